@@ -174,12 +174,6 @@ def test_megatron_trains_experts_with_sequence_parallelism() -> None:
     assert check_plan(changed(case, "sequence parallel"), case.model, case.cluster, case.job) == ()
 
 
-def test_native_has_no_experts() -> None:
-    case = plain_case("native", experts=True)
-    faults = check_plan(case.plan, case.model, case.cluster, case.job)
-    assert any("native cannot train the model" in str(fault) for fault in faults)
-
-
 def test_megatron_keeps_islands_and_nodes_whole() -> None:
     model, job = small_model(), small_job(4, "megatron")
     cluster = small_cluster(small_island("a", 2, 4), small_island("b", 1, 4))
