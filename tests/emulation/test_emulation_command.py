@@ -19,18 +19,29 @@ from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.profiling.pacing import load_pace
 
-UP = ("up", str(FOUR_HOSTS))
-
 
 def emulate(*words: str) -> tuple[int, str, str]:
     done = CliRunner().invoke(app, ("emulate", *words))
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_without_root_it_says_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        ((os, "geteuid", lambda: 1000), "sudo"),
+        ((tools, "TUN", Path("/nowhere")), "modprobe tun"),
+        ((tools, "tool", lambda name: name), "ip and tc not found: install iproute2"),
+        ((tools, "_has_capabilities", lambda: False), "NET_ADMIN and SYS_ADMIN"),
+        ((sys, "platform", "darwin"), "Linux"),
+    ],
+)
+def test_what_the_machine_lacks_is_said(
+    monkeypatch: pytest.MonkeyPatch, lacks: tuple[object, str, object], says: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(*lacks)
     for words in (
-        UP,
+        ("up", str(FOUR_HOSTS)),
         ("with", str(FOUR_HOSTS), "--", "true"),
         ("down", "--all"),
         ("run", "x", "y", "--", "true"),
@@ -38,38 +49,7 @@ def test_without_root_it_says_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         code, _, said = emulate(*words)
         assert code == 2, words
-        assert "sudo" in said
-
-
-def test_without_tap_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(tools, "TUN", tmp_path / "none")
-    code, _, said = emulate(*UP)
-    assert code == 2
-    assert "modprobe tun" in said
-    assert "--device /dev/net/tun" in said
-
-
-def test_without_the_tools_it_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(tools, "_SBIN", ())
-    code, _, said = emulate(*UP)
-    assert code == 2
-    assert "ip and tc not found: install iproute2" in said
-
-
-def test_without_capabilities_it_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(tools, "_has_capabilities", lambda: False)
-    code, _, said = emulate(*UP)
-    assert code == 2
-    assert "NET_ADMIN and SYS_ADMIN" in said
-
-
-def test_on_another_system_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert "Linux" in tools.missing()[0]
+        assert says in said
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
