@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from hetplan.errors import Fault
-from hetplan.lint import clusters, launches, layers, links, samples
+from hetplan.lint import launches, layers, links, samples
 from hetplan.lint.evidence import Evidence
 from hetplan.lint.findings import Finding, Findings, Rule, Severity, apply, finding, grouped
 from hetplan.lint.reading import LaunchContext, Reading, read_all
@@ -31,7 +31,6 @@ RULES: tuple[Rule, ...] = (
     *layers.RULES,
     *links.RULES,
     *samples.RULES,
-    *clusters.RULES,
     *launches.RULES,
 )
 """In the order in which `hetplan check --rules` shows them."""
