@@ -80,7 +80,7 @@ def job_summing_as(plan: Plan, job: Job) -> Job:
     found = summed_formats(plan)
     if job.trainer.gradient_precision is not None:
         return job
-    defaults = dict(TRAINER_DEFAULTS).get(job.target)
+    defaults = TRAINER_DEFAULTS.get(job.target)
     if len(found) != 1 or defaults is None or found[0] not in [each.value for each in Precision]:
         return job
     if "gradient_precision" not in defaults.choices:
