@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hetplan.cli.main import app
 from hetplan.emulation import tools
-from hetplan.emulation.pace import least_headroom, make_pace, slow_downs
+from hetplan.emulation.pace import least_headroom, pace_of_cluster, slow_downs
 from hetplan.errors import InputError
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
@@ -118,16 +118,16 @@ def test_kinds_are_slower_by_given_factors() -> None:
 def test_a_pace_has_every_shape_of_every_kind_in_proportion() -> None:
     model = load_model(ROOT / "configs/models/gpt-tiny.yaml")
     job = load_job(ROOT / "configs/jobs/gpt-tiny.yaml")
-    pace = make_pace(
+    pace = pace_of_cluster(
         Core(),  # type: ignore[arg-type]
+        four_hosts(),
         model,
         job,
-        factors={"quick": 1.0, "slow": 3.0},
         headroom=4.0,
         microbatch_sizes=(1, 2),
         tp_degrees=(1,),
     )
-    quick, slow = pace.kinds
+    quick, slow = pace.kind("emulated-fast"), pace.kind("emulated-slow")
     assert (quick.slow_down, slow.slow_down) == (4.0, 12.0)
     assert len(quick.entries) == len(slow.entries) == 2 * 2 * len({e.layer for e in quick.entries})
     for one, other in zip(quick.entries, slow.entries, strict=True):
