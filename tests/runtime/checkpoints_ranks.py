@@ -39,7 +39,12 @@ def trained(
 ) -> list[list[float]] | None:
     """[step, loss] of every step."""
     request, _ = settle(request, move.model, move.job, steps=steps)
-    training = Training(
+    report = train(training_of(move, plan, request, steps=steps), rank, CpuBackend(), stop=stop)
+    return None if report is None else [[each.step, each.loss] for each in report.steps]
+
+
+def training_of(move: Move, plan: Plan, request: CheckpointRequest, *, steps: int) -> Training:
+    return Training(
         model=move.model,
         job=move.job,
         plan=plan,
@@ -51,8 +56,6 @@ def trained(
         timeout_seconds=60.0,
         checkpoints=request,
     )
-    report = train(training, rank, CpuBackend(), stop=stop)
-    return None if report is None else [[each.step, each.loss] for each in report.steps]
 
 
 def saved_again(move: Move, plan: Plan, rank: int, source: Path, target: Path) -> None:
@@ -63,9 +66,8 @@ def saved_again(move: Move, plan: Plan, rank: int, source: Path, target: Path) -
     )
     if groups is None:
         return
-    trainer = Trainer(
-        move.model, move.job, plan, places, rank, groups, CpuBackend(), reduction=reduction
-    )
+    training = training_of(move, plan, NO_CHECKPOINTS, steps=STEPS)
+    trainer = Trainer(training, places, rank, groups, CpuBackend())
     resume = resume_of(source, move.model, move.job, steps=STEPS)
     trainer.state.load(source, resume.states)
     trainer.state.save(
