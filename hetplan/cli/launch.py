@@ -165,6 +165,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a plan on this machine, or over the hosts of an emulation that is up on it."""
+    result = _plan_to_train(plan, run_log)  # before torch is imported, which takes seconds
     from hetplan.errors import LaunchError
     from hetplan.launchers import local
     from hetplan.launchers.local import LaunchSettings
@@ -183,7 +184,6 @@ def run(
         emulation=emulation,
         checkpoints=_checkpoints(save, save_every, load, keep),
     )
-    result = _plan_to_train(plan, run_log)
     if emulation and pace is None:
         say("note: without --pace every device computes as fast as a core of this machine")
     done = local.launch(result, settings, on_step=_step_line(steps), tell=say)
