@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, emit
+from hetplan.cli.options import AsJson, emit, name_values
 
 if TYPE_CHECKING:
     from hetplan.lint.findings import Finding, Findings, Rule
@@ -86,20 +86,15 @@ def _context(
     kind: str | None, model: Path | None, cluster: Path | None, given: list[str]
 ) -> LaunchContext:
     from hetplan.cluster.load import load_cluster
-    from hetplan.errors import InputError
     from hetplan.importers.table import importer_called
     from hetplan.lint.reading import LaunchContext
     from hetplan.model.load import load_model
 
-    pairs = [each.partition("=") for each in given]
-    for name, equals, value in pairs:
-        if not equals or not name:
-            raise InputError(f"--set {name + equals + value!a}: write NAME=VALUE, as in TP=8")
     return LaunchContext(
         importer=None if kind is None else importer_called(kind).kind,
         model=None if model is None else load_model(model),
         cluster=None if cluster is None else load_cluster(cluster),
-        given=tuple((name, value) for name, _, value in pairs),
+        given=name_values(given),
     )
 
 

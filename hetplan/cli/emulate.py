@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, PredictorFile, Stores, emit, read_predictor, say
+from hetplan.cli.options import (
+    AsJson,
+    PredictorFile,
+    Stores,
+    emit,
+    positive_numbers,
+    read_predictor,
+    say,
+)
 
 if TYPE_CHECKING:
     from hetplan.cluster.spec import Cluster
@@ -250,8 +258,8 @@ def pace(
         check_writable(out)
     factors, sizes, degrees = (
         _factors(slow_down or ()),
-        _numbers("--microbatch", microbatch),
-        _numbers("--tp", tp),
+        positive_numbers("--microbatch", microbatch),
+        positive_numbers("--tp", tp),
     )
     inputs = load_cluster(cluster), load_model(model), load_job(job)
     known, _ = read_predictor(predictor, store)
@@ -306,20 +314,6 @@ def _finish(statuses: Sequence[HostStatus], *, as_json: bool) -> None:
             say(f"{status.host} ended with status {status.status}")
     if failed:
         raise typer.Exit(failed[0].status)
-
-
-def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    from hetplan.errors import InputError
-
-    if text is None:
-        return None
-    try:
-        numbers = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise InputError(f"{option} {text}: write whole numbers with commas, as in 1,2,4")
-    return numbers
 
 
 def _factors(texts: Sequence[str]) -> dict[str, float]:

@@ -187,7 +187,7 @@ def estimate(
 
         for line in lost_nic_lines(lost, pricer, priced):
             say(f"what if: {line}")
-    _show(inputs.model, priced, estimated, as_json=as_json)
+    show_estimate(inputs.model, priced, estimated, as_json=as_json)
     unfit = misfits(estimated)
     if unfit:
         raise InfeasibleError(unfit)
@@ -247,7 +247,8 @@ def _write(out: Path, inputs: Inputs, digest: str, plan: Plan, estimated: Estima
     )
 
 
-def _show(model: ModelSpec, plan: Plan, estimated: Estimate, *, as_json: bool) -> None:
+def show_estimate(model: ModelSpec, plan: Plan, estimated: Estimate, *, as_json: bool) -> None:
+    """Stages, components, memory and times of a plan."""
     if as_json:
         from hetplan.files.encoding import encode
 

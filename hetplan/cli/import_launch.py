@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, PredictorFile, TargetName, emit, read_predictor, say
+from hetplan.cli.options import (
+    AsJson,
+    PredictorFile,
+    TargetName,
+    emit,
+    name_values,
+    read_predictor,
+    say,
+)
 
 if TYPE_CHECKING:
     from hetplan.search.result import SearchResult
@@ -68,6 +76,7 @@ def launch(
     ] = False,
 ) -> None:
     """Read a launch, price it on a cluster, and show its stages and times."""
+    from hetplan.cli.estimate import show_estimate
     from hetplan.cost.estimate import misfits
     from hetplan.errors import InfeasibleError, InputError
     from hetplan.trainers.import_launch import import_launch, price_launch
@@ -84,30 +93,19 @@ def launch(
         job=job,
         trainer=trainer,
         target=target,
-        given=_pairs(given or []),
+        given=name_values(given or []),
         nodes=hosts or (() if island is None else tuple(map(str.strip, island.split(",")))),
     )
     priced = price_launch(imported, *read_predictor(predictor, None))
     for remark in imported.remarks:
         say(f"note: {remark}")
     _write(outputs, imported, priced)
-    _show(imported, priced, as_json=as_json)
+    if not as_json:
+        emit(imported.title)
+    show_estimate(imported.model, imported.plan, priced.estimate, as_json=as_json)
     unfit = misfits(priced.estimate)
     if unfit:
         raise InfeasibleError(unfit)
-
-
-def _pairs(words: list[str]) -> tuple[tuple[str, str], ...]:
-    from hetplan.errors import InputError
-
-    pairs = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        name = name.strip().removeprefix("--")
-        if not name or not equals:
-            raise InputError(f"--set {word[:60]!a}: write NAME=VALUE, as in --set TP=8")
-        pairs.append((name, value))
-    return tuple(pairs)
 
 
 def _outputs(out: Path | None, drafts: Path | None, *, force: bool) -> dict[str, Path]:
@@ -141,23 +139,3 @@ def _write(outputs: dict[str, Path], imported: ImportedLaunch, priced: SearchRes
     for what, path in outputs.items():
         write_atomically(path, texts[what]())
         say(f"wrote {path}")
-
-
-def _show(imported: ImportedLaunch, priced: SearchResult, *, as_json: bool) -> None:
-    from hetplan.cli.estimate import ESTIMATE_SCHEMA
-    from hetplan.files.encoding import encode
-    from hetplan.reports.plans import component_table, estimate_lines, memory_line, stage_table
-    from hetplan.reports.terminal import print_table
-
-    estimate = priced.estimate
-    if as_json:
-        emit(encode(estimate, schema=ESTIMATE_SCHEMA))
-        return
-    emit(imported.title)
-    print_table(stage_table(imported.model, imported.plan, estimate))
-    print_table(component_table(estimate))
-    memory = memory_line(estimate)
-    if memory is not None:
-        emit(memory)
-    for line in estimate_lines(estimate):
-        emit(line)

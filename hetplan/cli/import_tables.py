@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -15,7 +14,7 @@ from hetplan.importers.draft import ClusterDraft, IslandDraft, inter_node
 from hetplan.importers.link_figures import Figure, LinkFigures
 from hetplan.importers.records import Imported, NodeTopology, PathFigures
 from hetplan.importers.topology import nearest_nics, pcie_switches
-from hetplan.reports.terminal import print_table
+from hetplan.reports.terminal import new_table, print_table
 from hetplan.trainers.training_log import TrainingLog
 from hetplan.units import format_bandwidth, format_bytes, format_seconds
 
@@ -49,19 +48,9 @@ def show_imported(imported: Imported) -> None:
         emit(f"note: {note}")
 
 
-def _table(*columns: str, left: int = 1) -> Table:
-    """A table whose first `left` columns are words and whose others are numbers."""
-    table = Table(box=box.SIMPLE)
-    for at, name in enumerate(columns):
-        table.add_column(name, justify="left" if at < left else "right", no_wrap=True)
-    return table
-
-
 def _links(imported: Imported) -> None:
     """One row per operation and group size: the range of messages, the ends of its times."""
-    table = _table(
-        "link", "operation", "backend", "ranks", "rows", "from", "to", "time", "", left=3
-    )
+    table = new_table("link | operation | backend | >ranks | >rows | >from | >to | >time | >")
     groups: dict[tuple[str, str, str, int], list[tuple[int, float]]] = {}
     for each in imported.links:
         key = (each.link, each.operation, each.backend, each.group_size)
@@ -77,8 +66,8 @@ def _links(imported: Imported) -> None:
 
 
 def _paths(paths: tuple[PathFigures, ...]) -> None:
-    table = _table(
-        "measured", "message", "bandwidth", "one way", "round trip", "streams", "window", "loss"
+    table = new_table(
+        "measured | >message | >bandwidth | >one way | >round trip | >streams | >window | >loss"
     )
     for path in paths:
         table.add_row(
@@ -98,7 +87,7 @@ def _paths(paths: tuple[PathFigures, ...]) -> None:
 
 def _topology(topology: NodeTopology) -> None:
     """One row per device: its NUMA node, its paths to the others, its nearest NICs."""
-    table = _table("device", "NUMA", "to the others", "nearest NICs", "behind one switch", left=5)
+    table = new_table("device | NUMA | to the others | nearest NICs | behind one switch")
     near = {place.device: place for place in nearest_nics(topology)}
     switches = {name: each for each in pcie_switches(topology) for name in each.devices}
     names = {device.name for device in topology.devices}
@@ -126,7 +115,7 @@ def _topology(topology: NodeTopology) -> None:
 
 def _hosts(imported: Imported) -> None:
     """One row per type and number of slots."""
-    table = _table("type", "slots", "hosts", "names", left=4)
+    table = new_table("type | slots | hosts | names")
     groups: dict[tuple[str, int | None], list[str]] = {}
     for host in imported.hosts:
         groups.setdefault((host.device or "", host.slots), []).append(host.name)
@@ -142,7 +131,7 @@ def _hosts(imported: Imported) -> None:
 
 def log_table(log: TrainingLog) -> Table:
     """One row per restart: its steps, and the median of those without marks."""
-    table = _table("trainer", "restart", "steps", "counted", "median step", "tokens/s", "memory")
+    table = new_table("trainer | >restart | >steps | >counted | >median step | >tokens/s | >memory")
     for attempt in sorted({step.attempt for step in log.steps}):
         steps = [step for step in log.steps if step.attempt == attempt]
         plain = [step for step in steps if not step.marks] or steps
@@ -160,10 +149,8 @@ def log_table(log: TrainingLog) -> Table:
 
 def draft_table(draft: ClusterDraft) -> Table:
     """One row per link, with the figures that the file has for it."""
-    table = Table(box=box.SIMPLE)
-    for name in ("island", "device", "nodes", "devices", "link", "bandwidth", "latency", "samples"):
-        right = name in ("nodes", "devices", "bandwidth", "latency")
-        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    columns = "island | device | >nodes | >devices | link | >bandwidth | >latency | samples"
+    table = new_table(columns)
     for island in draft.islands:
         counts = (str(island.nodes), str(island.nodes * island.devices_per_node))
         first = (island.name, island.device.kind, *counts)

@@ -127,12 +127,13 @@ WaitForHosts = Annotated[
 ReplanSeconds = Annotated[
     float, typer.Option(help="Time limit of a search for another plan.", hidden=True)
 ]
-# Shown by `run`, hidden by `elastic`.
+
+
+# As above, where a command has options enough to show.
 HiddenStall = Annotated[float | None, typer.Option("--stall", hidden=True)]
 HiddenKeep = Annotated[int, typer.Option("--keep", min=0, hidden=True)]
 HiddenMaxRanks = Annotated[int, typer.Option("--max-ranks", hidden=True)]
 HiddenLogFolder = Annotated[Path | None, typer.Option("--log-folder", hidden=True)]
-
 
 DEFAULT_COMMAND = "run"
 """What `hetplan launch PLAN` is."""
@@ -164,8 +165,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a plan on this machine, or over the hosts of an emulation that is up on it."""
+    result = _plan_to_train(plan, run_log)  # before torch is imported, which takes seconds
     from hetplan.errors import LaunchError
-    from hetplan.files.writing import check_writable
     from hetplan.launchers import local
     from hetplan.launchers.local import LaunchSettings
     from hetplan.launchers.run_log import append_run, run_line
@@ -183,9 +184,6 @@ def run(
         emulation=emulation,
         checkpoints=_checkpoints(save, save_every, load, keep),
     )
-    result = _plan_to_train(plan)
-    if run_log is not None:
-        check_writable(run_log)
     if emulation and pace is None:
         say("note: without --pace every device computes as fast as a core of this machine")
     done = local.launch(result, settings, on_step=_step_line(steps), tell=say)
@@ -227,7 +225,6 @@ def elastic(
     """Train on through faults: from the last checkpoint, planned again for the hosts of
     --emulation that are left, and for those that come back.
     """
-    from hetplan.files.writing import check_writable
     from hetplan.launchers.elastic import Rules
     from hetplan.launchers.elastic_backend import HostBackend, elastic_settings, replanner_for
     from hetplan.launchers.local import LaunchSettings
@@ -245,9 +242,7 @@ def elastic(
         emulation=emulation,
         checkpoints=_checkpoints(save, save_every, load, keep),
     )
-    given = _plan_to_train(plan)
-    if run_log is not None:
-        check_writable(run_log)
+    given = _plan_to_train(plan, run_log)
     settings, notes = elastic_settings(given, settings)
     for note in notes:
         say(note)
@@ -339,7 +334,9 @@ def _pace(path: Path | None) -> Pace | None:
     return None if path is None else load_pace(path)
 
 
-def _plan_to_train(plan: Path) -> SearchResult:
+def _plan_to_train(plan: Path, run_log: Path | None) -> SearchResult:
+    """The plan, where it is legal and its run can be written down."""
+    from hetplan.files.writing import check_writable
     from hetplan.model.layer_units import own_numerics_remark
     from hetplan.search.files import load_legal_plan
 
@@ -347,6 +344,8 @@ def _plan_to_train(plan: Path) -> SearchResult:
     remark = own_numerics_remark(result.inputs.model)
     if remark:
         say(f"note: {remark}")
+    if run_log is not None:
+        check_writable(run_log)
     return result
 
 

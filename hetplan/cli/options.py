@@ -180,3 +180,28 @@ def read_predictor(predictor: Path | None, stores: list[Path] | None) -> tuple[P
     if predictor is not None:
         return load_predictor(predictor), read_document(predictor).sha256
     return fit_stores(*stores_to_read(stores))
+
+
+def positive_numbers(option: str, text: str | None) -> tuple[int, ...]:
+    """Positive whole numbers separated by commas, smallest first; none where nothing was given."""
+    from hetplan.errors import InputError
+
+    parts = [part.strip() for part in text.split(",")] if text is not None else []
+    wrong = [part for part in parts if not part.isdecimal() or not int(part)]
+    if wrong:
+        raise InputError(f"{option} is {text}; found {wrong[0]!r}, write as in {option} 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def name_values(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`NAME=VALUE` of a launch's variables and flags, as `--set` takes them there."""
+    from hetplan.errors import InputError
+
+    pairs = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.strip().removeprefix("--")
+        if not name or not equals:
+            raise InputError(f"--set {word[:60]!a}: write NAME=VALUE, as in --set TP=8")
+        pairs.append((name, value))
+    return tuple(pairs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from hetplan.cli.options import INTERRUPTED, AsJson, emit, say
+from hetplan.cli.options import INTERRUPTED, AsJson, emit, positive_numbers, say
 
 if TYPE_CHECKING:
     from enum import StrEnum
@@ -209,7 +209,7 @@ def links(
             name,
             shapes,
             sizes=_byte_sizes(sizes),
-            groups=_integers("--groups", groups),
+            groups=positive_numbers("--groups", groups),
         )
     if profiles is not None:
         show_links(profiles, as_json=as_json)
@@ -392,11 +392,11 @@ def _shapes(
         model=None if model is None else load_model(model),
         job=None if job is None else load_job(job),
         architecture=_choice("--architecture", architecture, ModelArchitecture),
-        hidden_sizes=_integers("--hidden", hidden),
-        sequence_lengths=_integers("--seq", seq),
+        hidden_sizes=positive_numbers("--hidden", hidden),
+        sequence_lengths=positive_numbers("--seq", seq),
         vocab_size=vocab,
-        microbatch_sizes=_integers("--microbatch", microbatch),
-        tp_degrees=_integers("--tp", tp),
+        microbatch_sizes=positive_numbers("--microbatch", microbatch),
+        tp_degrees=positive_numbers("--tp", tp),
         precisions=tuple(_choice("--precision", name.strip(), Precision) for name in names),
         neighbours=neighbours,
     )
@@ -419,17 +419,6 @@ def _seconds(text: str | None) -> float:
     if not 0 < seconds < float("inf"):
         raise InputError(f"--budget is {text}; it is a time to spend, as in 10min, 90s or 1h")
     return seconds
-
-
-def _integers(option: str, text: str | None) -> tuple[int, ...]:
-    """Positive whole numbers separated by commas, smallest first; none where nothing was given."""
-    from hetplan.errors import InputError
-
-    parts = [part.strip() for part in text.split(",")] if text is not None else []
-    wrong = [part for part in parts if not part.isdecimal() or not int(part)]
-    if wrong:
-        raise InputError(f"{option} is {text}; found {wrong[0]!r}, write as in {option} 1,2,4")
-    return tuple(sorted({int(part) for part in parts}))
 
 
 def _byte_sizes(text: str | None) -> tuple[int, ...]:

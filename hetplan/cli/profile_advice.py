@@ -13,7 +13,7 @@ from hetplan.advice.candidates import Candidate
 from hetplan.advice.loop import Done, Report, View, explain_growth, plan_order
 from hetplan.advice.measurement_order import Choice
 from hetplan.cli.options import emit, say
-from hetplan.cli.profile_show import CommandInputs, new_table
+from hetplan.cli.profile_show import CommandInputs
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.spec import Cluster
 from hetplan.files.encoding import encode
@@ -21,7 +21,7 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.grid import job_grid
 from hetplan.profiling.measure_layers import units
 from hetplan.profiling.needs import LinkPlace, layer_need
-from hetplan.reports.terminal import print_table
+from hetplan.reports.terminal import new_table, print_table
 from hetplan.search.result import Inputs
 from hetplan.units import format_about, format_seconds
 
@@ -281,7 +281,7 @@ def _notes(view: View) -> tuple[str, ...]:
 
 
 def _print_view(when: str, view: ListedView) -> None:
-    table = new_table(f"plans {when}", "step", "90 % interval", "likely the best")
+    table = new_table(f"plans {when} | step | 90 % interval | likely the best")
     for each in view.plans:
         table.add_row(
             escape(each.plan),
@@ -297,7 +297,7 @@ def _print_view(when: str, view: ListedView) -> None:
 
 
 def _print_done(report: Report) -> None:
-    table = new_table("measured", "expected", "took", "refused")
+    table = new_table("measured | expected | took | refused")
     for each in report.done:
         table.add_row(
             escape(each.name),
@@ -315,7 +315,7 @@ def _print_left(title: str, choices: Sequence[ListedChoice]) -> None:
     if not choices:
         return
     emit(title)
-    table = new_table("what", "about", "then known to", "because")
+    table = new_table("what | about | then known to | because")
     for each in choices:
         table.add_row(
             escape(each.what),

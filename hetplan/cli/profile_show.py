@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
 from hetplan.cli.options import emit, say
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
@@ -31,7 +29,7 @@ from hetplan.profiling.needs import (
 )
 from hetplan.profiling.samples import ProfileSet
 from hetplan.profiling.store import PopulationState, store_state
-from hetplan.reports.terminal import print_table
+from hetplan.reports.terminal import new_table, print_table
 from hetplan.units import format_about, format_bytes, format_seconds
 
 SCHEMA = "hetplan.store/1"
@@ -152,9 +150,9 @@ def _listed(state: PopulationState, store: Path) -> ListedPopulation:
 
 def _print_populations(populations: Sequence[ListedPopulation]) -> None:
     table = new_table(
-        "device", "link", "layers", "operators", "links", "measured on", "tool", "clocks", "torch",
-        "threads", "paced", "name", "damage",
-    )  # fmt: skip
+        "device | link | layers | operators | links | measured on | tool | clocks | "
+        "torch | threads | paced | name | damage"
+    )
     for each in populations:
         first, last = (each.measured_on[0], each.measured_on[-1]) if each.measured_on else ("", "")
         cells = (
@@ -275,7 +273,7 @@ def _print_needs(needs: Sequence[ListedNeed]) -> None:
         emit("Nothing is missing: every sample that this job needs is there.")
         return
     emit("Still to measure, cheapest first:")
-    table = new_table("what", "name", "missing", "of", "about", "by", "here", "which")
+    table = new_table("what | name | missing | of | about | by | here | which")
     for need in missing:
         table.add_row(
             need.what,
@@ -314,9 +312,9 @@ def show_layers(result: ProfileSet, *, as_json: bool) -> None:
         emit(encode(result, schema=PROFILES_SCHEMA))
         return
     table = new_table(
-        "layer", "phase", "hidden", "seq", "microbatch", "tp", "layers", "precision",
-        "median", "p10", "p90", "repeats", "outliers", "steady", "kept",
-    )  # fmt: skip
+        "layer | phase | hidden | seq | microbatch | tp | layers | precision | median | "
+        "p10 | p90 | repeats | outliers | steady | kept"
+    )
     for sample in sorted(
         result.layers,
         key=lambda each: (each.layer, each.hidden_size, each.tp, each.microbatch_size),
@@ -347,9 +345,8 @@ def show_operators(result: ProfileSet, *, as_json: bool) -> None:
         emit(encode(result, schema=PROFILES_SCHEMA))
         return
     table = new_table(
-        "operator", "pass", "precision", "batch", "m", "n", "k",
-        "median", "p10", "p90", "repeats", "outliers",
-    )  # fmt: skip
+        "operator | pass | precision | batch | m | n | k | median | p10 | p90 | repeats | outliers"
+    )
     for sample in sorted(result.operators, key=lambda each: each.shape):
         table.add_row(
             sample.operator,
@@ -371,9 +368,8 @@ def show_links(result: ProfileSet, *, as_json: bool) -> None:
         emit(encode(result, schema=PROFILES_SCHEMA))
         return
     table = new_table(
-        "link", "operation", "backend", "ranks", "message",
-        "median", "p10", "p90", "repeats", "outliers",
-    )  # fmt: skip
+        "link | operation | backend | ranks | message | median | p10 | p90 | repeats | outliers"
+    )
     for sample in sorted(
         result.links, key=lambda each: (each.operation, each.group_size, each.message_bytes)
     ):
@@ -390,11 +386,3 @@ def show_links(result: ProfileSet, *, as_json: bool) -> None:
             str(sample.outliers),
         )
     print_table(table)
-
-
-def new_table(*columns: str) -> Table:
-    """An empty table of these columns, which are never broken into lines."""
-    table = Table(box=box.SIMPLE)
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    return table

@@ -1,7 +1,6 @@
-"""Which texts may name something of a launch: interfaces, addresses, images, resources, accounts?
+"""Launch domains, and which texts may name something of a launch.
 
-Each function gives what is wrong with a text and how to write it, or an empty text. Names that pass
-are made of characters that no shell, YAML or hostfile reads as its own.
+Names that pass are made of characters that no shell, YAML or hostfile reads as its own.
 
 By which scheduler are the hosts of an island started, and under which names are they reached?
 
@@ -15,7 +14,7 @@ import ipaddress
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
+from enum import Enum, StrEnum
 from functools import lru_cache
 
 from hetplan.cluster.devices import CPU_KIND
@@ -24,61 +23,73 @@ from hetplan.cluster.places import unknown
 from hetplan.errors import Fault, InputError
 from hetplan.units import NAME_PATTERN
 
-MAX_INTERFACE_LENGTH = 15
-"""IFNAMSIZ - 1 of Linux (include/uapi/linux/if.h)."""
 _MAX_HOST_LENGTH, _MAX_LABEL_LENGTH = 253, 63  # RFC 1035, section 2.3.4, as text
-_MAX_PATH_LENGTH = 200
-"""Of an image behind its registry (a choice: a reference that people write is shorter)."""
 _LAST_PORT = 65535
 _FIRST_FREE_PORT = 1024
 """Ports below are root's on Linux (net.ipv4.ip_unprivileged_port_start)."""
 
-_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
-_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
-_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?::[0-9]{1,3})?", re.ASCII)
 _HOST_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]*[A-Za-z0-9])?", re.ASCII)
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-_WORD = re.compile(NAME_PATTERN.strip("^$"), re.ASCII)
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 
 # The grammar of distribution's reference package: [domain[:port]/]path[:tag][@digest].
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REGISTRY = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?"
-_IMAGE = re.compile(
-    rf"(?:{_REGISTRY}/)?{_COMPONENT}(?:/{_COMPONENT})*"
-    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@[a-z0-9]+:[0-9a-f]{32,})?",
-    re.ASCII,
-)
-_PYXIS = re.compile(
-    rf"{_REGISTRY}#{_COMPONENT}(?:/{_COMPONENT})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?",
-    re.ASCII,
-)
-_PATH = re.compile(r"/[A-Za-z0-9._/+-]+\.(?:sqsh|sif)", re.ASCII)
+_TAG = r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
+_IMAGE = rf"(?:{_REGISTRY}/)?{_COMPONENT}(?:/{_COMPONENT})*{_TAG}(?:@[a-z0-9]+:[0-9a-f]{{32,}})?"
 _QUALIFIED = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
-
-def domain_fault(text: str) -> str:
-    """Of a launch domain, whose name becomes part of file and object names."""
-    if _DOMAIN.fullmatch(text):
-        return ""
-    return f"found {text[:60]!a}; write 1 to 40 of a-z, 0-9 and '-', such as north-slurm"
+_MAX_IMAGE_LENGTH = 453
+"""A registry's name and 200 characters behind it (a choice: people write shorter ones)."""
 
 
-def interface_fault(text: str) -> str:
-    """Of a network interface of Linux."""
-    if _INTERFACE.fullmatch(text) and len(text) <= MAX_INTERFACE_LENGTH:
-        return ""
-    return (
-        f"found {text[:60]!a}; write one interface as `ip link` shows it, at most "
-        f"{MAX_INTERFACE_LENGTH} of letters, digits, '.', '_' and '-', such as eth0"
+class Named(Enum):
+    """What a text of a launch may name: its pattern, its length, and how to write it."""
+
+    DOMAIN = (r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", 40, "1 to 40 of a-z, 0-9 and '-', as north-slurm")
+    """Becomes part of file and object names."""
+    INTERFACE = (
+        r"[A-Za-z0-9][A-Za-z0-9._-]*",
+        15,  # IFNAMSIZ - 1 of Linux (include/uapi/linux/if.h)
+        "one interface as `ip link` shows it, at most 15 of letters, digits, '.', '_' and '-', "
+        "such as eth0",
     )
+    DEVICE = (
+        r"[A-Za-z0-9][A-Za-z0-9_.-]*(?::[0-9]{1,3})?",
+        _MAX_LABEL_LENGTH,
+        "a device as `ibv_devices` shows it: mlx5_0, or mlx5_0:1",
+    )
+    """RDMA device, with a port where it has several."""
+    SLURM_TYPE = (NAME_PATTERN.strip("^$"), _MAX_LABEL_LENGTH, "the Type of gres.conf, as a100")
+    USER = (
+        r"[A-Za-z_][A-Za-z0-9_.-]*",
+        _MAX_LABEL_LENGTH,
+        "a login name of letters, digits, '.', '_' and '-'",
+    )
+    WORD = (
+        NAME_PATTERN.strip("^$"),
+        _MAX_LABEL_LENGTH,
+        "letters, digits, '.', '_' and '-', beginning with a letter or digit",
+    )
+    """Partition or another plain name."""
+    LABEL = (_LABEL.pattern, _MAX_LABEL_LENGTH, "1 to 63 of a-z, 0-9 and '-', such as training")
+    """Label of RFC 1123: a namespace of Kubernetes, a part of a host's name."""
+    REFERENCE = (_IMAGE, _MAX_IMAGE_LENGTH, "[registry/]name[:tag][@digest], as Kubernetes pulls")
+    """Image that a container runtime of Kubernetes can pull."""
+    IMAGE = (
+        rf"{_IMAGE}|{_REGISTRY}#{_COMPONENT}(?:/{_COMPONENT})*{_TAG}"
+        r"|/[A-Za-z0-9._/+-]+\.(?:sqsh|sif)",
+        _MAX_IMAGE_LENGTH,
+        "[registry/]name[:tag][@digest], such as registry.example.org/train:1.2, or the path of a "
+        ".sqsh or .sif file",
+    )
+    """A reference, enroot's registry#image form, or a .sqsh or .sif file."""
 
-
-def device_fault(text: str) -> str:
-    """Of an RDMA device, with a port where it has several."""
-    if _DEVICE.fullmatch(text) and len(text) <= _MAX_LABEL_LENGTH:
-        return ""
-    return f"found {text[:60]!a}; write a device as `ibv_devices` shows it: mlx5_0, or mlx5_0:1"
+    def fault(self, text: str) -> str:
+        """What is wrong with the text and how to write it; empty: nothing."""
+        pattern, longest, hint = self.value
+        if len(text) <= longest and re.fullmatch(pattern, text, re.ASCII):
+            return ""
+        return f"found {text[:60]!a}; write {hint}"
 
 
 def address_fault(text: str) -> str:
@@ -115,24 +126,6 @@ def port_fault(port: int, least: int = _FIRST_FREE_PORT) -> str:
     return f"found {port}; write a port from {least} to {_LAST_PORT}"
 
 
-def image_fault(text: str) -> str:
-    """Of a container image: a reference, enroot's registry#image form, or a .sqsh or .sif file."""
-    right = _IMAGE.fullmatch(text) or _PYXIS.fullmatch(text) or _PATH.fullmatch(text)
-    if right and len(text) <= _MAX_PATH_LENGTH + _MAX_HOST_LENGTH:
-        return ""
-    return (
-        f"found {text[:60]!a}; write [registry/]name[:tag][@digest], such as "
-        "registry.example.org/train:1.2, or the path of a .sqsh or .sif file"
-    )
-
-
-def reference_fault(text: str) -> str:
-    """Of an image that a container runtime of Kubernetes can pull."""
-    if _IMAGE.fullmatch(text) and len(text) <= _MAX_PATH_LENGTH + _MAX_HOST_LENGTH:
-        return ""
-    return f"found {text[:60]!a}; Kubernetes pulls [registry/]name[:tag][@digest]"
-
-
 def kubernetes_resource_fault(text: str) -> str:
     """Of a resource that a device plugin advertises: domain/name."""
     domain, slash, name = text.partition("/")
@@ -146,34 +139,6 @@ def kubernetes_resource_fault(text: str) -> str:
     if right:
         return ""
     return f"found {text[:60]!a}; write what the device plugin advertises, such as amd.com/gpu"
-
-
-def slurm_type_fault(text: str) -> str:
-    """Of a type of Slurm's generic resource gpu."""
-    if _WORD.fullmatch(text) and len(text) <= _MAX_LABEL_LENGTH:
-        return ""
-    return f"found {text[:60]!a}; write the Type of gres.conf, such as a100"
-
-
-def user_fault(text: str) -> str:
-    """Of a login name."""
-    if _USER.fullmatch(text) and len(text) <= _MAX_LABEL_LENGTH:
-        return ""
-    return f"found {text[:60]!a}; write a login name of letters, digits, '.', '_' and '-'"
-
-
-def word_fault(text: str) -> str:
-    """Of a partition or another plain name."""
-    if _WORD.fullmatch(text) and len(text) <= _MAX_LABEL_LENGTH:
-        return ""
-    return f"found {text[:60]!a}; use letters, digits, '.', '_' and '-', beginning with one of them"
-
-
-def label_fault(text: str) -> str:
-    """Of a namespace of Kubernetes: a label of RFC 1123."""
-    if _LABEL.fullmatch(text):
-        return ""
-    return f"found {text[:60]!a}; write 1 to 63 of a-z, 0-9 and '-', such as training"
 
 
 FIRST_PORT, LAST_PORT = 29500, 29999
@@ -287,18 +252,20 @@ def expand_addresses(written: str) -> tuple[str, ...]:
 
 def domain_faults(domain: LaunchDomain) -> Iterator[Fault]:
     """Every setting of a domain that cannot be."""
+    named = [
+        ("name", Named.DOMAIN, domain.name),
+        *(
+            (field, kind, getattr(domain, field))
+            for field, kind in _NAMED_FIELDS
+            if getattr(domain, field)
+        ),
+        *((f"fabric_devices[{at}]", Named.DEVICE, x) for at, x in enumerate(domain.fabric_devices)),
+    ]
     single = [
-        ("name", domain_fault(domain.name)),
-        ("interface", domain.interface and interface_fault(domain.interface)),
+        *((field, kind.fault(text)) for field, kind, text in named),
         ("first_port", port_fault(domain.first_port)),
         ("last_port", port_fault(domain.last_port)),
-        ("image", domain.image and image_fault(domain.image)),
-        ("ssh_user", domain.ssh_user and user_fault(domain.ssh_user)),
         ("ssh_port", port_fault(domain.ssh_port, least=1)),
-        ("partition", domain.partition and word_fault(domain.partition)),
-        ("account", domain.account and word_fault(domain.account)),
-        ("namespace", domain.namespace and label_fault(domain.namespace)),
-        *((f"fabric_devices[{at}]", device_fault(x)) for at, x in enumerate(domain.fabric_devices)),
     ]
     yield from (Fault(field=field, message=message) for field, message in single if message)
     if domain.last_port <= domain.first_port:
@@ -330,14 +297,14 @@ def _kind_faults(domain: LaunchDomain) -> Iterator[Fault]:
             message = f"{kind.device[:60]!a} is listed twice; keep one of the two"
             yield Fault(field=f"{where}.device", message=message)
         known.add(kind.device)
-        if kind.image and (message := image_fault(kind.image)):
+        if kind.image and (message := Named.IMAGE.fault(kind.image)):
             yield Fault(field=f"{where}.image", message=message)
         if not kind.resource:
             continue
         if domain.scheduler is Scheduler.KUBERNETES:
             message = kubernetes_resource_fault(kind.resource)
         elif domain.scheduler is Scheduler.SLURM:
-            message = slurm_type_fault(kind.resource)
+            message = Named.SLURM_TYPE.fault(kind.resource)
         else:
             message = "no scheduler counts devices of plain hosts; leave it out"
         if message:
@@ -449,7 +416,7 @@ def _pod_faults(domain: LaunchDomain, own: Sequence[LaunchedIsland]) -> Iterator
         if not image:
             message = f"a pod needs a container image, there is none for {device}; add image"
             yield Fault(field="image", message=message)
-        elif message := reference_fault(image):
+        elif message := Named.REFERENCE.fault(image):
             yield Fault(field="image", message=message)
         if not resource_of(domain, device, vendor):
             message = (
@@ -469,6 +436,15 @@ def resource_of(domain: LaunchDomain, device: str, vendor: str) -> str:
 _PLUGIN_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 """Of the vendors with one device plugin and one name (NVIDIA/k8s-device-plugin,
 ROCm/k8s-device-plugin: README)."""
+_NAMED_FIELDS = (
+    ("interface", Named.INTERFACE),
+    ("image", Named.IMAGE),
+    ("ssh_user", Named.USER),
+    ("partition", Named.WORD),
+    ("account", Named.WORD),
+    ("namespace", Named.LABEL),
+)
+"""Texts that a domain may leave empty."""
 _OWN_FIELDS = (
     ("ssh_user", Scheduler.HOSTS),
     ("ssh_port", Scheduler.HOSTS),

@@ -291,10 +291,6 @@ class Cluster:
         """Whether these two islands have a link of their own, not that of their regions."""
         return (left, right) in self._links
 
-    def site_of_region(self, region: str) -> Site | None:
-        """The site that holds the region; None where none is described."""
-        return self._sites.get(region)
-
     def domain_of_island(self, name: str) -> LaunchDomain:
         """How the hosts of the island of this name are started; one domain for all that none
         names.
@@ -334,10 +330,6 @@ class Cluster:
     @cached_property
     def _region_links(self) -> dict[tuple[str, str], Link]:
         return _both_ways(self.region_links)
-
-    @cached_property
-    def _sites(self) -> dict[str, Site]:
-        return {region: site for site in self.sites for region in site.regions}
 
     @cached_property
     def _domains(self) -> dict[str, LaunchDomain]:

@@ -92,51 +92,20 @@ def pace_of_cluster(
     if not 1 <= headroom < 1e6:
         raise InputError(f"--headroom {headroom:g}: it is at least 1, a core's own speed")
     max_tp = max(island.devices_per_node for island in cluster.islands)
-    return make_pace(
-        predictor,
-        model,
-        job,
-        factors=factors,
-        headroom=headroom,
-        microbatch_sizes=microbatch_sizes
-        or _powers_of_two(min(MAX_MICROBATCH, job.global_batch_size)),
-        tp_degrees=tp_degrees or _powers_of_two(max_tp),
+    sizes = microbatch_sizes or _powers_of_two(min(MAX_MICROBATCH, job.global_batch_size))
+    shapes = tuple(product(sizes, tp_degrees or _powers_of_two(max_tp)))
+    return Pace(
+        kinds=tuple(
+            paced_kind(
+                predictor, model, job, device=device, slow_down=headroom * factor, shapes=shapes
+            )
+            for device, factor in factors.items()
+        )
     )
 
 
 def _powers_of_two(limit: int) -> tuple[int, ...]:
     return tuple(2**power for power in range(limit.bit_length()))
-
-
-def make_pace(
-    predictor: Predictor,
-    model: ModelSpec,
-    job: Job,
-    *,
-    factors: Mapping[str, float],
-    headroom: float,
-    microbatch_sizes: Sequence[int],
-    tp_degrees: Sequence[int],
-) -> Pace:
-    """Nominal times of every kind: those that the predictor gives for one core of this machine,
-    times `headroom`, times the kind's factor.
-
-    The fitted law rather than single measurements: a device's times are a smooth function of the
-    shape, and a disturbed measurement must not become part of a device.
-    """
-    return Pace(
-        kinds=tuple(
-            paced_kind(
-                predictor,
-                model,
-                job,
-                device=device,
-                slow_down=headroom * factor,
-                shapes=tuple(product(microbatch_sizes, tp_degrees)),
-            )
-            for device, factor in factors.items()
-        )
-    )
 
 
 def paced_kind(

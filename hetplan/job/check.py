@@ -22,72 +22,86 @@ MIN_INTERLEAVED_STAGES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanPin:
-    """What of a pin a target can do; the same as in `hetplan.plans.targets`, which lies above."""
+    """What of a pin a trainer can run; `hetplan.plans.targets.Target` has the rest of it."""
 
     context_parallel: bool = False
     expert_parallel: bool = False
     sequence_parallel: bool = False
     experts_need_sequence_parallel: bool = False
+    """Experts with tp above 1 run with sequence parallelism only."""
     interleaving: bool = False
     several_pipelines: bool = False
+    """More than one pipeline, each with its own devices, layers per stage and microbatches."""
     other_warmup: bool = False
+    """Warm-up depths other than the schedule's own."""
     fewer_microbatches_than_stages: bool = False
+    """1F1B runs with fewer microbatches than the pipeline has stages."""
     context_shards: bool = False
+    """Context-parallel ranks always share the optimizer state."""
     tied_stages: bool = True
+    """A matrix that embedding and head share may lie on the first and the last of several stages;
+    otherwise a model that ties them is trained in one stage."""
     copied_heads: bool = True
+    """Where tp exceeds the key-value heads, several ranks hold the same head."""
 
 
-CAN_PIN: tuple[tuple[str, CanPin], ...] = (
-    ("native", CanPin(interleaving=True, several_pipelines=True, other_warmup=True)),
-    (
-        "megatron",
-        CanPin(
-            context_parallel=True,
-            expert_parallel=True,
-            sequence_parallel=True,
-            experts_need_sequence_parallel=True,
-            interleaving=True,
-            fewer_microbatches_than_stages=True,
-        ),
+CAN_PIN: dict[str, CanPin] = {
+    # torch.distributed.pipelining's Schedule1F1B, whose order it is, refuses fewer microbatches
+    # than stages.
+    "native": CanPin(interleaving=True, several_pipelines=True, other_warmup=True),
+    "megatron": CanPin(
+        context_parallel=True,
+        expert_parallel=True,
+        sequence_parallel=True,
+        # core/transformer/moe/moe_layer.py raises while training.
+        experts_need_sequence_parallel=True,
+        interleaving=True,
+        fewer_microbatches_than_stages=True,
     ),
-    (
-        "flagscale",
-        CanPin(
-            sequence_parallel=True,
-            experts_need_sequence_parallel=True,
-            fewer_microbatches_than_stages=True,
-        ),
+    # hetero/parallel_context.py asserts cp == 1; ep of meshes is not guaranteed to work;
+    # pre_validate_args refuses virtual stages.
+    "flagscale": CanPin(
+        sequence_parallel=True,
+        experts_need_sequence_parallel=True,
+        fewer_microbatches_than_stages=True,
     ),
-    (
-        "torchtitan",
-        CanPin(
-            context_parallel=True,
-            expert_parallel=True,
-            sequence_parallel=True,
-            interleaving=True,
-            context_shards=True,
-            tied_stages=False,
-            copied_heads=False,
-        ),
+    "torchtitan": CanPin(
+        context_parallel=True,
+        expert_parallel=True,
+        sequence_parallel=True,
+        interleaving=True,
+        context_shards=True,
+        # models/common/decoder.py: `Weight tying is not supported with Pipeline Parallel.`
+        tied_stages=False,
+        # The view of a part of a head fails (pytorch/torchtitan#2574, #2577).
+        copied_heads=False,
     ),
-    (
-        "any",
-        CanPin(
-            context_parallel=True,
-            expert_parallel=True,
-            sequence_parallel=True,
-            interleaving=True,
-            several_pipelines=True,
-            other_warmup=True,
-            fewer_microbatches_than_stages=True,
-        ),
+    "any": CanPin(
+        context_parallel=True,
+        expert_parallel=True,
+        sequence_parallel=True,
+        interleaving=True,
+        several_pipelines=True,
+        other_warmup=True,
+        fewer_microbatches_than_stages=True,
     ),
+}
+"""By target."""
+
+_ABILITIES = (
+    ("cp", 1, "context_parallel", "context parallelism"),
+    ("ep", 1, "expert_parallel", "expert parallelism"),
+    ("sequence_parallel", 0, "sequence_parallel", "sequence parallelism"),
+    ("virtual_stages", 1, "interleaving", "interleaved stages"),
+    ("pipelines", 1, "several_pipelines", "several pipelines"),
+    ("depth", 0, "other_warmup", "warm-up depths of its own"),
 )
+"""Field of the pin, the value above which it needs something, that field of CanPin, its name."""
 
 
 def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Path, str]]:
     """(path in the job's file, message) of every contradiction."""
-    can = dict(CAN_PIN).get(job.target)
+    can = CAN_PIN.get(job.target)
     if can is None:
         return
     yield from _of_target(job, can)
@@ -101,55 +115,20 @@ def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[P
 
 def _of_target(job: Job, can: CanPin) -> Iterator[tuple[Path, str]]:
     pin = job.pin
-    for name, value, wanted, able, what in (
-        ("cp", pin.cp, (pin.cp or 1) > 1, can.context_parallel, "context parallelism"),
-        ("ep", pin.ep, (pin.ep or 1) > 1, can.expert_parallel, "expert parallelism"),
-        (
-            "sequence_parallel",
-            "true",
-            bool(pin.sequence_parallel),
-            can.sequence_parallel,
-            "sequence parallelism",
-        ),
-        (
-            "virtual_stages",
-            pin.virtual_stages,
-            (pin.virtual_stages or 1) > 1,
-            can.interleaving,
-            "interleaved stages",
-        ),
-        (
-            "pipelines",
-            pin.pipelines,
-            (pin.pipelines or 1) > 1,
-            can.several_pipelines,
-            "several pipelines",
-        ),
-        ("depth", pin.depth, (pin.depth or 0) > 0, can.other_warmup, "warm-up depths of its own"),
-    ):
-        if wanted and not able:
-            others = [other for other, does in CAN_PIN if _able(does, name)]
+    for name, least, ability, what in _ABILITIES:
+        value = getattr(pin, name)
+        if (value or 0) > least and not getattr(can, ability):
+            others = [other for other, able in CAN_PIN.items() if getattr(able, ability)]
             yield (
                 ("pin", name),
-                f"{value}, and target {job.target} has no {what}; remove it, or plan for "
-                f"{' or '.join(others)}",
+                f"{str(value).lower()}, and target {job.target} has no {what}; remove it, or plan "
+                f"for {' or '.join(others)}",
             )
     if pin.sharded_optimizer is False and can.context_shards and (pin.cp or 1) > 1:
         yield (
             ("pin", "sharded_optimizer"),
             f"false with cp {pin.cp}; target {job.target} shards over context-parallel ranks",
         )
-
-
-def _able(can: CanPin, name: str) -> bool:
-    return {
-        "cp": can.context_parallel,
-        "ep": can.expert_parallel,
-        "sequence_parallel": can.sequence_parallel,
-        "virtual_stages": can.interleaving,
-        "pipelines": can.several_pipelines,
-        "depth": can.other_warmup,
-    }[name]
 
 
 def _of_heads(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, str]]:

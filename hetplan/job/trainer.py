@@ -30,7 +30,7 @@ any       as megatron, its exchanges too (`Target.batched_interleaving`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from hetplan.errors import InputError
@@ -85,6 +85,7 @@ class TrainerDefaults:
 
 
 _ALL = tuple(each.name for each in fields(TrainerOptions))
+_SWITCHES = tuple(name for name in _ALL if name not in ("gradient_precision", "product_format"))
 
 _MEGATRON = TrainerDefaults(
     own=TrainerOptions(
@@ -100,45 +101,22 @@ _MEGATRON = TrainerDefaults(
     ),
     choices=_ALL,
 )
-_NATIVE = TrainerDefaults(
-    own=TrainerOptions(
-        fused_attention=True,
-        attention_dropout=False,
-        hidden_dropout=False,
-        fused_loss=False,
-        scattered_sends=False,
-        fused_accumulation=False,
-        blocking_sends=False,
-        context_exchange=False,
+TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
+    "native": TrainerDefaults(
+        own=replace(_MEGATRON.own, fused_accumulation=False, gradient_precision=None),
+        choices=(),
+        sums_by_messages=True,
     ),
-    choices=(),
-    sums_by_messages=True,
-)
-_FLAGSCALE = TrainerDefaults(
-    own=_MEGATRON.own,
-    choices=tuple(name for name in _ALL if name not in ("blocking_sends", "context_exchange")),
-)
-_TORCHTITAN = TrainerDefaults(
-    own=TrainerOptions(
-        fused_attention=True,
-        attention_dropout=False,
-        hidden_dropout=False,
-        fused_loss=False,
-        scattered_sends=False,
-        fused_accumulation=False,
-        blocking_sends=False,
-        context_exchange=False,
-        gradient_precision=Precision.FLOAT32,
+    "megatron": _MEGATRON,
+    "flagscale": TrainerDefaults(
+        own=_MEGATRON.own,
+        choices=tuple(name for name in _ALL if name not in ("blocking_sends", "context_exchange")),
     ),
-    choices=("product_format",),
-)
-TRAINER_DEFAULTS: tuple[tuple[str, TrainerDefaults], ...] = (
-    ("native", _NATIVE),
-    ("megatron", _MEGATRON),
-    ("flagscale", _FLAGSCALE),
-    ("torchtitan", _TORCHTITAN),
-    ("any", _MEGATRON),
-)
+    "torchtitan": TrainerDefaults(
+        own=replace(_MEGATRON.own, fused_accumulation=False), choices=("product_format",)
+    ),
+    "any": _MEGATRON,
+}
 """By target."""
 
 
@@ -157,20 +135,12 @@ def trainer_settings_of(
     faults = tuple(_faults(target, precision, asked))
     if faults:
         raise InputError("; ".join(f"trainer.{name}: {message}" for name, message in faults))
-
-    def chosen(name: str) -> bool:
+    switches = {}
+    for name in _SWITCHES:
         value = getattr(asked, name)
-        return bool(getattr(own, name) if value is None else value)
-
+        switches[name] = bool(getattr(own, name) if value is None else value)
     return TrainerSettings(
-        fused_attention=chosen("fused_attention"),
-        attention_dropout=chosen("attention_dropout"),
-        hidden_dropout=chosen("hidden_dropout"),
-        fused_loss=chosen("fused_loss"),
-        scattered_sends=chosen("scattered_sends"),
-        fused_accumulation=chosen("fused_accumulation"),
-        blocking_sends=chosen("blocking_sends"),
-        context_exchange=chosen("context_exchange"),
+        **switches,
         gradient_precision=asked.gradient_precision or own.gradient_precision or precision,
         sums_by_messages=defaults.sums_by_messages,
         product_format=asked.product_format,
@@ -178,11 +148,9 @@ def trainer_settings_of(
 
 
 def _defaults(target: str) -> TrainerDefaults:
-    for name, found in TRAINER_DEFAULTS:
-        if name == target:
-            return found
-    known = ", ".join(name for name, _ in TRAINER_DEFAULTS)
-    raise InputError(f"unknown target {target!r}; known targets: {known}")
+    if target not in TRAINER_DEFAULTS:
+        raise InputError(f"unknown target {target!r}; known targets: {', '.join(TRAINER_DEFAULTS)}")
+    return TRAINER_DEFAULTS[target]
 
 
 def trainer_faults(job: Job) -> Iterator[tuple[str, str]]:
@@ -190,7 +158,7 @@ def trainer_faults(job: Job) -> Iterator[tuple[str, str]]:
 
     Nothing for a target that does not exist, which others say.
     """
-    if job.target in dict(TRAINER_DEFAULTS):
+    if job.target in TRAINER_DEFAULTS:
         yield from _faults(job.target, job.precision, job.trainer)
 
 

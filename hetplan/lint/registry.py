@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from hetplan.errors import Fault
-from hetplan.lint import clusters, launches, layers, links, runs, samples
+from hetplan.lint import launches, layers, links, samples
 from hetplan.lint.evidence import Evidence
 from hetplan.lint.findings import Finding, Findings, Rule, Severity, apply, finding, grouped
 from hetplan.lint.reading import LaunchContext, Reading, read_all
@@ -30,9 +30,7 @@ RULES: tuple[Rule, ...] = (
     WRONG_FILE,
     *layers.RULES,
     *links.RULES,
-    *runs.RULES,
     *samples.RULES,
-    *clusters.RULES,
     *launches.RULES,
 )
 """In the order in which `hetplan check --rules` shows them."""

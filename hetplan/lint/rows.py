@@ -80,44 +80,6 @@ class EfficiencyRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
-    """One training run from end to end."""
-
-    place: Place
-    source: str
-    model: str
-    parameters: float | None
-    layers: int | None
-    hidden: int | None
-    ffn_hidden: int | None
-    heads: int | None
-    kv_heads: int | None
-    vocab: int | None
-    sequence_length: int | None
-    experts: int | None
-    device: str
-    devices: int | None
-    devices_per_node: int | None
-    tp: int
-    pp: int
-    cp: int
-    dp: int
-    microbatch_size: int | None
-    global_batch_size: int | None
-    precision: str
-    recompute: str
-    other: str
-    flops_per_second: float | None
-    """Per device, as published."""
-    mfu: float | None
-    step_seconds: float | None
-    memory_bytes: float | None
-    """Most that a device had allocated."""
-    step_kind: str
-    """`published...` or `derived...`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSampleRow:
     """A row of a profile store, and the population it belongs to (its folder or file)."""
 
@@ -168,7 +130,6 @@ class Inputs:
     layers: tuple[LayerRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
     efficiencies: tuple[EfficiencyRow, ...] = ()
-    runs: tuple[RunRow, ...] = ()
     layer_samples: tuple[LayerSampleRow, ...] = ()
     link_samples: tuple[LinkSampleRow, ...] = ()
     operator_samples: tuple[OperatorSampleRow, ...] = ()

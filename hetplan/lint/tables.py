@@ -20,7 +20,6 @@ from hetplan.lint.rows import (
     Inputs,
     LayerRow,
     Place,
-    RunRow,
 )
 
 MAX_FAULTS = 20
@@ -154,47 +153,6 @@ def _efficiency_rows(rows: Iterator[Cells]) -> Inputs:
     return Inputs(efficiencies=tuple(found))
 
 
-def _run_rows(rows: Iterator[Cells]) -> Inputs:
-    found = []
-    for cells in rows:
-        parameters, rate = cells.number("params_b"), cells.number("tflops_per_gpu")
-        memory = cells.number("peak_mem_gib")
-        found.append(
-            RunRow(
-                place=Place(file=cells.file, line=cells.line),
-                source=cells.text("source"),
-                model=cells.text("model"),
-                parameters=None if parameters is None else parameters * 1e9,
-                layers=cells.count("layers"),
-                hidden=cells.count("hidden"),
-                ffn_hidden=cells.count("ffn_hidden"),
-                heads=cells.count("heads"),
-                kv_heads=cells.count("kv_heads"),
-                vocab=cells.count("vocab"),
-                sequence_length=cells.count("seq"),
-                experts=cells.count("num_experts"),
-                device=cells.text("gpu"),
-                devices=cells.count("gpus"),
-                devices_per_node=cells.count("gpus_per_node"),
-                tp=cells.count("tp") or 1,
-                pp=cells.count("pp") or 1,
-                cp=cells.count("cp") or 1,
-                dp=cells.count("dp") or 1,
-                microbatch_size=cells.count("micro_batch"),
-                global_batch_size=cells.count("global_batch"),
-                precision=cells.text("dtype"),
-                recompute=cells.text("recompute"),
-                other=cells.text("other"),
-                flops_per_second=None if rate is None else rate * 1e12,
-                mfu=cells.number("mfu"),
-                step_seconds=cells.number("step_time_s"),
-                memory_bytes=None if memory is None else memory * 2**30,
-                step_kind=cells.text("step_time_kind"),
-            )
-        )
-    return Inputs(runs=tuple(found))
-
-
 TABLES = (
     TableKind(
         title="layer or operator times",
@@ -210,11 +168,6 @@ TABLES = (
         title="efficiency by shape",
         columns=frozenset({"gpu", "op", "shape", "efficiency"}),
         read=_efficiency_rows,
-    ),
-    TableKind(
-        title="training runs",
-        columns=frozenset({"model", "gpus", "tp", "pp", "dp", "step_time_s"}),
-        read=_run_rows,
     ),
 )
 

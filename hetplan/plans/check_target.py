@@ -246,7 +246,7 @@ def _options(asked: Asked, trainer: Target) -> Found:
 
 def _reduction_formats(asked: Asked, trainer: Target, own: str) -> Found:
     """Sums of gradients in another format than the trainer's."""
-    if "gradient_precision" in dict(TRAINER_DEFAULTS)[trainer.name].choices:
+    if "gradient_precision" in TRAINER_DEFAULTS[trainer.name].choices:
         hint = f"with this job, whose trainer.gradient_precision decides, sums in {own}"
     else:
         hint = f"always sums in {own} with {asked.job.precision} parameters"

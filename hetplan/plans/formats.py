@@ -21,7 +21,6 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_settings
 from hetplan.plans.plan import Plan, Sharding, Stage
-from hetplan.plans.targets import TARGETS
 
 
 def reduction_precision(job: Job) -> Precision:
@@ -81,7 +80,7 @@ def job_summing_as(plan: Plan, job: Job) -> Job:
     found = summed_formats(plan)
     if job.trainer.gradient_precision is not None:
         return job
-    defaults = dict(TRAINER_DEFAULTS).get(job.target)
+    defaults = TRAINER_DEFAULTS.get(job.target)
     if len(found) != 1 or defaults is None or found[0] not in [each.value for each in Precision]:
         return job
     if "gradient_precision" not in defaults.choices:
@@ -99,10 +98,7 @@ def job_summing_as(plan: Plan, job: Job) -> Job:
 class CheckpointFormat:
     """One format of one trainer."""
 
-    trainer: str
     name: str
-    setting: str
-    """How the trainer is told to use it."""
     reshardable: bool
     """Whether weights and optimizer state can be loaded under another plan."""
     reason: str
@@ -120,18 +116,8 @@ class Resharding:
     """Why, and what to do where it is not."""
 
 
-NATIVE_DCP = CheckpointFormat(
-    trainer="native",
-    name="torch distributed checkpoint",
-    setting="hetplan.runtime.training_state",
-    reshardable=True,
-    reason="full weights by layer and name, in chunks with their place",
-    source="hetplan/runtime/training_state.py; tests save under one plan and load under others",
-)
 MEGATRON_DIST = CheckpointFormat(
-    trainer="megatron",
     name="torch_dist",
-    setting="--ckpt-format torch_dist (the default)",
     reshardable=True,
     reason="tensors are whole, in chunks with their place: weights load under any tp, pp and dp; "
     "the distributed optimizer's state does where it was saved with "
@@ -140,46 +126,15 @@ MEGATRON_DIST = CheckpointFormat(
     "'(TP, PP) mismatch after resume' is an error for other optimizer states; the weights' part "
     "was run with megatron-core 0.16.1",
 )
-MEGATRON_TORCH = CheckpointFormat(
-    trainer="megatron",
-    name="torch",
-    setting="--ckpt-format torch",
-    reshardable=False,
-    reason="one file per (tp, pp) rank with that rank's tensors as they lie in its memory",
-    source="megatron/training/checkpointing.py, get_checkpoint_name: mp_rank_TT_PPP",
-)
-MEGATRON_DCP = CheckpointFormat(
-    trainer="megatron",
-    name="torch_dcp",
-    setting="--ckpt-format torch_dcp",
-    reshardable=False,
-    reason="for FSDP2 alone: with tensor or pipeline parallelism it is refused, so only dp can "
-    "change",
-    source="megatron/training/arguments.py: '--ckpt-format torch_dcp is not tested with megatron "
-    "tensor parallelism', and pipeline parallelism",
-)
-MEGATRON_FSDP = CheckpointFormat(
-    trainer="megatron",
-    name="fsdp_dtensor",
-    setting="--ckpt-format fsdp_dtensor, with --use-megatron-fsdp",
-    reshardable=False,
-    reason="tensors are DTensors over the shards of Megatron-FSDP, which no plan here uses",
-    source="megatron/training/arguments.py: 'Megatron-FSDP requires the `fsdp_dtensor` "
-    "checkpointing format'",
-)
 FLAGSCALE_TORCH = CheckpointFormat(
-    trainer="flagscale",
     name="torch",
-    setting="system.checkpoint.ckpt_format: torch",
     reshardable=False,
     reason="one file per rank, cut as its mesh was cut; torch_dist fails where the meshes' tp "
     "differ",
     source="FlagScale issue 319: the maintainers' answer is ckpt_format torch",
 )
 FLAGSCALE_DIST = CheckpointFormat(
-    trainer="flagscale",
     name="torch_dist",
-    setting="system.checkpoint.ckpt_format: torch_dist",
     reshardable=True,
     reason="without --enable-hetero it is Megatron-LM's: weights load under any plan that needs no "
     "--enable-hetero either",
@@ -187,59 +142,12 @@ FLAGSCALE_DIST = CheckpointFormat(
     "checkpointing.py",
 )
 TORCHTITAN_DCP = CheckpointFormat(
-    trainer="torchtitan",
     name="torch distributed checkpoint",
-    setting="checkpoint.interval",
     reshardable=True,
     reason="DTensors under the names of the whole model: loaded under any degrees by DCP",
     source="torchtitan docs/checkpoint.md: a seed checkpoint of one device is loaded 'on an "
     "arbitrary number of GPUs via DCP resharding'",
 )
-DEEPSPEED_ZERO = CheckpointFormat(
-    trainer="deepspeed",
-    name="ZeRO checkpoint",
-    setting="engine.save_checkpoint",
-    reshardable=False,
-    reason="one file per rank with its part of the flattened optimizer state",
-    source="deepspeed/runtime/engine.py, save_checkpoint",
-)
-DEEPSPEED_UNIVERSAL = CheckpointFormat(
-    trainer="deepspeed",
-    name="universal checkpoint",
-    setting="ds_to_universal.py over a ZeRO checkpoint, then load_universal_checkpoint",
-    reshardable=True,
-    reason="one file per parameter, made from a ZeRO checkpoint between two runs",
-    source="deepspeed/checkpoint/ds_to_universal.py; Megatron-DeepSpeed, examples_deepspeed/"
-    "universal_checkpointing/README.md: other TP, PP, SP and DP degrees; arXiv 2406.18820",
-)
-
-FORMATS = (
-    NATIVE_DCP,
-    MEGATRON_DIST,
-    MEGATRON_TORCH,
-    MEGATRON_DCP,
-    MEGATRON_FSDP,
-    FLAGSCALE_TORCH,
-    FLAGSCALE_DIST,
-    TORCHTITAN_DCP,
-    DEEPSPEED_ZERO,
-    DEEPSPEED_UNIVERSAL,
-)
-"""Every format, the one that is emitted for a trainer before its others."""
-
-# Megatron-Bridge and MindSpeed run Megatron-core's dist_checkpointing; what `any` can run is
-# priced as megatron (hetplan.job.trainer).
-_TRAINERS = {"any": "megatron", "megatron-bridge": "megatron", "mindspeed": "megatron"}
-
-
-def formats_of(trainer: str) -> tuple[CheckpointFormat, ...]:
-    """The trainer's formats, the emitted one first; an InputError for an unknown trainer."""
-    name = _TRAINERS.get(trainer, trainer)
-    found = tuple(each for each in FORMATS if each.trainer == name)
-    if not found:
-        known = sorted({each.trainer for each in FORMATS} | set(_TRAINERS) | set(TARGETS))
-        raise InputError(f"unknown trainer {trainer[:60]!a}; known: {', '.join(known)}")
-    return found
 
 
 def needs_meshes(plan: Plan, *, several_libraries: bool = False) -> bool:
@@ -258,14 +166,14 @@ def _degrees(stage: Stage) -> tuple[int, ...]:
     return first.tp, sum(each.dp for each in stage.replicas), first.etp, first.microbatch_size
 
 
-def format_of_plan(
-    trainer: str, plan: Plan, *, several_libraries: bool = False
-) -> CheckpointFormat:
-    """The format that a run of this plan is told to use."""
-    found = formats_of(trainer)[0]
-    if found is FLAGSCALE_TORCH and not needs_meshes(plan, several_libraries=several_libraries):
-        return FLAGSCALE_DIST
-    return found
+_EMITTED = {
+    # MindSpeed runs Megatron-core's dist_checkpointing.
+    "megatron": MEGATRON_DIST,
+    "mindspeed": MEGATRON_DIST,
+    "flagscale": FLAGSCALE_TORCH,
+    "torchtitan": TORCHTITAN_DCP,
+}
+"""The format that a run is told to use, by `hetplan emit --target`."""
 
 
 def reshardable(trainer: str, plan: Plan, *, several_libraries: bool = False) -> Resharding:
@@ -273,22 +181,15 @@ def reshardable(trainer: str, plan: Plan, *, several_libraries: bool = False) ->
 
     `several_libraries`: the plan's devices have more than one collective library.
     """
-    kept = format_of_plan(trainer, plan, several_libraries=several_libraries)
+    kept = _EMITTED[trainer]
+    if kept is FLAGSCALE_TORCH and not needs_meshes(plan, several_libraries=several_libraries):
+        kept = FLAGSCALE_DIST
     if not kept.reshardable:
-        # FlagScale's torch_dist is for plans without meshes, which this one is not.
-        others = [
-            each for each in formats_of(trainer) if each.reshardable and each is not FLAGSCALE_DIST
-        ]
-        mend = (
-            f"; {others[0].name} can be ({others[0].setting})"
-            if others
-            else "; continue under the same plan, or plan for target megatron or native"
-        )
         return Resharding(
             possible=False,
             format=kept,
             reason=f"checkpoints are {kept.name}, {kept.reason}: they load under the same plan "
-            f"only{mend}",
+            "only; continue under the same plan, or plan for target megatron or native",
         )
     needs = ""
     if kept in (MEGATRON_DIST, FLAGSCALE_DIST) and plan.sharding is not Sharding.NONE:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from hetplan.errors import InputError
+from hetplan.job.check import CAN_PIN, CanPin
 from hetplan.job.spec import Optimizer
 from hetplan.plans.plan import SCHEDULES, OverlapSettings, RecomputeModule, Sharding
 
@@ -18,7 +19,7 @@ MAX_EXTRA_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(CanPin):
     """Capabilities of one trainer."""
 
     name: str
@@ -31,22 +32,15 @@ class Target:
     """Layouts split the optimizer state over the data-parallel ranks unless they say otherwise;
     `sharding` has what is possible."""
     full_recompute: bool
-    fewer_microbatches_than_stages: bool
-    """1F1B runs with fewer microbatches than the pipeline has stages."""
     own_layers_only: bool = False
     """It has hetplan's own gpt and llama layers and no others."""
     other_padding: bool = False
     """A plan may pad the vocabulary further than `vocab_multiple` asks."""
-    several_pipelines: bool
-    """More than one pipeline, each with its own devices, layers per stage and microbatches."""
     stages_differ: bool
     """Stages may differ in their degrees and microbatch size."""
     mixed_stages: bool = False
     """The replica entries of a stage may be of unlike device kinds, degrees and microbatch sizes;
     otherwise they are of one kind and differ in dp at most."""
-    tied_stages: bool = True
-    """A matrix that embedding and head share may lie on the first and the last of several stages;
-    otherwise a model that ties them is trained in one stage."""
     equal_ends: bool = False
     """With a tied matrix or multi-token prediction the first and the last stage have one tp, and dp
     of the first divides dp of the last."""
@@ -57,8 +51,6 @@ class Target:
     """Fewest stages of an interleaved pipeline."""
     most_virtual_stages: int = 1
     """Most virtual stages that are searched; a plan, or a pin, may have more."""
-    other_warmup: bool
-    """Warm-up depths other than the schedule's own."""
     most_extra_depth: int = 0
     """Most microbatches that are searched beyond the schedule's own depth, with early sends."""
     whole_nodes: bool
@@ -68,13 +60,6 @@ class Target:
     sharding: tuple[Sharding, ...]
     shards_adam_only: bool = False
     """Of other optimizers than Adam the state is never split."""
-    context_shards: bool = False
-    """Context-parallel ranks always share the optimizer state."""
-    sequence_parallel: bool
-    context_parallel: bool
-    expert_parallel: bool
-    experts_need_sequence_parallel: bool
-    """Experts with tp above 1 run with sequence parallelism only."""
     recompute_modules: tuple[RecomputeModule, ...]
     """What selective recomputation can name; empty: there is none."""
     recompute_layers: bool
@@ -98,8 +83,6 @@ class Target:
     separate_loss_sums: bool = False
     """The sums of the vocabulary-parallel loss are three messages: maximum, target's logit, sum
     (megatron/core/tensor_parallel/cross_entropy.py); otherwise the last two are one."""
-    copied_heads: bool = True
-    """Where tp exceeds the key-value heads, several ranks hold the same head."""
     sums_copied_heads: bool = False
     """Ranks that hold the same key-value head add up its gradients; Megatron-LM gives each the
     whole projection instead."""
@@ -120,6 +103,7 @@ class Target:
 
 
 _MEGATRON = Target(
+    **asdict(CAN_PIN["megatron"]),
     name="megatron",
     description="what stock Megatron-LM can express: one tp, dp and microbatch size for all "
     "stages, uneven layers per stage",
@@ -129,9 +113,7 @@ _MEGATRON = Target(
     vocab_multiple=128,
     optimizer_sharding=True,
     full_recompute=True,
-    fewer_microbatches_than_stages=True,
     # parallel_state.py has one RankGenerator: one tp, cp, ep and dp for all stages.
-    several_pipelines=False,
     stages_differ=False,
     schedules=("1f1b", "interleaved-1f1b"),
     # core/pipeline_parallel/schedules.py refuses a last group smaller than the stages.
@@ -139,18 +121,12 @@ _MEGATRON = Target(
     # training/arguments.py: more than 2 stages unless sends are overlapped.
     least_interleaved_stages=3,
     most_virtual_stages=MAX_VIRTUAL_STAGES,
-    other_warmup=False,
     whole_nodes=True,
     island_runs=True,
     # Megatron-FSDP, which shards more, needs another environment than tensor parallelism.
     sharding=(Sharding.NONE, Sharding.OPTIMIZER),
     # core/optimizer/distrib_optimizer.py takes apex's and torch's Adam and no other.
     shards_adam_only=True,
-    sequence_parallel=True,
-    context_parallel=True,
-    expert_parallel=True,
-    # core/transformer/moe/moe_layer.py raises while training.
-    experts_need_sequence_parallel=True,
     recompute_modules=tuple(RecomputeModule),
     # --recompute-method block with --recompute-num-layers, one number for all stages.
     recompute_layers=True,
@@ -172,6 +148,7 @@ _MEGATRON = Target(
 
 TARGETS: dict[str, Target] = {
     "native": Target(
+        **asdict(CAN_PIN["native"]),
         name="native",
         description="hetplan's reference trainer (hetplan launch)",
         # gloo sends are rendezvous; hetplan.runtime.passes runs hetplan.cost.replay.programs, whose
@@ -180,14 +157,11 @@ TARGETS: dict[str, Target] = {
         vocab_multiple=1,
         optimizer_sharding=False,
         full_recompute=True,
-        # torch.distributed.pipelining's Schedule1F1B, whose order it is, refuses it.
-        fewer_microbatches_than_stages=False,
         own_layers_only=True,
         # hetplan.profiling.layers._SumReplicas.
         sums_copied_heads=True,
         # What the reference trainer is made for; what of it `hetplan launch` does not run yet
         # is in hetplan.plans.ranks.
-        several_pipelines=True,
         stages_differ=True,
         mixed_stages=True,
         schedules=("1f1b", "interleaved-1f1b"),
@@ -195,15 +169,10 @@ TARGETS: dict[str, Target] = {
         # microbatches; the replay has none.
         whole_microbatch_groups=True,
         most_virtual_stages=MAX_VIRTUAL_STAGES,
-        other_warmup=True,
         most_extra_depth=MAX_EXTRA_DEPTH,
         whole_nodes=False,
         island_runs=False,
         sharding=(Sharding.NONE, Sharding.OPTIMIZER),
-        sequence_parallel=False,
-        context_parallel=False,
-        expert_parallel=False,
-        experts_need_sequence_parallel=False,
         recompute_modules=(),
         recompute_layers=False,
         recompute_per_stage=True,
@@ -220,6 +189,7 @@ TARGETS: dict[str, Target] = {
     # A patched Megatron-LM: what is not named here is as there.
     "flagscale": replace(
         _MEGATRON,
+        **asdict(CAN_PIN["flagscale"]),
         name="flagscale",
         description="FlagScale's Megatron-LM with --enable-hetero: every mesh (stages of one "
         "device kind next to each other) has its own tp, dp and microbatch size",
@@ -231,9 +201,6 @@ TARGETS: dict[str, Target] = {
         least_interleaved_stages=2,
         most_virtual_stages=1,
         batched_interleaving=False,
-        # hetero/parallel_context.py asserts cp == 1; ep of meshes is not guaranteed to work.
-        context_parallel=False,
-        expert_parallel=False,
         # --recompute-granularity-per-stage-micro-batch turns full recomputation on or off.
         recompute_modules=(),
         recompute_per_stage=True,
@@ -241,6 +208,7 @@ TARGETS: dict[str, Target] = {
         overlap=OverlapSettings(reduction=True, gathering=True, tensor_parallel=True),
     ),
     "torchtitan": Target(
+        **asdict(CAN_PIN["torchtitan"]),
         name="torchtitan",
         description="torchtitan: one tp, cp, dp and microbatch size for all stages, uneven layers "
         "per stage (parallelism.module_fqns_per_model_part), FSDP2 over dp x cp",
@@ -250,29 +218,18 @@ TARGETS: dict[str, Target] = {
         vocab_multiple=1,
         optimizer_sharding=True,
         full_recompute=True,
-        # torch.distributed.pipelining's Schedule1F1B, whose order it is, refuses it.
-        fewer_microbatches_than_stages=False,
         # distributed/parallel_dims.py: one mesh for all stages.
-        several_pipelines=False,
         stages_differ=False,
-        # models/common/decoder.py: `Weight tying is not supported with Pipeline Parallel.`
-        tied_stages=False,
         schedules=("1f1b", "interleaved-1f1b"),
         # torch makes other groups where stages do not divide microbatches; the replay has none.
         whole_microbatch_groups=True,
         most_virtual_stages=MAX_VIRTUAL_STAGES,
-        other_warmup=False,
         whole_nodes=True,
         island_runs=True,
         # With pipelines FSDP2 gathers parameters once a step and reduces gradients after the last
         # microbatch (fsdp_reshard_after_forward: default means never): the optimizer is sharded.
         # Unsharded: data_parallel_replicate_degree; cp is always a part of the sharded mesh.
         sharding=(Sharding.NONE, Sharding.OPTIMIZER),
-        context_shards=True,
-        sequence_parallel=True,
-        context_parallel=True,
-        expert_parallel=True,
-        experts_need_sequence_parallel=False,
         # activation_checkpoint.mode selective saves chosen operations, not all but attention.
         recompute_modules=(),
         recompute_layers=False,
@@ -282,13 +239,12 @@ TARGETS: dict[str, Target] = {
         overlap_needs=False,
         # training.max_norm defaults to 1.0.
         clips_gradients=True,
-        # The view of a part of a head fails (pytorch/torchtitan#2574, #2577).
-        copied_heads=False,
         # loss_parallel: maximum, sum and target's logit are reduced one by one.
         separate_loss_sums=True,
         other_formats=False,
     ),
     "any": Target(
+        **asdict(CAN_PIN["any"]),
         name="any",
         description="no trainer in particular: whatever can be priced, to ask what a trainer would "
         "gain; no plan of it can be launched",
@@ -297,23 +253,16 @@ TARGETS: dict[str, Target] = {
         other_padding=True,
         optimizer_sharding=True,
         full_recompute=True,
-        fewer_microbatches_than_stages=True,
-        several_pipelines=True,
         stages_differ=True,
         mixed_stages=True,
         schedules=SCHEDULES,
         whole_microbatch_groups=False,
         least_interleaved_stages=1,
         most_virtual_stages=MAX_VIRTUAL_STAGES,
-        other_warmup=True,
         most_extra_depth=MAX_EXTRA_DEPTH,
         whole_nodes=False,
         island_runs=False,
         sharding=tuple(Sharding),
-        sequence_parallel=True,
-        context_parallel=True,
-        expert_parallel=True,
-        experts_need_sequence_parallel=False,
         recompute_modules=tuple(RecomputeModule),
         recompute_layers=True,
         recompute_per_stage=True,

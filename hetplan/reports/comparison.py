@@ -14,7 +14,7 @@ from hetplan.comparison.compare import SCHEMA, Comparison
 from hetplan.comparison.parts import Culprit
 from hetplan.files.encoding import to_plain
 from hetplan.launchers.run_log import RunLog
-from hetplan.reports.terminal import print_table
+from hetplan.reports.terminal import new_table, print_table
 from hetplan.units import format_bytes, format_seconds
 
 
@@ -63,11 +63,10 @@ def print_trial(trial: Trial) -> None:
 
 def part_table(comparison: Comparison) -> Table:
     """The step in parts that add up to it on both sides."""
-    table = Table(title="Parts of the step, which add up to it", title_justify="left")
-    table.add_column("part", overflow="fold")
-    for name in ("measured", "predicted", "difference", "ratio"):
-        table.add_column(name, justify="right", overflow="fold")
-    table.add_column("", overflow="fold")
+    table = new_table(
+        "part | >measured | >predicted | >difference | >ratio | ",
+        title="Parts of the step, which add up to it",
+    )
     for row in comparison.parts:
         table.add_row(
             row.part,
@@ -82,13 +81,10 @@ def part_table(comparison: Comparison) -> Table:
 
 def timer_table(comparison: Comparison) -> Table:
     """The trainer's timers, least and most over ranks, beside the plan's stages."""
-    table = Table(title="Timers: least and most over ranks, medians", title_justify="left")
-    for name in ("timer", "counts"):
-        table.add_column(name, overflow="fold")
-    for name in ("measured", "predicted"):
-        table.add_column(name, justify="right", overflow="fold")
-    table.add_column("ranks", overflow="fold")
-    table.add_column("", overflow="fold")
+    table = new_table(
+        "timer | counts | >measured | >predicted | ranks | ",
+        title="Timers: least and most over ranks, medians",
+    )
     for row in comparison.timers:
         table.add_row(
             escape(row.timer),
@@ -103,11 +99,9 @@ def timer_table(comparison: Comparison) -> Table:
 
 def run_table(comparisons: Sequence[Comparison]) -> Table:
     """One row per run."""
-    table = Table(title="All runs", title_justify="left")
-    table.add_column("run", overflow="fold")
-    for name in ("measured", "predicted", "error", "p10 .. p90 predicted"):
-        table.add_column(name, justify="right", overflow="fold")
-    table.add_column("off most", overflow="fold")
+    table = new_table(
+        "run | >measured | >predicted | >error | >p10 .. p90 predicted | off most", title="All runs"
+    )
     for comparison in comparisons:
         interval = comparison.predicted_interval
         table.add_row(
@@ -158,11 +152,9 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
 
 def trial_table(trial: Trial) -> Table:
     """Every run that was held back, before and after."""
-    table = Table(title=f"Held back: {trial.held_back}", title_justify="left")
-    for name in ("run", "layout"):
-        table.add_column(name, overflow="fold")
-    for name in ("measured", "error", "with factors"):
-        table.add_column(name, justify="right", overflow="fold")
+    table = new_table(
+        "run | layout | >measured | >error | >with factors", title=f"Held back: {trial.held_back}"
+    )
     for row in trial.rows:
         table.add_row(
             escape(row.source),
@@ -176,11 +168,9 @@ def trial_table(trial: Trial) -> Table:
 
 def factor_table(trial: Trial) -> Table:
     """What the runs say that predictions must be multiplied by."""
-    table = Table(title="Factors on predictions, from all runs", title_justify="left")
-    for name in ("of", "part"):
-        table.add_column(name, overflow="fold")
-    for name in ("factor", "90 %", "runs"):
-        table.add_column(name, justify="right", overflow="fold")
+    table = new_table(
+        "of | part | >factor | >90 % | >runs", title="Factors on predictions, from all runs"
+    )
     for factor in trial.calibration.factors:
         width = math.exp(factor.log_halfwidth)
         table.add_row(

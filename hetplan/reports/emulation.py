@@ -8,7 +8,7 @@ from rich.table import Table
 
 from hetplan.emulation.measuring import EmulationStatus, HostBytes, MeasuredLink, PipeBytes
 from hetplan.emulation.values import Emulation
-from hetplan.reports.terminal import print_table
+from hetplan.reports.terminal import new_table, print_table
 from hetplan.units import format_bytes, format_rate, format_seconds, format_share
 
 
@@ -27,17 +27,11 @@ def show_emulation(status: EmulationStatus) -> None:
 
 
 def _host_table(emulation: Emulation, hosts: tuple[HostBytes, ...]) -> Table:
-    table = Table(
+    table = new_table(
+        "host | region | island | device kind | >ranks | address | control | >rate | "
+        ">sent | >received | >on control",
         title=f"Emulation {emulation.name}: hosts (the control network has no limit)",
-        title_justify="left",
     )
-    for column in ("host", "region", "island", "device kind"):
-        table.add_column(column)
-    table.add_column("ranks", justify="right")
-    for column in ("address", "control"):
-        table.add_column(column)
-    for column in ("rate", "sent", "received", "on control"):
-        table.add_column(column, justify="right")
     counted = {each.host: each for each in hosts}
     for host in emulation.hosts:
         count = counted.get(host.name)
@@ -58,12 +52,10 @@ def _host_table(emulation: Emulation, hosts: tuple[HostBytes, ...]) -> Table:
 
 
 def _pipe_table(emulation: Emulation, pipes: tuple[PipeBytes, ...]) -> Table:
-    table = Table(
-        title="Links between networks, each way (counted: there / back)", title_justify="left"
+    table = new_table(
+        "between | >rate | >round trip | >buffer | >sent | >frames | >dropped",
+        title="Links between networks, each way (counted: there / back)",
     )
-    table.add_column("between")
-    for column in ("rate", "round trip", "buffer", "sent", "frames", "dropped"):
-        table.add_column(column, justify="right")
     for at, pipe in enumerate(emulation.pipes):
         both = pipes[2 * at : 2 * at + 2]
         table.add_row(
@@ -80,13 +72,11 @@ def _pipe_table(emulation: Emulation, pipes: tuple[PipeBytes, ...]) -> Table:
 
 def show_links(links: Sequence[MeasuredLink]) -> None:
     """Measured rates and round trips of every link beside its figures."""
-    table = Table(
-        title="One TCP connection and datagrams of 4 bytes, link by link", title_justify="left"
+    table = new_table(
+        "from | to | over | >rate | >TCP payload | >of a full link | >round trip | "
+        ">least | >median",
+        title="One TCP connection and datagrams of 4 bytes, link by link",
     )
-    for column in ("from", "to", "over"):
-        table.add_column(column)
-    for column in ("rate", "TCP payload", "of a full link", "round trip", "least", "median"):
-        table.add_column(column, justify="right")
     for each in links:
         table.add_row(
             each.source,

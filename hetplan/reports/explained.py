@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetplan.plans.ranks import RankRow, rank_rows
+from hetplan.reports.terminal import new_table
 from hetplan.search.result import SearchResult
 from hetplan.units import format_seconds
 from hetplan.whatif.against import Against
@@ -78,11 +79,10 @@ def _place(pipeline: int, stage: int) -> str:
 
 def price_table(prices: Iterable[ShadowPrice]) -> Table:
     """What each change is worth."""
-    table = Table(title="What a change is worth, planned again", title_justify="left")
-    table.add_column("change", overflow="fold")
-    for name in ("tokens/s", "known to", "same layout"):
-        table.add_column(name, justify="right", overflow="fold")
-    table.add_column("", overflow="fold")
+    table = new_table(
+        "change | >tokens/s | >known to | >same layout | ",
+        title="What a change is worth, planned again",
+    )
     for price in prices:
         same = "" if price.same_plan_gain is None else f"{price.same_plan_gain:+.1%}"
         if price.note:
@@ -126,9 +126,7 @@ def against_lines(compared: Against) -> Iterator[str]:
 
 def choice_table(compared: Against) -> Table:
     """What the two plans decide differently."""
-    table = Table(title="What differs", title_justify="left")
-    for name in ("choice", "this plan", "the other plan"):
-        table.add_column(name, overflow="fold")
+    table = new_table("choice | this plan | the other plan", title="What differs")
     for choice in compared.choices:
         table.add_row(choice.name, escape(choice.found), escape(choice.other))
     return table
@@ -136,10 +134,9 @@ def choice_table(compared: Against) -> Table:
 
 def difference_table(compared: Against) -> Table:
     """Where the seconds go, along both critical paths."""
-    table = Table(title="Along the critical path", title_justify="left")
-    table.add_column("component", overflow="fold")
-    for name in ("this plan", "the other plan", "more"):
-        table.add_column(name, justify="right", overflow="fold")
+    table = new_table(
+        "component | >this plan | >the other plan | >more", title="Along the critical path"
+    )
     for component in compared.components:
         sign = "-" if component.more_seconds < 0 else "+"
         table.add_row(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from hetplan.reports.terminal import print_table
+from hetplan.reports.terminal import new_table, print_table
 from hetplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -25,14 +25,10 @@ def show_run(run: RunLog) -> None:
 
 def _rank_table(run: RunLog) -> Table:
     counted = len(run.steps) - run.warmup_steps
-    table = Table(
+    table = new_table(
+        "rank | stage | dp | tp | device | >busy | >waits | >reduce | >optimizer | >memory",
         title=f"Medians of {counted} steps; {run.warmup_steps} before them left out",
-        title_justify="left",
     )
-    for name in ("rank", "stage", "dp", "tp", "device"):
-        table.add_column(name)
-    for name in ("busy", "waits", "reduce", "optimizer", "memory"):
-        table.add_column(name, justify="right")
     for rank in run.ranks:
         table.add_row(
             str(rank.rank),
@@ -96,18 +92,8 @@ def show_history(history: History, loss_check: LossCheck | None) -> None:
 
 
 def _phase_table(history: History) -> Table:
-    table = Table(title="Phases of the run", title_justify="left")
-    for name in (
-        "phase",
-        "hosts",
-        "steps",
-        "checkpoint",
-        "predicted",
-        "measured",
-        "first step after",
-    ):
-        table.add_column(name, justify="left" if name == "hosts" else "right")
-    table.add_column("ended")
+    columns = ">phase | hosts | >steps | >checkpoint | >predicted | >measured | >first step after"
+    table = new_table(f"{columns} | ended", title="Phases of the run")
     for number, phase in enumerate(history.phases, start=1):
         begins, ends = phase.first_step + 1, phase.steps_done
         table.add_row(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from hetplan.reports.terminal import print_table
+from hetplan.reports.terminal import new_table, print_table
 
 if TYPE_CHECKING:
     from hetplan.launchers.numerics import KindNumerics, Numerics
@@ -31,17 +31,12 @@ def show_numerics(numerics: Numerics, *, passed: bool) -> None:
 def _table(kind: KindNumerics) -> Table:
     from hetplan.launchers.numerics import deviations
 
-    table = Table(
-        title=escape(
-            f"{kind.kind}: {kind.device_name}, {kind.driver}, torch {kind.torch_version}; of each "
-            "operator the result that uses most of what is allowed"
-        ),
-        title_justify="left",
+    title = escape(
+        f"{kind.kind}: {kind.device_name}, {kind.driver}, torch {kind.torch_version}; of each "
+        "operator the result that uses most of what is allowed"
     )
-    for name in ("operator", "results", "worst"):
-        table.add_column(name)
-    for name in ("rms", "allowed", "largest", "allowed", "used"):
-        table.add_column(name, justify="right")
+    columns = "operator | results | worst | >rms | >allowed | >largest | >allowed | >used"
+    table = new_table(columns, title=title)
     for deviation in deviations(kind):
         worst = deviation.worst
         table.add_row(

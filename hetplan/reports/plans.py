@@ -17,6 +17,7 @@ from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, Stage, expand
 from hetplan.plans.ranks import limits_of, pins_line
+from hetplan.reports.terminal import new_table
 from hetplan.search.descriptions import layout_words
 from hetplan.search.result import Certificate, HomogeneousSum, Restriction, SearchResult
 from hetplan.units import format_bytes, format_each, format_seconds, format_share
@@ -24,11 +25,11 @@ from hetplan.units import format_bytes, format_each, format_seconds, format_shar
 
 def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
     """One row per stage: where it runs, its layers, its times per microbatch, its memory."""
-    table = Table(title=_title(plan, estimate), title_justify="left")
-    for name in ("stage", "island", "devices"):
-        table.add_column(name, overflow="fold")
-    for name in ("layers", "forward", "backward", "waits", "reduce", "optimizer", "memory"):
-        table.add_column(name, justify="right", overflow="fold")
+    table = new_table(
+        "stage | island | devices | >layers | >forward | >backward | >waits | "
+        ">reduce | >optimizer | >memory",
+        title=_title(plan, estimate),
+    )
     stages = [
         (p, s, stage)
         for p, pipeline in enumerate(plan.pipelines)
@@ -61,11 +62,9 @@ EXTRAPOLATED = " *"
 
 def component_table(estimate: Estimate) -> Table:
     """The step along its critical path, component by component."""
-    table = Table(title="The step along its critical path", title_justify="left")
-    table.add_column("component", overflow="fold")
-    for name in ("time", "of the step", "hidden"):
-        table.add_column(name, justify="right", overflow="fold")
-    table.add_column("", overflow="fold")
+    table = new_table(
+        "component | >time | >of the step | >hidden | ", title="The step along its critical path"
+    )
     for entry in estimate.components:
         hidden = format_seconds(entry.hidden_seconds) if entry.hidden_seconds else ""
         table.add_row(
@@ -387,11 +386,10 @@ def result_lines(result: SearchResult) -> Iterator[str]:
 def alternatives_table(result: SearchResult) -> Table:
     """One row per alternative."""
     quantile = result.alternatives[0].quantile
-    table = Table(title="Other plans, none beaten by another in every column", title_justify="left")
-    table.add_column("best", overflow="fold")
-    for name in ("step", f"p{quantile * 100:g}", "USD per step", "devices"):
-        table.add_column(name, justify="right", overflow="fold")
-    table.add_column("layout", overflow="fold")
+    table = new_table(
+        f"best | >step | >p{quantile * 100:g} | >USD per step | >devices | layout",
+        title="Other plans, none beaten by another in every column",
+    )
     for plan in result.alternatives:
         price = "-" if plan.usd_per_step is None else f"{plan.usd_per_step:.4g}"
         table.add_row(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from rich.table import Table
 
@@ -14,8 +13,11 @@ from hetplan.predict.operator.values import (
     OperatorColumn,
     OperatorLaw,
 )
-from hetplan.reports.terminal import print_table
+from hetplan.reports.terminal import new_table, print_table
 from hetplan.units import format_bytes, format_seconds
+
+_FIT = ">rows | >left out | >mean | >median | >worst | >90 %"
+_ERRORS = "errors on sizes left out of the fit"
 
 
 def print_laws(laws: FittedLaws) -> None:
@@ -34,7 +36,8 @@ def print_laws(laws: FittedLaws) -> None:
 
 def layer_table(laws: FittedLaws) -> Table:
     """One row per device kind, layer and phase."""
-    table = _law_table("Layers", ("device", "precision", "layer", "phase"), (), "seconds =")
+    columns = f"device | precision | layer | phase | {_FIT} | seconds ="
+    table = new_table(columns, title=f"Layers: {_ERRORS}")
     for law in laws.layers:
         table.add_row(law.device, law.precision, law.layer, law.phase, *_fit(law), _formula(law))
     return table
@@ -42,8 +45,8 @@ def layer_table(laws: FittedLaws) -> Table:
 
 def operator_table(laws: FittedLaws) -> Table:
     """One row per device kind, operator and pass."""
-    names = ("device", "precision", "operator", "pass")
-    table = _law_table("Operators", names, ("floor",), "seconds of one launch =")
+    columns = f"device | precision | operator | pass | {_FIT} | >floor | seconds of one launch ="
+    table = new_table(columns, title=f"Operators: {_ERRORS}")
     for law in laws.operators:
         floor = format_seconds(law.floor_seconds) if law.floor_seconds else "-"
         table.add_row(
@@ -55,16 +58,6 @@ def operator_table(laws: FittedLaws) -> Table:
             floor,
             operator_formula(law),
         )
-    return table
-
-
-def _law_table(title: str, names: Sequence[str], more: Sequence[str], last: str) -> Table:
-    table = Table(title=f"{title}: errors on sizes left out of the fit", title_justify="left")
-    for name in names:
-        table.add_column(name)
-    for name in ("rows", "left out", "mean", "median", "worst", "90 %", *more):
-        table.add_column(name, justify="right")
-    table.add_column(last)
     return table
 
 
@@ -81,11 +74,11 @@ def _fit(law: LayerLaw | OperatorLaw) -> tuple[str, ...]:
 
 def link_table(laws: FittedLaws) -> Table:
     """One row per link, operation and group size."""
-    table = Table(title="Links: errors on sizes left out of the table", title_justify="left")
-    for name in ("link", "operation", "backend"):
-        table.add_column(name)
-    for name in ("ranks", "rows", "from", "to", "mean", "median", "worst", "90 %"):
-        table.add_column(name, justify="right")
+    table = new_table(
+        "link | operation | backend | >ranks | >rows | >from | >to | >mean | >median | "
+        ">worst | >90 %",
+        title="Links: errors on sizes left out of the table",
+    )
     for link in laws.links:
         for law in link.tables:
             validation = law.validation

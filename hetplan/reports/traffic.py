@@ -22,7 +22,7 @@ from hetplan.reports.published_traffic import (
     inputs_of,
     switches_for,
 )
-from hetplan.reports.terminal import print_table
+from hetplan.reports.terminal import new_table, print_table
 from hetplan.search.result import SearchResult
 from hetplan.units import format_rate, format_seconds
 
@@ -139,11 +139,9 @@ def ledger_table(report: TrafficReport) -> Table:
     """One row per link, one column per class that carries anything."""
     ledger = report.ledger
     classes = tuple(all_classes(ledger))
-    table = Table(title="bytes per step, all devices, counted where sent", title_justify="left")
-    table.add_column("link", overflow="fold")
-    for traffic in classes:
-        table.add_column(traffic.value, justify="right", overflow="fold")
-    table.add_column("all", justify="right", overflow="fold")
+    columns = ["link", *(f">{traffic.value}" for traffic in classes), ">all"]
+    title = "bytes per step, all devices, counted where sent"
+    table = new_table(" | ".join(columns), title=title)
     for link in ledger.links:
         own = {
             entry.traffic: entry.bytes_per_step for entry in ledger.entries if entry.link == link
@@ -197,14 +195,9 @@ def ledger_lines(report: TrafficReport) -> Iterator[str]:
 def article_table(rows: tuple[ArticleRow, ...], title: str) -> Table:
     """The article's formulas beside rings."""
     published = any(row.published_bytes is not None for row in rows)
-    table = Table(title=title, title_justify="left")
-    table.add_column("row")
-    table.add_column("formula", overflow="fold")
-    if published:
-        table.add_column("published", justify="right")
-        table.add_column("with its slip", justify="right")
-    for name in ("formula gives", "rings send", "formula / rings"):
-        table.add_column(name, justify="right")
+    more = " | >published | >with its slip" if published else ""
+    columns = f"row | formula{more} | >formula gives | >rings send | >formula / rings"
+    table = new_table(columns, title=title)
     for row in rows:
         cells = [row.name, row.formula]
         if published:

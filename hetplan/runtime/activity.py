@@ -8,8 +8,10 @@ the beats go on the process is alive, whatever it does.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
+import struct
 import threading
 import time
 import zlib
@@ -18,8 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-
-from hetplan.runtime.tcp_retransmits import unanswered
 
 BEAT_SECONDS = 0.25
 """Rare enough to cost a rank nothing: a beat takes some 20 microseconds."""
@@ -30,6 +30,11 @@ RECORD_BYTES = 4096
 _MAX_OPERATION = 200
 _MAX_PEERS = 256
 _MAX_ADDRESSES = 32
+TCP_TABLE = Path("/proc/self/net/tcp")
+"""Of the network namespace that this process is in (proc(5), proc_net_tcp.txt of the kernel)."""
+_ESTABLISHED, _SYN_SENT = "01", "02"
+_MIN_RESENT = 2
+"""Once happens on any lossy link."""
 
 
 class ActivityKind(StrEnum):
@@ -184,3 +189,25 @@ def read_beat(path: Path) -> Beat | None:
         since_seconds=since,
         unanswered=tuple(addresses),
     )
+
+
+def unanswered(table: Path = TCP_TABLE) -> tuple[str, ...]:
+    """IPv4 addresses of peers that acknowledge nothing; empty where the system does not say.
+
+    Linux says of every TCP connection how often its first unacknowledged bytes were sent again. A
+    peer that is alive acknowledges them in its kernel, also when its process is stopped or
+    computes; bytes that are sent again and again for seconds mean that nothing passes.
+    """
+    try:
+        lines = table.read_text().splitlines()[1:]
+    except OSError:
+        return ()
+    addresses = set()
+    for line in lines:
+        columns = line.split()
+        remote, state, resent = columns[2], columns[3], int(columns[6], 16)
+        if state in (_ESTABLISHED, _SYN_SENT) and resent >= _MIN_RESENT:
+            # The kernel prints the four bytes as one number of the machine's byte order.
+            packed = struct.pack("=I", int(remote.split(":")[0], 16))
+            addresses.add(str(ipaddress.IPv4Address(packed)))
+    return tuple(sorted(addresses))

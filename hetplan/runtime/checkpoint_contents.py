@@ -91,7 +91,7 @@ class CheckpointManifest:
     huggingface_config: str | None = None
     """The config.json that imported weights came with; earlier versions wrote it."""
     trained: TrainedJob | None = None
-    """None: weights without a training."""
+    """None: weights alone, as earlier versions converted them; no run goes on from those."""
     hetplan_version: str = __version__
     schema: str = SCHEMA
 
@@ -146,21 +146,6 @@ def own_numerics(model: ModelSpec) -> Numerics:
         rotary_base=None if gpt else OWN_ROTARY_BASE,
         activation=Activation.GELU if gpt else Activation.SILU,
     )
-
-
-def numerics_differences(manifest: CheckpointManifest) -> tuple[str, ...]:
-    """What the trainer computes differently from the model that the weights come from."""
-    kept, own = manifest.numerics, own_numerics(manifest.model)
-    lines = []
-    if kept.norm_epsilon != own.norm_epsilon:
-        lines.append(f"the norms' epsilon is {kept.norm_epsilon:g}, here {own.norm_epsilon:g}")
-    if kept.rotary_base is not None and kept.rotary_base != own.rotary_base:
-        lines.append(f"the rotary base is {kept.rotary_base:g}, here {own.rotary_base:g}")
-    if kept.rotary_scaling is not None:
-        lines.append("rotary positions are stretched as in Llama 3, here they are not")
-    if kept.activation is not own.activation:
-        lines.append(f"the MLP has {kept.activation}, here {own.activation}")
-    return tuple(lines)
 
 
 def read_manifest(folder: Path) -> CheckpointManifest:

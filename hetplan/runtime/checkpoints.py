@@ -32,7 +32,6 @@ from hetplan.runtime.checkpoint_contents import (
     CheckpointManifest,
     TrainedJob,
     check_checkpoint,
-    numerics_differences,
     open_checkpoint,
 )
 from hetplan.runtime.training import CheckpointRequest
@@ -143,7 +142,7 @@ class Resume:
     folder: Path
     manifest: CheckpointManifest
     states: tuple[str, ...]
-    """Those that are read: of converted weights the weights alone, so the optimizer begins anew."""
+    """Those that are read: the weights, and what the update rule keeps of them."""
     trained: TrainedJob
     """What the run's own checkpoints say of the training."""
     notes: tuple[str, ...]
@@ -168,8 +167,12 @@ def resume_of(folder: Path, model: ModelSpec, job: Job, *, steps: int) -> Resume
     An InputError with every reason why it cannot: another model, other data, another update rule,
     steps that are done already, or a checkpoint that is not whole.
     """
+    states = (WEIGHTS, *RULE_STATES[job.optimizer])
     manifest, _ = open_checkpoint(folder, model, (WEIGHTS,))
     place, now, before = str(folder / MANIFEST), trained_job(job), manifest.trained
+    if before is None:
+        message = "holds weights without a training; a run goes on from what a run saved"
+        raise InputError(Fault(file=place, field="trained", message=message))
     faults = [
         Fault(
             file=place,
@@ -178,7 +181,7 @@ def resume_of(folder: Path, model: ModelSpec, job: Job, *, steps: int) -> Resume
             f"{getattr(now, name)}: the loss would not go on; give the job the same {name}",
         )
         for name in _SAME
-        if before is not None and getattr(before, name) != getattr(now, name)
+        if getattr(before, name) != getattr(now, name)
     ]
     if manifest.step >= steps:
         message = (
@@ -188,37 +191,22 @@ def resume_of(folder: Path, model: ModelSpec, job: Job, *, steps: int) -> Resume
         faults.append(Fault(file=place, field="step", message=message))
     if faults:
         raise InputError(*faults)
-    states: tuple[str, ...] = (WEIGHTS,)
-    if before is not None:
-        states = (WEIGHTS, *RULE_STATES[job.optimizer])
-        open_checkpoint(folder, model, states)
-    goes_on = before is not None and before.precision is now.precision
-    begun_from = before.begun_from if before is not None and goes_on else str(folder.resolve())
+    open_checkpoint(folder, model, states)
+    same = before.precision is now.precision
+    begun_from = before.begun_from if same else str(folder.resolve())
+    notes = [f"goes on from {folder}, after {manifest.step} steps"]
+    if not same:
+        notes.append(
+            f"trained in {before.precision} so far and in {now.precision} from here on: passes "
+            "round otherwise; weights and optimizer state are kept in float32 and lose nothing"
+        )
     return Resume(
         folder=folder,
         manifest=manifest,
         states=states,
         trained=replace(now, begun_from=begun_from),
-        notes=tuple(_notes(folder, manifest, now)),
+        notes=tuple(notes),
     )
-
-
-def _notes(folder: Path, manifest: CheckpointManifest, now: TrainedJob) -> list[str]:
-    before = manifest.trained
-    notes = [f"goes on from {folder}, after {manifest.step} steps"]
-    if before is None:
-        kept = ", ".join(manifest.states)
-        notes.append(f"{folder} is no training's checkpoint ({kept}): the optimizer begins anew")
-    elif before.precision is not now.precision:
-        notes.append(
-            f"trained in {before.precision} so far and in {now.precision} from here on: passes "
-            "round otherwise; weights and optimizer state are kept in float32 and lose nothing"
-        )
-    notes += [
-        f"the trainer computes otherwise: {difference}"
-        for difference in numerics_differences(manifest)
-    ]
-    return notes
 
 
 def check_loss_faults(resume: Resume | None) -> tuple[Fault, ...]:

@@ -2,7 +2,7 @@
 
 The data is synthetic: a Markov chain over the vocabulary in which each token is followed by one of
 `SUCCESSORS` others with fixed probabilities. A model that learns the table reaches the chain's
-entropy (`entropy_nats`, about 1.2 nats per token), one that knows nothing has ln(vocabulary); a
+entropy (about 1.2 nats per token), one that knows nothing has ln(vocabulary); a
 falling loss therefore shows that training works, and nothing about language.
 
 Sample n is the same whatever the plan: it is drawn from (seed, n) alone. Step t of a job uses
@@ -15,7 +15,6 @@ different sizes, they share each of the pipeline's in the order of the ranks.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,11 +26,6 @@ SUCCESSORS = (0.5, 0.25, 0.15, 0.10)
 
 # Independent streams of one seed.
 _TABLE_STREAM, _SAMPLE_STREAM = 0, 1
-
-
-def entropy_nats() -> float:
-    """Least mean loss per token that can be reached, where no token's successors coincide."""
-    return -sum(p * math.log(p) for p in SUCCESSORS)
 
 
 @dataclass(frozen=True, slots=True)

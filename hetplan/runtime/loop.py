@@ -23,8 +23,8 @@ from hetplan.cost.network.segments import TrafficClass
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.runtime.activity import Activity, ActivityKind
+from hetplan.runtime.communicator.channels import Groups, open_groups
 from hetplan.runtime.gradient_groups import reduction_of
-from hetplan.runtime.groups import Groups, open_groups
 from hetplan.runtime.measured import RankMeasure, SentBytes, StepRecord, TrainingReport
 from hetplan.runtime.placement import RankPlace, place_ranks
 from hetplan.runtime.trainer import Batch, Trainer
@@ -75,7 +75,6 @@ def train(
     activity = activity or Activity()
     others = tuple(place.rank for place in places if place.rank != rank)
     activity.begin("opening of connections", others, kind=ActivityKind.CONNECTING)
-    reduction = reduction_of(training.plan, places)
     groups = open_groups(
         places,
         rank,
@@ -85,7 +84,7 @@ def train(
             tuple(boundary.transport for boundary in pipeline.boundaries)
             for pipeline in training.plan.pipelines
         ],
-        reduction_groups=reduction.groups(),
+        reduction_groups=reduction_of(training.plan, places).groups(),
         sums=training.sums,
     )
     if groups is None:
@@ -93,20 +92,18 @@ def train(
     activity.begin("building of its layers", kind=ActivityKind.STARTING)
     pacer = _pacer(training, rank)
     memory = Memory(backend)
-    trainer = Trainer(
-        training.model,
-        training.job,
-        training.plan,
-        places,
-        rank,
-        groups,
-        backend,
-        reduction=reduction,
+    trainer = Trainer(training, places, rank, groups, backend, pacer=pacer, activity=activity)
+    checkpoints = RunCheckpoints(training, trainer.state, groups.control, activity)
+    loop = _Loop(
+        training=training,
+        trainer=trainer,
+        places=places,
+        rank=rank,
+        control=groups.control,
+        memory=memory,
         pacer=pacer,
         activity=activity,
     )
-    checkpoints = RunCheckpoints(training, trainer.state, groups.control, activity)
-    loop = _Loop(training, trainer, places, rank, groups.control, memory, pacer, activity)
     report = loop.run(checkpoints, on_step=on_step, stop=stop)
     activity.begin("exchange of sent bytes", others)
     return replace(report, sent=_sent_bytes(groups, len(places), len(report.steps)))
@@ -136,24 +133,22 @@ def _sent_bytes(groups: Groups, num_ranks: int, steps: int) -> tuple[SentBytes, 
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Loop:
     """The steps of one rank."""
 
-    def __init__(
-        self,
-        training: Training,
-        trainer: Trainer,
-        places: Sequence[RankPlace],
-        rank: int,
-        control: dist.ProcessGroup,
-        memory: Memory,
-        pacer: Pacer | None,
-        activity: Activity,
-    ) -> None:
-        self._training, self._trainer, self._places, self._rank = training, trainer, places, rank
-        self._control, self._memory, self._pacer = control, memory, pacer
-        self._activity = activity
-        self._others = tuple(place.rank for place in places if place.rank != rank)
+    training: Training
+    trainer: Trainer
+    places: Sequence[RankPlace]
+    rank: int
+    control: dist.ProcessGroup
+    memory: Memory
+    pacer: Pacer | None
+    activity: Activity
+
+    @property
+    def _others(self) -> tuple[int, ...]:
+        return tuple(place.rank for place in self.places if place.rank != self.rank)
 
     def run(
         self, checkpoints: RunCheckpoints, *, on_step: OnStep | None, stop: Stop | None
@@ -161,7 +156,7 @@ class _Loop:
         """Train the steps that are left; every rank gets the same report."""
         table: list[list[RankStep]] = []
         steps: list[StepRecord] = []
-        training = self._training
+        training = self.training
         first_step = checkpoints.resume()
         gc.collect()
         gc.freeze()  # what is there now stays, so later collections need not look at it
@@ -169,8 +164,8 @@ class _Loop:
         try:
             for step in range(first_step, training.steps):
                 table.append(self._step(step, stop))
-                steps.append(_record(step, table[-1], self._places))
-                self._activity.end()
+                steps.append(_record(step, table[-1], self.places))
+                self.activity.end()
                 if on_step is not None:
                     on_step(steps[-1])
                 stopped = bool(table[-1][0].stops)
@@ -189,30 +184,30 @@ class _Loop:
                 _rank_measure(
                     place, training.device_kinds[place.rank], [rows[place.rank] for rows in counted]
                 )
-                for place in self._places
+                for place in self.places
             ),
         )
 
     def _step(self, step: int, stop: Stop | None) -> list[RankStep]:
         """Train one step; the figures of all ranks."""
-        self._activity.begin(f"drawing of the samples of step {step + 1}")
-        batch = self._trainer.batch(step)
-        self._activity.begin(f"barrier before step {step + 1}", self._others)
+        self.activity.begin(f"drawing of the samples of step {step + 1}")
+        batch = self.trainer.batch(step)
+        self.activity.begin(f"barrier before step {step + 1}", self._others)
         own = self._timed_step(batch)
-        self._activity.begin(f"exchange of the figures of step {step + 1}", self._others)
-        if stop is not None and self._rank == 0 and stop(step + 1):
+        self.activity.begin(f"exchange of the figures of step {step + 1}", self._others)
+        if stop is not None and self.rank == 0 and stop(step + 1):
             own = replace(own, stops=1.0)
-        rows = _all_gather(list(astuple(own)), self._control, len(self._places))
+        rows = _all_gather(list(astuple(own)), self.control, len(self.places))
         names = RankStep.__dataclass_fields__
         return [RankStep(**dict(zip(names, row, strict=True))) for row in rows]
 
     def _timed_step(self, batch: Batch) -> RankStep:
-        pacer = self._pacer
+        pacer = self.pacer
         if pacer is not None:
             pacer.reset()
-        dist.barrier(group=self._control)
+        dist.barrier(group=self.control)
         started = time.perf_counter()
-        times = self._trainer.step(batch)
+        times = self.trainer.step(batch)
         return RankStep(
             seconds=time.perf_counter() - started,
             busy_seconds=times.busy_seconds,
@@ -223,7 +218,7 @@ class _Loop:
             loss_share=times.loss_share,
             paced_passes=pacer.passes if pacer else 0,
             overruns=pacer.overruns if pacer else 0,
-            peak_memory_bytes=self._memory.peak_bytes(),
+            peak_memory_bytes=self.memory.peak_bytes(),
             stops=0.0,
         )
 

@@ -26,18 +26,20 @@ from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.step_model.plan import sends_wait
 from hetplan.errors import InputError
-from hetplan.job.spec import Job, Precision
+from hetplan.job.spec import Precision
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.plan import Plan, RecomputeGranularity
+from hetplan.plans.plan import RecomputeGranularity
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.profiling.weights import FlatParameters
 from hetplan.runtime.activity import Activity
+from hetplan.runtime.communicator.channels import Groups
 from hetplan.runtime.data import MarkovTokens, block_numbers
 from hetplan.runtime.gradient_groups import (
     Exchange,
     Reduction,
     exchanged_parts,
+    reduction_of,
     shard_groups,
     shard_size,
 )
@@ -51,11 +53,11 @@ from hetplan.runtime.gradients import (
     named_parameters,
     parts_of,
 )
-from hetplan.runtime.groups import Groups
 from hetplan.runtime.messages import Messages
 from hetplan.runtime.model_stage import StageModule, StageShape
 from hetplan.runtime.passes import Passes, program_of
 from hetplan.runtime.placement import RankPlace, first_samples, samples_of
+from hetplan.runtime.training import Training
 from hetplan.runtime.training_state import TrainingState
 
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
@@ -98,21 +100,20 @@ class Trainer:
 
     def __init__(
         self,
-        model: ModelSpec,
-        job: Job,
-        plan: Plan,
+        training: Training,
         places: Sequence[RankPlace],
         rank: int,
         groups: Groups,
         backend: Backend,
         *,
-        reduction: Reduction,
         pacer: Pacer | None = None,
         activity: Activity | None = None,
     ) -> None:
-        """`reduction` is the plan's, for whose groups `groups` was opened. `activity` is told what
-        a step does.
+        """`groups` was opened for the groups of the plan's reduction. `activity` is told what a
+        step does.
         """
+        model, job, plan = training.model, training.job, training.plan
+        reduction = reduction_of(plan, places)
         if job.precision not in DTYPES:
             have = ", ".join(DTYPES)
             raise InputError(f"precision is {job.precision}; the trainer has {have}")

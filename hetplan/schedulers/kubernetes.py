@@ -13,13 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from hetplan.cluster.launch_domains import (
-    LaunchDomain,
-    Scheduler,
-    label_fault,
-    reference_fault,
-    resource_of,
-)
+from hetplan.cluster.launch_domains import LaunchDomain, Named, Scheduler, resource_of
 from hetplan.errors import Fault, InputError
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch
 from hetplan.schedulers.quoting import yaml_text
@@ -108,11 +102,11 @@ def _host_faults(domain: LaunchDomain, hosts: Sequence[Host]) -> list[Fault]:
     faults = []
     for host in hosts:
         # Names of nodes are labels of RFC 1123 with dots between them.
-        if any(label_fault(label) for label in host.name.split(".")):
+        if any(Named.LABEL.fault(label) for label in host.name.split(".")):
             message = f"{host.name} is no name of a node of Kubernetes: a-z, 0-9, '-' and '.'"
             faults.append(Fault(field="inputs.cluster", message=message))
     kind = hosts[0].device_kind
-    message = reference_fault(domain.image_of(kind))
+    message = Named.REFERENCE.fault(domain.image_of(kind))
     if message:
         text = f"domain {domain.name}: image for {kind}: {message}"
         faults.append(Fault(field=_DOMAINS, message=text))

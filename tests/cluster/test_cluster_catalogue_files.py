@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetplan.cluster.catalogue import load_catalogue, nearest_kinds, user_devices
+from hetplan.cluster.catalogue import kind_called, load_catalogue, nearest_kinds, user_devices
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 
@@ -218,12 +218,6 @@ def test_what_somebody_means_is_proposed(written, first, all_have):
     assert all(all_have in name for name in near)
 
 
-def test_driver_names_are_nearest_to_their_own_kind():
-    assert nearest_kinds("NVIDIA A100-SXM4-80GB", NAMES)[0] == "nvidia-a100-80gb-sxm"
-    assert nearest_kinds("NVIDIA H100 80GB HBM3", NAMES)[0].startswith("nvidia-h100-80gb")
-    assert nearest_kinds("AMD Instinct MI325X", NAMES)[0] == "amd-mi325x"
-
-
 @pytest.mark.parametrize("written", ["", "-", "x", "foo", "zzzzzzzzz", "?" * 50, "é"])
 def test_nothing_is_proposed_for_what_is_like_nothing(written):
     assert nearest_kinds(written, NAMES) == ()
@@ -238,9 +232,32 @@ def test_proposals_are_known_few_and_always_the_same(written, known):
     assert near == nearest_kinds(written, reversed(known))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_nearest_to_itself_and_found_without_its_vendor(name):
-    assert nearest_kinds(name, NAMES)[0] == name
-    if name != "cpu":
-        short = name.split("-", 1)[1]
-        assert name in nearest_kinds(short, NAMES)
+def test_a_name_is_nearest_to_itself_and_found_without_its_vendor():
+    for name in NAMES:
+        assert nearest_kinds(name, NAMES)[0] == name
+        if name != "cpu":
+            assert name in nearest_kinds(name.split("-", 1)[1], NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("A100-SXM4-40GB", "nvidia-a100-40gb-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "nvidia-a100-40gb-sxm"),
+        ("NVIDIA A100-SXM4-80GB", "nvidia-a100-80gb-sxm"),
+        ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-sxm"),
+        ("NVIDIA H200", "nvidia-h200-141gb-sxm"),
+        ("Tesla V100-SXM2-32GB", "nvidia-v100-32gb-sxm"),
+        ("Tesla T4", "nvidia-t4-16gb-pcie"),
+        ("AMD Instinct MI300X OAM", "amd-mi300x"),
+        ("AMD Instinct MI300X", "amd-mi300x"),
+        ("NVIDIA L40S", "nvidia-l40s"),
+        ("NVIDIA L40", "nvidia-l40-48gb-pcie"),
+        ("NVIDIA H200 NVL", ""),
+        ("NVIDIA GeForce RTX 4090 D", ""),
+        ("NVIDIA", ""),
+        ("", ""),
+    ],
+)
+def test_a_drivers_name_is_its_kind_or_none(name: str, kind: str) -> None:
+    assert kind_called(name, load_catalogue(SHIPPED)) == kind

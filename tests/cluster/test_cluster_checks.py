@@ -88,156 +88,72 @@ LINK = "region_links[0]."
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "field", "says"),
+    ("old", "new", "field"),
     [
-        ("per_node: 4", "per_node: 3", ISLAND + "nics.per_node", "3 NICs and 8 devices"),
-        ("rails: 4", "rails: 3", ISLAND + "nics.rails", "3 rails do not divide the 4 NICs"),
-        (
-            "rails: 4",
-            "of_device: [0, 1]",
-            ISLAND + "nics.of_device",
-            "2 entries for 8 devices; write one number per device",
-        ),
-        (
-            "rails: 4",
-            "of_device: [0, 0, 1, 1, 2, 2, 3, 4]",
-            ISLAND + "nics.of_device[7]",
-            "there is no NIC 4; a node has 0 to 3",
-        ),
-        (
-            "rails: 4",
-            "most_per_device: 2",
-            ISLAND + "nics.most_per_device",
-            "8 devices with 2 NICs each need 16, a node has 4",
-        ),
+        ("per_node: 4", "per_node: 3", ISLAND + "nics.per_node"),
+        ("rails: 4", "rails: 3", ISLAND + "nics.rails"),
+        ("rails: 4", "of_device: [0, 1]", ISLAND + "nics.of_device"),
+        ("rails: 4", "of_device: [0, 0, 1, 1, 2, 2, 3, 4]", ISLAND + "nics.of_device[7]"),
+        ("rails: 4", "most_per_device: 2", ISLAND + "nics.most_per_device"),
         (
             "inter_node: {latency",
             "inter_node: {bandwidth: 13 GB/s, latency",
             ISLAND + "inter_node.bandwidth",
-            "13 GB/s is more than one device's share of the NICs, 12.5 GB/s",
         ),
-        (
-            "pcie_switches: 4",
-            "pcie_switches: 3",
-            ISLAND + "pcie_switches",
-            "3 PCIe switches do not divide the 8 devices",
-        ),
-        (
-            "pcie_switches: 4",
-            "pcie_switches: -1",
-            ISLAND + "pcie_switches",
-            "write how many there are in a node, or a list",
-        ),
-        (
-            "[0, 0, 0, 0, 1, 1, 1, 1]",
-            "[0, 0, 0, 1, 1, 1, 1]",
-            ISLAND + "numa_nodes",
-            "7 entries for 8 devices",
-        ),
-        ('["n[1-2]"]', '["n[1-3]"]', ISLAND + "node_names", "stands for 3 names, the island has 2"),
-        ('["n[1-2]"]', '["n[2-1]"]', ISLAND + "node_names[0]", "ends before it begins"),
-        ('["n[1-2]"]', '["n[1-2"]', ISLAND + "node_names[0]", "write a name or a range"),
-        ('["n[1-2]"]', "[x, x]", ISLAND + "node_names[1]", "node 'x' is already named on line"),
-        (
-            '["n[1-2]"]',
-            '["n[1-99999999999]"]',
-            ISLAND + "node_names[0]",
-            "more than 9 digits",
-        ),
-        ("price: 2.5 USD/h", "price: 2.5", ISLAND + "price", 'such as "2.5 USD/h"'),
-        (
-            "power_cap: 300 W",
-            "power_cap: 401 W",
-            ISLAND + "power_cap",
-            "401 W is more than the 400 W of nvidia-a100-80gb-sxm's board",
-        ),
-        ("power_cap: 300 W", "power_cap: 0 W", ISLAND + "power_cap", "zero"),
-        (
-            "power_cap: 300 W",
-            "power_cap: 40 W",
-            ISLAND + "power_cap",
-            "10% of the board's limit is no more than the 10% that a device is taken to draw",
-        ),
-        ("clock_ratio: 0.9", "clock_ratio: 0", ISLAND + "clock_ratio", "must be more than 0"),
-        ("clock_ratio: 0.9", "clock_ratio: 1.6", ISLAND + "clock_ratio", "at most 1.5"),
-        ("clock_ratio: 0.9", "clock_ratio: 1.2 GHz", ISLAND + "clock_ratio", "write a number"),
-        ("speed_spread: 0.03", "speed_spread: -0.1", ISLAND + "speed_spread", "at least 0"),
-        ("speed_spread: 0.03", "speed_spread: 3", ISLAND + "speed_spread", "at most 1"),
-        ("compute_share: 0.15", "compute_share: 1", LINK + "compute_share", "less than 1"),
-        ("compute_share: 0.15", "compute_share: 20", LINK + "compute_share", "less than 1"),
-        (
-            "loss_recovery: go-back-n",
-            "loss_recovery: go_back_n",
-            LINK + "loss_recovery",
-            "did you mean go-back-n?",
-        ),
-        ("equal_cost_paths: 8", "equal_cost_paths: 0", LINK + "equal_cost_paths", "at least 1"),
-        ("equal_cost_paths: 8", "equal_cost_path: 8", LINK + "equal_cost_path", "did you mean"),
-        ("power: 700 W", "power: 700 USD/h", ISLAND + "power", "is a unit of price per hour"),
-        ("power_limit: 100 kW", "power_limit: 5 kW", "sites[0].power_limit", "5.6 kW"),
-        ("site: here", "site: there", "regions[0].site", "unknown site 'there'; nearest: here"),
-        ("site: here", "site: there", "sites[0].name", "no region has `site: here`"),
-        ("    round_trip: 30 ms\n", "", LINK + "latency", "or round_trip (there and back)"),
-        (
-            "round_trip: 30 ms",
-            "round_trip: 30 ms\n    latency: 15 ms",
-            LINK + "round_trip",
-            "latency is given too",
-        ),
-        ("    streams: 8\n", "", LINK + "window", "limits one stream; add streams"),
-        (
-            "    window: 16 MiB\n    loss: 0.0001\n    segment: 8960 B\n",
-            "",
-            LINK + "streams",
-            "limit nothing without window or loss",
-        ),
-        ("    loss: 0.0001\n", "", LINK + "segment", "counts only with loss"),
-        ("    loss: 0.0001\n", "", LINK + "loss_recovery", "counts only with loss"),
-        ("loss: 0.0001", "loss: 1.5", LINK + "loss", "it must be less than 1"),
-        (
-            "bandwidth_shared: 100 Gbit/s",
-            "bandwidth: 100 Gbit/s",
-            LINK + "bandwidth",
-            "does not say whose it is; write bandwidth_per_device",
-        ),
-        (
-            "    bandwidth_shared: 100 Gbit/s\n",
-            "",
-            LINK + "bandwidth_per_device",
-            "this required key is missing",
-        ),
+        ("pcie_switches: 4", "pcie_switches: 3", ISLAND + "pcie_switches"),
+        ("pcie_switches: 4", "pcie_switches: -1", ISLAND + "pcie_switches"),
+        ("[0, 0, 0, 0, 1, 1, 1, 1]", "[0, 0, 0, 1, 1, 1, 1]", ISLAND + "numa_nodes"),
+        ('["n[1-2]"]', '["n[1-3]"]', ISLAND + "node_names"),
+        ('["n[1-2]"]', '["n[2-1]"]', ISLAND + "node_names[0]"),
+        ('["n[1-2]"]', '["n[1-2"]', ISLAND + "node_names[0]"),
+        ('["n[1-2]"]', "[x, x]", ISLAND + "node_names[1]"),
+        ('["n[1-2]"]', '["n[1-99999999999]"]', ISLAND + "node_names[0]"),
+        ("price: 2.5 USD/h", "price: 2.5", ISLAND + "price"),
+        ("power_cap: 300 W", "power_cap: 401 W", ISLAND + "power_cap"),
+        ("power_cap: 300 W", "power_cap: 0 W", ISLAND + "power_cap"),
+        ("power_cap: 300 W", "power_cap: 40 W", ISLAND + "power_cap"),
+        ("clock_ratio: 0.9", "clock_ratio: 0", ISLAND + "clock_ratio"),
+        ("clock_ratio: 0.9", "clock_ratio: 1.6", ISLAND + "clock_ratio"),
+        ("clock_ratio: 0.9", "clock_ratio: 1.2 GHz", ISLAND + "clock_ratio"),
+        ("speed_spread: 0.03", "speed_spread: -0.1", ISLAND + "speed_spread"),
+        ("speed_spread: 0.03", "speed_spread: 3", ISLAND + "speed_spread"),
+        ("compute_share: 0.15", "compute_share: 1", LINK + "compute_share"),
+        ("compute_share: 0.15", "compute_share: 20", LINK + "compute_share"),
+        ("loss_recovery: go-back-n", "loss_recovery: go_back_n", LINK + "loss_recovery"),
+        ("equal_cost_paths: 8", "equal_cost_paths: 0", LINK + "equal_cost_paths"),
+        ("equal_cost_paths: 8", "equal_cost_path: 8", LINK + "equal_cost_path"),
+        ("power: 700 W", "power: 700 USD/h", ISLAND + "power"),
+        ("power_limit: 100 kW", "power_limit: 5 kW", "sites[0].power_limit"),
+        ("site: here", "site: there", "regions[0].site"),
+        ("site: here", "site: there", "sites[0].name"),
+        ("    round_trip: 30 ms\n", "", LINK + "latency"),
+        ("round_trip: 30 ms", "round_trip: 30 ms\n    latency: 15 ms", LINK + "round_trip"),
+        ("    streams: 8\n", "", LINK + "window"),
+        ("    window: 16 MiB\n    loss: 0.0001\n    segment: 8960 B\n", "", LINK + "streams"),
+        ("    loss: 0.0001\n", "", LINK + "segment"),
+        ("    loss: 0.0001\n", "", LINK + "loss_recovery"),
+        ("loss: 0.0001", "loss: 1.5", LINK + "loss"),
+        ("bandwidth_shared: 100 Gbit/s", "bandwidth: 100 Gbit/s", LINK + "bandwidth"),
+        ("    bandwidth_shared: 100 Gbit/s\n", "", LINK + "bandwidth_per_device"),
         (
             "bandwidth_shared: 100 Gbit/s",
             "bandwidth_shared: 100 Gbit/s\n    bandwidth_per_device: 200 Gbit/s",
             LINK + "bandwidth_per_device",
-            "were they exchanged?",
         ),
-        (
-            "[north, south]",
-            "[north, suoth]",
-            LINK + "between[1]",
-            "unknown region 'suoth'; nearest: south",
-        ),
-        ("[north, south]", "[north, north]", LINK + "between", "both ends are north"),
+        ("[north, south]", "[north, suoth]", LINK + "between[1]"),
+        ("[north, south]", "[north, north]", LINK + "between"),
         (
             "round_trip: 30 ms",
             "round_trip: 30 ms\n    transport: device-direct",
             LINK + "transport",
-            "fast is nvidia and slow is amd",
         ),
-        (
-            "bandwidth: 32 GB/s, latency: 3 us",
-            "latency: 3 us",
-            ISLAND + "intra_node.bandwidth",
-            "this required key is missing",
-        ),
+        ("bandwidth: 32 GB/s, latency: 3 us", "latency: 3 us", ISLAND + "intra_node.bandwidth"),
     ],
 )
-def test_faults(tmp_path, old, new, field, says):
+def test_faults(tmp_path, old, new, field):
     assert old in TEXT
     found = faults(tmp_path, TEXT.replace(old, new, 1))
     assert field in [place for place, _ in found], found
-    assert any(place == field and says in message for place, message in found), found
 
 
 def test_faults_come_all_at_once(tmp_path):
@@ -304,16 +220,6 @@ def test_a_default_that_cannot_be_direct_is_said_once(tmp_path):
     ((field, message),) = faults(tmp_path, cluster(regions, default))
     assert field == "links_default.within_region.transport"
     assert "a0 is amd and n0 is nvidia" in message
-
-
-def test_thousands_of_unknown_names_are_refused_quickly(tmp_path):
-    links = "".join(
-        f"  - {{between: [no{n}, nor{n}], bandwidth_per_device: 1 GB/s, latency: 1 ms}}\n"
-        for n in range(300)
-    )
-    islands = "".join(island(f"i{n}") for n in range(300))
-    found = faults(tmp_path, cluster({"r": islands}, "links:\n" + links + DEFAULTS))
-    assert len(found) == 600
 
 
 def test_shipped_clusters_of_the_second_form():

@@ -66,12 +66,6 @@ def test_each_limit_by_hand():
     ) == pytest.approx(10 * GBIT / 32)
 
 
-def test_what_takes_no_time_limits_nothing():
-    assert window_limit(1.0, 0.0) == math.inf
-    assert loss_limit(0.5, 0.0, 1460.0) == math.inf
-    assert loss_limit(0.0, 0.1, 1460.0) == math.inf
-
-
 FIGURES = st.fixed_dictionaries(
     {
         "round_trip_seconds": st.floats(0, 1),

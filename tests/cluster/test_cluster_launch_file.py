@@ -103,137 +103,86 @@ def test_kubernetes_counts_devices_under_names_that_are_known_or_given(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("launch", "field", "says"),
+    ("launch", "field"),
     [
-        ("{name: a, islands: []}", "launch[0].islands", "at least 1"),
-        ("{name: a}", "launch[0].islands", "required key is missing"),
-        ("{name: A b, islands: [fast]}", "launch[0].name", "write 1 to 40 of a-z"),
-        ("{name: ../x, islands: [fast]}", "launch[0].name", "write 1 to 40 of a-z"),
-        ("{name: hosts, islands: [fast]}", "launch[0].name", "that no domain names"),
-        ("{name: a, islands: [fasst]}", "launch[0].islands[0]", "nearest: fast"),
-        ("{name: a, islands: [fast, fast]}", "launch[0].islands[1]", "already in 'a'"),
-        ("{name: a, islands: [fast], scheduler: pbs}", "launch[0].scheduler", "one of hosts"),
-        ("{name: a, islands: [fast], interface: eth0;id}", "launch[0].interface", "ip link"),
-        ("{name: a, islands: [fast], interface: sixteen-letters-}", "launch[0].interface", "15"),
-        ("{name: a, islands: [fast], interface: -eth0}", "launch[0].interface", "ip link"),
-        (
-            "{name: a, islands: [fast], fabric_devices: [$(id)]}",
-            "launch[0].fabric_devices[0]",
-            "ib",
-        ),
-        ("{name: a, islands: [fast], first_port: 80}", "launch[0].first_port", "from 1024"),
-        ("{name: a, islands: [fast], last_port: 70000}", "launch[0].last_port", "65535"),
-        ("{name: a, islands: [fast], first_port: 29999}", "launch[0].last_port", "two ports"),
-        ("{name: a, islands: [fast], image: 'a b'}", "launch[0].image", "[registry/]name"),
-        ("{name: a, islands: [fast], image: '$(id)'}", "launch[0].image", "[registry/]name"),
-        ("{name: a, islands: [fast], ssh_user: '-oX'}", "launch[0].ssh_user", "login name"),
-        ("{name: a, islands: [fast], ssh_port: 0}", "launch[0].ssh_port", "at least 1"),
-        ("{name: a, islands: [fast], partition: gpu}", "launch[0].partition", "slurm domains"),
-        ("{name: a, islands: [fast], time_limit: 1 h}", "launch[0].time_limit", "slurm domains"),
-        (
-            "{name: a, islands: [fast], scheduler: slurm, time_limit: 5 s}",
-            "launch[0].time_limit",
-            "from a minute",
-        ),
-        (
-            "{name: a, islands: [fast], scheduler: slurm, ssh_user: u}",
-            "launch[0].ssh_user",
-            "hosts domains",
-        ),
-        ("{name: a, islands: [fast], namespace: n}", "launch[0].namespace", "kubernetes domains"),
+        ("{name: a, islands: []}", ".islands"),
+        ("{name: a}", ".islands"),
+        ("{name: A b, islands: [fast]}", ".name"),
+        ("{name: ../x, islands: [fast]}", ".name"),
+        ("{name: hosts, islands: [fast]}", ".name"),
+        ("{name: a, islands: [fasst]}", ".islands[0]"),
+        ("{name: a, islands: [fast, fast]}", ".islands[1]"),
+        ("{name: a, islands: [fast], scheduler: pbs}", ".scheduler"),
+        ("{name: a, islands: [fast], interface: eth0;id}", ".interface"),
+        ("{name: a, islands: [fast], interface: sixteen-letters-}", ".interface"),
+        ("{name: a, islands: [fast], interface: -eth0}", ".interface"),
+        ("{name: a, islands: [fast], fabric_devices: [$(id)]}", ".fabric_devices[0]"),
+        ("{name: a, islands: [fast], first_port: 80}", ".first_port"),
+        ("{name: a, islands: [fast], last_port: 70000}", ".last_port"),
+        ("{name: a, islands: [fast], first_port: 29999}", ".last_port"),
+        ("{name: a, islands: [fast], image: 'a b'}", ".image"),
+        ("{name: a, islands: [fast], image: '$(id)'}", ".image"),
+        ("{name: a, islands: [fast], ssh_user: '-oX'}", ".ssh_user"),
+        ("{name: a, islands: [fast], ssh_port: 0}", ".ssh_port"),
+        ("{name: a, islands: [fast], partition: gpu}", ".partition"),
+        ("{name: a, islands: [fast], time_limit: 1 h}", ".time_limit"),
+        ("{name: a, islands: [fast], scheduler: slurm, time_limit: 5 s}", ".time_limit"),
+        ("{name: a, islands: [fast], scheduler: slurm, ssh_user: u}", ".ssh_user"),
+        ("{name: a, islands: [fast], namespace: n}", ".namespace"),
         (
             "{name: a, islands: [fast], scheduler: kubernetes, image: i, namespace: 'N/x'}",
-            "launch[0].namespace",
-            "1 to 63",
+            ".namespace",
         ),
-        (
-            "{name: a, islands: [fast], scheduler: kubernetes}",
-            "launch[0].image",
-            "needs a container",
-        ),
-        (
-            "{name: a, islands: [fast], scheduler: kubernetes, image: /x.sqsh}",
-            "launch[0].image",
-            "Kubernetes pulls",
-        ),
-        (
-            "{name: a, islands: [fast], kinds: [{device: amd-mi210}]}",
-            "launch[0].kinds[0].device",
-            "of this domain's islands",
-        ),
+        ("{name: a, islands: [fast], scheduler: kubernetes}", ".image"),
+        ("{name: a, islands: [fast], scheduler: kubernetes, image: /x.sqsh}", ".image"),
+        ("{name: a, islands: [fast], kinds: [{device: amd-mi210}]}", ".kinds[0].device"),
         (
             f"{{name: a, islands: [fast], kinds: [{{device: {NVIDIA}}}, {{device: {NVIDIA}}}]}}",
-            "launch[0].kinds[1].device",
-            "twice",
+            ".kinds[1].device",
         ),
         (
             f"{{name: a, islands: [fast], kinds: [{{device: {NVIDIA}, resource: x/y}}]}}",
-            "launch[0].kinds[0].resource",
-            "plain hosts",
+            ".kinds[0].resource",
         ),
         (
             "{name: a, islands: [fast], scheduler: kubernetes, image: i, "
             f"kinds: [{{device: {NVIDIA}, resource: gpu}}]}}",
-            "launch[0].kinds[0].resource",
-            "device plugin",
+            ".kinds[0].resource",
         ),
         (
             "{name: a, islands: [fast], scheduler: slurm, "
             f"kinds: [{{device: {NVIDIA}, resource: 'a:1'}}]}}",
-            "launch[0].kinds[0].resource",
-            "gres.conf",
+            ".kinds[0].resource",
         ),
-        (
-            "{name: a, islands: [fast], addresses: {n1: '10.0.0.1 '}}",
-            "launch[0].addresses.n1",
-            "host",
-        ),
-        (
-            "{name: a, islands: [fast], addresses: {n1: 10.0.0.256}}",
-            "launch[0].addresses.n1",
-            "host",
-        ),
-        ("{name: a, islands: [fast], addresses: {n1: 0.0.0.0}}", "launch[0].addresses.n1", "reach"),
-        ("{name: a, islands: [fast], addresses: {n1: '`id`'}}", "launch[0].addresses.n1", "host"),
-        ("{name: a, islands: [fast], addresses: {n3: a}}", "launch[0].addresses.n3", "nearest: n"),
-        (
-            "{name: a, islands: [fast], addresses: {m1: a}}",
-            "launch[0].addresses.m1",
-            "unknown node",
-        ),
+        ("{name: a, islands: [fast], addresses: {n1: '10.0.0.1 '}}", ".addresses.n1"),
+        ("{name: a, islands: [fast], addresses: {n1: 10.0.0.256}}", ".addresses.n1"),
+        ("{name: a, islands: [fast], addresses: {n1: 0.0.0.0}}", ".addresses.n1"),
+        ("{name: a, islands: [fast], addresses: {n1: '`id`'}}", ".addresses.n1"),
+        ("{name: a, islands: [fast], addresses: {n3: a}}", ".addresses.n3"),
+        ("{name: a, islands: [fast], addresses: {m1: a}}", ".addresses.m1"),
         (
             "{name: a, islands: [fast], addresses: {'n[1-2]': '10.0.0.[1-3]'}}",
-            "launch[0].addresses.'n[1-2]'",
-            "2 nodes and 3 addresses",
+            ".addresses.'n[1-2]'",
         ),
         (
             "{name: a, islands: [fast], addresses: {'n[1-2]': '10.0.0.[255-256]'}}",
-            "launch[0].addresses.'n[1-2]'",
-            "10.0.0.256",
+            ".addresses.'n[1-2]'",
         ),
         (
             "{name: a, islands: [fast], addresses: {'n[1-9999999]': '10.0.0.[1-9999999]'}}",
-            "launch[0].addresses.'n[1-9999999]'",
-            "more than",
+            ".addresses.'n[1-9999999]'",
         ),
-        (
-            "{name: a, islands: [fast], addresses: {n1: a, n2: a}}",
-            "launch[0].addresses.n2",
-            "already the address of 'n1'",
-        ),
+        ("{name: a, islands: [fast], addresses: {n1: a, n2: a}}", ".addresses.n2"),
         (
             "{name: a, islands: [fast], addresses: {n1: a, 'n[1-2]': 'b[1-2]'}}",
-            "launch[0].addresses.'n[1-2]'",
-            "two addresses",
+            ".addresses.'n[1-2]'",
         ),
-        ("{name: a, islands: [fast], interfase: eth0}", "launch[0].interfase", "interface"),
-        ("7", "launch[0]", "mapping"),
+        ("{name: a, islands: [fast], interfase: eth0}", ".interfase"),
+        ("7", ""),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_place(tmp_path, launch, field, says):
-    found = faults(tmp_path, f"  - {launch}\n")
-    assert [each for each, _ in found] == [field]
-    assert says in found[0][1]
+def test_what_cannot_be_is_refused_with_its_place(tmp_path, launch, field):
+    assert [each for each, _ in faults(tmp_path, f"  - {launch}\n")] == [f"launch[0]{field}"]
 
 
 def test_two_domains_have_two_names_and_share_no_island(tmp_path):
@@ -244,12 +193,6 @@ def test_two_domains_have_two_names_and_share_no_island(tmp_path):
 def test_a_value_made_by_hand_is_checked_as_well():
     with pytest.raises(InputError, match="interface"):
         LaunchDomain(name="a", islands=("x",), interface="$(id)")
-
-
-def test_a_part_of_a_cluster_keeps_its_domains():
-    found = load_cluster(shipped_folder("configs") / "clusters" / "three-domains.yaml")
-    part = replace(found, islands=found.islands[:1])
-    assert part.domain_of_island("h100") == found.domain_of_island("h100")
 
 
 def test_an_island_of_two_domains_is_no_value():
@@ -286,16 +229,6 @@ def test_addresses_that_pass_hold_nothing_that_a_shell_reads(word):
     address = domain.address_of("node")
     assert not set(address) & set(" $`'\"\\;|&<>(){}[]*?#~!%/\n\t\0é\u202e")
     assert not address.startswith("-")
-
-
-def test_the_shipped_example_has_one_domain_of_each_scheduler():
-    found = load_cluster(shipped_folder("configs") / "clusters" / "three-domains.yaml")
-    assert [domain.scheduler for domain in found.launch_domains] == [
-        Scheduler.SLURM,
-        Scheduler.KUBERNETES,
-        Scheduler.HOSTS,
-    ]
-    assert found.domain_of_island("bench").address_of("oak") == "oak.lab.example.org"
 
 
 def test_the_commented_example_of_every_key_is_right(tmp_path):

@@ -82,11 +82,6 @@ def test_links_names_and_regions_stay(clusters: Sequence[Cluster], data: st.Data
             assert left.link_between(one.name, two.name) == whole.link_between(one.name, two.name)
 
 
-def test_nothing_gone_is_the_same_cluster(clusters: Sequence[Cluster]) -> None:
-    for whole in clusters:
-        assert part_left(whole, ()) == whole
-
-
 def test_hosts_that_are_gone_are_forbidden_nodes(clusters: Sequence[Cluster]) -> None:
     """The search sees what is left as it sees a job that forbids those nodes."""
     job = Job(
@@ -101,10 +96,6 @@ def test_hosts_that_are_gone_are_forbidden_nodes(clusters: Sequence[Cluster]) ->
     forbidding = replace(job, forbid=Forbids(nodes=("a/1", "c/3")))
     left = part_left(whole, {"h2", "c-3"})
     assert allowed_cluster(left, job) == allowed_cluster(whole, forbidding)
-
-
-def test_a_host_that_is_out_already_may_be_gone_too(clusters: Sequence[Cluster]) -> None:
-    assert part_left(clusters[1], {"c-1"}) == clusters[1]
 
 
 def test_an_unknown_host_is_named_with_those_that_are_near(clusters: Sequence[Cluster]) -> None:

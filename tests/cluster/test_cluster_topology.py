@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hetplan.cluster import hosts as topology
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
-from hetplan.cluster.node import Nics, count_names, expand_names, spread_evenly
+from hetplan.cluster.node import Nics, count_names, expand_names
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 
@@ -83,11 +83,6 @@ def test_no_nic_is_promised_twice(per_node, devices, most, data):
             load[nic] += share / len(own)
     assert max(load) <= 1 + 1e-9
     assert max(load) == pytest.approx(1) or (devices % per_node and not of_device)
-
-
-def test_counts_are_spread_in_order():
-    assert spread_evenly(2, 8) == (0, 0, 0, 0, 1, 1, 1, 1)
-    assert spread_evenly(8, 8) == tuple(range(8))
 
 
 @given(first=st.integers(0, 500), count=st.integers(1, 500), width=st.integers(1, 5))

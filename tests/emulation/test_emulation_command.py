@@ -13,14 +13,12 @@ from typer.testing import CliRunner
 
 from hetplan.cli.main import app
 from hetplan.emulation import tools
-from hetplan.emulation.pace import least_headroom, make_pace, slow_downs
+from hetplan.emulation.pace import least_headroom, pace_of_cluster, slow_downs
 from hetplan.errors import InputError
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.predict.predictor import LayerQuery
 from hetplan.profiling.pacing import load_pace
-
-UP = ("up", str(FOUR_HOSTS))
 
 
 def emulate(*words: str) -> tuple[int, str, str]:
@@ -28,10 +26,23 @@ def emulate(*words: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_without_root_it_says_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        ((os, "geteuid", lambda: 1000), "sudo"),
+        ((tools, "TUN", Path("/nowhere")), "modprobe tun"),
+        ((tools, "tool", lambda name: name), "ip and tc not found: install iproute2"),
+        ((tools, "_has_capabilities", lambda: False), "NET_ADMIN and SYS_ADMIN"),
+        ((sys, "platform", "darwin"), "Linux"),
+    ],
+)
+def test_what_the_machine_lacks_is_said(
+    monkeypatch: pytest.MonkeyPatch, lacks: tuple[object, str, object], says: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(*lacks)
     for words in (
-        UP,
+        ("up", str(FOUR_HOSTS)),
         ("with", str(FOUR_HOSTS), "--", "true"),
         ("down", "--all"),
         ("run", "x", "y", "--", "true"),
@@ -39,38 +50,7 @@ def test_without_root_it_says_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         code, _, said = emulate(*words)
         assert code == 2, words
-        assert "sudo" in said
-
-
-def test_without_tap_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(tools, "TUN", tmp_path / "none")
-    code, _, said = emulate(*UP)
-    assert code == 2
-    assert "modprobe tun" in said
-    assert "--device /dev/net/tun" in said
-
-
-def test_without_the_tools_it_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(tools, "_SBIN", ())
-    code, _, said = emulate(*UP)
-    assert code == 2
-    assert "ip and tc not found: install iproute2" in said
-
-
-def test_without_capabilities_it_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(tools, "_has_capabilities", lambda: False)
-    code, _, said = emulate(*UP)
-    assert code == 2
-    assert "NET_ADMIN and SYS_ADMIN" in said
-
-
-def test_on_another_system_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert "Linux" in tools.missing()[0]
+        assert says in said
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
@@ -137,16 +117,16 @@ def test_kinds_are_slower_by_given_factors() -> None:
 def test_a_pace_has_every_shape_of_every_kind_in_proportion() -> None:
     model = load_model(ROOT / "configs/models/gpt-tiny.yaml")
     job = load_job(ROOT / "configs/jobs/gpt-tiny.yaml")
-    pace = make_pace(
+    pace = pace_of_cluster(
         Core(),  # type: ignore[arg-type]
+        four_hosts(),
         model,
         job,
-        factors={"quick": 1.0, "slow": 3.0},
         headroom=4.0,
         microbatch_sizes=(1, 2),
         tp_degrees=(1,),
     )
-    quick, slow = pace.kinds
+    quick, slow = pace.kind("emulated-fast"), pace.kind("emulated-slow")
     assert (quick.slow_down, slow.slow_down) == (4.0, 12.0)
     assert len(quick.entries) == len(slow.entries) == 2 * 2 * len({e.layer for e in quick.entries})
     for one, other in zip(quick.entries, slow.entries, strict=True):

@@ -52,23 +52,6 @@ def test_a_wrong_or_unclear_number_of_ranks_is_refused() -> None:
         nccl(RANKS.split("\n")[7], "# nranks 7", HEADER, UNITS, ROW)  # rank 7 is the eighth
 
 
-@pytest.mark.parametrize(("in_place", "operation"), [("N/A", "send_recv"), ("0", "all_reduce")])
-def test_two_ranks_are_told_apart_by_what_was_checked(in_place: str, operation: str) -> None:
-    """Among two ranks both have the same rates; only sendrecv_perf leaves in-place unchecked."""
-    row = f"  4000  1000  float  sum  -1  20.0  0.20  0.20  0  16.0  0.25  0.25  {in_place}"
-    (sample,) = nccl("\n".join(RANKS.split("\n")[:2]), HEADER, UNITS, row).links
-    assert sample.operation == operation
-
-
-def test_two_unchecked_ranks_need_the_name_which_a_file_may_have() -> None:
-    row = "  4000  1000  float  sum  -1  20.0  0.20  0.20  N/A  16.0  0.25  0.25  N/A"
-    parts = ("\n".join(RANKS.split("\n")[:2]), HEADER, UNITS, row)
-    with pytest.raises(InputError, match="all_reduce, sendrecv"):
-        nccl(*parts)
-    (sample,) = nccl(*parts, file="logs/nccl_allreduce.txt").links
-    assert sample.operation == "all_reduce"
-
-
 def test_rccl_json_with_one_object_per_line() -> None:
     def line(in_place: int, wrong: str = "0") -> str:
         values = {"#wrong": wrong, "algBw": 2.0, "busBw": 3.5, "gpus": 8, "inPlace": in_place}

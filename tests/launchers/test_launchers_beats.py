@@ -15,8 +15,8 @@ from hetplan.runtime.activity import (
     Heartbeat,
     read_beat,
     record_of,
+    unanswered,
 )
-from hetplan.runtime.tcp_retransmits import unanswered
 
 
 def beat(operation: str, *peers: int) -> Beat:

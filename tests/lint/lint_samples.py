@@ -23,7 +23,6 @@ from hetplan.profiling.samples import LayerSample, LinkSample, Provenance, heade
 from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 
 NOISE = 0.03
-STEP_NOISE = 0.02  # a step time is a mean over iterations, a layer time a median of short runs
 MODELS = ("OPT-350", "GPT-Neo-2.7", "OPT-30")
 DEVICES = ("A100-40", "V100-16")
 MICROBATCHES = (1, 2, 4, 8)
@@ -31,9 +30,9 @@ TP = (1, 2, 4)
 Rows = list[dict[str, Any]]
 
 
-def noisy(value: float, random_: random.Random, noise: float = NOISE) -> float:
-    """The value times exp(N(0, noise)), at most three deviations away."""
-    return value * math.exp(max(-3.0, min(3.0, random_.gauss(0.0, 1.0))) * noise)
+def noisy(value: float, random_: random.Random) -> float:
+    """The value times exp(N(0, NOISE)), at most three deviations away."""
+    return value * math.exp(max(-3.0, min(3.0, random_.gauss(0.0, 1.0))) * NOISE)
 
 
 @dataclass
@@ -44,7 +43,6 @@ class Bundle:
     operators: Rows = field(default_factory=list)
     collectives: Rows = field(default_factory=list)
     efficiencies: Rows = field(default_factory=list)
-    runs: Rows = field(default_factory=list)
     cluster: dict[str, Any] = field(default_factory=dict)
     layer_samples: list[LayerSample] = field(default_factory=list)
     other_samples: list[LayerSample] = field(default_factory=list)
@@ -243,68 +241,6 @@ def _efficiencies(random_: random.Random) -> Rows:
     ]
 
 
-def _runs(random_: random.Random) -> Rows:
-    """A GPT of 3.6B on 64 A100, full recompute, by the law of compute, bubble and collectives."""
-    rows: Rows = []
-    layers, hidden, sequence, batch, devices, vocabulary = 30, 3072, 2048, 512, 64, 50257
-    products = 12.0 * hidden * hidden * layers
-    operations = 6 * products + 12 * layers * hidden * sequence + 6 * vocabulary * hidden
-    compute = operations * batch * sequence / devices / (312e12 * random_.uniform(0.35, 0.55))
-    wire, reduction = random_.uniform(0.01, 0.05), random_.uniform(0.02, 0.2)
-    for tp in (1, 2, 4, 8):
-        for pp in (1, 2, 4):
-            for size in (1, 2, 4, 8):
-                dp = devices // (tp * pp)
-                microbatches = batch // (dp * size)
-                if microbatches < 1:
-                    continue
-                bubble = (microbatches + pp - 1) / microbatches
-                step = noisy(
-                    compute * bubble * (1 + wire * (tp - 1))
-                    + reduction / pp * (dp - 1) / dp
-                    + 2e-3 * (microbatches + pp - 1) * layers / pp / 30,
-                    random_,
-                    STEP_NOISE,
-                )
-                rate = operations * batch * sequence / devices / step
-                rows.append(
-                    {
-                        "source": "drawn",
-                        "model": "gpt-3.6B",
-                        "params_b": 3.6,
-                        "layers": layers,
-                        "hidden": hidden,
-                        "ffn_hidden": 4 * hidden,
-                        "heads": 32,
-                        "kv_heads": 32,
-                        "vocab": vocabulary,
-                        "seq": sequence,
-                        "num_experts": "",
-                        "gpu": "A100-80GB-SXM",
-                        "gpus": devices,
-                        "gpus_per_node": 8,
-                        "tp": tp,
-                        "pp": pp,
-                        "cp": 1,
-                        "ep": 1,
-                        "dp": dp,
-                        "micro_batch": size,
-                        "global_batch": batch,
-                        "dtype": "fp16",
-                        "recompute": "full",
-                        "other": "layers_per_stage=" + "/".join([str(layers // pp)] * pp)
-                        if layers % pp == 0
-                        else "",
-                        "tflops_per_gpu": round(rate / 1e12, 2),
-                        "mfu": round(rate / 312e12, 4),
-                        "step_time_s": round(step, 5),
-                        "peak_mem_gib": "",
-                        "step_time_kind": "published",
-                    }
-                )
-    return rows
-
-
 def _layer_samples(random_: random.Random) -> list[LayerSample]:
     rate, found = random_.uniform(0.5e12, 200e12), []
     for hidden in (512, 2048):
@@ -389,7 +325,6 @@ DRAWN: dict[str, Callable[[random.Random], Any]] = {
     "operators": _operators,
     "collectives": _collectives,
     "efficiencies": _efficiencies,
-    "runs": _runs,
     "cluster": _cluster,
     "layer_samples": _layer_samples,
     "link_samples": _link_samples,

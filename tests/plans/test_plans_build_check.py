@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans_of_many import small_cluster, small_island, small_job, small_model
 
-from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
+from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
-from hetplan.job.spec import Job, Optimizer, Precision
-from hetplan.model.spec import Architecture, ModelSpec, plain_model
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import (
     Degrees,
     StageChoice,
@@ -22,72 +22,14 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.plan import DeviceRange, LayerRange, Plan, Sharding, compress, expand
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
-LINK = Link(bandwidth_bytes_per_second=1e9, latency_seconds=1e-5, transport=Transport.DEVICE_DIRECT)
-
-
-def model(layers: int = 8, heads: int = 8) -> ModelSpec:
-    return plain_model(
-        name="m",
-        architecture=Architecture.GPT,
-        num_layers=layers,
-        hidden_size=64,
-        ffn_hidden_size=256,
-        num_attention_heads=heads,
-        num_kv_heads=heads,
-        head_dim=8,
-        vocab_size=100,
-        max_sequence_length=32,
-    )
-
-
-def island(name: str, nodes: int, per_node: int, out: tuple[int, ...] = ()) -> Island:
-    device = DeviceKind(
-        kind=f"kind-{name}",
-        vendor="v",
-        peak_flops_per_second=(("float32", 1e12),),
-        memory_bytes=1e10,
-        memory_bandwidth_bytes_per_second=1e11,
-        provenance="datasheet",
-        source="test",
-    )
-    return Island(
-        name=name,
-        region="r",
-        device=device,
-        nodes=nodes,
-        devices_per_node=per_node,
-        intra_node=LINK,
-        inter_node=LINK,
-        memory_bytes=1e10,
-        nodes_out=out,
-    )
-
-
-def cluster(*islands: Island) -> Cluster:
-    return Cluster(
-        name="c",
-        islands=islands,
-        links=tuple(
-            IslandLink(between=(a.name, b.name), link=LINK)
-            for i, a in enumerate(islands)
-            for b in islands[i + 1 :]
-        ),
-    )
-
-
-def job(batch: int, target: str = "native") -> Job:
-    return Job(
-        name="j",
-        global_batch_size=batch,
-        sequence_length=32,
-        precision=Precision.FLOAT32,
-        optimizer=Optimizer.ADAMW,
-        target=target,
-    )
 
 
 def two_stage_plan() -> tuple[Plan, ModelSpec, Cluster, Job]:
-    shape, machines, task = model(), cluster(island("a", 2, 4), island("b", 1, 4)), job(16)
+    shape, machines, task = (
+        small_model(),
+        small_cluster(small_island("a", 2, 4), small_island("b", 1, 4)),
+        small_job(16, "native"),
+    )
     plan = build_plan(
         shape,
         machines,
@@ -115,7 +57,7 @@ def test_regular_devices_compress_to_one_range() -> None:
 @given(st.data())
 def test_every_plan_that_is_built_is_legal(data: st.DataObject) -> None:
     islands = [
-        island(
+        small_island(
             name,
             nodes := data.draw(st.integers(1, 4)),
             data.draw(st.sampled_from([1, 2, 4, 6, 8])),
@@ -136,10 +78,10 @@ def test_every_plan_that_is_built_is_legal(data: st.DataObject) -> None:
     ]
     if not choices:
         return
-    shape = model(layers=sum(choice.transformer_layers for choice in choices))
-    machines = cluster(*islands)
+    shape = small_model(sum(choice.transformer_layers for choice in choices))
+    machines = small_cluster(*islands)
     microbatches = len(choices) + data.draw(st.integers(0, 3))
-    task = job(degrees.dp * degrees.microbatch_size * microbatches)
+    task = small_job(degrees.dp * degrees.microbatch_size * microbatches, "native")
     plan = build_plan(shape, machines, task, choices, degrees)
     assert check_plan(plan, shape, machines, task) == ()
     used = [d for stage in plan.pipelines[0].stages for d in stage_devices(stage)]
@@ -154,11 +96,11 @@ def test_embedding_and_head_are_in_the_first_and_last_stage() -> None:
 
 
 def test_megatron_pads_the_vocabulary_and_shards_the_optimizer() -> None:
-    shape, machines = model(), cluster(island("a", 1, 4))
+    shape, machines = small_model(), small_cluster(small_island("a", 1, 4))
     plan = build_plan(
         shape,
         machines,
-        job(8, "megatron"),
+        small_job(8, "megatron"),
         [StageChoice(island="a", transformer_layers=8)],
         Degrees(tp=2, dp=2, microbatch_size=1),
     )
@@ -170,7 +112,7 @@ def test_megatron_pads_the_vocabulary_and_shards_the_optimizer() -> None:
 @pytest.mark.parametrize(
     ("choices", "degrees", "words"),
     [
-        ([("a", 7)], (1, 1, 1), "hold 7 transformer layers, m has 8"),
+        ([("a", 7)], (1, 1, 1), "hold 7 transformer layers, small has 8"),
         ([("a", 8), ("a", 0)], (1, 1, 1), "stage 1 has no transformer layer"),
         ([("a", 1)] * 9, (1, 1, 1), "9 pipeline stages for 8 transformer layers"),
         ([("a", 8)], (1, 3, 1), "not a multiple of microbatch size 1 x dp 3"),
@@ -186,9 +128,9 @@ def test_choices_that_cannot_be_placed_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=words):
         build_plan(
-            model(),
-            cluster(island("a", 2, 4), island("b", 1, 4)),
-            job(16),
+            small_model(),
+            small_cluster(small_island("a", 2, 4), small_island("b", 1, 4)),
+            small_job(16, "native"),
             [StageChoice(island=name, transformer_layers=count) for name, count in choices],
             Degrees(tp=degrees[0], dp=degrees[1], microbatch_size=degrees[2]),
         )

@@ -44,14 +44,6 @@ def test_a_warmup_that_no_number_of_a_kernel_holds(depth: int) -> None:
     assert only_rule(case, plan) is Rule.WARMUP
 
 
-def test_a_warmup_deeper_than_the_batch_is_legal() -> None:
-    case = plain_case()
-    plan = with_stage(
-        case.plan, 0, 0, replace(case.plan.pipelines[0].stages[0], warmup_depth=10**9)
-    )
-    assert check_plan(plan, case.model, case.cluster, case.job) == ()
-
-
 def test_a_vocabulary_beyond_any_model() -> None:
     case = plain_case()
     plan = replace(case.plan, padded_vocab_size=8 * 10**9)

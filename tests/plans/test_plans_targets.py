@@ -21,7 +21,7 @@ from plans_of_many import (
 from rule_names import rule_of
 
 from hetplan.cluster.catalogue import load_catalogue
-from hetplan.job.check import CAN_PIN, CanPin
+from hetplan.job.check import CAN_PIN
 from hetplan.job.spec import Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.build import chosen_of, plan_of
@@ -172,12 +172,6 @@ def test_megatron_trains_experts_with_sequence_parallelism() -> None:
     faults = check_plan(case.plan, case.model, case.cluster, case.job)
     assert {rule_of(fault) for fault in faults} == {Rule.TARGET}
     assert check_plan(changed(case, "sequence parallel"), case.model, case.cluster, case.job) == ()
-
-
-def test_native_has_no_experts() -> None:
-    case = plain_case("native", experts=True)
-    faults = check_plan(case.plan, case.model, case.cluster, case.job)
-    assert any("native cannot train the model" in str(fault) for fault in faults)
 
 
 def test_megatron_keeps_islands_and_nodes_whole() -> None:
@@ -331,23 +325,10 @@ def test_torchtitan_interleaves_two_stages() -> None:
     assert check_plan(interleaved(case), case.model, case.cluster, case.job) == ()
 
 
-def test_what_a_job_may_pin_is_what_the_target_can() -> None:
-    for name, can in CAN_PIN:
-        trainer = TARGETS[name]
-        assert can == CanPin(
-            context_parallel=trainer.context_parallel,
-            expert_parallel=trainer.expert_parallel,
-            sequence_parallel=trainer.sequence_parallel,
-            experts_need_sequence_parallel=trainer.experts_need_sequence_parallel,
-            interleaving="interleaved-1f1b" in trainer.schedules,
-            several_pipelines=trainer.several_pipelines,
-            other_warmup=trainer.other_warmup,
-            fewer_microbatches_than_stages=trainer.fewer_microbatches_than_stages,
-            context_shards=trainer.context_shards,
-            tied_stages=trainer.tied_stages,
-            copied_heads=trainer.copied_heads,
-        )
-    assert {name for name, _ in CAN_PIN} == set(TARGETS)
+def test_targets_that_let_a_job_pin_virtual_stages_interleave() -> None:
+    assert set(CAN_PIN) == set(TARGETS)
+    for trainer in TARGETS.values():
+        assert trainer.interleaving == ("interleaved-1f1b" in trainer.schedules)
 
 
 def test_narrow_products_need_devices_that_have_their_rate() -> None:

@@ -1,4 +1,5 @@
-"""A training that is killed again and again while it saves; argument: a folder.
+"""A training that is killed again and again while it saves.
+numbers of the steps that change the disk before which a run is killed.
 
 Each run is a fork, which kills itself (SIGKILL) before one of its steps that change the disk; the
 next one goes on from the last checkpoint. Prints [step, loss] of all finished steps and at last how
@@ -90,12 +91,12 @@ def run(folder: Path, number: int) -> None:
     train(training, 0, CpuBackend(), on_step=lambda each: print([each.step, each.loss], flush=True))
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, kills: list[int]) -> None:
     torch.set_num_threads(1)
     # What torch imports at the first update is imported once, not by every fork.
     reference_losses(MODEL, JOB, steps=1, microbatch_size=2)
     codes = []
-    for number in (*KILLS, 0):
+    for number in (*kills, 0):
         child = os.fork()
         if child == 0:
             run(folder, number)
@@ -105,4 +106,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), list(map(int, sys.argv[2:])))

@@ -18,8 +18,8 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.backends import CpuBackend
 from hetplan.runtime import gradients
 from hetplan.runtime.checkpoints import resume_of, settle, step_folder
+from hetplan.runtime.communicator.channels import open_groups
 from hetplan.runtime.gradient_groups import reduction_of
-from hetplan.runtime.groups import open_groups
 from hetplan.runtime.loop import Stop, train
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.trainer import Trainer
@@ -39,7 +39,12 @@ def trained(
 ) -> list[list[float]] | None:
     """[step, loss] of every step."""
     request, _ = settle(request, move.model, move.job, steps=steps)
-    training = Training(
+    report = train(training_of(move, plan, request, steps=steps), rank, CpuBackend(), stop=stop)
+    return None if report is None else [[each.step, each.loss] for each in report.steps]
+
+
+def training_of(move: Move, plan: Plan, request: CheckpointRequest, *, steps: int) -> Training:
+    return Training(
         model=move.model,
         job=move.job,
         plan=plan,
@@ -51,8 +56,6 @@ def trained(
         timeout_seconds=60.0,
         checkpoints=request,
     )
-    report = train(training, rank, CpuBackend(), stop=stop)
-    return None if report is None else [[each.step, each.loss] for each in report.steps]
 
 
 def saved_again(move: Move, plan: Plan, rank: int, source: Path, target: Path) -> None:
@@ -63,9 +66,8 @@ def saved_again(move: Move, plan: Plan, rank: int, source: Path, target: Path) -
     )
     if groups is None:
         return
-    trainer = Trainer(
-        move.model, move.job, plan, places, rank, groups, CpuBackend(), reduction=reduction
-    )
+    training = training_of(move, plan, NO_CHECKPOINTS, steps=STEPS)
+    trainer = Trainer(training, places, rank, groups, CpuBackend())
     resume = resume_of(source, move.model, move.job, steps=STEPS)
     trainer.state.load(source, resume.states)
     trainer.state.save(

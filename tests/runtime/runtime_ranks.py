@@ -11,8 +11,8 @@ import torch.distributed as dist
 from runtime_cases import CASES, CASES_NORM
 
 from hetplan.profiling.backends import CpuBackend
-from hetplan.runtime import gradients, groups
-from hetplan.runtime.communicator import staging
+from hetplan.runtime import gradients
+from hetplan.runtime.communicator import channels, staging
 from hetplan.runtime.gradient_groups import sums_of
 from hetplan.runtime.loop import train
 from hetplan.runtime.placement import place_ranks
@@ -29,7 +29,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     found = {}
     for case in CASES:
         # Host buffers between CPU tensors, which need none: the same bytes, many chunks.
-        groups.needs_staging = lambda *_, staged=case.staged: staged
+        channels.needs_staging = lambda *_, staged=case.staged: staged
         places = place_ranks(case.plan)
         training = Training(
             model=case.model,

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,14 +27,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.backends import CpuBackend
 from hetplan.runtime.activity import Activity, ActivityKind
-from hetplan.runtime.checkpoint_contents import (
-    CheckpointManifest,
-    own_numerics,
-    weights_of,
-    write_manifest,
-)
-from hetplan.runtime.checkpoint_format import Chunk, Reader, write_chunks
-from hetplan.runtime.checkpoint_slices import boxes, pieces_of, slices_of
+from hetplan.runtime.checkpoint_contents import read_manifest, write_manifest
 from hetplan.runtime.checkpoints import (
     check_loss_faults,
     checkpoint_at,
@@ -50,6 +42,7 @@ from hetplan.runtime.loop import Stop, train
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.single import reference_losses
 from hetplan.runtime.training import NO_CHECKPOINTS, CheckpointRequest, Training
+from hetplan.runtime.training_state import boxes, pieces_of, slices_of
 
 pytestmark = pytest.mark.xdist_group("runtime_checkpoints")
 
@@ -259,50 +252,14 @@ def test_another_precision_is_said_and_ends_what_can_be_compared(saved: Path) ->
     assert "leave --check-loss out" in check_loss_faults(other)[0].message
 
 
-def weights_alone(source: Path, folder: Path, *, step: int) -> Path:
-    """A checkpoint of the weights of another one, without a training."""
-    reader = Reader(source)
-    folder.mkdir()
-    write_chunks(
-        folder,
-        [
-            Chunk(
-                key=weight.key,
-                full_shape=weight.shape,
-                offsets=(0,) * len(weight.shape),
-                shape=weight.shape,
-                dtype=torch.float32,
-                file_group=str(weight.position),
-                read=partial(reader.read, weight.key),
-            )
-            for weight in weights_of(MODEL)
-        ],
-    )
-    manifest = CheckpointManifest(
-        model=MODEL, numerics=own_numerics(MODEL), step=step, states=("weights",)
-    )
-    write_manifest(folder, manifest)
-    return folder
-
-
-def test_weights_without_a_training_begin_with_a_new_optimizer(
-    saved: Path, alone: None, tmp_path: Path
-) -> None:
-    source = weights_alone(step_folder(saved, 2), tmp_path / "weights", step=0)
-    request = CheckpointRequest(load=str(source), save=str(tmp_path / "ckpt"))
-    _, resume = settle(request, MODEL, JOB, steps=2)
-    assert resume is not None
-    assert "the optimizer begins anew" in resume.notes[1]
-    report = trained(request, steps=2)
-    assert [each.step for each in report.steps] == [0, 1]
-    # The manifest records that the training did not begin from the seed's weights.
-    again = resume_of(step_folder(tmp_path / "ckpt", 2), MODEL, JOB, steps=9)
-    assert again.trained.begun_from == str(source)
+def test_weights_without_a_training_are_refused(saved: Path, tmp_path: Path) -> None:
+    """Earlier versions converted weights of other trainers to such checkpoints."""
+    folder = step_folder(copied(saved, tmp_path), 2)
+    write_manifest(folder, replace(read_manifest(folder), trained=None))
+    with pytest.raises(InputError, match="trained: holds weights without a training"):
+        resume_of(folder, MODEL, JOB, steps=9)
     with pytest.raises(InputError, match="is a checkpoint itself"):
-        settle(replace(request, save=str(source)), MODEL, JOB, steps=2)
-    later = weights_alone(step_folder(saved, 2), tmp_path / "later", step=4)
-    found = resume_of(later, MODEL, JOB, steps=9)
-    assert (found.manifest.step, found.states) == (4, ("weights",))
+        settle(CheckpointRequest(save=str(folder)), MODEL, JOB, steps=9)
 
 
 # ---- where a run may save
@@ -379,13 +336,14 @@ def test_a_full_disk_ends_the_run_and_leaves_earlier_checkpoints(
     assert sorted(each.name for each in home.iterdir()) == ["step-00000001", "step-00000002"]
 
 
+@pytest.mark.parametrize("kills", [KILLS[1::4], pytest.param(KILLS, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
-    tmp_path: Path,
+    kills: tuple[int, ...], tmp_path: Path
 ) -> None:
     script = Path(__file__).with_name("checkpoints_killed.py")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [sys.executable, script, tmp_path],
+        [sys.executable, script, tmp_path, *map(str, kills)],
         env=environment,
         capture_output=True,
         text=True,
@@ -393,7 +351,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
         check=True,
     )
     *steps, codes = map(json.loads, done.stdout.splitlines())
-    assert codes == [-9] * len(KILLS) + [0], done.stderr
+    assert codes == [-9] * len(kills) + [0], done.stderr
     # Some kills were before a name was given, some after: steps are repeated, none is left out.
     numbers = [step for step, _ in steps]
     assert sorted(set(numbers)) == list(range(STEPS))

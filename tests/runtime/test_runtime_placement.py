@@ -21,7 +21,7 @@ from runtime_cases import (
 )
 
 from hetplan.errors import InputError
-from hetplan.plans.plan import Plan, Recompute, RecomputeGranularity, Sharding, expand
+from hetplan.plans.plan import Plan, Recompute, RecomputeGranularity, expand
 from hetplan.runtime.gradient_groups import exchanges, tied_exchanges
 from hetplan.runtime.messages import holder_of, transfers
 from hetplan.runtime.placement import first_samples, place_ranks, vocabulary_faults
@@ -109,14 +109,6 @@ def test_sums_of_one_pipeline(plan: Plan) -> None:
             assert place.rank not in tied
 
 
-def test_dp_and_tp_groups_of_a_known_plan() -> None:
-    machines = cluster(island("a", "cpu", 8))
-    places = place_ranks(plan_of(GPT, job(8), (1, 3), machines, tp=2, dp=2))
-    place = places[6]
-    assert (place.stage, place.dp_index, place.tp_index) == (1, 1, 0)
-    assert (place.tp_ranks, place.dp_ranks) == ((6, 7), (4, 6))
-
-
 def test_ranks_of_several_pipelines_and_replicas() -> None:
     plan = unlike_plan(
         GPT,
@@ -151,15 +143,8 @@ def _broken(plan: Plan, rule: str) -> Plan:
     pipeline = plan.pipelines[0]
     first = pipeline.stages[0]
     replica = first.replicas[0]
-    if rule == "shards":
-        return replace(plan, sharding=Sharding.GRADIENTS, optimizer_shards=2)
-    if rule == "tied":
-        alone = replace(pipeline, stages=pipeline.stages[:1], boundaries=())
-        return replace(plan, pipelines=(pipeline, alone), tied_embedding_devices=replica.devices)
     if rule == "chunks":
         first = replace(first, chunks=first.chunks * 2)
-    elif rule == "depth":
-        first = replace(first, warmup_depth=3)
     elif rule == "sequence":
         first = replace(first, replicas=(replace(replica, sequence_parallel=True),))
     elif rule == "selective":
@@ -182,9 +167,6 @@ def _broken(plan: Plan, rule: str) -> Plan:
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ("shards", "shards the optimizer's state alone"),
-        ("depth", r"warm-up depths \[3, 1\]"),
-        ("tied", "sums a tied matrix over pipelines that are alike"),
         ("chunks", "2 layer ranges; the schedule has 1"),
         ("sequence", "no context, expert or sequence parallelism"),
         ("selective", "recomputes all transformer layers of a stage or none"),

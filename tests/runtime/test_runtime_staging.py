@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hetplan.runtime.communicator import staging
-from hetplan.runtime.groups import backend_of, needs_staging
+from hetplan.runtime.communicator.channels import backend_of, needs_staging
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=60)
 

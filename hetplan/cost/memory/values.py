@@ -188,7 +188,7 @@ def job_memory(job: Job) -> TrainerMemory:
 def _job_memory(target_name: str, precision: Precision, asked: TrainerOptions) -> TrainerMemory:
     habits = trainer_memory(target_name)
     settings = trainer_settings_of(target_name, precision, asked)
-    if not dict(TRAINER_DEFAULTS)[target_name].choices:
+    if not TRAINER_DEFAULTS[target_name].choices:
         return habits
     gradients = settings.gradient_precision.bytes_per_element
     # Megatron-LM's optimizer works on a float32 copy of narrower gradients
