@@ -8,7 +8,8 @@ import sys
 import pytest
 from profiling_samples import JOB, MODEL, invoke
 
-from hetplan.cli.profile import _byte_sizes, _integers, _seconds
+from hetplan.cli.options import positive_numbers
+from hetplan.cli.profile import _byte_sizes, _seconds
 from hetplan.errors import InputError
 from hetplan.profiling.grid import ShapeOptions
 from hetplan.profiling.measure_layers import LayerProfiler
@@ -118,7 +119,7 @@ def test_wrong_options_are_named_and_write_nothing(tmp_path) -> None:
 
 
 def test_option_values() -> None:
-    assert _integers("--tp", "4,1, 2,2") == (1, 2, 4)
+    assert positive_numbers("--tp", "4,1, 2,2") == (1, 2, 4)
     assert _byte_sizes("4KiB,1000,1 MB") == (1000, 4096, 1_000_000)
     assert (_seconds("10min"), _seconds("90"), _seconds("1h")) == (600, 90, 3600)
     with pytest.raises(InputError, match="--sizes"):
