@@ -304,7 +304,7 @@ def _search(instance: Instance, target: str, limit_seconds: float) -> ScalingRow
     predictor = FittedPredictor.datasheet_only()
     begin = time.process_time()
     try:
-        found = search(inputs.model, inputs.cluster, inputs.job, predictor, reasons=False)
+        found = search(inputs.model, inputs.cluster, inputs.job, predictor)
     except (InfeasibleError, LimitError) as error:
         row = _row(instance, target, status=str(error).splitlines()[0][:200])
         return replace(row, seconds=time.process_time() - begin)

@@ -48,9 +48,7 @@ def test_the_search_finds_what_the_reference_planner_finds(block: int) -> None:
         problem = problem_of(made)
         best = solve(problem)
         try:
-            result = search(
-                made.model, made.cluster, made.job, problem.pricer.predictor, reasons=False
-            )
+            result = search(made.model, made.cluster, made.job, problem.pricer.predictor)
         except (InfeasibleError, InputError):
             assert best is None
             continue
