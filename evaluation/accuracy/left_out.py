@@ -54,7 +54,7 @@ def judged_layer(
     phase = sample.phase
     if phase not in (Phase.FORWARD, Phase.BACKWARD):
         return None
-    _precision(sample.precision)
+    _precision(sample.precision)  # an InputError that names an unknown one
     found = predictor.layer(device, sample_query(sample))
     name = (
         f"{sample.layer} {phase}, hidden {sample.hidden_size}, microbatch "
