@@ -101,7 +101,7 @@ def judged_layer(sample: LayerSample, device: DeviceKind, predictor: FittedPredi
     phase = sample.phase
     if phase not in (Phase.FORWARD, Phase.BACKWARD):
         return None
-    _precision(sample.precision)
+    _precision(sample.precision)  # an InputError that names an unknown one
     found = predictor.layer(device, sample_query(sample))
     name = (
         f"{sample.layer} {phase}, hidden {sample.hidden_size}, microbatch "

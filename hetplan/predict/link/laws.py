@@ -285,23 +285,32 @@ def _problem(sample: LinkSample) -> str:
 
 
 def _points(key: _Key, samples: Sequence[LinkSample]) -> tuple[list[float], list[float]]:
-    """Rising sizes and non-decreasing times: the least-squares isotonic fit of log time."""
+    """Rising sizes and non-decreasing times: the least-squares isotonic fit of log time.
+
+    Pool adjacent violators (Barlow et al., Statistical Inference under Order Restrictions, 1972).
+    """
     by_size: dict[int, list[float]] = {}
     for sample in samples:
         by_size.setdefault(sample.message_bytes, []).append(sample.median_seconds)
-    sizes = [float(size) for size in sorted(by_size)]
-    means = [_geometric_mean(by_size[size]) for size in sorted(by_size)]
     if key.operation in SENDS and key.backend != HOST_BACKEND:
-        return sizes, list(accumulate(reversed(means), min))[::-1]
-    from scipy.optimize import isotonic_regression
-
-    logs = [math.log(mean) for mean in means]
-    # A time that is in order is as it was measured, without the rounding of exp and log.
-    rising = [
-        mean if fitted == log else math.exp(fitted)
-        for mean, log, fitted in zip(means, logs, isotonic_regression(logs).x, strict=True)
-    ]
-    return sizes, rising
+        means = [_geometric_mean(by_size[size]) for size in sorted(by_size)]
+        repaired = list(accumulate(reversed(means), min))[::-1]
+        return [float(size) for size in sorted(by_size)], repaired
+    pools: list[tuple[float, list[int]]] = []
+    for size in sorted(by_size):
+        seconds, sizes = _geometric_mean(by_size[size]), [size]
+        while pools and pools[-1][0] > seconds:
+            other, others = pools.pop()
+            weights = (len(others), len(sizes))
+            seconds = math.exp(
+                (math.log(other) * weights[0] + math.log(seconds) * weights[1]) / sum(weights)
+            )
+            sizes = others + sizes
+        pools.append((seconds, sizes))
+    return (
+        [float(size) for _, sizes in pools for size in sizes],
+        [seconds for seconds, sizes in pools for _ in sizes],
+    )
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
