@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pandas
 import pytest
-from counted_steps import counted_steps
 from typer.testing import CliRunner, Result
 
 from evaluation.__main__ import app
 from evaluation.cost import run as cost
-from hetplan.cost.estimate import estimate_with
 
 
 @pytest.fixture
@@ -27,21 +24,12 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["cost", *arguments])
 
 
-def test_plans_of_the_benchmark_are_all_different_and_first_ones_cost_most() -> None:
-    pricer, plans = cost.random_plans(6)
+def test_plans_of_the_benchmark_are_all_different() -> None:
+    _, plans = cost.random_plans(6)
     assert len(set(plans)) == 6
     for plan in plans:
         (pipeline,) = plan.pipelines
         assert (len(pipeline.stages), pipeline.num_microbatches) == (16, 64)
-    timings = cost.estimate_timings(known=3, timed=3, repeats=1)
-    assert list(timings["plans"]) == [1, 3, 1]
-    assert timings["cpu_seconds"].min() > 0
-    # What the three rows time, in steps.
-    first, later = (counted_steps(partial(pricer.step, plan))[1] for plan in (plans[0], plans[1]))
-    whole = counted_steps(partial(estimate_with, pricer, plans[0]))[1]
-    assert first > 2 * later
-    assert whole > 2 * later
-    assert pricer.step(plans[0]).step_seconds != pricer.step(plans[1]).step_seconds
 
 
 @pytest.mark.usefixtures("quick")
