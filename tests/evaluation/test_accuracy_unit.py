@@ -158,7 +158,6 @@ def test_collectives_of_every_source_and_their_traps(tmp_path: Path) -> None:
         collective_row(other, "all_gather", 4, 1000, 55, 14),
         collective_row(one, "all_to_all", 4, 7516192768, 1e12, 0),
         collective_row(one, "all_to_all", 4, 2113929216, 1e9, 0),
-        collective_row(one, "all_reduce", 4, 10**13, 5e5, 0),
         collective_row(p2p, "p2p", 2, 1048576, "", 10),
         collective_row(p2p, "p2p", 2, 1048576, "", 2, scope="inter"),
         collective_row(p2p, "p2p", 2, "", "", 2),
@@ -196,7 +195,6 @@ def test_collectives_of_every_source_and_their_traps(tmp_path: Path) -> None:
     for reason in (
         "1e12 us",
         "1e9 us",
-        "larger than the device's memory",
         "no size",
         "SimAI",
         "chains of sends",
