@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -303,8 +304,10 @@ def _train(
         warmup_steps=spec.warmup_steps,
         pace=pace,
         emulation=emulation.name,
+        log_folder=inputs.files.logs,
         timeout_seconds=STEP_TIMEOUT_SECONDS + 10 * plan.predicted_seconds,
     )
+    shutil.rmtree(inputs.files.logs, ignore_errors=True)
     log = launch(result, settings)
     return TrainedPlan(
         name=plan.name,

@@ -243,6 +243,11 @@ class LoopFiles:
         """The plans that are trained."""
         return self.folder / "plans.json"
 
+    @property
+    def logs(self) -> Path:
+        """What the ranks of the last training said."""
+        return self.folder / "ranks"
+
     def trained(self, name: str) -> Path:
         """What one training measured."""
         return self.folder / "trained" / f"{name}.json"
