@@ -96,7 +96,7 @@ def test_killed_while_it_trains_it_goes_on_and_predicts(tmp_path: Path) -> None:
     assert len(kept) == 2
     process = start(out)
     try:
-        result, said_again = process.communicate(timeout=240)
+        result, said_again = process.communicate(timeout=420)
     finally:
         process.kill()
     assert process.returncode in (0, INVALID_EXIT), said_again
