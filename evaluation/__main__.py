@@ -154,7 +154,7 @@ def closed_loop(
 ) -> None:
     """Profile, fit, plan, really train and compare, on hosts emulated on this machine."""
     from evaluation.closed_loop.loop import closed_loop as run
-    from evaluation.closed_loop.results import loop_answer
+    from evaluation.closed_loop.loop import loop_answer
     from evaluation.closed_loop.values import LoopSpec, Verdict
 
     given = {"plans": plans, "seed": seed}

@@ -61,9 +61,7 @@ def _shown(value: Any, form: Form) -> str:
 
 def frame_of(rows: Iterable[Any]) -> pandas.DataFrame:
     """Dataclasses of one kind, or mappings, as rows."""
-    return pandas.DataFrame(
-        [asdict(row) if is_dataclass(row) else dict(row) for row in rows]  # type: ignore[call-overload]
-    )
+    return pandas.DataFrame([row if isinstance(row, Mapping) else asdict(row) for row in rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,9 +123,8 @@ def run_frame(runs: Sequence[PredictedRun], intervals: Sequence[RunInterval]) ->
     for name in ("data_set", "place", "layout", "derived", "suspect"):
         frame[name] = [getattr(run.row, name) for run in runs]
     estimates = [run.estimate for run in runs]
-    frame["components"] = [
-        [(part.component.value, part.seconds) for part in each.components] for each in estimates
-    ]
+    parts = [[(one.component.value, one.seconds) for one in each.components] for each in estimates]
+    frame["components"] = pandas.Series(parts, index=frame.index, dtype=object)
     frame["sources"] = [each.sources for each in estimates]
     frame["notes"] = [run.run.notes for run in runs]
     frame["warnings"] = [each.warnings for each in estimates]

@@ -59,15 +59,18 @@ def errors_of(frame: pandas.DataFrame) -> dict[str, Any]:
     the 95 % binomial band of `inside` if the intervals are true.
     """
     rows = judged(frame)
-    sizes, worst = rows["error"].abs(), rows["error"].abs().idxmax()
-    least, most = binom.ppf([(1 - _BAND) / 2, (1 + _BAND) / 2], len(rows), 1 - ALPHA)
+    sizes = rows["error"].abs()
+    worst = rows.iloc[int(sizes.to_numpy().argmax())]
+    least, most = (
+        binom.ppf(point, len(rows), 1 - ALPHA) for point in ((1 - _BAND) / 2, (1 + _BAND) / 2)
+    )
     return {
         "rows": len(rows),
         "mape": float(sizes.mean()),
         "median": float(sizes.median()),
         "bias": float(rows["error"].mean()),
-        "worst": float(rows["error"][worst]),
-        "worst_row": rows["name"][worst],
+        "worst": float(worst["error"]),
+        "worst_row": worst["name"],
         "spearman": rank_correlation(rows["predicted_seconds"], rows["measured_seconds"]),
         "inside": int(rows["inside"].sum()),
         "least_inside": int(least),

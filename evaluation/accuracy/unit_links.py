@@ -23,15 +23,11 @@ Four sources, and how each is read:
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from evaluation.accuracy.unit_data import Notes, population, read_rows
-from hetplan.cluster.catalogue import load_catalogue
 from hetplan.errors import InputError
 from hetplan.lint.rows import CollectiveRow
 from hetplan.profiling.samples import LinkOperation, LinkSample, ProfileSet
@@ -166,18 +162,6 @@ VTRAIN_A100_NODE = node_link("nvidia-a100-80gb-sxm")
 """NVSwitch node of 8 A100, nccl-tests."""
 VTRAIN_V100_NODE = node_link("vtrain v100")
 """Node of 8 V100 whose table does not say which."""
-SAILOR_NODES = tuple(
-    node_link(kind)
-    for kind in (
-        "nvidia-a100-40gb-sxm",
-        "nvidia-v100-16gb-sxm",
-        "nvidia-gh200-96gb",
-        "nvidia-rtx-3090-24gb",
-        "nvidia-rtx-2080-ti-11gb",
-        "nvidia-titan-rtx-24gb",
-    )
-)
-SAILOR_GH200_NODES = nodes_link("nvidia-gh200-96gb")
 SAILOR_A100_NODES = nodes_link("nvidia-a100-40gb-sxm")
 GALVATRON_NODE = node_link("galvatron a100-class")
 GALVATRON_NODES = nodes_link("galvatron a100-class")
@@ -200,7 +184,11 @@ def read_collectives(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
         return ()
     found: dict[tuple[str, str], list[LinkSample]] = {}
     labels: dict[tuple[str, str], str] = {}
-    for row, source in _placed(material.collectives, notes):
+    for row in material.collectives:
+        source = _source(row, notes)
+        if isinstance(source, str):
+            notes.unused[f"collectives.csv: {source}"] += 1
+            continue
         sample = _sample(row, source, notes)
         if sample is not None:
             key = (source.link, source.tool)
@@ -209,15 +197,6 @@ def read_collectives(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
     # Times by size come before averages over sizes of the same link.
     order = sorted(found, key=lambda key: key[1] == _AVERAGES)
     return tuple(_population(key, labels[key], _without_copies(found[key], notes)) for key in order)
-
-
-def _placed(rows: Iterable[CollectiveRow], notes: Notes) -> Iterator[tuple[CollectiveRow, _Source]]:
-    for row in rows:
-        source = _source(row, notes)
-        if isinstance(source, str):
-            notes.unused[f"collectives.csv: {source}"] += 1
-        else:
-            yield row, source
 
 
 def _source(row: CollectiveRow, notes: Notes) -> _Source | str:
@@ -271,9 +250,6 @@ def _sample(row: CollectiveRow, source: _Source, notes: Notes) -> LinkSample | N
         notes.unused[f"collectives.csv: {mark} us, the mark of a failure"] += 1
         return None
     size = row.size_bytes
-    if size is not None and size > _memory_bytes(notes.kind(row.device)):
-        notes.unused["collectives.csv: a message larger than the device's memory"] += 1
-        return None
     if size is None and source.tool == _AVERAGES:
         notes.words[_NO_SIZE] = None
         size = float(AVERAGED_BYTES)
@@ -296,13 +272,6 @@ def _sample(row: CollectiveRow, source: _Source, notes: Notes) -> LinkSample | N
         outliers=0,
         nodes=source.nodes,
     )
-
-
-@lru_cache(maxsize=64)
-def _memory_bytes(kind: str) -> float:
-    """Of the catalogue's kind; without limit where it has none."""
-    found = (each.memory_bytes for each in load_catalogue() if each.kind == kind)
-    return next(found, math.inf)
 
 
 _NO_SIZE = (

@@ -5,52 +5,48 @@ their own hosts, all kinds at a time as they will train; the links between hosts
 meets on the control network. What was measured whole is marked, so that an interrupted loop
 measures only what is missing.
 
-One set of processes, one per host, trains all plans (`hetplan.launchers.persistent_ranks`). Every
-result is written before the next plan begins, so that an interrupted pass goes on with what is
-missing.
+Every plan is trained as `hetplan launch` does (`hetplan.launchers.local`). Its result is written
+before the next plan begins, so that an interrupted loop goes on with what is missing.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import statistics
+import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
 from evaluation.closed_loop.values import TRAINED_SCHEMA, LoopFiles, LoopPlan, LoopSpec, TrainedPlan
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.network.segments import LinkScope
-from hetplan.cost.traffic import ledger
-from hetplan.emulation.measuring import pipe_bytes
+from hetplan.cost.estimate import estimate
 from hetplan.emulation.running import end, exit_status, start
 from hetplan.emulation.values import HERE, Emulation
-from hetplan.errors import HetplanError, LaunchError
+from hetplan.errors import HetplanError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.job.spec import Job
-from hetplan.launchers.persistent_ranks import ITEM_SCHEMA, REPORT_SCHEMA, Item, TurnFolder
-from hetplan.launchers.run_folder import START_SECONDS
+from hetplan.launchers.local import LaunchSettings, launch
 from hetplan.model.spec import ModelSpec
+from hetplan.predict.fit import load_predictor
+from hetplan.predict.predictor import Predictor
 from hetplan.profiling.pacing import Pace, load_pace
-from hetplan.runtime.gradient_groups import sums_of
-from hetplan.runtime.measured import TrainingReport
-from hetplan.runtime.placement import place_ranks
-from hetplan.runtime.training import Training
+from hetplan.search.files import SCHEMA
+from hetplan.search.result import Inputs, SearchResult
+from hetplan.version import __version__
 
 Say = Callable[[str], None]
 _PORT = 29500
 _SIZES, _SHORT_SIZES = "1,2,3,4,5,6,7,8", "1,2"
 """Microbatch sizes of one rank that are paced and measured: more than the pool draws, because the
 search may choose any."""
+STEP_TIMEOUT_SECONDS = 120.0
+"""Without any finished step; the slowest plan is far from it."""
 SHORT_MESSAGES = "4KiB,64KiB,512KiB,2694656"
 """Of the links in a short loop; the last is the size of all gradients of gpt-tiny."""
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -266,173 +262,60 @@ def _failed(where: str, words: Sequence[str], status: int, into: Path) -> str:
     return f"{where}: `{shlex.join(words[:3])} ...` ended with exit code {status}{last} ({into})"
 
 
-_LOOK_SECONDS = 0.02
-STEP_TIMEOUT_SECONDS = 120.0
-"""Without any end of a plan's steps; the slowest plan of a pass is far from it."""
-
-
-@dataclass(slots=True)
-class HostProcesses:
-    """One process per host, and how many plans they have trained."""
-
-    emulation: Emulation
-    inputs: LoopInputs
-    pace: Pace
-    folder: TurnFolder
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    turn: int = 0
-
-    def train(self, plan: LoopPlan) -> TrainedPlan:
-        """Train a plan now; a LaunchError says which host failed, and why."""
-        inputs, spec = self.inputs, self.inputs.spec
-        cluster = inputs.cluster
-        places = place_ranks(plan.plan)
-        training = Training(
-            model=inputs.model,
-            job=inputs.job,
-            plan=plan.plan,
-            device_kinds=tuple(
-                cluster.island_of_device(place.device).device.kind for place in places
-            ),
-            backend="cpu",
-            pace=self.pace,
-            steps=spec.warmup_steps + spec.steps,
-            warmup_steps=spec.warmup_steps,
-            timeout_seconds=STEP_TIMEOUT_SECONDS + 10 * plan.predicted_seconds,
-            sums=sums_of(plan.plan, cluster),
-        )
-        carried = self._carried()
-        item = Item(training=training, hosts=tuple(self._host(place.device) for place in places))
-        write_atomically(self.folder.item(self.turn), encode(item, schema=ITEM_SCHEMA))
-        report = self._report(training.timeout_seconds + START_SECONDS, plan.name)
-        self.turn += 1
-        counted = [step.seconds for step in report.steps[spec.warmup_steps :]]
-        return TrainedPlan(
-            name=plan.name,
-            predicted_seconds=plan.predicted_seconds,
-            measured_seconds=statistics.median(counted),
-            step_seconds=tuple(counted),
-            losses=tuple(step.loss for step in report.steps),
-            paced_passes=sum(rank.paced_passes for rank in report.ranks),
-            overruns=sum(rank.overruns for rank in report.ranks),
-            counted_long_bytes=self._long_bytes(report, [place.device for place in places]),
-            ledger_long_bytes=ledger_long_bytes(plan, inputs),
-            carried_long_bytes=self._carried() - carried,
-            all_steps=training.steps,
-            load_average=os.getloadavg()[0],
-        )
-
-    def _report(self, seconds: float, name: str) -> TrainingReport:
-        path, limit = self.folder.report(self.turn), time.monotonic() + seconds
-        while not path.exists():
-            self._check(name)
-            if time.monotonic() > limit:
-                raise LaunchError(f"{name} was not trained after {seconds:.0f} s")
-            time.sleep(_LOOK_SECONDS)
-        return decode(read_document(path), TrainingReport, schema=REPORT_SCHEMA)
-
-    def wait_until_ready(self) -> None:
-        """Until every host waits for plans; a LaunchError where one does not."""
-        limit = time.monotonic() + START_SECONDS
-        while not all(self.folder.ready(number).exists() for number in range(len(self.processes))):
-            self._check("the start")
-            if time.monotonic() > limit:
-                raise LaunchError(f"the hosts were not ready after {START_SECONDS:.0f} s")
-            time.sleep(_LOOK_SECONDS)
-
-    def _check(self, name: str) -> None:
-        for number, process in enumerate(self.processes):
-            if process.poll() is None:
-                continue
-            host = self.emulation.hosts[number].name
-            failed = self.folder.failure(number)
-            log = self.folder.log(number)
-            said = failed.read_text() if failed.exists() else log.read_text(errors="replace")
-            last = said.strip().splitlines()[-1:] or ["it said nothing"]
-            raise LaunchError(
-                f"{name}: host {host} ended with exit code {process.returncode}: {last[0]}"
-            )
-
-    def _host(self, device: int) -> int:
-        for number, host in enumerate(self.emulation.hosts):
-            if host.first_device <= device < host.first_device + host.devices:
-                return number
-        raise HetplanError(f"device {device} is on no host of emulation {self.emulation.name}")
-
-    def _long_bytes(self, report: TrainingReport, devices: Sequence[int]) -> float:
-        regions = [self.inputs.cluster.island_of_device(device).region for device in devices]
-        return sum(
-            sent.bytes_per_step
-            for sent in report.sent
-            if regions[sent.source] != regions[sent.target]
-        )
-
-    def _carried(self) -> int:
-        return sum(each.sent_bytes for each in pipe_bytes(self.emulation))
-
-
-def ledger_long_bytes(plan: LoopPlan, inputs: LoopInputs) -> float:
-    """Bytes over links between regions in a step, both ways, as the cost model counts them."""
-    cluster = inputs.cluster
-    return sum(
-        entry.bytes_per_step
-        for entry in ledger(plan.plan, inputs.model, cluster, inputs.job).entries
-        if entry.link.scope is LinkScope.ISLANDS
-        and cluster.island(entry.link.left).region != cluster.island(entry.link.right).region
-    )
-
-
-@contextmanager
-def host_processes(emulation: Emulation, inputs: LoopInputs) -> Iterator[HostProcesses]:
-    """The processes on all hosts, for as long as the block runs.
-
-    Their folder is inside the emulation's, which the guard removes when this process is killed.
-    """
-    from hetplan.emulation.state import folder_of
-
-    path = Path(tempfile.mkdtemp(prefix="turns-", dir=folder_of(emulation.name)))
-    turns = HostProcesses(
-        emulation=emulation,
-        inputs=inputs,
-        pace=load_pace(inputs.files.pace),
-        folder=TurnFolder(path),
-    )
-    try:
-        for number, host in enumerate(emulation.hosts):
-            with turns.folder.log(number).open("w") as log:
-                turns.processes.append(
-                    start(
-                        emulation,
-                        host.name,
-                        (sys.executable, "-m", "hetplan.launchers.persistent_ranks", str(path)),
-                        environment={**os.environ, **_ENVIRONMENT},
-                        stdout=log.fileno(),
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-        turns.wait_until_ready()
-        yield turns
-    finally:
-        end(tuple(turns.processes))
-
-
 def train_missing(
     inputs: LoopInputs, emulation: Emulation, order: Sequence[tuple[str, LoopPlan]]
 ) -> list[TrainedPlan]:
     """What each training of `order` (its name and plan) measured; those done before are read."""
-    paths = [inputs.files.trained(name) for name, _ in order]
+    files = inputs.files
+    paths = [files.trained(name) for name, _ in order]
     missing = [
         (path, plan) for path, (_, plan) in zip(paths, order, strict=True) if not path.exists()
     ]
-    if missing:
-        paths[0].parent.mkdir(exist_ok=True)
-        with host_processes(emulation, inputs) as hosts:
-            for at, (path, plan) in enumerate(missing, start=1):
-                done = hosts.train(plan)
-                write_atomically(path, encode(done, schema=TRAINED_SCHEMA))
-                inputs.say(
-                    f"plan {at}/{len(missing)}: {done.name}: predicted "
-                    f"{done.predicted_seconds:.3f} s, measured {done.measured_seconds:.3f} s "
-                    f"({done.error:+.1%}), overrun {done.overrun:.0%}"
-                )
+    pace, predictor = load_pace(files.pace), load_predictor(files.predictor)
+    files.trained("").parent.mkdir(exist_ok=True)
+    for at, (path, plan) in enumerate(missing, start=1):
+        done = _train(inputs, emulation, plan, pace, predictor)
+        write_atomically(path, encode(done, schema=TRAINED_SCHEMA))
+        inputs.say(
+            f"plan {at}/{len(missing)}: {done.name}: predicted {done.predicted_seconds:.3f} s, "
+            f"measured {done.measured_seconds:.3f} s ({done.error:+.1%}), overrun "
+            f"{done.overrun:.0%}"
+        )
     return [decode(read_document(path), TrainedPlan, schema=TRAINED_SCHEMA) for path in paths]
+
+
+def _train(
+    inputs: LoopInputs, emulation: Emulation, plan: LoopPlan, pace: Pace, predictor: Predictor
+) -> TrainedPlan:
+    """Train a plan now; an error says which host failed, and why."""
+    spec = inputs.spec
+    model, cluster, job = inputs.model, inputs.cluster, inputs.job
+    result = SearchResult(
+        schema=SCHEMA,
+        hetplan_version=__version__,
+        seed=job.seed,
+        inputs=Inputs(model=model, cluster=cluster, job=job, sha256=()),
+        plan=plan.plan,
+        estimate=estimate(plan.plan, model, cluster, job, predictor),
+        certificate=None,
+    )
+    settings = LaunchSettings(
+        steps=spec.warmup_steps + spec.steps,
+        warmup_steps=spec.warmup_steps,
+        pace=pace,
+        emulation=emulation.name,
+        log_folder=inputs.files.logs,
+        timeout_seconds=STEP_TIMEOUT_SECONDS + 10 * plan.predicted_seconds,
+    )
+    shutil.rmtree(inputs.files.logs, ignore_errors=True)
+    log = launch(result, settings)
+    return TrainedPlan(
+        name=plan.name,
+        predicted_seconds=log.predicted_step_seconds,
+        measured_seconds=log.median_step_seconds,
+        step_seconds=tuple(step.seconds for step in log.steps[spec.warmup_steps :]),
+        losses=tuple(step.loss for step in log.steps),
+        paced_passes=sum(log.paced_passes),
+        overruns=sum(log.overruns),
+        load_average=os.getloadavg()[0],
+    )

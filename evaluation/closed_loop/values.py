@@ -101,14 +101,6 @@ class TrainedPlan:
     """Of all steps, the warm-up's too."""
     paced_passes: int
     overruns: int
-    counted_long_bytes: float
-    """Over the long link in one step, both ways, as the trainer counts what it sends."""
-    ledger_long_bytes: float
-    """The same as the cost model has it."""
-    carried_long_bytes: int
-    """What the relay carried meanwhile, both ways: headers, barriers, set-up and warm-up too."""
-    all_steps: int
-    """Steps in which it did."""
     load_average: float
     """Of the last minute, when it was trained."""
 
@@ -116,11 +108,6 @@ class TrainedPlan:
     def error(self) -> float:
         """Signed, of the prediction, as a part of what was measured."""
         return self.predicted_seconds / self.measured_seconds - 1.0
-
-    @property
-    def spread(self) -> float:
-        """(longest - shortest) / shortest of the steps that count."""
-        return max(self.step_seconds) / min(self.step_seconds) - 1.0
 
     @property
     def overrun(self) -> float:
@@ -255,6 +242,11 @@ class LoopFiles:
     def plans(self) -> Path:
         """The plans that are trained."""
         return self.folder / "plans.json"
+
+    @property
+    def logs(self) -> Path:
+        """What the ranks of the last training said."""
+        return self.folder / "ranks"
 
     def trained(self, name: str) -> Path:
         """What one training measured."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas
+from numpy.typing import NDArray
 
 from evaluation.output import WORDS, Section
 from hetplan.cost.arrays import Floats
@@ -87,11 +88,12 @@ def predict(trips: Floats, goodput: Floats, trip: float, *, window: bool) -> tup
     return min(capacity, level - trip), halfwidth
 
 
+Flags = NDArray[np.bool_]
 _Fit = tuple[float, float, float, Floats]
 """Sum of squares, log capacity, log window, and the error of every pair left out of its side."""
 
 
-def _settled(trips: Floats, goodput: Floats, flat: Floats) -> list[_Fit]:
+def _settled(trips: Floats, goodput: Floats, flat: Flags) -> list[_Fit]:
     """Fits on the way until the sides stay as they are."""
     found: list[_Fit] = []
     seen: set[bytes] = set()
@@ -105,7 +107,7 @@ def _settled(trips: Floats, goodput: Floats, flat: Floats) -> list[_Fit]:
     return found
 
 
-def _side_means(trips: Floats, goodput: Floats, flat: Floats) -> _Fit:
+def _side_means(trips: Floats, goodput: Floats, flat: Flags) -> _Fit:
     """Capacity and window as means over the pairs on their sides."""
     # Without a flat pair the capacity is not known to be above what was seen.
     capacity = float(goodput[flat].mean()) if flat.any() else float(goodput.max())

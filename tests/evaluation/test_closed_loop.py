@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaluation.closed_loop.loop import loop_answer, totals, verdict_of
 from evaluation.closed_loop.plans import (
     FORMS,
     choose,
@@ -17,7 +18,6 @@ from evaluation.closed_loop.plans import (
     form_of,
     name_of,
 )
-from evaluation.closed_loop.results import loop_answer, totals, verdict_of
 from evaluation.closed_loop.values import (
     ClosedLoop,
     Goals,
@@ -105,10 +105,6 @@ def trained(predicted: float, measured: float, overruns: int = 0) -> TrainedPlan
         losses=(6.2,),
         paced_passes=100,
         overruns=overruns,
-        counted_long_bytes=1e6,
-        ledger_long_bytes=1e6,
-        carried_long_bytes=5_500_000,
-        all_steps=5,
         load_average=1.0,
     )
 

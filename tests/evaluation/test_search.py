@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from evaluation.__main__ import app
 from evaluation.search.cases import USUAL_FILE, Case, read_cases
 from evaluation.search.peers import compare, peer_answer
 from evaluation.search.sailor import (
@@ -216,6 +218,19 @@ def test_instances_are_the_same_every_time_and_as_large_as_they_say() -> None:
         assert len(cluster.regions) == instance.regions
         assert inputs.model.num_layers == 128
         assert not check_job_against(inputs.job, inputs.model, cluster)
+
+
+def test_without_reference_data_the_command_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # no ../shared/reference from here
+    done = CliRunner().invoke(app, ["search", "--sizes", "none"])
+    assert done.exit_code == 0, done.output
+    assert "left out: peer cases" in done.stderr
+    for sizes, word in (("17", "no instance of 17"), ("many", "numbers of devices")):
+        wrong = CliRunner().invoke(app, ["search", "--sizes", sizes])
+        assert wrong.exit_code == 2
+        assert word in wrong.stderr
 
 
 @pytest.mark.slow
