@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from hetplan.cli.main import guarded
-from hetplan.cli.options import AsJson, say
+from hetplan.cli.options import AsJson, emit, say
 from hetplan.errors import InputError
 from hetplan.kernels import compile_at_once
 
@@ -140,7 +140,20 @@ def hethub(
 
 def closed_loop(
     plans: Annotated[int | None, typer.Option(help="Plans that are trained (20).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the choice of plans (0).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the choice of plans and the jitter (0).")
+    ] = None,
+    jitter: Annotated[
+        float | None,
+        typer.Option(help="Of the second pass, a fraction; 0 leaves it out (0.05)."),
+    ] = None,
+    kinds_alone: Annotated[
+        bool,
+        typer.Option(
+            "--kinds-alone/--no-kinds-alone",
+            help="Also train each device kind alone, and all together.",
+        ),
+    ] = True,
     short: Annotated[
         bool, typer.Option("--short", help="A minute and a half: six plans, few steps.")
     ] = False,
@@ -150,19 +163,38 @@ def closed_loop(
             help="Folder of all that is measured; an interrupted loop goes on from there."
         ),
     ] = USUAL_OUT,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw predicted against measured steps into this SVG file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Profile, fit, plan, really train and compare, on hosts emulated on this machine."""
     from evaluation.closed_loop.loop import closed_loop as run
-    from evaluation.closed_loop.loop import loop_answer
+    from evaluation.closed_loop.results import draw, loop_lines, loop_tables
     from evaluation.closed_loop.values import LoopSpec, Verdict
+    from evaluation.drawing import check_drawable
+    from evaluation.output import SCHEMA
+    from hetplan.files.encoding import encode
+    from hetplan.reports.terminal import print_table
 
-    given = {"plans": plans, "seed": seed}
-    base = LoopSpec.of_short() if short else LoopSpec()
+    if plot is not None:
+        check_drawable(plot)
+    given = {"plans": plans, "seed": seed, "jitter": jitter}
+    base = LoopSpec.of_short() if short else LoopSpec(hethub=kinds_alone)
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     found = run(replace(base, **changes), out, say=say)
-    loop_answer(found).show(as_json=as_json)
-    if found.verdict is Verdict.INVALID:
+    if plot is not None:
+        draw(found, plot)
+    if as_json:
+        emit(encode(found, schema=SCHEMA))
+    else:
+        for table in loop_tables(found):
+            print_table(table)
+        for line in loop_lines(found):
+            emit(line)
+    verdicts = [each.verdict for each in found.passes]
+    verdicts += [found.hethub.verdict] if found.hethub is not None else []
+    if Verdict.INVALID in verdicts:
         raise typer.Exit(INVALID_EXIT)
 
 

@@ -1,24 +1,35 @@
 """Draw, price and choose the plans that the closed loop trains, before anything is trained.
 
-The pool has many legal plans of target native, of every form, by a seed. Drawn are the hosts of
-each stage of each pipeline (hosts of one island are alike), then layers, microbatches and
-schedules: layers in proportion to the stages' speeds, evenly, or moved from there; microbatches of
-several pipelines likewise. Forms are drawn equally often. Every plan passes `hetplan.plans.check`,
-and the trainer runs it (`hetplan.plans.ranks`).
+The pool has many legal plans of target native, of every form, by a seed. A structure says which
+islands' hosts stand in which stage of which pipeline; hosts of one island are alike. For a
+structure layers, microbatches and schedules are drawn: layers in proportion to the stages' speeds,
+evenly, or moved from there; microbatches of several pipelines likewise. Forms are drawn equally
+often, so that none fills the pool only because there are many plans of it. Every plan passes
+`hetplan.plans.check`, and the trainer runs it (`hetplan.plans.ranks`).
 
-Chosen are the plan that the search found, the best plans of the pool, and others of it evenly by
-predicted rank. Plans that are predicted to take many times longer than the best are left out.
+Chosen are the best plans of the pool, the plan that the search found, and from each of equally many
+strata of predicted rank one, of the form that was taken least so far. Where fewer than the wanted
+number stall (bubble or exposed communication) for a quarter of their step, others of their strata
+that do take their places. Plans that are predicted to take many times longer than the best are left
+out of the pool.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
 
-from evaluation.closed_loop.values import LoopPlan, LoopPlans
+from evaluation.closed_loop.values import (
+    MIN_STALLED_FRACTION,
+    LoopPlan,
+    LoopPlans,
+)
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.estimate_values import Component
+from hetplan.cost.step_model.break_down import break_down
 from hetplan.cost.step_model.draws import straggler_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
@@ -37,6 +48,10 @@ from hetplan.profiling.samples import Phase
 StageHosts = tuple[str, ...]
 """Islands of the hosts of a stage, sorted; an island twice where two of its hosts are there."""
 PipelineHosts = tuple[StageHosts, ...]
+Structure = tuple[PipelineHosts, ...]
+MAX_HOSTS_PER_STAGE = 2
+MAX_HOSTS = 6
+"""Of a cluster whose structures are all listed: there are thousands with six."""
 
 
 def hosts_of(cluster: Cluster) -> tuple[str, ...]:
@@ -49,19 +64,96 @@ def hosts_of(cluster: Cluster) -> tuple[str, ...]:
                 "loop trains one rank per host: use a cluster with devices_per_node: 1"
             )
         found += [island.name] * len(island.usable_nodes)
+    if not 2 <= len(found) <= MAX_HOSTS:
+        raise InputError(
+            f"{cluster.name} has {len(found)} hosts; the closed loop takes 2 to {MAX_HOSTS}"
+        )
     return tuple(found)
 
 
-MICROBATCH_SIZES = frozenset({1, 2, 3, 4})
+def structures(hosts: Sequence[str], *, least_hosts: int = 2) -> tuple[Structure, ...]:
+    """Every structure over at least so many of these hosts, in a fixed order."""
+    found: dict[Structure, None] = {}
+    for some in _choices(tuple(sorted(hosts))):
+        if len(some) < least_hosts:
+            continue
+        for blocks in _partitions(some):
+            for structure in _products([_pipelines(block) for block in blocks]):
+                found.setdefault(tuple(sorted(structure)), None)
+    return tuple(sorted(found))
+
+
+def _choices(hosts: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Every choice of some of the hosts; alike ones once."""
+    counts = sorted(Counter(hosts).items())
+
+    def go(at: int, taken: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        if at == len(counts):
+            yield taken
+            return
+        name, count = counts[at]
+        for number in range(count + 1):
+            yield from go(at + 1, (*taken, *([name] * number)))
+
+    yield from go(0, ())
+
+
+@lru_cache(maxsize=256)
+def _partitions(hosts: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Every way to deal the hosts out to pipelines; the order of pipelines does not matter."""
+    if not hosts:
+        return ((),)
+    first, rest = hosts[0], hosts[1:]
+    found: dict[tuple[tuple[str, ...], ...], None] = {}
+    for others in _partitions(rest):
+        for at in range(len(others)):
+            joined = tuple(sorted((first, *others[at])))
+            found[tuple(sorted((*others[:at], joined, *others[at + 1 :])))] = None
+        found[tuple(sorted(((first,), *others)))] = None
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _pipelines(hosts: tuple[str, ...]) -> tuple[PipelineHosts, ...]:
+    """Every order of stages of one or two hosts each that has all of these hosts."""
+    if not hosts:
+        return ((),)
+    found: dict[PipelineHosts, None] = {}
+    for stage in dict.fromkeys(
+        tuple(sorted(some)) for some in _choices(hosts) if 1 <= len(some) <= MAX_HOSTS_PER_STAGE
+    ):
+        left = tuple(sorted((Counter(hosts) - Counter(stage)).elements()))
+        for rest in _pipelines(left):
+            found[stage, *rest] = None
+    return tuple(found)
+
+
+def _products(options: Sequence[Sequence[PipelineHosts]]) -> Iterator[Structure]:
+    if not options:
+        yield ()
+        return
+    for first in options[0]:
+        for rest in _products(options[1:]):
+            yield (first, *rest)
+
+
+MICROBATCH_SIZES = (1, 2, 3, 4)
 """Of one rank."""
 SAMPLES = (1, 2, 4)
 """Of a microbatch of a pipeline."""
 FORMS = ("one pipeline", "early sends", "interleaved", "wide stages", "several pipelines")
 _TRIES_IN_VAIN = 400
 """Draws in a row that were illegal or drawn before, after which there are hardly any others."""
-_MAX_MOVED = 2
-_EVENLY = 0.2
-"""Part of the draws in which unlike hosts get equal parts."""
+_MAX_MOVED_LAYERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """A legal plan of the pool."""
+
+    name: str
+    form: str
+    plan: Plan
 
 
 def draw_pool(
@@ -72,29 +164,41 @@ def draw_pool(
     speeds: dict[str, float],
     seed: int,
     size: int,
+    most_microbatches: int | None = None,
     samples: Sequence[int] = SAMPLES,
-) -> tuple[Plan, ...]:
+    microbatch_sizes: Sequence[int] = MICROBATCH_SIZES,
+    only: Sequence[str] | None = None,
+    single: bool = False,
+) -> tuple[PoolPlan, ...]:
     """Up to `size` different plans; equal arguments give equal pools.
 
-    `speeds`: of a host of each island, in any unit. `samples`: of a pipeline's microbatch, which
-    its stages' ranks share.
+    `speeds`: of a host of each island, in any unit. `most_microbatches`: of each pipeline.
+    `samples`: of a pipeline's microbatch, which its stages' ranks share; `microbatch_sizes`: of a
+    rank. `only`: plans over all hosts of these islands. `single`: of one pipeline.
     """
-    found: dict[str, Plan] = {}
+    hosts = [host for host in hosts_of(cluster) if only is None or host in only]
+    found_structures = structures(hosts, least_hosts=2 if only is None else len(hosts))
+    by_form = _by_form([each for each in found_structures if not single or len(each) == 1])
+    chance = random.Random(f"pool {seed}")
+    found: dict[str, PoolPlan] = {}
     drawer = _Drawer(
         model=model,
         cluster=cluster,
         job=job,
         speeds=speeds,
-        chance=random.Random(f"pool {seed}"),
+        chance=chance,
+        most_microbatches=most_microbatches,
         samples=tuple(samples),
+        microbatch_sizes=frozenset(microbatch_sizes),
     )
+    forms = [form for form in FORMS if by_form[form]]
     number = in_vain = 0
-    while len(found) < size and in_vain < _TRIES_IN_VAIN:
-        drawn = drawer.draw(FORMS[number % len(FORMS)])
+    while forms and len(found) < size and in_vain < _TRIES_IN_VAIN:
+        form = forms[number % len(forms)]
+        drawn = drawer.draw(form, chance.choice(by_form[form]))
         number, in_vain = number + 1, in_vain + 1
-        name = "" if drawn is None else name_of(drawn, cluster, model)
-        if drawn is not None and name not in found:
-            found[name] = drawn
+        if drawn is not None and drawn.name not in found:
+            found[drawn.name] = drawn
             in_vain = 0
     return tuple(found.values())
 
@@ -153,6 +257,20 @@ def _stage_name(stage: ChosenStage) -> str:
     return f"{islands} {'/'.join(map(str, stage.layers))}{again}"
 
 
+def _by_form(found: Sequence[Structure]) -> dict[str, list[Structure]]:
+    by_form: dict[str, list[Structure]] = {form: [] for form in FORMS}
+    for structure in found:
+        wide = any(len(stage) > 1 for pipeline in structure for stage in pipeline)
+        if len(structure) > 1:
+            by_form["several pipelines"].append(structure)
+        elif wide:
+            by_form["wide stages"].append(structure)
+        else:
+            for form in ("one pipeline", "early sends", "interleaved"):
+                by_form[form].append(structure)
+    return by_form
+
+
 @dataclass(slots=True, kw_only=True)
 class _Drawer:
     model: ModelSpec
@@ -160,11 +278,12 @@ class _Drawer:
     job: Job
     speeds: dict[str, float]
     chance: random.Random
+    most_microbatches: int | None
     samples: tuple[int, ...]
+    microbatch_sizes: frozenset[int]
 
-    def draw(self, form: str) -> Plan | None:
-        """A plan of this form; None where the draw is not legal."""
-        structure = self._structure(form)
+    def draw(self, form: str, structure: Structure) -> PoolPlan | None:
+        """A plan of this form and structure; None where the draw is not legal."""
         samples = self.chance.choice(self.samples)
         if self.job.global_batch_size % samples:
             return None
@@ -174,6 +293,8 @@ class _Drawer:
         for mine, count in zip(parts, shares, strict=True):
             made = [each for each in mine if each is not None]
             if len(made) < len(mine) or count < len(mine):
+                return None
+            if self.most_microbatches is not None and count > self.most_microbatches:
                 return None
             pipeline = self._pipeline(form, made, count)
             if pipeline is None:
@@ -186,29 +307,7 @@ class _Drawer:
             return None
         if check_plan(plan, self.model, self.cluster, self.job) or any(launch_faults(plan)):
             return None
-        return plan
-
-    def _structure(self, form: str) -> list[PipelineHosts]:
-        """Some of the hosts in a random order, cut into pipelines and these into stages."""
-        hosts = hosts_of(self.cluster)
-        some = self.chance.sample(hosts, self.chance.randint(2, len(hosts)))
-        pipelines = [some]
-        if form == "several pipelines":
-            pipelines = self._cut(some, at_least=2, most=len(some))
-        if form not in ("several pipelines", "wide stages"):
-            return [tuple((host,) for host in some)]
-        return sorted(
-            tuple(tuple(sorted(stage)) for stage in self._cut(mine, at_least=1, most=2))
-            for mine in pipelines
-        )
-
-    def _cut(self, hosts: list[str], *, at_least: int, most: int) -> list[list[str]]:
-        """Runs of at most so many hosts, and at least so many runs."""
-        while True:
-            ends = [at for at in range(1, len(hosts)) if self.chance.random() < 0.5]
-            runs = [hosts[a:b] for a, b in pairwise((0, *ends, len(hosts)))]
-            if len(runs) >= at_least and max(map(len, runs)) <= most:
-                return runs
+        return PoolPlan(name=name_of(plan, self.cluster, self.model), form=form_of(plan), plan=plan)
 
     def _parts(self, stage: StageHosts, samples: int) -> tuple[Part, ...] | None:
         """How the hosts of a stage share a microbatch; None where it has too few samples."""
@@ -217,7 +316,7 @@ class _Drawer:
             splits = [(one, samples - one) for one in range(1, samples)]
             if stage[0] == stage[1]:
                 splits = [split for split in splits if split[0] == split[1]]
-        splits = [split for split in splits if MICROBATCH_SIZES.issuperset(split)]
+        splits = [split for split in splits if self.microbatch_sizes.issuperset(split)]
         if not splits:
             return None
         split = self.chance.choice(splits)
@@ -229,21 +328,19 @@ class _Drawer:
             for island, size in zip(stage, split, strict=True)
         )
 
-    def _shares(self, structure: Sequence[PipelineHosts], microbatches: int) -> list[int]:
-        """Microbatches of each pipeline, by its hosts' speeds, evenly, or moved from there."""
+    def _shares(self, structure: Structure, microbatches: int) -> list[int]:
+        """Microbatches of each pipeline, by its hosts' speeds, evenly, or between the two."""
         weights = [self._speed(pipeline) for pipeline in structure]
-        if self.chance.random() < _EVENLY:
-            weights = [1.0] * len(weights)
-        return self._moved(dealt_out(microbatches, weights), least=0)
-
-    def _moved(self, counts: list[int], *, least: int) -> list[int]:
-        """The same with up to two moved from one place to another."""
-        for _ in range(self.chance.randrange(_MAX_MOVED + 1)):
-            giver, taker = self.chance.randrange(len(counts)), self.chance.randrange(len(counts))
-            if counts[giver] > least:
-                counts[giver] -= 1
-                counts[taker] += 1
-        return counts
+        mean = sum(weights) / len(weights)
+        evenly = self.chance.choice((0.0, 0.0, 0.0, 0.5, 1.0))
+        weights = [weight * (1 - evenly) + mean * evenly for weight in weights]
+        found = dealt_out(microbatches, weights)
+        for _ in range(self.chance.choice((0, 0, 1, 2))):
+            giver, taker = self.chance.randrange(len(found)), self.chance.randrange(len(found))
+            if found[giver]:
+                found[giver] -= 1
+                found[taker] += 1
+        return found
 
     def _speed(self, pipeline: PipelineHosts) -> float:
         return sum(self.speeds[island] for stage in pipeline for island in stage)
@@ -278,9 +375,15 @@ class _Drawer:
         if len(parts) * chunks > total:
             return None
         weights = [self._stage_speed(mine) for mine in parts]
-        if self.chance.random() < _EVENLY:
+        if self.chance.random() < 0.2:
             weights = [1.0] * len(parts)
-        return self._moved(dealt_out(total, weights, least=chunks), least=chunks)
+        found = dealt_out(total, weights, least=chunks)
+        for _ in range(self.chance.randrange(_MAX_MOVED_LAYERS + 1)):
+            giver, taker = self.chance.randrange(len(parts)), self.chance.randrange(len(parts))
+            if found[giver] > chunks:
+                found[giver] -= 1
+                found[taker] += 1
+        return found
 
     def _stage_speed(self, parts: Sequence[Part]) -> float:
         """Samples a second and layer: all ranks of a stage wait for its slowest."""
@@ -313,8 +416,26 @@ def dealt_out(total: int, weights: Sequence[float], *, least: int = 0) -> list[i
     return [least + each for each in found]
 
 
+def at_most(plan: Plan, microbatches: int) -> bool:
+    """Whether no pipeline of the plan has more microbatches."""
+    return all(pipeline.num_microbatches <= microbatches for pipeline in plan.pipelines)
+
+
 POOL_SIZE = 600
 """Plans that are drawn; two seconds to price."""
+STALLED = frozenset(
+    {
+        Component.BUBBLE,
+        Component.PIPELINE,
+        Component.DATA_PARALLEL,
+        Component.GATHERING,
+        Component.EMBEDDING,
+        Component.NORM,
+        Component.OTHER_STAGES,
+        Component.TENSOR_PARALLEL,
+    }
+)
+"""What of a step's critical path is not compute or update."""
 MAX_LENGTH, SHORT_MAX_LENGTH = 4.0, 2.5
 """Times the best predicted step."""
 
@@ -369,23 +490,27 @@ def loop_plan(
 ) -> LoopPlan:
     """A plan with its price: that of `hetplan.cost.estimate`, without the interval."""
     step, costs = pricer.step(plan), pricer.costs(plan)
+    waiting = straggler_wait(plan, costs, step)
+    seconds = step.step_seconds + waiting
+    parts = break_down(plan, costs, step, waiting).critical
     return LoopPlan(
         name=name_of(plan, cluster, model),
         form=form_of(plan),
         plan=plan,
-        predicted_seconds=step.step_seconds + straggler_wait(plan, costs, step),
+        predicted_seconds=seconds,
+        stalled=sum(each.seconds for each in parts if each.component in STALLED) / seconds,
         searched=searched,
     )
 
 
 def price_pool(
-    pricer: Pricer, pool: Sequence[Plan], cluster: Cluster, model: ModelSpec
+    pricer: Pricer, pool: Sequence[PoolPlan], cluster: Cluster, model: ModelSpec
 ) -> tuple[LoopPlan, ...]:
     """Those of the pool that can be priced, fastest first."""
     priced = []
-    for plan in pool:
+    for drawn in pool:
         try:
-            priced.append(loop_plan(pricer, plan, cluster, model))
+            priced.append(loop_plan(pricer, drawn.plan, cluster, model))
         except InputError:
             # Warm-up depths whose sends would wait for each other for ever.
             continue
@@ -393,20 +518,61 @@ def price_pool(
 
 
 def choose(
-    pool: Sequence[LoopPlan], searched: LoopPlan, *, plans: int, best: int, longest: float
+    pool: Sequence[LoopPlan],
+    searched: LoopPlan,
+    *,
+    plans: int,
+    best: int,
+    stalled: int,
+    longest: float,
+    seed: int,
 ) -> LoopPlans:
     """`plans` of the pool, fastest first in it, the searched one among them.
 
-    `best`: how many of the best predicted ones; the others evenly by rank. `longest`: times the
+    `best`: how many of the best predicted ones. `stalled`: how many at least have a quarter of
+    their step in bubble or exposed communication, where the pool has so many. `longest`: times the
     best predicted step that a plan may take.
     """
     others = [each for each in pool if each.name != searched.name]
     fastest = min(searched.predicted_seconds, others[0].predicted_seconds)
     kept = [each for each in others if each.predicted_seconds <= longest * fastest]
-    best = min(best, plans - 1)
-    taken, rest = kept[:best], kept[best:]
-    count = min(plans - 1 - len(taken), len(rest))
-    # The slowest of equal runs of rank.
-    taken += [rest[(at + 1) * len(rest) // count - 1] for at in range(count)]
-    found = sorted((searched, *taken), key=lambda each: each.predicted_seconds)
+    # The searched plan is one of the best ones, unless the pool has as many that are better.
+    better = sum(each.predicted_seconds < searched.predicted_seconds for each in kept)
+    number = min(len(kept), best - (1 if better < best else 0), plans - 1)
+    taken, rest = kept[:number], kept[number:]
+    strata = _strata(rest, plans - 1 - number)
+    chance = random.Random(f"choice {seed}")
+    forms = Counter(each.form for each in (searched, *taken))
+    chosen: list[LoopPlan] = []
+    for stratum in strata:
+        chosen.append(_pick(stratum, forms, chance))
+        forms[chosen[-1].form] += 1
+    much = sum(_stalls_much(each) for each in (searched, *taken, *chosen))
+    # From the slowest stratum on: slow plans are the ones that stall.
+    for at in reversed(range(len(strata))):
+        if much >= stalled:
+            break
+        able = [each for each in strata[at] if _stalls_much(each)]
+        if able and not _stalls_much(chosen[at]):
+            forms[chosen[at].form] -= 1
+            chosen[at] = _pick(able, forms, chance)
+            forms[chosen[at].form] += 1
+            much += 1
+    found = sorted((searched, *taken, *chosen), key=lambda each: each.predicted_seconds)
     return LoopPlans(plans=tuple(found), pool=len(pool), left_out_slow=len(others) - len(kept))
+
+
+def _strata(rest: Sequence[LoopPlan], count: int) -> list[Sequence[LoopPlan]]:
+    """Equal runs of predicted rank, none empty."""
+    count = min(count, len(rest))
+    return [rest[at * len(rest) // count : (at + 1) * len(rest) // count] for at in range(count)]
+
+
+def _pick(stratum: Sequence[LoopPlan], forms: Mapping[str, int], chance: random.Random) -> LoopPlan:
+    """One of the stratum, of a form that was taken least."""
+    least = min(forms[each.form] for each in stratum)
+    return chance.choice([each for each in stratum if forms[each.form] == least])
+
+
+def _stalls_much(each: LoopPlan) -> bool:
+    return each.stalled >= MIN_STALLED_FRACTION

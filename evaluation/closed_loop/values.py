@@ -12,13 +12,16 @@ from hetplan.files.reading import decode, read_document
 from hetplan.files.shipped import shipped_folder
 from hetplan.files.writing import write_atomically
 from hetplan.plans.plan import Plan
+from hetplan.profiling.pacing import MAX_JITTER
 
-SPEC_SCHEMA = "hetplan.closed-loop-spec/2"
-PLANS_SCHEMA = "hetplan.closed-loop-plans/2"
-TRAINED_SCHEMA = "hetplan.closed-loop-training/2"
+SPEC_SCHEMA = "hetplan.closed-loop-spec/1"
+PLANS_SCHEMA = "hetplan.closed-loop-plans/1"
+PASS_SCHEMA = "hetplan.closed-loop-pass/1"
 
 MAX_OVERRUN = 0.30
 """Part of the paced passes that may take longer than their pace."""
+MIN_STALLED_FRACTION = 0.25
+"""Part of a step, from which a plan counts as one that tests more than compute."""
 MAX_SPREAD = 0.03
 """(longest - shortest) / shortest of the same plan trained several times."""
 
@@ -27,7 +30,7 @@ MAX_PROFILE_EXCESS = 0.06
 
 
 class Verdict(StrEnum):
-    """What the loop says."""
+    """What a pass of the loop says."""
 
     REACHED = "goals reached"
     MISSED = "goals missed"
@@ -45,14 +48,19 @@ class LoopSpec:
     steps: int = 4
     """Measured ones of every plan."""
     repeats: int = 3
-    """How often the searched plan is trained, spread over the others."""
+    """How often the searched plan is trained, spread over the pass."""
+    jitter: float = 0.05
+    """Of the second pass; 0: there is none."""
+    hethub: bool = True
     short: bool = False
     """A smaller job, of which less is measured, at the pace of the shipped profile of a core."""
 
     @staticmethod
     def of_short(seed: int = 0) -> LoopSpec:
         """A loop of a minute and a half."""
-        return LoopSpec(plans=6, seed=seed, steps=2, repeats=2, short=True)
+        return LoopSpec(
+            plans=6, seed=seed, steps=2, repeats=2, jitter=0.0, hethub=False, short=True
+        )
 
     def __post_init__(self) -> None:
         for name, least in (("plans", 2), ("warmup_steps", 0), ("steps", 1), ("repeats", 1)):
@@ -60,6 +68,8 @@ class LoopSpec:
                 raise InputError(f"{name} is {getattr(self, name)}; it is at least {least}")
         if self.seed < 0:
             raise InputError(f"seed is {self.seed}; it is at least 0")
+        if not 0 <= self.jitter <= MAX_JITTER:
+            raise InputError(f"jitter is {self.jitter}; it is 0 to {MAX_JITTER}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +79,18 @@ class LoopPlan:
     name: str
     """Stages in order, islands and layers, degrees and shares: says what the plan is."""
     form: str
-    """Kind of plan, such as `one pipeline`."""
+    """Kind of plan, such as `one pipeline`, for the stratified choice."""
     plan: Plan
     predicted_seconds: float
+    stalled: float
+    """Predicted part of the step in bubble, or in communication that nothing hides."""
     searched: bool = False
     """The plan that `hetplan plan` found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPlans:
-    """The plans of a loop, and how many there were to choose from."""
+    """The plans of a pass, and how many there were to choose from."""
 
     plans: tuple[LoopPlan, ...]
     pool: int
@@ -101,13 +113,27 @@ class TrainedPlan:
     """Of all steps, the warm-up's too."""
     paced_passes: int
     overruns: int
+    counted_long_bytes: float
+    """Over the long link in one step, both ways, as the trainer counts what it sends."""
+    ledger_long_bytes: float
+    """The same as the cost model has it."""
+    carried_long_bytes: int
+    """What the relay carried meanwhile, both ways: headers, barriers, set-up and warm-up too."""
+    all_steps: int
+    """Steps in which it did."""
     load_average: float
-    """Of the last minute, when it was trained."""
+    steal: float
+    """Part of the cores' time that other virtual machines took meanwhile."""
 
     @property
     def error(self) -> float:
         """Signed, of the prediction, as a part of what was measured."""
         return self.predicted_seconds / self.measured_seconds - 1.0
+
+    @property
+    def spread(self) -> float:
+        """(longest - shortest) / shortest of the steps that count."""
+        return max(self.step_seconds) / min(self.step_seconds) - 1.0
 
     @property
     def overrun(self) -> float:
@@ -116,8 +142,19 @@ class TrainedPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoopRow:
+    """One plan of a pass, predicted and measured."""
+
+    name: str
+    form: str
+    searched: bool
+    stalled: float
+    trained: TrainedPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopTotals:
-    """All plans in numbers; fractions."""
+    """One pass in numbers; fractions."""
 
     mape: float
     worst: float
@@ -130,11 +167,32 @@ class LoopTotals:
     repeats_spread: float
     """(longest - shortest) / shortest of the medians of the searched plan."""
     overrun: float
-    """Part of all paced passes of layers."""
+    """Part of all paced passes."""
     range: float
     """Longest measured step over the shortest."""
+    stalled_plans: int
+    """Plans with a quarter or more of their step in bubble or exposed communication."""
     load_average: float
     """Largest of one minute that was seen after a training."""
+    steal: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopPass:
+    """All plans, once, with or without jitter."""
+
+    jitter: float
+    rows: tuple[LoopRow, ...]
+    """By predicted step."""
+    profile_excess: float
+    """By how much a kind's profiled layers took longer than their pace, the mean of the worst kind:
+    such a profile is of a busy machine, not of the device."""
+    repeats: tuple[TrainedPlan, ...]
+    """All trainings of the searched plan, the row's own first."""
+    totals: LoopTotals
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    """Why it is invalid, or which goals it missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,27 +210,49 @@ class Goals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TogetherRow:
+    """One way to train on all kinds, or a kind alone, for HETHUB's figure."""
+
+    what: str
+    name: str
+    """Of its plan."""
+    samples: int
+    """Global batch."""
+    tokens_per_second: float
+    ratio: float | None
+    """Over the sum of the kinds alone; None of a kind alone."""
+    bound_ratio: float | None
+    """The most its layers and its bubble leave it, of its own throughput: 1 is all."""
+    trained: TrainedPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HethubMeasured:
+    """Every kind alone, then all together."""
+
+    alone: tuple[TogetherRow, ...]
+    together: tuple[TogetherRow, ...]
+    alone_tokens_per_second: float
+    verdict: Verdict
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
     """What `python -m evaluation closed-loop` found."""
 
     machine: str
     spec: LoopSpec
-    plans: LoopPlans
-    """Priced before they were trained."""
-    trained: tuple[TrainedPlan, ...]
-    """Of each plan, in their order."""
-    repeats: tuple[TrainedPlan, ...]
-    """All trainings of the searched plan, the first one's with them."""
-    totals: LoopTotals
-    profile_excess: float
-    """By how much a kind's profiled layers took longer than their pace, the mean of the worst kind:
-    such a profile is of a busy machine, not of the device."""
-    verdict: Verdict
-    reasons: tuple[str, ...]
-    """Why it is invalid, or which goals it missed."""
+    weight: str
+    """Why the loop's processes had no more weight than others; empty: they had."""
+    passes: tuple[LoopPass, ...]
+    hethub: HethubMeasured | None
+    pool: int
+    left_out_slow: int
 
 
 SMALL_JOB, SHORT_JOB = "closed-loop", "closed-loop-short"
+TOGETHER_JOB = "closed-loop-together"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +280,18 @@ class LoopFiles:
         return shipped_folder("configs") / "jobs" / f"{name}.yaml"
 
     @property
+    def together_job(self) -> Path:
+        """The job of all kinds together."""
+        return shipped_folder("configs") / "jobs" / f"{TOGETHER_JOB}.yaml"
+
+    @property
+    def searched_together(self) -> Path:
+        """What `hetplan plan` found for it."""
+        return self.folder / "searched-together.json"
+
+    @property
     def spec(self) -> Path:
-        """Options of the loop."""
+        """What the loop was inputs."""
         return self.folder / "spec.json"
 
     @property
@@ -218,20 +308,17 @@ class LoopFiles:
         """There as soon as something was measured whole."""
         return self.folder / f"{what}.done"
 
-    @property
-    def pace(self) -> Path:
-        """Seconds that every device kind is held to."""
-        return self.folder / "pace.json"
+    def pace(self, kind: str) -> Path:
+        """The pace of a pass, `plain` or `jitter`."""
+        return self.folder / f"pace-{kind}.json"
 
-    @property
-    def device_store(self) -> Path:
+    def device_store(self, kind: str) -> Path:
         """Measurements of the device kinds at that pace."""
-        return self.folder / "devices"
+        return self.folder / f"devices-{kind}"
 
-    @property
-    def predictor(self) -> Path:
+    def predictor(self, kind: str) -> Path:
         """The fit of both."""
-        return self.folder / "predictor.json"
+        return self.folder / f"predictor-{kind}.json"
 
     @property
     def searched(self) -> Path:
@@ -243,14 +330,9 @@ class LoopFiles:
         """The plans that are trained."""
         return self.folder / "plans.json"
 
-    @property
-    def logs(self) -> Path:
-        """What the ranks of the last training said."""
-        return self.folder / "ranks"
-
-    def trained(self, name: str) -> Path:
-        """What one training measured."""
-        return self.folder / "trained" / f"{name}.json"
+    def trained(self, kind: str, name: str) -> Path:
+        """What one training of a pass measured."""
+        return self.folder / f"trained-{kind}" / f"{name}.json"
 
 
 def open_folder(folder: Path, spec: LoopSpec) -> LoopFiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,32 +10,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.closed_loop.loop import loop_answer, totals, verdict_of
 from evaluation.closed_loop.plans import (
     FORMS,
+    PoolPlan,
     choose,
     dealt_out,
     draw_pool,
-    form_of,
-    name_of,
+    structures,
 )
+from evaluation.closed_loop.results import draw, judge, loop_lines, loop_tables, totals
 from evaluation.closed_loop.values import (
+    MIN_STALLED_FRACTION,
     ClosedLoop,
     Goals,
     LoopFiles,
     LoopPlan,
-    LoopPlans,
+    LoopRow,
     LoopSpec,
     TrainedPlan,
     Verdict,
     open_folder,
 )
+from evaluation.drawing import check_drawable
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.plans.check import check_plan
-from hetplan.plans.plan import Plan
 from hetplan.plans.ranks import launch_faults
 
 FILES = LoopFiles(folder=Path("unused"))
@@ -43,17 +45,32 @@ SPEEDS = {"fast": 1.0, "medium": 2 / 3, "slow": 1 / 3}
 
 
 @pytest.fixture(scope="module")
-def pool() -> tuple[Plan, ...]:
+def pool() -> tuple[PoolPlan, ...]:
     return draw_pool(MODEL, CLUSTER, JOB, speeds=SPEEDS, seed=3, size=60)
 
 
-def test_the_pool_is_legal_and_of_every_form(pool: tuple[Plan, ...]) -> None:
+def test_structures_are_counted_by_hand_on_two_hosts() -> None:
+    assert set(structures(["a", "a"])) == {
+        ((("a",), ("a",)),),
+        ((("a", "a"),),),
+        ((("a",),), (("a",),)),
+    }
+    found = set(structures(["a", "b"]))
+    assert found == {
+        ((("a",), ("b",)),),
+        ((("b",), ("a",)),),
+        ((("a", "b"),),),
+        ((("a",),), (("b",),)),
+    }
+
+
+def test_the_pool_is_legal_and_of_every_form(pool: tuple[PoolPlan, ...]) -> None:
     assert len(pool) == 60
-    assert len({name_of(plan, CLUSTER, MODEL) for plan in pool}) == 60
-    assert {form_of(plan) for plan in pool} == set(FORMS)
-    for plan in pool:
-        assert not check_plan(plan, MODEL, CLUSTER, JOB)
-        assert not list(launch_faults(plan))
+    assert len({drawn.name for drawn in pool}) == 60
+    assert {drawn.form for drawn in pool} == set(FORMS)
+    for drawn in pool:
+        assert not check_plan(drawn.plan, MODEL, CLUSTER, JOB)
+        assert not list(launch_faults(drawn.plan))
 
 
 @given(
@@ -72,94 +89,113 @@ def test_dealt_out_adds_up_and_is_fair(weights: list[float], more: int, least: i
             assert abs(number - total * weight / sum(weights)) < 1
 
 
-def loop_plan(number: int, seconds: float, plan: Plan) -> LoopPlan:
+def loop_plan(number: int, seconds: float, stalled: float, drawn: PoolPlan) -> LoopPlan:
     return LoopPlan(
         name=f"plan {number}",
         form=FORMS[number % len(FORMS)],
-        plan=plan,
+        plan=drawn.plan,
         predicted_seconds=seconds,
+        stalled=stalled,
     )
 
 
-def test_the_choice_has_the_searched_the_best_and_all_ranks(pool: tuple[Plan, ...]) -> None:
-    plans = [loop_plan(number, 1.0 + number / 100, pool[0]) for number in range(300)]
-    searched = replace(plans[3], name="searched", searched=True, predicted_seconds=0.99)
-    found = choose(plans, searched, plans=20, best=5, longest=3.0)
+def priced(pool: tuple[PoolPlan, ...], stalled_from: float) -> list[LoopPlan]:
+    chance = random.Random(1)
+    seconds = sorted(1.0 + 4.0 * chance.random() for _ in range(200))
+    return [
+        loop_plan(number, each, 0.4 if chance.random() > stalled_from else 0.1, pool[0])
+        for number, each in enumerate(seconds)
+    ]
+
+
+def test_the_choice_has_the_best_the_searched_and_every_stratum(pool: tuple[PoolPlan, ...]) -> None:
+    plans = priced(pool, 0.8)
+    searched = replace(plans[3], name="searched", searched=True, predicted_seconds=1.0)
+    found = choose(plans, searched, plans=20, best=5, stalled=8, longest=3.0, seed=0)
+    assert found == choose(plans, searched, plans=20, best=5, stalled=8, longest=3.0, seed=0)
     names = [each.name for each in found.plans]
     assert len(set(names)) == 20
-    assert names[:6] == ["searched", *(each.name for each in plans[:5])]
-    kept = [each for each in plans if each.predicted_seconds <= 3.0 * 0.99]
+    assert names[:5] == ["searched", *(each.name for each in plans[:4])]
+    assert sum(each.stalled >= MIN_STALLED_FRACTION for each in found.plans) >= 8
+    kept = [each for each in plans if each.predicted_seconds <= 3.0]
     assert found.left_out_slow == len(plans) - len(kept)
-    # One of every equal run of rank.
-    rest = [each.name for each in kept[5:]]
-    ranks = [rest.index(name) * 14 // len(rest) for name in names[6:]]
-    assert ranks == list(range(14))
+    # From every one of the equal strata one.
+    rest = kept[4:]
+    for at in range(15):
+        stratum = {each.name for each in rest[at * len(rest) // 15 : (at + 1) * len(rest) // 15]}
+        assert len(stratum & set(names)) == 1
 
 
-def trained(predicted: float, measured: float, overruns: int = 0) -> TrainedPlan:
+def trained(name: str, predicted: float, measured: float, **more: float) -> TrainedPlan:
     return TrainedPlan(
-        name="a plan",
+        name=name,
         predicted_seconds=predicted,
         measured_seconds=measured,
         step_seconds=(measured, 1.01 * measured),
         losses=(6.2,),
         paced_passes=100,
-        overruns=overruns,
-        load_average=1.0,
+        overruns=round(more.get("overruns", 0)),
+        counted_long_bytes=1e6,
+        ledger_long_bytes=1e6,
+        carried_long_bytes=5_500_000,
+        all_steps=5,
+        load_average=more.get("load", 1.0),
+        steal=0.0,
     )
 
 
-def whole_loop(
-    pool: tuple[Plan, ...], *pairs: tuple[float, float], repeats: tuple[float, ...] = (),
-    overruns: int = 0, excess: float = 0.0,
-) -> ClosedLoop:  # fmt: skip
-    """Plans predicted and measured so; the first one is the searched one."""
-    plans = tuple(
-        replace(loop_plan(at, predicted, pool[0]), searched=at == 0)
-        for at, (predicted, _) in enumerate(pairs)
+def rows(pairs: list[tuple[float, float]], **more: float) -> list[LoopRow]:
+    return [
+        LoopRow(
+            name=f"plan {number}",
+            form=FORMS[number % len(FORMS)],
+            searched=number == 0,
+            stalled=0.3 if number % 2 else 0.1,
+            trained=trained(f"plan {number}", *pair, **more),
+        )
+        for number, pair in enumerate(pairs)
+    ]
+
+
+def test_totals_by_hand() -> None:
+    found = totals(
+        rows([(1.0, 1.0), (2.2, 2.0), (2.7, 3.0)]),
+        [trained("plan 0", 1.0, 1.0), trained("plan 0", 1.0, 1.02)],
     )
-    done = tuple(trained(*pair, overruns) for pair in pairs)
-    again = (done[0], *(trained(1.0, seconds) for seconds in repeats))
-    found = totals(plans, done, again)
-    verdict, reasons = verdict_of(found, Goals(), excess)
-    return ClosedLoop(
-        machine="a machine", spec=LoopSpec(), trained=done, repeats=again, totals=found,
-        plans=LoopPlans(plans=plans, pool=600, left_out_slow=10), profile_excess=excess,
-        verdict=verdict, reasons=reasons,
-    )  # fmt: skip
-
-
-def test_totals_by_hand(pool: tuple[Plan, ...]) -> None:
-    loop = whole_loop(pool, (1.0, 1.0), (2.2, 2.0), (2.7, 3.0), repeats=(1.02,))
-    found = loop.totals
     assert found.mape == pytest.approx((0.0 + 0.1 + 0.1) / 3)
     assert found.worst == pytest.approx(0.1)
     assert found.bias == pytest.approx(0.0)
-    assert found.spearman == pytest.approx(1.0)
+    assert found.spearman == 1.0
     assert found.regret == 0.0
     assert found.repeats_spread == pytest.approx(0.02)
     assert found.range == pytest.approx(3.0)
-    rows, whole = loop_answer(loop).sections
-    assert (rows.table().row_count, whole.table().row_count) == (3, 1)
-    assert [row["error"] for row in loop_answer(loop).document()["rows"]] == pytest.approx(
-        [0.0, 0.1, -0.1]
-    )
+    assert found.stalled_plans == 1
 
 
-def test_verdicts(pool: tuple[Plan, ...]) -> None:
-    good = ((1.0, 1.0), (2.0, 2.0), (3.0, 3.1))
-    assert whole_loop(pool, *good).verdict is Verdict.REACHED
-    missed = whole_loop(pool, (1.0, 1.2), (2.0, 1.1), (3.0, 3.1))
-    assert missed.verdict is Verdict.MISSED
-    assert [each.split()[0] for each in missed.reasons] == ["MAPE", "Spearman", "regret"]
+def test_verdicts() -> None:
+    good = rows([(1.0, 1.0), (2.0, 2.0), (3.0, 3.1)])
+    once = [good[0].trained]
+
+    def verdict(found: list[LoopRow], repeats: list[TrainedPlan]) -> tuple[Verdict, str]:
+        judged = judge(found, repeats, jitter=0.0, goals=Goals())
+        return judged.verdict, "; ".join(judged.reasons)
+
+    assert verdict(good, once) == (Verdict.REACHED, "")
+    missed, why = verdict(rows([(1.0, 1.2), (2.0, 1.1), (3.0, 3.1)]), once)
+    assert missed is Verdict.MISSED
+    assert "MAPE" in why
+    assert "Spearman" in why
+    assert "regret" in why
     # The machine's fault is never a missed goal.
-    for loop, word in (
-        (whole_loop(pool, (1.0, 1.2), (2.0, 1.1), overruns=40), "40%"),
-        (whole_loop(pool, *good, repeats=(1.05,)), "5.0%"),
-        (whole_loop(pool, *good, excess=0.14), "14.0%"),
-    ):
-        assert loop.verdict is Verdict.INVALID
-        assert word in loop.reasons[0]
+    busy = rows([(1.0, 1.2), (2.0, 1.1)], overruns=40.0, load=9.0)
+    assert verdict(busy, [busy[0].trained])[0] is Verdict.INVALID
+    unlike = [trained("plan 0", 1.0, 1.0), trained("plan 0", 1.0, 1.05)]
+    invalid, why = verdict(good, unlike)
+    assert invalid is Verdict.INVALID
+    assert "5.0%" in why
+    profiled_busy = judge(good, once, jitter=0.0, goals=Goals(), profile_excess=0.14)
+    assert profiled_busy.verdict is Verdict.INVALID
+    assert "14.0%" in profiled_busy.reasons[0]
 
 
 def test_a_folder_goes_on_with_the_same_loop_only(tmp_path: Path) -> None:
@@ -174,3 +210,34 @@ def test_a_folder_goes_on_with_the_same_loop_only(tmp_path: Path) -> None:
         open_folder(tmp_path / "other", spec)
     with pytest.raises(InputError, match="plans is 1"):
         LoopSpec(plans=1)
+    for jitter in (-0.01, 5.0, float("nan")):
+        with pytest.raises(InputError, match="jitter is"):
+            LoopSpec(jitter=jitter)
+
+
+def whole_loop() -> ClosedLoop:
+    some = rows([(1.0, 1.0), (2.2, 2.0), (2.7, 3.0), (4.0, 4.0), (5.0, 5.0)])
+    passes = tuple(
+        judge(some, [some[0].trained], jitter=jitter, goals=Goals()) for jitter in (0.0, 0.05)
+    )
+    return ClosedLoop(
+        machine="a machine",
+        spec=LoopSpec(),
+        weight="",
+        passes=passes,
+        hethub=None,
+        pool=600,
+        left_out_slow=10,
+    )
+
+
+def test_tables_and_drawing_show_every_plan(tmp_path: Path) -> None:
+    found = whole_loop()
+    tables = list(loop_tables(found))
+    assert [table.row_count for table in tables] == [5, 5, 2]
+    assert any("goals missed" in line for line in loop_lines(found))
+    for name in ("one.svg", "two.svg"):
+        draw(found, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    with pytest.raises(InputError, match=r"\.svg"):
+        check_drawable(tmp_path / "plot.png")

@@ -1,0 +1,106 @@
+"""HETHUB's figure: plans keep to the limit on microbatches, bounds bound, ratios by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evaluation.closed_loop.loop import (
+    ANY_FORM,
+    ONE_PIPELINE,
+    Candidate,
+    _Planner,
+    bound_seconds,
+    measured,
+    tokens,
+)
+from evaluation.closed_loop.plans import draw_pool, price_pool
+from evaluation.closed_loop.training import LoopInputs
+from evaluation.closed_loop.values import LoopFiles, LoopSpec, TrainedPlan, Verdict
+from hetplan.cluster.load import load_cluster
+from hetplan.cost.step_model.pricer import Pricer
+from hetplan.job.load import load_job
+from hetplan.model.load import load_model
+from hetplan.predict.fit import fit_stores
+
+FILES = LoopFiles(folder=Path("unused"))
+SHIPPED, MODEL, JOB = load_cluster(FILES.cluster), load_model(FILES.model), load_job(FILES.job)
+# As on a datasheet: what is not measured needs it.
+CLUSTER = replace(
+    SHIPPED,
+    islands=tuple(
+        replace(each, device=replace(each.device, memory_bandwidth_bytes_per_second=10e9))
+        for each in SHIPPED.islands
+    ),
+)
+TOGETHER = load_job(FILES.together_job)
+INPUTS = LoopInputs(
+    files=FILES, spec=LoopSpec(), model=MODEL, cluster=CLUSTER, job=JOB, say=lambda text: None
+)
+KINDS = [island.device.kind for island in CLUSTER.islands]
+
+
+@pytest.fixture(scope="module")
+def simple() -> tuple[Candidate, ...]:
+    """What needs no planner; datasheet figures will do to price it."""
+    predictor, _ = fit_stores()
+    planner = _Planner(INPUTS, None, TOGETHER, predictor)  # type: ignore[arg-type]
+    return tuple(planner.simple())
+
+
+def test_no_plan_is_predicted_to_beat_its_bound(simple: tuple[Candidate, ...]) -> None:
+    predictor, _ = fit_stores()
+    pricer = Pricer(MODEL, CLUSTER, JOB, predictor)
+    speeds = {"fast": 1.0, "medium": 2 / 3, "slow": 1 / 3}
+    pool = draw_pool(MODEL, CLUSTER, JOB, speeds=speeds, seed=1, size=40)
+    pairs = [
+        (each.predicted_seconds, bound_seconds(pricer, each.plan))
+        for each in price_pool(pricer, pool, CLUSTER, MODEL)
+    ]
+    assert len(pairs) > 20
+    for predicted, bound in (
+        *pairs,
+        *((each.plan.predicted_seconds, each.bound_seconds) for each in simple),
+    ):
+        assert 0 < bound <= predicted * (1 + 1e-9)
+
+
+def trained(seconds: float, overruns: int = 0) -> TrainedPlan:
+    return TrainedPlan(
+        name="a plan",
+        predicted_seconds=seconds,
+        measured_seconds=seconds,
+        step_seconds=(seconds, seconds),
+        losses=(6.2,),
+        paced_passes=100,
+        overruns=overruns,
+        counted_long_bytes=0.0,
+        ledger_long_bytes=0.0,
+        carried_long_bytes=0,
+        all_steps=3,
+        load_average=1.0,
+        steal=0.0,
+    )
+
+
+def candidates(simple: tuple[Candidate, ...]) -> list[Candidate]:
+    """Each kind alone with a third of the batch, then all together, each bound 9.95 s."""
+    third = replace(TOGETHER, global_batch_size=TOGETHER.global_batch_size // 3)
+    alone = [replace(simple[0], what=kind, job=third) for kind in KINDS]
+    whole = [
+        replace(simple[0], what=what, job=TOGETHER, bound_seconds=9.95)
+        for what in (ANY_FORM, ONE_PIPELINE, simple[2].what)
+    ]
+    return [*alone, *whole]
+
+
+def test_the_figure_by_hand(simple: tuple[Candidate, ...]) -> None:
+    seconds = (10.0, 10.0, 10.0, 10.2, 10.04, 12.5)
+    found = measured(INPUTS, candidates(simple), [trained(each) for each in seconds])
+    assert found.alone_tokens_per_second == pytest.approx(tokens(TOGETHER) / 10.0)
+    assert [row.ratio for row in found.alone] == [None] * 3
+    assert [row.ratio for row in found.together] == pytest.approx([10 / 10.2, 10 / 10.04, 0.8])
+    assert found.together[1].bound_ratio == pytest.approx(9.95 / 10.04)
+    assert (found.verdict, found.reasons) == (Verdict.REACHED, ())
