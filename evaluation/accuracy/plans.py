@@ -196,7 +196,7 @@ _PRECISIONS = {
 }
 
 _FROZEN = "lora"
-"""In the name of a source of runs that train adapters only."""
+"""In the name of a source or a model of runs that train adapters only."""
 _TOLERATED = "spans"
 """Of the faults of a plan, the word of the one that a run may have and a plan may not: a
 tensor-parallel group in several nodes."""
@@ -225,7 +225,7 @@ def job_of(row: RunRow, *, target: str = "megatron") -> Job:
             if name
             else "the row does not say dtype"
         )
-    if _FROZEN in row.source.lower():
+    if _FROZEN in f"{row.source} {row.model}".lower():
         raise InputError("LoRA: most weights are frozen, which no job says; not predicted")
     if not row.global_batch or not row.seq:
         missing = [name for name in ("global_batch", "seq") if not getattr(row, name)]
