@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+from multi_pipeline_plans import random_several
 from random_cases import seeds
 from search_jobs import cluster, island, job, model, random_case
-from several_plans import random_several
 
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job, Pins
