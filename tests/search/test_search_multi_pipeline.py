@@ -123,8 +123,8 @@ def test_what_is_found_is_legal_and_takes_what_is_said() -> None:
     [Pins(tp=1, dp=1), Pins(pp=2), Pins(pipelines=2), Pins(depth=0), Pins(embedding_on="one")],
 )
 def test_pins_are_kept(pin: Pins) -> None:
-    wanted = replace(job(24, target="native"), pin=pin)
-    found = solver(model(6), two_kinds(), wanted)
+    wanted = replace(job(8, target="native"), pin=pin)
+    found = solver(model(4), two_kinds(), wanted)
     best = fresh(found.order_free.bound_seconds)
     found.improve(best)
     if best.chosen is None:
