@@ -21,7 +21,6 @@ from hetplan.job.check import MIN_INTERLEAVED_STAGES
 from hetplan.kernels import kernel
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
-from hetplan.search.bounds.chunked_bound import least_chunked
 from hetplan.search.bounds.order_free_bound import (
     BESIDE_SLOW_HOP,
     CHUNKS,
@@ -29,6 +28,7 @@ from hetplan.search.bounds.order_free_bound import (
     caps,
     holds,
     least_bottleneck,
+    least_chunked,
     lines_of,
     most_stages_of,
     room_of_island,
