@@ -46,7 +46,7 @@ def test_rivals_are_legal_other_plans_and_one_wins_when_a_kind_is_slow() -> None
     # In the world where the quick kind is slow the best of them beats the best plan of today's.
     world = ShiftedPredictor(PREDICTOR, "new", 1.0)
     there = [estimate(each, given, on, asked, world).step_seconds for each in found]
-    assert min(there) < 0.98 * estimate(best.plan, best.inputs, world).step_seconds
+    assert min(there) < 0.98 * estimate(best.plan, given, on, asked, world).step_seconds
 
 
 def test_no_time_gives_no_rivals() -> None:
