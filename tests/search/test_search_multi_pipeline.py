@@ -120,7 +120,13 @@ def test_what_is_found_is_legal_and_takes_what_is_said() -> None:
 
 @pytest.mark.parametrize(
     "pin",
-    [Pins(tp=1, dp=1), Pins(pp=2), Pins(pipelines=2), Pins(depth=0), Pins(embedding_on="one")],
+    [
+        pytest.param(Pins(tp=1, dp=1), marks=pytest.mark.slow),
+        Pins(pp=2),
+        Pins(pipelines=2),
+        Pins(depth=0),
+        Pins(embedding_on="one"),
+    ],
 )
 def test_pins_are_kept(pin: Pins) -> None:
     wanted = replace(job(8, target="native"), pin=pin)
