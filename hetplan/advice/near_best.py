@@ -17,7 +17,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.kernels import clock
 from hetplan.plans.plan import Plan
@@ -28,6 +27,7 @@ from hetplan.search.solvers import solver_of
 from hetplan.search.space.family import Family
 from hetplan.search.space.forwarding_predictor import ShiftedPredictor
 from hetplan.search.table_maker import TableMaker
+from hetplan.whatif.plan_use import islands_in_use
 
 _MAX_RIVALS = 10  # families that are searched in the first world
 _MAX_ELSEWHERE = 3  # and in each other one
@@ -57,23 +57,11 @@ def _every(plan: Plan, question: Question, predictor: Predictor, deadline: float
                 there = _likeliest(moved, likeliest, _MAX_ELSEWHERE, deadline)
                 yield from _best_of(moved, there, deadline)
     if len(islands) > 1:
-        for name in _islands(plan, question.cluster):
+        for name in islands_in_use(plan, question.cluster):
             without = TableMaker.of(question.without_islands((name,)), predictor)
             there = _likeliest(without, without.families, _MAX_ELSEWHERE, deadline)
             yield from _best_of(without, there, deadline)
     yield from _best_of(maker, likeliest[_MAX_ELSEWHERE:], deadline)
-
-
-def _islands(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    """Those that the plan uses, in its order."""
-    return tuple(
-        dict.fromkeys(
-            cluster.island_of_device(replica.devices[0].start).name
-            for pipeline in plan.pipelines
-            for stage in pipeline.stages
-            for replica in stage.replicas
-        )
-    )
 
 
 def _likeliest(

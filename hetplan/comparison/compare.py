@@ -26,7 +26,7 @@ from hetplan.comparison.parts import (
     parts_of,
     predicted,
 )
-from hetplan.comparison.steps import ChosenSteps, LeftOut, StepSpread, choose_steps, devices_of
+from hetplan.comparison.steps import ChosenSteps, LeftOut, StepSpread, choose_steps
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import CauseSeconds, Estimate, Interval
 from hetplan.errors import Fault, InputError
@@ -34,8 +34,8 @@ from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
-from hetplan.plans.plan import Replica
 from hetplan.predict.predictor import Predictor
+from hetplan.search.descriptions import devices_in_use
 from hetplan.search.files import load_legal_plan
 from hetplan.search.result import SearchResult
 from hetplan.trainers.read_log import read_training_log
@@ -387,25 +387,14 @@ def check_facts(log: TrainingLog, result: SearchResult) -> None:
 def planned_facts(result: SearchResult) -> Iterator[tuple[str, int]]:
     """The plan's settings; those that differ from stage to stage are left out."""
     plan, inputs = result.plan, result.inputs
-    yield "world_size", devices_of(result)
+    yield "world_size", devices_in_use(plan)
     yield "global_batch_size", inputs.job.global_batch_size
     yield "sequence_length", inputs.job.sequence_length
     yield "num_layers", inputs.model.num_layers
     yield "hidden_size", inputs.model.hidden_size
     if len(plan.pipelines) == 1:
         yield "pp", len(plan.pipelines[0].stages)
-    replicas = [
-        replica
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
-        for replica in stage.replicas
-    ]
     for name in ("tp", "cp", "ep", "microbatch_size"):
-        values = {_value(replica, name) for replica in replicas}
+        values: set[int] = {getattr(replica, name) for replica in plan.replicas}
         if len(values) == 1:
             yield name, values.pop()
-
-
-def _value(replica: Replica, name: str) -> int:
-    value: int = getattr(replica, name)
-    return value

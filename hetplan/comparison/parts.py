@@ -26,9 +26,10 @@ from itertools import pairwise
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.spec import Link
-from hetplan.comparison.steps import StepSpread, devices_of
+from hetplan.comparison.steps import StepSpread
 from hetplan.cost.estimate_values import Component, Estimate, StageEstimate
 from hetplan.predict.predictor import link_cause
+from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import SearchResult
 from hetplan.trainers.megatron import log as megatron_log
 from hetplan.trainers.training_log import IN_PASSES, Quantity, TimerRanks, meanings
@@ -396,7 +397,7 @@ def _measurement(kind: str, result: SearchResult) -> str:
     if kind in ("pass", "end"):
         stages = result.estimate.stages
         device = max(stages, key=lambda stage: stage.busy_seconds).device
-        count = devices_of(result)
+        count = devices_in_use(result.plan)
         if device == CPU_KIND and count > 1:
             return (
                 f"torchrun --standalone --nproc-per-node {count} -m hetplan profile layers "

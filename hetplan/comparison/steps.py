@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import InputError
+from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import SearchResult
 from hetplan.trainers.training_log import MAX_STEP_SECONDS, LoggedStep, Mark, TrainingLog
 
@@ -163,18 +164,8 @@ def step_seconds(step: LoggedStep, result: SearchResult) -> float:
     if step.tokens_per_second is not None:
         estimate = result.estimate
         tokens = estimate.tokens_per_second * estimate.step_seconds
-        return tokens / (step.tokens_per_second * devices_of(result))
+        return tokens / (step.tokens_per_second * devices_in_use(result.plan))
     raise InputError(f"step {step.iteration} of the log has neither a time nor a rate")
-
-
-def devices_of(result: SearchResult) -> int:
-    """Devices that the plan uses."""
-    return sum(
-        replica.num_devices
-        for pipeline in result.plan.pipelines
-        for stage in pipeline.stages
-        for replica in stage.replicas
-    )
 
 
 def _without_slow(timed: list[TimedStep], left: list[LeftOut], notes: list[str]) -> list[TimedStep]:

@@ -24,11 +24,11 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.bounds.crossing_bound import CrossingBounds
 from hetplan.search.bounds.order_free_bound import (
     BottleneckLinks,
-    OrderFreeBounds,
+    UnitCosts,
     caps,
     most_stages_of,
 )
-from hetplan.search.bounds.order_free_table import Columns, OrderFreeTable
+from hetplan.search.bounds.order_free_table import Columns, OrderFreeBounds, OrderFreeTable
 from hetplan.search.interleaved.memory import ChunkMemory
 from hetplan.search.one_f_one_b.likely_meshes import IN_FLIGHT, MANY, likely_meshes
 from hetplan.search.result import Question
@@ -89,7 +89,7 @@ class TableMaker:
 
     @cached_property
     def _order_free(self) -> OrderFreeBounds:
-        return OrderFreeBounds(self.stage_pricer, BottleneckLinks(self.stage_pricer))
+        return OrderFreeBounds(UnitCosts(self.stage_pricer, BottleneckLinks(self.stage_pricer)))
 
     @cached_property
     def _crossing_bound(self) -> CrossingBounds:
@@ -191,7 +191,7 @@ class TableMaker:
 
     def order_free_bounds(self, families: FamilyTable, check: Callable[[], None]) -> OrderFreeTable:
         """The same of all families at once; `check` is called every few milliseconds."""
-        return Columns(self._order_free, families, check).order_free()
+        return Columns(self._order_free.costs, families, check).order_free()
 
     def likely(self, family: Family) -> Family:
         """The family with those of its meshes that are worth a local search

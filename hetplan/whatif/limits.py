@@ -26,9 +26,10 @@ from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.step_model.plan import PipelineWork, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.cost.step_model.step import compose
-from hetplan.plans.plan import Plan, expand
+from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import SearchResult
+from hetplan.whatif.plan_use import used_devices
 
 FASTER = 0.1
 """Part by which a stage's passes are made shorter."""
@@ -139,14 +140,7 @@ def limits(result: SearchResult, predictor: Predictor) -> Limits:
 
 def idle_devices(plan: Plan, cluster: Cluster) -> Iterator[Idle]:
     """Islands of which usable devices are left over."""
-    used = np.zeros(cluster.num_devices, dtype=np.bool_)
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            for replica in stage.replicas:
-                used[list(expand(replica.devices))] = True
-    for island in cluster.islands:
-        first, each = cluster.first_device(island.name), island.devices_per_node
-        mine = used[first : first + island.num_devices].reshape(island.nodes, each)
+    for island, mine in used_devices(plan, cluster):
         left = island.num_usable_devices - int(mine.sum())
         if left > 0:
             yield Idle(island=island.name, devices=left, usable=island.num_usable_devices)

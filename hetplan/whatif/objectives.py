@@ -25,8 +25,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.estimate import estimate_with, step_quantile
 from hetplan.cost.network.segments import LinkScope
@@ -34,10 +32,12 @@ from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic import ledger
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job, Objective
-from hetplan.plans.plan import Plan, RecomputeGranularity, expand
+from hetplan.plans.plan import Plan, RecomputeGranularity
 from hetplan.predict.predictor import Predictor
+from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import Alternative, Certificate, Question, SearchResult
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
+from hetplan.whatif.plan_use import islands_in_use, used_devices
 
 _SECONDS_PER_HOUR = 3600.0
 
@@ -61,12 +61,7 @@ def worth(pricer: Pricer, plan: Plan, step_seconds: float, quantile: float) -> W
         step_seconds=step_seconds,
         quantile_seconds=step_quantile(pricer, plan, quantile),
         usd_per_step=usd_per_step(pricer, plan, step_seconds),
-        devices=sum(
-            replica.num_devices
-            for pipeline in plan.pipelines
-            for stage in pipeline.stages
-            for replica in stage.replicas
-        ),
+        devices=devices_in_use(plan),
     )
 
 
@@ -95,20 +90,13 @@ def _any_link_has_a_price(cluster: Cluster) -> bool:
 
 def rent_usd_per_hour(plan: Plan, cluster: Cluster) -> float | None:
     """Price of the nodes in use; None where one has none."""
-    used = np.zeros(cluster.num_devices, dtype=np.bool_)
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            for replica in stage.replicas:
-                used[list(expand(replica.devices))] = True
     prices = []
-    for island in cluster.islands:
-        first, each = cluster.first_device(island.name), island.devices_per_node
-        mine = used[first : first + island.num_devices].reshape(island.nodes, each)
+    for island, mine in used_devices(plan, cluster):
         nodes = int(mine.any(axis=1).sum())
         if nodes:
             if island.price_usd_per_device_hour is None:
                 return None
-            prices.append(nodes * each * island.price_usd_per_device_hour)
+            prices.append(nodes * island.devices_per_node * island.price_usd_per_device_hour)
     return math.fsum(prices)
 
 
@@ -131,7 +119,7 @@ def nearby(result: SearchResult) -> Iterator[Change]:
         if island.usable_nodes and island.name not in question.job.forbid.islands
     ]
     if len(usable) > 1:
-        for name in _islands(plan, question.cluster):
+        for name in islands_in_use(plan, question.cluster):
             yield Change(words=f"without {name}", question=question.without_islands((name,)))
         for kind in dict.fromkeys(island.device.kind for island in usable):
             others = tuple(island.name for island in usable if island.device.kind != kind)
@@ -142,14 +130,6 @@ def nearby(result: SearchResult) -> Iterator[Change]:
         if fewer != question.job:
             yield Change(words=f"{part:.0%} of the nodes", question=question.changed(job=fewer))
     yield from _other_degrees(plan, question)
-
-
-def _islands(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    return tuple(
-        dict.fromkeys(
-            cluster.island_of_device(replica.devices[0].start).name for replica in plan.replicas
-        )
-    )
 
 
 def _fewer_nodes(job: Job, islands: list[Island], part: float) -> Job:

@@ -1,13 +1,11 @@
-"""The table of a sweep: one CSV row per question, written as soon as its plan is there.
+"""A sweep is planned: questions to workers, rows to a CSV table as they come back.
 
 A row is one write of one whole line, so that a table that was cut short by a kill ends in at most
-one torn line, which is dropped when the sweep goes on. Rows of questions that are done are kept.
-
-A sweep is planned: questions to workers, rows to the table as they come back.
+one torn line, which is dropped when the sweep goes on. Questions that are in the table are not
+asked again. A question that fails is a row with its reason, not the end of the sweep.
 
 Workers are processes of this machine (joblib's loky), or those of a Dask or Ray cluster through
-joblib's backend of that name. A question that fails is a row with its reason, not the end of the
-sweep. What is in the table is not asked again.
+joblib's backend of that name.
 """
 
 from __future__ import annotations

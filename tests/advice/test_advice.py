@@ -213,6 +213,7 @@ def run_for(files: Path, *options: str, cluster: Path | None = None) -> Result:
     )
 
 
+@pytest.mark.slow
 def test_a_short_run_on_this_machine_and_the_same_command_again(files: Path) -> None:
     first = run_for(files, "--budget", "1min", "--json")
     assert first.exit_code == 0, first.stderr

@@ -65,8 +65,7 @@ def test_a_journal_cut_off_at_any_byte_gives_the_same_plan(
     whole: tuple[bytes, SearchResult], tmp_path: Path
 ) -> None:
     data, result = whole
-    cuts = sorted({0, 1, len(data) - 1, len(data), *range(7, len(data), len(data) // 5)})
-    for cut in cuts:
+    for cut in (7, len(data) // 3, 2 * len(data) // 3, len(data) - 1):
         path = tmp_path / "torn.jsonl"
         path.write_bytes(data[:cut])
         again = _find(job(8, gap=0.01), path, resume=True)

@@ -93,6 +93,7 @@ def _same_after_a_break(trainer: str, path: Path, parts: tuple[float, ...], *, l
         assert result_text(find(trainer, path, resume=True, large=large)) == whole
 
 
+@pytest.mark.slow
 def test_every_process_gives_the_same_bytes() -> None:
     _same_in_two_processes("small")
 
@@ -102,7 +103,9 @@ def test_every_process_gives_the_same_bytes_of_a_larger_question() -> None:
     _same_in_two_processes("large")
 
 
-@pytest.mark.parametrize("trainer", TARGETS)
+@pytest.mark.parametrize(
+    "trainer", [*TARGETS[:2], pytest.param("native", marks=pytest.mark.slow), TARGETS[3]]
+)
 def test_a_search_that_was_broken_off_ends_with_the_same_bytes(
     trainer: str, tmp_path: Path
 ) -> None:

@@ -75,7 +75,7 @@ def turned(maker: TableMaker, family: Family, mesh: int) -> bool:
     """Whether recomputation makes another part the slowest."""
     one = family.meshes[mesh]
     passes = [
-        maker._placed.passes(at, shape, family.recompute)
+        maker.stage_pricer.passes(at, shape, family.recompute)
         for at, shape in zip(one.islands, one.shapes, strict=True)
     ]
     slowest = np.argmax([each.forward + each.backward for each in passes], axis=0)
@@ -150,7 +150,7 @@ def test_chunks_of_unlike_parts_cost_no_less_than_the_space_says(seed: int) -> N
             for island_at, shape in zip(
                 family.meshes[mesh].islands, family.meshes[mesh].shapes, strict=True
             ):
-                own = maker._placed.passes(island_at, shape, family.recompute)
+                own = maker.stage_pricer.passes(island_at, shape, family.recompute)
                 assert (space.forward[:, mesh] <= own.forward).all()
                 assert (space.backward[:, mesh] <= own.backward).all()
                 assert (space.extra_forward[:, :, mesh] <= own.extra_forward).all()

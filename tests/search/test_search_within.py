@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from search_costs_cases import regions_cluster, unlike_model
 from search_jobs import job
 
@@ -24,6 +25,7 @@ PREDICTOR = fit_populations(())
 FEW = 50_000
 
 
+@pytest.mark.slow
 def test_bounds_of_the_parts_are_below_the_best_plan() -> None:
     """Unions over slow links between regions have long ends of the step."""
     split, seen = 0, 0

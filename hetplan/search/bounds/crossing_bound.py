@@ -54,7 +54,8 @@ from hetplan.cost.replay.times import Exchange
 from hetplan.cost.step_model.plan import exchange_of
 from hetplan.kernels import kernel, sum_of
 from hetplan.plans.targets import target
-from hetplan.search.bounds.order_free_bound import OrderFreeBounds, caps
+from hetplan.search.bounds.order_free_bound import caps
+from hetplan.search.bounds.order_free_table import OrderFreeBounds
 from hetplan.search.space.family import Family
 from hetplan.search.space.optimizer_phase import Ends
 from hetplan.search.space.stage_pricer import ROLES
@@ -416,8 +417,8 @@ class CrossingBounds:
             units=units,
             microbatches=m,
             messages=m * family.virtual_stages,
-            whole=base.whole if single else -1.0,
-            shorter=base.least,
+            whole=float(base.bases.whole[0]) if single else -1.0,
+            shorter=float(base.bases.least[0]),
             extra=family.most_extra_depth,
             chunks=family.virtual_stages,
             exchanges=m * family.virtual_stages - 1 if batched else 0,

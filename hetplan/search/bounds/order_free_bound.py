@@ -20,6 +20,12 @@ do not fit.
 
 The estimate also guesses what boundaries cost, by bytes alone: who uses all islands crosses at
 least the slowest hop of the fastest tree over them (`BottleneckLinks`).
+
+With several chunks a stage keeps more in flight (`least_chunked`). Of P stages of v chunks the w-th
+from the end has 2 (w - 1) + (v - 1) P + 1 chunk passes in flight before its first backward
+pass (at most m v), and has them in its first chunks, which are the larger ones: with n units at
+least n / v for each. So a stage has room for fewer units than under 1F1B, every one has at least v,
+and P is a number of stages that the target can interleave.
 """
 
 from __future__ import annotations
@@ -37,14 +43,113 @@ from hetplan.job.spec import Job
 from hetplan.kernels import kernel, order_of, sum_of
 from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.plan import RecomputeGranularity
 from hetplan.plans.targets import target
-from hetplan.search.bounds.chunked_bound import least_chunked, stage_counts
-from hetplan.search.solver import OrderFreeBound
-from hetplan.search.space.allowed import is_one_stage
-from hetplan.search.space.family import Family, Mesh
+from hetplan.search.space.family import Mesh
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import FIRST, LAST, MIDDLE
+
+_CHUNKED_STEPS = 20
+"""Halvings of the range of K: the bound is within 1e-6 of the range of what it could be."""
+
+_BESIDE_SLOW_HOPS = 4.0
+"""Stages that wait for the slowest hops in every exchange: two of them, one leads back. A guess."""
+
+
+@kernel
+def room_of(
+    rows: Floats, room: Floats, units: int, m: int, chunks: int, stages: int
+) -> Floats:  # fmt: skip
+    """[V, M, P] units that fit, by distance from the last stage."""
+    found = np.zeros((rows.shape[0], rows.shape[1], stages))
+    for v in range(rows.shape[0]):
+        for i in range(rows.shape[1]):
+            r = rows[v, i]
+            have = room[i] * (1.0 + 1e-12)
+            fixed = min(float(units), (have - r[4]) / r[5])
+            for w in range(stages):
+                passes = min(2 * w + (chunks - 1) * stages + 1, m * chunks)
+                fits = math.floor(min(fixed, (have - r[0]) / (r[1] + passes / chunks * r[7])))
+                if fits < chunks:
+                    break
+                found[v, i, w] = fits
+    return found
+
+
+@kernel
+def _holds_chunked(
+    longest: float, cost: Floats, cap: Floats, first: Ints, most: Ints, chunks: int, units: int
+) -> bool:
+    """Whether P stages of at most this long could hold all units, by islands and by position."""
+    choices, meshes, stages = cap.shape
+    best = np.zeros(int(first.max()) + 1)
+    at = np.zeros(stages)
+    for i in range(meshes):
+        own = 0.0
+        for w in range(stages):
+            here = 0.0
+            for v in range(choices):
+                here = max(
+                    here, min(math.floor(longest / cost[v, i] * (1.0 + 1e-12)), cap[v, i, w])
+                )
+            if here < chunks:
+                break
+            at[w] = max(at[w], here)
+            if w < most[i]:
+                own += here
+        best[first[i]] = max(best[first[i]], own)
+    return bool(at.min() >= chunks and sum_of(best) >= units and sum_of(at) >= units)
+
+
+@kernel
+def least_chunked(
+    cost: Floats,
+    rows: Floats,
+    room: Floats,
+    first: Ints,
+    most: Ints,
+    units: int,
+    microbatches: int,
+    most_chunks: int,
+    stages: Ints,
+    known: float,
+    whole: float,
+    hop: float,
+) -> Floats:
+    """[most_chunks + 1, 2] for each number of chunks: least K, and a guess at the least step, over
+    these numbers of stages; infinite where none fits.
+
+    cost [V, M] of one unit; rows [V, M, 8] and room [M] of memory; first [M]: island; most [M]:
+    stages; known: K is not below; whole: sum of all stages' passes; hop: seconds that an exchange
+    over the slowest hop takes.
+    """
+    found = np.full((most_chunks + 1, 2), np.inf)
+    high = 0.0
+    for i in range(cost.shape[1]):
+        for v in range(cost.shape[0]):
+            if cost[v, i] < np.inf:
+                high = max(high, cost[v, i] * units)
+    for chunks in range(2, most_chunks + 1):
+        for count in stages:
+            if count * chunks > units:
+                break
+            cap = room_of(rows, room, units, microbatches, chunks, count)
+            low, top = known, high
+            if not _holds_chunked(low, cost, cap, first, most, chunks, units):
+                if not _holds_chunked(top, cost, cap, first, most, chunks, units):
+                    continue
+                for _ in range(_CHUNKED_STEPS):
+                    middle = 0.5 * (low + top)
+                    if _holds_chunked(middle, cost, cap, first, most, chunks, units):
+                        top = middle
+                    else:
+                        low = middle
+            waits = microbatches * chunks * hop * min(1.0, _BESIDE_SLOW_HOPS / count)
+            guess = microbatches * low + max(0.0, whole - low) / chunks + waits
+            found[chunks, 0] = min(found[chunks, 0], low)
+            found[chunks, 1] = min(found[chunks, 1], guess)
+    return found
+
 
 _STEPS = 24
 """Halvings of the range of K: the bound is within 1e-7 of the range of what it could be."""
@@ -176,32 +281,6 @@ class Unit:
     """Embedding and head over one unit, both passes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """What families have in common that differ in their schedules only."""
-
-    family: Family
-    """One of them; it keeps the meshes, whose identity is the key."""
-    feasible: bool
-    longest: float = math.inf
-    """K"""
-    whole: float = math.inf
-    """S"""
-    positions: int = 0
-    """Most stages of a plan."""
-    least: float = 0.0
-    grown: float = 1.0
-    """What embedding and head make of K, where all stages can carry a part of them: a guess."""
-    after: float = 0.0
-    """Seconds per part of the model that a stage holds: a guess."""
-    hop: float = 0.0
-    """Seconds of a transfer over the slowest hop between islands that all of them need: a guess."""
-    arrays: tuple[Floats, Floats, Floats, Ints, Ints] | None = None
-    """cost, rows, room, first and most, as `least_chunked` takes them."""
-    chunked: list[list[float]] = field(default_factory=list)
-    """What that found, by the number of chunks."""
-
-
 CHUNKS = 8
 """Numbers of chunks that are looked at together: most families come with all of these."""
 
@@ -210,122 +289,18 @@ BESIDE_SLOW_HOP = 2.0
 
 _Recompute = tuple[RecomputeGranularity, ...]
 _Line = tuple[float, ...]
-"""What the memory of a middle stage is made of, see `OrderFreeBounds._middle`."""
-_NOTHING = OrderFreeBound(bound_seconds=math.inf, estimate_seconds=math.inf)
+"""What the memory of a middle stage is made of, see `UnitCosts._middle`."""
 
 
 @dataclass(frozen=True, slots=True)
-class OrderFreeBounds:
-    """Rough figures of the families of a job; keeps what they share."""
+class UnitCosts:
+    """Times and memory of one unit of layers for the families of a job; keeps what they share."""
 
     placed: StagePricer
     hops: BottleneckLinks
-    _bases: dict[tuple[object, ...], Base] = field(default_factory=dict, repr=False)
     _units: dict[tuple[object, ...], Unit] = field(default_factory=dict, repr=False)
     _bytes: dict[tuple[object, ...], tuple[_Line, ...]] = field(default_factory=dict, repr=False)
     _ratios: dict[tuple[object, ...], float] = field(default_factory=dict, repr=False)
-
-    def of(self, family: Family) -> OrderFreeBound:
-        """Bound and estimate; both infinite where no plan fits in memory."""
-        base = self.base(family)
-        if not base.feasible:
-            return _NOTHING
-        longest, whole = base.longest, base.whole
-        m = family.num_microbatches
-        if family.virtual_stages == 1:
-            in_flight = min(base.positions + family.most_extra_depth, m)
-            other = whole + (m - 1) * longest - (in_flight - 1) * base.least * longest
-            bound = max(m * longest, other)
-            estimate = m * longest + max(0.0, whole - longest)
-            if not family.early_sends:
-                estimate += 2.0 * m * base.hop * min(1.0, BESIDE_SLOW_HOP / base.positions)
-        else:
-            longest, estimate = self._chunked(base, family)
-            if longest == math.inf:
-                return _NOTHING
-            bound = m * longest
-        estimate *= base.grown
-        loading = self.placed.job.data_loading_seconds
-        return OrderFreeBound(
-            bound_seconds=bound + loading,
-            estimate_seconds=estimate + base.after * longest / whole + loading,
-        )
-
-    def base(self, family: Family) -> Base:
-        """What the family has in common with those that differ in their schedules only."""
-        # Families that share these share the objects; the base keeps them.
-        key = (id(family.meshes), id(family.recompute), family.sharding is Sharding.NONE)
-        found = self._bases.get(key)
-        if found is None:
-            found = self._bases[key] = self._base(family)
-        return found
-
-    def _base(self, family: Family) -> Base:
-        meshes, count = family.meshes, self.placed.units.count
-        held = [self._memory(family, mesh) for mesh in meshes]
-        if not any(_fits(row, room) for lines, room in held for row in lines):
-            return Base(family=family, feasible=False)
-        rows = np.array([lines for lines, _ in held]).swapaxes(0, 1).copy()
-        room = np.array([each for _, each in held])
-        first = np.array([mesh.islands[0] for mesh in meshes], dtype=np.int64)
-        most = np.array([min(mesh.max_stages, count) for mesh in meshes], dtype=np.int64)
-        positions = self._positions(family, first, most)
-        cap = caps(rows, room, count, family.num_microbatches, positions)
-        if not holds(np.inf, np.ones(cap.shape[:2]), cap, first, most, count):
-            return Base(family=family, feasible=False)
-        cost = np.full(cap.shape[:2], math.inf)
-        least = ends = 0.0
-        after = math.inf
-        for at, mesh in enumerate(meshes):
-            if any(_fits(row, held[at][1]) for row in held[at][0]):
-                unit = self._slowest(family, mesh)
-                cost[:, at] = unit.cost
-                least, ends = max(least, unit.least), max(ends, unit.ends)
-                after = min(after, self._after(family, mesh))
-        longest, whole = least_bottleneck(cost, cap, first, most, count)
-        return Base(
-            family=family,
-            feasible=True,
-            longest=longest,
-            whole=whole,
-            positions=positions,
-            least=least,
-            grown=1.0 + ends / count,
-            after=after,
-            hop=self.hops.of(family.meshes),
-            arrays=(cost, rows, room, first, most),
-        )
-
-    def _chunked(self, base: Base, family: Family) -> tuple[float, float]:
-        """Least K and a guess at the step of an interleaved family."""
-        m, v, units = family.num_microbatches, family.virtual_stages, self.placed.units.count
-        if len(base.chunked) <= v and base.arrays is not None:
-            counts = stage_counts(m, min(base.positions, units // 2), self.placed.job.pin.pp or 0)
-            base.chunked[:] = least_chunked(
-                *base.arrays, units, m, max(v, CHUNKS), np.array(counts, dtype=np.int64),
-                base.longest, base.whole, base.hop,
-            ).tolist()  # fmt: skip
-        longest, guess = base.chunked[v]
-        return longest, guess
-
-    def _positions(self, family: Family, first: Ints, most: Ints) -> int:
-        """Most stages of a plan without virtual stages, which has the most."""
-        best: dict[int, int] = {}
-        for island, stages in zip(first.tolist(), most.tolist(), strict=True):
-            best[island] = max(best.get(island, 0), stages)
-        job, units = self.placed.job, self.placed.units
-        one = is_one_stage(job, self.placed.model)
-        limit = job.pin.pp or most_stages_of(job, units, family.num_microbatches, 1, one=one)
-        return max(1, min(sum(best.values()), limit))
-
-    def _after(self, family: Family, mesh: Mesh) -> float:
-        """A guess at the reduction of the whole model on stages of this mesh, by bytes alone."""
-        placed = self.placed
-        copies = sum(each.dp * each.cp for each in mesh.shapes)
-        plain, experts = placed.weights(mesh.shapes[0]).unit
-        passes = self.passes_of_gradients(alone=family.sharding is Sharding.NONE)
-        moved = (plain + experts) * placed.units.count * passes * (1.0 - 1.0 / copies)
-        return moved / self.goodput(mesh)
 
     def passes_of_gradients(self, *, alone: bool) -> float:
         """Bytes per parameter that go over the links, whether the optimizer is sharded or not."""
@@ -345,23 +320,6 @@ class OrderFreeBounds:
         elif mesh.shapes[0].num_devices <= island.devices_per_node:
             link = island.intra_node
         return link.goodput_bytes_per_second
-
-    def _memory(self, family: Family, mesh: Mesh) -> tuple[list[_Line], float]:
-        """(eight numbers of `Lines.row` by recomputation, room) of the part with least room."""
-        placed = self.placed
-        copies = sum(each.dp * each.cp for each in mesh.shapes)
-        sharded = family.sharding is not Sharding.NONE
-        found: list[tuple[float, list[_Line], float]] = []
-        for island, shape in zip(mesh.islands, mesh.shapes, strict=True):
-            shards = float(copies) if sharded else 1.0
-            experts = max(1.0, copies * shape.tp / (shape.ep * shape.etp)) if sharded else 1.0
-            lines = [
-                lines_of(each, shards, experts) for each in self.bytes_of(family.recompute, shape)
-            ]
-            room = room_of_island(placed, island)
-            found.append((room - lines[0][0] - lines[0][1], lines, room))
-        _, lines, room = min(found, key=lambda each: each[0])
-        return lines, room
 
     def bytes_of(self, recompute: _Recompute, shape: Shape) -> tuple[_Line, ...]:
         """Of a middle stage, by recomputation."""
@@ -402,20 +360,6 @@ class OrderFreeBounds:
             one.parameter_bytes + one.gradient_bytes,
             one.optimizer_bytes,
             one.update_bytes,
-        )
-
-    def _slowest(self, family: Family, mesh: Mesh) -> Unit:
-        """Of the part with the longest unit."""
-        parts = [
-            self.unit(island, shape, family.recompute)
-            for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return Unit(
-            cost=tuple(map(max, zip(*[part.cost for part in parts], strict=True))),
-            least=max(part.least for part in parts),
-            ends=max(part.ends for part in parts),
         )
 
     def unit(self, island: int, shape: Shape, recompute: _Recompute) -> Unit:
@@ -478,9 +422,3 @@ def room_of_island(placed: StagePricer, island: int) -> float:
     """Bytes of a device that a plan may fill."""
     memory = placed.cluster.islands[island].memory_bytes
     return memory * (1 - placed.job.memory_reserve_fraction)
-
-
-def _fits(row: _Line, room: float) -> bool:
-    """Whether one unit with one microbatch in flight does."""
-    have = room * (1.0 + 1e-12)
-    return row[0] + row[1] + row[7] <= have and row[4] + row[5] <= have

@@ -1,4 +1,4 @@
-"""The order-free bounds of thousands of families at once: those of `order_free_bound`, to the bit.
+"""The order-free bounds of thousands of families at once; a single family is a table of one.
 
 Families that differ in schedule only have a base in common: a block of the table, a way to
 recompute, sharded or not. Memory is that of all blocks in a few array operations; only shapes that
@@ -8,8 +8,9 @@ block k are those from start[k] to start[k + 1].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -20,20 +21,22 @@ from hetplan.job.check import MIN_INTERLEAVED_STAGES
 from hetplan.kernels import kernel
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
-from hetplan.search.bounds.chunked_bound import least_chunked
 from hetplan.search.bounds.order_free_bound import (
     BESIDE_SLOW_HOP,
     CHUNKS,
-    OrderFreeBounds,
+    UnitCosts,
     caps,
     holds,
     least_bottleneck,
+    least_chunked,
     lines_of,
     most_stages_of,
     room_of_island,
 )
+from hetplan.search.solver import OrderFreeBound
 from hetplan.search.space.allowed import is_one_stage
-from hetplan.search.space.family import FamilyTable, Mesh
+from hetplan.search.space.family import Block, Family, FamilyTable, Kind, Mesh, table_of
+from hetplan.search.space.stage_pricer import StagePricer
 
 Bools = npt.NDArray[np.bool_]
 
@@ -176,20 +179,30 @@ class _Bases:
     at: Ints
     """Blocks of the table."""
     longest: Floats
+    """K"""
     whole: Floats
+    """S"""
     least: Floats
+    """Most over the meshes: the shorter pass over both."""
     grown: Floats
+    """What embedding and head make of K, where all stages can carry a part of them: a guess."""
     after: Floats
+    """Seconds per part of the model that a stage holds: a guess."""
     hop: Floats
-    chunks: Floats
-    """[B, v + 1, 2] of `chunked`."""
+    """Seconds of a transfer over the slowest hop between islands that all of them need: a guess."""
+    cost: Floats
+    """[V, M] of a unit, of all meshes of the table; infinite where none fits."""
+    rows: Floats
+    """[V, M, 8] lines of memory."""
+    room: Floats
+    """[M]"""
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
     """The meshes of a table's blocks in columns: M meshes, one block behind the other, P parts."""
 
-    order_free_bounds: OrderFreeBounds
+    costs: UnitCosts
     table: FamilyTable
     check: Callable[[], None]
     """Called every few milliseconds; raises at the deadline."""
@@ -204,49 +217,36 @@ class Columns:
             same = np.array([each == recompute for each in ways])
             mine = np.flatnonzero((same & (none == alone))[table.kind])
             self.check()
-            bases = self._bases(recompute, mine, alone=alone)
+            bases = self.bases(recompute, mine, alone=alone)
             place = np.full(len(table.blocks), -1)
             place[bases.at] = np.arange(len(bases.at))
             mine = mine[place[table.block[mine]] >= 0]
-            bounds[mine], estimates[mine] = self._of(bases, mine, place[table.block[mine]])
-        return OrderFreeTable(bounds=bounds, estimates=estimates)
+            kind = table.kind[mine]
+            virtual = np.array([each.virtual_stages for each in table.kinds])[kind]
+            many = np.zeros(len(table.blocks), dtype=np.int64)
+            np.maximum.at(many, table.block[mine], virtual)
+            self.check()
+            bounds[mine], estimates[mine] = _bounds(
+                bases,
+                self.chunks(bases, many),
+                place[table.block[mine]],
+                self._microbatches[table.block[mine]].astype(np.float64),
+                self.positions[table.block[mine]],
+                np.array([each.most_extra_depth for each in table.kinds])[kind],
+                np.array([each.early_sends for each in table.kinds])[kind],
+                virtual,
+            )
+        loading = self.costs.placed.job.data_loading_seconds
+        return OrderFreeTable(bounds=bounds + loading, estimates=estimates + loading)
 
-    def _of(self, bases: _Bases, families: Ints, at: Ints) -> tuple[Floats, Floats]:
-        """As `OrderFreeBounds.of`: of these families, whose bases stand `at` these places."""
-        table, kinds = self.table, self.table.kinds
-        kind = table.kind[families]
-        m = self._microbatches[table.block[families]].astype(np.float64)
-        positions = self._positions[table.block[families]]
-        longest, whole = bases.longest[at], bases.whole[at]
-        depth = np.array([each.most_extra_depth for each in kinds])[kind]
-        early = np.array([each.early_sends for each in kinds])[kind]
-        in_flight = np.minimum(positions + depth, m)
-        other = whole + (m - 1) * longest - (in_flight - 1) * bases.least[at] * longest
-        bound = np.maximum(m * longest, other)
-        estimate = m * longest + np.maximum(0.0, whole - longest)
-        waits = 2.0 * m * bases.hop[at] * np.minimum(1.0, BESIDE_SLOW_HOP / positions)
-        estimate = np.where(early, estimate, estimate + waits)
-        virtual = np.array([each.virtual_stages for each in kinds])[kind]
-        several = np.flatnonzero(virtual > 1)
-        if several.size:
-            longest = longest.copy()
-            found = bases.chunks[at[several], virtual[several]]
-            longest[several], estimate[several] = found[:, 0], found[:, 1]
-            bound[several] = m[several] * longest[several]
-        estimate = estimate * bases.grown[at]
-        loading = self.order_free_bounds.placed.job.data_loading_seconds
-        fits = longest < np.inf
-        held = np.where(fits, longest, 0.0)
-        more = bases.after[at] * held / whole
-        return bound + loading, np.where(fits, estimate + more + loading, np.inf)
-
-    def _bases(self, recompute: _Recompute, families: Ints, *, alone: bool) -> _Bases:
-        table, count = self.table, self.order_free_bounds.placed.units.count
+    def bases(self, recompute: _Recompute, families: Ints, *, alone: bool) -> _Bases:
+        """Of the blocks of these families that have room for all units."""
+        table, count = self.table, self.costs.placed.units.count
         held = self._memory(recompute, alone=alone)
         blocks = np.unique(table.block[families])
-        meshes = (held.rows, held.room, self._first, self._most, count)
+        meshes = (held.rows, held.room, self.first, self.most, count)
         may = fitting(
-            blocks, self._start, *meshes, self._microbatches, self._positions, held.some
+            blocks, self._start, *meshes, self._microbatches, self.positions, held.some
         )  # fmt: skip
         blocks = blocks[may]
         self.check()
@@ -254,15 +254,9 @@ class Columns:
         after = np.where(held.some, self._after(alone=alone), np.inf)
         start, stop = self._start[blocks], self._start[blocks + 1]
         longest, whole = bottlenecks(
-            blocks, self._start, cost, *meshes, self._microbatches, self._positions
+            blocks, self._start, cost, *meshes, self._microbatches, self.positions
         )
-        virtual = np.array([each.virtual_stages for each in table.kinds])[table.kind[families]]
-        hop = np.array(
-            [self.order_free_bounds.hops.of(table.blocks[at].meshes) for at in blocks.tolist()]
-        )
-        many = np.zeros(len(table.blocks), dtype=np.int64)
-        np.maximum.at(many, table.block[families], virtual)
-        self.check()
+        hop = np.array([self.costs.hops.of(table.blocks[at].meshes) for at in blocks.tolist()])
         return _Bases(
             at=blocks,
             longest=longest,
@@ -271,11 +265,19 @@ class Columns:
             grown=1.0 + _each(np.maximum, ends, start, stop) / count,
             after=_each(np.minimum, after, start, stop),
             hop=hop,
-            chunks=chunked(
-                blocks, self._start, cost, *meshes, self._microbatches, self._positions,
-                np.where(many[blocks] > 1, np.maximum(many[blocks], CHUNKS), 0),
-                longest, whole, hop, self.order_free_bounds.placed.job.pin.pp or 0,
-            ),
+            cost=cost,
+            rows=held.rows,
+            room=held.room,
+        )
+
+    def chunks(self, bases: _Bases, many: Ints) -> Floats:
+        """[B, v + 1, 2] of `chunked`; `many`: [blocks] most virtual stages, 1 or less: none."""
+        most = many[bases.at]
+        return chunked(
+            bases.at, self._start, bases.cost, bases.rows, bases.room, self.first, self.most,
+            self.costs.placed.units.count, self._microbatches, self.positions,
+            np.where(most > 1, np.maximum(most, CHUNKS), 0),
+            bases.longest, bases.whole, bases.hop, self.costs.placed.job.pin.pp or 0,
         )  # fmt: skip
 
     def _costs(
@@ -292,17 +294,15 @@ class Columns:
         for at in np.unique(self._parts.unit[wanted[self._parts.mesh]]).tolist():
             self.check()
             island, shape = self._parts.units[at]
-            unit = self.order_free_bounds.unit(island, shape, recompute)
+            unit = self.costs.unit(island, shape, recompute)
             each[at] = (*unit.cost, unit.least, unit.ends)
         found = np.maximum.reduceat(each[self._parts.unit], self._part_start, axis=0)
         found[~wanted, :-2], found[~wanted, -2:] = np.inf, 0.0
         return found[:, :-2].T.copy(), found[:, -2].copy(), found[:, -1].copy()
 
     def _memory(self, recompute: _Recompute, *, alone: bool) -> _Fits:
-        """As `OrderFreeBounds.memory` has it of one mesh."""
-        base = np.array(
-            [self.order_free_bounds.bytes_of(recompute, each) for each in self._parts.lines]
-        )
+        """Of every mesh the part with least room counts."""
+        base = np.array([self.costs.bytes_of(recompute, each) for each in self._parts.lines])
         copies = self._copies[self._parts.mesh]
         ones = np.ones_like(copies)
         shards = ones if alone else copies
@@ -311,7 +311,7 @@ class Columns:
         made = lines_of(tuple(columns), shards[:, None], experts[:, None])
         rows = np.stack(np.broadcast_arrays(*made), axis=2)
         room = np.array(
-            [room_of_island(self.order_free_bounds.placed, at) for at in range(len(self._islands))]
+            [room_of_island(self.costs.placed, at) for at in range(len(self._islands))]
         )[self._parts.island]
         left = room - rows[:, 0, 0] - rows[:, 0, 1]
         tightest = np.lexsort((left, self._parts.mesh))[self._part_start]
@@ -322,16 +322,16 @@ class Columns:
         return _Fits(rows=rows, room=room, some=some)
 
     def _after(self, *, alone: bool) -> Floats:
-        """[M] as `OrderFreeBounds.after`."""
-        passes = self.order_free_bounds.passes_of_gradients(alone=alone)
-        count = self.order_free_bounds.placed.units.count
+        """[M] a guess at the reduction of the whole model, by bytes alone."""
+        passes = self.costs.passes_of_gradients(alone=alone)
+        count = self.costs.placed.units.count
         return self._weights * count * passes * (1.0 - 1.0 / self._copies) / self._goodput
 
     # ---- columns
 
     @cached_property
     def _islands(self) -> tuple[object, ...]:
-        return self.order_free_bounds.placed.cluster.islands
+        return self.costs.placed.cluster.islands
 
     @cached_property
     def _microbatches(self) -> Ints:
@@ -348,22 +348,24 @@ class Columns:
         return self.table.meshes()
 
     @cached_property
-    def _first(self) -> Ints:
+    def first(self) -> Ints:
+        """[M] first island of every mesh."""
         return np.array([mesh.islands[0] for mesh in self._meshes], dtype=np.int64)
 
     @cached_property
-    def _most(self) -> Ints:
+    def most(self) -> Ints:
+        """[M] most stages of every mesh."""
         most = np.array([mesh.max_stages for mesh in self._meshes], dtype=np.int64)
-        return np.minimum(most, self.order_free_bounds.placed.units.count)
+        return np.minimum(most, self.costs.placed.units.count)
 
     @cached_property
-    def _positions(self) -> Ints:
-        """[blocks] as `OrderFreeBounds.positions`."""
+    def positions(self) -> Ints:
+        """[blocks] most stages of a plan without virtual stages, which has the most."""
         islands = len(self._islands)
         block = np.repeat(np.arange(len(self._start) - 1), np.diff(self._start))
         best = np.zeros((len(self._start) - 1, islands), dtype=np.int64)
-        np.maximum.at(best, (block, self._first), self._most)
-        placed = self.order_free_bounds.placed
+        np.maximum.at(best, (block, self.first), self.most)
+        placed = self.costs.placed
         job, units, one = placed.job, placed.units, is_one_stage(placed.job, placed.model)
         limit = np.array(
             [
@@ -424,14 +426,141 @@ class Columns:
     @cached_property
     def _goodput(self) -> Floats:
         """[M] bytes per second of gradients."""
-        return np.array([self.order_free_bounds.goodput(mesh) for mesh in self._meshes])
+        return np.array([self.costs.goodput(mesh) for mesh in self._meshes])
 
     @cached_property
     def _weights(self) -> Floats:
         """[M] parameters of a unit on a rank of the first part."""
-        return np.array(
-            [sum(self.order_free_bounds.placed.weights(m.shapes[0]).unit) for m in self._meshes]
+        return np.array([sum(self.costs.placed.weights(m.shapes[0]).unit) for m in self._meshes])
+
+
+def _bounds(
+    bases: _Bases,
+    chunks: Floats,
+    at: Ints,
+    m: Floats,
+    positions: Ints,
+    depth: Ints,
+    early: Bools,
+    virtual: Ints,
+) -> tuple[Floats, Floats]:
+    """(bounds, estimates) of families whose bases stand `at` these places, without data loading.
+
+    Of every family: microbatches, most stages, extra depth, early sends and virtual stages.
+    """
+    longest, whole = bases.longest[at], bases.whole[at]
+    in_flight = np.minimum(positions + depth, m)
+    other = whole + (m - 1) * longest - (in_flight - 1) * bases.least[at] * longest
+    bound = np.maximum(m * longest, other)
+    estimate = m * longest + np.maximum(0.0, whole - longest)
+    waits = 2.0 * m * bases.hop[at] * np.minimum(1.0, BESIDE_SLOW_HOP / positions)
+    estimate = np.where(early, estimate, estimate + waits)
+    several = np.flatnonzero(virtual > 1)
+    if several.size:
+        longest = longest.copy()
+        found = chunks[at[several], virtual[several]]
+        longest[several], estimate[several] = found[:, 0], found[:, 1]
+        bound[several] = m[several] * longest[several]
+    estimate = estimate * bases.grown[at]
+    fits = longest < np.inf
+    more = bases.after[at] * np.where(fits, longest, 0.0) / whole
+    return bound, np.where(fits, estimate + more, np.inf)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Base:
+    """What families have in common that differ in their schedules only."""
+
+    columns: Columns
+    """Of one block, whose meshes it keeps: their identity is the key."""
+    bases: _Bases
+    """Of that block; empty where its meshes have no room for all units."""
+
+    @property
+    def arrays(self) -> tuple[Floats, Floats, Floats, Ints, Ints] | None:
+        """cost, rows, room, first and most, as `least_chunked` takes them."""
+        if not len(self.bases.at):
+            return None
+        bases, columns = self.bases, self.columns
+        return bases.cost, bases.rows, bases.room, columns.first, columns.most
+
+    @property
+    def positions(self) -> int:
+        """Most stages of a plan."""
+        return int(self.columns.positions[0])
+
+
+@dataclass(frozen=True, slots=True)
+class OrderFreeBounds:
+    """Order-free bounds of single families of a job; keeps what they share."""
+
+    costs: UnitCosts
+    _bases: dict[tuple[object, ...], Base] = field(default_factory=dict, repr=False)
+    _chunks: dict[tuple[object, ...], Floats] = field(default_factory=dict, repr=False)
+
+    @property
+    def placed(self) -> StagePricer:
+        """Prices stages of the job."""
+        return self.costs.placed
+
+    def of(self, family: Family) -> OrderFreeBound:
+        """Bound and estimate; both infinite where no plan fits in memory."""
+        base, v = self.base(family), family.virtual_stages
+        if not len(base.bases.at):
+            return OrderFreeBound(bound_seconds=math.inf, estimate_seconds=math.inf)
+        chunks = np.zeros((1, 1, 2))
+        if v > 1:
+            key = (*_key(family), max(v, CHUNKS))
+            chunks = self._chunks.get(key, chunks)
+            if key not in self._chunks:
+                chunks = base.columns.chunks(base.bases, np.array([v]))
+                self._chunks[key] = chunks
+        bound, estimate = _bounds(
+            base.bases,
+            chunks,
+            np.zeros(1, dtype=np.int64),
+            np.array([float(family.num_microbatches)]),
+            base.columns.positions,
+            np.array([family.most_extra_depth]),
+            np.array([family.early_sends]),
+            np.array([v]),
         )
+        loading = self.placed.job.data_loading_seconds
+        return OrderFreeBound(
+            bound_seconds=float(bound[0]) + loading, estimate_seconds=float(estimate[0]) + loading
+        )
+
+    def base(self, family: Family) -> Base:
+        """What the family has in common with those that differ in their schedules only."""
+        key = _key(family)
+        found = self._bases.get(key)
+        if found is None:
+            block = Block(
+                samples=family.samples,
+                num_microbatches=family.num_microbatches,
+                meshes=family.meshes,
+            )
+            kind = Kind(
+                virtual_stages=1,
+                early_sends=False,
+                most_extra_depth=0,
+                sharding=family.sharding,
+                recompute=family.recompute,
+            )
+            columns = Columns(self.costs, table_of([(block, (kind,))]), _unchecked)
+            alone = family.sharding is Sharding.NONE
+            bases = columns.bases(family.recompute, np.zeros(1, dtype=np.int64), alone=alone)
+            found = self._bases[key] = Base(columns, bases)
+        return found
+
+
+def _key(family: Family) -> tuple[object, ...]:
+    """Equal for families with one base, which share the objects; the base keeps them."""
+    return id(family.meshes), id(family.recompute), family.sharding is Sharding.NONE
+
+
+def _unchecked() -> None:
+    """No deadline: of one family."""
 
 
 def _each(least_or_most: np.ufunc, values: Floats, start: Ints, stop: Ints) -> Floats:

@@ -33,7 +33,10 @@ def slowed(cluster: Cluster, seconds: float) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("target", ["megatron", "flagscale", "native"])
+@pytest.mark.parametrize(
+    "target",
+    ["megatron", *(pytest.param(each, marks=pytest.mark.slow) for each in ("flagscale", "native"))],
+)
 def test_no_best_plan_of_a_family_is_below(target: str) -> None:
     """All plans of small families are listed; some families the rough bound is far below."""
     seen, sharpened, near = 0, 0, 0.0
@@ -67,6 +70,7 @@ def test_no_best_plan_of_a_family_is_below(target: str) -> None:
     assert near > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["megatron", "torchtitan"])
 def test_no_best_interleaved_plan_is_below(target: str) -> None:
     """Of families with several chunks; batched sends make every boundary count N times."""

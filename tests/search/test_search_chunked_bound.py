@@ -14,7 +14,7 @@ from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.plans.plan import Sharding
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.bounds.chunked_bound import least_chunked, room_of, stage_counts
+from hetplan.search.bounds.order_free_bound import least_chunked, room_of
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.families import Families
 from hetplan.search.table_maker import TableMaker
@@ -53,7 +53,8 @@ def test_rough_room_is_not_below_the_exact_one(
             continue
         _, rows, room, _, most = arrays
         chunks, m = family.virtual_stages, family.num_microbatches
-        for stages in stage_counts(m, min(int(most.sum()), units // chunks), 0)[:3]:
+        counts = range(3, min(int(most.sum()), units // chunks) + 1)
+        for stages in [p for p in counts if m % p == 0][:3]:
             order_free = room_of(rows, room, units, m, chunks, stages)
             for mesh in range(len(family.meshes)):
                 fits = exact.most_units(family, (mesh,) * stages, units).T[:, ::-1]

@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+from multi_pipeline_plans import random_several
 from random_cases import seeds
 from search_jobs import cluster, island, job, model, random_case
-from several_plans import random_several
 
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job, Pins
@@ -120,11 +120,17 @@ def test_what_is_found_is_legal_and_takes_what_is_said() -> None:
 
 @pytest.mark.parametrize(
     "pin",
-    [Pins(tp=1, dp=1), Pins(pp=2), Pins(pipelines=2), Pins(depth=0), Pins(embedding_on="one")],
+    [
+        pytest.param(Pins(tp=1, dp=1), marks=pytest.mark.slow),
+        Pins(pp=2),
+        Pins(pipelines=2),
+        Pins(depth=0),
+        Pins(embedding_on="one"),
+    ],
 )
 def test_pins_are_kept(pin: Pins) -> None:
-    wanted = replace(job(24, target="native"), pin=pin)
-    found = solver(model(6), two_kinds(), wanted)
+    wanted = replace(job(8, target="native"), pin=pin)
+    found = solver(model(4), two_kinds(), wanted)
     best = fresh(found.order_free.bound_seconds)
     found.improve(best)
     if best.chosen is None:
