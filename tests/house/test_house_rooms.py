@@ -169,8 +169,6 @@ def is_command(node: ast.FunctionDef) -> bool:
 # Shorten these, and add no others.
 TOO_LONG = {
     "cli/profile.py:_shapes",
-    "launchers/local.py:_training",
-    "launchers/local.py:launch",
     "launchers/run_log.py:run_of",
     "runtime/groups.py:open_groups",
     "runtime/loop.py:__init__",
