@@ -270,8 +270,8 @@ def domain_faults(domain: LaunchDomain) -> Iterator[Fault]:
     yield from (Fault(field=field, message=message) for field, message in single if message)
     if domain.last_port <= domain.first_port:
         message = (
-            f"{domain.last_port} after first_port {domain.first_port}; a launch takes two ports: "
-            "one of the rendezvous, one of the barrier"
+            f"{domain.last_port} after first_port {domain.first_port}; name a range of two "
+            "ports or more, of which the first is the rendezvous"
         )
         yield Fault(field="last_port", message=message)
     if not domain.islands:

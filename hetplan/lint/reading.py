@@ -53,7 +53,7 @@ from hetplan.profiling.store import (
 )
 from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 from hetplan.search.files import load_legal_plan
-from hetplan.trainers.host_check import CHECK_FILE
+from hetplan.trainers.folder import CHECK_FILE
 
 TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu", ".toml")
 """Files in which people write, not measure; they are skipped without a look."""

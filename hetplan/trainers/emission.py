@@ -2,7 +2,7 @@
 
     plan -> ranks (hosts, agents, rank order)   hetplan.schedulers.rank_layout
          -> launch (program, arguments, files)  the trainer's `write` module
-         -> launch script, check, README        hetplan.schedulers, host_check, readme
+         -> launch script, check, README        hetplan.schedulers, folder, readme
 
 A plan is taken whatever target it was searched for: it must be legal for the trainer's target in
 `hetplan.plans.targets`, and the trainer's module must find nothing that it cannot be told.
@@ -29,8 +29,13 @@ from hetplan.schedulers.rank_layout import RankLayout, rank_layout
 from hetplan.search.files import load_legal_plan, placed_faults, result_text
 from hetplan.search.result import SearchResult
 from hetplan.trainers import Trainer, trainer_named
-from hetplan.trainers.folder import check_place, write_folder
-from hetplan.trainers.host_check import CHECK_FILE, check_text, host_checks
+from hetplan.trainers.folder import (
+    CHECK_FILE,
+    check_place,
+    check_text,
+    host_checks,
+    write_folder,
+)
 from hetplan.trainers.readme import placement_remarks, readme_text
 
 PLAN_FILE, README_FILE = "plan.json", "README.md"

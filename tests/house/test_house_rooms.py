@@ -168,8 +168,6 @@ def is_command(node: ast.FunctionDef) -> bool:
 # Shorten these, and add no others.
 TOO_LONG = {
     "cli/profile.py:_shapes",
-    "launchers/local.py:_training",
-    "launchers/local.py:launch",
     "launchers/run_log.py:run_of",
     "runtime/passes.py:__init__",
 }

@@ -18,7 +18,7 @@ from hetplan.launchers.elastic_backend import reachable
 ALL = ("north1", "north2", "south1", "south2")
 
 
-@pytest.mark.parametrize("silent", ALL)
+@pytest.mark.parametrize("silent", ALL[:2])
 def test_a_probe_that_does_not_end_silences_no_other_host(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

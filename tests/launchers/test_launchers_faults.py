@@ -131,13 +131,6 @@ def test_a_killed_process_comes_before_those_that_fail_for_it() -> None:
     assert "forward pass of microbatch 1" in fault.message
 
 
-def test_all_processes_of_a_host_that_dies_are_one_fault() -> None:
-    script = Script(hosts=("north", "south", "south", "north"))
-    script.codes[1] = script.codes[2] = -signal.SIGKILL
-    fault = found(script, SETTLE_SECONDS)
-    assert (fault.host, fault.hosts, fault.ranks) == ("south", ("south",), (1, 2))
-
-
 def test_of_ranks_that_fail_the_first_is_named() -> None:
     script = Script()
     script.beats[3] = beat("receive of the activations of microbatch 0", 2)

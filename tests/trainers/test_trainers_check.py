@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetplan.trainers.host_check import CheckedHost, HostChecks, check_text
+from hetplan.trainers.folder import CheckedHost, HostChecks, check_text
 
 PYTHON = """#!/bin/sh
 echo '{"python": "3.11.1", "torch": "2.9", "nccl": "2.27", "devices": [["A100", 70e9, 80e9]]}'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import warnings
 from dataclasses import replace
@@ -23,7 +22,7 @@ from megatron_models import device
 from megatron_plans import random_results
 
 from hetplan.cluster.catalogue import load_catalogue
-from hetplan.cluster.launch_domains import LaunchDomain, Scheduler
+from hetplan.cluster.launch_domains import LaunchDomain
 from hetplan.schedulers.rank_layout import Agent, Host, libraries, vendor_environment
 from hetplan.schedulers.vendors import VENDORS, vendor_of
 from hetplan.trainers.megatron.parallel import group_networks, transport_text
@@ -59,12 +58,6 @@ def test_only_the_groups_that_are_staged_get_sockets() -> None:
     assert any("NCCL_NET=Socket" in remark for remark in launch.remarks)
 
 
-def test_without_known_fabric_no_group_is_told_to_use_it() -> None:
-    result = planned(machines(island("a", "n"), island("b", "s")), 3, 5, tp=8, dp=2)
-    text = transport_text(result.plan, result.inputs.cluster, sheet(result))
-    assert {each["net_name"] for each in yaml.safe_load(text).values()} == {"Socket"}
-
-
 def test_names_of_groups_are_megatrons() -> None:
     """Every name is one that the wheel asks get_nccl_options for."""
     with warnings.catch_warnings():
@@ -76,7 +69,7 @@ def test_names_of_groups_are_megatrons() -> None:
     known = set(re.findall(r'get_nccl_options\("(\w+)"', source))
     named = {
         network.group
-        for result in itertools.islice(random_results(seed=5, count=150), 150)
+        for result in random_results(seed=5, count=50)
         for network in group_networks(result.plan, result.inputs.cluster)
     }
     assert named <= known
@@ -162,13 +155,6 @@ def test_every_vendor_has_its_own_names(
     kind: str, local: tuple[int, ...], wanted: dict[str, str]
 ) -> None:
     assert dict(vendor_environment(agent(kind, PLAIN, local))) == wanted
-
-
-def test_pods_see_their_own_devices_only() -> None:
-    domain = replace(
-        PLAIN, scheduler=Scheduler.KUBERNETES, image="image:1", interface="", fabric_devices=()
-    )
-    assert vendor_environment(agent("nvidia-h100-80gb-sxm", domain, (4, 5))) == ()
 
 
 def test_the_catalogues_vendors_are_known() -> None:

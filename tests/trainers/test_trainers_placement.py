@@ -15,7 +15,7 @@ from hetplan.errors import InputError
 from hetplan.plans.build import plan_of
 from hetplan.plans.plan import DeviceRange, Plan, compress
 from hetplan.plans.ranks import rank_rows
-from hetplan.schedulers.rank_layout import RankLayout, can_be_outermost, rank_layout
+from hetplan.schedulers.rank_layout import RankLayout, rank_layout
 from hetplan.trainers.readme import placement_remarks
 
 
@@ -98,20 +98,6 @@ def test_random_placements_are_realised_by_both_numberings(data: st.DataObject) 
             assert right.first_rank == left.first_rank + left.num_ranks
 
 
-@pytest.mark.parametrize(
-    ("shape", "right"),
-    [({}, True), ({"cp": 2, "tp": 2}, False), ({"ep": 2, "etp": 2}, True), ({"ep": 2}, False)],
-)
-def test_which_plans_can_count_data_outermost(shape: dict[str, int], right: bool) -> None:
-    plan, _ = half_nodes()
-    (pipeline,) = plan.pipelines
-    stages = tuple(
-        replace(stage, replicas=(replace(stage.replicas[0], **shape),)) for stage in pipeline.stages
-    )
-    changed = replace(plan, pipelines=(replace(pipeline, stages=stages),))
-    assert can_be_outermost(changed) == right
-
-
 def test_visible_devices_of_ascend_are_ascending() -> None:
     machines = cluster(island("n", nodes=1, kind="huawei-ascend-910b2-64gb"))
     plan = plan_of(MODEL, machines, JOB, chosen(("n", 12), tp=4))
@@ -140,21 +126,6 @@ def test_two_hosts_of_one_name_or_address_are_refused() -> None:
     machines = replace(result.inputs.cluster, launch_domains=(domain,))
     with pytest.raises(InputError, match="south0000 has the address of north0001"):
         rank_layout(result.plan, machines)
-
-
-def test_ports_and_addresses_are_those_of_the_first_ranks_domain() -> None:
-    result = two_regions()
-    domain = LaunchDomain(
-        name="d",
-        islands=("north",),
-        addresses=(("north0000", "10.0.0.7"),),
-        first_port=31000,
-        last_port=31010,
-    )
-    machines = replace(result.inputs.cluster, launch_domains=(domain,))
-    sheet = rank_layout(result.plan, machines)
-    assert (sheet.port, sheet.master.address) == (31000, "10.0.0.7")
-    assert {host.domain.name for host in sheet.hosts} == {"d", "hosts"}
 
 
 def test_a_tied_embedding_across_regions_is_said_loudly_with_its_price() -> None:

@@ -99,13 +99,6 @@ def test_a_script_for_1024_accelerators(tmp_path: Path) -> None:
     assert text.last("sbatch.nodes") is not None
 
 
-def test_variables_of_the_host_can_be_given(tmp_path: Path) -> None:
-    facts = facts_of(read(tmp_path, "megatron", GPT3, (("SLURM_NNODES", "32"),)))
-    assert (facts.world_size, facts.meshes[0].dp, facts.num_microbatches) == (256, 2, 768)
-    with pytest.raises(InputError, match="has no such variable"):
-        read(tmp_path, "megatron", GPT3, (("NODES", "32"),))
-
-
 def test_arguments_in_one_string(tmp_path: Path) -> None:
     text = read(tmp_path, "megatron", LLAMA)
     facts = facts_of(text)
@@ -124,17 +117,6 @@ def test_arguments_in_one_string(tmp_path: Path) -> None:
     assert heads.line == 8
     # "$@" may hold anything.
     assert [(each.name, each.values) for each in text.unread] == [("", ("$@",))]
-
-
-def test_a_file_of_nothing_but_arguments(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="WORLD_SIZE"):
-        facts_of(read(tmp_path, "megatron", ARGUMENTS, name="a.txt"))
-    facts = facts_of(read(tmp_path, "megatron", ARGUMENTS, (("WORLD_SIZE", "16"),), "a.txt"))
-    assert facts.meshes[0].microbatch_size == 4
-    assert facts.num_microbatches == 1
-    assert facts.precision == "float16"
-    # Without the flag of float32 gradients float16 training keeps float16 ones.
-    assert facts.options.gradient_precision is Precision.FLOAT16
 
 
 def test_recompute_and_formats_and_kernels(tmp_path: Path) -> None:

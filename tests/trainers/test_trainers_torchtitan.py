@@ -251,6 +251,16 @@ def test_the_model_stands_in_a_module() -> None:
     assert dict(launch.environment)["PYTHONPATH"] == "{folder}"
 
 
+def test_what_the_model_computes_with_its_weights_stands_there_too() -> None:
+    scaling = RotaryScaling(kind=RotaryScalingKind.LLAMA3, factor=32.0, original_length=8192)
+    model = replace(MODEL, norm_epsilon=1e-6, rotary_base=250000.0, rotary_scaling=scaling)
+    launch = launched(made(MACHINES, two_stages(model=model), model))
+    (text,) = [file.text for file in launch.files]
+    for line in ("NORM_EPSILON = 1e-06", "ROTARY_BASE = 250000", '"scaling_factor": 32.0,'):
+        assert line in text
+    assert not any("does not say" in remark for remark in launch.remarks)
+
+
 def test_a_name_cannot_leave_its_text() -> None:
     name = 'x", model=__import__("os").system("reboot"), y="'
     model = replace(MODEL, name=name)
