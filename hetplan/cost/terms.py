@@ -25,20 +25,6 @@ from numpy.typing import NDArray
 from hetplan.predict.predictor import DATASHEET, SAMPLES_OF, Prediction, SendLaw, is_link
 from hetplan.predict.regression import NORMAL_90
 
-__all__ = [
-    "EXTRAPOLATING",
-    "NORMAL_90",
-    "Draws",
-    "Source",
-    "Term",
-    "extrapolates",
-    "is_extrapolation",
-    "normal_quantiles",
-    "notes",
-    "seconds_of",
-    "sources_of",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 from cost_fakes import LinearPredictor, island, job, link, model
-from estimate_plans import plan_with, stages_of, wide_cluster
+from estimate_plans import plan_with, seconds_of, stages_of, wide_cluster
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.components.overlap import Slowdowns, in_buckets
 from hetplan.cost.estimate import estimate, estimate_with
-from hetplan.cost.estimate_values import Component, Estimate
+from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.plans.plan import Plan
@@ -72,10 +72,6 @@ def unlike(spreads: tuple[float | None, float | None]) -> Cluster:
     )
 
 
-def seconds(found: Estimate, component: Component) -> float:
-    return sum(each.seconds for each in found.components if each.component is component)
-
-
 @pytest.mark.parametrize("halfwidth", [0.0, 0.1])
 @pytest.mark.parametrize("spread", [0.02, 0.1, 0.3, 0.5])
 @pytest.mark.parametrize("both", [False, True])
@@ -108,9 +104,9 @@ def test_thirty_two_pipelines_wait_for_the_slowest_of_all() -> None:
     plain = estimate(plan_on(alike, (1,), pipelines=32), SHAPE, alike, JOB, LinearPredictor())
     # E max of 32 standard normal variables is 2.07 (Tippett, Biometrika 17, 1925: range 4.14).
     waits = found.step_seconds - plain.step_seconds
-    compute = seconds(plain, Component.COMPUTE)
+    compute = seconds_of(plain, Component.COMPUTE)
     assert waits / compute == pytest.approx(math.exp(spread * 2.07) - 1, rel=0.1)
-    assert seconds(found, Component.STRAGGLERS) == pytest.approx(waits, rel=0.05)
+    assert seconds_of(found, Component.STRAGGLERS) == pytest.approx(waits, rel=0.05)
 
 
 def test_devices_that_no_stage_uses_change_nothing() -> None:
