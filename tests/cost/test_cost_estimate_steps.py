@@ -91,35 +91,6 @@ def test_components_add_up_and_the_replay_is_the_end(
     assert seconds_of(found, Component.PIPELINE) > 0
 
 
-def test_even_schedules_equal_their_closed_forms() -> None:
-    # No transfers, no ends: (m + p - 1) (F + B), and with v chunks m (F + B) + (p - 1) (F + B) / v.
-    none = LinearPredictor(
-        layer_seconds=((LayerKind.EMBEDDING, 0.0), (LayerKind.TRANSFORMER, 0.01),
-                       (LayerKind.HEAD, 0.0))
-    )  # fmt: skip
-    quick = link(1e30, 0.0)
-    free = Cluster(
-        name="free",
-        islands=tuple(
-            replace(each, inter_node=quick, intra_node=quick) for each in CLUSTER.islands
-        ),
-        links=(),
-    )
-    m, p = 8, 4
-
-    def pipeline(cuts: list[list[int]], schedule: str) -> float:
-        plan = one_pipeline(cuts, size=1, microbatches=m, schedule=schedule, cluster=free)
-        return estimate(plan, SHAPE, free, FREE, none).pipeline_seconds
-
-    both = 2 * 0.03
-    assert pipeline([EVEN], "1f1b") == pytest.approx((m + p - 1) * both)
-    assert pipeline([EVEN], "gpipe") == pytest.approx((m + p - 1) * both)
-    chunks = [[0, 2, 3, 4], [5, 6, 7, 8]]
-    assert pipeline(chunks, "interleaved-1f1b") == pytest.approx(m * both + (p - 1) * both / 2)
-    split = pipeline([EVEN], "zb-h1")
-    assert m * both < split < (m + p - 1) * both
-
-
 def test_clipping_is_a_barrier_before_the_update() -> None:
     cuts = [[0, 2, 5, 7]]
     plan = one_pipeline(cuts, asked=CLIPPED)
@@ -360,25 +331,6 @@ def test_boundaries_that_share_a_link_wait_for_each_other() -> None:
     occupied = together.work[0].hops.shared_forward[0]
     assert occupied == pytest.approx(2 * 128 * 256 * 4 / 2e9)
     assert together.pipeline_seconds > apart.pipeline_seconds
-
-
-def test_hops_of_opposite_pipelines_meet_where_they_go_the_same_way() -> None:
-    leased = replace(link(1e9, 5e-3), shared_bandwidth_bytes_per_second=2e9)
-    shared = replace(CLUSTER, links=(IslandLink(between=("a", "b"), link=leased),))
-
-    def crossing(start: int, other: int) -> list[object]:
-        left = stages_of([[0]], [2], 5, num_microbatches=4, first_device=start)[0]
-        right = stages_of([[5]], [2], 10, num_microbatches=4, first_device=other)[0]
-        return [replace(left, warmup_depth=2), replace(right, warmup_depth=1)]
-
-    both = plan_with(SHAPE, shared, FREE, [(crossing(0, 32), 4), (crossing(40, 8), 4)])  # type: ignore[arg-type,list-item]
-    one, two = (
-        each.hops for each in Pricer(SHAPE, shared, FREE, LinearPredictor()).step(both).work
-    )
-    # What the one sends forward goes the way of what the other sends back.
-    assert one.link_forward.tolist() == two.link_backward.tolist()
-    assert one.link_backward.tolist() == two.link_forward.tolist()
-    assert one.link_forward.tolist() != one.link_backward.tolist()
 
 
 def test_pipelines_that_leave_a_node_by_one_nic_share_it() -> None:

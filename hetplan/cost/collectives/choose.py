@@ -36,7 +36,7 @@ the rings where it is cheaper. Cuts at islands or regions and halving-doubling a
 could do, not what these do.
 
 Inside one node and in two nodes of a device-direct library rings are what was measured (two nodes:
-Galvatron, `cost.network.ring_nics`; a tree over two would send half as much out of each, which
+Galvatron, `cost.network.paths`; a tree over two would send half as much out of each, which
 those times exclude), so trees, whose law is of sends, do not stand against them.
 
 Sources: NCCL 2.2x src/graph/tuning.cc; gloo's files as named; torch ProcessGroupGloo.cpp,

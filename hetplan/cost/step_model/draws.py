@@ -191,7 +191,7 @@ def _seconds(ends: _Ends, side: int) -> Floats:
 def _composed(
     step: StepCost, ends: Floats, before: Floats, after: Floats, norm: Floats | float
 ) -> Floats:
-    """Steps by the formula of `priced.step`, of one draw or of all; stages are the last axis."""
+    """Steps by the formula of `compose`, of one draw or of all; stages are the last axis."""
     if step.composed.barrier:
         found: Floats = (ends + before).max(axis=-1) + norm + after.max(axis=-1)
     else:
