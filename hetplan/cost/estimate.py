@@ -48,8 +48,7 @@ from hetplan.cost.step_model.plan import PlanCosts
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.cost.step_model.step import norm_parts, owned
 from hetplan.cost.step_model.units import Unit
-from hetplan.cost.step_model.values import Part
-from hetplan.cost.terms import NORMAL_90, extrapolates, normal_quantiles, notes
+from hetplan.cost.terms import Part, extrapolates, normal_quantiles, notes
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import LayerKind, ModelSpec
@@ -65,6 +64,7 @@ from hetplan.predict.calibration.values import (
     RunPart,
 )
 from hetplan.predict.predictor import DATASHEET, Predictor, calibrated_cause, is_link
+from hetplan.predict.regression import NORMAL_90
 from hetplan.units import format_bytes
 
 _QUANTILES = (0.05, 0.1, 0.9, 0.95)

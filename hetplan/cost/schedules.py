@@ -1,4 +1,4 @@
-"""In which order does a stage run its passes, and what does it keep meanwhile?
+"""In which order does a stage run its passes?
 
 P stages, v chunks (virtual stages) on each, m microbatches. A forward pass F makes activations, a
 backward pass B the gradient of its inputs and of its weights; where the schedule splits it, B
@@ -90,18 +90,6 @@ def warmup_depths(
 def forwards_first(order: Sequence[Pass]) -> int:
     """Forward passes before the first backward pass."""
     return next(at for at, one in enumerate(order) if one.kind == "B")
-
-
-def peak_in_flight(order: Sequence[Pass]) -> int:
-    """Most passes at once whose forward has been started and whose backward has not ended.
-
-    Chunks count one by one: a chunk keeps about 1 / v of what a whole stage would.
-    """
-    ahead = peak = 0
-    for one in order:
-        ahead += 1 if one.kind == "F" else -1 if one.kind == "B" else 0
-        peak = max(peak, ahead)
-    return peak
 
 
 def check_shape(

@@ -22,22 +22,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from hetplan.cost.estimate_values import Component
 from hetplan.predict.predictor import DATASHEET, SAMPLES_OF, Prediction, SendLaw, is_link
 from hetplan.predict.regression import NORMAL_90
-
-__all__ = [
-    "EXTRAPOLATING",
-    "NORMAL_90",
-    "Draws",
-    "Source",
-    "Term",
-    "extrapolates",
-    "is_extrapolation",
-    "normal_quantiles",
-    "notes",
-    "seconds_of",
-    "sources_of",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +51,23 @@ class Term:
             count=self.count * count,
             prediction=self.prediction,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of a pass's time, by what it is for."""
+
+    component: Component
+    term: Term
+    hidden_seconds: float = 0.0
+    """Communication of this part beside compute, not in the term."""
+    computes: bool = False
+    """The device computes for it."""
+
+    @property
+    def seconds(self) -> float:
+        """What it adds to the pass."""
+        return self.term.seconds
 
 
 def seconds_of(terms: Iterable[Term]) -> float:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from cost_fakes import island, link, model
 
 from hetplan.cluster.spec import Cluster, IslandLink
+from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.job.spec import Job
 from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import ModelSpec
@@ -120,3 +121,18 @@ def plan_with(
         optimizer_offload=offload,
         overlap=overlap,
     )
+
+
+def seconds_of(found: Estimate, component: Component) -> float:
+    """A component on the critical path."""
+    return sum(each.seconds for each in found.components if each.component is component)
+
+
+def hidden_of(found: Estimate, component: Component) -> float:
+    """What of it runs beside other components."""
+    return sum(each.hidden_seconds for each in found.components if each.component is component)
+
+
+def total_of(found: Estimate) -> float:
+    """All components of the critical path."""
+    return sum(each.seconds for each in found.components)

@@ -81,7 +81,7 @@ def all_layouts(own: Group) -> list[Layout]:
 def test_bytes_per_link_are_those_of_the_moves(found: Populations, seed: int) -> None:
     own = group(found, seed)
     for layout in all_layouts(own):
-        cost = direct_sum(layout, float(COUNT), ASKING).cost()
+        cost = direct_sum(layout, float(COUNT), ASKING)
         moves = made(own, layout)
         assert traffic(cost) == pytest.approx(by_link(own, moves), rel=CLOSE)
         total = sum(traffic(cost).values())

@@ -41,7 +41,7 @@ def assert_same(counted: dict[LinkName, float], stated: dict[LinkName, float]) -
 @given(populations(), st.sampled_from(RINGS), st.integers(0, 99))
 def test_rings_in_every_form(found: Populations, operation: LinkOperation, seed: int) -> None:
     own = group(found, seed)
-    costs = [each.cost() for each in rings(own.cluster, own.shape, operation, MESSAGE, ASKING)]
+    costs = list(rings(own.cluster, own.shape, operation, MESSAGE, ASKING))
     forms = list(chains(own.shape))
     assert len(costs) == len(forms)
     for cost, blocks in zip(costs, forms, strict=True):
@@ -62,7 +62,7 @@ def test_halving_doubling_in_both_orders(
     found: Populations, operation: LinkOperation, order: ExchangeOrder
 ) -> None:
     own = group(found)
-    cost = halving_doubling(own.cluster, own.shape, operation, MESSAGE, ASKING, order).cost()
+    cost = halving_doubling(own.cluster, own.shape, operation, MESSAGE, ASKING, order)
     far_first = order is ExchangeOrder.FAR_FIRST
     world = halved_and_doubled(own.ranks, operation=operation.value, far_first=far_first)
     assert_same(own.by_link(world.sent), traffic(cost))

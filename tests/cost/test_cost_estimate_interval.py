@@ -166,12 +166,6 @@ def test_squares_of_the_causes_are_the_square_of_the_interval() -> None:
     assert half(found) == pytest.approx(linear, rel=0.1)
 
 
-def test_a_certain_step_has_no_width_and_no_uncertain_cause() -> None:
-    found = estimate(BOTH, SHAPE, CLUSTER, ASKED, LinearPredictor())
-    assert half(found) == pytest.approx(0.0, abs=1e-12)
-    assert all(each.log_halfwidth == 0 for each in found.causes)
-
-
 def calibration(**changes: object) -> Calibration:
     nothing: dict[str, object] = {
         "factors": (),

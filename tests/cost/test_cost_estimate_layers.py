@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from cost_fakes import LinearPredictor, job, model
-from estimate_plans import expert_model, plan_with, stages_of, wide_cluster
+from estimate_plans import expert_model, hidden_of, plan_with, seconds_of, stages_of, wide_cluster
 
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component, Estimate
@@ -53,14 +53,6 @@ def priced(
     return estimate(plan, shape, CLUSTER, asked, predictor or LinearPredictor())
 
 
-def seconds(found: Estimate, component: Component) -> float:
-    return sum(each.seconds for each in found.components if each.component is component)
-
-
-def hidden(found: Estimate, component: Component) -> float:
-    return sum(each.hidden_seconds for each in found.components if each.component is component)
-
-
 COMPUTE = 3 * (8 * 0.010 + 0.001 + 0.004)  # forward and twice that backward, one sequence
 
 
@@ -69,29 +61,31 @@ def test_sequence_parallelism_splits_every_sum_in_two_halves_and_gathers_inputs_
     one = 1.5 * HIDDEN / FAST  # all_reduce among four
     softmax = 3 * 1.5 * 128 * 4 / FAST
     layers = 8 * 4 + 1 + 1  # the embedding's forward one, the head's backward one
-    assert seconds(plain, Component.TENSOR_PARALLEL) == pytest.approx(8 * (layers * one + softmax))
+    assert seconds_of(plain, Component.TENSOR_PARALLEL) == pytest.approx(
+        8 * (layers * one + softmax)
+    )
     # A sum is a scatter and a gather of 3/4 each: the embedding's output is scattered and its
     # gradient gathered, the head's input gathered and its gradient scattered.
     # Backward, the inputs of attention, MLP and head are gathered once more.
     halves = 8 * 4 * 2 + 2 + 2 + 8 * 2 + 1
-    assert seconds(split, Component.TENSOR_PARALLEL) == pytest.approx(
+    assert seconds_of(split, Component.TENSOR_PARALLEL) == pytest.approx(
         8 * (halves * 0.75 * HIDDEN / FAST + softmax)
     )
-    assert seconds(plain, Component.COMPUTE) == pytest.approx(8 * COMPUTE / 4)
+    assert seconds_of(plain, Component.COMPUTE) == pytest.approx(8 * COMPUTE / 4)
     assert split.stages[0].memory.activation_bytes < plain.stages[0].memory.activation_bytes
 
 
 def test_context_parallelism_divides_compute_and_sends_keys_and_values_around() -> None:
     alone = OverlapSettings(context_parallel=False)
     found = priced(cp=4, overlap=alone)
-    assert seconds(found, Component.COMPUTE) == pytest.approx(8 * COMPUTE / 4)
+    assert seconds_of(found, Component.COMPUTE) == pytest.approx(8 * COMPUTE / 4)
     # 4 key-value heads of 32, keys and values, a quarter of the tokens: three sends forward, three
     # of twice the bytes backward, in each of eight layers.
     block = 2 * 4 * 32 * 128 / 4 * 4
-    assert seconds(found, Component.CONTEXT_PARALLEL) == pytest.approx(8 * 8 * 9 * block / FAST)
+    assert seconds_of(found, Component.CONTEXT_PARALLEL) == pytest.approx(8 * 8 * 9 * block / FAST)
     # All four ranks hold the same weights: their gradients are summed.
     parameters = model().parameter_count
-    assert seconds(found, Component.DATA_PARALLEL) == pytest.approx(1.5 * parameters * 4 / FAST)
+    assert seconds_of(found, Component.DATA_PARALLEL) == pytest.approx(1.5 * parameters * 4 / FAST)
     assert found.stages[0].memory.parameter_bytes == parameters * 4
 
 
@@ -101,27 +95,27 @@ def test_context_parallel_sends_hide_behind_attention() -> None:
         priced(cp=4, overlap=OverlapSettings(context_parallel=on), predictor=slow)
         for on in (False, True)
     )
-    whole = seconds(open_, Component.CONTEXT_PARALLEL)
-    assert hidden(open_, Component.CONTEXT_PARALLEL) == 0
-    assert hidden(beside, Component.CONTEXT_PARALLEL) > 0
-    assert seconds(beside, Component.CONTEXT_PARALLEL) + hidden(
+    whole = seconds_of(open_, Component.CONTEXT_PARALLEL)
+    assert hidden_of(open_, Component.CONTEXT_PARALLEL) == 0
+    assert hidden_of(beside, Component.CONTEXT_PARALLEL) > 0
+    assert seconds_of(beside, Component.CONTEXT_PARALLEL) + hidden_of(
         beside, Component.CONTEXT_PARALLEL
     ) == pytest.approx(whole)
     # Three quarters of the attention core can hide some, slowed down by both sides' slow-downs.
     work = layer_work(model(), LayerKind.TRANSFORMER, 1, 128)
     core = 8 * 8 * 0.030 / 4 * work.attention_flops / work.flops * 3 / 4
-    assert hidden(beside, Component.CONTEXT_PARALLEL) <= core * 1.2
-    assert seconds(beside, Component.SLOWED) > 0
+    assert hidden_of(beside, Component.CONTEXT_PARALLEL) <= core * 1.2
+    assert seconds_of(beside, Component.SLOWED) > 0
 
 
 def test_tensor_parallel_overlap_keeps_the_sum_of_exposed_and_hidden() -> None:
     plain = priced(tp=4, sequence_parallel=True)
     both = OverlapSettings(tensor_parallel=True)
     beside = priced(tp=4, sequence_parallel=True, overlap=both)
-    assert hidden(beside, Component.TENSOR_PARALLEL) > 0
-    assert seconds(beside, Component.TENSOR_PARALLEL) + hidden(
+    assert hidden_of(beside, Component.TENSOR_PARALLEL) > 0
+    assert seconds_of(beside, Component.TENSOR_PARALLEL) + hidden_of(
         beside, Component.TENSOR_PARALLEL
-    ) == pytest.approx(seconds(plain, Component.TENSOR_PARALLEL))
+    ) == pytest.approx(seconds_of(plain, Component.TENSOR_PARALLEL))
     assert any("assumed that compute beside" in line for line in beside.warnings)
 
 
@@ -129,17 +123,17 @@ def test_expert_parallelism_sends_tokens_to_their_experts_and_back() -> None:
     shape = expert_model()
     asked = replace(NOT_CLIPPED, target="any")
     one, four = priced(shape, asked=asked), priced(shape, ep=4, asked=asked)
-    assert seconds(one, Component.EXPERT_PARALLEL) == 0
+    assert seconds_of(one, Component.EXPERT_PARALLEL) == 0
     # 2 experts per token; there and back, forward and backward, in 8 layers of 8 microbatches.
     message = 2 * HIDDEN * 0.75 / FAST
-    assert seconds(four, Component.EXPERT_PARALLEL) == pytest.approx(8 * 8 * 4 * message)
-    assert seconds(four, Component.COMPUTE) == pytest.approx(seconds(one, Component.COMPUTE))
+    assert seconds_of(four, Component.EXPERT_PARALLEL) == pytest.approx(8 * 8 * 4 * message)
+    assert seconds_of(four, Component.COMPUTE) == pytest.approx(seconds_of(one, Component.COMPUTE))
     # A quarter of the experts on each rank, which nobody else holds: only the rest is reduced.
     held = one.stages[0].memory.parameter_bytes - four.stages[0].memory.parameter_bytes
     routed = 8 * 8 * 3 * 256 * 256 * 4
     assert held == pytest.approx(0.75 * routed)
     rest = shape.parameter_count * 4 - routed
-    assert seconds(four, Component.DATA_PARALLEL) == pytest.approx(1.5 * rest / FAST)
+    assert seconds_of(four, Component.DATA_PARALLEL) == pytest.approx(1.5 * rest / FAST)
 
 
 def test_uneven_experts_cost_compute_and_transfers() -> None:
@@ -148,8 +142,8 @@ def test_uneven_experts_cost_compute_and_transfers() -> None:
     even, found = priced(shape, ep=4), priced(shape, ep=4, asked=uneven)
     work = layer_work(shape, LayerKind.TRANSFORMER, 1, 128)
     routed = 2 * 128 * 2 * 3 * 256 * 256 / work.flops
-    expected = 0.5 * (8 * 8 * 0.030 * routed + seconds(even, Component.EXPERT_PARALLEL))
-    assert seconds(found, Component.IMBALANCE) == pytest.approx(expected)
+    expected = 0.5 * (8 * 8 * 0.030 * routed + seconds_of(even, Component.EXPERT_PARALLEL))
+    assert seconds_of(found, Component.IMBALANCE) == pytest.approx(expected)
     assert found.step_seconds - even.step_seconds == pytest.approx(expected)
 
 
@@ -158,9 +152,9 @@ def test_full_recomputation_of_all_or_the_first_layers(layers: int | None) -> No
     again = Recompute(granularity=RecomputeGranularity.FULL, layers=layers)
     plain, found = priced(tp=2, size=2), priced(tp=2, size=2, recompute=again)
     count = 8 if layers is None else layers
-    assert seconds(found, Component.RECOMPUTE) == pytest.approx(8 * count * 0.010 / 2)
+    assert seconds_of(found, Component.RECOMPUTE) == pytest.approx(8 * count * 0.010 / 2)
     # Its two sums per layer are made again too.
-    assert seconds(found, Component.TENSOR_PARALLEL) - seconds(
+    assert seconds_of(found, Component.TENSOR_PARALLEL) - seconds_of(
         plain, Component.TENSOR_PARALLEL
     ) == pytest.approx(8 * count * 2 * HIDDEN / FAST)
 
@@ -176,12 +170,14 @@ def test_selective_recomputation_is_the_modules_part_of_the_operations() -> None
     for module, share in shares.items():
         selective = Recompute(granularity=RecomputeGranularity.SELECTIVE, modules=(module,))
         found = priced(size=1, recompute=selective)
-        assert seconds(found, Component.RECOMPUTE) == pytest.approx(8 * 8 * 0.010 * share), module
+        assert seconds_of(found, Component.RECOMPUTE) == pytest.approx(8 * 8 * 0.010 * share), (
+            module
+        )
     both = Recompute(
         granularity=RecomputeGranularity.SELECTIVE,
         modules=(RecomputeModule.CORE_ATTENTION, RecomputeModule.MLP),
     )
-    assert seconds(priced(size=1, recompute=both), Component.RECOMPUTE) == pytest.approx(
+    assert seconds_of(priced(size=1, recompute=both), Component.RECOMPUTE) == pytest.approx(
         8 * 8 * 0.010 * (shares[RecomputeModule.CORE_ATTENTION] + shares[RecomputeModule.MLP])
     )
 
@@ -231,10 +227,10 @@ def test_multi_token_prediction_is_a_layer_a_merge_and_a_head() -> None:
 def test_padding_of_the_vocabulary_is_a_part_of_the_head() -> None:
     asked = job(target="megatron", gradient_clipping=False)
     found = priced(asked=asked, size=1)
-    assert seconds(found, Component.PADDING) == pytest.approx(8 * 3 * 0.004 * 24 / 1024)
-    assert seconds(found, Component.COMPUTE) + seconds(found, Component.PADDING) == pytest.approx(
-        8 * COMPUTE
-    )
+    assert seconds_of(found, Component.PADDING) == pytest.approx(8 * 3 * 0.004 * 24 / 1024)
+    assert seconds_of(found, Component.COMPUTE) + seconds_of(
+        found, Component.PADDING
+    ) == pytest.approx(8 * COMPUTE)
 
 
 def test_copies_of_key_value_heads_are_a_part_of_the_compute_and_sums() -> None:
@@ -245,10 +241,10 @@ def test_copies_of_key_value_heads_are_a_part_of_the_compute_and_sums() -> None:
     # Each of two ranks has the whole head where an even share were half of one.
     copied = 2 * 128 * 256 * 2 * 32 / 2 / work.flops
     sums = 2 * 32 * 256 * 4 / FAST
-    assert seconds(found, Component.COPIED_HEADS) == pytest.approx(
+    assert seconds_of(found, Component.COPIED_HEADS) == pytest.approx(
         8 * 8 * (0.030 / 2 * copied + sums)
     )
-    whole = seconds(found, Component.COMPUTE) + 8 * 8 * 0.030 / 2 * copied
+    whole = seconds_of(found, Component.COMPUTE) + 8 * 8 * 0.030 / 2 * copied
     assert whole == pytest.approx(8 * COMPUTE / 2)
 
 
@@ -272,8 +268,8 @@ def test_clocks_and_stragglers_are_components_of_their_own() -> None:
     stages = stages_of([[0]], [4], len(shape.layers), num_microbatches=8)
     plan = plan_with(shape, slow, NOT_CLIPPED, [(stages, 8)])
     found = estimate(plan, shape, slow, NOT_CLIPPED, LinearPredictor())
-    assert seconds(found, Component.CLOCKS) == pytest.approx(8 * COMPUTE * 0.25)
-    assert seconds(found, Component.STRAGGLERS) / (8 * COMPUTE * 1.25) == pytest.approx(
+    assert seconds_of(found, Component.CLOCKS) == pytest.approx(8 * COMPUTE * 0.25)
+    assert seconds_of(found, Component.STRAGGLERS) / (8 * COMPUTE * 1.25) == pytest.approx(
         0.0528, abs=1e-3
     )  # mean of the largest of four normal variables is 1.029 standard deviations
     assert found.interval.p10_seconds < found.step_seconds < found.interval.p90_seconds

@@ -6,16 +6,12 @@ from dataclasses import replace
 
 import pytest
 from cost_fakes import LinearPredictor, job, model
-from estimate_plans import expert_model, plan_with, stages_of, wide_cluster
+from estimate_plans import expert_model, plan_with, seconds_of, stages_of, wide_cluster
 
 from hetplan.cost.estimate import estimate
-from hetplan.cost.estimate_values import Component, Estimate
+from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.plan import OverlapSettings, Sharding, Stage
-
-
-def seconds_of(found: Estimate, component: Component) -> float:
-    return sum(each.seconds for each in found.components if each.component is component)
 
 
 def test_a_slow_clock_is_a_slow_device_for_sharded_parameters_too() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from cost_fakes import LinearPredictor, job, link, model
-from estimate_plans import plan_with, stages_of, wide_cluster
+from estimate_plans import plan_with, seconds_of, stages_of, total_of, wide_cluster
 
 from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
@@ -26,14 +26,6 @@ FREE = job(target="any", gradient_clipping=False)
 CLIPPED = job(target="any", gradient_clipping=True)
 EVEN = [0, 3, 5, 7]  # 2 layers on each of four stages, with embedding and head
 INSIDE, BETWEEN, ACROSS = 100e9, 10e9, 1e9
-
-
-def seconds(found: Estimate, component: Component) -> float:
-    return sum(each.seconds for each in found.components if each.component is component)
-
-
-def total(found: Estimate) -> float:
-    return sum(each.seconds for each in found.components)
 
 
 def one_pipeline(
@@ -85,7 +77,7 @@ def test_components_add_up_and_the_replay_is_the_end(
     plan = one_pipeline(cuts, schedule=schedule, asked=asked)
     assert check_plan(plan, SHAPE, CLUSTER, replace(asked, global_batch_size=32)) == ()
     found = priced(plan, asked)
-    assert total(found) == pytest.approx(found.step_seconds, rel=1e-12)
+    assert total_of(found) == pytest.approx(found.step_seconds, rel=1e-12)
     for stage in found.stages:
         assert sum(each.seconds for each in stage.components) == pytest.approx(
             found.step_seconds, rel=1e-12
@@ -94,38 +86,9 @@ def test_components_add_up_and_the_replay_is_the_end(
     step = Pricer(SHAPE, CLUSTER, asked, LinearPredictor(slow=(("slow", 1.5),))).step(plan)
     replayed = replay_step([each.times() for each in step.work], rendezvous=True)
     assert found.pipeline_seconds == pytest.approx(replayed.end_seconds, rel=1e-12)
-    assert seconds(found, Component.DATA_LOADING) == 0.125
-    assert seconds(found, Component.BUBBLE) > 0
-    assert seconds(found, Component.PIPELINE) > 0
-
-
-def test_even_schedules_equal_their_closed_forms() -> None:
-    # No transfers, no ends: (m + p - 1) (F + B), and with v chunks m (F + B) + (p - 1) (F + B) / v.
-    none = LinearPredictor(
-        layer_seconds=((LayerKind.EMBEDDING, 0.0), (LayerKind.TRANSFORMER, 0.01),
-                       (LayerKind.HEAD, 0.0))
-    )  # fmt: skip
-    quick = link(1e30, 0.0)
-    free = Cluster(
-        name="free",
-        islands=tuple(
-            replace(each, inter_node=quick, intra_node=quick) for each in CLUSTER.islands
-        ),
-        links=(),
-    )
-    m, p = 8, 4
-
-    def pipeline(cuts: list[list[int]], schedule: str) -> float:
-        plan = one_pipeline(cuts, size=1, microbatches=m, schedule=schedule, cluster=free)
-        return estimate(plan, SHAPE, free, FREE, none).pipeline_seconds
-
-    both = 2 * 0.03
-    assert pipeline([EVEN], "1f1b") == pytest.approx((m + p - 1) * both)
-    assert pipeline([EVEN], "gpipe") == pytest.approx((m + p - 1) * both)
-    chunks = [[0, 2, 3, 4], [5, 6, 7, 8]]
-    assert pipeline(chunks, "interleaved-1f1b") == pytest.approx(m * both + (p - 1) * both / 2)
-    split = pipeline([EVEN], "zb-h1")
-    assert m * both < split < (m + p - 1) * both
+    assert seconds_of(found, Component.DATA_LOADING) == 0.125
+    assert seconds_of(found, Component.BUBBLE) > 0
+    assert seconds_of(found, Component.PIPELINE) > 0
 
 
 def test_clipping_is_a_barrier_before_the_update() -> None:
@@ -143,7 +106,7 @@ def test_clipping_is_a_barrier_before_the_update() -> None:
     expected = 2 * 2 * (1e-5 + 4 / INSIDE) + 2 * 2 * (1e-5 + 4 / BETWEEN)
     assert step.composed.norm_seconds == pytest.approx(expected)
     assert clipped.step_seconds > free.step_seconds
-    assert seconds(free, Component.NORM) == 0
+    assert seconds_of(free, Component.NORM) == 0
     (why,) = [each.note for each in free.components if each.component is Component.NORM]
     assert why == "the job does not clip gradients"
 
@@ -162,24 +125,24 @@ def test_sharding_levels_move_what_they_should() -> None:
     parameters = SHAPE.parameter_count
     whole, part = parameters * 4, 0.75 / INSIDE
     none, optimizer, gradients, all_ = map(found, Sharding)
-    assert seconds(none, Component.DATA_PARALLEL) == pytest.approx(2 * whole * part)
-    assert seconds(none, Component.GATHERING) == 0
-    assert seconds(optimizer, Component.DATA_PARALLEL) == pytest.approx(whole * part)
-    assert seconds(optimizer, Component.GATHERING) == pytest.approx(whole * part)
-    assert seconds(gradients, Component.DATA_PARALLEL) == pytest.approx(count * whole * part)
-    assert seconds(gradients, Component.GATHERING) == pytest.approx(whole * part)
-    assert seconds(all_, Component.DATA_PARALLEL) == pytest.approx(count * whole * part)
-    assert seconds(all_, Component.GATHERING) == pytest.approx(2 * count * whole * part)
+    assert seconds_of(none, Component.DATA_PARALLEL) == pytest.approx(2 * whole * part)
+    assert seconds_of(none, Component.GATHERING) == 0
+    assert seconds_of(optimizer, Component.DATA_PARALLEL) == pytest.approx(whole * part)
+    assert seconds_of(optimizer, Component.GATHERING) == pytest.approx(whole * part)
+    assert seconds_of(gradients, Component.DATA_PARALLEL) == pytest.approx(count * whole * part)
+    assert seconds_of(gradients, Component.GATHERING) == pytest.approx(whole * part)
+    assert seconds_of(all_, Component.DATA_PARALLEL) == pytest.approx(count * whole * part)
+    assert seconds_of(all_, Component.GATHERING) == pytest.approx(2 * count * whole * part)
     for each in (optimizer, gradients, all_):
-        assert seconds(each, Component.OPTIMIZER) == pytest.approx(parameters / 4 * 1e-9)
-    assert seconds(none, Component.OPTIMIZER) == pytest.approx(parameters * 1e-9)
+        assert seconds_of(each, Component.OPTIMIZER) == pytest.approx(parameters / 4 * 1e-9)
+    assert seconds_of(none, Component.OPTIMIZER) == pytest.approx(parameters * 1e-9)
     # MiCS-style groups of two: scattered in pairs, the halves summed across, gathered in pairs.
     pairs = found(Sharding.OPTIMIZER, shards=2)
-    assert seconds(pairs, Component.DATA_PARALLEL) == pytest.approx(
+    assert seconds_of(pairs, Component.DATA_PARALLEL) == pytest.approx(
         whole * 0.5 / INSIDE + 2 * 0.5 * whole / 2 / INSIDE
     )
-    assert seconds(pairs, Component.GATHERING) == pytest.approx(whole * 0.5 / INSIDE)
-    assert seconds(pairs, Component.OPTIMIZER) == pytest.approx(parameters / 2 * 1e-9)
+    assert seconds_of(pairs, Component.GATHERING) == pytest.approx(whole * 0.5 / INSIDE)
+    assert seconds_of(pairs, Component.OPTIMIZER) == pytest.approx(parameters / 2 * 1e-9)
 
 
 def test_overlap_hides_part_of_reduction_and_gathering() -> None:
@@ -188,7 +151,7 @@ def test_overlap_hides_part_of_reduction_and_gathering() -> None:
     beside = replace(plain, overlap=both)
     one, two = priced(plain), priced(beside)
     for component in (Component.DATA_PARALLEL, Component.GATHERING):
-        exposed = [seconds(each, component) for each in (one, two)]
+        exposed = [seconds_of(each, component) for each in (one, two)]
         hidden = sum(e.hidden_seconds for e in two.components if e.component is component)
         assert exposed[1] + hidden == pytest.approx(exposed[0])
     # One bucket: the last gradients have nothing to hide behind.
@@ -207,8 +170,8 @@ def test_offloaded_state_is_updated_by_the_host() -> None:
     found = [
         priced(one_pipeline(offload=part, cluster=hosted), cluster=hosted) for part in (0, 0.5, 1)
     ]
-    assert [seconds(each, Component.OFFLOAD) > 0 for each in found] == [False, True, True]
-    kept = [seconds(each, Component.OPTIMIZER) for each in found]
+    assert [seconds_of(each, Component.OFFLOAD) > 0 for each in found] == [False, True, True]
+    kept = [seconds_of(each, Component.OPTIMIZER) for each in found]
     assert kept[1] == pytest.approx(kept[0] / 2)
     assert kept[2] == 0
     assert found[2].stages[0].memory.optimizer_bytes == 0
@@ -260,7 +223,7 @@ def test_pipelines_meet_where_their_layers_are_reduced() -> None:
         for s in (0, 1):
             assert step.composed.stages[p][s].arrives == pytest.approx(arrives[p][s])
     found = priced(plan)
-    assert total(found) == pytest.approx(found.step_seconds)
+    assert total_of(found) == pytest.approx(found.step_seconds)
     for stage in found.stages:
         assert sum(each.seconds for each in stage.components) == pytest.approx(found.step_seconds)
     assert [stage.pipeline for stage in found.stages] == [0, 0, 1, 1]
@@ -341,7 +304,7 @@ def test_several_replica_entries_wait_for_the_slowest() -> None:
     assert check_plan(plan, SHAPE, CLUSTER, replace(FREE, global_batch_size=16)) == ()
     found = priced(plan)
     assert found.stages[0].forward_seconds == pytest.approx(2 * (8 * 0.01 + 0.005))
-    assert seconds(found, Component.DATA_PARALLEL) == pytest.approx(
+    assert seconds_of(found, Component.DATA_PARALLEL) == pytest.approx(
         2 * 2 / 3 * SHAPE.parameter_count * 4 / INSIDE
     )
 
@@ -368,25 +331,6 @@ def test_boundaries_that_share_a_link_wait_for_each_other() -> None:
     occupied = together.work[0].hops.shared_forward[0]
     assert occupied == pytest.approx(2 * 128 * 256 * 4 / 2e9)
     assert together.pipeline_seconds > apart.pipeline_seconds
-
-
-def test_hops_of_opposite_pipelines_meet_where_they_go_the_same_way() -> None:
-    leased = replace(link(1e9, 5e-3), shared_bandwidth_bytes_per_second=2e9)
-    shared = replace(CLUSTER, links=(IslandLink(between=("a", "b"), link=leased),))
-
-    def crossing(start: int, other: int) -> list[object]:
-        left = stages_of([[0]], [2], 5, num_microbatches=4, first_device=start)[0]
-        right = stages_of([[5]], [2], 10, num_microbatches=4, first_device=other)[0]
-        return [replace(left, warmup_depth=2), replace(right, warmup_depth=1)]
-
-    both = plan_with(SHAPE, shared, FREE, [(crossing(0, 32), 4), (crossing(40, 8), 4)])  # type: ignore[arg-type,list-item]
-    one, two = (
-        each.hops for each in Pricer(SHAPE, shared, FREE, LinearPredictor()).step(both).work
-    )
-    # What the one sends forward goes the way of what the other sends back.
-    assert one.link_forward.tolist() == two.link_backward.tolist()
-    assert one.link_backward.tolist() == two.link_forward.tolist()
-    assert one.link_forward.tolist() != one.link_backward.tolist()
 
 
 def test_pipelines_that_leave_a_node_by_one_nic_share_it() -> None:
@@ -443,13 +387,13 @@ def test_overlapped_sends_that_take_compute_units_slow_the_passes_beside_them() 
     eager = replace(plan, overlap=OverlapSettings(send=True))
     free, held = (priced(eager, cluster=with_share(part)) for part in (0.0, 0.2))
     waiting = priced(plan, cluster=with_share(0.2))
-    assert seconds(free, Component.SLOWED) == seconds(waiting, Component.SLOWED) == 0
+    assert seconds_of(free, Component.SLOWED) == seconds_of(waiting, Component.SLOWED) == 0
     # A fifth of the units: compute takes 1.25 times as long while a send runs, which itself takes
     # 1.1256 times as long; forward and backward, four microbatches.
     send = 128 * 256 * 4 / BETWEEN
     expected = 2 * 4 * send * 1.1256 * (1 - 1 / 1.25)
-    assert seconds(held, Component.SLOWED) == pytest.approx(expected)
-    assert total(held) == pytest.approx(held.step_seconds)
+    assert seconds_of(held, Component.SLOWED) == pytest.approx(expected)
+    assert total_of(held) == pytest.approx(held.step_seconds)
     assert held.step_seconds > free.step_seconds
     assert held.interval.mean_seconds == pytest.approx(held.step_seconds)
 

@@ -168,14 +168,6 @@ def test_every_position_keeps_in_proportion_to_its_tokens(at: int, target: str) 
     assert kept(here, same, asked) - beside == one
 
 
-def test_unlike_layers_are_priced_where_they_are() -> None:
-    parts = [kept(layout(at, at + 1), MIXED) for at in range(1, 9)]
-    assert parts[0] == parts[1] != parts[2] == parts[7]
-    assert kept(layout(1, 9), MIXED) == pytest.approx(sum(parts))
-    moved = replace(MIXED, layer_runs=tuple(reversed(MIXED.layer_runs)))
-    assert kept(layout(1, 3), moved) == pytest.approx(2 * parts[7])
-
-
 def test_multi_token_prediction_brings_logits_of_its_own() -> None:
     shape = replace(LLAMA, num_mtp_layers=1, mtp_layer=DENSE)
     with_head = kept(layout(8, 11, num_stages=4, stage=3), shape)

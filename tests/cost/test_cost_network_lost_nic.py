@@ -12,25 +12,17 @@ from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, IslandLink, Link
 from hetplan.cost.network.lost_nic import DETECTION_SECONDS, kept_bandwidth, without_nic
 from hetplan.errors import InputError
-from hetplan.profiling.samples import LinkOperation
 
 
-def test_eight_nics_keep_what_was_measured():
+def test_eight_nics_keep_what_was_measured_others_between_one_for_two_and_an_even_spread():
     assert kept_bandwidth(8) == pytest.approx(0.766)
-    assert kept_bandwidth(8, LinkOperation.REDUCE_SCATTER) == pytest.approx(0.581)
-    assert kept_bandwidth(8, LinkOperation.ALL_GATHER) == pytest.approx(0.581)
-    assert kept_bandwidth(8, LinkOperation.SEND_RECV) == 0.5
+    assert kept_bandwidth(1) == 0.0
+    kept = [kept_bandwidth(nics) for nics in range(2, 65)]
+    assert kept == sorted(kept)
+    assert kept[0] == 0.5
+    assert all(0.5 <= part <= (n - 1) / n for n, part in zip(range(2, 65), kept, strict=True))
     with pytest.raises(InputError):
         kept_bandwidth(0)
-
-
-@pytest.mark.parametrize("operation", list(LinkOperation))
-def test_other_numbers_stay_between_one_for_two_and_an_even_spread(operation):
-    assert kept_bandwidth(1, operation) == 0.0
-    assert kept_bandwidth(2, operation) == 0.5
-    kept = [kept_bandwidth(nics, operation) for nics in range(2, 65)]
-    assert kept == sorted(kept)
-    assert all(0.5 <= part <= (n - 1) / n for n, part in zip(range(2, 65), kept, strict=True))
 
 
 def test_the_example_cluster_loses_a_port():

@@ -61,18 +61,6 @@ def test_even_zero_bubble(stages: int, m: int) -> None:
     assert ends.max() == 3 * m + (stages - 1)
 
 
-def test_zero_bubble_is_never_slower_than_1f1b_without_transfers() -> None:
-    rng = np.random.default_rng(13)
-    for _ in range(300):
-        stages, m = int(rng.integers(1, 7)), int(rng.integers(1, 20))
-        f, b, w = (float(rng.integers(1, 9)) for _ in range(3))
-        split = even_times(Shape(schedule="zb-h1", stages=stages, microbatches=m), f, b, w)
-        fused = even_times(Shape(schedule="1f1b", stages=stages, microbatches=m), f, b + w)
-        (one,) = step_ends((split,), rendezvous=False)
-        (other,) = step_ends((fused,), rendezvous=False)
-        assert one.max() <= other.max()
-
-
 def test_more_in_flight_hides_a_long_link() -> None:
     # Two stages of f 1, b 2, 7 seconds there and 7 back: a round trip of 20 from stage 0.
     shapes = [Shape(schedule="1f1b", stages=2, microbatches=m) for m in (400, 520)]

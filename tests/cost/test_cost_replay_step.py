@@ -99,9 +99,6 @@ def test_two_stages_with_rendezvous_by_hand() -> None:
     # Stage 0 posts at 7.5, long before 8.75: leaves 9.25, arrives 9.5.
     assert spans[0, "B", 1] == (9.5, 11.5)
     assert [stage.end_seconds for stage in step.stages] == [11.5, 9.25]
-    assert [stage.busy_seconds for stage in step.stages] == [6.0, 6.0]
-    assert [stage.wait_seconds for stage in step.stages] == [5.5, 5.5]
-    assert [stage.peak_in_flight for stage in step.stages] == [2, 1]
 
 
 @pytest.mark.parametrize("rendezvous", [False, True])
@@ -153,7 +150,6 @@ def test_messages_passes_and_times_are_conserved(rendezvous: bool) -> None:
                     for i in range(m)
                 )
             assert all(t.start_seconds <= t.left_seconds <= t.end_seconds for t in one.transfers)
-            assert one.instant_seconds <= one.end_seconds * (1 + 1e-12)
             for stage in one.stages:
                 kinds = "FBW" if times.schedule == "zb-h1" else "FB"
                 assert sorted((o.kind, o.chunk, o.microbatch) for o in stage.operations) == sorted(
@@ -163,29 +159,6 @@ def test_messages_passes_and_times_are_conserved(rendezvous: bool) -> None:
                     for i in range(m)
                 )
                 assert all(a.end_seconds <= b.start_seconds for a, b in pairwise(stage.operations))
-                assert stage.busy_seconds == pytest.approx(
-                    sum(o.end_seconds - o.start_seconds for o in stage.operations)
-                )
-                assert stage.bubble_seconds >= 0
-                assert stage.exposed_seconds >= 0
-                assert stage.busy_seconds + stage.bubble_seconds + stage.exposed_seconds == (
-                    pytest.approx(one.end_seconds)
-                )
-
-
-def test_exposed_transfers_by_hand() -> None:
-    # f 1, b 2, send 0.5, latency 0.25, one microbatch: the second stage waits 1 for the first pass
-    # and 0.75 for the transfer; the first waits 3.75 - 1 for passes and 0.75 for the gradient.
-    shape = Shape(schedule="1f1b", stages=2, microbatches=1)
-    one = replay_step(
-        (even_times(shape, 1.0, 2.0, send=0.5, latency=0.25),), rendezvous=False
-    ).pipelines[0]
-    assert one.end_seconds == 7.5
-    assert one.instant_seconds == 6.0
-    assert [s.exposed_seconds for s in one.stages] == [0.75, 0.75]
-    # The second stage has nothing left to do in the last 2.75 seconds.
-    assert [s.bubble_seconds for s in one.stages] == [3.75, 1.0 + 2.75]
-    assert [s.wait_seconds for s in one.stages] == [4.5, 4.5]
 
 
 def test_circles_are_refused_by_both_engines() -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+
 import pytest
-from memory_cases import peak_kept_bytes
 
 from hetplan.cost.schedules import (
     Pass,
     passes,
-    peak_in_flight,
     warmup_depths,
 )
 from hetplan.errors import InputError
 from hetplan.plans.plan import SCHEDULES
+
+
+def peak_in_flight(order: Sequence[Pass]) -> int:
+    """Most passes at once whose forward has been started and whose backward has not ended."""
+    ahead = peak = 0
+    for one in order:
+        ahead += 1 if one.kind == "F" else -1 if one.kind == "B" else 0
+        peak = max(peak, ahead)
+    return peak
 
 
 def orders(name: str, stages: int, m: int, chunks: int = 1) -> list[tuple[Pass, ...]]:
@@ -121,47 +129,6 @@ def test_in_flight() -> None:
     # 2 (P - s - 1) + (v - 1) P + 1 chunk passes: arXiv 2205.05198, section 4.2 (1 + (p - 1) / (p v)
     # of a whole model's activations on the first stage).
     assert [peak_in_flight(o) for o in orders("interleaved-1f1b", 4, 8, 3)] == [15, 13, 11, 9]
-
-
-def test_kept_bytes() -> None:
-    for s, order in enumerate(orders("1f1b", 4, 9)):
-        assert peak_kept_bytes(order, [10.0], [3.0]) == (4 - s) * 10.0
-    # A stage keeps P - s microbatches and s of those for weights alone (arXiv 2401.10241, 2.3).
-    for s, order in enumerate(orders("zb-h1", 4, 9)):
-        assert peak_kept_bytes(order, [10.0], [3.0]) == (4 - s) * 10.0 + s * 3.0
-    for order in orders("zb-h1", 4, 9):
-        assert peak_kept_bytes(order, [10.0], [10.0]) == 40.0
-    # Chunks of different sizes: by hand, stage 1 of 2, m 2, v 2 runs F00 F01 F10 B10 F11 B11 ...
-    order = orders("interleaved-1f1b", 2, 2, 2)[1]
-    assert peak_kept_bytes(order, [1.0, 10.0], [0.0, 0.0]) == 12.0
-    assert peak_kept_bytes(order, [10.0, 1.0], [0.0, 0.0]) == 21.0
-
-
-def test_kept_bytes_are_the_running_sum() -> None:
-    rng = np.random.default_rng(3)
-    for name in SCHEDULES:
-        chunks = 3 if name == "interleaved-1f1b" else 1
-        kept = rng.integers(1, 99, chunks).astype(float)
-        rest = rng.integers(1, 99, chunks).astype(float)
-        for order in orders(name, 4, 7, chunks):
-            worst = 0.0
-            for stop in range(len(order) + 1):
-                part = order[:stop]
-                open_passes = [
-                    one
-                    for one in part
-                    if one.kind == "F" and Pass("B", one.chunk, one.microbatch) not in part
-                ]
-                for_weights = [
-                    one
-                    for one in part
-                    if name == "zb-h1"
-                    and one.kind == "B"
-                    and Pass("W", one.chunk, one.microbatch) not in part
-                ]
-                held = sum(kept[one.chunk] for one in open_passes)
-                worst = max(worst, held + sum(rest[one.chunk] for one in for_weights))
-            assert peak_kept_bytes(order, kept, rest) == worst
 
 
 def test_depths() -> None:

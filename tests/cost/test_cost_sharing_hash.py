@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import random
 from collections import Counter
 
 import pytest
@@ -35,17 +34,6 @@ def test_efficiency_by_hand():
     assert found == pytest.approx(6 / 16 + 8 / 16 * 2 / 3 + 2 / 16 / 2)
     # A path that carries two flows without loss hides the collisions of two.
     assert collision_efficiency(2, 2, path_over_flow=2.0) == 1.0
-
-
-def test_efficiency_is_that_of_drawn_hashes():
-    rng = random.Random(3)
-    flows, paths, draws = 32, 16, 20_000
-    values = [
-        flows / paths / max(Counter(rng.randrange(paths) for _ in range(flows)).values())
-        for _ in range(draws)
-    ]
-    mean = math.fsum(values) / draws
-    assert collision_efficiency(flows, paths) == pytest.approx(mean, abs=0.005)
 
 
 def test_the_approximation_is_within_a_hundredth_of_the_exact_law(monkeypatch):

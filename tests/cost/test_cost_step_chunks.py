@@ -36,7 +36,7 @@ def test_the_last_chunk_is_reduced_beside_the_whole_group_of_the_first(
     found = step(microbatches)
     for stage, end in zip(found.work[0].stages, found.composed.stages[0], strict=True):
         first, second = (sum(stage.unit.held((each,))) for each in stage.ranges)
-        whole = end.reduction.communication_seconds
+        whole = end.reduction.exposed_seconds + end.reduction.hidden_seconds
         # One bucket each: the first chunk's has nothing left to hide behind.
         expected = beside(
             whole * second / (first + second),
@@ -51,7 +51,7 @@ def test_parameters_of_the_second_chunk_come_beside_the_first_groups_passes() ->
     found = step(8, Sharding.OPTIMIZER)
     for stage, end in zip(found.work[0].stages, found.composed.stages[0], strict=True):
         first, second = (sum(stage.unit.held((each,))) for each in stage.ranges)
-        whole = end.gathering.communication_seconds
+        whole = end.gathering.exposed_seconds + end.gathering.hidden_seconds
         expected = beside(
             whole * second / (first + second),
             4 * stage.forward[0],

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import pytest
 from cost_fakes import LinearPredictor, job, model
-from estimate_plans import expert_model, plan_with, stages_of, wide_cluster
+from estimate_plans import expert_model, plan_with, seconds_of, stages_of, wide_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replay_cases import Shape, even_times, one_pipeline
 from rule_names import rule_of
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cost.components.layers import accumulation_bytes
 from hetplan.cost.components.step import gradient_passes
 from hetplan.cost.estimate import estimate
-from hetplan.cost.estimate_values import Component, Estimate
+from hetplan.cost.estimate_values import Component
 from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.step import replay_step
@@ -25,7 +25,8 @@ from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.cost.step_model.hops import Hop, boundary_costs_over, hop_between
 from hetplan.cost.step_model.layer_compute import matrix_parameters
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.cost.step_model.values import Shape
+from hetplan.cost.step_model.values import Shape as PricedShape
+from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.cost.traffic import ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision, TrainerOptions
@@ -72,10 +73,6 @@ def plan_of(
     return plan_with(
         shape, CLUSTER, asked, [(stages, microbatches)], overlap=overlap, schedule=schedule
     )
-
-
-def seconds(found: Estimate, component: Component) -> float:
-    return sum(each.seconds for each in found.components if each.component is component)
 
 
 # ---- kernels
@@ -162,25 +159,11 @@ def test_scattered_sends_move_less_between_stages_and_more_inside() -> None:
 def times(
     forward: Sequence[float], backward: Sequence[float], send: Sequence[float], m: int
 ) -> PipelineTimes:
-    count = len(forward)
-    none, alone = np.zeros(count - 1), np.full(count - 1, -1, dtype=np.int64)
-    return PipelineTimes(
-        schedule="1f1b",
-        num_microbatches=m,
-        warmup=tuple(range(count, 0, -1)),
-        forward=np.array(forward).reshape(-1, 1),
-        backward=np.array(backward).reshape(-1, 1),
-        weight=np.zeros((count, 1)),
-        send_forward=np.array(send),
-        send_backward=np.array(send) * 1.5,
-        wire_latency=none,
-        rendezvous_extra=none,
-        link_forward=alone,
-        link_backward=alone,
-        shared_forward=none,
-        shared_backward=none,
-        exchange=Exchange.DEEPSPEED,
-    )
+    none = [0.0] * len(send)
+    back = [1.5 * each for each in send]
+    depths = range(len(forward), 0, -1)
+    one = one_pipeline(forward, backward, send, back, none, none, depths, m)
+    return replace(one, exchange=Exchange.DEEPSPEED)
 
 
 def step_by_step(one: PipelineTimes) -> list[float]:
@@ -278,7 +261,7 @@ def test_heads_are_exchanged_instead_of_sent_round_a_ring() -> None:
     # Queries, keys, values and result of a quarter of the tokens, 3/4 of it to others, both ways.
     tokens, widths = 128 / 4, (256, 128, 128, 256)
     each = sum(3 / 4 * tokens * width * 4 / INSIDE for width in widths)
-    assert seconds(found, Component.CONTEXT_PARALLEL) == pytest.approx(2 * 8 * 2 * each)
+    assert seconds_of(found, Component.CONTEXT_PARALLEL) == pytest.approx(2 * 8 * 2 * each)
     sent = ledger(plan, SHAPE, CLUSTER, asked).of_class(TrafficClass.CONTEXT_PARALLEL)
     assert sent == pytest.approx(2 * 8 * 2 * each * INSIDE * 4)
 
@@ -293,10 +276,10 @@ def test_narrow_gradients_take_half_the_time_to_reduce() -> None:
         estimate(plan_of((4,), asked=each), SHAPE, CLUSTER, each, LinearPredictor())
         for each in (asked, halves)
     )
-    assert seconds(two, Component.DATA_PARALLEL) == pytest.approx(
-        seconds(one, Component.DATA_PARALLEL) / 2
+    assert seconds_of(two, Component.DATA_PARALLEL) == pytest.approx(
+        seconds_of(one, Component.DATA_PARALLEL) / 2
     )
-    assert seconds(one, Component.DATA_PARALLEL) > 0
+    assert seconds_of(one, Component.DATA_PARALLEL) > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +316,7 @@ def test_adding_up_gradients_comes_on_top_of_composed_products(
     )
     plan = plan_of((1,), asked=asked, microbatches=3)
     plain, found = (
-        seconds(estimate(plan, SHAPE, CLUSTER, asked, predictor), Component.COMPUTE)
+        seconds_of(estimate(plan, SHAPE, CLUSTER, asked, predictor), Component.COMPUTE)
         for predictor in (LinearPredictor(), Composed())
     )
     h, ffn, vocab = 256, 512, 1000
@@ -354,7 +337,7 @@ def test_products_measured_with_float32_sums_have_them_in_their_time() -> None:
 def test_matrices_of_experts_are_those_of_one_rank() -> None:
     shape = expert_model()
     layer = shape.layer_runs[0].layer
-    cut = Shape(tp=2, ep=4, etp=1, microbatch_size=1, recompute=Recompute())
+    cut = PricedShape(tp=2, ep=4, etp=1, microbatch_size=1, recompute=Recompute())
     found = matrix_parameters(shape, LayerKind.TRANSFORMER, layer, cut)
     attention = 256 * (128 + 2 * 64) + 128 * 256
     assert found == attention + 256 * 8 + 8 / 4 * 3 * 256 * 256
@@ -367,7 +350,8 @@ def test_passes_over_the_gradients_at_the_end_of_a_step() -> None:
 
     def found(copies: int, **changes: object) -> float:
         asked = job(**({"target": "megatron", "precision": Precision.BFLOAT16} | changes))
-        return gradient_passes(device, asked, 1e9, 2.5e8, copies, update).seconds
+        parts = gradient_passes(device, asked, 1e9, 2.5e8, copies, update)
+        return seconds_of_parts(parts)
 
     # float32 gradients: zeroed, divided by the copies (read and written), looked through.
     assert found(1) == pytest.approx(2 * 4e9 / rate)
@@ -393,10 +377,10 @@ def test_the_attention_core_is_repeated_as_predicted() -> None:
     asked = with_options(fused_attention=False)
     plan = plan_of((1,), asked=asked, microbatches=2, recompute=again)
     known = estimate(plan, SHAPE, CLUSTER, asked, Composed())
-    assert seconds(known, Component.RECOMPUTE) == pytest.approx(2 * 8 * 0.010 * 0.3)
+    assert seconds_of(known, Component.RECOMPUTE) == pytest.approx(2 * 8 * 0.010 * 0.3)
     # By operations: the full square is twice what the fused kernel does.
     fused, square = (
-        seconds(estimate(plan, SHAPE, CLUSTER, each, LinearPredictor()), Component.RECOMPUTE)
+        seconds_of(estimate(plan, SHAPE, CLUSTER, each, LinearPredictor()), Component.RECOMPUTE)
         for each in (FREE, asked)
     )
     share = fused / (2 * 8 * 0.010)
@@ -406,28 +390,6 @@ def test_the_attention_core_is_repeated_as_predicted() -> None:
 # ---- interleaving
 
 
-def interleaved(stages: int, groups: int, chunks: int, send: float) -> PipelineTimes:
-    hops = stages * chunks - 1
-    none, alone = np.zeros(hops), np.full(hops, -1, dtype=np.int64)
-    return PipelineTimes(
-        schedule="interleaved-1f1b",
-        num_microbatches=groups * stages,
-        warmup=(1,) * stages,
-        forward=np.full((stages, chunks), 1.0 / chunks),
-        backward=np.full((stages, chunks), 2.0 / chunks),
-        weight=np.zeros((stages, chunks)),
-        send_forward=np.full(hops, send),
-        send_backward=np.full(hops, send),
-        wire_latency=none,
-        rendezvous_extra=none,
-        link_forward=alone,
-        link_backward=alone,
-        shared_forward=none,
-        shared_backward=none,
-        exchange=Exchange.MEGATRON,
-    )
-
-
 @pytest.mark.parametrize("stages", [2, 4, 8])
 @pytest.mark.parametrize("chunks", [2, 3, 4])
 @pytest.mark.parametrize("groups", [2, 5])
@@ -435,7 +397,10 @@ def test_megatrons_interleaving_pays_one_exchange_per_pair_of_passes(
     stages: int, chunks: int, groups: int
 ) -> None:
     def step(send: float) -> float:
-        one = interleaved(stages, groups, chunks, send)
+        m = groups * stages
+        shape = Shape(schedule="interleaved-1f1b", stages=stages, microbatches=m, chunks=chunks)
+        one = even_times(shape, 1.0 / chunks, 2.0 / chunks, send=send)
+        one = replace(one, exchange=Exchange.MEGATRON)
         ends = step_ends((one,), rendezvous=True)[0]
         watched = replay_step((one,), rendezvous=True).pipelines[0]
         assert [stage.end_seconds for stage in watched.stages] == pytest.approx(list(ends))

@@ -36,7 +36,7 @@ the rings where it is cheaper. Cuts at islands or regions and halving-doubling a
 could do, not what these do.
 
 Inside one node and in two nodes of a device-direct library rings are what was measured (two nodes:
-Galvatron, `cost.network.ring_nics`; a tree over two would send half as much out of each, which
+Galvatron, `cost.network.paths`; a tree over two would send half as much out of each, which
 those times exclude), so trees, whose law is of sends, do not stand against them.
 
 Sources: NCCL 2.2x src/graph/tuning.cc; gloo's files as named; torch ProcessGroupGloo.cpp,
@@ -64,7 +64,6 @@ from hetplan.cost.collectives.trees import tree_all_reduce
 from hetplan.cost.collectives.values import (
     Algorithm,
     Asking,
-    Candidate,
     CollectiveCost,
     ExchangeOrder,
     only_measured,
@@ -148,27 +147,25 @@ def collective(
     """
     _check(shape, operation, message_bytes, share)
     if shape.num_ranks == 1:
-        return CollectiveCost(
-            seconds=0.0, terms=(), algorithm=algorithm or Algorithm.DIRECT, sent=()
-        )
+        return CollectiveCost(terms=(), algorithm=algorithm or Algorithm.DIRECT, sent=())
     asking = Asking(predictor=predictor, share=share)
     if by_levels and operation is LinkOperation.ALL_REDUCE:
         layout = summed_by_messages(cluster, shape)
         if layout is not None:
-            return direct_sum(layout, message_bytes, asking).cost()
+            return direct_sum(layout, message_bytes, asking)
     if algorithm is not None:
         _check_algorithm(shape, operation, algorithm)
         found = list(_candidates(cluster, shape, operation, message_bytes, asking, algorithm))
         if not found:
             raise InputError(_unusable(shape, operation, algorithm))
-        return min(found, key=lambda each: each.seconds).cost()
+        return min(found, key=lambda each: each.seconds)
     if len(nontrivial_levels(shape)) == 1 and (among is None or _default(operation) in among):
         default = next(
             _candidates(cluster, shape, operation, message_bytes, asking, _default(operation))
         )
         own = among is None and _library_rings(cluster, shape, operation)
         if own or only_measured(default.terms):
-            return default.cost()
+            return default
     allowed = _ALGORITHMS[operation] & (
         offered(cluster, shape, operation) if among is None else among
     )
@@ -185,7 +182,7 @@ def collective(
     measured = [cost for cost in found if only_measured(cost.terms)]
     # Of equal costs the default's; `min` keeps the first.
     found = sorted(measured or found, key=lambda cost: cost.algorithm is not _default(operation))
-    return min(found, key=lambda each: each.seconds).cost()
+    return min(found, key=lambda each: each.seconds)
 
 
 def _library_rings(cluster: Cluster, shape: GroupShape, operation: LinkOperation) -> bool:
@@ -194,7 +191,7 @@ def _library_rings(cluster: Cluster, shape: GroupShape, operation: LinkOperation
     return inside and transport_of(cluster, shape) is Transport.DEVICE_DIRECT
 
 
-def _stands_for_rings(cost: Candidate) -> bool:
+def _stands_for_rings(cost: CollectiveCost) -> bool:
     """A two-level form by samples of a node's links and of those between nodes.
 
     Laws of links without samples have the latencies of rings that run node by node themselves.
@@ -216,7 +213,7 @@ def _candidates(
     message_bytes: float,
     asking: Asking,
     algorithm: Algorithm,
-) -> Iterator[Candidate]:
+) -> Iterator[CollectiveCost]:
     """Every form of one algorithm that the group can use."""
     if operation in SENDS:
         yield send(cluster, shape, operation, message_bytes, asking)

@@ -44,7 +44,7 @@ from hetplan.cost.collectives.layout import (
 )
 from hetplan.cost.collectives.rings import describe, rings
 from hetplan.cost.collectives.shape import GroupShape, IslandRanks, transport_of
-from hetplan.cost.collectives.values import Algorithm, Asking, Candidate, LinkUse
+from hetplan.cost.collectives.values import Algorithm, Asking, CollectiveCost, LinkUse
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
 from hetplan.cost.terms import Term
 from hetplan.predict.fit import FittedPredictor
@@ -88,7 +88,7 @@ def _figures() -> Predictor:
     return FittedPredictor.datasheet_only()
 
 
-def direct_sum(layout: Layout, message_bytes: float, asking: Asking) -> Candidate:
+def direct_sum(layout: Layout, message_bytes: float, asking: Asking) -> CollectiveCost:
     """Cost of an all_reduce by messages, cut where the layout is."""
     *below, top = layout.blocks
     found = [(_slowest(layout, block, message_bytes, asking), 2) for block in below]
@@ -100,7 +100,7 @@ def direct_sum(layout: Layout, message_bytes: float, asking: Asking) -> Candidat
     if parts > 1:
         leg, passes = max(found, key=lambda each: each[0].wire_seconds * each[1])
         terms.append(leg.term(leg.wire_seconds * (parts - 1) / parts, passes))
-    return Candidate(
+    return CollectiveCost(
         algorithm=Algorithm.TWO_LEVEL if below else Algorithm.DIRECT,
         terms=tuple(terms),
         sent=tuple(_sent(layout, block, message_bytes) for block in layout.blocks),

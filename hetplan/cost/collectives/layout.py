@@ -52,7 +52,6 @@ _MAX_TRIED = 7
 _ONE_RING = 3
 
 _T = TypeVar("_T")
-_Islands = tuple[IslandRanks, ...]
 
 
 def ring_order(cluster: Cluster, shape: GroupShape, message_bytes: float) -> GroupShape:
@@ -65,7 +64,7 @@ def ring_order(cluster: Cluster, shape: GroupShape, message_bytes: float) -> Gro
         link = cluster.link_between(one.island, two.island)
         return link.latency_seconds + step_bytes / link.goodput_bytes_per_second
 
-    def between(one: _Islands, two: _Islands) -> float:
+    def between(one: Islands, two: Islands) -> float:
         return max(seconds(left, right) for left in one for right in two)
 
     regions = [_around(region, seconds) for region in shape.regions]

@@ -25,7 +25,7 @@ from hetplan.cost.collectives.shape import (
     kinds_of,
     off_rails,
 )
-from hetplan.cost.collectives.values import Algorithm, Asking, Candidate, LinkUse
+from hetplan.cost.collectives.values import Algorithm, Asking, CollectiveCost, LinkUse
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
 from hetplan.cost.terms import Term, seconds_of
 from hetplan.profiling.samples import LinkOperation
@@ -35,9 +35,9 @@ _OPERATION = LinkOperation.ALL_TO_ALL
 
 def direct_all_to_all(
     cluster: Cluster, shape: GroupShape, message_bytes: float, asking: Asking
-) -> Candidate:
+) -> CollectiveCost:
     """Cost of pairwise exchange between all ranks."""
-    return Candidate(
+    return CollectiveCost(
         algorithm=Algorithm.DIRECT,
         terms=_direct(cluster, shape, message_bytes, asking),
         sent=(_count(shape.islands, message_bytes),),
@@ -50,7 +50,7 @@ def send(
     operation: LinkOperation,
     message_bytes: float,
     asking: Asking,
-) -> Candidate:
+) -> CollectiveCost:
     """Cost of a message from one rank to another, both posting together, or the receiver early."""
     islands = shape.islands
     spans = shape.num_nodes > 1
@@ -72,7 +72,7 @@ def send(
         sent.append((fabric, message_bytes))
         use = LinkUse(link=first.intra_node, shared=False)
         terms.append(asking.send(use, message_bytes, "other rails"))
-    return Candidate(algorithm=Algorithm.DIRECT, terms=tuple(terms), sent=(sent,))
+    return CollectiveCost(algorithm=Algorithm.DIRECT, terms=tuple(terms), sent=(sent,))
 
 
 def _direct(

@@ -48,7 +48,7 @@ from hetplan.cost.collectives.shape import GroupShape, off_rails
 from hetplan.cost.collectives.values import (
     Algorithm,
     Asking,
-    Candidate,
+    CollectiveCost,
     ExchangeOrder,
     LinkUse,
     Sent,
@@ -73,7 +73,7 @@ def rings(
     operation: LinkOperation,
     message_bytes: float,
     asking: Asking,
-) -> Iterator[Candidate]:
+) -> Iterator[CollectiveCost]:
     """Cost of the flat ring, then of every two-level form."""
     shape = ring_order(cluster, shape, message_bytes)
     for layout in layouts(cluster, shape, equal=operation is LinkOperation.ALL_REDUCE):
@@ -82,7 +82,7 @@ def rings(
         for block, asked in _phases(blocks, operation):
             terms += _longest(layout, block, asked, message_bytes, asking)
             sent.append(_phase_bytes(layout, block, asked, message_bytes))
-        yield Candidate(
+        yield CollectiveCost(
             algorithm=Algorithm.RING if len(blocks) == 1 else Algorithm.TWO_LEVEL,
             terms=tuple(terms),
             sent=tuple(sent),
@@ -193,7 +193,7 @@ def halving_doubling(
     message_bytes: float,
     asking: Asking,
     order: ExchangeOrder,
-) -> Candidate:
+) -> CollectiveCost:
     """Cost of all_reduce, reduce_scatter or all_gather of a shape with equal halves."""
     bits = list(_bits(cluster, shape))
     if order is ExchangeOrder.FAR_FIRST:
@@ -206,7 +206,7 @@ def halving_doubling(
         found = slowest(asking.send(use, message, "halving-doubling") for use in bit.uses)
         terms.append(found.times(passes))
         sent += [(link, passes * senders * message) for link, senders in bit.senders]
-    return Candidate(
+    return CollectiveCost(
         algorithm=Algorithm.HALVING_DOUBLING,
         terms=tuple(terms),
         sent=(sent,),

@@ -24,7 +24,7 @@ from itertools import chain
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives.shape import GroupShape, IslandRanks, off_rails
-from hetplan.cost.collectives.values import Algorithm, Asking, Candidate, LinkUse, slowest
+from hetplan.cost.collectives.values import Algorithm, Asking, CollectiveCost, LinkUse, slowest
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
 from hetplan.cost.terms import Term, seconds_of
 
@@ -98,7 +98,7 @@ def _heaviest(members: int) -> float:
 
 def tree_all_reduce(
     cluster: Cluster, shape: GroupShape, message_bytes: float, asking: Asking
-) -> Candidate:
+) -> CollectiveCost:
     """Cost of an all_reduce over two binary trees."""
     lanes = _lanes(shape)
     sent = list[tuple[LinkName, float]]()
@@ -118,7 +118,7 @@ def tree_all_reduce(
         if slow:
             levels.append(kind[max(slow)[1]])
     terms = _pipelined(levels, message_bytes, asking, "tree all_reduce")
-    return Candidate(
+    return CollectiveCost(
         algorithm=Algorithm.TREE, terms=tuple(terms), sent=(sent,), detail="two binary trees"
     )
 

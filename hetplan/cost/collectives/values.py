@@ -1,8 +1,6 @@
 """What a collective costs, as values: algorithm, seconds with their terms, bytes per link.
 
-What is known of one algorithm while the cheapest is looked for: its terms, and what it sends.
-
-Bytes are counted only when they are asked for of the algorithm that is chosen.
+Bytes are counted only when they are asked for, of the algorithm that is chosen.
 
 What does one part of a collective cost: a predicted collective or send over one link?
 
@@ -72,17 +70,20 @@ Sent = Iterable[tuple[LinkName, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveCost:
-    """One collective by one algorithm."""
+    """One collective by one form of one algorithm."""
 
-    seconds: float
-    """Until the last rank has its result, all ranks having started together."""
     terms: tuple[Term, ...]
-    """Parts that follow each other; they sum to `seconds`."""
+    """Parts that follow each other."""
     algorithm: Algorithm
     detail: str = ""
     """Which form of the algorithm, as in `inside nodes, across`."""
     sent: tuple[Sent, ...] = field(repr=False, compare=False)
     """Iterators, read once, by `traffic`."""
+
+    @cached_property
+    def seconds(self) -> float:
+        """Until the last rank has its result, all ranks having started together."""
+        return seconds_of(self.terms)
 
     @cached_property
     def traffic(self) -> tuple[LinkBytes, ...]:
@@ -96,32 +97,6 @@ class CollectiveCost:
                 if count > 0:
                     total[link] += count
         return tuple(LinkBytes(link=link, bytes=total[link]) for link in sorted(total))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One form of one algorithm. What it sends is counted when it is chosen."""
-
-    algorithm: Algorithm
-    terms: tuple[Term, ...]
-    """They follow each other."""
-    sent: tuple[Sent, ...] = field(repr=False, compare=False)
-    """Iterators: they are read once."""
-    detail: str = ""
-    seconds: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seconds", seconds_of(self.terms))
-
-    def cost(self) -> CollectiveCost:
-        """The whole cost; to be asked once."""
-        return CollectiveCost(
-            seconds=self.seconds,
-            terms=self.terms,
-            algorithm=self.algorithm,
-            detail=self.detail,
-            sent=self.sent,
-        )
 
 
 _SENDERS_SLACK = 1e-9

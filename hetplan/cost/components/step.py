@@ -34,8 +34,7 @@ from hetplan.cluster.devices import DeviceKind, capped_clock_ratio
 from hetplan.cluster.spec import Island
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.device import gradient_bytes_per_parameter
-from hetplan.cost.step_model.values import Part
-from hetplan.cost.terms import Term
+from hetplan.cost.terms import Part, Term
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.job.trainer import trainer_settings

@@ -45,6 +45,7 @@ messages       receive buffers, and what was sent and is still kept
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -298,24 +299,44 @@ class Chunk:
     """Most that its backward pass needs beside all that the chunk keeps."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """Backward passes of layers from the last one on."""
+
+    tokens: float
+    frees: bool
+    kept: float = 0.0
+    for_weights: float = 0.0
+    released: float = 0.0
+    working: float = 0.0
+    """The worst moment's."""
+
+    def add(self, layers: Iterable[tuple[LayerBytes, float]]) -> Moments:
+        """The same with these, as `layer_bytes` gives them, before them."""
+        kept, for_weights = self.kept, self.for_weights
+        released, working = self.released, self.working
+        for per_token, matrix in layers:
+            one = per_token.times(self.tokens)
+            working = max(working, one.loss - released, one.working + matrix - released)
+            kept += one.kept
+            for_weights += one.for_weights
+            released += one.kept * self.frees
+        return replace(self, kept=kept, for_weights=for_weights, released=released, working=working)
+
+
 @lru_cache(maxsize=4096)
 def chunk_bytes(
     model: ModelSpec, layers: LayerRange, cut: Cut, habits: TrainerMemory, tokens: float
 ) -> Chunk:
     """One microbatch of `tokens` tokens of a rank in these layers."""
-    kept = for_weights = released = working = 0.0
     first = layers.start + (layers.start == 0)
     again = layers.stop if cut.recompute.layers is None else first + cut.recompute.layers
     keeps = replace(cut, recompute=NO_RECOMPUTE)
-    for at in reversed(range(layers.start, layers.stop)):
-        one, matrix = layer_bytes(model, at, cut if at < again else keeps, habits)
-        one = one.times(tokens)
-        working = max(working, one.loss - released, one.working + matrix - released)
-        kept += one.kept
-        for_weights += one.for_weights
-        if habits.frees_as_it_goes:
-            released += one.kept
-    return Chunk(kept=kept, for_weights=for_weights, working=working)
+    found = Moments(tokens=tokens, frees=habits.frees_as_it_goes).add(
+        layer_bytes(model, at, cut if at < again else keeps, habits)
+        for at in reversed(range(layers.start, layers.stop))
+    )
+    return Chunk(kept=found.kept, for_weights=found.for_weights, working=found.working)
 
 
 def layer_bytes(
@@ -361,9 +382,6 @@ def worst_moment(order: tuple[Pass, ...], chunks: tuple[Chunk, ...]) -> tuple[fl
         else:
             now -= chunk.for_weights
     return worst
-
-
-__all__ = ["MemoryLayout", "device_memory", "gradient_bytes_per_parameter"]
 
 
 def device_memory(

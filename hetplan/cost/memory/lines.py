@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.memory.activations import LayerBytes, cut_of
+from hetplan.cost.memory.activations import cut_of
 from hetplan.cost.memory.device import (
+    Moments,
     boundary_bytes,
     layer_bytes,
     messages,
@@ -208,7 +209,7 @@ def stage_bytes(
     front = (0, *units.front_positions) if first else ()
     inside = tuple(units.unit_positions)
     back = tuple(range(units.back_positions.start, len(model.layers))) if last else ()
-    moments = _Moments(tokens=tokens, frees=habits.frees_as_it_goes)
+    moments = Moments(tokens=tokens, frees=habits.frees_as_it_goes)
     behind = moments.add(layer_bytes(model, at, cut, habits) for at in reversed(back))
     unit = behind.add(layer_bytes(model, at, cut, habits) for at in reversed(inside))
     ahead = replace(unit, working=-math.inf).add(
@@ -236,27 +237,6 @@ def stage_bytes(
         optimizer_bytes=float(each.optimizer),
         update_bytes=habits.update_bytes if job.optimizer is Optimizer.ADAMW else 0.0,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Moments:
-    """Backward passes of layers from the last one on."""
-
-    tokens: float
-    frees: bool
-    kept: float = 0.0
-    released: float = 0.0
-    working: float = 0.0
-
-    def add(self, layers: Iterable[tuple[LayerBytes, float]]) -> _Moments:
-        """The same with these before them (`hetplan.cost.memory.device`)."""
-        kept, released, working = self.kept, self.released, self.working
-        for per_token, matrix in layers:
-            one = per_token.times(self.tokens)
-            working = max(working, one.loss - released, one.working + matrix - released)
-            kept += one.kept
-            released += one.kept * self.frees
-        return replace(self, kept=kept, released=released, working=working)
 
 
 def _weights(

@@ -135,8 +135,8 @@ def _rings(cluster: Cluster, groups: Sequence[Sequence[int]]) -> tuple[Ints, Int
     lane = np.arange(owner.size) - begins[part]
     inside = begins[part] + (lane + 1) % lengths[part]
     # The next part of the same group, the first after the last.
-    groups = np.flatnonzero(_changes(owner[begins]))
-    of_group = np.repeat(groups, np.diff(np.append(groups, begins.size)))
+    firsts = np.flatnonzero(_changes(owner[begins]))
+    of_group = np.repeat(firsts, np.diff(np.append(firsts, begins.size)))
     after = np.arange(begins.size) + 1
     last = np.append(owner[begins][1:] != owner[begins][:-1], True)
     after[last] = of_group[last]

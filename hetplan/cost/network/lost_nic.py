@@ -4,7 +4,7 @@ The devices of the lost NIC send over another one of their node. If all that tra
 NIC, that NIC would carry twice its load and a synchronous collective would keep 1/2 of its speed;
 if it were spread over all n - 1 that are left, it would keep (n - 1) / n. Measured with VCCL's
 primary and backup queue pairs on nodes of 8 NICs (Hopper, 400 Gbit/s each): all_reduce keeps 0.766
-of its bandwidth, reduce_scatter 0.581. For other numbers of NICs the measurement is carried over
+of its bandwidth (reduce_scatter 0.581). For other numbers of NICs the measurement is carried over
 as the same part of the way between the two bounds.
 
 One slow node slows every collective and pipeline that it takes part in, and the step waits for
@@ -19,14 +19,12 @@ from dataclasses import dataclass, replace
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link
 from hetplan.cost.network.segments import nic_bytes_per_second
 from hetplan.errors import InputError
-from hetplan.profiling.samples import LinkOperation
 
 DETECTION_SECONDS = 10.0
 """Retries before the backup takes over (VCCL); ports were down for 4 to 19 s in its tests."""
 
 _MEASURED_NICS = 8
 _KEPT_OF_ALL_REDUCE = 0.766  # VCCL, one of eight ports on its backup
-_KEPT_OF_REDUCE_SCATTER = 0.581  # the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,33 +43,21 @@ class LostNic:
     notes: tuple[str, ...]
 
 
-def kept_bandwidth(nics: int, operation: LinkOperation = LinkOperation.ALL_REDUCE) -> float:
-    """Part of its network bandwidth that a collective keeps with one of so many NICs down.
+def kept_bandwidth(nics: int) -> float:
+    """Part of its network bandwidth that an all_reduce keeps with one of so many NICs down.
 
-    Sends from one device to one other are taken at the lower bound: both of a NIC's loads wait for
-    each other. An all_gather mirrors a reduce_scatter. 0 without another NIC.
+    0 without another NIC.
     """
     if nics < 1:
         raise InputError(f"{nics} NICs; a node has at least 1")
     if nics == 1:
         return 0.0
-    if operation in (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE):
-        return 0.5
-    halves = (LinkOperation.REDUCE_SCATTER, LinkOperation.ALL_GATHER)
-    measured = _KEPT_OF_REDUCE_SCATTER if operation in halves else _KEPT_OF_ALL_REDUCE
-    way = (measured - 0.5) / ((_MEASURED_NICS - 1) / _MEASURED_NICS - 0.5)
+    way = (_KEPT_OF_ALL_REDUCE - 0.5) / ((_MEASURED_NICS - 1) / _MEASURED_NICS - 0.5)
     return 0.5 + way * ((nics - 1) / nics - 0.5)
 
 
-def without_nic(
-    cluster: Cluster,
-    island: str,
-    node: int,
-    nic: int,
-    *,
-    operation: LinkOperation = LinkOperation.ALL_REDUCE,
-) -> LostNic:
-    """The cluster with one NIC of a node down; `operation` is the one that matters most to the job.
+def without_nic(cluster: Cluster, island: str, node: int, nic: int) -> LostNic:
+    """The cluster with one NIC of a node down.
 
     Where the cluster does not describe NICs every device has one of its own. An InputError where
     there is no such island, node or NIC, or the node is out already.
@@ -87,34 +73,28 @@ def without_nic(
     first = cluster.first_device(island) + node * found.devices_per_node
     devices = range(first, first + found.devices_per_node)
     where = f"NIC {nic} of node {node} of {island}"
+    before, after, kept = cluster, cluster, kept_bandwidth(count)
     if count == 1:
         after = _with_island(cluster, replace(found, nodes_out=(*found.nodes_out, node)))
-        note = f"{where} is the node's only one: the node is out"
-        return _lost(cluster, after, 0.0, devices, (note,))
-    kept = kept_bandwidth(count, operation)
-    notes = [
-        f"{where} is down: its devices use another of the {count}; {operation.value} keeps "
-        f"{kept:.3f} of a device's bandwidth, between 0.5 and {(count - 1) / count:.3f} "
-        "(measured with VCCL on 8 NICs)",
-        f"all transfers between nodes of {island} are taken as slow as those of node {node}",
-    ]
-    port = nic_bytes_per_second(cluster, found)
-    if found.nics is not None:
-        port = found.nics.share_bytes_per_second(found.devices_per_node)
-    before, after = _slower(cluster, found, port * kept, notes)
-    return _lost(before, after, kept, devices, tuple(notes))
-
-
-def _lost(
-    before: Cluster, after: Cluster, kept: float, devices: range, notes: tuple[str, ...]
-) -> LostNic:
+        notes = [f"{where} is the node's only one: the node is out"]
+    else:
+        notes = [
+            f"{where} is down: its devices use another of the {count}; all_reduce keeps "
+            f"{kept:.3f} of a device's bandwidth, between 0.5 and {(count - 1) / count:.3f} "
+            "(measured with VCCL on 8 NICs)",
+            f"all transfers between nodes of {island} are taken as slow as those of node {node}",
+        ]
+        port = nic_bytes_per_second(cluster, found)
+        if found.nics is not None:
+            port = found.nics.share_bytes_per_second(found.devices_per_node)
+        before, after = _slower(cluster, found, port * kept, notes)
     return LostNic(
         before=before,
         after=after,
         kept=kept,
         devices=devices,
         detection_seconds=DETECTION_SECONDS,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 

@@ -70,12 +70,10 @@ class Replayed:
 
     ends: tuple[Floats, ...]
     """Of every stage."""
-    sent: tuple[Floats, ...]
-    """[direction, hop, microbatch] when a message was posted by its sender."""
-    room: tuple[Floats, ...]
-    """By its receiver; -1: receives are not posted."""
     start: tuple[Floats, ...]
+    """[direction, hop, microbatch] when a message took its way; -1 where there is none."""
     left: tuple[Floats, ...]
+    """When it had left."""
 
 
 def replayed(pipelines: Sequence[PipelineTimes], rendezvous: bool) -> Replayed:
@@ -83,11 +81,9 @@ def replayed(pipelines: Sequence[PipelineTimes], rendezvous: bool) -> Replayed:
     ends, messages = _interpreted(pipelines, rendezvous)
     shapes = [(2, len(t.send_forward), t.num_microbatches) for t in pipelines]
     stops = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
-    sent, room, start, left = (
-        tuple(map(np.reshape, np.split(each, stops), shapes)) for each in messages
-    )
+    start, left = (tuple(map(np.reshape, np.split(each, stops), shapes)) for each in messages)
     checked = [_checked(p, *each) for p, each in enumerate(zip(pipelines, ends, strict=True))]
-    return Replayed(ends=tuple(checked), sent=sent, room=room, start=start, left=left)
+    return Replayed(ends=tuple(checked), start=start, left=left)
 
 
 def _interpreted(
@@ -363,10 +359,9 @@ def interpret(
     num_messages: int,
     num_wires: int,
     rendezvous: bool,
-) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """End of every stage under either kind of sends, wires shared or not; -1 for a stage that
-    waits for itself. Then of every message: when it was posted by its sender and by its receiver
-    (-1: it did not post), when it took its way, and when it had left.
+) -> tuple[Floats, Floats, Floats]:
+    """(ends of the stages, -1 for one that waits for itself; when each message took its way; when
+    it had left) under either kind of sends, wires shared or not.
     """
     # One long function, and arrays by themselves: numba counts references to every array that a
     # call or a tuple passes on, which takes 10 times as long as the work (measured).
@@ -457,7 +452,7 @@ def interpret(
     for s in range(num_stages):
         if at[s] < first[s + 1]:
             now[s] = -1.0
-    return now, sent, room, taken, left
+    return now, taken, left
 
 
 @kernel

@@ -23,16 +23,17 @@ to 53 % longer, growing with the transfers' share; with receives posted first it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.ends import Replayed, replayed
-from hetplan.cost.replay.programs import DOWN, Message, Step, Wait, programs
+from hetplan.cost.replay.programs import DOWN, UP, Step, Wait, programs
 from hetplan.cost.replay.times import PipelineTimes
-from hetplan.cost.schedules import Pass, PassKind, peak_in_flight
+from hetplan.cost.schedules import Pass, PassKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,22 +66,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReplay:
-    """One stage's step; busy, exposed and bubble add up to the end of its pipeline."""
+    """One stage's step."""
 
     end_seconds: float
     """Its last pass has ended and, with rendezvous sends, its last message has left."""
-    busy_seconds: float
-    """All its passes."""
-    wait_seconds: float
-    """End of its pipeline less busy."""
-    exposed_seconds: float
-    """Waiting that transfers cause: of every wait, the part from the moment at which both sides had
-    posted all that the stage waits for. Had the transfers taken no time from then on, the wait
-    would have ended there."""
-    bubble_seconds: float
-    """The rest of the waiting: other stages had not made, or not asked for, what it waits for."""
-    peak_in_flight: int
-    """Most passes at once (chunk by chunk) whose forward has ended and backward has not."""
     operations: tuple[Operation, ...]
     """In the order in which the stage runs them."""
 
@@ -91,8 +80,6 @@ class PipelineReplay:
 
     end_seconds: float
     """Until its last stage has left it."""
-    instant_seconds: float
-    """The same with instantaneous transfers; the difference is what all transfers cost."""
     stages: tuple[StageReplay, ...]
     transfers: tuple[Transfer, ...]
     """In order of start, then hop, direction and microbatch."""
@@ -115,10 +102,7 @@ def replay_step(pipelines: Sequence[PipelineTimes], *, rendezvous: bool) -> Step
     for times in pipelines:
         times.check_seconds()
     whole = replayed(pipelines, rendezvous)
-    found = tuple(
-        _pipeline(times, _Messages(times, whole, p), rendezvous)
-        for p, times in enumerate(pipelines)
-    )
+    found = tuple(_pipeline(times, whole, p, rendezvous) for p, times in enumerate(pipelines))
     return StepReplay(
         end_seconds=max((one.end_seconds for one in found), default=0.0), pipelines=found
     )
@@ -141,26 +125,9 @@ def without_transfers(times: PipelineTimes) -> PipelineTimes:
     )
 
 
-class _Messages:
-    """When the messages of one pipeline move."""
-
-    def __init__(self, times: PipelineTimes, whole: Replayed, p: int) -> None:
-        self.ends = whole.ends[p]
-        self.ready = np.maximum(whole.sent[p], whole.room[p])
-        """Both sides have posted."""
-        self.start, self.left = whole.start[p], whole.left[p]
-        self.arrived = self.left + times.wire_latency[:, None]
-
-    def until(self, step: Wait) -> Iterator[tuple[float, float]]:
-        """(when it is over, when it could have moved) of all that a step waits for."""
-        for messages, over in ((step.sent, self.left), (step.received, self.arrived)):
-            for message in messages:
-                yield float(over[message]), float(self.ready[message])
-
-
-def _pipeline(times: PipelineTimes, messages: _Messages, rendezvous: bool) -> PipelineReplay:
-    end = float(messages.ends.max())
-    instant = replayed((without_transfers(times),), rendezvous).ends[0]
+def _pipeline(times: PipelineTimes, whole: Replayed, p: int, rendezvous: bool) -> PipelineReplay:
+    start, left = whole.start[p], whole.left[p]
+    arrived = left + times.wire_latency[:, None]
     written = programs(
         times.schedule,
         times.num_stages,
@@ -170,47 +137,42 @@ def _pipeline(times: PipelineTimes, messages: _Messages, rendezvous: bool) -> Pi
         rendezvous,
         times.exchange,
     )
-    moved: list[Message] = [
-        tuple(each)
-        for each in np.argwhere(messages.start >= 0).tolist()  # type: ignore[misc]
+    wires = {DOWN: times.link_forward, UP: times.link_backward}
+    transfers = [
+        Transfer(
+            hop=hop,
+            direction="forward" if direction == DOWN else "backward",
+            microbatch=microbatch,
+            start_seconds=float(start[direction, hop, microbatch]),
+            left_seconds=float(left[direction, hop, microbatch]),
+            end_seconds=float(arrived[direction, hop, microbatch]),
+            wire=int(wires[direction][hop]),
+        )
+        for direction, hop, microbatch in np.argwhere(start >= 0).tolist()
     ]
-    # By start, then hop, direction and microbatch.
-    moved.sort(key=lambda each: (messages.start[each], each[1], each[0], each[2]))
+    transfers.sort(key=_place)
     return PipelineReplay(
-        end_seconds=end,
-        instant_seconds=float(instant.max()),
-        stages=tuple(_stage(times, s, program, messages, end) for s, program in enumerate(written)),
-        transfers=tuple(_transfer(times, messages, each) for each in moved),
+        end_seconds=float(whole.ends[p].max()),
+        stages=tuple(_stage(times, s, program, left, arrived) for s, program in enumerate(written)),
+        transfers=tuple(transfers),
     )
 
 
-def _transfer(times: PipelineTimes, messages: _Messages, message: Message) -> Transfer:
-    direction, hop, microbatch = message
-    return Transfer(
-        hop=hop,
-        direction="forward" if direction == DOWN else "backward",
-        microbatch=microbatch,
-        start_seconds=float(messages.start[message]),
-        left_seconds=float(messages.left[message]),
-        end_seconds=float(messages.arrived[message]),
-        wire=int((times.link_forward if direction == DOWN else times.link_backward)[hop]),
-    )
+def _place(one: Transfer) -> tuple[float, int, bool, int]:
+    return one.start_seconds, one.hop, one.direction == "backward", one.microbatch
 
 
 def _stage(
-    times: PipelineTimes, s: int, program: Sequence[Step], messages: _Messages, end: float
+    times: PipelineTimes, s: int, program: Sequence[Step], left: Floats, arrived: Floats
 ) -> StageReplay:
     """The stage goes through its program; when messages move is known."""
     seconds = {"F": times.forward, "B": times.backward, "W": times.weight}
-    now = exposed = 0.0
+    now = 0.0
     operations = []
     for step in program:
         if isinstance(step, Wait):
-            until = list(messages.until(step))
-            over = max((each for each, _ in until), default=0.0)
-            if over > now:
-                exposed += max(0.0, over - max(now, *(ready for _, ready in until)))
-                now = over
+            waits = [left[each] for each in step.sent] + [arrived[each] for each in step.received]
+            now = max([now, *map(float, waits)])
         elif isinstance(step, Pass):
             start, now = now, now + float(seconds[step.kind][s, step.chunk])
             operations.append(
@@ -223,19 +185,4 @@ def _stage(
                     end_seconds=now,
                 )
             )
-    kinds = {one.kind for one in operations}
-    busy = times.num_microbatches * sum(
-        float(seconds[kind][s, chunk])
-        for kind in seconds
-        if kind in kinds
-        for chunk in range(times.virtual_stages)
-    )
-    return StageReplay(
-        end_seconds=now,
-        busy_seconds=busy,
-        wait_seconds=end - busy,
-        exposed_seconds=exposed,
-        bubble_seconds=max(0.0, end - busy - exposed),
-        peak_in_flight=peak_in_flight([step for step in program if isinstance(step, Pass)]),
-        operations=tuple(operations),
-    )
+    return StageReplay(end_seconds=now, operations=tuple(operations))

@@ -21,7 +21,8 @@ from hetplan.cost.replay.step import without_transfers
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.cost.step_model.step import StageEnd, norm_parts, owned
-from hetplan.cost.step_model.values import Part, repeated, seconds_of_parts
+from hetplan.cost.step_model.values import repeated, seconds_of_parts
+from hetplan.cost.terms import Part
 from hetplan.model.layers import Experts
 from hetplan.plans.plan import Plan
 

@@ -31,8 +31,7 @@ from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sen
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.cost.step_model.step import norm_parts, owned
 from hetplan.cost.step_model.units import Unit
-from hetplan.cost.step_model.values import Part
-from hetplan.cost.terms import Draws, Source, Term, sources_of
+from hetplan.cost.terms import Draws, Part, Source, Term, sources_of
 from hetplan.plans.plan import Plan
 
 # 200 draws put the 10 % quantile within about 0.02 of its rank (sqrt(0.1 * 0.9 / 200)).
@@ -191,7 +190,7 @@ def _seconds(ends: _Ends, side: int) -> Floats:
 def _composed(
     step: StepCost, ends: Floats, before: Floats, after: Floats, norm: Floats | float
 ) -> Floats:
-    """Steps by the formula of `priced.step`, of one draw or of all; stages are the last axis."""
+    """Steps by the formula of `compose`, of one draw or of all; stages are the last axis."""
     if step.composed.barrier:
         found: Floats = (ends + before).max(axis=-1) + norm + after.max(axis=-1)
     else:

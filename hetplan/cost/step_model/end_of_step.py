@@ -31,8 +31,8 @@ from hetplan.cost.components.step import (
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.values import FLOAT32_BYTES
 from hetplan.cost.step_model.groups import Copies, Group, KnownCollectives
-from hetplan.cost.step_model.values import Part, asking, seconds_of_parts
-from hetplan.cost.terms import Term
+from hetplan.cost.step_model.values import asking, seconds_of_parts
+from hetplan.cost.terms import Part, Term
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import Degrees

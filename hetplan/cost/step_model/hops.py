@@ -98,7 +98,6 @@ class Hop:
     """Name under which the link's predictions err together."""
     path: Link
     """As each of the senders finds it."""
-    transport: Transport
     forward_bytes: float
     """Per device of the smaller stage."""
     backward_bytes: float
@@ -195,7 +194,6 @@ def hop_over(link: Link, sides: Sides, predictor: Predictor) -> Hop:
     return Hop(
         link=link_cause(link),
         path=link,
-        transport=link.transport,
         forward_bytes=forward_bytes,
         backward_bytes=backward_bytes,
         senders=senders,

@@ -35,8 +35,8 @@ from hetplan.cost.components.layers import (
 )
 from hetplan.cost.components.step import clock, straggler_factor
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.values import Part, Shape, asking, compute_seconds, seconds_of_parts
-from hetplan.cost.terms import Term
+from hetplan.cost.step_model.values import Shape, asking, compute_seconds, seconds_of_parts
+from hetplan.cost.terms import Part, Term
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Experts, LayerRun, TransformerLayer

@@ -25,13 +25,13 @@ from hetplan.cost.step_model.layer_calls import Call, LayerCalls
 from hetplan.cost.step_model.layer_compute import LayerCompute, without_waits
 from hetplan.cost.step_model.values import (
     LayerCost,
-    Part,
     Shape,
     as_recompute,
     compute_seconds,
     repeated,
     seconds_of_parts,
 )
+from hetplan.cost.terms import Part
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import TransformerLayer

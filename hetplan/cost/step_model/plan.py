@@ -35,7 +35,7 @@ from hetplan.cost.step_model.groups import (
 from hetplan.cost.step_model.hops import Hop, HopArrays, hop_arrays, hop_between
 from hetplan.cost.step_model.layer_compute import routed_parameters
 from hetplan.cost.step_model.units import Settings, Unit, make_unit
-from hetplan.cost.step_model.values import Part
+from hetplan.cost.terms import Part
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.plan import (

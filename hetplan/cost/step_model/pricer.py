@@ -28,7 +28,7 @@ from hetplan.cost.memory.values import MemoryLayout
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, replayed_ends
 from hetplan.cost.step_model.step import Composed, compose, norm_parts, tied_parts
 from hetplan.cost.step_model.units import Unit, settings_of
-from hetplan.cost.step_model.values import Part
+from hetplan.cost.terms import Part
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec

@@ -39,8 +39,8 @@ from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.end_of_step import tied_embedding_parts
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, Reduction, StageWork
-from hetplan.cost.step_model.values import Part, seconds_of_parts
-from hetplan.cost.terms import Term
+from hetplan.cost.step_model.values import seconds_of_parts
+from hetplan.cost.terms import Part, Term
 from hetplan.job.spec import Job, Precision
 from hetplan.plans.build import Degrees, neighbour_link, stage_link
 from hetplan.plans.formats import reduction_formats

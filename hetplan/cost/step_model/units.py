@@ -32,12 +32,12 @@ from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerPricer
 from hetplan.cost.step_model.values import (
     LayerCost,
-    Part,
     Shape,
     compute_seconds,
     repeated,
     seconds_of_parts,
 )
+from hetplan.cost.terms import Part
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import LayerKind, ModelSpec

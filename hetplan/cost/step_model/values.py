@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.terms import Term
+from hetplan.cost.terms import Part
 from hetplan.errors import InputError
 from hetplan.plans.plan import Recompute
 
@@ -32,23 +32,6 @@ class Shape:
     def experts_like_rest(self) -> bool:
         """Whether routed experts are cut and copied like the other weights."""
         return self.ep == 1 and self.etp == self.tp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Some of a pass's time, by what it is for."""
-
-    component: Component
-    term: Term
-    hidden_seconds: float = 0.0
-    """Communication of this part beside compute, not in the term."""
-    computes: bool = False
-    """The device computes for it."""
-
-    @property
-    def seconds(self) -> float:
-        """What it adds to the pass."""
-        return self.term.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
