@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+CPU_LIMIT ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow coverage freeze same oracle bench fuzz lint format schemas docs clean
@@ -41,7 +42,7 @@ test $$tests -eq 0 && test $$lint -eq 0
 endef
 
 test: $(VENV)/.installed-dev ## lint, types and every fast test
-	$(call lint_beside,$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow")
+	$(call lint_beside,$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow" --cpu-limit $(CPU_LIMIT))
 
 test-slow: $(VENV)/.installed-dev ## the slow tier: kills, emulation, schedulers, many random cases
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow --maxfail=1

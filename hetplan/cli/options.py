@@ -133,17 +133,24 @@ def check_replaceable(out: Path, schema: str, what: str) -> str:
 
 
 def job_settings(settings: Sequence[str] | None, **shortcuts: object) -> tuple[Setting, ...]:
-    """The values of `--set` and of its shortcuts, as in `gap=0.02` for `--gap 0.02`."""
+    """The values of `--set` and of its shortcuts, as in `gap=0.02` for `--gap 0.02`.
+
+    A key inside another one has a dot, as in `**{"pin.tp": 8}` for `--tp 8`.
+    """
     from hetplan.files.settings import Setting, parse_setting
 
     return (
         *(parse_setting(text) for text in settings or ()),
         *(
-            Setting(option=f"--{key.replace('_', '-')}", path=(key,), value=value)
+            Setting(option=_shortcut(key), path=tuple(key.split(".")), value=value)
             for key, value in shortcuts.items()
             if value is not None
         ),
     )
+
+
+def _shortcut(key: str) -> str:
+    return "--" + key.rpartition(".")[2].replace("_", "-")
 
 
 def read_inputs(

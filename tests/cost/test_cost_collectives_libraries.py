@@ -122,6 +122,7 @@ def exchange_of_islands(count: int) -> CollectiveCost:
     return collective(cluster, group_shape(cluster, range(8 * count)), A2A, 1e9, PREDICTOR)
 
 
+@pytest.mark.slow
 def test_a_thousand_islands_exchange_without_a_look_at_every_pair() -> None:
     # Pairs of islands one at a time would take four times the steps for twice the islands.
     few, many = (steps_of(lambda n=n: exchange_of_islands(n)) for n in (150, 300))

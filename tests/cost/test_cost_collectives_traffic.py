@@ -30,7 +30,7 @@ PREDICTOR = Figures()
 ASKING = Asking(predictor=PREDICTOR, share=1.0)
 MESSAGE = 720.0
 RINGS = (LinkOperation.ALL_REDUCE, LinkOperation.REDUCE_SCATTER, LinkOperation.ALL_GATHER)
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=12, deadline=None)
 
 
 def assert_same(counted: dict[LinkName, float], stated: dict[LinkName, float]) -> None:

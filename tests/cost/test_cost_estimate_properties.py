@@ -118,7 +118,7 @@ def test_components_add_up_for_every_plan(case: tuple[Plan, Job]) -> None:
     assert found.interval.p10_seconds > 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(plans(), st.sampled_from([1.5, 4.0]), st.sampled_from([0.0, 0.5]))
 def test_better_links_are_never_slower(
     case: tuple[Plan, Job], bandwidth: float, latency: float
@@ -193,7 +193,7 @@ def test_equal_devices_can_change_places(case: tuple[Plan, Job], nodes: int) -> 
     assert one == pytest.approx(two, rel=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.lists(plans(), min_size=2, max_size=3))
 def test_a_warm_pricer_says_what_a_cold_one_says(cases: list[tuple[Plan, Job]]) -> None:
     asked = cases[0][1]

@@ -94,7 +94,7 @@ def test_shorter_times_are_never_slower_where_nothing_is_shared(
     assert (better_ends <= ends * (1 + 1e-12)).all()
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     shapes=st.lists(SHAPES, min_size=1, max_size=3),
     seed=st.integers(0, 2**32 - 1),

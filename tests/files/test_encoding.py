@@ -161,7 +161,16 @@ def read_back(folder, value, schema):
 
 
 @pytest.mark.parametrize(
-    "type_", [Plan, Job, Cluster, LaunchDomain, ModelSpec, SearchResult, Prediction]
+    "type_",
+    [
+        Plan,
+        Job,
+        Cluster,
+        LaunchDomain,
+        ModelSpec,
+        Prediction,
+        pytest.param(SearchResult, marks=pytest.mark.slow),
+    ],
 )
 def test_decode_inverts_encode(tmp_path, type_):
     schema = "hetplan.plan/8" if type_ is SearchResult else "x/1"

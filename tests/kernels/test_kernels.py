@@ -122,6 +122,7 @@ def test_old_versions_on_disk_are_removed(own_folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_compiling_does_not_count_against_a_time_limit(
     time_passes: Callable[[float], None],
 ) -> None:

@@ -82,6 +82,7 @@ def killed_writer(store, seconds: float, first: int, *, has_begun: bool) -> int:
     return said
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_loses_at_most_the_row_it_writes(tmp_path) -> None:
     chance = random.Random(5)
     other = LinkWriter(tmp_path, "wire", PROVENANCE)

@@ -336,6 +336,7 @@ def test_a_full_disk_ends_the_run_and_leaves_earlier_checkpoints(
     assert sorted(each.name for each in home.iterdir()) == ["step-00000001", "step-00000002"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [KILLS[1::4], pytest.param(KILLS, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     kills: tuple[int, ...], tmp_path: Path
@@ -382,6 +383,7 @@ class Recorder(Activity):
             self.files.append(operation)
 
 
+@pytest.mark.slow
 def test_only_real_loads_and_saves_are_recorded(alone: None, tmp_path: Path) -> None:
     """A rank that ends between two steps is not taken to have been saving."""
     home = tmp_path / "ckpt"

@@ -182,7 +182,7 @@ def alike_plans(draw: st.DrawFn) -> tuple[ModelSpec, Job, Plan]:
     return model, task, unlike_plan(model, task, *pipelines)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=20)
 @given(alike_plans())
 def test_messages_and_sums_are_the_bytes_that_the_cost_model_counts(
     drawn: tuple[ModelSpec, Job, Plan],

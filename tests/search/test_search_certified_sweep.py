@@ -97,6 +97,7 @@ def test_a_target_that_falls_on_the_way_is_kept(monkeypatch: pytest.MonkeyPatch)
     assert fallen > 3
 
 
+@pytest.mark.slow
 def test_families_of_many_meshes_are_bounded_below_their_best_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

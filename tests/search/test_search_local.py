@@ -37,11 +37,13 @@ def _every_plan(space: StageTable) -> list[tuple[float, Ints, Ints, Ints, Ints]]
     return found
 
 
-@pytest.mark.parametrize("case", range(len(_CASES)))
+@pytest.mark.parametrize(
+    "case", [0, *(pytest.param(case, marks=pytest.mark.slow) for case in range(1, len(_CASES)))]
+)
 def test_listing_finds_what_plain_enumeration_finds(case: int) -> None:
     rng = np.random.default_rng(100 + case)
     found_some = 0
-    for _ in range(2):
+    for _ in range(3 if case else 1):
         space = small_space(rng, _CASES[case])
         every = _every_plan(space)
         numbers, spent = numbers_of(space), np.zeros(3, dtype=np.int64)
@@ -161,6 +163,7 @@ def _found(space: StageTable) -> float:
     return best
 
 
+@pytest.mark.slow
 def test_local_search_is_nearly_always_best_on_small_spaces() -> None:
     rng = np.random.default_rng(7)
     ratios = []

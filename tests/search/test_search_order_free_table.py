@@ -67,7 +67,14 @@ def test_a_table_says_what_its_families_say(
 
 
 @pytest.mark.parametrize(
-    "pin", [Pins(), Pins(pp=3), Pins(virtual_stages=2), Pins(recompute=True), Pins(depth=2)]
+    "pin",
+    [
+        Pins(virtual_stages=2),
+        *(
+            pytest.param(pin, marks=pytest.mark.slow)
+            for pin in (Pins(), Pins(pp=3), Pins(recompute=True), Pins(depth=2))
+        ),
+    ],
 )
 def test_pins_and_little_memory_are_seen(pin: Pins) -> None:
     seen = [0, 0]

@@ -21,7 +21,7 @@ AXES = {
 """Of the oracle's jobs, those that open nothing else are within the reference planner's reach."""
 MAX_PLANS = 1_000
 """Of a job, as the oracle counts them."""
-BLOCKS, FAST_BLOCKS = 40, 2
+BLOCKS, FAST_BLOCKS = 120, 2
 
 
 def jobs() -> list[Instance]:

@@ -93,6 +93,7 @@ def pairs(
     return turning[:8] + [each for each in some if each not in turning][:8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("target", ["native", "any"])
 def test_the_part_that_is_waited_for_counts_by_recomputation(target: str, vocabulary: int) -> None:

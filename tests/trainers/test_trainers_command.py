@@ -89,7 +89,7 @@ def test_a_refused_plan_is_told_where_and_how_to_go_on(tmp_path: Path) -> None:
     first, last = str(caught.value).splitlines()
     assert first.startswith(f"{plan}:")
     assert ": plan.pipelines[0].stages[" in first
-    assert "plan again with --target megatron" in last
+    assert "--nearest=nearest.json" in last
     assert not out.exists()
 
 
