@@ -240,7 +240,7 @@ def test_rings_take_at_least_what_a_counted_run_takes(
         assert each.seconds >= clock(own, world, phases, message) * (1 - 1e-9)
 
 
-@settings(FEW, max_examples=15)
+@settings(FEW, max_examples=8)
 @given(equal_halves(), st.sampled_from((AR, RS, AG)), st.sampled_from((1e3, 1e7, 1e10)))
 def test_rings_of_equal_groups_take_exactly_what_a_counted_run_takes(
     found: Populations, operation: LinkOperation, message: float

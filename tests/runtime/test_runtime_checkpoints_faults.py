@@ -180,6 +180,7 @@ def test_the_shards_of_a_vector_have_every_element_of_a_layer_once(
 # ---- what a run may go on from
 
 
+@pytest.mark.slow
 def test_the_loss_goes_on_after_each_checkpoint_and_data_follows_the_step(
     saved: Path, tmp_path: Path
 ) -> None:

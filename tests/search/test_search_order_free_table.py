@@ -52,7 +52,7 @@ def _compared(spec: ModelSpec, where: Cluster, asked: Job, most: int) -> tuple[i
     ("model_name", "cluster_name", "pin"),
     [
         ("llama-140b", "mixed-768", Pins()),
-        ("llama-2-70b", "three-regions", Pins()),
+        pytest.param("llama-2-70b", "three-regions", Pins(), marks=pytest.mark.slow),
         ("deepseek-v3", "four-vendors", Pins(tp=8, microbatch_size=1)),
     ],
 )
