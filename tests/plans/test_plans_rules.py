@@ -57,7 +57,7 @@ def random_cases() -> tuple[Case, ...]:
     """Random legal plans that all mutations share."""
     found: list[Case] = []
 
-    @settings(derandomize=True, deadline=None, max_examples=80, database=None)
+    @settings(derandomize=True, deadline=None, max_examples=50, database=None)
     @given(legal_cases())
     def draw(case: Case) -> None:
         found.append(case)

@@ -34,7 +34,7 @@ FEW = 50_000
 UNLIKE = Wanted(islands=3, meshes_per_island=2, layers=4)
 
 STRIDES = [
-    (2e6, 3e7),
+    pytest.param(2e6, 3e7, marks=pytest.mark.slow),
     pytest.param(0.0, 0.0, marks=pytest.mark.slow),
     (0.0, 1e18),
     (1e18, 1e18),

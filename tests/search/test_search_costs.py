@@ -81,7 +81,16 @@ def holds(step: StepCost) -> bool:
     return all(use.total_bytes <= use.available_bytes for row in step.memory for use in row)
 
 
-@pytest.mark.parametrize("target", ["megatron", "flagscale", "torchtitan", "native", "any"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "megatron",
+        pytest.param("flagscale", marks=pytest.mark.slow),
+        "torchtitan",
+        "native",
+        pytest.param("any", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("seed", seeds(6))
 def test_a_space_adds_up_to_what_the_plan_costs(target: str, seed: int) -> None:
     model, cluster, asked = question(seed, target)
@@ -142,7 +151,10 @@ def chunked(space: StageTable, cluster: Cluster, meshes: list[int], units: list[
     return ChosenPlan(pipelines=(pipeline,), sharding=family.sharding)
 
 
-@pytest.mark.parametrize("target", ["megatron", "torchtitan", "native"])
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param("megatron", marks=pytest.mark.slow), "torchtitan", "native"],
+)
 def test_stages_of_interleaved_plans_cost_what_the_space_says(target: str) -> None:
     """Sums of passes, ends of the step, and never less room than there is."""
     looked_at = 0
