@@ -45,7 +45,7 @@ test: $(VENV)/.installed-dev ## lint, types and every fast test
 	$(call lint_beside,$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow" --cpu-limit $(CPU_LIMIT))
 
 test-slow: $(VENV)/.installed-dev ## the slow tier: kills, emulation, schedulers, many random cases
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow --maxfail=1
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow
 
 coverage: $(VENV)/.installed-dev ## branches of cost and search that their tests take
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not slow" \
