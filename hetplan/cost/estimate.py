@@ -6,7 +6,7 @@ or, where gradients are clipped by their norm, which everybody waits for,
 
     step = max (end + reduction) + sum of the norms + max (update + gathering)
 
-The ends are those of the replay (`hetplan.cost.replay.step`) of the plan's schedule, all pipelines
+The ends are those of the replay (`hetplan.cost.replay.ends`) of the plan's schedule, all pipelines
 together, with rendezvous sends where the plan's target has them and does not overlap them; the rest
 is `hetplan.cost.step_model`. Components add up to the step.
 

@@ -150,7 +150,7 @@ def open_tap(name: str) -> int:
 
 
 def read_ports(config: dict[str, object]) -> RelayPorts:
-    """TAPs and lines as the configuration has them (`hetplan.emulation.up.relay_config`)."""
+    """TAPs and lines as the configuration has them (`hetplan.emulation.recipe.relay_config`)."""
     lines: list[Line] = []
     line_of: dict[int, int] = {}
     for pipe in config["pipes"]:  # type: ignore[attr-defined]

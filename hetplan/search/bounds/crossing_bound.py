@@ -35,7 +35,7 @@ path. It loses no less than the tree over them that loses least. Both ends of th
 neighbour only, which is added once.
 
 Families with several chunks: every stage is busy for m c, no island has more room than without
-chunks, and m v messages cross every boundary (`evaluation.cost.step_bounds`, wires); where the
+chunks, and m v messages cross every boundary, one after the other in each direction; where the
 trainer batches its sends a stage also waits for every exchange. Early sends: a stage does not wait
 for its transfers, only the wire does.
 """
