@@ -316,7 +316,7 @@ class TableMaker:
 
 
 def _shards(family: Family, mesh: Mesh, part: int) -> tuple[int, int]:
-    """Ranks that share optimizer state, and that of routed experts (`hetplan.cost.memory.device`)."""
+    """Ranks that share optimizer state, and that of routed experts (`cost.memory.device`)."""
     if family.sharding is Sharding.NONE:
         return 1, 1
     shape = mesh.shapes[part]
