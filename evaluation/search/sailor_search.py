@@ -54,11 +54,23 @@ from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Inputs
 from hetplan.search.solver import Best, OrderFreeBound
 from hetplan.search.space.family import Family, Mesh
+from hetplan.search.space.plan_evaluator import PlanEvaluator
 from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE, Links, StageTable
 from hetplan.search.table_maker import TableMaker
 
 _NO_PATH_SECONDS = 1e9
 _ROLES = (MIDDLE, FIRST, LAST, BOTH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SailorEvaluator(PlanEvaluator):
+    """Prices whole plans by Sailor's formula."""
+
+    price: Callable[[ChosenPlan], float]
+
+    def seconds(self, chosen: ChosenPlan) -> float:
+        """By the formula; infinite where the plan does not fit."""
+        return self.price(chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +145,16 @@ class SailorMaker(TableMaker):
         """The formula is a little above what its space says."""
         return False
 
-    def whole_seconds(self, chosen: ChosenPlan) -> float:
+    @cached_property
+    def evaluator(self) -> SailorEvaluator:
         """By the formula."""
-        return self.price(chosen)
+        return SailorEvaluator(
+            model=self.model,
+            cluster=self.cluster,
+            job=self.job,
+            predictor=self.predictor,
+            price=self.price,
+        )
 
     # ---- one family
 
@@ -364,7 +383,7 @@ class SailorSolver(OneFOneBSolver):
         units[last] -= 1
         chosen = self._ordered(mesh, units)
         best.replays += 1
-        best.offer(self.index, chosen, self._sailor.whole_seconds(chosen))
+        best.offer(self.index, chosen, self._sailor.price(chosen))
 
     def _ordered(self, mesh: Ints, units: Ints) -> ChosenPlan:
         """The plan of a row, parts of its stages in the order of their ring."""
