@@ -27,7 +27,6 @@ from hetplan.plans.ranks import rank_rows
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
 from hetplan.schedulers.rank_layout import RankLayout
 from hetplan.search.result import SearchResult
-from hetplan.trainers.flagscale.meshes import mapped_ranks, meshes_of
 from hetplan.trainers.flagscale.write import TRAINER, runner_obstacles
 
 PLAIN = EmissionOptions()
@@ -256,21 +255,6 @@ def test_what_flagscale_would_train_otherwise_is_refused() -> None:
     assert "along the sequence" in said((2, 1, False), (4, 1, False))
     assert "one switch" in said((2, 1, True), (2, 1, False))
     assert "shards stage 0 over 2" in said((1, 4, False), (2, 4, True), sharding=Sharding.OPTIMIZER)
-
-
-def test_ranks_that_types_would_move_are_refused() -> None:
-    found = machines(A100, MI300)
-    plan = planned(found, stage("a", 7, tp=8, dp=1), stage("b", 5, tp=4, dp=1))
-    made = legal(found, plan)
-    agents = made[1].agents
-    fewer = replace(agents[1], local_devices=(0, 1, 2))
-    assert any(
-        "would put" in each
-        for each in faults((made[0], replace(made[1], agents=(agents[0], fewer))))
-    )
-    meshes = meshes_of(plan, made[1]).meshes
-    swapped = tuple(replace(each, device_type=A100) for each in meshes[:1]) + meshes[1:]
-    assert mapped_ranks(swapped, made[1]) == tuple(range(12))
 
 
 def test_texts_that_its_script_would_change_are_refused() -> None:
