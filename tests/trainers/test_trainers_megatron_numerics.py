@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from megatron_models import ROUTER, gpt, llama, with_experts, with_numerics
+from trainer_models import ROUTER, gpt, llama, with_experts, with_numerics
 
 from hetplan.model.layers import Experts
 from hetplan.model.numerics import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from emit_cases import PLAIN, two_regions
+from trainer_plans import PLAIN, two_regions
 
 from hetplan.cluster.launch_domains import LaunchDomain
 from hetplan.errors import InputError

@@ -1,4 +1,4 @@
-"""Megatron-LM's flags: the ones that hetplan understands, and the names of all others.
+"""Megatron-LM's flags that hetplan understands.
 
 `FLAGS` is the one place that says what a flag takes and which value of hetplan's model, job or plan
 it stands for; readers, rules and the list of printed arguments use it. Sources, read at d98e8a64:
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from importlib.resources import files
 
 
 class Takes(StrEnum):
@@ -197,17 +195,6 @@ RENAMED = {
 }
 """Flags of old versions, which arguments.py refuses, and their names of today."""
 
-NEEDS = (
-    ("overlap-param-gather", ("use-distributed-optimizer", "use-megatron-fsdp")),
-    ("overlap-param-gather", ("overlap-grad-reduce",)),
-    ("tp-comm-overlap", ("sequence-parallel",)),
-    ("overlap-param-gather-with-optimizer-step", ("use-distributed-optimizer",)),
-    ("overlap-param-gather-with-optimizer-step", ("overlap-param-gather",)),
-    ("fp8-param-gather", ("use-distributed-optimizer", "use-torch-fsdp2", "use-megatron-fsdp")),
-    ("optimizer-cpu-offload", ("use-precision-aware-optimizer",)),
-)
-"""A flag, and others of which it needs one (validate_args)."""
-
 
 def _flags() -> dict[str, Flag]:
     found: dict[str, Flag] = {}
@@ -224,11 +211,3 @@ def _flags() -> dict[str, Flag]:
 
 
 FLAGS = _flags()
-
-
-@cache
-def known_names() -> frozenset[str]:
-    """Every flag of Megatron-LM's training programs from core 0.4 to d98e8a64."""
-    text = files(__package__).joinpath("flags.txt").read_text("utf-8")
-    lines = (line for line in text.split("\n") if not line.startswith("#"))
-    return frozenset((*FLAGS, *(name for line in lines for name in line.split())))

@@ -1,4 +1,4 @@
-"""Small models of every family that Megatron-LM can be told."""
+"""Small models of every family that trainers can be told."""
 
 from __future__ import annotations
 
@@ -23,7 +23,33 @@ from hetplan.model.numerics import (
     Router,
     ScoreFunction,
 )
-from hetplan.model.spec import ModelSpec
+from hetplan.model.spec import Architecture, ModelSpec, plain_model
+
+MODEL = plain_model(
+    name="twelve layers",
+    architecture=Architecture.LLAMA,
+    num_layers=12,
+    hidden_size=1024,
+    ffn_hidden_size=2816,
+    num_attention_heads=16,
+    num_kv_heads=16,
+    head_dim=64,
+    vocab_size=32000,
+    max_sequence_length=2048,
+)
+TIED = plain_model(
+    name="twelve tied layers",
+    architecture=Architecture.GPT,
+    num_layers=12,
+    hidden_size=1024,
+    ffn_hidden_size=4096,
+    num_attention_heads=16,
+    num_kv_heads=16,
+    head_dim=64,
+    vocab_size=50257,
+    max_sequence_length=2048,
+    tied_embeddings=True,
+)
 
 
 def device(kind: str) -> DeviceKind:
