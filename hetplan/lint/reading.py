@@ -23,15 +23,14 @@ from hetplan.job.load import load_job
 from hetplan.lint.launches import known_places, launch_part, understood, unknown_sizes
 from hetplan.lint.rows import (
     Inputs,
-    LayerSampleRow,
-    LinkSampleRow,
-    OperatorSampleRow,
     Place,
     Planned,
     Population,
+    Sample,
+    SampleRow,
     merge,
 )
-from hetplan.lint.tables import read_table, table_kind
+from hetplan.lint.tables import COLUMNS, columns_of, read_collectives
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import load_predictor
@@ -222,9 +221,8 @@ def _recognised(path: Path, text: str) -> _Part:
     for sample_type in SAMPLE_TYPES:
         if first.startswith(",".join(header(sample_type).split(",")[:6])):
             return _Part(inputs=sample_rows(path, sample_type), kind="samples")
-    kind = table_kind(first)
-    if kind is not None:
-        return _Part(inputs=read_table(str(path), text, kind), kind="table")
+    if columns_of(first) >= COLUMNS:
+        return _Part(inputs=Inputs(collectives=read_collectives(str(path), text)), kind="table")
     if first.startswith("# {") and '"schema": "hetplan.provenance/' in first:
         return _Part(skipped="holds results of measure.py; `hetplan profile merge` checks them")
     importer = importer_of(text)
@@ -303,7 +301,7 @@ def _imported(path: Path, text: str, kind: str) -> _Part:
     imported = import_text(text, str(path), kind=kind, link="checked")
     place = Place(file=str(path), line=0)
     rows = tuple(
-        LinkSampleRow(place=place, population=str(path), sample=sample) for sample in imported.links
+        SampleRow(place=place, population=str(path), sample=sample) for sample in imported.links
     )
     return _Part(inputs=Inputs(link_samples=rows), kind=kind)
 
@@ -317,24 +315,16 @@ def sample_rows(path: Path, sample_type: SampleType) -> Inputs:
         provenance=_load_provenance(path.parent / PROVENANCE_FILE),
     )
 
-    def place(number: int) -> Place:
-        # A row of the store is one line, the first is line 2 (samples_csv.row).
-        return Place(file=str(path), line=number + 2)
+    def rows(kind: type[Sample]) -> tuple[SampleRow[Sample], ...]:
+        # A row of the store is one line, the first is line 2 (samples.row).
+        return tuple(
+            SampleRow(place=Place(file=str(path), line=line), population=name, sample=sample)
+            for line, sample in enumerate(read_samples(path, kind), start=2)
+        )
 
+    populations = (population,)
     if sample_type is LayerSample:
-        layers = tuple(
-            LayerSampleRow(place=place(number), population=name, sample=sample)
-            for number, sample in enumerate(read_samples(path, LayerSample))
-        )
-        return Inputs(layer_samples=layers, populations=(population,))
+        return Inputs(layer_samples=rows(LayerSample), populations=populations)
     if sample_type is OperatorSample:
-        operators = tuple(
-            OperatorSampleRow(place=place(number), population=name, sample=sample)
-            for number, sample in enumerate(read_samples(path, OperatorSample))
-        )
-        return Inputs(operator_samples=operators, populations=(population,))
-    links = tuple(
-        LinkSampleRow(place=place(number), population=name, sample=sample)
-        for number, sample in enumerate(read_samples(path, LinkSample))
-    )
-    return Inputs(link_samples=links, populations=(population,))
+        return Inputs(operator_samples=rows(OperatorSample), populations=populations)
+    return Inputs(link_samples=rows(LinkSample), populations=populations)
