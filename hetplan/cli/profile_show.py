@@ -16,6 +16,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
 from hetplan.predict.populations import choose
 from hetplan.profiling.grid import TP_DEGREES, ShapeOptions
+from hetplan.profiling.measure_layers import unit_shapes
 from hetplan.profiling.needs import (
     Here,
     LayerNeed,
@@ -25,7 +26,6 @@ from hetplan.profiling.needs import (
     device_here,
     layer_needs,
     link_needs,
-    unit_shapes,
 )
 from hetplan.profiling.samples import ProfileSet
 from hetplan.profiling.store import PopulationState, store_state
@@ -239,7 +239,7 @@ def _layer_need(need: LayerNeed, here: bool, command: str) -> ListedNeed:
         what="layers",
         name=need.kind,
         where="",
-        needed_samples=sum(len(shapes) for shapes in unit_shapes(need.units)),
+        needed_samples=sum(len(unit_shapes(unit)) for unit in need.units),
         missing_samples=need.missing_samples,
         shapes=tuple(map(str, need.missing)),
         seconds=need.seconds,

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, get_type_hints
 
@@ -28,6 +29,10 @@ from hetplan.model.operators import OperatorClass
 
 if TYPE_CHECKING:
     import pandas
+
+
+Shape: TypeAlias = tuple[str | int, ...]
+"""What samples of the same thing have in common: all columns but the device and the result."""
 
 
 class Phase(StrEnum):
@@ -80,24 +85,18 @@ class LayerSample:
     """ISO date of this row; empty: the date of its population."""
 
     @property
-    def shape(self) -> tuple[str | int, ...]:
+    def shape(self) -> Shape:
         """What was measured: everything but the device and the result."""
-        return (
-            self.architecture,
-            self.layer,
-            self.phase,
-            self.precision,
-            self.hidden_size,
-            self.ffn_hidden_size,
-            self.num_attention_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.vocab_size,
-            self.sequence_length,
-            self.microbatch_size,
-            self.tp,
-            self.copies,
-        )
+        return _LAYER_SHAPE(self)
+
+
+LAYER_SHAPE = (
+    "architecture", "layer", "phase", "precision", "hidden_size", "ffn_hidden_size",
+    "num_attention_heads", "num_kv_heads", "head_dim", "vocab_size", "sequence_length",
+    "microbatch_size", "tp", "copies",
+)  # fmt: skip
+"""Columns of `LayerSample.shape`."""
+_LAYER_SHAPE: Callable[[LayerSample], Shape] = attrgetter(*LAYER_SHAPE)
 
 
 class OperatorPhase(StrEnum):
@@ -144,18 +143,14 @@ class OperatorSample:
     """ISO date of this row; empty: the date of its population."""
 
     @property
-    def shape(self) -> tuple[str | int, ...]:
+    def shape(self) -> Shape:
         """What was measured: everything but the device and the result."""
-        return (
-            self.operator,
-            self.phase,
-            self.precision,
-            self.output_precision,
-            self.batch,
-            self.m,
-            self.n,
-            self.k,
-        )
+        return _OPERATOR_SHAPE(self)
+
+
+OPERATOR_SHAPE = ("operator", "phase", "precision", "output_precision", "batch", "m", "n", "k")
+"""Columns of `OperatorSample.shape`."""
+_OPERATOR_SHAPE: Callable[[OperatorSample], Shape] = attrgetter(*OPERATOR_SHAPE)
 
 
 class LinkOperation(StrEnum):
@@ -285,6 +280,10 @@ _ROW_TYPES: Mapping[str, type] = {
 
 AnySample: TypeAlias = LayerSample | LinkSample | OperatorSample
 SampleType: TypeAlias = type[LayerSample] | type[LinkSample] | type[OperatorSample]
+SHAPE_COLUMNS: Mapping[SampleType, tuple[str, ...]] = {
+    LayerSample: LAYER_SHAPE,
+    OperatorSample: OPERATOR_SHAPE,
+}
 SAMPLE_TYPES: tuple[SampleType, ...] = (LayerSample, LinkSample, OperatorSample)
 """Every kind of row that a store keeps."""
 Sample = TypeVar("Sample", LayerSample, LinkSample, OperatorSample)

@@ -255,7 +255,7 @@ class SampleWriter(Generic[Sample]):
         self, folder: Path, name: str, provenance: Provenance, sample_type: type[Sample]
     ) -> None:
         self.folder = folder
-        self._type: type[Sample] = sample_type
+        self.sample_type: type[Sample] = sample_type
         self._path = _open_population(folder, provenance, name, sample_type)
         self.samples: tuple[Sample, ...] = read_samples(self._path, sample_type)
         """What the population held when it was opened."""
@@ -265,7 +265,7 @@ class SampleWriter(Generic[Sample]):
         line = row(sample)
         with _locked(self.folder):
             # A full disk or a kill may have left half a row of another writer since.
-            _cut_torn_line(self._path, self._type)
+            _cut_torn_line(self._path, self.sample_type)
             append_line(self._path, line)
 
     def add_new(self, samples: Sequence[Sample]) -> int:
@@ -274,8 +274,8 @@ class SampleWriter(Generic[Sample]):
         Rows that are equal in every column, date and times included, are one measurement.
         """
         with _locked(self.folder):
-            _cut_torn_line(self._path, self._type)
-            held = Counter(row(sample) for sample in read_samples(self._path, self._type))
+            _cut_torn_line(self._path, self.sample_type)
+            held = Counter(row(sample) for sample in read_samples(self._path, self.sample_type))
             new = []
             for line in map(row, samples):
                 if held[line] > 0:
