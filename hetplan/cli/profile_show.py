@@ -126,15 +126,15 @@ def list_store(store: Path, shapes: ShapeOptions, files: CommandInputs, *, as_js
 
 
 def _listed(state: PopulationState, store: Path) -> ListedPopulation:
-    provenance = state.provenance
+    provenance, profiles = state.provenance, state.profiles
     return ListedPopulation(
         folder=str(state.folder.relative_to(store)),
         device=provenance.device if provenance else "",
         device_name=provenance.device_name if provenance else "",
-        links=tuple(dict.fromkeys(sample.link for sample in state.links)),
-        layer_rows=len(state.layers),
-        link_rows=len(state.links),
-        operator_rows=len(state.operators),
+        links=tuple(dict.fromkeys(sample.link for sample in profiles.links)),
+        layer_rows=len(profiles.layers),
+        link_rows=len(profiles.links),
+        operator_rows=len(profiles.operators),
         measured_on=state.dates,
         tool=provenance.tool if provenance else "",
         clocks=provenance.clocks if provenance else "",

@@ -44,12 +44,7 @@ from hetplan.profiling.samples import (
     header,
     read_samples,
 )
-from hetplan.profiling.store import (
-    LAYERS_FILE,
-    LINKS_FILE,
-    OPERATORS_FILE,
-    PROVENANCE_FILE,
-)
+from hetplan.profiling.store import FILES, PROVENANCE_FILE
 from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 from hetplan.search.files import load_legal_plan
 from hetplan.trainers.folder import CHECK_FILE
@@ -58,11 +53,7 @@ TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu"
 """Files in which people write, not measure; they are skipped without a look."""
 PLAN_FILE = "plan.json"
 """Of an emitted folder."""
-_SAMPLES: Mapping[str, SampleType] = {
-    LAYERS_FILE: LayerSample,
-    LINKS_FILE: LinkSample,
-    OPERATORS_FILE: OperatorSample,
-}
+_SAMPLES: Mapping[str, SampleType] = {name: kind for kind, name in FILES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
