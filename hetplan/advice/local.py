@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates, first_units
@@ -25,13 +23,13 @@ from hetplan.predict.fit import FittedPredictor, fit_populations
 from hetplan.predict.laws import ALL_LAYERS
 from hetplan.predict.populations import choose
 from hetplan.profiling.backends import Backend, open_backend
-from hetplan.profiling.measure_layers import LayerProfiler, Unit
+from hetplan.profiling.measure_layers import Unit, unit_shapes, unit_work
 from hetplan.profiling.needs import Here, LinkPlace, link_case
-from hetplan.profiling.profiler import Shape
 from hetplan.profiling.provenance import kind_here, provenance_here
-from hetplan.profiling.run import Measuring
+from hetplan.profiling.run import Measuring, measure_missing
 from hetplan.profiling.samples import LayerSample, ProfileSet, Provenance
 from hetplan.profiling.store import LayerWriter, read_populations
+from hetplan.profiling.work import Work
 from hetplan.search.result import Inputs
 from hetplan.search.space.allowed import tensor_degrees
 from hetplan.units import format_about
@@ -116,7 +114,7 @@ class LocalBackend:
         pinned = job.pin.tp
         degrees = tensor_degrees(model, cluster) if pinned is None else (pinned,)
         held = {sample.shape for sample in self._own(self._populations(), kind)}
-        return first_units(model, job, degrees, held, self._profiler(kind).shapes)
+        return first_units(model, job, degrees, held, unit_shapes)
 
     def measure_first(self, kinds: Sequence[str], budget_seconds: float) -> float:
         """Measure what these kinds need before anything can be predicted; the seconds it took.
@@ -246,9 +244,6 @@ class LocalBackend:
             self._backends[kind] = open_backend(CPU_KIND)
         return self._backends[kind]
 
-    def _profiler(self, kind: str) -> LayerProfiler:
-        return LayerProfiler(self._backend(kind), device=kind)
-
     def _provenance(self, kind: str) -> Provenance:
         return provenance_here(
             self._backend(kind),
@@ -258,18 +253,11 @@ class LocalBackend:
         )
 
     def _measure_unit(self, kind: str, unit: Unit) -> None:
+        def refuse(_: Work, error: Exception) -> None:
+            raise ProfileError(f"{kind} refuses it ({str(error).splitlines()[0]})") from error
+
         writer = LayerWriter(self.measuring.store, self._provenance(kind))
-        held: set[Shape] = {sample.shape for sample in writer.samples}
-        refused: list[Exception] = []
-        today = datetime.date.today().isoformat()
-        for progress in self._profiler(kind).run(
-            (unit,), measured=held, on_failure=lambda _, error: refused.append(error)
-        ):
-            for sample in progress.samples:
-                if sample.shape not in held:
-                    writer.append(replace(sample, measured_on=today))
-        if refused:
-            raise ProfileError(f"{kind} refuses it ({str(refused[0]).splitlines()[0]})")
+        measure_missing([unit_work(unit, kind, self._backend(kind))], writer, on_failure=refuse)
 
     def _measure_link(self, candidate: Candidate, seconds_left: float) -> None:
         # What torchrun would set and say a word about; each rank sets its threads itself.

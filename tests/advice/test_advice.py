@@ -17,8 +17,8 @@ from hetplan.advice.measurement_order import Leaves, Measurement, Part, PlanPart
 from hetplan.cli.main import app
 from hetplan.cli.options import read_inputs
 from hetplan.errors import ProfileError
+from hetplan.profiling import work
 from hetplan.profiling.backends import CpuBackend
-from hetplan.profiling.measure_layers import LayerProfiler
 from hetplan.profiling.provenance import provenance_here
 from hetplan.profiling.run import Measuring
 from hetplan.profiling.store import population_name, read_store
@@ -244,20 +244,20 @@ def test_a_short_run_on_this_machine_and_the_same_command_again(files: Path) -> 
 def test_an_interrupted_run_keeps_its_rows_and_goes_on(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, calls = LayerProfiler.measure_unit, []
+    plain, calls = work.layer_rows, []
 
-    def interrupted(self, unit):  # type: ignore[no-untyped-def]
-        calls.append(unit)
+    def interrupted(*arguments, **names):  # type: ignore[no-untyped-def]
+        calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return plain(self, unit)
+        return plain(*arguments, **names)
 
-    monkeypatch.setattr(LayerProfiler, "measure_unit", interrupted)
+    monkeypatch.setattr(work, "layer_rows", interrupted)
     first = run_for(files, "--budget", "1min")
     assert first.exit_code == 130
     assert "the same command goes on from there" in first.stderr
     assert len(read_store(files / "store").layers) == 4
-    monkeypatch.setattr(LayerProfiler, "measure_unit", plain)
+    monkeypatch.setattr(work, "layer_rows", plain)
     # Embeddings alone are there: enough to have a law, not enough to price a plan.
     listed = run_for(files, "--dry-run")
     assert listed.exit_code == 2

@@ -1,4 +1,4 @@
-"""nccl-tests and rccl-tests: what is printed comes back, and what contradicts itself does not."""
+"""Laws of the importers: what is printed comes back, and no changed digit goes unnoticed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from importers_renderers import Table, nccl_json, nccl_text, rccl_json, row_line, seconds_of
+from importers_golden_inputs import FOLDER
+from importers_renderers import Table, nccl_text, row_line, seconds_of
+from topologies_rendered import nvidia_topologies, render_nvidia
 
 from hetplan.errors import InputError
-from hetplan.importers import nccl_tests, rccl_tests
-from hetplan.importers.records import ImportContext, Imported
+from hetplan.importers import hostfile, iperf3, nccl_tests, nvidia_topo, slurm_nodes
+from hetplan.importers.records import Host, ImportContext, Imported, NodeTopology
 
 CONTEXT = ImportContext(file="run.log", link="here")
 WORDS = {
@@ -106,19 +108,6 @@ def test_printed_runs_come_back(runs: list[Table], label: str) -> None:
     assert len(imported.skipped) == wrong
 
 
-@settings(max_examples=15, deadline=None)
-@given(run=tables())
-def test_json_comes_back(run: Table) -> None:
-    assert found(read(nccl_json(run))) == expected([run])
-
-
-@settings(max_examples=10, deadline=None)
-@given(run=tables())
-def test_listed_json_of_rccl_comes_back(run: Table) -> None:
-    imported = rccl_tests.parse(rccl_json([run]), CONTEXT)
-    assert [entry[:4] for entry in found(imported)] == [entry[:4] for entry in expected([run])]
-
-
 @pytest.mark.parametrize("program", ["all_reduce", "reduce_scatter", "broadcast", "sendrecv"])
 def test_a_program_that_is_not_named_is_known_by_its_numbers(program: str) -> None:
     run = Table(program=program, ranks=6, rows=TABLE.rows)
@@ -146,44 +135,11 @@ def test_two_ranks_that_reduce_or_only_send_unchecked_are_told_apart_by_name() -
     assert found(read(text, file="sendrecv.log")) == expected([run])
 
 
-def test_a_name_that_the_operator_contradicts_is_refused() -> None:
+def test_names_and_ranks_that_the_numbers_contradict_are_refused() -> None:
     text = nccl_text(Table(program="reduce_scatter", ranks=4, rows=TABLE.rows))
     assert "so it is not of all_gather" in fault(text.replace("reduce_scatter", "all_gather"))
-
-
-def test_a_wrong_number_of_ranks_is_found() -> None:
-    text = nccl_text(TABLE)
-    lines = [line for line in text.split("\n") if "Rank  7" not in line]
+    lines = [line for line in nccl_text(TABLE).split("\n") if "Rank  7" not in line]
     assert "busbw is" in fault("\n".join(lines))
-    lines = [line for line in text.split("\n") if "Rank  3" not in line]
-    assert "rank 3 is missing" in fault("\n".join(lines))
-    lines = [line for line in text.split("\n") if "Rank" not in line]
-    assert "rank 0 is missing" in fault("\n".join(lines))
-
-
-def test_copies_of_one_rank_each_are_told_how_to_build() -> None:
-    alone = nccl_text(Table(program="broadcast", ranks=1, rows=TABLE.rows))
-    imported = read(alone + alone)
-    assert imported.links == ()
-    assert "make MPI=1" in imported.skipped[0]
-    lines = alone.split("\n")
-    at = next(at for at, line in enumerate(lines) if "Rank" in line)
-    mixed = "\n".join([*lines[: at + 1], lines[at].replace("4100", "4177"), *lines[at + 1 :]])
-    assert "make MPI=1" in fault(mixed)
-
-
-def test_the_ranks_of_a_split_count_by_group() -> None:
-    run = Table(program="all_reduce", ranks=4, rows=TABLE.rows)
-    text = nccl_text(run)
-    second = [
-        line.replace(f"Rank  {rank} Group  0", f"Rank  {rank + 4} Group  1")
-        for rank, line in enumerate(line for line in text.split("\n") if "Group" in line)
-    ]
-    lines = text.split("\n")
-    at = max(at for at, line in enumerate(lines) if "Group" in line) + 1
-    imported = read("\n".join([*lines[:at], *second, *lines[at:]]))
-    assert found(imported) == expected([run])
-    assert "2 groups worked at the same time" in imported.notes
 
 
 def test_every_cut_gives_a_prefix_or_an_error() -> None:
@@ -226,71 +182,120 @@ def begin_of_time(row: str) -> int:
     return row.index("213.50")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("  213.50", "     nan", "time is nan"),
-        ("  213.50", "    0.00", "the time is 0"),
-        ("  213.50", "   -3.50", "time is -3.50"),
-    ],
+def iperf(name: str) -> dict:
+    return json.loads((FOLDER / "iperf3" / name).read_text(encoding="utf-8"))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    rate=st.floats(min_value=1e3, max_value=1e13),
+    trip=st.integers(min_value=1, max_value=10**7),
+    window=st.integers(min_value=1, max_value=2**31),
+    streams=st.integers(min_value=1, max_value=16),
 )
-def test_rows_that_measured_nothing_are_left_out_with_their_line(
-    old: str, new: str, message: str
+def test_figures_of_tcp_come_back(rate: float, trip: int, window: int, streams: int) -> None:
+    document = iperf("tcp-four-streams.json")
+    document["end"]["streams"] = [document["end"]["streams"][0]] * streams
+    document["end"]["streams"][0]["sender"] |= {"mean_rtt": trip, "max_snd_cwnd": window}
+    document["start"]["test_start"]["num_streams"] = streams
+    document["end"]["sum_received"]["bits_per_second"] = rate
+    (path,) = iperf3.parse(json.dumps(document), CONTEXT).paths
+    assert path.bandwidth_bytes_per_second == rate / 8
+    assert path.round_trip_seconds == pytest.approx(trip / 1e6)
+    assert (path.window_bytes, path.streams) == (window, streams)
+
+
+NAMES = st.from_regex(r"[a-z][a-z0-9]{0,5}(-[a-z0-9]{1,4})?(\.[a-z]{2,5})?", fullmatch=True)
+SLOTS = st.none() | st.integers(min_value=1, max_value=512)
+TYPES = st.none() | st.sampled_from(("A100", "MI300X", "BI-V150"))
+
+
+def hosts(text: str) -> tuple[Host, ...]:
+    return hostfile.parse(text, CONTEXT).hosts
+
+
+def nodes(text: str) -> tuple[Host, ...]:
+    return slurm_nodes.parse(text, CONTEXT).hosts
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    entries=st.lists(
+        st.builds(Host, name=NAMES, slots=SLOTS, device=TYPES),
+        min_size=1,
+        max_size=12,
+        unique_by=lambda host: host.name,
+    ),
+    gap=st.sampled_from((" ", "\t", "   ")),
+)
+def test_hostfiles_come_back(entries: list[Host], gap: str) -> None:
+    lines = ["# hosts", ""]
+    for host in entries:
+        words = [host.name]
+        words += [f"slots={host.slots}"] if host.slots else []
+        words += [f"type={host.device}"] if host.device else []
+        lines.append(gap.join(words) + "  # here")
+    assert hosts("\n".join(lines)) == tuple(entries)
+
+
+@st.composite
+def slurm_lists(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """A list and the names that it stands for."""
+    texts, names = [], []
+    for at in range(draw(st.integers(min_value=1, max_value=4))):
+        prefix = f"{draw(NAMES).partition('.')[0]}{at}x"
+        suffix = draw(st.sampled_from(("", "-ib", ".site")))
+        ranges, numbers = [], []
+        for _ in range(draw(st.integers(min_value=1, max_value=3))):
+            first = draw(st.integers(min_value=0, max_value=1200))
+            last = first + draw(st.integers(min_value=0, max_value=30))
+            # Slurm writes every number of a padded range with the same width.
+            width = draw(st.sampled_from((0, len(str(last)), 5)))
+            ranges.append(f"{first:0{width}d}" + (f"-{last:0{width}d}" if last > first else ""))
+            numbers += [f"{number:0{width}d}" for number in range(first, last + 1)]
+        texts.append(f"{prefix}[{','.join(ranges)}]{suffix}")
+        names += [f"{prefix}{number}{suffix}" for number in numbers]
+    return ",".join(texts), list(dict.fromkeys(names))
+
+
+@settings(max_examples=20, deadline=None)
+@given(both=slurm_lists())
+def test_node_lists_come_back(both: tuple[str, list[str]]) -> None:
+    text, names = both
+    assert [host.name for host in nodes(text)] == names
+    assert [host.name for host in nodes("\n".join(names))] == names
+    assert [host.name for host in nodes(f"export SLURM_JOB_NODELIST='{text}'")] == names
+
+
+@settings(max_examples=15, deadline=None)
+@given(counts=st.lists(st.integers(min_value=1, max_value=128), min_size=1, max_size=30))
+def test_counts_come_back(counts: list[int]) -> None:
+    parts: list[list[int]] = []
+    for count in counts:
+        if parts and parts[-1][0] == count:
+            parts[-1][1] += 1
+        else:
+            parts.append([count, 1])
+    text = ",".join(f"{count}(x{times})" if times > 1 else f"{count}" for count, times in parts)
+    names = f"node[1-{len(counts)}]"
+    assert [host.slots for host in nodes(f"{names} {text}")] == counts
+    said = nodes(f"SLURM_NODELIST={names}\nSLURM_TASKS_PER_NODE={text}\n")
+    assert [host.slots for host in said] == counts
+
+
+def test_a_list_of_the_largest_size_is_read() -> None:
+    assert len(nodes("node[1-131072]")) == 131_072
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    topology=nvidia_topologies,
+    separator=st.sampled_from(["\t", "     "]),
+    escapes=st.booleans(),
+    legend=st.booleans(),
+)
+def test_topologies_come_back(
+    topology: NodeTopology, separator: str, escapes: bool, legend: bool
 ) -> None:
-    text = nccl_text(TABLE).replace(old, new)
-    imported = read(text)
-    line = next(at for at, each in enumerate(text.split("\n"), start=1) if new in each)
-    assert imported.skipped == (f"line {line}: {message}",)
-    assert len(imported.links) == 3
-
-
-def test_a_word_where_a_number_belongs_is_refused() -> None:
-    assert "time: found 'fast'; a number" in fault(nccl_text(TABLE).replace("  213.50", "    fast"))
-    assert "without the header" in fault(row_line(TABLE, 0))
-    assert "no row of results" in fault("NCCL version 2.21.5+cuda12.4\n")
-    assert "outputs of several programs" in fault(
-        nccl_text(TABLE).replace("concluded: all_reduce", "concluded: all_gather")
-    )
-
-
-def test_times_of_the_processor_are_left_out() -> None:
-    text = nccl_text(TABLE).replace("   time   algbw", "cputime   algbw")
-    imported = read(text)
-    assert not imported.links
-    assert len(imported.skipped) == 4
-    document = json.loads(nccl_json(TABLE))
-    for row in document["results"]:
-        row["out_of_place"]["cpu_time"] = row["out_of_place"].pop("time")
-    assert not read(json.dumps(document)).links
-
-
-def test_processes_with_several_devices_count_all_of_them() -> None:
-    """-J lists the first device of each process only."""
-    document = json.loads(nccl_json(TABLE))
-    document["config"]["devices"] = document["config"]["devices"][::4]
-    document["config"]["ngpus"] = 4
-    assert found(read(json.dumps(document))) == expected([TABLE])
-    document["config"]["ngpus"] = 2
-    assert "busbw is" in fault(json.dumps(document, indent=1))
-
-
-def test_the_note_of_how_operations_ran() -> None:
-    text = nccl_text(TABLE).replace("agg iters: 1", "agg iters: 8").replace("graph: 0", "graph: 2")
-    notes = " ".join(read(text).notes)
-    assert "8 operations were started together" in notes
-    assert "replayed from a graph" in notes
-
-
-def test_a_program_that_failed_says_why() -> None:
-    text = nccl_text(TABLE)
-    text = text[: text.index("#\n#        ")] + (
-        "node1: Test NCCL failure common.cu:1012 'unhandled system error'\n"
-        " .. node1 pid 4100: Test failure common.cu:891\n"
-    )
-    assert 'the program says "Test NCCL failure common.cu:1012' in fault(text)
-
-
-def test_the_csv_of_rccl_is_named() -> None:
-    text = "numCycle,collective,gpus,size,type,redop,inplace,time,algbw,busbw,#wrong\n"
-    with pytest.raises(InputError, match="-Z json"):
-        rccl_tests.parse(text, CONTEXT)
+    text = render_nvidia(topology, separator=separator, escapes=escapes, legend=legend)
+    assert nvidia_topo.parse(text, CONTEXT).topology == topology
