@@ -17,11 +17,12 @@ from runtime_cases import CASES_NORM
 from hetplan.job.spec import Precision
 from hetplan.profiling.weights import RULE_STATES
 from hetplan.runtime import gradients
-from hetplan.runtime.checkpoint_contents import read_manifest, state_key, weights_of
+from hetplan.runtime.checkpoint_contents import read_manifest, state_key
 from hetplan.runtime.checkpoint_format import Reader
 from hetplan.runtime.checkpoints import checkpoints_in, last_checkpoint, step_folder, trained_job
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.single import reference_losses
+from hetplan.runtime.weight_slices import weights_of
 
 # One process group trains all cases: keep its tests in one process of pytest-xdist too.
 pytestmark = pytest.mark.xdist_group("runtime_checkpoints")
