@@ -27,7 +27,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.backends import CpuBackend
 from hetplan.profiling.weights import parameter_slices
-from hetplan.runtime.activity import Activity, ActivityKind
+from hetplan.runtime.activity import Activity
 from hetplan.runtime.checkpoint_contents import read_manifest, write_manifest
 from hetplan.runtime.checkpoints import (
     check_loss_faults,
@@ -42,7 +42,7 @@ from hetplan.runtime.checkpoints import (
 from hetplan.runtime.loop import Stop, train
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.single import reference_losses
-from hetplan.runtime.training import NO_CHECKPOINTS, CheckpointRequest, Training
+from hetplan.runtime.training import CheckpointRequest, Training
 from hetplan.runtime.training_state import pieces_of
 from hetplan.runtime.weight_slices import slices_of
 
@@ -335,39 +335,6 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
 
 
 # ---- what is recorded
-
-
-class Recorder(Activity):
-    """Keeps the operations on files."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.files: list[str] = []
-
-    def begin(
-        self, operation: str, peers: tuple[int, ...] = (), *, kind: ActivityKind | None = None
-    ) -> None:
-        super().begin(operation, peers, kind=kind)
-        if kind is ActivityKind.SAVING:
-            self.files.append(operation)
-
-
-@pytest.mark.slow
-def test_only_real_loads_and_saves_are_recorded(alone: None, tmp_path: Path) -> None:
-    """A rank that ends between two steps is not taken to have been saving."""
-    home = tmp_path / "ckpt"
-
-    def operations(request: CheckpointRequest, steps: int) -> list[str]:
-        recorder = Recorder()
-        trained(request, steps=steps, activity=recorder)
-        assert not recorder.beat().operation.startswith("save")
-        return recorder.files
-
-    save, load = "save of a checkpoint", "load of a checkpoint"
-    assert operations(NO_CHECKPOINTS, 2) == []
-    assert operations(CheckpointRequest(save=str(home), save_every=2), 3) == [save, save]
-    again = CheckpointRequest(save=str(home), load=str(step_folder(home, 3)))
-    assert operations(again, 5) == [load, save]
 
 
 def test_a_checkpoint_that_cannot_be_deleted_stays_and_ends_no_run(
