@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from hetplan.cli.main import guarded
-from hetplan.cli.options import AsJson, emit, say
+from hetplan.cli.options import AsJson, say
 from hetplan.errors import InputError
 from hetplan.kernels import compile_at_once
 
@@ -170,12 +170,9 @@ def closed_loop(
 ) -> None:
     """Profile, fit, plan, really train and compare, on hosts emulated on this machine."""
     from evaluation.closed_loop.loop import closed_loop as run
-    from evaluation.closed_loop.results import draw, loop_lines, loop_tables
+    from evaluation.closed_loop.results import draw, loop_answer
     from evaluation.closed_loop.values import LoopSpec, Verdict
     from evaluation.drawing import check_drawable
-    from evaluation.output import SCHEMA
-    from hetplan.files.encoding import encode
-    from hetplan.reports.terminal import print_table
 
     if plot is not None:
         check_drawable(plot)
@@ -185,13 +182,7 @@ def closed_loop(
     found = run(replace(base, **changes), out, say=say)
     if plot is not None:
         draw(found, plot)
-    if as_json:
-        emit(encode(found, schema=SCHEMA))
-    else:
-        for table in loop_tables(found):
-            print_table(table)
-        for line in loop_lines(found):
-            emit(line)
+    loop_answer(found).show(as_json=as_json)
     verdicts = [each.verdict for each in found.passes]
     verdicts += [found.hethub.verdict] if found.hethub is not None else []
     if Verdict.INVALID in verdicts:

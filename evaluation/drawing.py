@@ -1,13 +1,10 @@
-"""Tables and drawings of the closed loop. Equal figures give equal SVG files, byte for byte."""
+"""Drawings of the closed loop. Equal figures give equal SVG files, byte for byte."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from rich.markup import escape
-from rich.table import Table
 
 from hetplan.errors import InputError
 
@@ -45,24 +42,3 @@ def save_drawing(path: Path, fill: Callable[[Any], None]) -> None:
         fill(figure)
         # A date would make every drawing a new file.
         figure.savefig(path, format="svg", metadata={"Date": None})
-
-
-def table_of(
-    title: str,
-    names: Sequence[str],
-    numbers: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    names_after: Sequence[str] = (),
-) -> Table:
-    """A table whose first columns are words and the next ones numbers, to the right."""
-    table = Table(title=title, title_justify="left")
-    for name in names:
-        table.add_column(name, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", overflow="fold")
-    for name in names_after:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
-    return table

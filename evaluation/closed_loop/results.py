@@ -1,10 +1,10 @@
-"""Errors, rank correlation, regret and validity of the closed loop, and its tables."""
+"""Errors, rank correlation, regret and validity of the closed loop; its tables and drawing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas
 
@@ -23,12 +23,8 @@ from evaluation.closed_loop.values import (
     TrainedPlan,
     Verdict,
 )
-from evaluation.drawing import save_drawing, table_of
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from evaluation.closed_loop.values import ClosedLoop, HethubMeasured, LoopPass, TrainedPlan
+from evaluation.drawing import save_drawing
+from evaluation.output import WORDS, Answer, Form, Section, frame_of, plain
 
 
 def judge(
@@ -40,53 +36,57 @@ def judge(
     profile_excess: float = 0.0,
 ) -> LoopPass:
     """A pass with its numbers; `repeats` are all trainings of the searched plan."""
-    found = totals(rows, repeats)
-    reasons = tuple(
-        invalid_reasons(found.overrun, found.repeats_spread, found.load_average, found.steal)
+    sums = totals(rows, repeats)
+    invalid = list(
+        invalid_reasons(sums.overrun, sums.repeats_spread, sums.load_average, sums.steal)
     )
     if profile_excess > MAX_PROFILE_EXCESS:
-        reasons += (
+        invalid.append(
             f"a device kind was profiled {profile_excess:.1%} above its pace (at most "
             f"{MAX_PROFILE_EXCESS:.0%}): the machine was busy then; remove the folder and profile "
-            "again",
+            "again"
         )
-    verdict = Verdict.INVALID
-    if not reasons:
-        reasons = tuple(_missed(found, goals))
-        verdict = Verdict.MISSED if reasons else Verdict.REACHED
+    verdict, reasons = verdict_of(invalid, _missed(sums, goals))
     return LoopPass(
         jitter=jitter,
         rows=tuple(sorted(rows, key=lambda row: row.trained.predicted_seconds)),
         repeats=tuple(repeats),
         profile_excess=profile_excess,
-        totals=found,
+        totals=sums,
         verdict=verdict,
         reasons=reasons,
     )
 
 
+def verdict_of(invalid: Iterable[str], missed: Iterable[str]) -> tuple[Verdict, tuple[str, ...]]:
+    """The verdict and its reasons: a busy machine is never a missed goal."""
+    if reasons := tuple(invalid):
+        return Verdict.INVALID, reasons
+    reasons = tuple(missed)
+    return Verdict.MISSED if reasons else Verdict.REACHED, reasons
+
+
 def totals(rows: Sequence[LoopRow], repeats: Sequence[TrainedPlan]) -> LoopTotals:
     """The numbers of a pass of at least one plan, the searched one among them."""
-    trained = [row.trained for row in rows]
-    measured = [each.measured_seconds for each in trained]
-    errors = [each.error for each in trained]
+    runs = frame_of(row.trained for row in rows)
+    errors = runs["predicted_seconds"] / runs["measured_seconds"] - 1.0
+    everything = pandas.concat([runs, frame_of(repeats)])
+    passes = everything["paced_passes"].sum()
+    measured = runs["measured_seconds"]
     searched = next(row.trained for row in rows if row.searched)
-    everything = (*trained, *repeats)
-    passes = sum(each.paced_passes for each in everything)
-    predicted = pandas.Series([each.predicted_seconds for each in trained])
-    correlation = rank_correlation(predicted, pandas.Series(measured))
+    correlation = rank_correlation(runs["predicted_seconds"], measured)
     return LoopTotals(
-        mape=sum(map(abs, errors)) / len(errors),
-        worst=max(map(abs, errors)),
-        bias=sum(errors) / len(errors),
+        mape=float(errors.abs().mean()),
+        worst=float(errors.abs().max()),
+        bias=float(errors.mean()),
         spearman=1.0 if correlation is None else correlation,
-        regret=searched.measured_seconds / min(measured) - 1.0,
-        repeats_spread=spread([each.measured_seconds for each in repeats]),
-        overrun=sum(each.overruns for each in everything) / passes if passes else 0.0,
-        range=max(measured) / min(measured),
+        regret=float(searched.measured_seconds / measured.min() - 1.0),
+        repeats_spread=spread([run.measured_seconds for run in repeats]),
+        overrun=float(everything["overruns"].sum() / passes) if passes else 0.0,
+        range=float(measured.max() / measured.min()),
         stalled_plans=sum(row.stalled >= MIN_STALLED_FRACTION for row in rows),
-        load_average=max(each.load_average for each in everything),
-        steal=max(each.steal for each in everything),
+        load_average=float(everything["load_average"].max()),
+        steal=float(everything["steal"].max()),
     )
 
 
@@ -112,134 +112,137 @@ def invalid_reasons(
         )
 
 
-def _missed(found: LoopTotals, goals: Goals) -> Iterator[str]:
-    if found.mape > goals.mape:
-        yield f"MAPE {found.mape:.1%}; the goal is {goals.mape:.0%}"
-    if found.spearman < goals.spearman:
-        yield f"Spearman {found.spearman:.3f}; the goal is {goals.spearman:g}"
-    if found.regret > goals.regret:
-        yield f"regret {found.regret:.1%}; the goal is {goals.regret:.0%}"
+def _missed(sums: LoopTotals, goals: Goals) -> Iterator[str]:
+    if sums.mape > goals.mape:
+        yield f"MAPE {sums.mape:.1%}; the goal is {goals.mape:.0%}"
+    if sums.spearman < goals.spearman:
+        yield f"Spearman {sums.spearman:.3f}; the goal is {goals.spearman:g}"
+    if sums.regret > goals.regret:
+        yield f"regret {sums.regret:.1%}; the goal is {goals.regret:.0%}"
 
 
-def loop_tables(found: ClosedLoop) -> Iterator[Table]:
-    """The plans of every pass, the totals, and HETHUB's figure."""
-    for each in found.passes:
-        yield _pass_table(each)
-    yield _totals_table(found)
-    if found.hethub is not None:
-        yield _hethub_table(found.hethub)
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.2f} MB"
 
 
-def _title(each: LoopPass) -> str:
-    return f"{each.jitter:.0%} jitter" if each.jitter else "no jitter"
+_TIMES: dict[str, tuple[str, Form]] = {
+    "predicted": ("predicted_seconds", "{:.3f} s"),
+    "measured": ("measured_seconds", "{:.3f} s"),
+    "error": ("error", "{:+.1%}"),
+}
+_PASS_COLUMNS: dict[str, tuple[str, Form]] = {
+    "plan": ("plan", WORDS),
+    "form": ("form", WORDS),
+    **_TIMES,
+    "stalled": ("stalled", "{:.0%}"),
+    "steps differ by": ("spread", "{:.1%}"),
+    "overrun": ("overrun", "{:.0%}"),
+    "counted": ("counted_long_bytes", _megabytes),
+    "ledger": ("ledger_long_bytes", _megabytes),
+    "carried": ("carried_bytes_per_step", _megabytes),
+}
+_TOTALS_COLUMNS: dict[str, tuple[str, Form]] = {
+    "pass": ("pass", WORDS),
+    "plans": ("plans", "{}"),
+    "MAPE": ("mape", "{:.2%}"),
+    "worst": ("worst", "{:.1%}"),
+    "mean error": ("bias", "{:+.1%}"),
+    "Spearman": ("spearman", "{:.3f}"),
+    "regret": ("regret", "{:.2%}"),
+    "repeats differ by": ("repeats_spread", "{:.1%}"),
+    "overrun": ("overrun", "{:.1%}"),
+    "longest / shortest": ("range", "{:.2f}"),
+    "stalled >= 25 %": ("stalled_plans", "{:d}"),
+    "load": ("load_average", "{:.1f}"),
+    "steal": ("steal", "{:.1%}"),
+}
+_HETHUB_COLUMNS: dict[str, tuple[str, Form]] = {
+    "devices": ("what", WORDS),
+    "plan": ("name", WORDS),
+    "samples": ("samples", "{:d}"),
+    **_TIMES,
+    "tokens/s": ("tokens_per_second", "{:,.0f}"),
+    "of the kinds alone": ("ratio", "{:.2%}"),
+    "of its own bound": ("bound_ratio", "{:.2%}"),
+    "overrun": ("overrun", "{:.0%}"),
+}
 
 
-def _pass_table(found: LoopPass) -> Table:
-    return table_of(
-        f"Predicted and trained, {_title(found)}",
-        ("plan", "form"),
-        (
-            "predicted", "measured", "error", "stalled", "steps differ by", "overrun",
-            "counted", "ledger", "carried",
-        ),
-        (
-            (
-                row.name + (" *" if row.searched else ""), row.form, *_times(row.trained),
-                f"{row.stalled:.0%}", f"{row.trained.spread:.1%}", f"{row.trained.overrun:.0%}",
-                *_bytes(row.trained),
-            )
-            for row in found.rows
-        ),
-    )  # fmt: skip
-
-
-def _times(trained: TrainedPlan) -> tuple[str, str, str]:
-    return (
-        f"{trained.predicted_seconds:.3f} s",
-        f"{trained.measured_seconds:.3f} s",
-        f"{trained.error:+.1%}",
+def loop_answer(loop: ClosedLoop) -> Answer:
+    """The plans of every pass, the totals, HETHUB's figure, and the verdicts."""
+    sections = [
+        Section(
+            frame=frame_of(map(_pass_row, each.rows)),
+            title=f"Predicted and trained, {_title(each)}",
+            columns=_PASS_COLUMNS,
+        )
+        for each in loop.passes
+    ]
+    rows = [
+        {"pass": _title(each), "plans": len(each.rows), **plain(each.totals)}
+        for each in loop.passes
+    ]
+    sections.append(
+        Section(frame=frame_of(rows), title="All plans of a pass", columns=_TOTALS_COLUMNS)
     )
-
-
-def _bytes(trained: TrainedPlan) -> tuple[str, str, str]:
-    return (
-        f"{trained.counted_long_bytes / 1e6:.2f} MB",
-        f"{trained.ledger_long_bytes / 1e6:.2f} MB",
-        f"{trained.carried_long_bytes / trained.all_steps / 1e6:.2f} MB",
-    )
-
-
-def _totals_table(found: ClosedLoop) -> Table:
-    return table_of(
-        "All plans of a pass",
-        ("pass",),
-        (
-            "plans", "MAPE", "worst", "mean error", "Spearman", "regret", "repeats differ by",
-            "overrun", "longest / shortest", "stalled >= 25 %", "load", "steal",
-        ),
-        (
-            (
-                _title(each), len(each.rows), f"{each.totals.mape:.2%}",
-                f"{each.totals.worst:.1%}", f"{each.totals.bias:+.1%}",
-                f"{each.totals.spearman:.3f}", f"{each.totals.regret:.2%}",
-                f"{each.totals.repeats_spread:.1%}", f"{each.totals.overrun:.1%}",
-                f"{each.totals.range:.2f}", each.totals.stalled_plans,
-                f"{each.totals.load_average:.1f}", f"{each.totals.steal:.1%}",
+    if loop.hethub is not None:
+        together = (*loop.hethub.alone, *loop.hethub.together)
+        sections.append(
+            Section(
+                frame=frame_of({**plain(row), **_run_row(row.trained)} for row in together),
+                title="Each kind alone, then all together; at most 64 microbatches per pipeline "
+                "and step",
+                columns=_HETHUB_COLUMNS,
             )
-            for each in found.passes
-        ),
-        names_after=(),
-    )  # fmt: skip
+        )
+    return Answer(sections=tuple(sections), lines=tuple(_lines(loop)), values=plain(loop))
 
 
-def _hethub_table(found: HethubMeasured) -> Table:
-    return table_of(
-        "Each kind alone, then all together; at most 64 microbatches per pipeline and step",
-        ("devices", "plan"),
-        (
-            "samples", "predicted", "measured", "error", "tokens/s", "of the kinds alone",
-            "of its own bound", "overrun",
-        ),
-        (
-            (
-                row.what, row.name, row.samples, *_times(row.trained),
-                f"{row.tokens_per_second:,.0f}",
-                "" if row.ratio is None else f"{row.ratio:.2%}",
-                "" if row.bound_ratio is None else f"{row.bound_ratio:.2%}",
-                f"{row.trained.overrun:.0%}",
-            )
-            for row in (*found.alone, *found.together)
-        ),
-    )  # fmt: skip
+def _run_row(run: TrainedPlan) -> dict[str, Any]:
+    return {
+        **plain(run),
+        "error": run.error,
+        "overrun": run.overrun,
+        "spread": spread(run.step_seconds),
+        "carried_bytes_per_step": run.carried_long_bytes / run.all_steps,
+    }
 
 
-def loop_lines(found: ClosedLoop) -> Iterator[str]:
+def _pass_row(row: LoopRow) -> dict[str, Any]:
+    name = row.name + (" *" if row.searched else "")
+    return {**_run_row(row.trained), "plan": name, "form": row.form, "stalled": row.stalled}
+
+
+def _title(loop_pass: LoopPass) -> str:
+    return f"{loop_pass.jitter:.0%} jitter" if loop_pass.jitter else "no jitter"
+
+
+def _lines(loop: ClosedLoop) -> Iterator[str]:
     """Verdicts, and what the columns are."""
-    for each in found.passes:
-        yield _verdict(_title(each), each.verdict, each.reasons)
-    if found.hethub is not None:
-        yield _verdict("all kinds together", found.hethub.verdict, found.hethub.reasons)
+    for each in loop.passes:
+        yield _verdict_line(_title(each), each.verdict, each.reasons)
+    if loop.hethub is not None:
+        yield _verdict_line("all kinds together", loop.hethub.verdict, loop.hethub.reasons)
     yield (
-        f"* the plan that `hetplan plan` found, trained {found.spec.repeats} times. Plans were "
-        f"chosen by predicted rank, seed {found.spec.seed}, from {found.pool} legal ones, of which "
-        f"{found.left_out_slow} were left out because they would take many times the best"
+        f"* the plan of `hetplan plan`, trained {loop.spec.repeats} times. Plans were chosen by "
+        f"predicted rank, seed {loop.spec.seed}, from {loop.pool} legal ones; {loop.left_out_slow} "
+        "were left out because they would take many times the best"
     )
     yield (
-        f"measured: median of {found.spec.steps} steps after {found.spec.warmup_steps} of warm-up. "
-        "stalled: predicted part of the step in bubble or exposed communication. overrun: paced "
-        "passes that took longer than their pace"
+        f"measured: median of {loop.spec.steps} steps after {loop.spec.warmup_steps} of warm-up. "
+        "stalled: predicted fraction of the step in bubble or exposed communication. overrun: "
+        "paced passes that took longer than their pace"
     )
     yield (
-        "counted, ledger, carried: over the link between the regions, both ways, in a step: as the "
-        "trainer counts, as the cost model has it, and as the relay carried (headers, barriers and "
-        "set-up too)"
+        "counted, ledger, carried: bytes over the link between the regions, both ways, per step: "
+        "by the trainer, by the cost model, and by the relay (headers, barriers and set-up too)"
     )
-    yield found.machine
-    if found.weight:
-        yield f"the loop's processes had no more weight than others: {found.weight}"
+    yield loop.machine
+    if loop.weight:
+        yield f"the loop's processes had no more weight than others: {loop.weight}"
 
 
-def _verdict(what: str, verdict: str, reasons: tuple[str, ...]) -> str:
+def _verdict_line(what: str, verdict: str, reasons: tuple[str, ...]) -> str:
     return f"{what}: {verdict}" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
@@ -247,57 +250,46 @@ _MARKERS = "osD^v"
 _BAND = 0.03
 
 
-def draw(found: ClosedLoop, path: Path) -> None:
+def draw(loop: ClosedLoop, path: Path) -> None:
     """Write the drawing as SVG; an InputError without matplotlib or a folder to write to."""
-    save_drawing(path, lambda figure: _fill(figure.add_subplot(), found))
+    save_drawing(path, lambda figure: _fill(figure.add_subplot(), loop))
 
 
-def _fill(axes: Any, found: ClosedLoop) -> None:
-    trained = [row.trained for each in found.passes for row in each.rows]
-    times = [each.measured_seconds for each in trained]
-    times += [each.predicted_seconds for each in trained]
+def _fill(axes: Any, loop: ClosedLoop) -> None:
+    runs = [row.trained for each in loop.passes for row in each.rows]
+    times = [seconds for run in runs for seconds in (run.measured_seconds, run.predicted_seconds)]
     ends = [min(times) / 1.1, max(times) * 1.1]
     low, high = ([(1 + sign * _BAND) * end for end in ends] for sign in (-1, 1))
     axes.fill_between(ends, low, high, color="0.9", lw=0)
     axes.plot(ends, ends, color="0.5", lw=0.8)
-    for each in found.passes:
+    for each in loop.passes:
         _draw_pass(axes, each)
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlim=ends,
-        ylim=ends,
-        xlabel="measured step (s)",
-        ylabel="predicted step (s)",
-    )
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.set(xlabel="measured step (s)", ylabel="predicted step (s)")
     axes.legend(loc="upper left", fontsize=8, frameon=False)
 
 
-def _draw_pass(axes: Any, found: LoopPass) -> None:
-    what = f"{found.jitter:.0%} jitter" if found.jitter else "no jitter"
-    note = f"{what}: MAPE {found.totals.mape:.1%}, Spearman {found.totals.spearman:.3f}"
+def _draw_pass(axes: Any, loop_pass: LoopPass) -> None:
+    sums = loop_pass.totals
+    note = f"{_title(loop_pass)}: MAPE {sums.mape:.1%}, Spearman {sums.spearman:.3f}"
     axes.scatter([], [], s=0, label=note)
-    for form in FORMS:
-        rows = [row for row in found.rows if row.form == form]
-        colour = f"C{FORMS.index(form)}"
-        if rows:
-            axes.scatter(
-                [row.trained.measured_seconds for row in rows],
-                [row.trained.predicted_seconds for row in rows],
+    for number, form in enumerate(FORMS):
+        runs = [row.trained for row in loop_pass.rows if row.form == form]
+        colour = f"C{number}"
+        if runs:
+            _scatter(
+                axes,
+                runs,
                 s=28,
-                marker=_MARKERS[FORMS.index(form)],
-                linewidths=0.9,
+                marker=_MARKERS[number],
                 edgecolors=colour,
-                facecolors="none" if found.jitter else colour,
-                label=f"{form} ({len(rows)})",
+                facecolors="none" if loop_pass.jitter else colour,
+                label=f"{form} ({len(runs)})",
             )
-    searched = [row.trained for row in found.rows if row.searched]
-    axes.scatter(
-        [each.measured_seconds for each in searched],
-        [each.predicted_seconds for each in searched],
-        s=160,
-        marker="*",
-        linewidths=0.9,
-        edgecolors="black",
-        facecolors="none",
-    )
+    searched = [row.trained for row in loop_pass.rows if row.searched]
+    _scatter(axes, searched, s=160, marker="*", edgecolors="black", facecolors="none")
+
+
+def _scatter(axes: Any, runs: Sequence[TrainedPlan], **style: Any) -> None:
+    measured = [run.measured_seconds for run in runs]
+    axes.scatter(measured, [run.predicted_seconds for run in runs], linewidths=0.9, **style)

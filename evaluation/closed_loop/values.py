@@ -1,32 +1,43 @@
-"""Values and files of the closed loop, all in one folder that an interrupted loop goes on from."""
+"""Values and files of the closed loop. All files are in one folder, so that a loop can resume."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from hetplan.cluster.spec import Cluster
+from hetplan.emulation.values import Emulation
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.shipped import shipped_folder
 from hetplan.files.writing import write_atomically
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.profiling.pacing import MAX_JITTER
 
 SPEC_SCHEMA = "hetplan.closed-loop-spec/1"
-PLANS_SCHEMA = "hetplan.closed-loop-plans/1"
-PASS_SCHEMA = "hetplan.closed-loop-pass/1"
+Say = Callable[[str], None]
 
 MAX_OVERRUN = 0.30
-"""Part of the paced passes that may take longer than their pace."""
+"""Largest valid fraction of paced passes that take longer than their pace."""
 MIN_STALLED_FRACTION = 0.25
-"""Part of a step, from which a plan counts as one that tests more than compute."""
+"""Fraction of the step from which a plan counts as one that tests more than compute."""
 MAX_SPREAD = 0.03
-"""(longest - shortest) / shortest of the same plan trained several times."""
-
+"""Largest valid (longest - shortest) / shortest of one plan's trainings."""
 MAX_PROFILE_EXCESS = 0.06
-"""Mean by which the profile of a device kind may lie above the pace that it was held to."""
+"""Largest valid mean by which a device kind's profile lies above its pace."""
+
+CONFIGS = shipped_folder("configs")
+MODEL_FILE = CONFIGS / "models" / "gpt-tiny.yaml"
+CLUSTER_FILE = CONFIGS / "clusters" / "emulated-two-regions.yaml"
+JOB_FILE = CONFIGS / "jobs" / "closed-loop.yaml"
+SHORT_JOB_FILE = CONFIGS / "jobs" / "closed-loop-short.yaml"
+TOGETHER_JOB_FILE = CONFIGS / "jobs" / "closed-loop-together.yaml"
+"""Job of the kinds alone and together."""
 
 
 class Verdict(StrEnum):
@@ -40,20 +51,20 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSpec:
-    """Options of a loop: equal specs have equal plans, so that an interrupted loop can go on."""
+    """Options of a loop. Equal specs have equal plans, so that an interrupted loop can resume."""
 
     plans: int = 20
     seed: int = 0
     warmup_steps: int = 1
     steps: int = 4
-    """Measured ones of every plan."""
+    """Measured steps of each plan."""
     repeats: int = 3
-    """How often the searched plan is trained, spread over the pass."""
+    """Trainings of the searched plan, spread over the pass."""
     jitter: float = 0.05
-    """Of the second pass; 0: there is none."""
+    """Jitter of the second pass; 0: there is none."""
     hethub: bool = True
     short: bool = False
-    """A smaller job, of which less is measured, at the pace of the shipped profile of a core."""
+    """A smaller job and fewer measurements, at the pace of the shipped profile of a core."""
 
     @staticmethod
     def of_short(seed: int = 0) -> LoopSpec:
@@ -73,19 +84,49 @@ class LoopSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoopInputs:
+    """What every part of the loop reads."""
+
+    spec: LoopSpec
+    folder: Path
+    emulation: Emulation
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    say: Say
+
+    @property
+    def job_file(self) -> Path:
+        """Job of the plans that are compared."""
+        return SHORT_JOB_FILE if self.spec.short else JOB_FILE
+
+    def path(self, name: str) -> Path:
+        """A file or folder of the loop."""
+        return self.folder / name
+
+    def predictor(self, kind: str) -> Path:
+        """The fit of a pass, `plain` or `jitter`."""
+        return self.folder / f"predictor-{kind}.json"
+
+    def pace(self, kind: str) -> Path:
+        """The pace of a pass."""
+        return self.folder / f"pace-{kind}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPlan:
-    """A plan of the loop before it is trained."""
+    """A priced plan of the loop."""
 
     name: str
-    """Stages in order, islands and layers, degrees and shares: says what the plan is."""
+    """Stages in order, islands and layers, degrees and shares: identifies the plan."""
     form: str
     """Kind of plan, such as `one pipeline`, for the stratified choice."""
     plan: Plan
     predicted_seconds: float
     stalled: float
-    """Predicted part of the step in bubble, or in communication that nothing hides."""
+    """Predicted fraction of the step in bubble or exposed communication."""
     searched: bool = False
-    """The plan that `hetplan plan` found."""
+    """The plan that `hetplan plan` returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +137,7 @@ class LoopPlans:
     pool: int
     """Legal plans that were priced."""
     left_out_slow: int
-    """Of them, those predicted to take more than the loop waits for."""
+    """Plans of the pool that are predicted to take longer than the loop waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,38 +147,33 @@ class TrainedPlan:
     name: str
     predicted_seconds: float
     measured_seconds: float
-    """Median of the steps that count."""
+    """Median of `step_seconds`."""
     step_seconds: tuple[float, ...]
-    """Those steps."""
+    """Steps after the warm-up."""
     losses: tuple[float, ...]
-    """Of all steps, the warm-up's too."""
+    """Of all steps, warm-up included."""
     paced_passes: int
     overruns: int
     counted_long_bytes: float
-    """Over the long link in one step, both ways, as the trainer counts what it sends."""
+    """Bytes over the long link per step, both ways, as the trainer counts them."""
     ledger_long_bytes: float
-    """The same as the cost model has it."""
+    """The same as the cost model counts them."""
     carried_long_bytes: int
-    """What the relay carried meanwhile, both ways: headers, barriers, set-up and warm-up too."""
+    """What the relay carried over all steps: headers, barriers, set-up and warm-up too."""
     all_steps: int
     """Steps in which it did."""
     load_average: float
     steal: float
-    """Part of the cores' time that other virtual machines took meanwhile."""
+    """Fraction of the cores' time that other virtual machines took meanwhile."""
 
     @property
     def error(self) -> float:
-        """Signed, of the prediction, as a part of what was measured."""
+        """Predicted over measured, less 1."""
         return self.predicted_seconds / self.measured_seconds - 1.0
 
     @property
-    def spread(self) -> float:
-        """(longest - shortest) / shortest of the steps that count."""
-        return max(self.step_seconds) / min(self.step_seconds) - 1.0
-
-    @property
     def overrun(self) -> float:
-        """Part of the paced passes that took longer than their pace."""
+        """Fraction of the paced passes that took longer than their pace."""
         return self.overruns / self.paced_passes if self.paced_passes else 0.0
 
 
@@ -167,13 +203,13 @@ class LoopTotals:
     repeats_spread: float
     """(longest - shortest) / shortest of the medians of the searched plan."""
     overrun: float
-    """Part of all paced passes."""
+    """Fraction of all paced passes."""
     range: float
     """Longest measured step over the shortest."""
     stalled_plans: int
     """Plans with a quarter or more of their step in bubble or exposed communication."""
     load_average: float
-    """Largest of one minute that was seen after a training."""
+    """Largest one-minute average after a training."""
     steal: float
 
 
@@ -185,8 +221,8 @@ class LoopPass:
     rows: tuple[LoopRow, ...]
     """By predicted step."""
     profile_excess: float
-    """By how much a kind's profiled layers took longer than their pace, the mean of the worst kind:
-    such a profile is of a busy machine, not of the device."""
+    """Mean by which profiled layers of the worst kind took longer than their pace: the profile of
+    a busy machine, not of the device."""
     repeats: tuple[TrainedPlan, ...]
     """All trainings of the searched plan, the row's own first."""
     totals: LoopTotals
@@ -205,7 +241,7 @@ class Goals:
 
     @staticmethod
     def of(spec: LoopSpec) -> Goals:
-        """Those of the loop; wider of the short one, whose few steps say less."""
+        """Those of the loop; wider for the short one, whose few steps say less."""
         return Goals(mape=0.10, spearman=0.9, regret=0.05) if spec.short else Goals()
 
 
@@ -215,14 +251,14 @@ class TogetherRow:
 
     what: str
     name: str
-    """Of its plan."""
+    """Name of its plan."""
     samples: int
     """Global batch."""
     tokens_per_second: float
     ratio: float | None
-    """Over the sum of the kinds alone; None of a kind alone."""
+    """Over the sum of the kinds alone; None for a kind alone."""
     bound_ratio: float | None
-    """The most its layers and its bubble leave it, of its own throughput: 1 is all."""
+    """Fraction of the throughput that its layers and its bubble allow; None for a kind alone."""
     trained: TrainedPlan
 
 
@@ -239,7 +275,7 @@ class HethubMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
-    """What `python -m evaluation closed-loop` found."""
+    """Result of `python -m evaluation closed-loop`."""
 
     machine: str
     spec: LoopSpec
@@ -251,106 +287,21 @@ class ClosedLoop:
     left_out_slow: int
 
 
-SMALL_JOB, SHORT_JOB = "closed-loop", "closed-loop-short"
-TOGETHER_JOB = "closed-loop-together"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopFiles:
-    """Files of one loop."""
-
-    folder: Path
-    short: bool = False
-    """Files of the short version."""
-
-    @property
-    def model(self) -> Path:
-        """The model that is trained."""
-        return shipped_folder("configs") / "models" / "gpt-tiny.yaml"
-
-    @property
-    def cluster(self) -> Path:
-        """The emulated cluster."""
-        return shipped_folder("configs") / "clusters" / "emulated-two-regions.yaml"
-
-    @property
-    def job(self) -> Path:
-        """The job of the plans that are compared."""
-        name = SHORT_JOB if self.short else SMALL_JOB
-        return shipped_folder("configs") / "jobs" / f"{name}.yaml"
-
-    @property
-    def together_job(self) -> Path:
-        """The job of all kinds together."""
-        return shipped_folder("configs") / "jobs" / f"{TOGETHER_JOB}.yaml"
-
-    @property
-    def searched_together(self) -> Path:
-        """What `hetplan plan` found for it."""
-        return self.folder / "searched-together.json"
-
-    @property
-    def spec(self) -> Path:
-        """What the loop was inputs."""
-        return self.folder / "spec.json"
-
-    @property
-    def core_store(self) -> Path:
-        """Measurements of one core of this machine, of which the pace is made."""
-        return self.folder / "core"
-
-    @property
-    def link_store(self) -> Path:
-        """Measurements of the emulated links."""
-        return self.folder / "links"
-
-    def done(self, what: str) -> Path:
-        """There as soon as something was measured whole."""
-        return self.folder / f"{what}.done"
-
-    def pace(self, kind: str) -> Path:
-        """The pace of a pass, `plain` or `jitter`."""
-        return self.folder / f"pace-{kind}.json"
-
-    def device_store(self, kind: str) -> Path:
-        """Measurements of the device kinds at that pace."""
-        return self.folder / f"devices-{kind}"
-
-    def predictor(self, kind: str) -> Path:
-        """The fit of both."""
-        return self.folder / f"predictor-{kind}.json"
-
-    @property
-    def searched(self) -> Path:
-        """What `hetplan plan` found."""
-        return self.folder / "searched.json"
-
-    @property
-    def plans(self) -> Path:
-        """The plans that are trained."""
-        return self.folder / "plans.json"
-
-    def trained(self, kind: str, name: str) -> Path:
-        """What one training of a pass measured."""
-        return self.folder / f"trained-{kind}" / f"{name}.json"
-
-
-def open_folder(folder: Path, spec: LoopSpec) -> LoopFiles:
-    """The folder of this loop, new or as it was left; an InputError where another one is there."""
-    files = LoopFiles(folder=folder, short=spec.short)
+def open_folder(folder: Path, spec: LoopSpec) -> None:
+    """Make or reopen the folder of this loop; an InputError where it belongs to something else."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to folder {folder}: {error.strerror or error}") from error
-    if files.spec.exists():
-        there = decode(read_document(files.spec), LoopSpec, schema=SPEC_SCHEMA)
-        if there != spec:
+    file = folder / "spec.json"
+    if file.exists():
+        earlier = decode(read_document(file), LoopSpec, schema=SPEC_SCHEMA)
+        if earlier != spec:
             raise InputError(
-                f"{folder} has a closed loop with other options ({there}); give another "
-                "--out, or remove it"
+                f"{folder} has a closed loop with other options ({earlier}); give another --out, "
+                "or remove it"
             )
     elif any(folder.iterdir()):
         raise InputError(f"{folder} is not empty and has no closed loop; give another --out")
     else:
-        write_atomically(files.spec, encode(spec, schema=SPEC_SCHEMA))
-    return files
+        write_atomically(file, encode(spec, schema=SPEC_SCHEMA))

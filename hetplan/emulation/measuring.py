@@ -132,15 +132,25 @@ def answering(emulation: Emulation, *hosts: str) -> Iterator[None]:
             process.stdout.close()
 
 
-def ask(emulation: Emulation, host: str, *words: object) -> Any:
-    """What `hetplan.emulation.probes` finds out on a host."""
-    process = start(emulation, host, _program(*words), stdout=subprocess.PIPE)
+def ask(
+    emulation: Emulation, host: str, *words: object, limit_seconds: float = LIMIT_SECONDS
+) -> Any:
+    """The answer of `hetplan.emulation.probes` on a host; a HetplanError where there is none."""
+    process = start(
+        emulation, host, _program(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
-        output, _ = process.communicate(timeout=LIMIT_SECONDS)
+        output, errors = process.communicate(timeout=limit_seconds)
+    except subprocess.TimeoutExpired:
+        raise HetplanError(f"host {host} did not answer in {limit_seconds:g} s") from None
     finally:
         end((process,))
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
     if process.returncode:
-        raise HetplanError(f"measuring from host {host} failed; see above")
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise HetplanError(f"measuring from host {host} failed: {last}")
     return json.loads(output)
 
 

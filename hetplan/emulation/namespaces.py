@@ -69,11 +69,11 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0) -> None:
     )
 
 
-def die_with_parent(parent: int) -> None:
-    """The calling process gets SIGTERM when its parent ends; it ends now if that is over."""
-    _call("prctl", ctypes.c_int(PR_SET_PDEATHSIG), ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the calling process signalled when its parent ends, or now if it has ended."""
+    _call("prctl", ctypes.c_int(PR_SET_PDEATHSIG), ctypes.c_ulong(number), 0, 0, 0)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
 
 def inside(namespace: str, function: Callable[[], None]) -> None:

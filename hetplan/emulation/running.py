@@ -119,15 +119,21 @@ def exit_status(returncode: int) -> int:
     return 128 - returncode if returncode < 0 else returncode
 
 
-def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End these processes and what is in their sessions: asked first, then forced."""
+def end(
+    processes: Sequence[subprocess.Popen[bytes]], *, grace_seconds: float = GRACE_SECONDS
+) -> None:
+    """End these processes and their sessions, unless all ended well: ask first, then force.
+
+    A process that has ended may have left children: its group is there until the last is gone.
+    """
+    if all([process.poll() == 0 for process in processes]):
+        return
     for number in (signal.SIGTERM, signal.SIGKILL):
-        running = [process for process in processes if process.poll() is None]
-        for process in running:
-            with suppress(ProcessLookupError):
+        for process in processes:
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
-        limit = time.monotonic() + GRACE_SECONDS
-        for process in running:
+        limit = time.monotonic() + grace_seconds
+        for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, limit - time.monotonic()))
 

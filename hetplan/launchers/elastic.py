@@ -23,10 +23,11 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from hetplan.errors import InfeasibleError, InputError, LaunchError, LimitError
 from hetplan.runtime.measured import StepRecord
+from hetplan.search.result import SearchResult
 
 SCHEMA = "hetplan.elastic/1"
 
@@ -248,21 +249,15 @@ NO_PLAN = (InfeasibleError, LimitError, InputError)
 """What planning for some hosts raises where there is no plan for them."""
 
 
-class Planned(Protocol):
-    """A plan for some hosts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPlan:
+    """A plan, and the hosts that it runs on."""
 
-    @property
-    def used_hosts(self) -> tuple[str, ...]:
-        """Hosts that hold a rank."""
-        ...
-
-    @property
-    def step_seconds(self) -> float:
-        """Predicted."""
-        ...
-
-
-PlanT = TypeVar("PlanT", bound=Planned)
+    used_hosts: tuple[str, ...]
+    """Hosts that hold a rank."""
+    step_seconds: float
+    """Predicted."""
+    result: SearchResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +273,7 @@ class Progress:
 
 
 def growth_refusal(
-    now: Planned, larger: Planned, progress: Progress, *, total_steps: int, rules: Rules
+    now: HostPlan, larger: HostPlan, progress: Progress, *, total_steps: int, rules: Rules
 ) -> str:
     """Why the run is not left for the larger cluster's plan; empty where it is.
 
@@ -305,7 +300,7 @@ def growth_refusal(
     return ""
 
 
-class ElasticBackend(Protocol[PlanT]):
+class ElasticBackend(Protocol):
     """What an elastic run acts on."""
 
     @property
@@ -317,14 +312,14 @@ class ElasticBackend(Protocol[PlanT]):
         """Those of `hosts` that answer now, and reach each other and all of `beside`."""
         ...
 
-    def plan(self, hosts: Sequence[str], known: PlanT | None) -> PlanT:
+    def plan(self, hosts: Sequence[str], known: HostPlan | None) -> HostPlan:
         """A plan for these hosts, none slower than `known`, which uses some of them.
 
         InfeasibleError, LimitError or InputError where there is none.
         """
         ...
 
-    def run(self, planned: PlanT, first_step: int, look: Callable[[Progress], bool]) -> Ending:
+    def run(self, planned: HostPlan, first_step: int, look: Callable[[Progress], bool]) -> Ending:
         """Train from the last checkpoint, which has `first_step` steps, until it ends.
 
         `look` is called about once a second, perhaps from another thread but never twice at a
@@ -354,15 +349,15 @@ class ElasticBackend(Protocol[PlanT]):
         ...
 
 
-class GrowthWatch(Generic[PlanT]):
+class GrowthWatch:
     """Looks, while a phase runs, for hosts that come back, and tells when to leave it for them."""
 
     def __init__(
         self,
         book: HostBook,
-        now: PlanT,
+        now: HostPlan,
         allowed: Sequence[str],
-        backend: ElasticBackend[PlanT],
+        backend: ElasticBackend,
         *,
         total_steps: int,
         rules: Rules,
@@ -448,10 +443,10 @@ MAX_RETURNING_SECONDS = 300.0
 stays needs for its probes, however often it was gone."""
 
 
-class ElasticRun(Generic[PlanT]):
+class ElasticRun:
     """One run over as many phases as it takes."""
 
-    def __init__(self, backend: ElasticBackend[PlanT], rules: Rules, *, total_steps: int) -> None:
+    def __init__(self, backend: ElasticBackend, rules: Rules, *, total_steps: int) -> None:
         self.backend, self.rules, self.total_steps = backend, rules, total_steps
         self.history = History()
         """Right at any moment, also when `train` raises."""
@@ -486,7 +481,7 @@ class ElasticRun(Generic[PlanT]):
             if ending.ended is Ended.FAULT:
                 self._blame(ending)
 
-    def _phase(self, hosts: tuple[str, ...], planned: PlanT, first: int) -> tuple[Ending, Phase]:
+    def _phase(self, hosts: tuple[str, ...], planned: HostPlan, first: int) -> tuple[Ending, Phase]:
         """Run one phase, and write it down."""
         number = len(self.history.phases) + 1
         self.backend.tell(
@@ -526,7 +521,7 @@ class ElasticRun(Generic[PlanT]):
         self.backend.record(phase)
         return ending, phase
 
-    def _next_plan(self) -> tuple[tuple[str, ...], PlanT]:
+    def _next_plan(self) -> tuple[tuple[str, ...], HostPlan]:
         """The hosts that are there, and a plan for them; waits for hosts as the rules say."""
         since = self.backend.clock()
         while True:

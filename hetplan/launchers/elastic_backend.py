@@ -6,30 +6,24 @@ back and makes the file that asks the ranks to save and leave.
 
 `Replanner` plans for the hosts that are left: the same model and job, by the same predictor and
 for the same aim, with a time limit of its own.
-
-`reachable` starts a short program on each host, which tries to reach the others over the shaped
-network, where tensors go, and over the control network, where ranks meet. All hosts are probed at
-once, and none is waited for longer than `LIMIT_SECONDS`.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from hetplan.cluster.hosts import host_names, host_of_device, part_left
 from hetplan.emulation import state
-from hetplan.emulation.running import end, start
-from hetplan.emulation.tools import program
+from hetplan.emulation.measuring import ask
 from hetplan.emulation.values import Emulation
 from hetplan.errors import HetplanError, InfeasibleError, InputError, LaunchError, LimitError
 from hetplan.files.encoding import to_plain
@@ -38,6 +32,7 @@ from hetplan.launchers.elastic import (
     Ended,
     Ending,
     History,
+    HostPlan,
     Phase,
     Progress,
     median_seconds,
@@ -283,28 +278,14 @@ def _ending(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostPlan:
-    """A plan, and the hosts that it runs on."""
-
-    result: SearchResult
-    used_hosts: tuple[str, ...]
-    """Hosts that hold a rank."""
-
-    @property
-    def step_seconds(self) -> float:
-        """Predicted."""
-        return self.result.estimate.step_seconds
-
-
 def host_plan(result: SearchResult, hosts: Sequence[str] | None = None) -> HostPlan:
     """The plan of this result; its hosts are the cluster's unless they are given."""
-    if hosts is not None:
-        return HostPlan(result=result, used_hosts=tuple(hosts))
-    cluster = result.inputs.cluster
-    used = {host_of_device(cluster, place.device) for place in place_ranks(result.plan)}
+    if hosts is None:
+        cluster = result.inputs.cluster
+        used = {host_of_device(cluster, place.device) for place in place_ranks(result.plan)}
+        hosts = [name for name in host_names(cluster) if name in used]
     return HostPlan(
-        result=result, used_hosts=tuple(name for name in host_names(cluster) if name in used)
+        used_hosts=tuple(hosts), step_seconds=result.estimate.step_seconds, result=result
     )
 
 
@@ -415,70 +396,43 @@ CONNECT_SECONDS = 2.0
 """For connections: the first one that is lost is repeated after a second (RFC 6298)."""
 LIMIT_SECONDS = 4.0
 """For the whole of a probe; the rest is for the start of its program on a busy machine."""
-_READ_SECONDS = 0.1
-"""For an answer that is there already: hosts after one that used up the limit have answered too."""
 
 
 def reachable(
     emulation: Emulation, hosts: Sequence[str], beside: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Those of `hosts` that answer, and reach each other and all of `beside`, on both networks."""
-    others = (*hosts, *(name for name in beside if name not in hosts))
-    if not others:
+    """Those of `hosts` that answer, and reach each other and all of `beside`, on both networks.
+
+    Each probes all others at the same time, over the shaped network, where tensors go, and the
+    control network, where ranks meet.
+    """
+    if not hosts:
         return ()
-    # A host alone reaches itself.
-    heard = _heard(emulation, hosts, others)
-    fit = [name for name in hosts if name in heard and set(beside) <= heard[name] | {name}]
-    return mutually_reachable(fit, {name: heard[name] for name in fit})
-
-
-def _heard(
-    emulation: Emulation, hosts: Sequence[str], others: Sequence[str]
-) -> dict[str, set[str]]:
-    """Names that each of these hosts reached; hosts that did not answer are missing."""
-    probes: dict[str, subprocess.Popen[bytes]] = {}
-    limit = time.monotonic() + LIMIT_SECONDS
-    try:
-        for name in hosts:
-            addresses = [
-                address
-                for other in others
-                for address in (
-                    emulation.host(other).data_address,
-                    emulation.host(other).control_address,
-                )
-            ]
-            probes[name] = start(
-                emulation,
-                name,
-                program("probes", "reach", str(CONNECT_SECONDS), *addresses),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        reached = {}
-        for name, process in probes.items():
-            text = b""
-            with suppress(subprocess.TimeoutExpired):
-                left = max(_READ_SECONDS, limit - time.monotonic())
-                text, _ = process.communicate(timeout=left)
-            with suppress(ValueError):
-                reached[name] = _names(emulation, others, json.loads(text))
-        return reached
-    finally:
-        end(tuple(probes.values()))
-        for process in probes.values():
-            if process.stdout is not None:
-                process.stdout.close()
-
-
-def _names(emulation: Emulation, others: Sequence[str], addresses: Sequence[str]) -> set[str]:
-    """Hosts whose two addresses answered."""
-    return {
-        name
-        for name in others
-        if emulation.host(name).data_address in addresses
-        and emulation.host(name).control_address in addresses
+    addresses = {
+        name: {emulation.host(name).data_address, emulation.host(name).control_address}
+        for name in dict.fromkeys((*hosts, *beside))
     }
+    every = [address for pair in addresses.values() for address in pair]
+
+    def reached_by(name: str) -> set[str] | None:
+        """None: the host does not answer."""
+        try:
+            answered = ask(
+                emulation, name, "reach", CONNECT_SECONDS, *every, limit_seconds=LIMIT_SECONDS
+            )
+        except HetplanError:
+            return None
+        return {other for other, pair in addresses.items() if pair <= set(answered)}
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        reached = dict(zip(hosts, pool.map(reached_by, hosts), strict=True))
+    fit = {
+        name: others
+        for name, others in reached.items()
+        # A host alone reaches itself.
+        if others is not None and set(beside) <= others | {name}
+    }
+    return mutually_reachable(list(fit), fit)
 
 
 def unfinished_run(

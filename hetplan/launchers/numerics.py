@@ -33,7 +33,7 @@ from pathlib import Path
 
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
-from hetplan.files.reading import Document, decode, read_document
+from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.numerics import OWN_ROTARY_BASE
@@ -45,11 +45,9 @@ PROBES = 64
 """Places of every result whose values are kept, to compare kinds by; all of a smaller one."""
 
 # Two machines drew the same inputs where their float64 references agree up to the order in which
-# they sum: 2^-53 times the root of the longest sum, 1e9 elements, is 4e-12.
-SAME_REFERENCE = 1e-9
-SAME_TOLERANCE = 1e-6
-"""Tolerances follow from the references, from their largest elements too."""
-
+# they sum: 2^-53 times the root of the longest sum, 1e9 elements, is 4e-12. Tolerances follow from
+# the references, from their largest elements too.
+SAME_REFERENCE, SAME_TOLERANCE = 1e-9, 1e-6
 
 FAILURE = 1e-6
 """Chance that a correct result is refused; a check has some hundred results."""
@@ -96,13 +94,58 @@ class Roundings:
     peak: float = 0.0
     """Largest over RMS of what the roundings are relative to, where that is not the result."""
 
-    def __add__(self, other: Roundings) -> Roundings:
-        return Roundings(
-            stored=self.stored + other.stored,
-            inner=self.inner + other.inner,
-            length=self.length + other.length,
-            peak=max(self.peak, other.peak),
-        )
+    def allowed(self, precision: Precision, *, elements: int, peak: float, rms: float) -> Allowed:
+        """The bound for a result of this many elements, with the peak and RMS of its reference."""
+        u = _UNIT_ROUNDOFFS[precision]
+        w = min(u, _UNIT_ROUNDOFFS[Precision.FLOAT32])
+        relative = self.stored * (u + _SUBNORMAL_ERRORS[precision] / rms) + self.inner * w
+        summed = math.sqrt(self.length) * w
+        chance = math.sqrt(2.0 * math.log(2.0 * elements / FAILURE))
+        largest = max(peak, self.peak, chance) * relative + chance * summed
+        return Allowed(rms=relative + summed, largest=largest)
+
+
+def layer_roundings(
+    tensor: str, operators: Sequence[Operator], *, tokens: int, rotary_positions: int
+) -> Roundings:
+    """Of the result `forward` or `gradient of ...` of a layer of these operators.
+
+    An operator stores its weights' scale, its result, and partial results of a sum that is split
+    over cores; a loss stores logarithms of probabilities, about ln n, too. An elementary function
+    in float32 rounds 4 times (CUDA C++ Programming Guide: expf, erff and rsqrtf are within 2 units
+    in the last place); no operator has more than three and a few products. Forward values enter
+    every gradient.
+
+    A weight's gradient is summed over tokens, by torch's CPU kernels for norms and embeddings in
+    the job's format: a running sum of m terms of mean zero has the RMS sqrt(j) after j of them,
+    each rounded to u of itself, at most sqrt(m) u in all, relative to the whole sum's RMS.
+
+    Tables of rotary angles are in float32: an angle p base^-e is rounded relative to itself (the
+    power, the product), which is an absolute error of its sine and cosine; its RMS over
+    `rotary_positions` s (0: the model has no rotary angles), p below s and even e in [0, 1), is s
+    times sqrt(1/3) sqrt(1 / (2 ln base)).
+    """
+    stored = inner = length = 0.0
+    if rotary_positions:
+        inner = 5.0 * rotary_positions / math.sqrt(6.0 * math.log(OWN_ROTARY_BASE))
+    backward = tensor != "forward"
+    for op in operators:
+        product = op.operator in _PRODUCTS
+        logarithm = math.log(op.n) if op.operator is OperatorClass.LOSS else 0.0
+        stored += op.count * (7.0 if backward else 3.0)
+        inner += 0.0 if product else op.count * (32.0 if backward else 12.0)
+        stored += logarithm if backward else 0.0
+        inner += logarithm if backward else 0.0
+        length += op.count * (op.k if product else op.k + 2.0 * op.n + op.m)
+        if backward:
+            length += op.count * (2.0 * op.k + 3.0 * max(op.m, op.n))
+    if backward and tensor != INPUT_GRADIENT:
+        stored += math.sqrt(tokens)
+    return Roundings(stored=stored, inner=inner, length=length)
+
+
+INPUT_GRADIENT = "gradient of input"
+_PRODUCTS = (*WITH_WEIGHTS, OperatorClass.ATTENTION_SCORE, OperatorClass.ATTENTION_CONTEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,19 +170,29 @@ class NumericsResult:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """What the results of two kinds are matched by."""
+        """Identifies the result in every kind."""
         return self.operator, self.what, self.tp, self.tensor
 
     @property
     def share(self) -> float:
-        """Part of what is allowed that is used; above 1: too far from the reference, infinite
-        where a deviation is no number.
-        """
-        shares = (
-            self.rms_deviation / self.allowed.rms,
-            self.largest_deviation / self.allowed.largest,
+        """Fraction of what is allowed that is used; above 1: too far from the reference."""
+        return max(
+            self.rms_deviation / self.allowed.rms, self.largest_deviation / self.allowed.largest
         )
-        return max(math.inf if math.isnan(each) else each for each in shares)
+
+    @property
+    def damage(self) -> str:
+        """Why the result cannot be compared; empty: it can."""
+        figures = (self.reference_rms, self.largest_deviation, self.rms_deviation)
+        if not all(0 <= value < math.inf for value in figures):
+            return f"deviations and RMS are finite numbers, at least 0, not {figures}"
+        count = min(PROBES, math.prod(self.shape))
+        if len(self.probes) != count or not all(map(math.isfinite, self.probes)):
+            return f"a result with the shape {list(self.shape)} has {count} finite probes"
+        return ""
+
+    def __str__(self) -> str:
+        return f"{self.operator} ({self.what}, tp {self.tp}, {self.tensor})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +214,15 @@ class KindNumerics:
     torch_version: str
     results: tuple[NumericsResult, ...]
     refused: tuple[Refused, ...]
+
+    @property
+    def by_operator(self) -> dict[str, list[NumericsResult]]:
+        """Results of each operator, in the order of computation, the worst first."""
+        groups: dict[str, list[NumericsResult]] = {}
+        for result in sorted(self.results, key=lambda result: -result.share):
+            groups.setdefault(result.operator, []).append(result)
+        order = dict.fromkeys(result.operator for result in self.results)
+        return {operator: groups[operator] for operator in order}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +254,7 @@ def save_numerics(numerics: Numerics, path: Path) -> None:
 
 
 def load_numerics(path: Path, setup: NumericsSetup) -> Numerics:
-    """The results of another machine; an InputError where they are of another setup, or hold what
-    no check writes.
-    """
+    """The results of another machine; an InputError where they are of another setup or damaged."""
     document = read_document(path)
     numerics = decode(document, Numerics, schema=SCHEMA)
     faults = [
@@ -206,95 +266,52 @@ def load_numerics(path: Path, setup: NumericsSetup) -> Numerics:
         for name in NumericsSetup.__dataclass_fields__
         if getattr(numerics.setup, name) != getattr(setup, name)
     ]
-    faults += _damage(document, numerics)
+    faults += [
+        document.fault(
+            ("kinds", k, "results", r), f"{result.damage}: write the file again with --out"
+        )
+        for k, kind in enumerate(numerics.kinds)
+        for r, result in enumerate(kind.results)
+        if result.damage
+    ]
     if faults:
         raise InputError(*faults)
     return numerics
 
 
-def _damage(document: Document, numerics: Numerics) -> Iterator[Fault]:
-    """Results that could pass for right ones because they cannot be compared."""
-    for k, kind in enumerate(numerics.kinds):
-        for r, result in enumerate(kind.results):
-            place = ("kinds", k, "results", r)
-            for name in ("reference_rms", "largest_deviation", "rms_deviation"):
-                value = getattr(result, name)
-                if not 0 <= value < math.inf:
-                    message = f"{value}; it is a finite number, at least 0"
-                    yield document.fault((*place, name), f"{message}: {_AGAIN}")
-            probes = min(PROBES, math.prod(result.shape))
-            if min(result.shape, default=1) < 1 or len(result.probes) != probes:
-                yield document.fault(
-                    (*place, "probes"),
-                    f"{len(result.probes)} of a result with the shape {list(result.shape)}, which "
-                    f"has {max(probes, 0)}: {_AGAIN}",
-                )
-            elif not all(map(math.isfinite, result.probes)):
-                yield document.fault((*place, "probes"), f"not all are finite numbers: {_AGAIN}")
-
-
-_AGAIN = "write the file again with --out"
-
-
 def merge_numerics(own: Numerics, others: Sequence[tuple[Path, Numerics]]) -> Numerics:
-    """This machine's results and those of others; an InputError where they do not belong together:
-    a kind twice, references of different inputs, or different tolerances.
+    """This machine's results and those of others.
+
+    An InputError where they do not belong together: a kind twice, references of different inputs,
+    or different tolerances.
     """
     kinds = list(own.kinds)
-    references = {result.key: result for answered in own.kinds for result in answered.results}
+    known = {result.key: result for kind in own.kinds for result in kind.results}
     for path, other in others:
         for kind in other.kinds:
-            if any(kind.kind == known.kind for known in kinds):
+            if any(kind.kind == earlier.kind for earlier in kinds):
                 message = f"has results of {kind.kind}, as another file or this machine has"
                 raise InputError(Fault(file=str(path), message=f"{message}; leave one out"))
             for result in kind.results:
-                message = _unlike(result, references.setdefault(result.key, result))
-                if message:
+                earlier = known.setdefault(result.key, result)
+                if not _same_work(result, earlier):
+                    message = (
+                        f"{result}: shape {result.shape}, reference {result.reference_rms!r}, "
+                        f"{result.allowed}; elsewhere {earlier.shape}, {earlier.reference_rms!r}, "
+                        f"{earlier.allowed}: the inputs differ; use one version of torch and of "
+                        "hetplan on all machines"
+                    )
                     raise InputError(Fault(file=str(path), message=message))
             kinds.append(kind)
     return Numerics(hetplan_version=own.hetplan_version, setup=own.setup, kinds=tuple(kinds))
 
 
-def _unlike(result: NumericsResult, known: NumericsResult) -> str:
-    """Why two results are not of the same work; empty: they are."""
-    what = f"{result.operator} ({result.what}, {result.tensor})"
-    versions = "use one version of torch and of hetplan on all machines"
-    if result.shape != known.shape:
-        return f"{what} has the shape {result.shape}, elsewhere {known.shape}; {versions}"
-    if abs(known.reference_rms - result.reference_rms) > SAME_REFERENCE * known.reference_rms:
-        return (
-            f"the reference of {what} is {result.reference_rms!r}, elsewhere "
-            f"{known.reference_rms!r}: the inputs differ; {versions}"
-        )
-    for name in ("rms", "largest"):
-        own, other = getattr(result.allowed, name), getattr(known.allowed, name)
-        if not math.isclose(own, other, rel_tol=SAME_TOLERANCE):
-            return f"{what} is allowed {name} {own!r}, elsewhere {other!r}; {versions}"
-    return ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorDeviation:
-    """The result of one operator and kind that uses most of what is allowed."""
-
-    operator: str
-    worst: NumericsResult
-    results: int
-    """Results of the operator that were compared."""
-
-
-def deviations(kind: KindNumerics) -> tuple[OperatorDeviation, ...]:
-    """One per operator, in the order of computation."""
-    by_operator: dict[str, list[NumericsResult]] = {}
-    for result in kind.results:
-        by_operator.setdefault(result.operator, []).append(result)
-    return tuple(
-        OperatorDeviation(
-            operator=operator,
-            worst=max(results, key=lambda result: result.share),
-            results=len(results),
-        )
-        for operator, results in by_operator.items()
+def _same_work(one: NumericsResult, other: NumericsResult) -> bool:
+    return (
+        one.shape == other.shape
+        and math.isclose(one.reference_rms, other.reference_rms, rel_tol=SAME_REFERENCE)
+        and math.isclose(one.allowed.rms, other.allowed.rms, rel_tol=SAME_TOLERANCE)
+        and math.isclose(one.allowed.largest, other.allowed.largest, rel_tol=SAME_TOLERANCE)
     )
 
 
@@ -305,9 +322,9 @@ def numerics_faults(
 
     `work` is (operator, what, tp) of everything that a whole check has.
     """
+    tensors = {result.key for kind in numerics.kinds for result in kind.results}
     return (
-        *(line for kind in numerics.kinds for line in _missing_work(kind, work)),
-        *(line for kind in numerics.kinds for line in _kind_faults(kind)),
+        *(line for kind in numerics.kinds for line in _kind_faults(kind, work, tensors)),
         *(
             line
             for one, other in combinations(numerics.kinds, 2)
@@ -316,130 +333,47 @@ def numerics_faults(
     )
 
 
-def _missing_work(kind: KindNumerics, work: Sequence[tuple[str, str, int]]) -> Iterator[str]:
-    done = {(result.operator, result.what, result.tp) for result in kind.results}
-    refused = {(each.operator, each.what) for each in kind.refused}
-    for operator, what, tp in work:
-        if (operator, what, tp) not in done and (operator, what) not in refused:
-            yield f"{kind.kind}: no result of {operator} ({what}, tp {tp})"
-
-
-def _kind_faults(kind: KindNumerics) -> Iterator[str]:
-    for refused in kind.refused:
-        yield f"{kind.kind}: {refused.operator} ({refused.what}): {refused.message}"
-    for deviation in deviations(kind):
-        worst = deviation.worst
-        if not worst.share <= 1.0:
+def _kind_faults(
+    kind: KindNumerics,
+    work: Sequence[tuple[str, str, int]],
+    tensors: set[tuple[str, str, int, str]],
+) -> Iterator[str]:
+    """What the kind refused, what is missing, and its worst result of each operator if too far."""
+    refused = {refusal.operator for refusal in kind.refused}
+    for refusal in kind.refused:
+        yield f"{kind.kind}: {refusal.operator} ({refusal.what}): {refusal.message}"
+    keys = {result.key for result in kind.results}
+    missing = {key[:3] for key in tensors - keys} | (set(work) - {key[:3] for key in keys})
+    for operator, what, tp in sorted(missing):
+        if operator not in refused:
+            yield f"{kind.kind}: no result of {operator} ({what}, tp {tp}), or not all"
+    for worst, *_ in kind.by_operator.values():
+        if worst.share > 1.0:
             yield (
-                f"{kind.kind}: {_place(worst)} deviates by rms {worst.rms_deviation:.1e} (allowed "
+                f"{kind.kind}: {worst} deviates by rms {worst.rms_deviation:.1e} (allowed "
                 f"{worst.allowed.rms:.1e}), largest {worst.largest_deviation:.1e} (allowed "
                 f"{worst.allowed.largest:.1e})"
             )
 
 
 def _pair_faults(one: KindNumerics, other: KindNumerics) -> Iterator[str]:
-    """The worst pair of results of every operator that are too far apart, or have no partner."""
+    """The worst pair of results of every operator, where they are too far apart."""
     theirs = {result.key: result for result in other.results}
-    worst: dict[str, tuple[float, str]] = {}
-    for own in one.results:
-        result = theirs.pop(own.key, None)
-        if result is None:
-            worst.setdefault(own.operator, (math.inf, _computed_once(own, one, other)))
-            continue
-        apart = _distance(own, result)
-        both = own.allowed.largest + result.allowed.largest
-        if not apart <= both and apart / both > worst.get(own.operator, (0.0, ""))[0]:
-            line = (
-                f"{one.kind} and {other.kind}: {_place(own)} differs by {apart:.1e} of the "
-                f"reference's RMS, allowed {both:.1e}"
+    for results in one.by_operator.values():
+        pairs = [(result, theirs[result.key]) for result in results if result.key in theirs]
+        worst, mine = max(
+            ((_apart(*pair), pair[0]) for pair in pairs),
+            key=lambda entry: entry[0],
+            default=(0.0, results[0]),
+        )
+        if worst > 1.0:
+            yield (
+                f"{one.kind} and {other.kind}: {mine} differs by {worst:.3g} times what both may "
+                "deviate from the reference"
             )
-            worst[own.operator] = (apart / both, line)
-    for result in theirs.values():
-        worst.setdefault(result.operator, (math.inf, _computed_once(result, other, one)))
-    yield from (line for _, line in worst.values() if line)
 
 
-def _computed_once(result: NumericsResult, by: KindNumerics, other: KindNumerics) -> str:
-    """Empty where the other kind has refused the operator, which its own fault tells."""
-    if any(refused.operator == result.operator for refused in other.refused):
-        return ""
-    kinds = f"{by.kind} and {other.kind}"
-    return f"{kinds}: {_place(result)} was computed by {by.kind} only"
-
-
-def _distance(own: NumericsResult, other: NumericsResult) -> float:
-    if len(own.probes) != len(other.probes):
-        return math.inf
-    pairs = zip(own.probes, other.probes, strict=True)
-    return max((abs(a - b) for a, b in pairs), default=0.0) / (own.reference_rms or 1.0)
-
-
-def _place(result: NumericsResult) -> str:
-    return f"{result.operator} ({result.what}, tp {result.tp}, {result.tensor})"
-
-
-# ---- how far a correct result may deviate
-
-
-def allowed(
-    roundings: Roundings, precision: Precision, *, elements: int, peak: float, rms: float
-) -> Allowed:
-    """The bound for a result of this many elements, with the peak and RMS of its reference."""
-    u = _UNIT_ROUNDOFFS[precision]
-    w = min(u, _UNIT_ROUNDOFFS[Precision.FLOAT32])
-    relative = roundings.stored * (u + _SUBNORMAL_ERRORS[precision] / rms) + roundings.inner * w
-    summed = math.sqrt(roundings.length) * w
-    chance = math.sqrt(2.0 * math.log(2.0 * elements / FAILURE))
-    largest = max(peak, roundings.peak, chance) * relative + chance * summed
-    return Allowed(rms=relative + summed, largest=largest)
-
-
-_PRODUCTS = (*WITH_WEIGHTS, OperatorClass.ATTENTION_SCORE, OperatorClass.ATTENTION_CONTEXT)
-
-
-def forward_roundings(op: Operator) -> Roundings:
-    """Of an operator's forward result.
-
-    Stored are the weights' scale, the result, and partial results of a sum that is split over
-    cores. An elementary function in float32 rounds 4 times (CUDA C++ Programming Guide: expf, erff
-    and rsqrtf are within 2 units in the last place); no operator has more than three and a few
-    products.
-    """
-    if op.operator in _PRODUCTS:
-        return Roundings(stored=3.0, length=op.k)
-    tokens = op.m if op.operator is OperatorClass.LOSS else 0.0
-    return Roundings(stored=3.0, inner=12.0, length=op.k + 2.0 * op.n + tokens)
-
-
-def backward_roundings(op: Operator, *, equal_tokens: int) -> Roundings:
-    """Of each of an operator's gradients; `equal_tokens`: how often one token is looked up."""
-    if op.operator in _PRODUCTS:
-        return Roundings(stored=3.0, length=max(op.m, op.n, op.k))
-    if op.operator is OperatorClass.EMBEDDING:
-        # Rows of one token are added up in the table, in the job's format.
-        return Roundings(stored=math.sqrt(equal_tokens))
-    # A stored logarithm of a probability is about ln n, and its rounding is relative to that.
-    logarithm = math.log(op.n) if op.operator is OperatorClass.LOSS else 0.0
-    sums = 2.0 * op.k + 3.0 * max(op.m, op.n)
-    return Roundings(stored=4.0 + logarithm, inner=20.0 + logarithm, length=sums)
-
-
-def token_sum(tokens: int) -> Roundings:
-    """What the gradients of a norm's weights add: sums over tokens.
-
-    torch's kernels for CPUs keep them in the weights' format (aten/src/ATen/native/cpu/
-    layer_norm_kernel.cpp). A running sum of m terms of mean zero has the RMS sqrt(j) after j of
-    them, each rounded to u of itself: sqrt(m / 2) u in all, relative to the whole sum's RMS.
-    """
-    return Roundings(stored=math.sqrt(tokens / 2.0))
-
-
-def rotary_error(sequence_length: int) -> Roundings:
-    """What tables of rotary angles in float32 add to a layer.
-
-    An angle p base^-e is rounded relative to itself (the power, the product), which is an absolute
-    error of its sine and cosine; its RMS over positions p below s and even e in [0, 1) is s times
-    sqrt(1/3) sqrt(1 / (2 ln base)).
-    """
-    base = OWN_ROTARY_BASE
-    return Roundings(inner=5.0 * sequence_length / math.sqrt(6.0 * math.log(base)))
+def _apart(one: NumericsResult, other: NumericsResult) -> float:
+    """Largest difference of the probes over what both results are allowed."""
+    largest = max((abs(a - b) for a, b in zip(one.probes, other.probes, strict=True)), default=0.0)
+    return largest / (one.reference_rms or 1.0) / (one.allowed.largest + other.allowed.largest)

@@ -1,4 +1,4 @@
-"""What every device kind of a plan computes for the numerics check, and how far it may deviate.
+"""What every device kind of a plan computes for the numerics check.
 
 Every kind runs the three layers of the model, forward and backward, and one update of a
 transformer layer, on equal inputs. The layers are those that hetplan trains
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,10 @@ from hetplan.launchers.numerics import (
     NumericsSetup,
     Refused,
     Roundings,
-    allowed,
-    backward_roundings,
-    forward_roundings,
+    layer_roundings,
     load_numerics,
     merge_numerics,
     numerics_faults,
-    rotary_error,
-    token_sum,
 )
 from hetplan.model.operators import (
     WITH_WEIGHTS,
@@ -49,24 +45,28 @@ from hetplan.model.operators import (
     operator_flops,
 )
 from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, ModelSpec
-from hetplan.plans.pieces import Places, stage_array
+from hetplan.plans.plan import expand
 from hetplan.profiling.backends import PLUGINS, AcceleratorBackend, Backend, CpuBackend
 from hetplan.profiling.bodies import DTYPES
 from hetplan.profiling.layers import Head, HeadWithLoss, build_layer
-from hetplan.profiling.weights import FlatParameters, make_rule, rule_state, set_updates
+from hetplan.profiling.weights import make_rule, rule_state, set_updates
 from hetplan.runtime.data import MarkovTokens, sample_numbers
 from hetplan.search.result import SearchResult
+from hetplan.units import format_bytes
 from hetplan.version import __version__
 
 REFERENCE_FLOPS = 3e12
 """Of the references, above which fewer tokens are taken: two or three minutes of two cores. A
 constant, because every machine must take as many tokens."""
 _WEIGHT_BYTES, _ACTIVATION_BYTES = 8 * 8, 4 * 8
-"""Bytes that are held at once per weight and per activation. Measured: 6.5 GiB for a quarter of a
-layer of llama-2-7b and 2048 tokens; this gives 7.0 GiB."""
+"""Per weight and per activation at once. Measured: 6.5 GiB for a quarter of a layer of llama-2-7b
+and 2048 tokens; this gives 7.0 GiB."""
 _UPDATES = 10
 """Updates before the one that is compared: neither correction of AdamW's moments is 1 any more."""
-WHOLE = "whole"
+
+Outcomes = dict[str, Tensor]
+"""What a device computed, by name, as in `forward` or `gradient of input`."""
+Compute = Callable[[torch.device, torch.dtype], Outcomes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,35 +81,6 @@ class NumericsCheck:
     """Why the kinds must not be mixed, one line each."""
     missing_kinds: tuple[str, ...]
     """Kinds of the plan without results."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KindBackend:
-    """A device kind of the plan and the device of this machine that computes for it."""
-
-    kind: str
-    backend: Backend
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One tensor that a device computed, on the CPU in float64."""
-
-    tensor: str
-    """As in `forward` or `gradient of input`."""
-    value: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unit:
-    """Something that every kind computes."""
-
-    operator: str
-    what: str
-    tp: int
-    compute: Callable[[torch.device, torch.dtype], tuple[Outcome, ...]]
-    roundings: Callable[[Outcome], Roundings]
-    """Of one result, given its reference."""
 
 
 def check_plan_numerics(
@@ -139,49 +110,35 @@ def check_plan_numerics(
         )
     if here:
         _check_memory(result, setup)
-    own = compute_numerics(result, setup, here, on_unit=tell)
-    every = merge_numerics(own, read)
-    known = {kind.kind for kind in every.kinds}
+    own = compute_numerics(result, setup, here, tell)
+    merged = merge_numerics(own, read)
+    known = {kind.kind for kind in merged.kinds}
     return NumericsCheck(
         own=own,
-        all=every,
-        faults=numerics_faults(every, work_of(setup)),
+        all=merged,
+        faults=numerics_faults(merged, work_of(setup)),
         missing_kinds=tuple(kind for kind in kinds if kind not in known),
     )
 
 
 def kinds_of_plan(result: SearchResult) -> tuple[str, ...]:
     """Device kinds that the plan uses, in the order of its stages."""
-    cluster = result.inputs.cluster
-    places = Places(cluster=cluster)
-    kinds: dict[str, None] = {}
-    for pipeline in result.plan.pipelines:
-        for stage in pipeline.stages:
-            for island in dict.fromkeys(places.islands(stage_array(stage)).tolist()):
-                kinds[cluster.islands[island].device.kind] = None
-    return tuple(kinds)
+    island_of = result.inputs.cluster.island_of_device
+    devices = (at for replica in result.plan.replicas for at in expand(replica.devices))
+    return tuple(dict.fromkeys(island_of(device).device.kind for device in devices))
 
 
-def kinds_here(kinds: Sequence[str], paced: Sequence[str] = ()) -> tuple[KindBackend, ...]:
+def kinds_here(kinds: Sequence[str], paced: Sequence[str] = ()) -> dict[str, Backend]:
     """Those of these kinds that this machine has or plays, each with its first device."""
-    accelerators = tuple(_accelerators())
-    present = []
+    accelerators = list(_accelerators())
+    present: dict[str, Backend] = {}
     for kind in kinds:
-        backend: Backend | None = None
         if kind == CPU_KIND or kind in paced:
-            backend = CpuBackend()
-        else:
-            backend = next(
-                (
-                    accelerator
-                    for accelerator in accelerators
-                    if same_kind(kind, accelerator.kind())
-                ),
-                None,
-            )
-        if backend is not None:
-            present.append(KindBackend(kind=kind, backend=backend))
-    return tuple(present)
+            present[kind] = CpuBackend()
+        for accelerator in accelerators:
+            if same_kind(kind, accelerator.kind()):
+                present.setdefault(kind, accelerator)
+    return present
 
 
 def _accelerators() -> Iterator[Backend]:
@@ -213,129 +170,93 @@ def numerics_setup(result: SearchResult, tokens: int | None = None) -> NumericsS
     while setup.microbatch_size * setup.sequence_length > 1:
         flops = sum(
             operator_flops(op, phase)
-            for _, _, operators in _layers(result, setup)
-            for op in operators
+            for layer in _layers(result, setup)
+            for op in layer.operators
             for phase in ("forward", "backward")
         )
         if flops <= REFERENCE_FLOPS:
             break
-        if setup.microbatch_size > 1:
-            setup = replace(setup, microbatch_size=setup.microbatch_size // 2)
-        else:
-            setup = replace(setup, sequence_length=setup.sequence_length // 2)
+        halved = "microbatch_size" if setup.microbatch_size > 1 else "sequence_length"
+        setup = replace(setup, **{halved: getattr(setup, halved) // 2})
     return setup
 
 
 def work_of(setup: NumericsSetup) -> tuple[tuple[str, str, int], ...]:
     """(operator, what, tp) of everything that a whole check has."""
-    return tuple(
-        work
-        for tp in setup.tensor_parallel
-        for work in (
-            *((_layer_name(kind), WHOLE, tp) for kind in TRAINED_KINDS),
-            (OperatorClass.OPTIMIZER.value, f"{setup.optimizer.value} step", tp),
-        )
-    )
-
-
-def _layer_name(kind: LayerKind) -> str:
-    return f"{kind.value} layer"
-
-
-def _layers(
-    result: SearchResult, setup: NumericsSetup
-) -> Iterator[tuple[LayerKind, int, tuple[Operator, ...]]]:
-    """(kind, tp, operators) of every layer that is computed."""
-    trainer = trainer_settings(result.inputs.job)
-    for tp in setup.tensor_parallel:
-        for kind in TRAINED_KINDS:
-            operators = layer_operators(
-                result.inputs.model,
-                kind,
-                microbatch_size=setup.microbatch_size,
-                sequence_length=setup.sequence_length,
-                tp=tp,
-                kernels=replace(trainer.kernels(kind), product_format=""),
-            )
-            yield kind, tp, tuple(operators)
+    names = [(f"{kind.value} layer", "whole") for kind in TRAINED_KINDS]
+    names.append((OperatorClass.OPTIMIZER.value, f"{setup.optimizer.value} step"))
+    return tuple((*name, tp) for tp in setup.tensor_parallel for name in names)
 
 
 def _check_memory(result: SearchResult, setup: NumericsSetup) -> None:
     """An InputError where the references need more memory than this machine has free."""
-    needed = least = 0.0
-    for _, _, operators in _layers(result, setup):
-        weights = activations = 0.0
-        for op in operators:
+    needed = 0.0
+    for layer in _layers(result, setup):
+        size = 0.0
+        for op in layer.operators:
             matrix = op.operator in WITH_WEIGHTS or op.operator is OperatorClass.EMBEDDING
             # A fused kernel does not write its scores.
             written = 0 if op.operator is OperatorClass.FUSED_ATTENTION else op.m * op.n
             read = op.m if matrix else op.m + op.n
-            weights += _WEIGHT_BYTES * op.n * op.k if matrix else 0
-            activations += _ACTIVATION_BYTES * op.count * op.batch * (written + read * op.k)
-        least, needed = max(least, weights), max(needed, weights + activations)
+            size += _WEIGHT_BYTES * op.n * op.k if matrix else 0
+            size += _ACTIVATION_BYTES * op.count * op.batch * (written + read * op.k)
+        needed = max(needed, size)
     free = free_memory_bytes()
-    if free is None or needed <= free:
-        return
-    mend = (
-        "give fewer --tokens, the same number on every machine"
-        if least <= free / 2
-        else f"{least / 2**30:.1f} GiB of it for weights; run this where more is free"
-    )
-    raise InputError(
-        f"the references of {setup.microbatch_size * setup.sequence_length} tokens need about "
-        f"{needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; {mend}"
-    )
-
-
-@dataclass(slots=True)
-class _Collected:
-    results: list[NumericsResult] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    if free is not None and needed > free:
+        raise InputError(
+            f"the references of {setup.microbatch_size * setup.sequence_length} tokens need about "
+            f"{format_bytes(needed)}, {format_bytes(free)} are free; give fewer --tokens, the same "
+            "number on every machine, or run this where more is free"
+        )
 
 
 def compute_numerics(
     result: SearchResult,
     setup: NumericsSetup,
-    kinds: Sequence[KindBackend],
-    on_unit: Callable[[str], None] = lambda line: None,
+    backends: dict[str, Backend],
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Numerics:
     """The results of these kinds; what a device refuses is in its `refused`."""
-    collected = [_Collected() for _ in kinds]
-    for unit in _units(result, setup) if kinds else ():
-        on_unit(f"{unit.operator}: {unit.what}, tp {unit.tp}")
+    results: dict[str, list[NumericsResult]] = {kind: [] for kind in backends}
+    refused: dict[str, list[Refused]] = {kind: [] for kind in backends}
+    for unit in _units(result, setup) if backends else ():
+        tell(f"{unit.operator}: {unit.what}, tp {unit.tp}")
         reference = unit.compute(torch.device("cpu"), torch.float64)
-        for each, mine in zip(kinds, collected, strict=True):
+        for kind, backend in backends.items():
             try:
-                outcomes = compute_on(each.backend, DTYPES[setup.precision], unit.compute)
+                outcomes = compute_on(backend, DTYPES[setup.precision], unit.compute)
             except (RuntimeError, NotImplementedError, MemoryError) as error:
                 message = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                mine.refused.append(
+                outcomes = {}
+                refused[kind].append(
                     Refused(operator=unit.operator, what=unit.what, message=message)
                 )
-            else:
-                _compare(unit, reference, outcomes, setup, mine)
+            for tensor, value in outcomes.items():
+                if bool(torch.isfinite(value).all()):
+                    results[kind].append(_compare(unit, tensor, reference[tensor], value, setup))
+                    continue
+                message = f"{tensor} has values that are no finite numbers"
+                refused[kind].append(
+                    Refused(operator=unit.operator, what=unit.what, message=message)
+                )
     return Numerics(
         hetplan_version=__version__,
         setup=setup,
         kinds=tuple(
             KindNumerics(
-                kind=each.kind,
-                device_name=each.backend.device_name(),
-                driver=each.backend.driver(),
+                kind=kind,
+                device_name=backend.device_name(),
+                driver=backend.driver(),
                 torch_version=torch.__version__,
-                results=tuple(mine.results),
-                refused=tuple(mine.refused),
+                results=tuple(results[kind]),
+                refused=tuple(refused[kind]),
             )
-            for each, mine in zip(kinds, collected, strict=True)
+            for kind, backend in backends.items()
         ),
     )
 
 
-def compute_on(
-    backend: Backend,
-    dtype: torch.dtype,
-    compute: Callable[[torch.device, torch.dtype], tuple[Outcome, ...]],
-) -> tuple[Outcome, ...]:
+def compute_on(backend: Backend, dtype: torch.dtype, compute: Compute) -> Outcomes:
     """What this device computes; the device's own errors pass through."""
     outcomes = compute(backend.device(), dtype)
     backend.synchronise()
@@ -343,54 +264,80 @@ def compute_on(
 
 
 def _compare(
-    unit: _Unit,
-    reference: tuple[Outcome, ...],
-    outcomes: tuple[Outcome, ...],
-    setup: NumericsSetup,
-    collected: _Collected,
-) -> None:
-    for exact, own in zip(reference, outcomes, strict=True):
-        if not bool(torch.isfinite(own.value).all()):
-            message = f"{own.tensor} has values that are no finite numbers"
-            collected.refused.append(
-                Refused(operator=unit.operator, what=unit.what, message=message)
-            )
-            continue
-        rms = float(exact.value.square().mean().sqrt())
-        scale = rms or 1.0  # of a reference of zeros deviations are absolute
-        difference = (own.value - exact.value).abs_()
-        collected.results.append(
-            NumericsResult(
-                operator=unit.operator,
-                what=unit.what,
-                tp=unit.tp,
-                tensor=own.tensor,
-                shape=tuple(exact.value.shape),
-                reference_rms=rms,
-                largest_deviation=float(difference.max()) / scale,
-                rms_deviation=float(difference.square().mean().sqrt()) / scale,
-                allowed=allowed(
-                    unit.roundings(exact),
-                    setup.precision,
-                    elements=exact.value.numel(),
-                    peak=float(exact.value.abs().max()) / scale,
-                    rms=scale,
-                ),
-                probes=_probes(own.value),
-            )
-        )
-
-
-def _probes(value: Tensor) -> tuple[float, ...]:
-    """Values at places that a multiplicative hash (Knuth, volume 3, section 6.4) spreads, so that
-    no row or column is preferred.
-    """
+    unit: _Unit, tensor: str, reference: Tensor, value: Tensor, setup: NumericsSetup
+) -> NumericsResult:
+    rms = _rms(reference)
+    scale = rms or 1.0  # of a reference of zeros deviations are absolute
+    difference = (value - reference).abs_()
+    # Places that a multiplicative hash (Knuth, volume 3, section 6.4) spreads, so that no row or
+    # column is preferred.
     flat = value.flatten()
-    count = min(PROBES, len(flat))
-    return tuple(float(flat[at * 2654435761 % len(flat)]) for at in range(count))
+    places = [at * 2654435761 % len(flat) for at in range(min(PROBES, len(flat)))]
+    return NumericsResult(
+        operator=unit.operator,
+        what=unit.what,
+        tp=unit.tp,
+        tensor=tensor,
+        shape=tuple(reference.shape),
+        reference_rms=rms,
+        largest_deviation=float(difference.max()) / scale,
+        rms_deviation=_rms(difference) / scale,
+        allowed=unit.roundings(tensor, reference).allowed(
+            setup.precision,
+            elements=reference.numel(),
+            peak=float(reference.abs().max()) / scale,
+            rms=scale,
+        ),
+        probes=tuple(float(flat[place]) for place in places),
+    )
+
+
+def _rms(value: Tensor) -> float:
+    return float(value.square().mean().sqrt())
 
 
 # ---- what a device computes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unit:
+    """Something that every kind computes."""
+
+    operator: str
+    what: str
+    tp: int
+    compute: Compute
+    roundings: Callable[[str, Tensor], Roundings]
+    """Of one result, given its name and its reference."""
+
+
+def _units(result: SearchResult, setup: NumericsSetup) -> Iterator[_Unit]:
+    for layer in _layers(result, setup):
+        yield _Unit(
+            operator=f"{layer.kind.value} layer",
+            what="whole",
+            tp=layer.tp,
+            compute=layer.compute,
+            roundings=layer.roundings,
+        )
+        if layer.kind is LayerKind.TRANSFORMER:
+            yield _update_unit(layer)
+
+
+def _layers(result: SearchResult, setup: NumericsSetup) -> Iterator[_Layer]:
+    """Every layer that is computed."""
+    model, trainer = result.inputs.model, trainer_settings(result.inputs.job)
+    for tp in setup.tensor_parallel:
+        for kind in TRAINED_KINDS:
+            operators = layer_operators(
+                model,
+                kind,
+                microbatch_size=setup.microbatch_size,
+                sequence_length=setup.sequence_length,
+                tp=tp,
+                kernels=replace(trainer.kernels(kind), product_format=""),
+            )
+            yield _Layer(model=model, kind=kind, tp=tp, setup=setup, operators=tuple(operators))
 
 
 class _Exact(TorchFunctionMode):
@@ -407,23 +354,14 @@ class _Exact(TorchFunctionMode):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LayerSlice:
+class _Layer:
     """One layer as a tensor-parallel slice, and its inputs."""
 
     model: ModelSpec
     kind: LayerKind
     tp: int
     setup: NumericsSetup
-
-    def tokens(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the first microbatch that the trainer would see."""
-        batch = self.setup.microbatch_size
-        numbers = sample_numbers(
-            0, global_batch_size=batch, microbatch_size=batch, dp=1, dp_index=0
-        )
-        data = MarkovTokens.of(self.model.vocab_size, self.setup.seed)
-        drawn = torch.from_numpy(data.samples(numbers, self.setup.sequence_length + 1))
-        return drawn[:, :-1], drawn[:, 1:]
+    operators: tuple[Operator, ...]
 
     def module(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
         """With the weights that every device starts from."""
@@ -440,148 +378,101 @@ class _LayerSlice:
         layer = layer.to(dtype)
         return HeadWithLoss(layer) if isinstance(layer, Head) else layer
 
-    def compute(self, device: torch.device, dtype: torch.dtype) -> tuple[Outcome, ...]:
+    def compute(self, device: torch.device, dtype: torch.dtype) -> Outcomes:
         """Result, gradient of the input, and gradients of all weights."""
         if dtype == torch.float64:
             with _Exact():
-                return tuple(self._compute(device, dtype))
-        return tuple(self._compute(device, dtype))
+                return self._compute(device, dtype)
+        return self._compute(device, dtype)
 
-    def _compute(self, device: torch.device, dtype: torch.dtype) -> Iterator[Outcome]:
-        module = self.module(device, dtype)
+    def _compute(self, device: torch.device, dtype: torch.dtype) -> Outcomes:
+        module, batch = self.module(device, dtype), self.setup.microbatch_size
         generator = torch.Generator().manual_seed(self.setup.seed)
 
         def draw(shape: Sequence[int]) -> Tensor:
             value = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
             return value.to(DTYPES[self.setup.precision]).to(device=device, dtype=dtype)
 
-        x, targets = (each.to(device) for each in self.tokens())
+        # The first microbatch that the trainer would see.
+        numbers = sample_numbers(
+            0, global_batch_size=batch, microbatch_size=batch, dp=1, dp_index=0
+        )
+        data = MarkovTokens.of(self.model.vocab_size, self.setup.seed)
+        drawn = torch.from_numpy(data.samples(numbers, self.setup.sequence_length + 1)).to(device)
+        x, targets = drawn[:, :-1], drawn[:, 1:]
         if self.kind is not LayerKind.EMBEDDING:
             x = draw((*x.shape, self.model.hidden_size)).requires_grad_()
-        result = module(x, targets) if self.kind is LayerKind.HEAD else module(x)
-        torch.autograd.backward(result, draw(result.shape) if result.dim() else None)
-        yield Outcome(tensor="forward", value=_exact_copy(result))
-        if x.grad is not None:
-            yield Outcome(tensor="gradient of input", value=_exact_copy(x.grad))
-        for name, parameter in module.named_parameters():
-            if parameter.grad is not None:
-                yield Outcome(
-                    tensor=f"gradient of {name.rpartition('.')[2]}",
-                    value=_exact_copy(parameter.grad),
-                )
+        output = module(x, targets) if self.kind is LayerKind.HEAD else module(x)
+        torch.autograd.backward(output, draw(output.shape) if output.dim() else None)
+        outcomes = {"forward": _exact_copy(output)}
+        named = {name.rpartition(".")[2]: each for name, each in module.named_parameters()}
+        for name, leaf in (("input", x), *named.items()):
+            if leaf.grad is not None:
+                outcomes[f"gradient of {name}"] = _exact_copy(leaf.grad)
+        return outcomes
 
-    def update(
-        self, gradients: tuple[Outcome, ...], device: torch.device, dtype: torch.dtype
-    ) -> tuple[Outcome, ...]:
-        """Weights after one update, and their change before it is rounded.
-
-        The first update of AdamW is the sign of the gradient, and would turn the rounding of a
-        small gradient into a whole step. So every device updates with `gradients`, the reference's
-        of `compute`, and from the same moments, as after `_UPDATES` updates.
-        """
-        by_name = {each.tensor.removeprefix("gradient of "): each.value for each in gradients}
-        module = self.module(device, dtype)
-        named = [(name.rpartition(".")[2], weight) for name, weight in module.named_parameters()]
-        exact_gradients = torch.cat([by_name[name].flatten() for name, _ in named])
-        rounded = exact_gradients.to(DTYPES[self.setup.precision])
-        before = torch.cat([weight.detach().flatten() for _, weight in named])
-        flat = FlatParameters(module, self.setup.optimizer)
-        # `FlatParameters` works on float32 where the weights are narrower or wider than that.
-        exact = dtype == torch.float64
-        weights = before.clone() if exact else before.float().clone()
-        alone = nn.Parameter(weights)
-        alone.grad = rounded.to(device=device, dtype=weights.dtype)
-        rule = make_rule(self.setup.optimizer, [alone])
-        _set_moments(rule_state(rule, alone), exact_gradients)
-        set_updates(rule, alone, _UPDATES)
-        rule.step()
-        change = _exact_copy(alone) - _exact_copy(before)
-        after = _exact_copy(alone)
-        if not exact:
-            _set_moments(flat.state(), exact_gradients)
-            flat.resume(_UPDATES)
-            flat.gradients.copy_(rounded)
-            flat.update()
-            after = _exact_copy(flat.weights)
-        return (
-            Outcome(tensor="change of weights", value=change),
-            Outcome(tensor="weights after a step", value=after),
+    def roundings(self, tensor: str, reference: Tensor) -> Roundings:
+        """Of one result."""
+        length = self.setup.sequence_length
+        llama = self.model.architecture is Architecture.LLAMA
+        rotates = llama and self.kind is LayerKind.TRANSFORMER
+        return layer_roundings(
+            tensor,
+            self.operators,
+            tokens=self.setup.microbatch_size * length,
+            rotary_positions=length if rotates else 0,
         )
-
-
-def _set_moments(state: dict[str, Tensor], gradients: Tensor) -> None:
-    """Fill the rule's moments as if two gradients had come in turn: these, and their neighbours.
-
-    So the first moment never exceeds the root of the second. In float32 everywhere: the reference
-    starts from what the devices can hold.
-    """
-    other = gradients.roll(1)
-    moments = {
-        "exp_avg": (gradients + other) / 2.0,
-        "exp_avg_sq": (gradients.square() + other.square()) / 2.0,
-    }
-    for name, kept in state.items():
-        kept.copy_(moments[name].float())
 
 
 def _exact_copy(value: Tensor) -> Tensor:
     return value.detach().to(device="cpu", dtype=torch.float64, copy=True)
 
 
-def _units(result: SearchResult, setup: NumericsSetup) -> Iterator[_Unit]:
-    for kind, tp, operators in _layers(result, setup):
-        part = _LayerSlice(model=result.inputs.model, kind=kind, tp=tp, setup=setup)
-        yield _layer_unit(part, operators)
-        if kind is LayerKind.TRANSFORMER:
-            yield _update_unit(part)
+def _update_unit(layer: _Layer) -> _Unit:
+    """The change of a transformer layer's weights by one update, before it is rounded.
 
+    The first update of AdamW is the sign of the gradient, and would turn the rounding of a small
+    gradient into a whole step. So every device updates with the reference's gradients, and from
+    the same moments, as after `_UPDATES` updates: as if two gradients had come in turn, these and
+    their neighbours, so that the first moment never exceeds the root of the second. All in float32,
+    which the devices can hold; the rule works on float32 weights, the reference on float64.
+    """
+    setup, cpu = layer.setup, torch.device("cpu")
+    computed = layer.compute(cpu, torch.float64)
+    named = list(layer.module(cpu, torch.float64).named_parameters())
+    before = torch.cat([_exact_copy(weight).flatten() for _, weight in named])
+    names = [f"gradient of {name.rpartition('.')[2]}" for name, _ in named]
+    gradients = torch.cat([computed[name].flatten() for name in names]).float().double()
+    other = gradients.roll(1)
+    moments = {
+        "exp_avg": ((gradients + other) / 2.0).float(),
+        "exp_avg_sq": ((gradients.square() + other.square()) / 2.0).float(),
+    }
+    weights_rms = _rms(before)
 
-def _layer_unit(part: _LayerSlice, operators: Sequence[Operator]) -> _Unit:
-    setup = part.setup
-    equal_tokens = int(torch.bincount(part.tokens()[0].flatten()).max())
-    forward, backward = Roundings(), Roundings()
-    if part.model.architecture is Architecture.LLAMA and part.kind is LayerKind.TRANSFORMER:
-        forward = rotary_error(setup.sequence_length)
-    for op in operators:
-        for _ in range(op.count):
-            forward += forward_roundings(op)
-            backward += backward_roundings(op, equal_tokens=equal_tokens)
-    backward += forward  # the forward values enter every gradient
-    of_norms = backward + token_sum(setup.microbatch_size * setup.sequence_length)
+    def compute(device: torch.device, dtype: torch.dtype) -> Outcomes:
+        kept = torch.float64 if dtype == torch.float64 else torch.float32
+        weights = nn.Parameter(before.to(device, kept, copy=True))
+        weights.grad = gradients.to(device, weights.dtype)
+        rule = make_rule(setup.optimizer, [weights])
+        for name, state in rule_state(rule, weights).items():
+            state.copy_(moments[name])
+        set_updates(rule, weights, _UPDATES)
+        rule.step()
+        return {"change of weights": _exact_copy(weights) - before}
 
-    def roundings(outcome: Outcome) -> Roundings:
-        if outcome.tensor == "forward":
-            return forward
-        return of_norms if "norm_" in outcome.tensor else backward
-
-    return _Unit(
-        operator=_layer_name(part.kind),
-        what=WHOLE,
-        tp=part.tp,
-        compute=part.compute,
-        roundings=roundings,
-    )
-
-
-def _update_unit(part: _LayerSlice) -> _Unit:
-    reference = torch.device("cpu"), torch.float64
-    gradients = part.compute(*reference)
-    weights = torch.cat([each.detach().flatten() for each in part.module(*reference).parameters()])
-    weights_rms = float(weights.square().mean().sqrt())
-    peak = float(weights.abs().max()) / weights_rms
-
-    def roundings(outcome: Outcome) -> Roundings:
-        if outcome.tensor != "change of weights":
-            return Roundings(stored=1.0, inner=14.0)
+    def roundings(tensor: str, reference: Tensor) -> Roundings:
         # About a dozen operations of the rule, and two roundings of the weights themselves, which
         # are relative to the weights and not to the change.
-        change_rms = float(outcome.value.square().mean().sqrt())
-        return Roundings(inner=12.0 + 2.0 * weights_rms / change_rms, peak=peak)
+        return Roundings(
+            inner=12.0 + 2.0 * weights_rms / _rms(reference),
+            peak=float(before.abs().max()) / weights_rms,
+        )
 
     return _Unit(
         operator=OperatorClass.OPTIMIZER.value,
-        what=f"{part.setup.optimizer.value} step",
-        tp=part.tp,
-        compute=lambda device, dtype: part.update(gradients, device, dtype),
+        what=f"{setup.optimizer.value} step",
+        tp=layer.tp,
+        compute=compute,
         roundings=roundings,
     )

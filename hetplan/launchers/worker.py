@@ -10,7 +10,6 @@ another program in between.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetplan.emulation.namespaces import die_with_parent
 from hetplan.errors import HetplanError, LaunchError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 _LOOPBACK = "127.0.0.1"
-# prctl(2): the signal that a process gets when the one that started it ends.
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str], train: Callable[[RunFolder, int, Activity], None]) -> int:
     """Run one rank by `train`; 0, or the process ends here with code 1."""
     folder, rank = RunFolder(Path(arguments[0])), int(arguments[1])
-    _end_with_parent(int(arguments[2]))
+    if sys.platform == "linux":
+        # The launcher may have no chance to end its ranks.
+        die_with_parent(int(arguments[2]), signal.SIGKILL)
     activity = Activity()
     heartbeat = Heartbeat(activity, folder.activity(rank))
     try:
@@ -61,14 +61,6 @@ def main(arguments: list[str], train: Callable[[RunFolder, int, Activity], None]
     activity.begin("its end", kind=ActivityKind.ENDING)
     heartbeat.stop()
     return 0
-
-
-def _end_with_parent(parent: int) -> None:
-    """Die when the launcher does, even if it had no chance to end its workers (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit("the launcher has ended")
 
 
 def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
@@ -113,35 +105,29 @@ def meet(
 ) -> TCPStore:
     """The store of the ranks, when all have come to it; then they connect to each other.
 
-    How long libraries take to load is no measure of a connection: waiting for the others to start
-    is told apart from connecting to them.
+    Loading libraries takes seconds: waiting for the others to start is told apart from connecting.
     """
-    others = tuple(other for other in range(world_size) if other != rank)
-    activity.begin("wait for all ranks to start", kind=ActivityKind.STARTING)
-    store = meeting_point(folder, rank, timeout)
-    store.set(f"started/{rank}", "")
-    store.wait([f"started/{other}" for other in others], timeout)
-    activity.begin("opening of connections", others, kind=ActivityKind.CONNECTING)
-    return store
-
-
-def meeting_point(folder: RunFolder, rank: int, timeout: timedelta) -> TCPStore:
-    """The store at which the ranks of a run find each other."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    others = tuple(other for other in range(world_size) if other != rank)
+    activity.begin("wait for all ranks to start", kind=ActivityKind.STARTING)
     address = os.environ.get(MEETING_VARIABLE, _LOOPBACK)
     if rank == 0:
         store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         write_atomically(folder.port, str(store.port))
-        return store
-    limit = time.monotonic() + timeout.total_seconds()
-    while not folder.port.exists():
-        if time.monotonic() > limit:
-            raise LaunchError(
-                f"rank 0 did not open a meeting point in {timeout.total_seconds():g} s"
-            )
-        time.sleep(0.05)
-    return TCPStore(address, int(folder.port.read_text()), is_master=False, timeout=timeout)
+    else:
+        limit = time.monotonic() + timeout.total_seconds()
+        while not folder.port.exists():
+            if time.monotonic() > limit:
+                raise LaunchError(
+                    f"rank 0 did not open a meeting point in {timeout.total_seconds():g} s"
+                )
+            time.sleep(0.05)
+        store = TCPStore(address, int(folder.port.read_text()), is_master=False, timeout=timeout)
+    store.set(f"started/{rank}", "")
+    store.wait([f"started/{other}" for other in others], timeout)
+    activity.begin("opening of connections", others, kind=ActivityKind.CONNECTING)
+    return store
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -35,7 +35,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
-    LoadPlanner,
     ReadItem,
     SavePlan,
     TensorWriteData,
@@ -151,12 +150,13 @@ def write_chunks(
         # torch warns that without a process group it saves what one process has.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
-            if group is not None:
-                save({}, storage_writer=writer, planner=planner, process_group=group)
-            elif dist.is_initialized():
-                save({}, storage_writer=writer, planner=planner, no_dist=True)
-            else:
-                save({}, storage_writer=writer, planner=planner)
+            save(
+                {},
+                storage_writer=writer,
+                planner=planner,
+                process_group=group,
+                no_dist=group is None,
+            )
         except CheckpointException as error:
             raise _own_failure(error, 0 if group is None else dist.get_rank(group)) from error
 
@@ -279,41 +279,20 @@ class Reader(FileSystemReader):
         return Fault(file=str(self.folder), field=key, message=message)
 
 
-class _Into(LoadPlanner):
+class _Into(DefaultLoadPlanner):
     """Puts what is read into one tensor."""
 
     def __init__(self, target: Tensor) -> None:
-        self._target = target
+        super().__init__()
+        self._target = target.detach()
 
-    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up."""
-
-    def create_local_plan(self) -> LoadPlan:
-        """The plan is made by the caller."""
-        return LoadPlan([])
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """There is one rank."""
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
-        return central_plan
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """The tensor, whatever is read."""
+        return self._target
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Objects are never read: they would be pickles."""
         raise ValueError("is an object")
-
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """The part that this item fills."""
-        part = self._target.detach()
-        places = zip(read_item.dest_offsets, read_item.lengths, strict=True)
-        for dim, (start, length) in enumerate(places):
-            part = part.narrow(dim, start, length)
-        return part
-
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """It is in place already."""
 
 
 def _read_metadata(folder: Path) -> Metadata:
@@ -340,19 +319,17 @@ def _check_files(folder: Path, stored: Iterable[Any]) -> None:
     for info in stored:
         name = str(info.relative_path)
         lengths[name] = max(lengths.get(name, 0), int(info.offset) + int(info.length))
-    names = lengths.keys()
-    outside = sorted(name for name in names if Path(name).name != name)
-    if outside:
-        message = f"names files outside of its folder: {shown_names(outside)}"
-        raise InputError(Fault(file=str(folder / METADATA), message=message))
-    missing = sorted(name for name in names if not (folder / name).is_file())
-    if missing:
-        message = f"files of the checkpoint are missing: {shown_names(missing)}"
-        raise InputError(Fault(file=str(folder), message=message))
-    short = sorted(name for name in names if (folder / name).stat().st_size < lengths[name])
-    if short:
-        message = f"files of the checkpoint are cut off: {shown_names(short)}"
-        raise InputError(Fault(file=str(folder), message=message))
+    faulty: dict[str, list[str]] = {}
+    for name, length in sorted(lengths.items()):
+        if Path(name).name != name:
+            faulty.setdefault("names files outside of its folder", []).append(name)
+        elif not (folder / name).is_file():
+            faulty.setdefault("files of the checkpoint are missing", []).append(name)
+        elif (folder / name).stat().st_size < length:
+            faulty.setdefault("files of the checkpoint are cut off", []).append(name)
+    if faulty:
+        messages = (f"{what}: {shown_names(names)}" for what, names in faulty.items())
+        raise InputError(*(Fault(file=str(folder), message=message) for message in messages))
 
 
 def _first_line(error: BaseException) -> str:

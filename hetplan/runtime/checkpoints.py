@@ -31,7 +31,6 @@ from hetplan.runtime.checkpoint_contents import (
     WEIGHTS,
     CheckpointManifest,
     TrainedJob,
-    check_checkpoint,
     open_checkpoint,
 )
 from hetplan.runtime.training import CheckpointRequest
@@ -79,7 +78,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     """
     for checkpoint in checkpoints_in(folder):
         try:
-            check_checkpoint(checkpoint)
+            open_checkpoint(checkpoint)
         except InputError as error:
             _LOGGER.warning("%s is damaged and passed over: %s", checkpoint, error.faults[0])
         else:

@@ -25,9 +25,9 @@ from hetplan.cost.collectives.direct_levels import summed_by_messages
 from hetplan.cost.collectives.layout import ISLAND, NODE
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import LayerRange, Plan
-from hetplan.profiling.weights import WeightPart, parameter_slices
 from hetplan.runtime.communicator.levels import GroupSum
 from hetplan.runtime.placement import RankPlace, place_ranks
+from hetplan.runtime.weight_slices import ParameterPart, common_parts
 
 _Column = tuple[RankPlace, ...]
 """The tensor-parallel ranks of one copy."""
@@ -162,52 +162,6 @@ def _exchange(row: _Column, transport: str, layers: tuple[LayerRange, ...]) -> E
         layers=layers,
         transport=transport,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterPart:
-    """Rows or columns of one parameter of a rank."""
-
-    position: int
-    """Of the layer."""
-    name: str
-    dim: int
-    start: int
-    length: int
-
-
-def common_parts(
-    model: ModelSpec, position: int, *, tp: int, tp_index: int, cuts: Sequence[tuple[int, int]]
-) -> Iterator[ParameterPart]:
-    """What slice `tp_index` of `tp` of a layer has in common with all of these (tp, tp_index).
-
-    In the order of the layer's parameters; where a part is a whole parameter, it is one part.
-    """
-    kind = model.layers[position]
-    own = parameter_slices(model, kind, tp=tp, tp_rank=tp_index)
-    others = [parameter_slices(model, kind, tp=each, tp_rank=at) for each, at in cuts]
-    for number, parameter in enumerate(own):
-        if set(cuts) <= {(tp, tp_index)}:
-            rows = parameter.shape[0]
-            yield ParameterPart(position=position, name=parameter.name, dim=0, start=0, length=rows)
-            continue
-        row = 0
-        for piece, part in enumerate(parameter.parts):
-            same = [other[number].parts[piece] for other in others]
-            start, stop = _common([part, *same])
-            if start < stop:
-                yield ParameterPart(
-                    position=position,
-                    name=parameter.name,
-                    dim=part.dim,
-                    start=start - part.start + (row if part.dim == 0 else 0),
-                    length=stop - start,
-                )
-            row += part.shape[0]
-
-
-def _common(parts: Sequence[WeightPart]) -> tuple[int, int]:
-    return max(part.start for part in parts), min(part.start + part.length for part in parts)
 
 
 def exchanged_parts(

@@ -27,13 +27,13 @@ from torch import Tensor, nn
 from hetplan.cost.network.segments import TrafficClass
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.layers import Layer
-from hetplan.profiling.weights import make_rule, parameter_slices, rule_state, set_updates
+from hetplan.profiling.weights import make_rule, rule_state, set_updates
 from hetplan.runtime.communicator.channels import Channel
-from hetplan.runtime.gradient_groups import ParameterPart
 from hetplan.runtime.placement import RankPlace
+from hetplan.runtime.weight_slices import ParameterPart, slices_of
 
 Named = Mapping[tuple[int, str], nn.Parameter]
 """Parameters by the position of their layer and their name; a tied one under both of its names."""
@@ -246,27 +246,15 @@ EPSILON = 1e-6
 def counted_parts(model: ModelSpec, place: RankPlace) -> Iterator[ParameterPart]:
     """What this rank adds to the norm, the copies of its whole stage left out of account."""
     for chunk in place.chunks:
-        for position in range(chunk.start, chunk.stop):
-            kind = model.layers[position]
-            tied_head = model.tied_embeddings and kind is LayerKind.HEAD
-            lower = max(0, place.tp_index - 1)
-            mine = parameter_slices(model, kind, tp=place.tp, tp_rank=place.tp_index)
-            below = parameter_slices(model, kind, tp=place.tp, tp_rank=lower)
-            for parameter, other in zip(mine, below, strict=True):
-                if tied_head and parameter.name == "weight":
-                    continue
-                row = 0
-                for piece, same in zip(parameter.parts, other.parts, strict=True):
-                    # Slices of equal start follow each other: starts never fall with tp_index.
-                    if place.tp_index == 0 or same.start != piece.start:
-                        yield ParameterPart(
-                            position=position,
-                            name=parameter.name,
-                            dim=0,
-                            start=row,
-                            length=piece.shape[0],
-                        )
-                    row += piece.shape[0]
+        for part in slices_of(model, chunk, tp=place.tp, tp_index=place.tp_index):
+            if part.first:
+                yield ParameterPart(
+                    position=part.position,
+                    name=part.name,
+                    dim=0,
+                    start=part.row,
+                    length=part.rows,
+                )
 
 
 def counts(place: RankPlace, parts: int = 1) -> bool:

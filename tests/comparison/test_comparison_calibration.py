@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from compare_cases import PREDICTOR, run_text, small_result
 
-from hetplan.comparison.calibration import MeasuredRun, layout_of, try_calibration
+from hetplan.comparison.calibration import MeasuredRun, try_calibration
 from hetplan.comparison.compare import chosen_steps
 from hetplan.cost.estimate import estimate
 from hetplan.errors import InputError
-from hetplan.predict.fit import FittedPredictor, load_predictor, save_predictor
+from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult
 from hetplan.trainers.read_log import read_training_log
 
@@ -43,11 +43,6 @@ def priced(result: SearchResult, predictor: FittedPredictor) -> float:
     return estimate(result.plan, inputs.model, inputs.cluster, inputs.job, predictor).step_seconds
 
 
-def test_layouts_have_names_by_which_they_are_held_back() -> None:
-    assert layout_of(small_result().plan) == "tp1 pp2 dp4 mbs1"
-    assert layout_of(small_result(4, (2, 2)).plan) == "tp1 pp2 dp2 mbs1"
-
-
 def test_runs_that_are_all_slower_make_left_out_runs_better(tmp_path: Path) -> None:
     trial = try_calibration(runs(tmp_path, lambda at: 1.25))
     assert trial.helped
@@ -60,13 +55,6 @@ def test_runs_that_are_all_slower_make_left_out_runs_better(tmp_path: Path) -> N
     other = small_result(3, (1, 1))
     ratio = priced(other, FittedPredictor(laws)) / other.estimate.step_seconds
     assert ratio == pytest.approx(1.25, rel=0.08)
-
-
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    trial = try_calibration(runs(tmp_path, lambda at: 1.25))
-    path = tmp_path / "predictor.json"
-    save_predictor(FittedPredictor(replace(PREDICTOR.laws, calibration=trial.calibration)), path)
-    assert load_predictor(path).laws.calibration == trial.calibration
 
 
 def test_runs_without_a_common_cause_are_refused(tmp_path: Path) -> None:

@@ -26,18 +26,6 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return log, plan
 
 
-def test_json_has_the_same(files: tuple[Path, Path]) -> None:
-    log, plan = files
-    done = run("compare", str(log), "--plan", str(plan), "--json")
-    data = json.loads(done.stdout)
-    assert data["schema"] == "hetplan.comparison/1"
-    assert data["culprit"]["part"] == "gradient reduction"
-    assert data["relative_error"] == pytest.approx(-0.5, abs=1e-3)
-    assert data["inside_interval"] is False
-    parts = sum(row["measured_seconds"] for row in data["parts"])
-    assert parts == pytest.approx(data["measured"]["median_seconds"])
-
-
 def test_several_runs_by_a_list(files: tuple[Path, Path], tmp_path: Path) -> None:
     runs = tmp_path / "runs.yaml"
     (tmp_path / "again.log").write_bytes((tmp_path / "train.log").read_bytes())

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from emulation_cases import FOUR_HOSTS, ROOT, four_hosts, needs_machine
+from emulation_cases import FOUR_HOSTS, ROOT, four_hosts
 from typer.testing import CliRunner
 
 from hetplan.cli.main import app
 from hetplan.emulation import tools
-from hetplan.emulation.pace import least_headroom, pace_of_cluster, slow_downs
+from hetplan.emulation.pace import least_headroom, slow_downs
 from hetplan.errors import InputError
-from hetplan.job.load import load_job
-from hetplan.model.load import load_model
-from hetplan.predict.predictor import LayerQuery
 from hetplan.profiling.pacing import load_pace
 
 
@@ -67,34 +63,6 @@ def test_what_cannot_be_meant_is_refused() -> None:
         assert said in stderr
 
 
-@needs_machine
-def test_nothing_to_remove_is_no_fault() -> None:
-    code, stdout, _ = emulate("down", "--name", "test-none")
-    assert (code, stdout) == (0, "there was nothing to remove of emulation test-none\n")
-    code, stdout, _ = emulate("down", "--name", "test-none", "--json")
-    assert '"removed": []' in stdout
-
-
-@needs_machine
-def test_running_on_what_is_not_there_is_refused() -> None:
-    code, _, said = emulate("run-all", "test-none", "--", "true")
-    assert code == 2
-    assert "there is no emulation test-none" in said
-
-
-@dataclass(frozen=True)
-class Answer:
-    seconds: float
-
-
-class Core:
-    """A predictor of a core that takes 1 ms per sample and layer forward, 2 ms backward."""
-
-    def layer(self, _: object, query: LayerQuery) -> Answer:
-        one = 2e-3 if query.is_backward else 1e-3
-        return Answer(one * query.microbatch_size / query.tp)
-
-
 def test_kinds_are_slower_by_the_ratio_of_their_rates() -> None:
     factors = slow_downs(four_hosts(), "float32", {})
     assert factors == {"emulated-fast": 1.0, "emulated-medium": 1.5, "emulated-slow": 3.0}
@@ -112,28 +80,6 @@ def test_kinds_are_slower_by_given_factors() -> None:
         slow_downs(four_hosts(), "float32", {"other": 2.0})
     with pytest.raises(InputError, match="no peak rate for bfloat16"):
         slow_downs(four_hosts(), "bfloat16", {})
-
-
-def test_a_pace_has_every_shape_of_every_kind_in_proportion() -> None:
-    model = load_model(ROOT / "configs/models/gpt-tiny.yaml")
-    job = load_job(ROOT / "configs/jobs/gpt-tiny.yaml")
-    pace = pace_of_cluster(
-        Core(),  # type: ignore[arg-type]
-        four_hosts(),
-        model,
-        job,
-        headroom=4.0,
-        microbatch_sizes=(1, 2),
-        tp_degrees=(1,),
-    )
-    quick, slow = pace.kind("emulated-fast"), pace.kind("emulated-slow")
-    assert (quick.slow_down, slow.slow_down) == (4.0, 12.0)
-    assert len(quick.entries) == len(slow.entries) == 2 * 2 * len({e.layer for e in quick.entries})
-    for one, other in zip(quick.entries, slow.entries, strict=True):
-        assert other.seconds == pytest.approx(3 * one.seconds)
-        assert one.seconds == pytest.approx(
-            4e-3 * one.microbatch_size * (2 if one.phase == "backward" else 1)
-        )
 
 
 def test_a_pace_file_is_written_and_read_back(tmp_path: Path) -> None:

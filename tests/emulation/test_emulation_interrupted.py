@@ -73,11 +73,6 @@ def test_ctrl_c_leaves_nothing_without_down() -> None:
         assert result["clean"], result
 
 
-def test_down_can_be_killed_and_done_again() -> None:
-    results = interrupted("kill-remove", 0.005, 0.02, 0.04)
-    assert all(result["clean"] for result in results), results
-
-
 def test_down_removes_what_a_kill_leaves_at_any_moment() -> None:
     moments = [0.003 * number for number in range(1, 101)]
     assert all(result["clean"] for result in interrupted("kill-after", *moments))
@@ -110,17 +105,6 @@ def test_the_guard_removes_what_a_killed_command_used() -> None:
         assert gone(before, NAME)
 
 
-def test_ctrl_c_ends_the_command_and_removes_what_it_used() -> None:
-    before = traces(NAME)
-    program = "import time; print('in use', flush=True); time.sleep(600)"
-    with using(sys.executable, "-c", program) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "in use\n"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-    assert traces(NAME) == before
-
-
 def test_the_guard_removes_it_whenever_the_kill_comes() -> None:
     before = traces(NAME)
     for number in range(40):
@@ -128,27 +112,6 @@ def test_the_guard_removes_it_whenever_the_kill_comes() -> None:
             time.sleep(0.05 * number)
             process.kill()
         assert gone(before, NAME), number
-
-
-def fail_inside(started: list[subprocess.Popen[bytes]]) -> None:
-    with emulated(four_hosts(), name=NAME) as emulation:
-        command = ("sh", "-c", "echo on; exec sleep 600")
-        process = start(emulation, "north1", command, stdout=subprocess.PIPE)
-        started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"on\n"
-        process.stdout.close()
-        assert len(traces(NAME).namespaces) == 5
-        raise ZeroDivisionError
-
-
-def test_an_error_in_the_block_removes_it() -> None:
-    before = traces(NAME)
-    started: list[subprocess.Popen[bytes]] = []
-    with pytest.raises(ZeroDivisionError):
-        fail_inside(started)
-    assert started[0].wait(timeout=30) == -signal.SIGTERM
-    assert traces(NAME) == before
 
 
 def test_the_name_of_another_is_refused_and_the_other_stays() -> None:

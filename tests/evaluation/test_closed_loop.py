@@ -12,18 +12,21 @@ from hypothesis import strategies as st
 
 from evaluation.closed_loop.plans import (
     FORMS,
-    PoolPlan,
+    PoolSpace,
     choose,
     dealt_out,
     draw_pool,
-    structures,
+    form_of,
+    name_of,
 )
-from evaluation.closed_loop.results import draw, judge, loop_lines, loop_tables, totals
+from evaluation.closed_loop.results import draw, judge, loop_answer, totals
 from evaluation.closed_loop.values import (
+    CLUSTER_FILE,
+    JOB_FILE,
     MIN_STALLED_FRACTION,
+    MODEL_FILE,
     ClosedLoop,
     Goals,
-    LoopFiles,
     LoopPlan,
     LoopRow,
     LoopSpec,
@@ -37,40 +40,41 @@ from hetplan.errors import InputError
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.plans.check import check_plan
+from hetplan.plans.plan import Plan
 from hetplan.plans.ranks import launch_faults
+from hetplan.runtime.placement import place_ranks
 
-FILES = LoopFiles(folder=Path("unused"))
-CLUSTER, MODEL, JOB = load_cluster(FILES.cluster), load_model(FILES.model), load_job(FILES.job)
+CLUSTER, MODEL, JOB = load_cluster(CLUSTER_FILE), load_model(MODEL_FILE), load_job(JOB_FILE)
 SPEEDS = {"fast": 1.0, "medium": 2 / 3, "slow": 1 / 3}
 
 
+SPACE = PoolSpace(model=MODEL, cluster=CLUSTER, job=JOB, speeds=SPEEDS)
+
+
 @pytest.fixture(scope="module")
-def pool() -> tuple[PoolPlan, ...]:
-    return draw_pool(MODEL, CLUSTER, JOB, speeds=SPEEDS, seed=3, size=60)
+def pool() -> tuple[Plan, ...]:
+    return draw_pool(SPACE, seed=3, size=60)
 
 
-def test_structures_are_counted_by_hand_on_two_hosts() -> None:
-    assert set(structures(["a", "a"])) == {
-        ((("a",), ("a",)),),
-        ((("a", "a"),),),
-        ((("a",),), (("a",),)),
-    }
-    found = set(structures(["a", "b"]))
-    assert found == {
-        ((("a",), ("b",)),),
-        ((("b",), ("a",)),),
-        ((("a", "b"),),),
-        ((("a",),), (("b",),)),
-    }
-
-
-def test_the_pool_is_legal_and_of_every_form(pool: tuple[PoolPlan, ...]) -> None:
+def test_the_pool_is_legal_and_of_every_form(pool: tuple[Plan, ...]) -> None:
     assert len(pool) == 60
-    assert len({drawn.name for drawn in pool}) == 60
-    assert {drawn.form for drawn in pool} == set(FORMS)
-    for drawn in pool:
-        assert not check_plan(drawn.plan, MODEL, CLUSTER, JOB)
-        assert not list(launch_faults(drawn.plan))
+    assert len({name_of(plan, CLUSTER, MODEL) for plan in pool}) == 60
+    assert {form_of(plan) for plan in pool} == set(FORMS)
+    singles = draw_pool(replace(SPACE, single=True), seed=3, size=20)
+    assert all(len(plan.pipelines) == 1 for plan in singles)
+    for plan in pool:
+        assert not check_plan(plan, MODEL, CLUSTER, JOB)
+        assert not list(launch_faults(plan))
+
+
+def test_a_pool_of_one_kind_uses_all_of_its_hosts_and_no_others() -> None:
+    for island in CLUSTER.islands:
+        first = CLUSTER.first_device(island.name)
+        devices = set(range(first, first + len(island.usable_nodes)))
+        plans = draw_pool(replace(SPACE, only=(island.name,)), seed=1, size=5)
+        assert plans
+        for plan in plans:
+            assert {place.device for place in place_ranks(plan)} == devices
 
 
 @given(
@@ -89,17 +93,17 @@ def test_dealt_out_adds_up_and_is_fair(weights: list[float], more: int, least: i
             assert abs(number - total * weight / sum(weights)) < 1
 
 
-def loop_plan(number: int, seconds: float, stalled: float, drawn: PoolPlan) -> LoopPlan:
+def loop_plan(number: int, seconds: float, stalled: float, plan: Plan) -> LoopPlan:
     return LoopPlan(
         name=f"plan {number}",
         form=FORMS[number % len(FORMS)],
-        plan=drawn.plan,
+        plan=plan,
         predicted_seconds=seconds,
         stalled=stalled,
     )
 
 
-def priced(pool: tuple[PoolPlan, ...], stalled_from: float) -> list[LoopPlan]:
+def priced(pool: tuple[Plan, ...], stalled_from: float) -> list[LoopPlan]:
     chance = random.Random(1)
     seconds = sorted(1.0 + 4.0 * chance.random() for _ in range(200))
     return [
@@ -108,7 +112,7 @@ def priced(pool: tuple[PoolPlan, ...], stalled_from: float) -> list[LoopPlan]:
     ]
 
 
-def test_the_choice_has_the_best_the_searched_and_every_stratum(pool: tuple[PoolPlan, ...]) -> None:
+def test_the_choice_has_the_best_the_searched_and_every_stratum(pool: tuple[Plan, ...]) -> None:
     plans = priced(pool, 0.8)
     searched = replace(plans[3], name="searched", searched=True, predicted_seconds=1.0)
     found = choose(plans, searched, plans=20, best=5, stalled=8, longest=3.0, seed=0)
@@ -233,9 +237,10 @@ def whole_loop() -> ClosedLoop:
 
 def test_tables_and_drawing_show_every_plan(tmp_path: Path) -> None:
     found = whole_loop()
-    tables = list(loop_tables(found))
-    assert [table.row_count for table in tables] == [5, 5, 2]
-    assert any("goals missed" in line for line in loop_lines(found))
+    answer = loop_answer(found)
+    assert [section.table().row_count for section in answer.sections] == [5, 5, 2]
+    assert any("goals missed" in line for line in answer.lines)
+    assert answer.document()["passes"][0]["totals"]["mape"] == found.passes[0].totals.mape
     for name in ("one.svg", "two.svg"):
         draw(found, tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

@@ -7,26 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.closed_loop.loop import (
+from evaluation.closed_loop.plans import PoolSpace, draw_pool, price_pool
+from evaluation.closed_loop.together import (
     ANY_FORM,
     ONE_PIPELINE,
     Candidate,
-    _Planner,
+    Planner,
     bound_seconds,
     measured,
     tokens,
 )
-from evaluation.closed_loop.plans import draw_pool, price_pool
-from evaluation.closed_loop.training import LoopInputs
-from evaluation.closed_loop.values import LoopFiles, LoopSpec, TrainedPlan, Verdict
+from evaluation.closed_loop.values import (
+    CLUSTER_FILE,
+    JOB_FILE,
+    MODEL_FILE,
+    TOGETHER_JOB_FILE,
+    LoopInputs,
+    LoopSpec,
+    TrainedPlan,
+    Verdict,
+)
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.step_model.pricer import Pricer
+from hetplan.emulation.layout import lay_out
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.predict.fit import fit_stores
 
-FILES = LoopFiles(folder=Path("unused"))
-SHIPPED, MODEL, JOB = load_cluster(FILES.cluster), load_model(FILES.model), load_job(FILES.job)
+SHIPPED, MODEL, JOB = load_cluster(CLUSTER_FILE), load_model(MODEL_FILE), load_job(JOB_FILE)
 # As on a datasheet: what is not measured needs it.
 CLUSTER = replace(
     SHIPPED,
@@ -35,9 +43,15 @@ CLUSTER = replace(
         for each in SHIPPED.islands
     ),
 )
-TOGETHER = load_job(FILES.together_job)
+TOGETHER = load_job(TOGETHER_JOB_FILE)
 INPUTS = LoopInputs(
-    files=FILES, spec=LoopSpec(), model=MODEL, cluster=CLUSTER, job=JOB, say=lambda text: None
+    spec=LoopSpec(),
+    folder=Path("unused"),
+    emulation=lay_out(CLUSTER, name="unused"),
+    model=MODEL,
+    cluster=CLUSTER,
+    job=JOB,
+    say=lambda text: None,
 )
 KINDS = [island.device.kind for island in CLUSTER.islands]
 
@@ -46,18 +60,18 @@ KINDS = [island.device.kind for island in CLUSTER.islands]
 def simple() -> tuple[Candidate, ...]:
     """What needs no planner; datasheet figures will do to price it."""
     predictor, _ = fit_stores()
-    planner = _Planner(INPUTS, None, TOGETHER, predictor)  # type: ignore[arg-type]
-    return tuple(planner.simple())
+    return tuple(Planner(INPUTS, TOGETHER, predictor).simple())
 
 
 def test_no_plan_is_predicted_to_beat_its_bound(simple: tuple[Candidate, ...]) -> None:
     predictor, _ = fit_stores()
     pricer = Pricer(MODEL, CLUSTER, JOB, predictor)
     speeds = {"fast": 1.0, "medium": 2 / 3, "slow": 1 / 3}
-    pool = draw_pool(MODEL, CLUSTER, JOB, speeds=speeds, seed=1, size=40)
+    space = PoolSpace(model=MODEL, cluster=CLUSTER, job=JOB, speeds=speeds)
+    pool = draw_pool(space, seed=1, size=40)
     pairs = [
         (each.predicted_seconds, bound_seconds(pricer, each.plan))
-        for each in price_pool(pricer, pool, CLUSTER, MODEL)
+        for each in price_pool(pricer, pool)
     ]
     assert len(pairs) > 20
     for predicted, bound in (
@@ -98,7 +112,7 @@ def candidates(simple: tuple[Candidate, ...]) -> list[Candidate]:
 
 def test_the_figure_by_hand(simple: tuple[Candidate, ...]) -> None:
     seconds = (10.0, 10.0, 10.0, 10.2, 10.04, 12.5)
-    found = measured(INPUTS, candidates(simple), [trained(each) for each in seconds])
+    found = measured(set(KINDS), candidates(simple), [trained(each) for each in seconds])
     assert found.alone_tokens_per_second == pytest.approx(tokens(TOGETHER) / 10.0)
     assert [row.ratio for row in found.alone] == [None] * 3
     assert [row.ratio for row in found.together] == pytest.approx([10 / 10.2, 10 / 10.04, 0.8])

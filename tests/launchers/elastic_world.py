@@ -13,6 +13,7 @@ from hetplan.launchers.elastic import (
     ElasticRun,
     Ended,
     Ending,
+    HostPlan,
     Phase,
     Progress,
     Rules,
@@ -24,12 +25,6 @@ PROBE_SECONDS = 0.5
 START_SECONDS = 6.0
 NOTICE_SECONDS = 2.0
 SAVE_SECONDS = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class FakePlan:
-    used_hosts: tuple[str, ...]
-    step_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,18 +77,20 @@ class FakeWorld:
             return ()
         return tuple(host for host in hosts if self.up(host))
 
-    def plan(self, hosts: Sequence[str], known: FakePlan | None) -> FakePlan:
+    def plan(self, hosts: Sequence[str], known: HostPlan | None) -> HostPlan:
         self.planned.append(tuple(hosts))
         used = sorted(hosts, key=lambda host: -self.speeds[host])[: self.most_used]
         speed = sum(self.speeds[host] for host in used)
         if speed < self.least_speed:
             raise InfeasibleError([f"memory: {speed:g} of {self.least_speed:g}"])
-        plan = FakePlan(
-            used_hosts=tuple(host for host in self.speeds if host in used), step_seconds=1 / speed
+        plan = HostPlan(
+            used_hosts=tuple(host for host in self.speeds if host in used),
+            step_seconds=1 / speed,
+            result=None,  # type: ignore[arg-type]
         )
         return known if known is not None and known.step_seconds <= plan.step_seconds else plan
 
-    def run(self, planned: FakePlan, first_step: int, look: Callable[[Progress], bool]) -> Ending:
+    def run(self, planned: HostPlan, first_step: int, look: Callable[[Progress], bool]) -> Ending:
         assert first_step == self.saved < self.steps
         began, done = self.now, list[StepRecord]()
         start_seconds: float | None = None
@@ -137,7 +134,7 @@ class FakeWorld:
                 return ending(Ended.GREW)
         return ending(Ended.FINISHED)
 
-    def _failed(self, planned: FakePlan, *, saving: bool) -> tuple[str, ...]:
+    def _failed(self, planned: HostPlan, *, saving: bool) -> tuple[str, ...]:
         for host in planned.used_hosts:
             if not self.up(host):
                 return (host,)
@@ -164,5 +161,5 @@ class FakeWorld:
         self.told.append(text)
 
 
-def elastic(world: FakeWorld, rules: Rules | None = None) -> ElasticRun[FakePlan]:
+def elastic(world: FakeWorld, rules: Rules | None = None) -> ElasticRun:
     return ElasticRun(world, rules or Rules(), total_steps=world.steps)

@@ -48,21 +48,6 @@ def runs(run: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "launch", give)
 
 
-def test_people_get_a_table_and_the_comparison(
-    plan_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs(VALID, monkeypatch)
-    launch(plan_file, steps=2)
-    out, err = capsys.readouterr()
-    assert "slow (paced)" in out
-    assert "measured 1 s per step (median); predicted 1.1 s, error +10.0% of the measured" in out
-    assert "inside the predicted p10 900 ms to p90 1.3 s" in out
-    assert "20.0% of the passes overran" in out
-    assert "NOT COMPARABLE" not in out
-    assert "the losses agree with those of one process" in out
-    assert err.splitlines() == ["step 1/2: loss 4.0000, 2 s", "step 2/2: loss 3.1000, 1 s"]
-
-
 def test_json_is_the_line_of_the_run_log(
     plan_file: Path,
     tmp_path: Path,

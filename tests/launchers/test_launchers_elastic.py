@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from elastic_world import Crash, FakePlan, FakeWorld, elastic
+from elastic_world import Crash, FakeWorld, elastic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.errors import InputError
-from hetplan.launchers.elastic import Ended, GaveUpError, Grow, History, Rules
+from hetplan.launchers.elastic import Ended, GaveUpError, Grow, History, HostPlan, Rules
 
 FOUR = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
 ALWAYS = Rules(grow=Grow.ALWAYS)
@@ -37,38 +37,78 @@ def hosts_of(history: History) -> list[str]:
     return ["".join(phase.hosts) for phase in history.phases]
 
 
-def test_a_run_without_faults_is_one_phase() -> None:
-    world = FakeWorld(FOUR)
-    history = elastic(world).train()
-    check_history(history, world)
-    assert hosts_of(history) == ["abcd"]
-    assert world.planned == [("a", "b", "c", "d")]
+SCENES = {
+    "nothing fails": ({}, Rules(), ["abcd"], ""),
+    # Goes on with three hosts from the last checkpoint, and grows.
+    "a host comes back": (
+        {"down": {"d": [(9.1, 30.0)]}, "steps": 200},
+        Rules(),
+        ["abcd", "abc", "abcd"],
+        "d came back: predicted 0.25 s per step instead of 0.3333 s",
+    ),
+    # Back at 30, grown for at 41, and gone while the larger run starts.
+    "lost again while the run grows": (
+        {"down": {"d": [(8.0, 30.0), (42.0, 1000.0)]}, "steps": 200},
+        Rules(),
+        ["abcd", "abc", "abcd", "abc"],
+        "d came back",
+    ),
+    "a fault during a save": (
+        {"crashes": [Crash(host="b", at=9.0, during_save=True)]},
+        Rules(),
+        ["abcd", "abcd"],
+        "",
+    ),
+    "all are waited for": (
+        {"down": {name: [(9.0, 40.0)] for name in FOUR}},
+        Rules(wait_seconds=60.0),
+        ["abcd", "abcd"],
+        "no host answers; looking for hosts",
+    ),
+    "not faster enough": (
+        {"speeds": {"a": 1.0, "b": 1.0, "c": 0.03}, "down": {"c": [(0.0, 20.0)]}, "steps": 200},
+        Rules(),
+        ["ab"],
+        "not more than 2% faster",
+    ),
+    "too few steps left": (
+        {"down": {"d": [(8.0, 20.0)]}},
+        Rules(),
+        ["abcd", "abc"],
+        "a restart takes",
+    ),
+    "never grows": (
+        {"down": {"d": [(8.0, 20.0)]}, "crashes": [Crash(host="a", at=45.0)], "steps": 200},
+        Rules(grow=Grow.NEVER),
+        ["abcd", "abc", "abcd"],
+        "will be used after the next fault",
+    ),
+    "two faults in a row of one host": (
+        {"crashes": [Crash(host="b", at=7.0), Crash(host="b", at=10.0)], "steps": 300},
+        Rules(),
+        ["abcd", "abcd", "acd", "abcd"],
+        "b is left out, two faults in a row were its own",
+    ),
+    "the only host is never left out": (
+        {
+            "speeds": {"a": 1.0},
+            "crashes": [Crash(host="a", at=12.0 * at) for at in range(1, 5)],
+            "save_every": 1,
+        },
+        Rules(),
+        ["a"] * 5,
+        "",
+    ),
+}
 
 
-def test_a_host_is_lost_and_comes_back() -> None:
-    """The scene of the issue: it goes on with three hosts from the last checkpoint, and grows."""
-    world = FakeWorld(FOUR, down={"d": [(9.1, 30.0)]}, steps=200)
-    history = elastic(world).train()
-    check_history(history, world)
-    assert hosts_of(history) == ["abcd", "abc", "abcd"]
-    first, second, third = history.phases
-    assert first.ended is Ended.FAULT
-    assert first.steps_done == 6
-    assert first.lost_steps == 1
-    assert second.first_step == 5
-    assert second.ended is Ended.GREW
-    assert "d came back: predicted 0.25 s per step instead of 0.3333 s" in second.reason
-    assert second.lost_steps == 0
-    assert third.first_step == second.steps_done
-
-
-def test_it_grows_only_after_three_answers_in_a_row() -> None:
-    world = FakeWorld(FOUR, down={"d": [(8.0, 30.0)]}, steps=200)
-    elastic(world).train()
-    of_d = [at for at, hosts in world.probes if hosts == ("d",) and at >= 30.0]
-    # Three answers a second apart (a probe takes half of one), and one more right before it grows.
-    assert 2.0 <= of_d[2] - of_d[0] <= 4.0
-    assert len(of_d) == 4
+@pytest.mark.parametrize(("world", "rules", "hosts", "words"), SCENES.values(), ids=SCENES)
+def test_phases_of_a_scene(world: dict, rules: Rules, hosts: list[str], words: str) -> None:
+    made = FakeWorld(**({"speeds": FOUR} | world))
+    history = elastic(made, rules).train()
+    check_history(history, made)
+    assert hosts_of(history) == hosts
+    assert any(words in text for text in made.told)
 
 
 def test_a_host_that_flaps_is_asked_for_twice_as_many_answers_each_time() -> None:
@@ -81,24 +121,6 @@ def test_a_host_that_flaps_is_asked_for_twice_as_many_answers_each_time() -> Non
     assert len(grown) == 1
 
 
-def test_a_host_that_is_lost_while_the_run_grows_for_it() -> None:
-    # Back at 30, grown for at 41, and gone while the larger run starts.
-    world = FakeWorld(FOUR, down={"d": [(8.0, 30.0), (42.0, 1000.0)]}, steps=200)
-    history = elastic(world).train()
-    check_history(history, world)
-    assert hosts_of(history) == ["abcd", "abc", "abcd", "abc"]
-    assert [phase.ended for phase in history.phases[:3]] == [Ended.FAULT, Ended.GREW, Ended.FAULT]
-    assert history.phases[2].steps_done - history.phases[2].first_step < 5
-
-
-def test_a_fault_during_a_save_goes_on_from_the_save_before() -> None:
-    world = FakeWorld(FOUR, crashes=[Crash(host="b", at=9.0, during_save=True)])
-    history = elastic(world).train()
-    check_history(history, world)
-    assert (history.phases[0].steps_done, history.phases[0].checkpoint_step) == (10, 5)
-    assert history.phases[0].lost_steps == 5
-
-
 def test_all_hosts_gone_ends_with_the_checkpoint_kept() -> None:
     world = FakeWorld(FOUR, down={name: [(9.1, math.inf)] for name in FOUR})
     run = elastic(world)
@@ -106,17 +128,6 @@ def test_all_hosts_gone_ends_with_the_checkpoint_kept() -> None:
         run.train()
     check_history(run.history, world, finished=False)
     assert world.saved == 5
-
-
-def test_all_hosts_gone_for_a_while_are_waited_for_when_asked() -> None:
-    world = FakeWorld(FOUR, down={name: [(9.0, 40.0)] for name in FOUR})
-    history = elastic(world, Rules(wait_seconds=60.0)).train()
-    check_history(history, world)
-    assert hosts_of(history) == ["abcd", "abcd"]
-    with pytest.raises(GaveUpError, match="no host answers"):
-        elastic(
-            FakeWorld(FOUR, down={name: [(9.0, 90.0)] for name in FOUR}), Rules(wait_seconds=60.0)
-        ).train()
 
 
 def test_no_plan_for_what_is_left_says_why() -> None:
@@ -134,34 +145,6 @@ def test_a_host_that_comes_and_goes_is_not_waited_for_for_ever() -> None:
     with pytest.raises(GaveUpError, match="there is no plan for a, b, c"):
         elastic(world).train()
     assert world.now < 1000
-
-
-def test_growth_is_refused_where_it_is_not_faster_enough() -> None:
-    speeds = {"a": 1.0, "b": 1.0, "c": 0.03}
-    world = FakeWorld(speeds, down={"c": [(0.0, 20.0)]}, steps=200)
-    history = elastic(world).train()
-    check_history(history, world)
-    assert hosts_of(history) == ["ab"]
-    assert world.planned.count(("a", "b", "c")) == 1
-    assert any("not more than 2% faster" in text for text in world.told)
-
-
-def test_growth_is_refused_where_too_few_steps_are_left() -> None:
-    world = FakeWorld(FOUR, down={"d": [(8.0, 20.0)]}, steps=60)
-    history = elastic(world).train()
-    check_history(history, world)
-    assert hosts_of(history) == ["abcd", "abc"]
-    assert any("a restart takes" in text for text in world.told)
-
-
-def test_never_growing_uses_a_host_after_the_next_fault() -> None:
-    world = FakeWorld(
-        FOUR, down={"d": [(8.0, 20.0)]}, crashes=[Crash(host="a", at=45.0)], steps=200
-    )
-    history = elastic(world, Rules(grow=Grow.NEVER)).train()
-    check_history(history, world)
-    assert hosts_of(history) == ["abcd", "abc", "abcd"]
-    assert all(phase.ended is not Ended.GREW for phase in history.phases)
 
 
 def test_a_host_without_a_rank_that_is_gone_is_not_planned_with() -> None:
@@ -186,23 +169,6 @@ def test_restarts_without_a_new_checkpoint_are_counted() -> None:
     check_history(run.history, world, finished=False)
 
 
-def test_a_host_that_two_faults_in_a_row_name_is_left_out_while_it_answers() -> None:
-    crashes = [Crash(host="b", at=7.0), Crash(host="b", at=10.0)]
-    world = FakeWorld(FOUR, crashes=crashes, steps=300)
-    history = elastic(world).train()
-    check_history(history, world)
-    assert hosts_of(history) == ["abcd", "abcd", "acd", "abcd"]
-    assert any("b is left out, two faults in a row were its own" in text for text in world.told)
-
-
-def test_the_only_host_is_never_left_out() -> None:
-    crashes = [Crash(host="a", at=12.0 * at) for at in range(1, 5)]
-    world = FakeWorld({"a": 1.0}, crashes=crashes, save_every=1)
-    history = elastic(world).train()
-    check_history(history, world)
-    assert hosts_of(history) == ["a"] * 5
-
-
 def test_a_run_goes_on_from_what_an_earlier_command_saved() -> None:
     world = FakeWorld(FOUR)
     world.saved = 20
@@ -220,7 +186,7 @@ def test_a_run_that_is_done_already_is_refused() -> None:
 
 def test_a_fault_after_the_last_checkpoint_is_no_fault() -> None:
     class Late(FakeWorld):
-        def run(self, planned: FakePlan, first_step: int, look: object) -> object:  # type: ignore[override]
+        def run(self, planned: HostPlan, first_step: int, look: object) -> object:  # type: ignore[override]
             from dataclasses import replace
 
             ending = super().run(planned, first_step, look)  # type: ignore[arg-type]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from elastic_world import FakePlan
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetplan.launchers.elastic import (
     MAX_DOUBLINGS,
     HostBook,
-    Progress,
-    Rules,
-    growth_refusal,
     mutually_reachable,
 )
 
@@ -62,39 +58,8 @@ def test_answers_needed_double_up_to_a_limit() -> None:
     assert needed == [3, 6, 12, 24, 48, 96, 192, 192, 192]
 
 
-def test_an_answer_that_is_missing_begins_the_count_anew() -> None:
-    book = HostBook(("a",), answers_needed=3)
-    book.leave_out(("a",))
-    for answered in ((), ("a",), ("a",), (), ("a",), ("a",)):
-        assert book.record_answers(("a",), answered) == ()
-    assert book.returning == ("a",)
-    assert book.record_answers(("a",), ("a",)) == ("a",)
-    assert book.usable == ("a",)
-
-
 def test_nobody_is_left_out_for_a_link_between_two_hosts() -> None:
     book = HostBook(("a", "b", "c"), answers_needed=3)
     for _ in range(5):
         assert book.blame(("a", "b")) == ""
     assert book.usable == ("a", "b", "c")
-
-
-@given(
-    now=st.floats(0.01, 100.0),
-    larger=st.floats(0.01, 100.0),
-    done=st.integers(1, 999),
-    start=st.floats(0.0, 1e4),
-)
-def test_growing_when_it_pays_never_makes_the_run_longer(
-    now: float, larger: float, done: int, start: float
-) -> None:
-    """By the predicted times and the last restart's."""
-    one, two = (
-        FakePlan(used_hosts=("a",), step_seconds=now),
-        FakePlan(used_hosts=("a", "b"), step_seconds=larger),
-    )
-    progress = Progress(steps_done=done, start_seconds=start, step_seconds=now)
-    if not growth_refusal(one, two, progress, total_steps=1000, rules=Rules()):
-        left = 1000 - done
-        assert left * larger + start <= left * now * (1 + 1e-9)
-        assert larger < 0.98 * now * (1 + 1e-9)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from datetime import UTC, datetime
 from pathlib import Path
 
 import elastic_cases
@@ -21,11 +20,9 @@ from hetplan.launchers.elastic_backend import (
     Replanner,
     elastic_settings,
     replanner_for,
-    unfinished_run,
 )
 from hetplan.launchers.hosts import THIS_MACHINE
 from hetplan.launchers.local import LaunchSettings
-from hetplan.launchers.run_log import this_machine
 from hetplan.plans.check import check_plan
 from hetplan.runtime.measured import StepRecord
 from hetplan.runtime.placement import place_ranks
@@ -137,23 +134,3 @@ def test_an_elastic_run_needs_checkpoints(given: SearchResult, tmp_path: Path) -
     for request in (CheckpointRequest(), CheckpointRequest(save=str(tmp_path))):
         with pytest.raises(InputError, match="--save-every"):
             elastic_settings(given, LaunchSettings(checkpoints=request))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "left_out", "median"),
-    [([9.0, 8.0, 2.0, 4.0, 3.0], 2, 3.0), ([9.0, 8.0], 0, 8.5)],
-)
-def test_a_run_that_a_fault_ended_leaves_out_the_warm_up_that_it_names(
-    given: SearchResult, seconds: list[float], left_out: int, median: float
-) -> None:
-    steps = [
-        StepRecord(step=number, seconds=each, loss=1.0) for number, each in enumerate(seconds, 3)
-    ]
-    asked = LaunchSettings(steps=20, warmup_steps=2, emulation="some")
-    machine, started = this_machine(), datetime(2026, 1, 1, tzinfo=UTC)
-    run = unfinished_run(given, asked, steps, started=started, machine=machine)
-    assert run is not None
-    assert (run.warmup_steps, run.median_step_seconds) == (left_out, median)
-    assert (run.steps, run.ranks, run.machine) == (tuple(steps), (), machine)
-    none = unfinished_run(given, asked, [], started=started, machine=machine)
-    assert none is None

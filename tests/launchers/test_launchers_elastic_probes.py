@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from elastic_cases import cluster
 
+from hetplan.emulation import measuring
 from hetplan.emulation.layout import lay_out
 from hetplan.emulation.values import Emulation
-from hetplan.launchers import elastic_backend
 from hetplan.launchers.elastic_backend import reachable
 
 ALL = ("north1", "north2", "south1", "south2")
@@ -36,6 +36,6 @@ def test_a_probe_that_does_not_end_silences_no_other_host(
         words = ("sleep", "60") if host == silent else ("echo", json.dumps(addresses))
         return subprocess.Popen(words, stdout=stdout, stderr=stderr, start_new_session=True)
 
-    monkeypatch.setattr(elastic_backend, "start", start)
-    monkeypatch.setattr(elastic_backend, "LIMIT_SECONDS", 1.0)
+    monkeypatch.setattr(measuring, "start", start)
+    monkeypatch.setattr("hetplan.launchers.elastic_backend.LIMIT_SECONDS", 1.0)
     assert reachable(emulation, ALL) == tuple(name for name in ALL if name != silent)

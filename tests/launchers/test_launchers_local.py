@@ -29,7 +29,6 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.launchers import local, ranks
 from hetplan.launchers.local import LaunchSettings, launch, torch_backend
-from hetplan.launchers.run_log import read_runs, run_line
 from hetplan.model.spec import TRAINED_KINDS
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
 from hetplan.runtime.measured import StepRecord
@@ -141,53 +140,8 @@ def test_ranks_are_started_watched_and_their_report_is_a_run(
     assert run_folders(temporary) == []
 
 
-@pytest.mark.slow
-def test_a_paced_plan_is_trained_and_compared(tmp_path: Path, temporary: Path) -> None:
-    told: list[StepRecord] = []
-    # Per microbatch 4 fast layers take 96 ms and 2 slow ones 144 ms: one forward pass of the fast
-    # stage (32 ms), four turns of the slow one, one backward pass of the fast one (64 ms).
-    expected = 0.096 + 4 * 0.144
-    run = launch(
-        mixed_result(step_seconds=expected),
-        LaunchSettings(steps=4, pace=pace(fast=0.008, slow=0.024), check_loss=True),
-        on_step=told.append,
-    )
-    assert tuple(told) == run.steps
-    assert [step.step for step in run.steps] == [0, 1, 2, 3]
-    assert run.loss_check is not None
-    assert run.loss_check.equal, run.loss_check
-    assert run.steps[-1].loss < run.steps[0].loss
-    assert (run.backend, run.paced, run.warmup_steps) == ("gloo", ("fast", "slow"), 1)
-    # Three counted steps of four microbatches through 4 and 2 paced layers, forward and backward.
-    assert run.paced_passes == (3 * 4 * 4 * 2, 3 * 4 * 2 * 2)
-    assert run.median_step_seconds > 0.99 * expected
-    for rank, busy in zip(run.ranks, (4 * 0.096, 4 * 0.144), strict=True):
-        assert rank.busy_seconds > 0.95 * busy
-        assert rank.busy_seconds + rank.wait_seconds < 1.01 * rank.step_seconds
-    assert read_runs_of(tmp_path, run_line(run)) == (run,)
-    assert workers() == []
-    assert run_folders(temporary) == []
-
-
-def read_runs_of(folder: Path, line: str) -> tuple:
-    path = folder / "runs.jsonl"
-    path.write_text(line + "\n")
-    return read_runs(path)
-
-
 def rank_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-3])
-
-
-@pytest.mark.slow
-def test_an_interrupt_leaves_nothing(temporary: Path) -> None:
-    def interrupt(record: StepRecord) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        launch(cpu_result(), LaunchSettings(steps=10_000), on_step=interrupt)
-    assert workers() == []
-    assert run_folders(temporary) == []
 
 
 @pytest.mark.slow

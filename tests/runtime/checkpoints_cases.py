@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from runtime_cases import (
     CLIPPED,
-    GPT,
     LLAMA,
     ODD_GPT,
     ODD_LLAMA,
@@ -18,7 +17,7 @@ from runtime_cases import (
     unlike_plan,
 )
 
-from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 
@@ -40,29 +39,15 @@ def _move(name: str, model: ModelSpec, before: Plan, after: Plan, task: Job | No
     return Move(name, model, task or job(), before, after)
 
 
-SGD = job(optimizer=Optimizer.SGD)
 ADAMW_CLIPPED = job(gradient_clipping=True)
 BFLOAT16 = job(precision=Precision.BFLOAT16)
 MOVES = (
-    _move(
-        "another cut",
-        GPT,
-        plan_of(GPT, job(), (3, 1), microbatch_size=2),
-        plan_of(GPT, job(), (1, 1, 2)),
-    ),
     _move(
         "another tp, copied kv heads, fewer ranks, clipped",
         ODD_LLAMA,
         plan_of(ODD_LLAMA, ADAMW_CLIPPED, (4,), tp=4, microbatch_size=8),
         plan_of(ODD_LLAMA, ADAMW_CLIPPED, (2, 2), microbatch_size=2),
         ADAMW_CLIPPED,
-    ),
-    _move(
-        "fewer ranks to more, another dp, sgd",
-        LLAMA,
-        plan_of(LLAMA, SGD, (4,), dp=2),
-        plan_of(LLAMA, SGD, (4,), dp=2, tp=2, microbatch_size=2),
-        SGD,
     ),
     _move(
         "two unlike pipelines to one, tied, clipped",
@@ -75,17 +60,6 @@ MOVES = (
         ),
         plan_of(TIED_LLAMA, CLIPPED, (4,), microbatch_size=4),
         CLIPPED,
-    ),
-    _move(
-        "one pipeline to two, unlike tp",
-        GPT,
-        plan_of(GPT, job(), (2, 2), dp=2),
-        unlike_plan(
-            GPT,
-            job(),
-            pipeline_of(2, ("a 2 1 3", 4)),
-            pipeline_of(2, ("b 1 1 1", 2), ("b 1 1 1", 2)),
-        ),
     ),
     _move(
         "interleaved to sharded, tied",
@@ -101,18 +75,6 @@ MOVES = (
         job(9),
     ),
     _move(
-        "sharded over 2 of 4 to sharded with tp",
-        LLAMA,
-        unlike_plan(LLAMA, job(), pipeline_of(2, ("a 1 4 1", 4)), shards=2),
-        unlike_plan(LLAMA, job(), pipeline_of(2, ("a 2 2 2", 4)), sharded=True),
-    ),
-    _move(
-        "to interleaved, unlike degrees",
-        TIED_GPT,
-        plan_of(TIED_GPT, job(), (4,), microbatch_size=8),
-        unlike_plan(TIED_GPT, job(), pipeline_of(4, ("a 1 2 1", (1, 1)), ("b 2 1 2", (1, 1)))),
-    ),
-    _move(
         "bfloat16, sharded to whole",
         LLAMA,
         unlike_plan(LLAMA, BFLOAT16, pipeline_of(4, ("a 1 2 1", 4)), sharded=True),
@@ -120,16 +82,3 @@ MOVES = (
         BFLOAT16,
     ),
 )
-SLOW = (
-    "another cut",
-    "fewer ranks to more, another dp, sgd",
-    "one pipeline to two, unlike tp",
-    "sharded over 2 of 4 to sharded with tp",
-    "to interleaved, unlike degrees",
-)
-"""Moves whose parts the others have too; a process group of their own trains them."""
-
-
-def moves_of(group: str) -> tuple[Move, ...]:
-    """The moves of group `slow`, or of any other name."""
-    return tuple(move for move in MOVES if (move.name in SLOW) == (group == "slow"))

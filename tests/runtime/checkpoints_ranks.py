@@ -1,5 +1,5 @@
 """One rank of the tests: trains and saves under one plan, goes on under another; arguments rank,
-ranks, folder, whose name is that of the group of moves.
+ranks, folder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from checkpoints_cases import SAVED_STEPS, STEPS, Move, moves_of
+from checkpoints_cases import MOVES, SAVED_STEPS, STEPS, Move
 from runtime_cases import CASES_NORM
 
 from hetplan.job.spec import Precision
@@ -81,7 +81,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=LIMIT)
     found: dict[str, dict[str, object]] = {}
-    for move in moves_of(folder.name):
+    for move in MOVES:
         home = folder / move.name
         first = CheckpointRequest(save=str(home))
         # The training is a longer one, which is stopped.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoints_cases import SAVED_STEPS, SLOW, STEPS, Move, moves_of
+from checkpoints_cases import MOVES, SAVED_STEPS, STEPS, Move
 from checkpoints_ranks import main
 from forked_ranks import run_ranks
 from runtime_cases import CASES_NORM
@@ -17,24 +16,17 @@ from runtime_cases import CASES_NORM
 from hetplan.job.spec import Precision
 from hetplan.profiling.weights import RULE_STATES
 from hetplan.runtime import gradients
-from hetplan.runtime.checkpoint_contents import read_manifest, state_key, weights_of
+from hetplan.runtime.checkpoint_contents import read_manifest, state_key
 from hetplan.runtime.checkpoint_format import Reader
 from hetplan.runtime.checkpoints import checkpoints_in, last_checkpoint, step_folder, trained_job
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.single import reference_losses
+from hetplan.runtime.weight_slices import weights_of
 
 # One process group trains all cases: keep its tests in one process of pytest-xdist too.
 pytestmark = pytest.mark.xdist_group("runtime_checkpoints")
 
-each_move = pytest.mark.parametrize(
-    "move",
-    [
-        pytest.param(move, marks=[pytest.mark.slow] if group == "slow" else [])
-        for group in ("fast", "slow")
-        for move in moves_of(group)
-    ],
-    ids=lambda move: move.name,
-)
+each_move = pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,23 +38,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What four processes trained, saved and loaded together, by group of moves."""
-
-    @cache
-    def home(group: str) -> Path:
-        made = tmp_path_factory.mktemp("ranks") / group
-        for name in ("same", "other"):
-            (made / name).mkdir(parents=True)
-        run_ranks(main, made, seconds=500.0)
-        return made
-
-    return home
-
-
-@pytest.fixture
-def folder(move: Move, homes: Callable[[str], Path]) -> Path:
-    return homes("slow" if move.name in SLOW else "fast")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What four processes trained, saved and loaded together."""
+    made = tmp_path_factory.mktemp("ranks")
+    for name in ("same", "other"):
+        (made / name).mkdir()
+    run_ranks(main, made, seconds=500.0)
+    return made
 
 
 @each_move

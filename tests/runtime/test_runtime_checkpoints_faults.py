@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,8 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.backends import CpuBackend
-from hetplan.runtime.activity import Activity, ActivityKind
+from hetplan.profiling.weights import parameter_slices
+from hetplan.runtime.activity import Activity
 from hetplan.runtime.checkpoint_contents import read_manifest, write_manifest
 from hetplan.runtime.checkpoints import (
     check_loss_faults,
@@ -41,8 +42,9 @@ from hetplan.runtime.checkpoints import (
 from hetplan.runtime.loop import Stop, train
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.single import reference_losses
-from hetplan.runtime.training import NO_CHECKPOINTS, CheckpointRequest, Training
-from hetplan.runtime.training_state import boxes, pieces_of, slices_of
+from hetplan.runtime.training import CheckpointRequest, Training
+from hetplan.runtime.training_state import pieces_of
+from hetplan.runtime.weight_slices import slices_of
 
 pytestmark = pytest.mark.xdist_group("runtime_checkpoints")
 
@@ -108,25 +110,6 @@ def copied(saved: Path, tmp_path: Path) -> Path:
 
 
 @given(
-    shape=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    ends=st.tuples(st.integers(0, 130), st.integers(0, 130)),
-)
-def test_boxes_are_the_elements_in_their_order(shape: list[int], ends: tuple[int, int]) -> None:
-    total = math.prod(shape)
-    start, stop = sorted(min(end, total) for end in ends)
-    whole_tensor = torch.arange(total).view(shape)
-    found = []
-    for box in boxes(shape, start, stop):
-        view = whole_tensor
-        for dim, (low, length) in enumerate(zip(box.offsets, box.shape, strict=True)):
-            view = view.narrow(dim, low, length)
-        assert view.flatten()[0] == box.first
-        found += view.flatten().tolist()
-    assert found == list(range(start, stop))
-    assert len(list(boxes(shape, start, stop))) <= 2 * len(shape) - 1
-
-
-@given(
     cuts=st.lists(st.integers(0, 12_000), max_size=3),
     tp=st.sampled_from([1, 2, 4]),
     model=st.sampled_from([LLAMA, ODD_GPT, TIED_GPT]),
@@ -136,45 +119,30 @@ def test_the_shards_of_a_vector_have_every_element_of_a_layer_once(
 ) -> None:
     """The layer's own weights, read out of shards, are what was put into the parameters."""
     for layers in (LayerRange(start=0, stop=1), LayerRange(start=5, stop=6)):
-        parts = list(slices_of(model, layers, tp=tp, tp_index=tp - 1))
-        shapes: dict[str, list[int]] = {}
-        for part in parts:
-            shape = shapes.setdefault(part.name, [0, *part.weight.shape[1:]])
-            length = part.shape[0]
-            if part.weight.name == "vocabulary":
-                length = model.vocabulary_slice(tp)
-            shape[0] = part.local_offsets[0] + length
-        starts, at = {}, 0
-        for name, shape in shapes.items():
-            starts[name], at = at, at + math.prod(shape)
+        at, begins = 0, {}
+        kind = model.layers[layers.start]
+        for parameter in parameter_slices(model, kind, tp=tp, tp_rank=tp - 1):
+            begins[parameter.name] = at, parameter.shape
+            at += math.prod(parameter.shape)
         vector = torch.arange(1.0, at + 1)
         bounds = sorted({0, at, *(min(cut, at) for cut in cuts)})
-        for part in parts:
-            shape = shapes[part.name]
-            own = vector[starts[part.name] :][: math.prod(shape)].view(shape)
+        for part in slices_of(model, layers, tp=tp, tp_index=tp - 1):
+            begin, shape = begins[part.name]
             target = torch.zeros(part.weight.shape)
-            count = 0
             for low, high in pairwise(bounds):
-                for piece in pieces_of(part, shape, starts[part.name], start=low, stop=high):
-                    place = tuple(
-                        slice(start, start + length)
-                        for start, length in zip(piece.offsets, piece.shape, strict=True)
-                    )
-                    target[place] += piece.of(vector[low:high])
-                    count += math.prod(piece.shape)
-            assert count == math.prod(part.shape)
+                pieces = list(pieces_of(part, begin, start=low, stop=high))
+                assert len(pieces) <= 3
+                for piece in pieces:
+                    target[_box(piece.offsets, piece.shape)] += piece.of(vector[low:high])
             expected = torch.zeros(part.weight.shape)
-            place = tuple(
-                slice(start, start + length)
-                for start, length in zip(part.offsets, part.shape, strict=True)
-            )
-            if 0 not in part.shape:
-                local = tuple(
-                    slice(start, start + length)
-                    for start, length in zip(part.local_offsets, part.shape, strict=True)
-                )
-                expected[place] = own[local]
+            own = vector[begin:][: math.prod(shape)].view(shape)[part.row :]
+            expected[_box(part.offsets, part.shape)] = own[_box([0] * len(shape), part.shape)]
             assert torch.equal(target, expected)
+
+
+def _box(offsets: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    ends = zip(offsets, shape, strict=True)
+    return tuple(slice(start, start + length) for start, length in ends)
 
 
 # ---- what a run may go on from
@@ -367,39 +335,6 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
 
 
 # ---- what is recorded
-
-
-class Recorder(Activity):
-    """Keeps the operations on files."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.files: list[str] = []
-
-    def begin(
-        self, operation: str, peers: tuple[int, ...] = (), *, kind: ActivityKind | None = None
-    ) -> None:
-        super().begin(operation, peers, kind=kind)
-        if kind is ActivityKind.SAVING:
-            self.files.append(operation)
-
-
-@pytest.mark.slow
-def test_only_real_loads_and_saves_are_recorded(alone: None, tmp_path: Path) -> None:
-    """A rank that ends between two steps is not taken to have been saving."""
-    home = tmp_path / "ckpt"
-
-    def operations(request: CheckpointRequest, steps: int) -> list[str]:
-        recorder = Recorder()
-        trained(request, steps=steps, activity=recorder)
-        assert not recorder.beat().operation.startswith("save")
-        return recorder.files
-
-    save, load = "save of a checkpoint", "load of a checkpoint"
-    assert operations(NO_CHECKPOINTS, 2) == []
-    assert operations(CheckpointRequest(save=str(home), save_every=2), 3) == [save, save]
-    again = CheckpointRequest(save=str(home), load=str(step_folder(home, 3)))
-    assert operations(again, 5) == [load, save]
 
 
 def test_a_checkpoint_that_cannot_be_deleted_stays_and_ends_no_run(

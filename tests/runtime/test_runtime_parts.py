@@ -98,13 +98,6 @@ def test_recomputation_keeps_less() -> None:
     assert kept_bytes(stage(GPT, 0, 5, full_recompute=True)) < 0.3 * kept_bytes(stage(GPT, 0, 5))
 
 
-def test_stages_in_a_row_are_the_model() -> None:
-    tokens = torch.arange(32).view(2, 16)
-    whole = stage(GPT, 0, 6)(tokens, tokens)
-    parts = stage(GPT, 3, 6)(stage(GPT, 0, 3)(tokens), tokens)
-    assert torch.equal(whole, parts)
-
-
 def test_a_tied_matrix_is_one_parameter_or_known_to_be_shared() -> None:
     matrix = GPT.vocab_size * GPT.hidden_size
     both = sum(each.numel() for each in stage(GPT, 0, 6).parameters())

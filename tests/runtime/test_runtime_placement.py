@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +21,6 @@ from runtime_cases import (
 
 from hetplan.errors import InputError
 from hetplan.plans.plan import Plan, Recompute, RecomputeGranularity, expand
-from hetplan.runtime.gradient_groups import exchanges, tied_exchanges
-from hetplan.runtime.messages import holder_of, transfers
 from hetplan.runtime.placement import first_samples, place_ranks, vocabulary_faults
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=150)
@@ -66,47 +63,6 @@ def test_groups_of_every_rank_agree(plan: Plan) -> None:
         assert [places[r].tp_index for r in place.tp_ranks] == list(range(replica.tp))
         assert [places[r].dp_index for r in place.dp_ranks] == list(range(replica.dp))
         assert {places[r].layers for r in (*place.tp_ranks, *place.dp_ranks)} == {place.layers}
-
-
-@SETTINGS
-@given(plans())
-def test_alike_stages_send_from_position_to_position(plan: Plan) -> None:
-    places = place_ranks(plan)
-    count = len(plan.pipelines[0].stages)
-    stages = [[holder_of(place) for place in places if place.stage == s] for s in range(count)]
-    for left, right in pairwise(stages):
-        for senders, receivers in ((left, right), (right, left)):
-            found = transfers(senders, receivers)
-            assert [(each.source, each.target) for each in found] == [
-                (one.rank, other.rank) for one, other in zip(senders, receivers, strict=True)
-            ]
-
-
-@SETTINGS
-@given(plans())
-def test_sums_of_one_pipeline(plan: Plan) -> None:
-    places = place_ranks(plan)
-    last = len(plan.pipelines[0].stages) - 1
-    by_rank = {rank: each for each in exchanges(plan, places) for rank in each.ranks}
-    tied = {rank: each.ranks for each in tied_exchanges(plan, places) for rank in each.ranks}
-    for place in places:
-        if len(place.dp_ranks) > 1:
-            assert by_rank[place.rank].ranks == place.dp_ranks
-            assert by_rank[place.rank].layers == (place.layers,)
-        else:
-            assert place.rank not in by_rank
-        ends = place.stage in (0, last) and bool(plan.tied_embedding_devices)
-        if ends:
-            # The rank of the same position at the other end.
-            other = next(
-                each.rank
-                for each in places
-                if each.stage == last - place.stage
-                and (each.dp_index, each.tp_index) == (place.dp_index, place.tp_index)
-            )
-            assert tied[place.rank] == tuple(sorted((place.rank, other)))
-        else:
-            assert place.rank not in tied
 
 
 def test_ranks_of_several_pipelines_and_replicas() -> None:

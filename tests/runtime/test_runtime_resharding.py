@@ -69,31 +69,6 @@ def test_every_sample_arrives_once_at_every_rank_that_needs_it(
     assert arrived == Counter((r.rank, sample) for r in receivers for sample in held[r.rank])
 
 
-@SETTINGS
-@given(sides())
-def test_two_ranks_exchange_one_message_at_most(both: tuple[list[Holder], list[Holder]]) -> None:
-    pairs = [(each.source, each.target) for each in transfers(*both)]
-    assert len(pairs) == len(set(pairs))
-
-
-@SETTINGS
-@given(sides())
-def test_only_who_must_sends(both: tuple[list[Holder], list[Holder]]) -> None:
-    senders, receivers = both
-    asked = {each.source for each in transfers(senders, receivers)}
-    for each in senders:
-        # Of a narrower other side not every tensor-parallel rank is needed.
-        needed = max(
-            other.tp
-            for other in receivers
-            if other.first < each.first + each.count and each.first < other.first + other.count
-        )
-        if needed >= each.tp and all(other.tp == needed for other in receivers):
-            assert each.rank in asked
-        if needed == 1 and each.tp_index > 0:
-            assert each.rank not in asked
-
-
 WIDE = unlike_plan(
     LLAMA,
     job(8),
