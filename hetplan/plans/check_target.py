@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from hetplan.files.quantities import MAX_COUNT
 from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_faults, trainer_settings
 from hetplan.model.layer_units import own_layer_fault
-from hetplan.model.layers import MAX_PER_SIZE, Attention
+from hetplan.model.layers import Attention
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import named_formats, reduction_precision
 from hetplan.plans.pieces import data_ranks, device_array, own_depth, stage_array
@@ -165,8 +166,8 @@ def vocabulary(asked: Asked) -> Found:
         message = f"{padded} is below the vocabulary of {size}; use {wanted}"
     elif padded % tp:
         message = f"tp {tp} does not divide {padded}; use {wanted}"
-    elif padded > MAX_PER_SIZE:
-        message = f"{padded} is more than {MAX_PER_SIZE:,}; use {wanted}"
+    elif padded > MAX_COUNT:
+        message = f"{padded} is more than {MAX_COUNT:,}; use {wanted}"
     elif padded != wanted and not trainer.other_padding:
         message = f"{padded}; with tp {tp} target {trainer.name} pads {size} to {wanted}"
     else:
