@@ -9,10 +9,10 @@ from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.files.reading import read_document
 from hetplan.files.shipped import shipped_folder
-from hetplan.job.check import check_job_against
 from hetplan.job.load import TARGET_NAMES, load_job
 from hetplan.job.spec import Forbids, LengthShare, Optimizer, Pins, Precision
 from hetplan.model.load import load_model
+from hetplan.plans.check_job import check_job_against
 from hetplan.plans.targets import TARGETS
 
 CONFIGS = shipped_folder("configs")

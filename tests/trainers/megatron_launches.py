@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from megatron_models import device, llama
 from megatron_plans import job_of, result_for
+from one_pipeline import StageChoice, build_plan
 
 from hetplan.cluster.launch_domains import LaunchDomain
 from hetplan.cluster.spec import Cluster, Island, Link, Transport
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.build import Degrees
 from hetplan.plans.plan import (
     Recompute,
 )

@@ -21,11 +21,12 @@ from megatron_launches import (
 from megatron_models import llama
 from megatron_plans import job_of, result_for
 from megatron_reader import read_run
+from one_pipeline import StageChoice, build_plan
 
 from hetplan.cluster.load import load_cluster
 from hetplan.job.spec import Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.model.load import load_model
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import (
     LayerRange,
