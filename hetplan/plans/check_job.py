@@ -248,14 +248,14 @@ def _experts(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:
 
 
 def _product_format(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
-    asked = job.trainer.product_format
+    wanted = job.trainer.product_format
     used = [island for island in cluster.islands if island.name not in job.forbid.islands]
     for kind in dict.fromkeys(island.device for island in used):
-        if asked is not None and asked.rate not in kind.dtypes:
+        if wanted is not None and wanted.rate not in kind.dtypes:
             have = ", ".join(kind.dtypes) or "none"
             yield (
                 ("trainer", "product_format"),
-                f"{asked} needs a {asked.rate} rate, and {kind.kind} has none (rates it has: "
+                f"{wanted} needs a {wanted.rate} rate, and {kind.kind} has none (rates it has: "
                 f"{have}); leave it out or forbid its islands",
             )
 
