@@ -18,7 +18,6 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import json_nodes, read_json
 from hetplan.files.reading import Document, decode, read_bytes, read_document
 from hetplan.importers.table import import_text, importer_of
-from hetplan.job.check import check_job_against
 from hetplan.job.load import load_job
 from hetplan.lint.launches import known_places, launch_part, understood, unknown_sizes
 from hetplan.lint.rows import (
@@ -33,6 +32,7 @@ from hetplan.lint.rows import (
 from hetplan.lint.tables import COLUMNS, columns_of, read_collectives
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.check_job import check_job_against
 from hetplan.predict.fit import load_predictor
 from hetplan.profiling.samples import (
     SAMPLE_TYPES,

@@ -22,12 +22,12 @@ from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_bytes, read_document
-from hetplan.job.check import check_job_against
 from hetplan.job.load import JOB_SCHEMA, load_job
 from hetplan.job.spec import Job
 from hetplan.model.layers import Attention, Experts, Mlp, Norm, TransformerLayer
 from hetplan.model.load import MODEL_SCHEMA, load_model
 from hetplan.model.spec import Architecture, ModelSpec
+from hetplan.plans.check_job import check_job_against
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.files import SCHEMA, load_legal_plan

@@ -16,8 +16,8 @@ from typing import Any
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
 from hetplan.errors import Fault, HetplanError, InfeasibleError, LimitError
-from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job, Pins, TrainerOptions
+from hetplan.plans.check_job import check_job_against
 from hetplan.plans.pieces import Places, stage_array
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor

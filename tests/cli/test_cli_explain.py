@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from command_line import run
+from one_pipeline import StageChoice, build_plan
 from plans_of_many import Case, small_cluster, small_island, small_job, small_model
 
 from hetplan.cost.estimate import estimate
 from hetplan.files.reading import decode, read_document
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.build import Degrees
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.traffic import TRAFFIC_SCHEMA, TrafficReport
 from hetplan.search.files import SCHEMA, save_result

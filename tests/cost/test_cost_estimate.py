@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 from cost_fakes import LinearPredictor, job, model, two_islands
+from one_pipeline import StageChoice, build_plan
 from replay_cases import one_pipeline
 
 from hetplan.cost.estimate import estimate, misfits
 from hetplan.cost.replay.step import replay_step
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Plan
 
 SHAPE, ASKED, CLUSTER = model(), job(), two_islands()

@@ -27,7 +27,7 @@ from trainer_plans import (
 from hetplan.cluster.load import load_cluster
 from hetplan.job.spec import Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.model.load import load_model
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import (
     LayerRange,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.job.check import MIN_INTERLEAVED_STAGES
 from hetplan.kernels import kernel
+from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.search.interleaved.memory import MemoryRoom
 from hetplan.search.interleaved.rows import (
     AWAY,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from difflib import get_close_matches
 
 from hetplan.cluster.spec import Cluster
@@ -13,80 +12,14 @@ from hetplan.files.reading import Document
 from hetplan.job.spec import Job, Objective
 from hetplan.job.trainer import trainer_faults
 from hetplan.model.layer_units import planning_faults
-from hetplan.model.layers import Attention, Experts
+from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.check_target import copied_heads_fault
+from hetplan.plans.targets import TARGETS, Target
 
 MIN_INTERLEAVED_STAGES = 3
 """Fewest that are searched: Megatron-LM interleaves no fewer unless sends are overlapped."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CanPin:
-    """What of a pin a trainer can run; `hetplan.plans.targets.Target` has the rest of it."""
-
-    context_parallel: bool = False
-    expert_parallel: bool = False
-    sequence_parallel: bool = False
-    experts_need_sequence_parallel: bool = False
-    """Experts with tp above 1 run with sequence parallelism only."""
-    interleaving: bool = False
-    several_pipelines: bool = False
-    """More than one pipeline, each with its own devices, layers per stage and microbatches."""
-    other_warmup: bool = False
-    """Warm-up depths other than the schedule's own."""
-    fewer_microbatches_than_stages: bool = False
-    """1F1B runs with fewer microbatches than the pipeline has stages."""
-    context_shards: bool = False
-    """Context-parallel ranks always share the optimizer state."""
-    tied_stages: bool = True
-    """A matrix that embedding and head share may lie on the first and the last of several stages;
-    otherwise a model that ties them is trained in one stage."""
-    copied_heads: bool = True
-    """Where tp exceeds the key-value heads, several ranks hold the same head."""
-
-
-CAN_PIN: dict[str, CanPin] = {
-    # torch.distributed.pipelining's Schedule1F1B, whose order it is, refuses fewer microbatches
-    # than stages.
-    "native": CanPin(interleaving=True, several_pipelines=True, other_warmup=True),
-    "megatron": CanPin(
-        context_parallel=True,
-        expert_parallel=True,
-        sequence_parallel=True,
-        # core/transformer/moe/moe_layer.py raises while training.
-        experts_need_sequence_parallel=True,
-        interleaving=True,
-        fewer_microbatches_than_stages=True,
-    ),
-    # hetero/parallel_context.py asserts cp == 1; ep of meshes is not guaranteed to work;
-    # pre_validate_args refuses virtual stages.
-    "flagscale": CanPin(
-        sequence_parallel=True,
-        experts_need_sequence_parallel=True,
-        fewer_microbatches_than_stages=True,
-    ),
-    "torchtitan": CanPin(
-        context_parallel=True,
-        expert_parallel=True,
-        sequence_parallel=True,
-        interleaving=True,
-        context_shards=True,
-        # models/common/decoder.py: `Weight tying is not supported with Pipeline Parallel.`
-        tied_stages=False,
-        # The view of a part of a head fails (pytorch/torchtitan#2574, #2577).
-        copied_heads=False,
-    ),
-    "any": CanPin(
-        context_parallel=True,
-        expert_parallel=True,
-        sequence_parallel=True,
-        interleaving=True,
-        several_pipelines=True,
-        other_warmup=True,
-        fewer_microbatches_than_stages=True,
-    ),
-}
-"""By target."""
 
 _ABILITIES = (
     ("cp", 1, "context_parallel", "context parallelism"),
@@ -96,12 +29,12 @@ _ABILITIES = (
     ("pipelines", 1, "several_pipelines", "several pipelines"),
     ("depth", 0, "other_warmup", "warm-up depths of its own"),
 )
-"""Field of the pin, the value above which it needs something, that field of CanPin, its name."""
+"""Field of the pin, the value above which it needs something, that field of Target, its name."""
 
 
 def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Path, str]]:
     """(path in the job's file, message) of every contradiction."""
-    can = CAN_PIN.get(job.target)
+    can = TARGETS.get(job.target)
     if can is None:
         return
     yield from _of_target(job, can)
@@ -113,12 +46,12 @@ def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[P
     yield from _prices(job, cluster)
 
 
-def _of_target(job: Job, can: CanPin) -> Iterator[tuple[Path, str]]:
+def _of_target(job: Job, can: Target) -> Iterator[tuple[Path, str]]:
     pin = job.pin
     for name, least, ability, what in _ABILITIES:
         value = getattr(pin, name)
         if (value or 0) > least and not getattr(can, ability):
-            others = [other for other, able in CAN_PIN.items() if getattr(able, ability)]
+            others = [name for name, other in TARGETS.items() if getattr(other, ability)]
             yield (
                 ("pin", name),
                 f"{str(value).lower()}, and target {job.target} has no {what}; remove it, or plan "
@@ -131,19 +64,10 @@ def _of_target(job: Job, can: CanPin) -> Iterator[tuple[Path, str]]:
         )
 
 
-def _of_heads(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, str]]:
-    tp = job.pin.tp
-    if tp is None or can.copied_heads:
-        return
-    attentions = [run.layer.attention for run in model.layer_runs]
-    heads = [each.num_kv_heads for each in attentions if isinstance(each, Attention)]
-    for count in dict.fromkeys(heads):
-        if count % tp:
-            yield (
-                ("pin", "tp"),
-                f"{tp} does not divide the {count} key-value heads of {model.name}, which target "
-                f"{job.target} does not copy",
-            )
+def _of_heads(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path, str]]:
+    fault = "" if can.copied_heads else copied_heads_fault(model, job.pin.tp or 1)
+    if fault:
+        yield ("pin", "tp"), f"{fault} of {model.name}, which target {job.target} does not copy"
 
 
 def _of_sequence(job: Job) -> Iterator[tuple[Path, str]]:
@@ -160,7 +84,7 @@ def _of_sequence(job: Job) -> Iterator[tuple[Path, str]]:
         )
 
 
-def _of_experts(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, str]]:
+def _of_experts(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path, str]]:
     pin = job.pin
     experts = [run.layer.mlp for run in model.layer_runs if isinstance(run.layer.mlp, Experts)]
     ep = pin.ep or 1
@@ -185,7 +109,7 @@ def _of_experts(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path,
         )
 
 
-def _of_stages(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, str]]:
+def _of_stages(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path, str]]:
     pin, count = job.pin, _num_microbatches(job)
     virtual, pp = pin.virtual_stages or 1, pin.pp
     if pp and count and pp > count and not can.fewer_microbatches_than_stages:
@@ -324,14 +248,14 @@ def _experts(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:
 
 
 def _product_format(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
-    asked = job.trainer.product_format
+    wanted = job.trainer.product_format
     used = [island for island in cluster.islands if island.name not in job.forbid.islands]
     for kind in dict.fromkeys(island.device for island in used):
-        if asked is not None and asked.rate not in kind.dtypes:
+        if wanted is not None and wanted.rate not in kind.dtypes:
             have = ", ".join(kind.dtypes) or "none"
             yield (
                 ("trainer", "product_format"),
-                f"{asked} needs a {asked.rate} rate, and {kind.kind} has none (rates it has: "
+                f"{wanted} needs a {wanted.rate} rate, and {kind.kind} has none (rates it has: "
                 f"{have}); leave it out or forbid its islands",
             )
 
