@@ -22,11 +22,8 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.laws import (
-    OWN_ROWS,
-    WIDENING_PER_DOUBLING,
-    LayerLaw,
-)
+from hetplan.predict.law_parts import OWN_ROWS, WIDENING_PER_DOUBLING
+from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.columns import layer_columns
 from hetplan.predict.layer.laws import UNVALIDATED_LOG_HALFWIDTH, fit_layer_laws
 from hetplan.predict.predictor import Prediction

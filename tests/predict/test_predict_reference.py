@@ -31,7 +31,8 @@ from hetplan.predict.datasheet import (
     MATRIX_LOG_HALFWIDTH,
 )
 from hetplan.predict.fit import fit
-from hetplan.predict.laws import UNTESTED_LOG_PER_DOUBLING, LayerLaw
+from hetplan.predict.law_parts import UNTESTED_LOG_PER_DOUBLING
+from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.laws import fit_layer_laws, sample_query
 from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING
 from hetplan.predict.regression import log_ratio

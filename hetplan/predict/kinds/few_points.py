@@ -24,11 +24,9 @@ from dataclasses import dataclass, replace
 from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
-from hetplan.model.operators import Operator, OperatorClass
 from hetplan.predict.calibration.values import corrected
 from hetplan.predict.kinds.layers import ends_of
 from hetplan.predict.kinds.operators import MIN_POINTS, probes
-from hetplan.predict.kinds.operators import seconds as operator_seconds
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.answer import measured_itself
@@ -131,7 +129,8 @@ class ShiftedOperators:
             return own
         kept = (device, precision.value)
         if kept not in self._shifted:
-            lent = self._related.operator_laws(device, precision)
+            related = self._related.lent(device, precision)
+            lent = () if related is None else related.laws
             self._shifted[kept] = index_operators(
                 _shifted_law(law, lent) if law.points < MIN_POINTS else law
                 for law in self._laws
@@ -166,17 +165,5 @@ def _shifted_law(law: OperatorLaw, lent: Sequence[OperatorLaw]) -> OperatorLaw:
 def _times(law: OperatorLaw, lent: OperatorLaw) -> list[tuple[float, float]]:
     """Measured seconds and those of the lent law, where the shapes are known; else both laws'."""
     if law.shapes:
-        kind = OperatorClass(law.operator)
-        return [
-            (
-                each.seconds,
-                operator_seconds(
-                    lent,
-                    Operator(
-                        operator=kind, what="point", batch=each.batch, m=each.m, n=each.n, k=each.k
-                    ),
-                ),
-            )
-            for each in law.shapes
-        ]
-    return [(operator_seconds(law, op), operator_seconds(lent, op)) for op in probes(law.operator)]
+        return [(shape.seconds, lent.seconds(shape.operator(law.operator))) for shape in law.shapes]
+    return [(law.seconds(op), lent.seconds(op)) for op in probes(law.operator)]
