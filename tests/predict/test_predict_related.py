@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import pytest
-from predict_kinds import device, laws, operators, samples, seconds
+from predict_kinds import KINDS, NEW, device, laws, operators, samples, seconds
 from predict_samples import layer_grid, query
 
 from hetplan.cluster.devices import DeviceKind
@@ -24,20 +24,8 @@ from hetplan.predict.kinds.operators import (
 )
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.operator.values import OperatorLaw
 from hetplan.predict.predictor import Prediction
-
-KINDS = tuple(
-    device(name, tflops=tflops, gigabytes=gigabytes)
-    for name, tflops, gigabytes in (
-        ("one", 125, 900),
-        ("two", 312, 1555),
-        ("three", 989, 3350),
-        ("four", 71, 936),
-    )
-)
-NEW = device("new", tflops=500, gigabytes=2500)
 
 
 @lru_cache(maxsize=16)
@@ -176,13 +164,7 @@ def test_float32_means_what_it_meant_where_it_was_measured() -> None:
 def test_layers_of_the_same_chip_are_carried_by_the_datasheet_ratio() -> None:
     source = device("two-small", tflops=312, gigabytes=1555)
     board = device("two-large", tflops=312, gigabytes=2039)
-    found = FittedLaws(
-        hetplan_version="0",
-        layers=fit_layer_laws(layer_grid(device=source.kind)),
-        links=(),
-        populations=(),
-        notes=(),
-    )
+    found = laws(layers=layer_grid(device=source.kind))
     predictor = FittedPredictor(found)
     related = Related(found, (source, board))
     for hidden in (1024, 8192):
@@ -202,9 +184,7 @@ def test_updates_go_by_bandwidth_on_the_same_chip_alone() -> None:
         replace(row, phase="optimizer:adamw", median_seconds=1e-4 * row.hidden_size)
         for row in layer_grid(device=source.kind, microbatches=(1,), sequences=(1024,), tps=(1,))
     ]
-    found = FittedLaws(
-        hetplan_version="0", layers=fit_layer_laws(rows), links=(), populations=(), notes=()
-    )
+    found = laws(layers=rows)
     related = Related(found, (source, board, NEW))
 
     def update(kind: DeviceKind) -> Prediction | None:

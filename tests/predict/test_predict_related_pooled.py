@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 import pytest
-from predict_kinds import device
+from predict_kinds import KINDS, NEW, device, laws
 from predict_samples import gpt, layer_sample, query
 
 from hetplan.cluster.devices import DeviceKind
@@ -27,16 +26,6 @@ from hetplan.predict.layer.laws import fit_layer_laws, sample_query
 from hetplan.predict.predictor import LayerQuery, Prediction
 from hetplan.profiling.samples import LayerSample
 
-KINDS = tuple(
-    device(name, tflops=tflops, gigabytes=gigabytes)
-    for name, tflops, gigabytes in (
-        ("one", 125, 900),
-        ("two", 312, 1555),
-        ("three", 989, 3350),
-        ("four", 71, 936),
-    )
-)
-NEW = device("new", tflops=500, gigabytes=2500)
 SIZES = tuple((hidden, microbatch) for hidden in (1024, 4096) for microbatch in (1, 2, 4, 8, 16))
 # Launches, launches of tp, products, tiles, scores, split bytes, bytes of every rank.
 TRUTH = (4e-4, 1e-4, 1.2, 0.0, 6.0, 3.0, 2.0)
@@ -68,16 +57,10 @@ def samples(kind: DeviceKind, *, slower: float = 1.0) -> list[LayerSample]:
     ]
 
 
-def laws(rows: Sequence[LayerSample]) -> FittedLaws:
-    return FittedLaws(
-        hetplan_version="0", layers=fit_layer_laws(rows), links=(), populations=(), notes=()
-    )
-
-
 @lru_cache(maxsize=8)
 def known(*slower: float) -> FittedLaws:
     pairs = zip(KINDS, slower or (1.0,) * len(KINDS), strict=True)
-    return laws([row for kind, by in pairs for row in samples(kind, slower=by)])
+    return laws(layers=[row for kind, by in pairs for row in samples(kind, slower=by)])
 
 
 def ask(
@@ -121,12 +104,18 @@ def test_another_board_of_the_chip_answers_first() -> None:
     assert 3350 / 4800 * here < answer.seconds < here
 
 
-def rows_of(kind: DeviceKind, slower: float = 1.0) -> KindRows:
+def rows_of(
+    kind: DeviceKind, slower: float = 1.0, *, one_size: bool = False, rounding: float = 0.0
+) -> KindRows:
+    """`one_size`: of hidden 1024 and tp 1, on which both kinds of bytes grow alike."""
     rows, times = [], []
     for sample in samples(kind, slower=slower):
+        if one_size and (sample.hidden_size > 1024 or sample.tp > 1):
+            continue
         row = values(rates_of(kind), sample_query(sample))
         assert row is not None
-        rows.append(row)
+        sign = rounding * (-1) ** sample.microbatch_size
+        rows.append(tuple(value * (1.0 + sign * (-1) ** at) for at, value in enumerate(row)))
         times.append(sample.median_seconds)
     return KindRows(rates=rates_of(kind), rows=tuple(rows), seconds=tuple(times))
 
@@ -163,28 +152,11 @@ def test_sizes_without_a_table_are_those_between_the_ends() -> None:
     assert {size.query.tp for size in sizes} == {1, 2}
 
 
-def kind_rows(kind: DeviceKind, *, microbatches: Sequence[int], rounding: float) -> KindRows:
-    """Rows of one hidden size and tp 1, on which both kinds of bytes grow alike."""
-    rows, times = [], []
-    for microbatch in microbatches:
-        asked = query(1024, microbatch=microbatch)
-        shown = values(rates_of(kind), asked)
-        assert shown is not None
-        rows.append(
-            tuple(
-                value * (1.0 + rounding * (-1) ** (at + microbatch))
-                for at, value in enumerate(shown)
-            )
-        )
-        times.append(seconds(kind, asked))
-    return KindRows(rates=rates_of(kind), rows=tuple(rows), seconds=tuple(times))
-
-
 def test_what_rows_leave_open_does_not_hang_on_rounding() -> None:
     """Either of two columns that are one on all rows fits them; the answer must not be a draw."""
     found = []
     for rounding in (0.0, 1e-15, -1e-15, 1e-13, -1e-13):
-        rows = [kind_rows(kind, microbatches=(1, 2, 4), rounding=rounding) for kind in KINDS]
+        rows = [rows_of(kind, one_size=True, rounding=rounding) for kind in KINDS]
         law = pooled_layers(rows, rates_of(NEW), LayerKind.TRANSFORMER)
         assert law is not None
         found.append(law.coefficients)
