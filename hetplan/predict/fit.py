@@ -21,8 +21,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.predict import datasheet
 from hetplan.predict.calibration.values import Calibration, corrected, corrected_law, factor_of
-from hetplan.predict.kinds.few_points import ShiftedOperators, with_prior
-from hetplan.predict.kinds.operators import RelatedLaws
+from hetplan.predict.kinds.few_points import OwnOperators, with_prior
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.law_parts import outside
 from hetplan.predict.laws import ALL_LAYERS, SCHEMA, FittedLaws, LayerLaw
@@ -39,7 +38,7 @@ from hetplan.predict.link.laws import (
     send_law,
 )
 from hetplan.predict.link.shapes import LinkLaw
-from hetplan.predict.operator.answer import DeviceOperators, index_operators
+from hetplan.predict.operator.answer import DeviceOperators
 from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.predict.populations import choose
 from hetplan.predict.predictor import (
@@ -84,16 +83,17 @@ class FittedPredictor:
         }
 
     @cached_property
-    def _related(self) -> Related:
+    def related(self) -> Related:
+        """What laws of other kinds say of a kind."""
         return Related(self.laws)
 
     @cached_property
-    def _operators(self) -> dict[tuple[str, str], DeviceOperators]:
-        return index_operators(self.laws.operators)
+    def _operators(self) -> OwnOperators:
+        return OwnOperators(self.laws.operators, self.related)
 
-    @cached_property
-    def _shifted(self) -> ShiftedOperators:
-        return ShiftedOperators(self.laws.operators, self._related)
+    def operators(self, device: DeviceKind, precision: Precision) -> DeviceOperators | None:
+        """The operators of this kind that were measured on it; None: none were."""
+        return self._operators.of(device, precision)
 
     @classmethod
     def datasheet_only(cls) -> FittedPredictor:
@@ -127,12 +127,12 @@ class FittedPredictor:
         # A search asks this millions of times: without laws nothing is walked through.
         if self.laws.operators or self.laws.layers:
             composed = layer_prediction(
-                self._shifted.index(device, query.precision, self._operators),
+                self.operators(device, query.precision),
                 device,
                 query,
-                lent=self._related.operators,
+                lent=self.related.operators,
             )
-            found = composed or self._related.layer(device, query)
+            found = composed or self.related.layer(device, query)
             if found is not None:
                 return found
         notes = self._missing(device, query.precision, f"{query.layer.value} {query.phase}")
@@ -154,7 +154,7 @@ class FittedPredictor:
         phase = f"{Phase.OPTIMIZER.value}:{optimizer.value}"
         law = self._layers.get((device.kind, precision.value, ALL_LAYERS, phase))
         if law is None:
-            related = self._related.optimizer_update(device, optimizer, parameters, precision)
+            related = self.related.optimizer_update(device, optimizer, parameters, precision)
             if related is not None:
                 return related
             notes = self._missing(device, precision, phase)
@@ -213,10 +213,6 @@ class FittedPredictor:
         if law is None:
             law = prior.collective(link, operation, group_size, message_bytes, notes, nodes=nodes)
         return corrected(law, factor_of(self.laws.calibration, link_cause(link)))
-
-    def lent(self, device: DeviceKind, precision: Precision) -> RelatedLaws | None:
-        """Laws of single operators that other kinds lend this one; None where none can be."""
-        return self._related.lent(device, precision)
 
     @property
     def calibration(self) -> Calibration | None:

@@ -188,9 +188,7 @@ class Related:
         lent = self.lent(device, query.precision)
         if lent is None:
             return None
-        own = self.operators(device, query.precision)
-        index = {} if own is None else {(device.kind, query.precision.value): own}
-        summed = composed.layer_prediction(index, device, query)
+        summed = composed.layer_prediction(self.operators(device, query.precision), device, query)
         if summed is None:
             return None
         averages = lent.classes_of_others
