@@ -18,7 +18,7 @@ Four sources, and how each is read:
                   middle one, 64 MiB, has about that bandwidth. consec=0 over two nodes: half of
                   the group in each.
     SimAI         ratios to a link's bandwidth that is not named: no times, so no samples. The law
-                  between nodes rests on the nic_ratio rows (`predict.links_prior`)
+                  between nodes rests on the nic_ratio rows (`predict.link.prior`)
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _source(row: CollectiveRow, notes: Notes) -> _Source | str:
 
 _NIC_RATIO = (
     "SimAI's ratios to the cards' bandwidth, as samples of a link; the law between nodes of links "
-    "without samples was learned from them (predict/links_prior.py)"
+    "without samples was learned from them (predict/link/prior.py)"
 )
 _OTHER_RATIO = "SimAI's ratios to a fabric's bandwidth that is not named"
 _ON_A_CURVE = (

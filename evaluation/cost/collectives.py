@@ -19,7 +19,7 @@ too`, because a library takes trees for short messages from three nodes on. The 
 the first were learned from these tables (not from Galvatron's two nodes): `left_out_rows` gives the
 error elsewhere.
 
-The constants of `predict.links_prior` are the coefficients of one fit to the published all_reduce
+The constants of `predict.link.prior` are the coefficients of one fit to the published all_reduce
 times inside nodes and to the ratios between nodes together (the latency of a step inside a node is
 common to both), of one to all_to_all and of one to sends. `left_out_rows` leaves out one source, or
 one number of nodes, at a time: that is the error to be expected of a link that nobody measured.

@@ -71,15 +71,12 @@ class LocalBackend:
             plan_sensitivities(f"{number}", plan, self.inputs, predictor)
             for number, plan in enumerate(self._plans)
         ]
-        near = near_best([each.parts for each in priced], most=MAX_PLANS)
-        by_name = {each.parts.name: each for each in priced}
-        plans = tuple(by_name[each.name] for each in near)
+        plans = near_best(priced, most=MAX_PLANS)
         wanted = self._wanted(predictor, held, plans)
         return View(
-            plans=near,
+            plans=plans,
             log_halfwidth=plans[0].estimate.own_log_halfwidth or 0.0,
             candidates=candidates(wanted, self.here, self.devices),
-            sensitivities=plans,
             notes=self._notes(predictor, held),
             bases=bases(predictor, model, job, wanted.asked),
         )
@@ -104,12 +101,7 @@ class LocalBackend:
         answer for the others that there are.
         """
         model, cluster, job = self.inputs.model, self.inputs.cluster, self.inputs.job
-        device = next(i.device for i in cluster.islands if i.device.kind == kind)
-        try:
-            device.peak(job.precision.value)
-        except InputError:
-            pass
-        else:
+        if kind not in self._without_datasheet():
             return ()
         pinned = job.pin.tp
         degrees = tensor_degrees(model, cluster) if pinned is None else (pinned,)
@@ -158,24 +150,21 @@ class LocalBackend:
 
     def unknown_kinds(self) -> tuple[str, ...]:
         """Kinds of the cluster of which neither samples nor a datasheet say anything."""
-        cluster, job = self.inputs.cluster, self.inputs.job
         laws = fit_populations(self._populations()).laws.layers
         # A run that was cut short leaves a kind of which only some layers are known.
         needed = {*(layer.value for layer in TRAINED_KINDS), ALL_LAYERS}
         answered: dict[str, set[str]] = {}
         for law in laws:
-            if law.precision == job.precision.value:
+            if law.precision == self.inputs.job.precision.value:
                 answered.setdefault(law.device, set()).add(law.layer)
         known = {kind for kind, layers in answered.items() if needed <= layers}
-        found = []
-        for kind, device in {i.device.kind: i.device for i in cluster.islands}.items():
-            if kind in known:
-                continue
-            try:
-                device.peak(job.precision.value)
-            except InputError:
-                found.append(kind)
-        return tuple(found)
+        return tuple(kind for kind in self._without_datasheet() if kind not in known)
+
+    def _without_datasheet(self) -> tuple[str, ...]:
+        """Kinds of the cluster whose datasheet has no rate of the job's precision."""
+        precision = self.inputs.job.precision.value
+        kinds = {island.device.kind: island.device for island in self.inputs.cluster.islands}
+        return tuple(kind for kind, device in kinds.items() if precision not in device.dtypes)
 
     def _populations(self) -> tuple[ProfileSet, ...]:
         return read_populations(*(folder for folder in self.folders if folder.is_dir()))
@@ -195,9 +184,9 @@ class LocalBackend:
         largest: dict[str, float] = {}
         widths: dict[str, float] = {}
         for each in plans:
-            for part in each.parts.parts:
+            for part in each.parts:
                 widths[part.asked] = max(widths.get(part.asked, 0.0), part.log_halfwidth)
-            for cause, size in each.largest_messages:
+            for cause, size in each.largest_messages.items():
                 largest[cause] = max(largest.get(cause, 0.0), size)
         return PlanNeeds(
             model=self.inputs.model,
@@ -205,8 +194,8 @@ class LocalBackend:
             job=self.inputs.job,
             predictor=predictor,
             asked=tuple(dict.fromkeys(asked for each in plans for asked in each.asked)),
-            largest_messages=tuple(sorted(largest.items())),
-            log_halfwidths=tuple(sorted(widths.items())),
+            largest_messages=largest,
+            log_halfwidths=widths,
             layers=tuple(layers),
             links=tuple((sample.link, link_case(sample)) for sample in chosen.links),
         )
@@ -279,7 +268,7 @@ class LocalBackend:
 def link_program(measuring: Measuring, candidate: Candidate) -> list[str]:
     """The program that measures a link between devices of this machine."""
     if candidate.place is None:
-        raise InputError(f"{candidate.measurement.name} is no link")
+        raise InputError(f"{candidate.name} is no link")
     return [
         sys.executable,
         *("-m", "torch.distributed.run", "--standalone"),
@@ -317,7 +306,7 @@ def measure_for(
     inputs: Inputs,
     folders: Sequence[Path],
     *,
-    on_begin: Callable[[Choice, float], None] | None = None,
+    on_begin: Callable[[Choice[Candidate], float], None] | None = None,
 ) -> Report:
     """Measure on this machine what shrinks the interval of the job's best plans most, first.
 

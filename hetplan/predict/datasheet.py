@@ -1,4 +1,4 @@
-"""What a layer or a link costs when nothing of its kind was measured: datasheet and priors.
+"""What a layer costs when nothing of its kind was measured: datasheet and priors.
 
     layer  = launches * operations
            + matrix flops / (peak * MATRIX_EFFICIENCY) + attention flops / (peak * ATTENTION_...)
@@ -51,7 +51,6 @@ import math
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.layers import Experts, LatentAttention
@@ -65,9 +64,7 @@ from hetplan.model.operators import (
 )
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.layer.columns import layer_columns
-from hetplan.predict.link import prior as links_prior
-from hetplan.predict.link.shapes import lane_bytes, ring_shape
-from hetplan.predict.predictor import DATASHEET, LayerQuery, Prediction, SendLaw
+from hetplan.predict.predictor import DATASHEET, LayerQuery, Prediction
 
 # Matrix products of at least 100 GFLOP, median per device of rate / dense peak with float32
 # accumulation: A100-40 .79 (of 312 TFLOP/s), GH200 .59 (989), V100 .71 (125), RTX 3090 1.00 (71),
@@ -125,9 +122,6 @@ OPTIMIZER_TRAFFIC_FACTOR = math.sqrt(33.5 * 42.7) / ADAMW_UPDATE_BYTES
 # Kinds: log(42.7 / 37.8) = .12. The passes over 16-bit gradients and their norm are counted, not
 # measured, and an optimizer without a fused kernel takes up to twice as long: half of log 2.
 OPTIMIZER_LOG_HALFWIDTH = 0.12 + 0.5 * math.log(2.0)
-
-LINK_LOG_HALFWIDTH = links_prior.OTHERS_LOG_HALFWIDTH
-"""Of a link's figures, where nothing better is known."""
 
 
 def _operations(model: ModelSpec, layer: LayerKind) -> int:
@@ -304,57 +298,6 @@ def optimizer_update(
     return Prediction(
         seconds=traffic / _memory_bandwidth(device),
         log_halfwidth=OPTIMIZER_LOG_HALFWIDTH,
-        source=DATASHEET,
-        extrapolating=notes,
-    )
-
-
-def send(link: Link, notes: tuple[str, ...] = (), *, nodes: int = 1) -> SendLaw:
-    """Point-to-point law of a link without samples; device-direct as `links_prior` has it.
-
-    Host-staged, or where the figures themselves were measured: latency, and goodput for the bytes.
-
-    The data crosses once after the receiver is known to be ready: wire = latency. With both sides
-    posting together the receiver's readiness has to cross to the sender first, another one-way
-    latency: rendezvous = 2 * latency. (gloo over a 10.3 ms round trip: 10.3 ms when posted
-    together, 5.5 to 5.7 ms with the receiver early.)
-    """
-    if link.transport is Transport.DEVICE_DIRECT and not link.measured:
-        return links_prior.send(link, nodes=nodes, notes=notes)
-    return SendLaw(
-        rendezvous_latency_seconds=2.0 * link.latency_seconds,
-        wire_latency_seconds=link.latency_seconds,
-        seconds_per_byte=1.0 / link.goodput_bytes_per_second,
-        log_halfwidth=LINK_LOG_HALFWIDTH,
-        source=DATASHEET,
-        extrapolating=notes,
-    )
-
-
-def collective(
-    link: Link,
-    operation: str,
-    group_size: int,
-    message_bytes: float,
-    notes: tuple[str, ...] = (),
-    *,
-    nodes: int = 1,
-) -> Prediction:
-    """A collective over a link without samples; device-direct ones as `links_prior` has it.
-
-    Host-staged, or where the figures themselves were measured, by latency and goodput: for
-    all_reduce 2 (n - 1) (alpha + S / n / beta).
-    """
-    if link.transport is Transport.DEVICE_DIRECT and not link.measured:
-        return links_prior.collective(
-            link, operation, group_size, message_bytes, nodes=nodes, notes=notes
-        )
-    message_bytes = lane_bytes(operation, group_size, nodes, message_bytes)
-    steps, share = ring_shape(operation, group_size)
-    step = link.latency_seconds + share * message_bytes / link.goodput_bytes_per_second
-    return Prediction(
-        seconds=steps * step,
-        log_halfwidth=LINK_LOG_HALFWIDTH,
         source=DATASHEET,
         extrapolating=notes,
     )

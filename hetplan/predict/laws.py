@@ -12,37 +12,11 @@ from dataclasses import dataclass
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
 from hetplan.predict.calibration.values import Calibration
-from hetplan.predict.law_parts import (
-    OWN_ROWS,
-    UNTESTED_LOG_PER_DOUBLING,
-    WIDENING_PER_DOUBLING,
-    MeasuredRange,
-    Validation,
-    outside,
-    validation_of,
-)
+from hetplan.predict.law_parts import MeasuredRange, Validation
 from hetplan.predict.layer.columns import Column, LayerColumns
 from hetplan.predict.layer.tables import LayerTable, MeasuredLayer, MeasuredUpdate
-from hetplan.predict.link.shapes import LinkLaw, SizeTable
+from hetplan.predict.link.shapes import LinkLaw
 from hetplan.predict.operator.values import OperatorLaw
-
-__all__ = (
-    "ALL_LAYERS",
-    "OWN_ROWS",
-    "SCHEMA",
-    "UNTESTED_LOG_PER_DOUBLING",
-    "WIDENING_PER_DOUBLING",
-    "FittedLaws",
-    "LayerLaw",
-    "LinkLaw",
-    "MeasuredRange",
-    "SizeTable",
-    "Term",
-    "Validation",
-    "outside",
-    "range_names",
-    "validation_of",
-)
 
 SCHEMA = "hetplan.predictor/2"
 

@@ -11,7 +11,7 @@ from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
-from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH
+from hetplan.predict.link.prior import LINK_LOG_HALFWIDTH
 from hetplan.predict.link.shapes import lane_bytes, ring_shape
 from hetplan.predict.predictor import LayerQuery, Prediction, SendLaw
 

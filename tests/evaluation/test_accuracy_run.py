@@ -128,9 +128,7 @@ def test_no_run_is_in_what_its_interval_stands_on(folder: Path) -> None:
     # One cell's measurements become absurd: its own intervals must not notice.
     cell = {row.place for row in rows if (row.tp, row.pp) == (2, 1)}
     changed = [
-        replace(run, run=replace(run.run, row=replace(run.row, step_seconds=500.0)))
-        if run.row.place in cell
-        else run
+        replace(run, row=replace(run.row, step_seconds=500.0)) if run.row.place in cell else run
         for run in done
     ]
     after = run_intervals(changed, changed)

@@ -234,6 +234,6 @@ def test_replicas_on_two_kinds_are_two_pipelines(tmp_path: Path) -> None:
     )
     (row,) = read_runs(folder).rows
     run = run_of(row, (folder,), ())
-    assert [p.num_microbatches for p in run.planned.plan.pipelines] == [2, 2]
-    assert run.planned.plan.reduction_groups[0].degree == 2
-    assert run.planned.job.target == "any"
+    assert [p.num_microbatches for p in run.plan.pipelines] == [2, 2]
+    assert run.plan.reduction_groups[0].degree == 2
+    assert run.job.target == "any"

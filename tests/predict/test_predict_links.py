@@ -12,10 +12,10 @@ from predict_samples import LINK, link_sample
 
 from hetplan.cluster.spec import Transport
 from hetplan.errors import InputError
-from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING, ONE_GROUP_LOG_HALFWIDTHS, joint_of
 from hetplan.predict.link.laws import fit_link_laws
+from hetplan.predict.link.prior import LINK_LOG_HALFWIDTH
 from hetplan.profiling.samples import LinkSample, ProfileSet
 
 REPEATABLE = settings(derandomize=True, deadline=None, max_examples=60)

@@ -31,8 +31,8 @@ from hetplan.predict.datasheet import (
     MATRIX_LOG_HALFWIDTH,
 )
 from hetplan.predict.fit import fit
-from hetplan.predict.laws import UNTESTED_LOG_PER_DOUBLING, LayerLaw
-from hetplan.predict.layer.laws import fit_layer_laws, sample_query
+from hetplan.predict.law_parts import UNTESTED_LOG_PER_DOUBLING
+from hetplan.predict.layer.laws import sample_query
 from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING
 from hetplan.predict.regression import log_ratio
 from hetplan.profiling.samples import LayerSample, ProfileSet
@@ -62,28 +62,6 @@ def kind(gpu: str) -> DeviceKind:
         provenance="datasheet",
         source="NVIDIA datasheets",
     )
-
-
-def laws_of(gpu: str) -> dict[str, LayerLaw]:
-    return {law.phase: law for law in fit_layer_laws(layer_samples(gpu))}
-
-
-@pytest.mark.parametrize(
-    ("gpu", "phase", "mean", "median"),
-    [
-        # Measured: mean 5.6 / 4.4 / 15.8 / 7.4 / 5.5 %, median 2.9 / 2.7 / 16.0 / 6.3 / 5.0 %.
-        ("A100-40", "forward", 0.07, 0.04),
-        ("A100-40", "backward", 0.06, 0.04),
-        ("GH-96", "forward", 0.18, 0.18),
-        ("V100-16", "forward", 0.09, 0.08),
-        ("RTX-3090", "forward", 0.065, 0.06),
-    ],
-)
-def test_layers_of_a_hidden_size_left_out(gpu: str, phase: str, mean: float, median: float) -> None:
-    validation = laws_of(gpu)[phase].validation
-    assert (validation.left_out, validation.folds) == ("hidden", 3)
-    assert validation.mean < mean
-    assert validation.median < median
 
 
 def predictions(
@@ -178,11 +156,3 @@ def test_groups_of_a_switched_fabric_are_carried_as_well_as_the_constant_claims(
                 per_doubling.append(error / abs(math.log2(asked / measured)))
     quantile = sorted(per_doubling)[math.ceil(0.9 * len(per_doubling)) - 1]
     assert quantile == pytest.approx(CARRY_LOG_PER_DOUBLING, abs=0.05)
-
-
-def test_collectives_between_measured_sizes() -> None:
-    samples = tuple(sample for sample in all_reduce_samples("A100") if sample.group_size == 8)
-    (law,) = fit(ProfileSet(layers=(), links=samples, provenance=())).laws.links
-    # Measured: mean 5.3, worst 11.9 % with every second power of two in turn left out.
-    assert law.tables[0].validation.mean < 0.065
-    assert law.tables[0].log_halfwidth < 0.15

@@ -90,7 +90,7 @@ def without_chip(laws: FittedLaws, kind: DeviceKind) -> FittedLaws:
 
 def half_precision_layers(laws: FittedLaws, kind: DeviceKind) -> Iterator[LayerSample]:
     """Layers of three sizes as the sum of the kind's own operators."""
-    own = index_operators(laws.operators)
+    own = index_operators(laws.operators)[kind.kind, Precision.FLOAT16.value]
     for name in ("OPT-350", "GPT-Neo-2.7", "OPT-30"):
         for microbatch in (1, 4):
             for phase in ("forward", "backward"):

@@ -29,7 +29,7 @@ Rings of a device-direct library run node by node, one per channel, each into an
 once, by NICs of its own. So a NIC carries 2 (n - 1) / n S / NICs bytes of an all_reduce, n ranks,
 which is the flat ring here (`layout`: lanes). Of its 2 (n - 1) steps 2 (nodes - 1) wait for the
 network and the rest for links inside nodes (NCCL, graph/tuning.cc, nInterSteps): so say the laws
-of links without samples (`predict.links_prior`), learned from such rings. Samples of links between
+of links without samples (`predict.link.prior`), learned from such rings. Samples of links between
 single devices say it of the network's steps alone: by them every step of the flat ring waits for
 the network, and the two-level form cut at the nodes, which has just the network's steps, stands for
 the rings where it is cheaper. Cuts at islands or regions and halving-doubling are what a library

@@ -18,17 +18,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
-from hetplan.model.operators import Operator, OperatorClass
 from hetplan.predict.calibration.values import corrected
 from hetplan.predict.kinds.layers import ends_of
 from hetplan.predict.kinds.operators import MIN_POINTS, probes
-from hetplan.predict.kinds.operators import seconds as operator_seconds
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.answer import measured_itself
@@ -107,37 +106,30 @@ def _shifted_prior(law: LayerLaw, query: LayerQuery, prior: Answer) -> Predictio
     )
 
 
-class ShiftedOperators:
-    """Operators of a kind, with the laws of one or two points shifted from what others lend."""
-
-    __slots__ = ("_few", "_laws", "_related", "_shifted")
+class OwnOperators:
+    """Operators of each kind by its own laws; those of one or two points shift what others lend."""
 
     def __init__(self, laws: Sequence[OperatorLaw], related: Related) -> None:
-        """`related` lends what the points shift."""
         self._laws = tuple(laws)
         self._few = {(law.device, law.precision) for law in laws if law.points < MIN_POINTS}
+        self._measured = index_operators(laws)
         self._related = related
-        self._shifted: dict[tuple[DeviceKind, str], dict[tuple[str, str], DeviceOperators]] = {}
+        self._shifted = cache(self._with_shifted_laws)
 
-    def index(
-        self,
-        device: DeviceKind,
-        precision: Precision,
-        own: Mapping[tuple[str, str], DeviceOperators],
-    ) -> Mapping[tuple[str, str], DeviceOperators]:
-        """`own` where every law of this kind stands on enough points, else shifted ones."""
+    def of(self, device: DeviceKind, precision: Precision) -> DeviceOperators | None:
+        """None where none of this kind's operators was measured in this precision."""
         key = (device.kind, precision.value)
-        if key not in self._few:
-            return own
-        kept = (device, precision.value)
-        if kept not in self._shifted:
-            lent = self._related.operator_laws(device, precision)
-            self._shifted[kept] = index_operators(
-                _shifted_law(law, lent) if law.points < MIN_POINTS else law
-                for law in self._laws
-                if (law.device, law.precision) == key
-            )
-        return self._shifted[kept]
+        return self._shifted(device, precision) if key in self._few else self._measured.get(key)
+
+    def _with_shifted_laws(self, device: DeviceKind, precision: Precision) -> DeviceOperators:
+        key = (device.kind, precision.value)
+        related = self._related.lent(device, precision)
+        lent = () if related is None else related.laws
+        return index_operators(
+            _shifted_law(law, lent) if law.points < MIN_POINTS else law
+            for law in self._laws
+            if (law.device, law.precision) == key
+        )[key]
 
 
 def _shifted_law(law: OperatorLaw, lent: Sequence[OperatorLaw]) -> OperatorLaw:
@@ -166,17 +158,5 @@ def _shifted_law(law: OperatorLaw, lent: Sequence[OperatorLaw]) -> OperatorLaw:
 def _times(law: OperatorLaw, lent: OperatorLaw) -> list[tuple[float, float]]:
     """Measured seconds and those of the lent law, where the shapes are known; else both laws'."""
     if law.shapes:
-        kind = OperatorClass(law.operator)
-        return [
-            (
-                each.seconds,
-                operator_seconds(
-                    lent,
-                    Operator(
-                        operator=kind, what="point", batch=each.batch, m=each.m, n=each.n, k=each.k
-                    ),
-                ),
-            )
-            for each in law.shapes
-        ]
-    return [(operator_seconds(law, op), operator_seconds(lent, op)) for op in probes(law.operator)]
+        return [(shape.seconds, lent.seconds(shape.operator(law.operator))) for shape in law.shapes]
+    return [(law.seconds(op), lent.seconds(op)) for op in probes(law.operator)]

@@ -51,7 +51,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
@@ -62,12 +62,11 @@ from hetplan.predict.datasheet import (
     MATRIX_LOG_HALFWIDTH,
 )
 from hetplan.predict.law_parts import WIDENING_PER_DOUBLING, MeasuredRange
+from hetplan.predict.laws import LayerLaw
 from hetplan.predict.operator.values import (
-    MeasuredShape,
     OperatorColumn,
     OperatorLaw,
     OperatorTerm,
-    column_value,
     multiprocessors,
 )
 from hetplan.predict.regression import t_quantile
@@ -185,12 +184,18 @@ BY_RATE = frozenset({OperatorColumn.FLOPS.value, OperatorColumn.TILED_FLOPS.valu
 BY_BANDWIDTH = frozenset({OperatorColumn.BYTES.value, OperatorColumn.TABLE_BYTES.value})
 
 
+_Law = TypeVar("_Law", bound="OperatorLaw | LayerLaw")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rated:
+class Rated(Generic[_Law]):
     """A law and the figures of the kind that it was measured on."""
 
-    law: OperatorLaw
+    law: _Law
     rates: Rates
+
+
+RatedOperator = Rated[OperatorLaw]
 
 
 def factor(column: str, source: Rates, target: Rates) -> float:
@@ -202,17 +207,7 @@ def factor(column: str, source: Rates, target: Rates) -> float:
     return 1.0
 
 
-def seconds(law: OperatorLaw, op: Operator) -> float:
-    """Time of one launch by the law's columns and floor alone, without shapes and residual."""
-    total = sum(
-        term.coefficient
-        * column_value(term.column, op, law.phase, law.precision, waves_of=law.multiprocessors)
-        for term in law.terms
-    )
-    return max(law.floor_seconds, total)
-
-
-def carried(source: Rated, target: Rates, precision: str) -> OperatorLaw:
+def carried(source: RatedOperator, target: Rates, precision: str) -> OperatorLaw:
     """The law on another kind of the same chip: measured shapes go with it, at the law's ratio."""
     law = source.law
     there = replace(
@@ -229,25 +224,16 @@ def carried(source: Rated, target: Rates, precision: str) -> OperatorLaw:
         sustained_flops_per_second=_sustained(source, target),
         multiprocessors=multiprocessors(target.kind.kind) or law.multiprocessors,
     )
-    shapes = tuple(_carried_shape(shape, law, there) for shape in law.shapes)
-    return replace(there, shapes=shapes)
+    shapes = []
+    for shape in law.shapes:
+        op = shape.operator(law.operator)
+        here = law.seconds(op)
+        ratio = there.seconds(op) / here if here > 0 else 1.0
+        shapes.append(replace(shape, seconds=shape.seconds * ratio))
+    return replace(there, shapes=tuple(shapes))
 
 
-def _carried_shape(shape: MeasuredShape, law: OperatorLaw, there: OperatorLaw) -> MeasuredShape:
-    op = Operator(
-        operator=OperatorClass(law.operator),
-        what="shape",
-        batch=shape.batch,
-        m=shape.m,
-        n=shape.n,
-        k=shape.k,
-    )
-    here = seconds(law, op)
-    ratio = seconds(there, op) / here if here > 0 else 1.0
-    return replace(shape, seconds=shape.seconds * ratio)
-
-
-def pooled(sources: Sequence[Rated], target: Rates, precision: str) -> OperatorLaw:
+def pooled(sources: Sequence[RatedOperator], target: Rates, precision: str) -> OperatorLaw:
     """The mean of laws of one class and pass of other kinds, at the target's figures.
 
     The half-width is the middle one of the laws' own: how far shapes of one kind lie from its law.
@@ -283,7 +269,7 @@ def pooled(sources: Sequence[Rated], target: Rates, precision: str) -> OperatorL
     )
 
 
-def _sustained(source: Rated, target: Rates) -> float:
+def _sustained(source: RatedOperator, target: Rates) -> float:
     return (
         source.law.sustained_flops_per_second
         * target.flops_per_second
@@ -291,7 +277,9 @@ def _sustained(source: Rated, target: Rates) -> float:
     )
 
 
-def _mean_sustained(sources: Sequence[Rated], weights: Sequence[float], target: Rates) -> float:
+def _mean_sustained(
+    sources: Sequence[RatedOperator], weights: Sequence[float], target: Rates
+) -> float:
     """Of the kinds that showed one, where they are most of the weight; 0: no such limit."""
     found = [
         (weight, _sustained(source, target))
@@ -386,7 +374,7 @@ class RelatedLaws:
 
 
 def related_laws(
-    target: Rates, precision: str, sources: Sequence[Rated], spreads: Spreads
+    target: Rates, precision: str, sources: Sequence[RatedOperator], spreads: Spreads
 ) -> RelatedLaws:
     """One law per class and pass that any of the sources has."""
     found: list[OperatorLaw] = []
@@ -413,13 +401,15 @@ def related_laws(
     )
 
 
-def nearest_board(sources: Sequence[Rated], kind: DeviceKind, precision: str) -> list[Rated]:
+def nearest_board(
+    sources: Sequence[RatedOperator], kind: DeviceKind, precision: str
+) -> list[RatedOperator]:
     """The laws of the kind and precision of this chip whose board is nearest; empty: none."""
     same = [source for source in sources if same_chip(source.rates.kind, kind)]
     if not same:
         return []
 
-    def distance(source: Rated) -> tuple[float, bool, str, str]:
+    def distance(source: RatedOperator) -> tuple[float, bool, str, str]:
         board = board_distance(source.rates.kind, kind)
         law = source.law
         return board, law.precision != precision, law.device, law.precision
@@ -439,7 +429,7 @@ def chip_halfwidth(source: DeviceKind, target: DeviceKind) -> float:
     return SAME_CHIP_LOG_HALFWIDTH + max(BOARD_LOG_PER_LOG_POWER * power, clock)
 
 
-def _of_chip(source: Rated, target: Rates, precision: str) -> OperatorLaw:
+def _of_chip(source: RatedOperator, target: Rates, precision: str) -> OperatorLaw:
     law = carried(source, target, precision)
     added = chip_halfwidth(source.rates.kind, target.kind)
     return replace(
@@ -450,7 +440,7 @@ def _of_chip(source: Rated, target: Rates, precision: str) -> OperatorLaw:
 
 
 def _of_others(
-    sources: Sequence[Rated], target: Rates, precision: str, spreads: Spreads
+    sources: Sequence[RatedOperator], target: Rates, precision: str, spreads: Spreads
 ) -> OperatorLaw:
     law = pooled(sources, target, precision)
     # The spread between chips is of all sizes, so the interval is.
@@ -463,7 +453,7 @@ def _of_others(
     return replace(law, log_halfwidth=halfwidth)
 
 
-def _beyond(law: OperatorLaw, sources: Sequence[Rated], target: Rates) -> float:
+def _beyond(law: OperatorLaw, sources: Sequence[RatedOperator], target: Rates) -> float:
     """How much wider the interval of a kind is whose figures none of the measured kinds has.
 
     Only figures that the law's columns follow count. A new generation is beyond both: GH200 beside
@@ -515,7 +505,7 @@ class Spreads:
 
     __slots__ = ("_known", "_sources")
 
-    def __init__(self, sources: Sequence[Rated]) -> None:
+    def __init__(self, sources: Sequence[RatedOperator]) -> None:
         self._sources = tuple(sources)
         self._known: dict[frozenset[str], tuple[float, float]] = {}
 
@@ -544,7 +534,7 @@ class Spreads:
         variance = (PRIOR_KINDS * published**2 + chips * learned) / (PRIOR_KINDS + chips)
         return math.sqrt(variance), PRIOR_KINDS + chips
 
-    def _offset(self, source: Rated) -> float | None:
+    def _offset(self, source: RatedOperator) -> float | None:
         """Mean square of a law's log ratio to the mean of other chips' laws; None: no others.
 
         Over sizes, because kinds differ by size as well (caches, launches).
@@ -560,7 +550,7 @@ class Spreads:
         if not others:
             return None
         mean = pooled(others, source.rates, law.precision)
-        times = [(seconds(law, op), seconds(mean, op)) for op in probes(law.operator)]
+        times = [(law.seconds(op), mean.seconds(op)) for op in probes(law.operator)]
         logs = [math.log(own / other) for own, other in times if own > 0 and other > 0]
         return statistics.fmean(log * log for log in logs) if logs else None
 

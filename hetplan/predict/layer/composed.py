@@ -18,7 +18,7 @@ the sum's is the sum over classes of (seconds * half-width)^2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from hetplan.cluster.devices import DeviceKind
@@ -48,7 +48,7 @@ WAIT_PART = "wait"
 
 
 def layer_prediction(
-    laws: Mapping[tuple[str, str], DeviceOperators],
+    own: DeviceOperators | None,
     device: DeviceKind,
     query: LayerQuery,
     *,
@@ -56,14 +56,13 @@ def layer_prediction(
 ) -> Prediction | None:
     """Time of one layer's pass on one tensor-parallel rank, without communication.
 
-    `lent` says what other kinds of device lend this one where a class of operators was not
-    measured on it. None where the device's laws do not cover the layer's products.
+    `own` are the device's operators. `lent` says what other kinds of device lend it where a class
+    of operators was not measured on it. None where `own` does not cover the layer's products.
     """
-    precision, backward = query.precision.value, query.is_backward
-    wide = laws.get((device.kind, precision))
-    if wide is None:
+    if own is None:
         return None
-    here = narrowed(wide, device, query.kernels.product_format)
+    precision, backward = query.precision.value, query.is_backward
+    here = narrowed(own, device, query.kernels.product_format)
     others = _Once(lent, device, query.precision)
     launches: list[tuple[int, Launch]] = []
     sums = True
@@ -80,7 +79,7 @@ def layer_prediction(
             # Laws of weight gradients are asked for float32 sums, stand-ins know of none.
             sums = sums and here.has(op.operator, WEIGHT_GRADIENT)
     if backward:
-        launches += _gradients(wide, others, device, query)
+        launches += _gradients(own, others, device, query)
     return replace(_sum(launches), float32_sums=backward and sums)
 
 

@@ -32,7 +32,6 @@ from hetplan.model.operators import (
     FORWARD,
     WITH_WEIGHTS,
     Operator,
-    OperatorClass,
     operator_flops,
 )
 from hetplan.predict.datasheet import (
@@ -42,7 +41,7 @@ from hetplan.predict.datasheet import (
     MATRIX_EFFICIENCY,
 )
 from hetplan.predict.operator.answer import DeviceOperators, Launch, index_operators
-from hetplan.predict.operator.values import MeasuredShape, OperatorLaw, column_value
+from hetplan.predict.operator.values import MeasuredShape, OperatorLaw
 from hetplan.predict.predictor import LayerQuery, Prediction
 
 QUANTISE = "quantise"
@@ -184,34 +183,22 @@ def _narrow_law(law: OperatorLaw, ratio: float) -> OperatorLaw:
         ),
         sustained_flops_per_second=law.sustained_flops_per_second * ratio,
     )
-    return replace(
-        found,
-        shapes=tuple(
-            replace(each, seconds=each.seconds * _by_terms(found, each) / _by_terms(law, each))
-            for each in law.shapes
-        ),
-    )
+    shapes = []
+    for shape in law.shapes:
+        narrow, wide = _device_seconds(found, shape), _device_seconds(law, shape)
+        shapes.append(replace(shape, seconds=shape.seconds * narrow / wide))
+    return replace(found, shapes=tuple(shapes))
 
 
-def _by_terms(law: OperatorLaw, each: MeasuredShape) -> float:
-    """Seconds of a measured shape by the law."""
-    op = Operator(
-        operator=OperatorClass(law.operator),
-        what="shape",
-        batch=each.batch,
-        m=each.m,
-        n=each.n,
-        k=each.k,
-    )
-    seconds = sum(
-        term.coefficient
-        * column_value(
-            term.column, op, law.phase, law.precision, each.output_precision, law.multiprocessors
-        )
-        for term in law.terms
-    )
+def _device_seconds(law: OperatorLaw, shape: MeasuredShape) -> float:
+    """Seconds of a measured shape by the law's terms and its sustained rate."""
+    op = shape.operator(law.operator)
     rate = law.sustained_flops_per_second
-    return max(seconds, operator_flops(op, law.phase) / rate if rate else 0.0, _TINY_SECONDS)
+    return max(
+        law.sum_of_columns(op, shape.output_precision),
+        operator_flops(op, law.phase) / rate if rate else 0.0,
+        _TINY_SECONDS,
+    )
 
 
 _TINY_SECONDS = 1e-12

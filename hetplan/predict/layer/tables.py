@@ -43,7 +43,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -75,17 +75,7 @@ class LayerIdentity:
     @property
     def key(self) -> LayerKey:
         """The same as a tuple, in the order of the fields."""
-        return (
-            self.architecture,
-            self.hidden_size,
-            self.ffn_hidden_size,
-            self.num_attention_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.vocab_size,
-            self.sequence_length,
-            self.tp,
-        )
+        return tuple(getattr(self, field.name) for field in fields(LayerIdentity))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """How are the devices of a node joined, as its figures and sends say, and how far does that carry?
 
 With F, the figure of one device's links together, and p, what they reach to one peer (the largest
-measured send, over the part of a figure that sends reach: `links_prior.SEND_BYTES`):
+measured send, over the part of a figure that sends reach: `prior.NODE_SEND`):
 
     bus      F is no more than PCIe has: no fabric of the devices' own
     even     p is about F (a switch), or p to each peer of the group is no more than F (every pair
@@ -41,18 +41,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hetplan.predict.laws import LinkLaw, SizeTable
 from hetplan.predict.link.prior import (
-    OTHERS_LOG_HALFWIDTH,
+    LINK_LOG_HALFWIDTH,
+    NODE_SEND,
     PCIE_MOST_BYTES_PER_SECOND,
-    SEND_BYTES,
-    network_law,
-    node_law,
+    class_law,
 )
 from hetplan.predict.link.shapes import (
     RELATIVES,
+    LinkLaw,
     LinkShape,
     ShapeLaw,
+    SizeTable,
     lane_bytes,
     lanes,
     outside_sizes,
@@ -125,7 +125,7 @@ def joint_of(tables: Sequence[SizeTable], fabric_bytes_per_second: float) -> Joi
     table = next(sends, None)
     reached = None
     if table is not None:
-        reached = SEND_BYTES * table.message_bytes[-1] / table.seconds[-1]
+        reached = NODE_SEND.bytes * table.message_bytes[-1] / table.seconds[-1]
     return Joint(fabric_bytes_per_second=fabric_bytes_per_second, one_peer_bytes_per_second=reached)
 
 
@@ -172,7 +172,7 @@ def _carried(
     notes: tuple[str, ...],
 ) -> Prediction:
     """The table's time at another group size, by the algorithm's steps; exact at its own."""
-    extra = OTHERS_LOG_HALFWIDTH if notes else 0.0
+    extra = LINK_LOG_HALFWIDTH if notes else 0.0
     equivalent = message_bytes
     if table.group_size != group_size:
         steps, share = ring_shape(operation, group_size)
@@ -200,7 +200,7 @@ def from_sends(
     halfwidth, warnings = outside_sizes(table, LinkOperation.SEND_RECV, share * message_bytes)
     return Prediction(
         seconds=steps * table_seconds(table, share * message_bytes),
-        log_halfwidth=halfwidth + OTHERS_LOG_HALFWIDTH,
+        log_halfwidth=halfwidth + LINK_LOG_HALFWIDTH,
         source=MEASURED,
         extrapolating=(f"{operation} not measured: {steps} sends", *warnings),
     )
@@ -282,7 +282,7 @@ def carried(
     if not exact:
         halfwidth = _carried_halfwidth(shape, near, group_size, halfwidth, joint)
     if measured != operation:
-        halfwidth += OTHERS_LOG_HALFWIDTH
+        halfwidth += LINK_LOG_HALFWIDTH
     # Both neighbours mostly warn of the same size: the first one's words are enough.
     warnings = next((each.warnings for each in found if each.warnings), ())
     return Prediction(
@@ -321,7 +321,7 @@ def _by_table(
     moving: bool,
 ) -> _ByTable:
     """The table's time; `moving`: changed by the law to the shape that is asked."""
-    law = shape.law if shape is not None else class_law(table, joint)
+    law = shape.law if shape is not None else table_class_law(table, joint)
     size = asked.lane_bytes * lanes(table.operation, table.group_size, table.nodes)
     latency = law.latency_seconds(table.operation, table.group_size, table.nodes)
     seconds = table_seconds(table, size, latency)
@@ -354,19 +354,16 @@ def _between(seconds: Sequence[float], weights: Sequence[float]) -> float:
     return math.exp(sum(logs))
 
 
-def class_law(table: SizeTable, joint: Joint | None = None) -> ShapeLaw:
+def table_class_law(table: SizeTable, joint: Joint | None = None) -> ShapeLaw:
     """The law of links of the table's class, at the rate that the largest message had."""
     bus = joint is not None and joint.kind(table.group_size) is JointClass.BUS
-
-    def of_rate(rate: float) -> ShapeLaw:
-        return network_law(rate) if table.nodes > 1 else node_law(table.operation, rate, bus=bus)
-
-    unit = of_rate(1.0)
+    of_class = class_law(table.operation, nodes=table.nodes, bus=bus)
+    unit = of_class.at(1.0)
     size = table.message_bytes[-1]
     latency = unit.latency_seconds(table.operation, table.group_size, table.nodes)
     bytes_at_one = unit.seconds(table.operation, table.group_size, size, table.nodes) - latency
     moving = max(table.seconds[-1] - latency, _MIN_BYTES_PART * table.seconds[-1])
-    return of_rate(bytes_at_one / moving)
+    return of_class.at(bytes_at_one / moving)
 
 
 def _fits(table: SizeTable, group_size: int, nodes: int) -> bool:

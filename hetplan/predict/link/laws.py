@@ -16,15 +16,16 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
-from hetplan.predict.law_parts import refuse
-from hetplan.predict.laws import OWN_ROWS, LinkLaw, SizeTable, validation_of
+from hetplan.predict.law_parts import OWN_ROWS, refuse, validation_of
 from hetplan.predict.link.carried import carried, direct_collective, staged_collective
-from hetplan.predict.link.prior import OTHERS_LOG_HALFWIDTH
+from hetplan.predict.link.prior import LINK_LOG_HALFWIDTH
 from hetplan.predict.link.shapes import (
+    LinkLaw,
     LinkShape,
     ShapeLaw,
+    SizeTable,
     interpolate,
     lane_bytes,
     outside_sizes,
@@ -99,8 +100,6 @@ def _notice_seconds(together: SizeTable, late: SizeTable) -> float:
 def _first(tables: Sequence[SizeTable], operation: str) -> SizeTable | None:
     return next((table for table in tables if table.operation == operation), None)
 
-
-__all__ = ("collective_law", "fit_link_laws", "of_transport", "send_law")
 
 HOST_BACKEND = "gloo"
 """Backend of host-staged transfers; every other one moves device memory."""
@@ -287,30 +286,23 @@ def _problem(sample: LinkSample) -> str:
 def _points(key: _Key, samples: Sequence[LinkSample]) -> tuple[list[float], list[float]]:
     """Rising sizes and non-decreasing times: the least-squares isotonic fit of log time.
 
-    Pool adjacent violators (Barlow et al., Statistical Inference under Order Restrictions, 1972).
+    (Barlow et al., Statistical Inference under Order Restrictions, 1972.)
     """
     by_size: dict[int, list[float]] = {}
     for sample in samples:
         by_size.setdefault(sample.message_bytes, []).append(sample.median_seconds)
+    sizes = [float(size) for size in sorted(by_size)]
+    means = [_geometric_mean(by_size[size]) for size in sorted(by_size)]
     if key.operation in SENDS and key.backend != HOST_BACKEND:
-        means = [_geometric_mean(by_size[size]) for size in sorted(by_size)]
-        repaired = list(accumulate(reversed(means), min))[::-1]
-        return [float(size) for size in sorted(by_size)], repaired
-    pools: list[tuple[float, list[int]]] = []
-    for size in sorted(by_size):
-        seconds, sizes = _geometric_mean(by_size[size]), [size]
-        while pools and pools[-1][0] > seconds:
-            other, others = pools.pop()
-            weights = (len(others), len(sizes))
-            seconds = math.exp(
-                (math.log(other) * weights[0] + math.log(seconds) * weights[1]) / sum(weights)
-            )
-            sizes = others + sizes
-        pools.append((seconds, sizes))
-    return (
-        [float(size) for _, sizes in pools for size in sizes],
-        [seconds for seconds, sizes in pools for _ in sizes],
-    )
+        return sizes, list(accumulate(reversed(means), min))[::-1]
+    from scipy.optimize import isotonic_regression
+
+    blocks = isotonic_regression([math.log(seconds) for seconds in means]).blocks
+    return sizes, [
+        pooled
+        for start, stop in pairwise(blocks)
+        for pooled in [_geometric_mean(means[start:stop])] * (stop - start)
+    ]
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
@@ -368,10 +360,10 @@ def _table(
             halfwidth = max(together, largest)
             calibration = f"{len(pooled)} left-out sizes of all operations of the link"
         else:
-            halfwidth = max(largest, OTHERS_LOG_HALFWIDTH)
+            halfwidth = max(largest, LINK_LOG_HALFWIDTH)
             calibration = (
                 f"{len(pooled)} left-out sizes are too few ({MIN_CALIBRATION_ROWS} needed); "
-                f"at least the datasheet's {OTHERS_LOG_HALFWIDTH:g}"
+                f"at least the datasheet's {LINK_LOG_HALFWIDTH:g}"
             )
     return SizeTable(
         operation=key.operation,

@@ -195,17 +195,13 @@ class LinkLaw:
     """Of the operations that several group sizes were measured of."""
 
 
-def segment(sizes: Sequence[float], size: float) -> int:
-    """Index of the right end of the segment that holds the size, or of the nearest one."""
-    return min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
-
-
 def slope(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
     """Seconds per further byte at this size."""
     if len(sizes) == 1:
         # Latency and bandwidth cannot be told apart: all of it is taken to grow with size.
         return seconds[0] / sizes[0]
-    right = segment(sizes, size)
+    # The right end of the segment that holds the size, or of the nearest one.
+    right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
     found = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
     if size > sizes[-1] and found == 0.0:
         # A flat end is noise: bytes cost what they cost over the whole table.

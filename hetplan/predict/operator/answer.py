@@ -78,7 +78,7 @@ class Ready:
 
 def alone(ready: Ready, each: MeasuredShape) -> float:
     """Seconds of a measured shape by the law's terms."""
-    op = _shape_operator(ready.law, each)
+    op = each.operator(ready.law.operator)
     return ready.launch + _work(ready.law, ready.terms, op, ready.law.phase)
 
 
@@ -107,23 +107,12 @@ def _residuals(
     for each in law.shapes:
         if each.seconds <= law.floor_seconds:
             continue
-        op = _shape_operator(law, each)
+        op = each.operator(law.operator)
         seconds = launch + _work(law, work, op, law.phase, each.output_precision)
         if seconds > 0:
             points.append(point_of(each.batch, each.m, each.n, each.k))
             residuals.append(math.log(each.seconds / seconds))
     return tuple(points), tuple(residuals)
-
-
-def _shape_operator(law: OperatorLaw, each: MeasuredShape) -> Operator:
-    return Operator(
-        operator=OperatorClass(law.operator),
-        what="sample",
-        batch=each.batch,
-        m=each.m,
-        n=each.n,
-        k=each.k,
-    )
 
 
 def _work(

@@ -118,6 +118,17 @@ class MeasuredShape:
                 "time is more than 0: fit again"
             )
 
+    def operator(self, name: str) -> Operator:
+        """The shape as an operator of this class."""
+        return Operator(
+            operator=OperatorClass(name),
+            what="shape",
+            batch=self.batch,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedResidual:
@@ -174,6 +185,25 @@ class OperatorLaw:
     """Times from which `large_log_halfwidth` holds: half of the rows; 0: all are as good."""
     large_log_halfwidth: float = 0.0
     """Of the 90 % interval of the longer half, rows by their time: steps are made of those."""
+
+    def sum_of_columns(self, op: Operator, output_precision: str = "") -> float:
+        """Seconds of one launch by the terms alone."""
+        return sum(
+            term.coefficient
+            * column_value(
+                term.column,
+                op,
+                self.phase,
+                self.precision,
+                output_precision,
+                self.multiprocessors,
+            )
+            for term in self.terms
+        )
+
+    def seconds(self, op: Operator) -> float:
+        """Seconds of one launch by the terms and the floor, without shapes and residual."""
+        return max(self.floor_seconds, self.sum_of_columns(op))
 
     def halfwidth_at(self, seconds: float) -> float:
         """Half-width inside the measured ranges of a launch that takes so long."""
