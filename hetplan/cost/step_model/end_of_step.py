@@ -49,7 +49,8 @@ class EndSeconds:
     update: float
     """Optimizer, and this rank's part of norm and scaling where gradients are clipped."""
     gathering: float
-
+    own: float
+    """Parameters whose state the rank keeps."""
     alone: tuple[Overlap, Overlap]
     """Reduction and gathering, nothing hidden."""
 
@@ -92,6 +93,7 @@ class EndOfStep:
                 reduction=reduction,
                 update=seconds_of_parts(self.update(*key)),
                 gathering=gathering,
+                own=self.own(*key),
                 alone=(not_overlapped(reduction), not_overlapped(gathering)),
             )
         return found

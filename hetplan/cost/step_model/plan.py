@@ -21,7 +21,6 @@ from hetplan.cost.arrays import Floats
 from hetplan.cost.components.overlap import beside, send_slowdowns
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.kernel import pipeline_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.cost.step_model.end_of_step import EndOfStep
 from hetplan.cost.step_model.groups import (
@@ -147,32 +146,7 @@ def sends_wait(plan: Plan) -> bool:
 
 def replayed_ends(work: Sequence[PipelineWork], plan: Plan) -> tuple[Floats, ...]:
     """When every stage leaves its pipeline."""
-    rendezvous = sends_wait(plan)
-    if (
-        len(work) == 1
-        and not work[0].hops.shares
-        and not work[0].blocking
-        and _plain(work[0].pipeline)
-    ):
-        one, hops = work[0], work[0].hops
-        ends: Floats = pipeline_ends(
-            np.array([stage.forward[0] for stage in one.stages]),
-            np.array([stage.backward[0] for stage in one.stages]),
-            hops.send_forward,
-            hops.send_backward,
-            hops.wire_latency,
-            hops.rendezvous_extra,
-            np.array([stage.warmup_depth for stage in one.pipeline.stages], dtype=np.int64),
-            one.pipeline.num_microbatches,
-            rendezvous,
-        )
-        if ends[0] < np.inf:
-            return (ends,)
-    return step_ends([each.times() for each in work], rendezvous=rendezvous)
-
-
-def _plain(pipeline: Pipeline) -> bool:
-    return pipeline.schedule.name == "1f1b" and len(pipeline.stages[0].chunks) == 1
+    return step_ends([each.times() for each in work], rendezvous=sends_wait(plan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

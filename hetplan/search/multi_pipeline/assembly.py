@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.cost.step_model.plan import PipelineWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.errors import InputError
@@ -312,7 +312,7 @@ def _ends(work: PipelineWork, *, rendezvous: bool) -> Callable[[int], float]:
     backward = np.array([stage.backward[0] for stage in work.stages])
 
     def seconds(microbatches: int) -> float:
-        ends = pipeline_ends(
+        times = StageTimes(
             forward,
             backward,
             hops.send_forward,
@@ -321,8 +321,8 @@ def _ends(work: PipelineWork, *, rendezvous: bool) -> Callable[[int], float]:
             hops.rendezvous_extra,
             depths,
             microbatches,
-            rendezvous,
         )
+        ends = pipeline_ends(times, rendezvous)
         return float(ends.max())
 
     return seconds
