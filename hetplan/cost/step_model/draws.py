@@ -313,9 +313,8 @@ def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
 
 def _at_once(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
     """A pipeline that shares no wire with others, by the kernel where that can order it."""
-    described, hops = pipeline.pipeline, pipeline.hops
-    kernel_orders = described.schedule.name == "1f1b" and not pipeline.blocking
-    if kernel_orders and drawn.passes.shape[3] == 1:
+    if pipeline.is_plain:
+        hops = pipeline.hops
         times = StageTimes(
             np.ascontiguousarray(drawn.passes[0, :, :, 0]),
             np.ascontiguousarray(drawn.passes[1, :, :, 0]),
@@ -324,7 +323,7 @@ def _at_once(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
             hops.wire_latency * drawn.factors,
             hops.rendezvous_extra * drawn.factors,
             np.array(drawn.depths, dtype=np.int64),
-            described.num_microbatches,
+            pipeline.pipeline.num_microbatches,
         )
         found: Floats = ends_of_draws(times, rendezvous)
         if np.isfinite(found).all():

@@ -24,8 +24,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from hetplan.cluster.spec import Link
 from hetplan.cost.arrays import Floats
 from hetplan.cost.components.overlap import (
@@ -151,12 +149,13 @@ class StageEnd:
     @property
     def arrives(self) -> float:
         """When all of its gradients are reduced."""
-        return self.end + self.waits + self.embedding + self.reduction.added_seconds
+        added = self.reduction.exposed_seconds + self.reduction.compute_delay_seconds
+        return self.end + self.waits + self.embedding + added
 
     @property
     def leaves(self) -> float:
         """What it takes from there on."""
-        return self.update + self.gathering.added_seconds
+        return self.update + self.gathering.exposed_seconds + self.gathering.compute_delay_seconds
 
     @property
     def updates(self) -> tuple[Part, ...]:
@@ -217,19 +216,21 @@ def compose(
     barrier = clips_gradients(costs.settings.job)
     norm = seconds_of_parts(norm_parts(costs, work)) if barrier else 0.0
     loading = costs.settings.job.data_loading_seconds
+    stage_ends = [stage for row in stages for stage in row]
     places = [(p, s) for p, row in enumerate(stages) for s in range(len(row))]
-    arrive = np.array([stage.arrives for row in stages for stage in row])
-    leave = np.array([stage.leaves for row in stages for stage in row])
-    step = float(step_of_stages(arrive, leave, norm, barrier=barrier)) + loading
+    arrive, leave = [each.arrives for each in stage_ends], [each.leaves for each in stage_ends]
     if barrier:
-        first = _waited_for(stages, places[int(arrive.argmax())], leaving=False)
-        return Composed(step, stages, norm, True, first, places[int(leave.argmax())])
-    only = _waited_for(stages, places[int((arrive + leave).argmax())], leaving=True)
-    return Composed(step, stages, 0.0, False, only, only)
+        reduced, left = max(arrive), max(leave)
+        first = _waited_for(stages, places[arrive.index(reduced)], leaving=False)
+        step = reduced + norm + left + loading
+        return Composed(step, stages, norm, True, first, places[leave.index(left)])
+    done = [one + other for one, other in zip(arrive, leave, strict=True)]
+    only = _waited_for(stages, places[done.index(max(done))], leaving=True)
+    return Composed(max(done) + loading, stages, 0.0, False, only, only)
 
 
 def step_of_stages(arrive: Floats, leave: Floats, norm: Floats | float, *, barrier: bool) -> Floats:
-    """The formula at the top, data loading apart; stages are the last axis."""
+    """The same formula of many steps at once, data loading left out; stages are the last axis."""
     if barrier:
         found: Floats = arrive.max(axis=-1) + norm + leave.max(axis=-1)
     else:
