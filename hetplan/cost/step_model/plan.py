@@ -187,7 +187,7 @@ class Reduction:
 _HopKey = tuple[tuple[Replica, ...], tuple[Replica, ...], bool, float]
 _Units = list[list[tuple[Unit, ...]]]
 """Of every stage, by pipeline."""
-_Kept = tuple[float, float, float]
+_Kept = tuple[float, ...]
 
 
 @dataclass(slots=True)
