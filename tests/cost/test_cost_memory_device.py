@@ -188,7 +188,7 @@ def test_placeholders_are_one_per_shape() -> None:
 
 
 def test_reserved_is_told_apart_from_allocated() -> None:
-    use = use_of(layout())
+    use = device_memory(LLAMA, MEGATRON_JOB, layout(), 1e9)
     assert use.reserved_bytes == pytest.approx(1.04 * use.total_bytes)
     counted = replace(use, reserve_factor=1.5, runtime_bytes=2.0**30)
     assert counted.reserved_bytes == 1.5 * use.total_bytes + 2**30
