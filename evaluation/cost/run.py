@@ -95,19 +95,8 @@ def replay_timings(repeats: int = _REPEATS) -> pandas.DataFrame:
 
 
 def _search_call(times: PipelineTimes, rendezvous: bool) -> Callable[[], object]:
-    arguments = (
-        np.ascontiguousarray(times.forward[:, 0]),
-        np.ascontiguousarray(times.backward[:, 0]),
-        times.send_forward,
-        times.send_backward,
-        times.wire_latency,
-        times.rendezvous_extra,
-        np.array(times.warmup, dtype=np.int64),
-        times.num_microbatches,
-        np.zeros(times.num_stages),
-        rendezvous,
-    )
-    return lambda: replay_seconds(*arguments)
+    plain, after = times.plain(), np.zeros(times.num_stages)
+    return lambda: replay_seconds(plain, after, rendezvous)
 
 
 def _general_call(times: PipelineTimes, rendezvous: bool) -> Callable[[], object]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.cost.replay.kernel import StageTimes, replay_seconds
 from hetplan.cost.replay.times import PipelineTimes
 from hetplan.search.space.stage_table import FIRST, LAST, Links, StageTable
 
@@ -228,18 +228,18 @@ def step_of(space: StageTable, row: Row) -> float:
     chain = chain_of_row(space, row)
     at, n, v = np.arange(len(row.meshes)), np.array(row.units), np.array(row.variants)
     leaving = chain.leaving[at, n]
-    arguments = (
+    chained = StageTimes(
         chain.extra_forward[v, at] + n * chain.forward[v, at],
         chain.extra_backward[v, at] + n * chain.backward[v, at],
         chain.links.send_forward,
         chain.links.send_backward,
         chain.links.wire_latency,
         chain.links.rendezvous_extra,
+        chain.in_flight,
+        space.num_microbatches,
     )
     after = chain.after[at, n] - leaving
-    step = replay_seconds(
-        *arguments, chain.in_flight, space.num_microbatches, after, space.rendezvous
-    )
+    step = replay_seconds(chained, after, space.rendezvous)
     if not np.isfinite(step):
         # Depths that only the general replay can order, or nobody.
         try:
@@ -248,13 +248,13 @@ def step_of(space: StageTable, row: Row) -> float:
                 schedule="1f1b",
                 num_microbatches=space.num_microbatches,
                 warmup=tuple(int(w) for w in chain.in_flight),
-                forward=arguments[0].reshape(-1, 1),
-                backward=arguments[1].reshape(-1, 1),
+                forward=chained.forward.reshape(-1, 1),
+                backward=chained.backward.reshape(-1, 1),
                 weight=np.zeros((len(at), 1)),
-                send_forward=arguments[2],
-                send_backward=arguments[3],
-                wire_latency=arguments[4],
-                rendezvous_extra=arguments[5],
+                send_forward=chained.send_forward,
+                send_backward=chained.send_backward,
+                wire_latency=chained.wire_latency,
+                rendezvous_extra=chained.rendezvous_extra,
                 link_forward=np.full(len(none), -1),
                 link_backward=np.full(len(none), -1),
                 shared_forward=none,

@@ -10,7 +10,7 @@ from random_cases import seeds
 from search_jobs import cluster, island, job, model
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.predict.fit import fit_populations
 from hetplan.search.multi_pipeline.bound import _Cell
 from hetplan.search.multi_pipeline.paths import Path
@@ -87,11 +87,9 @@ def test_the_cheapest_path_is_the_cheapest_of_all(seed: int) -> None:
 
 def _replayed(forward: Floats, backward: Floats, depths: list[int], microbatches: int) -> float:
     zero = np.zeros(len(forward) - 1)
-    ends = pipeline_ends(
-        forward, backward, zero, zero, zero, zero,
-        np.array([min(each, microbatches) for each in depths]), microbatches, False,
-    )  # fmt: skip
-    return float(ends.max())
+    depth = np.array([min(each, microbatches) for each in depths])
+    times = StageTimes(forward, backward, zero, zero, zero, zero, depth, microbatches)
+    return float(pipeline_ends(times, False).max())
 
 
 @pytest.mark.parametrize("seed", seeds(60))

@@ -306,23 +306,12 @@ def with_microbatches(pipeline: ChosenPipeline, count: int) -> ChosenPipeline:
 
 def _ends(work: PipelineWork, *, rendezvous: bool) -> Callable[[int], float]:
     """Seconds of one pipeline by microbatches, as if it had its links for itself."""
-    hops = work.hops
+    plain = work.plain_times()
     depths = np.arange(len(work.stages), 0, -1)
-    forward = np.array([stage.forward[0] for stage in work.stages])
-    backward = np.array([stage.backward[0] for stage in work.stages])
 
     def seconds(microbatches: int) -> float:
-        ends = pipeline_ends(
-            forward,
-            backward,
-            hops.send_forward,
-            hops.send_backward,
-            hops.wire_latency,
-            hops.rendezvous_extra,
-            depths,
-            microbatches,
-            rendezvous,
-        )
+        times = plain._replace(warmup=depths, num_microbatches=microbatches)
+        ends = pipeline_ends(times, rendezvous)
         return float(ends.max())
 
     return seconds

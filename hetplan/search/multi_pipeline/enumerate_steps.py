@@ -15,13 +15,12 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.components.step import clips_gradients
-from hetplan.cost.step_model.end_of_step import EndOfStep, tied_embedding_parts
+from hetplan.cost.step_model.end_of_step import EndOfStep
 from hetplan.cost.step_model.groups import copies_of
 from hetplan.cost.step_model.hops import Hop
-from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
+from hetplan.cost.step_model.step import norm_of, tied_between
 from hetplan.cost.step_model.units import Unit
 from hetplan.cost.step_model.values import seconds_of_parts
-from hetplan.plans.build import Degrees, neighbour_link, stage_link
 from hetplan.plans.plan import Replica, expand
 from hetplan.search.multi_pipeline.enumerate_rows import Replicas, Row
 from hetplan.search.multi_pipeline.enumerate_tables import Tables
@@ -246,50 +245,17 @@ class Steps:
         key = (id(one), id(other))
         found = self.known.tied.get(key)
         if found is None:
-            tp = min(one.replica.tp, other.replica.tp)
-            senders = min(one.replica.num_devices, other.replica.num_devices)
-            found = self.known.tied[key] = seconds_of_parts(
-                tied_embedding_parts(
-                    settings.model,
-                    settings.cluster,
-                    one.island,
-                    other.island,
-                    settings.tied_precision,
-                    Degrees(
-                        tp=tp,
-                        dp=max(1, senders // tp),
-                        microbatch_size=one.replica.microbatch_size,
-                    ),
-                    settings.known,
-                )
-            )
+            found = self.known.tied[key] = seconds_of_parts(tied_between(settings, one, other))
         return found
 
     def norm(self, first: tuple[int, ...]) -> float:
         """Sum of one number over all ranks; `first`: slow parts of the first stages."""
         found = self._norms.get(first)
         if found is None:
-            found = self._norms[first] = self._norm(first)
+            leads = [self.placed[p][0][part].devices[0].start for p, part in enumerate(first)]
+            links = {hop.path for each in self.hops for hop in each}
+            settings = self.tables.costs.settings
+            found = self._norms[first] = seconds_of_parts(
+                norm_of(settings, self.placed, leads, links)
+            )
         return found
-
-    def _norm(self, first: tuple[int, ...]) -> float:
-        settings = self.tables.costs.settings
-        inside = 0.0
-        for each in self.placed:
-            for stage in each:
-                depth = norm_depth(sum(part.num_devices for part in stage))
-                for part in stage:
-                    island = settings.cluster.island_of_device(part.devices[0].start)
-                    link = stage_link(island, part.num_devices)
-                    term = scalar_term(link, settings.predictor).times(depth)
-                    inside = max(inside, term.seconds)
-        links = {hop.path for each in self.hops for hop in each}
-        lead = [self.placed[p][0][part].devices[0].start for p, part in enumerate(first)]
-        for other in lead[1:]:
-            links.add(neighbour_link(settings.cluster, (lead[0],), (other,))[0])
-        depth = norm_depth(sum(len(each) for each in self.placed))
-        across = max(
-            (scalar_term(link, settings.predictor).times(depth).seconds for link in links),
-            default=0.0,
-        )
-        return norm_rounds(settings.job) * (inside + across)

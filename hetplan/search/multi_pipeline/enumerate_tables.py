@@ -19,7 +19,7 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.cost.step_model.hops import Hop, hop_arrays
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import stage_memory_use
@@ -136,7 +136,7 @@ def ends_of(
         last[v] = np.inf
         if busy[v] >= limit:
             continue
-        ends[v] = pipeline_ends(
+        times = StageTimes(
             forward[v],
             backward[v],
             send_forward,
@@ -145,8 +145,8 @@ def ends_of(
             rendezvous_extra,
             depths,
             microbatches,
-            rendezvous,
         )
+        ends[v] = pipeline_ends(times, rendezvous)
         replays += 1
         most = ends[v].max()
         if most < limit:

@@ -20,7 +20,7 @@ from ortools.sat.python import cp_model
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.kernels import kernel
 from hetplan.search.multi_pipeline.options import Options
 from hetplan.search.space.stage_table import FIRST, LAST
@@ -57,7 +57,7 @@ class Template:
         """Until the first stage has left its pipeline."""
         stages = len(self.options)
         zero = np.zeros(stages - 1)
-        ends = pipeline_ends(
+        times = StageTimes(
             self.forward,
             self.backward,
             self.send_forward,
@@ -66,8 +66,8 @@ class Template:
             zero,
             np.arange(stages, 0, -1),
             num_microbatches,
-            rendezvous,
         )
+        ends = pipeline_ends(times, rendezvous)
         return float(ends.max())
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.cost.replay.kernel import StageTimes, replay_seconds
 from hetplan.kernels import kernel
 from hetplan.search.space.stage_table import FIRST, LAST, StageTable
 
@@ -172,7 +172,7 @@ def step_seconds(numbers: Numbers, mesh: Ints, variant: Ints, units: Ints, extra
         tied = numbers.tied[mesh[0], mesh[slots - 1]]
         ends[0] += tied
         ends[slots - 1] += tied
-    whole = replay_seconds(
+    times = StageTimes(
         forward,
         backward,
         boundaries[0, : slots - 1].copy(),
@@ -181,7 +181,6 @@ def step_seconds(numbers: Numbers, mesh: Ints, variant: Ints, units: Ints, extra
         boundaries[3, : slots - 1].copy(),
         warmup,
         numbers.microbatches,
-        ends,
-        numbers.rendezvous,
     )
+    whole = replay_seconds(times, ends, numbers.rendezvous)
     return min(NEVER, whole + leaving + norm_seconds(numbers, mesh, boundaries))

@@ -167,7 +167,7 @@ class Ends:
         alone = max(shape.dp * shape.cp, shape.num_devices // (shape.ep * shape.etp))
         if shape.ep == 1 and shape.etp == shape.tp:
             alone = shape.dp * shape.cp
-        counted = replace(end.dense, whole=replace(end.dense.whole, size=alone))
+        counted = end.dense._replace(whole=replace(end.dense.whole, size=alone))
         own_end = self._end(mesh, part, counted, counted, end.sharding)
         own = plain + routed
         if end.sharding is not Sharding.NONE:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hetplan.cluster.spec import Island, Link
 from hetplan.cost.arrays import Floats
-from hetplan.cost.step_model.end_of_step import tied_embedding_terms
+from hetplan.cost.step_model.end_of_step import tied_embedding_parts
 from hetplan.cost.step_model.hops import (
     Hop,
     Sides,
@@ -25,7 +25,7 @@ from hetplan.cost.step_model.hops import (
     received_bytes,
 )
 from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
-from hetplan.cost.terms import seconds_of
+from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.plans.build import Degrees, stage_link
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Replica
@@ -254,7 +254,7 @@ class Transfers:
         if key not in self._tied:
             placed = self.placed
             islands = placed.cluster.islands
-            terms = tied_embedding_terms(
+            parts = tied_embedding_parts(
                 placed.padded(padded_for),
                 placed.cluster,
                 islands[key[0]],
@@ -263,7 +263,7 @@ class Transfers:
                 Degrees(tp=tp, dp=max(1, senders // tp), microbatch_size=1),
                 placed.known,
             )
-            self._tied[key] = seconds_of(terms)
+            self._tied[key] = seconds_of_parts(parts)
         return self._tied[key]
 
 
