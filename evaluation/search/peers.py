@@ -1,10 +1,11 @@
 """The search's plans beside those of other planners, by Sailor's simulator.
 
-Every case is planned in two ways (`WAYS`); each way's plan is placed, checked, written in
-Sailor's form (`evaluation.search.sailor`) and scored; every peer plan is scored
-beside it by the same formula and compared with what the file of cases says of it. CPU seconds of
-hetplan hold reading Sailor's files and the search, with imports done and kernels compiled; those of
-a peer its construction and search as the file of cases has them.
+hetplan searches every case under its own cost (`evaluation.search.own_search`). Sailor's formula
+(`evaluation.search.sailor`) scores the search's best plan, and the best plan of each family
+(`WAYS`). Plans are placed, checked and written in Sailor's form. Peers' plans are scored by the
+same formula and compared with what the file of cases says of them. CPU seconds of hetplan hold
+reading Sailor's files and the search, with imports done and kernels compiled; those of a peer its
+construction and search as the file of cases has them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pandas
 
 from evaluation.output import WORDS, Answer, Section, frame_of
 from evaluation.search.cases import Case, PeerPlan, case_inputs
+from evaluation.search.own_search import own_search
 from evaluation.search.sailor import (
     SailorFiles,
     SailorPlan,
@@ -28,8 +30,6 @@ from evaluation.search.sailor import (
     sailor_form,
     score,
 )
-from evaluation.search.sailor_search import own_search, sailor_search
-from evaluation.search.sailor_tables import tables_of
 from hetplan.errors import HetplanError, InfeasibleError, InputError
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
@@ -37,8 +37,8 @@ from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.result import Inputs
 
 WAYS = {
-    "searched": "hetplan's families, local search and proofs with Sailor's formula as the cost",
-    "own": "hetplan's search under its own cost of Sailor's profiles",
+    "own": "the best plan of hetplan's search under its own cost of Sailor's profiles",
+    "chosen": "of the families' best plans in that search, the fastest by Sailor's formula",
 }
 """Of equal plans the first of these counts."""
 NO_PLAN = "no plan of one pipeline in Sailor's form fits in memory"
@@ -58,18 +58,16 @@ class WayRow:
     ratio: float | None
     """Over the best peer; below 1 hetplan is faster."""
     own_seconds: float | None
-    """By hetplan's own cost, where that led the search."""
+    """By hetplan's own cost."""
     bound_seconds: float | None
-    """No plan of the families is faster, by the cost that led the search."""
+    """No plan of the families is faster by that cost; of the search's best plan."""
     cpu_seconds: float
     """With reading Sailor's files."""
-    proof_cpu_seconds: float
-    """Of these, after the last family was searched."""
     families: int
     searched: int
     """Families."""
     scored: int
-    """Plans that Sailor's formula looked at."""
+    """Plans that Sailor's formula scored."""
     plan: str
     """In words."""
     emitted: dict[str, Any] | None
@@ -138,31 +136,37 @@ def _planned(case: Case, reference: Path, peer_seconds: float | None) -> Iterato
     begin = time.process_time()
     files = files_of(case, reference)
     inputs = case_inputs(case, files)
-    every = tables_of(case, files)
-    wide = replace(inputs, job=replace(inputs.job, target="any"))
-    ready = time.process_time()
-
-    for by, search in (("searched", sailor_search), ("own", own_search)):
-        start = time.process_time()
-        asked = wide if by == "searched" else inputs
-        found = search(asked, files, every)
-        plan = _checked(found.chosen, asked, case) if found else None
-        step = score(plan, files, case.global_batch_size).step_seconds if plan else None
+    searched = own_search(inputs, files)
+    best = searched.best
+    offers = sorted(best.own.values(), key=lambda offer: offer.seconds)
+    scored = [(_seconds(each.chosen, inputs, files), each) for each in offers]
+    for by in WAYS:
+        ranked = scored[:1] if by == "own" else sorted(scored, key=lambda pair: pair[0])
+        step, offer = ranked[0] if ranked else (math.inf, None)
+        plan = _checked(offer.chosen, inputs, case) if offer and step < math.inf else None
         yield WayRow(
             case=case.name,
             by=by,
-            step_seconds=step,
-            ratio=step / peer_seconds if step is not None and peer_seconds else None,
-            own_seconds=found.seconds if found and by == "own" else None,
-            bound_seconds=found.bound_seconds if found else None,
-            cpu_seconds=time.process_time() - start + ready - begin,
-            proof_cpu_seconds=found.proof_cpu_seconds if found else 0.0,
-            families=found.families if found else 0,
-            searched=found.searched if found else 0,
-            scored=found.scored if found else 0,
+            step_seconds=step if plan else None,
+            ratio=step / peer_seconds if plan and peer_seconds else None,
+            own_seconds=offer.seconds if plan and offer else None,
+            bound_seconds=best.lower_bound if plan and by == "own" else None,
+            cpu_seconds=time.process_time() - begin,
+            families=searched.families,
+            searched=searched.searched,
+            scored=1 if by == "own" else len(scored),
             plan=plan_words(plan) if plan else NO_PLAN,
             emitted=sailor_document(plan, case.global_batch_size) if plan else None,
         )
+
+
+def _seconds(chosen: ChosenPlan, inputs: Inputs, files: SailorFiles) -> float:
+    """By Sailor's formula; infinite where the plan is disqualified or does not fit."""
+    try:
+        found = score(sailor_form(chosen, inputs.cluster), files, inputs.job.global_batch_size)
+    except InputError:
+        return math.inf
+    return found.step_seconds if found.fits else math.inf
 
 
 def files_of(case: Case, reference: Path) -> SailorFiles:
@@ -231,7 +235,7 @@ def mean_ratios(ways: pandas.DataFrame) -> dict[str, float]:
 
 
 def peer_answer(found: Comparison) -> Answer:
-    """The best plans beside the best peers', who found what, and the peers' plans."""
+    """The best plans beside the best peers', the ways to choose them, and the peers' plans."""
     cases = dict.fromkeys(way.case for way in found.ways)
     best = [found.best(case) for case in cases]
     rows = []
@@ -286,8 +290,7 @@ def peer_answer(found: Comparison) -> Answer:
             ),
             Section(
                 name="ways",
-                title="Who found what (own cost: hetplan's; the bound is by the cost that led the "
-                "search)",
+                title="Which plan of hetplan's search (own cost and bound: hetplan's)",
                 frame=ways,
                 columns={
                     "case": ("case", WORDS),
@@ -297,7 +300,6 @@ def peer_answer(found: Comparison) -> Answer:
                     "own cost": ("own_seconds", step),
                     "bound": ("bound_seconds", step),
                     "CPU": ("cpu_seconds", "{:.2f} s"),
-                    "of it proofs": ("proof_cpu_seconds", "{:.2f} s"),
                 },
             ),
             Section(

@@ -348,14 +348,27 @@ def _reduction(plan: SailorPlan, files: SailorFiles, stage: int, span: slice) ->
 def _fits(
     replicas: SailorReplicas, plan: SailorPlan, files: SailorFiles, stage: int, span: slice
 ) -> bool:
-    sizes = files.sizes[replicas.tp]
-    kept = sum(sizes.kept_activations[span]) * plan.microbatch_size * FLOAT_BYTES
-    used = (
+    in_flight = len(plan.stages) - stage
+    used = rank_bytes(files, replicas.tp, plan.microbatch_size, in_flight, span)
+    return used <= room_bytes(replicas.gpu)
+
+
+def rank_bytes(
+    files: SailorFiles, tp: int, microbatch_size: int, in_flight: int, span: slice
+) -> float:
+    """Memory of a rank with these layers, by the rule of Sailor's simulator."""
+    sizes = files.sizes[tp]
+    kept = sum(sizes.kept_activations[span]) * microbatch_size * FLOAT_BYTES
+    return (
         sum(sizes.parameters[span]) * BYTES_PER_PARAMETER
-        + kept * (len(plan.stages) - stage)
-        + (2e9 if replicas.tp == 1 else 3e9)
+        + kept * in_flight
+        + (2e9 if tp == 1 else 3e9)
     )
-    return used <= _GIB[replicas.gpu] * 1024**3
+
+
+def room_bytes(gpu: str) -> float:
+    """Memory of a GPU."""
+    return _GIB[gpu] * 1024.0**3
 
 
 NAMES = (
