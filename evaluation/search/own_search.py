@@ -171,7 +171,7 @@ class OwnMaker(TableMaker):
                     ],
                     axis=0,
                 )
-        return replace(table, most_layers=most)
+        return table._replace(most_layers=most)
 
     def _layers_that_fit(self, gpu: str, tp: int, microbatch_size: int, in_flight: int) -> Ints:
         """[4] most transformer layers on a rank, by role; wherever in the model they lie."""
