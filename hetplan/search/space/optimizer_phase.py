@@ -23,7 +23,8 @@ from hetplan.cost.terms import Part
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Sharding
 from hetplan.search.space.family import Mesh
-from hetplan.search.space.stage_pricer import ROLES, StagePricer
+from hetplan.search.space.stage_pricer import StagePricer
+from hetplan.search.space.stage_table import ROLES
 
 _ON_CHORD = 1e-12
 """Sums in another order differ by less than this part of themselves."""

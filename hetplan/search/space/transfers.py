@@ -31,9 +31,10 @@ from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Replica
 from hetplan.search.space.family import Mesh
 from hetplan.search.space.stage_pricer import StagePricer
-from hetplan.search.space.stage_table import FIRST, LAST, Links
+from hetplan.search.space.stage_table import FIRST, LAST
 
-_FORWARD, _BACKWARD, _LATENCY, _EXTRA, _NORM = range(5)
+_NORM = 4
+"""Behind the four times of `StageTable.links`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,8 @@ class Transfers:
             stages_per_node=max(1, island.devices_per_node // devices) if alone else 1,
         )
 
-    def between(self, meshes: Sequence[Mesh]) -> tuple[Links, Links, Floats, Floats]:
-        """(links [M, M], node links [M], norm levels over both).
+    def between(self, meshes: Sequence[Mesh]) -> tuple[Floats, Floats, Floats, Floats]:
+        """(links [4, M, M], node links [4, M], norm levels over both).
 
         On the diagonal of the first: between stages of one node; of meshes whose stages fill nodes,
         or span islands, between nodes.
@@ -121,7 +122,8 @@ class Transfers:
             rows[i, i] = nodes[i]
             if side.stages_per_node > 1:
                 rows[i, i] = self._own(mesh, side, inside=True)
-        return _links(rows), _links(nodes), rows[..., _NORM], nodes[..., _NORM]
+        links, node_links = (np.moveaxis(each[..., :_NORM], -1, 0) for each in (rows, nodes))
+        return links, node_links, rows[..., _NORM], nodes[..., _NORM]
 
     def _pair(self, meshes: Sequence[Mesh], sides: Sequence[Side], i: int, j: int) -> _Row:
         one, two = sides[i], sides[j]
@@ -281,12 +283,3 @@ def _keys(sides: Sequence[Side]) -> Floats:
     found = np.empty((count, count, 8))
     found[..., :4], found[..., 4:] = each[:, None], each[None]
     return found
-
-
-def _links(rows: Floats) -> Links:
-    return Links(
-        send_forward=np.ascontiguousarray(rows[..., _FORWARD]),
-        send_backward=np.ascontiguousarray(rows[..., _BACKWARD]),
-        wire_latency=np.ascontiguousarray(rows[..., _LATENCY]),
-        rendezvous_extra=np.ascontiguousarray(rows[..., _EXTRA]),
-    )
