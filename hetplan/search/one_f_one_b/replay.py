@@ -59,26 +59,8 @@ def numbers_of(space: StageTable) -> Numbers:
         backward=_floats(space.backward),
         extra_forward=_floats(space.extra_forward),
         extra_backward=_floats(space.extra_backward),
-        links=_floats(
-            np.stack(
-                (
-                    links.send_forward,
-                    links.send_backward,
-                    links.wire_latency,
-                    links.rendezvous_extra,
-                )
-            )
-        ),
-        node_links=_floats(
-            np.stack(
-                (
-                    nodes.send_forward,
-                    nodes.send_backward,
-                    nodes.wire_latency,
-                    nodes.rendezvous_extra,
-                )
-            )
-        ),
+        links=_floats(np.stack(links.times)),
+        node_links=_floats(np.stack(nodes.times)),
         stages_per_node=np.ascontiguousarray(space.stages_per_node, dtype=np.int64),
         tied=_floats(space.tied),
         most_layers=np.ascontiguousarray(space.most_layers, dtype=np.int64),

@@ -45,6 +45,11 @@ class Links:
     """Seconds after the receiver has posted before data can flow (rendezvous sends)."""
 
     @property
+    def times(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """All four, in the order of the fields."""
+        return self.send_forward, self.send_backward, self.wire_latency, self.rendezvous_extra
+
+    @property
     def forward_wire(self) -> Floats:
         """From the sender's end to the arrival of an activation."""
         return self.send_forward + self.wire_latency
