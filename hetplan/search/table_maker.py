@@ -82,7 +82,8 @@ class TableMaker:
         )
 
     @cached_property
-    def _transfers(self) -> Transfers:
+    def transfers(self) -> Transfers:
+        """Transfers between the meshes of the job."""
         return Transfers(self.stage_pricer)
 
     @cached_property
@@ -100,7 +101,7 @@ class TableMaker:
 
     @cached_property
     def _crossing_bound(self) -> CrossingBounds:
-        return CrossingBounds(self._order_free, self._transfers, self._ends)
+        return CrossingBounds(self._order_free, self.transfers, self._ends)
 
     def units(self) -> LayerUnits:
         """Where the model can be cut; an InputError where it has no such units."""
@@ -126,11 +127,11 @@ class TableMaker:
             one=is_one_stage(self.job, self.model),
         )
         flights = most_flights(most_stages, limit, family, units)
-        links, node_links, norm_links, norm_nodes = self._transfers.between(meshes)
+        links, node_links, norm_links, norm_nodes = self.transfers.between(meshes)
         clips = clips_gradients(self.job)
         norm_inside = np.zeros(len(meshes))
         if clips:
-            norm_inside = np.array([self._transfers.norm_inside(mesh) for mesh in meshes])
+            norm_inside = np.array([self.transfers.norm_inside(mesh) for mesh in meshes])
         most_layers = self._memory(family, flights)
         after, leaving = self._after(family, waited_for, most_layers[..., 1].max(axis=0))
         after += float(norm_inside.min())
@@ -160,7 +161,7 @@ class TableMaker:
             links=links,
             node_links=node_links,
             stages_per_node=np.array(
-                [self._transfers.side(mesh).stages_per_node for mesh in meshes], dtype=np.int64
+                [self.transfers.side(mesh).stages_per_node for mesh in meshes], dtype=np.int64
             ),
             tied=self._tied(meshes, waited_for),
             most_layers=most_layers,
@@ -250,7 +251,7 @@ class TableMaker:
 
     def _tied(self, meshes: Sequence[Mesh], waited_for: Sequence[Bools]) -> Floats:
         """[M, M], infinite for ends that the target cannot have together."""
-        found, trainer = self._transfers.tied(meshes, waited_for), target(self.job.target)
+        found, trainer = self.transfers.tied(meshes, waited_for), target(self.job.target)
         if trainer.equal_ends:
             for i, first in enumerate(meshes):
                 for j, last in enumerate(meshes):

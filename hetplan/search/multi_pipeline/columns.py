@@ -1,12 +1,13 @@
 """Pipelines per sequence of a microbatch: which stages, before anyone knows how many copies.
 
-A template is a row of meshes (island, tp, microbatch size) with so many stages on each. Its layers
-and recomputation are those with the least bottleneck; a pipeline of `flow` sequences per tick has
-dp = flow / microbatch size on every stage and takes the same time for any flow.
+A column is a row of meshes (island, tp, microbatch size) with so many stages on each. Its layers
+and recomputation are those with the least bottleneck; a pipeline of `flow` sequences per microbatch
+has dp = flow / microbatch size on every stage and takes the same time for any flow.
 
-Flows say how many copies of each template there are. At a step of T seconds a template does m(T)
-microbatches; its flow x (sequences per tick) is whole, and such that every stage divides a node or
-is whole nodes. Wanted: flows whose devices are there and which do the whole batch, at the least T.
+Flows say how many copies of each column there are. At a step of T seconds a column does m(T)
+microbatches; its flow x (sequences per microbatch) is whole, and such that every stage divides a
+node or is whole nodes. Wanted: flows whose devices are there and which do the whole batch, at the
+least T.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.kernels import kernel
-from hetplan.search.multi_pipeline.options import Options
+from hetplan.plans.chosen import Shape
+from hetplan.search.multi_pipeline.stage_options import PartOptions
 from hetplan.search.space.stage_table import FIRST, LAST
 
 
@@ -37,16 +39,16 @@ class MeshChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Template:
+class Column:
     """A pipeline per sequence of a microbatch, first stage first."""
 
     islands: tuple[int, ...]
     options: tuple[int, ...]
     layers: tuple[int, ...]
     use: tuple[tuple[int, float], ...]
-    """(island, devices per sequence of a tick)."""
+    """(island, devices per sequence of a microbatch)."""
     least_flow: int
-    """Sequences of a tick are a multiple of this."""
+    """Sequences of a microbatch are a multiple of this."""
     bottleneck_seconds: float
     forward: Floats
     backward: Floats
@@ -151,10 +153,10 @@ class _Rows:
 
 
 @dataclass(slots=True)
-class TemplateMaker:
-    """Templates of one job's options."""
+class ColumnMaker:
+    """Columns of one job's options."""
 
-    options: Options
+    options: PartOptions
     most_stages: int
     shards: int = 1
     """Ranks that share the optimizer's state of every stage, at least."""
@@ -172,8 +174,8 @@ class TemplateMaker:
 
     def best(
         self, meshes: Sequence[MeshChoice], counts: Sequence[int], seconds: float
-    ) -> tuple[Template, int] | None:
-        """The template that does most microbatches in this time, and how many; None for none."""
+    ) -> tuple[Column, int] | None:
+        """The column that does most microbatches in this time, and how many; None for none."""
         rows = self._rows(meshes, counts)
         if rows is None:
             return None
@@ -191,7 +193,7 @@ class TemplateMaker:
                 low, found = middle, other
         return found, low
 
-    def _within(self, rows: _Rows, microbatches: int, seconds: float) -> Template | None:
+    def _within(self, rows: _Rows, microbatches: int, seconds: float) -> Column | None:
         found = self._made(rows, microbatches)
         if found is None or found.bottleneck_seconds * microbatches > seconds:
             return None
@@ -220,7 +222,7 @@ class TemplateMaker:
             serial=serial,
         )
 
-    def _made(self, rows: _Rows, microbatches: int) -> Template | None:
+    def _made(self, rows: _Rows, microbatches: int) -> Column | None:
         count = len(rows.stages)
         held, which = np.zeros(count, np.int64), np.zeros(count, np.int64)
         flight = np.arange(count, 0, -1)[:, None]
@@ -231,19 +233,19 @@ class TemplateMaker:
         if seconds == np.inf:
             return None
         chosen = rows.at[np.arange(count), which]
-        return self._template(rows.stages, chosen, held, rows.roles[:, 0])
+        return self._column(rows.stages, chosen, held, rows.roles[:, 0])
 
-    def _template(
+    def _column(
         self, stages: Sequence[MeshChoice], chosen: Ints, held: Ints, roles: Ints
-    ) -> Template:
+    ) -> Column:
         options = self.options
         forward = options.forward[chosen] * held + options.extra_forward[roles, chosen]
         backward = options.backward[chosen] * held + options.extra_backward[roles, chosen]
-        sizes = [options.options[o].microbatch_size for o in chosen.tolist()]
+        sizes = [options.options[o].shape.microbatch_size for o in chosen.tolist()]
         use: dict[int, float] = {}
         for mesh, o in zip(stages, chosen.tolist(), strict=True):
             use[mesh.island] = use.get(mesh.island, 0.0) + float(options.use[o])
-        return Template(
+        return Column(
             islands=tuple(mesh.island for mesh in stages),
             options=tuple(chosen.tolist()),
             layers=tuple(held.tolist()),
@@ -257,12 +259,12 @@ class TemplateMaker:
         )
 
 
-def mesh_choices(options: Options, place: int, island: int) -> list[MeshChoice]:
+def mesh_choices(options: PartOptions, place: int, island: int) -> list[MeshChoice]:
     """All shapes on an island of this class that a whole stage may have."""
-    found: dict[tuple[int, int], list[int]] = {}
+    found: dict[Shape, list[int]] = {}
     for o, option in enumerate(options.options):
         if option.place == place:
-            found.setdefault((option.tp, option.microbatch_size), []).append(o)
+            found.setdefault(option.shape, []).append(o)
     return [MeshChoice(island=island, options=tuple(each)) for each in found.values()]
 
 
@@ -278,32 +280,32 @@ def stage_counts(most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """A template with its number of sequences per tick."""
+    """A column with its number of sequences per microbatch."""
 
-    template: Template
+    column: Column
     flow: int
 
 
 def flows_of(
-    template: Template, options: Options, cluster: Cluster, batch: int, shards: int
+    column: Column, options: PartOptions, cluster: Cluster, batch: int, shards: int
 ) -> tuple[int, ...]:
-    """Flows with which the template has room on empty islands and suits their nodes.
+    """Flows with which the column has room on empty islands and suits their nodes.
 
-    They divide the batch: the space has no others (`microbatch_samples`).
+    They divide the batch: the space has no others (`stage_options`).
     Every stage has at least `shards` data-parallel ranks.
     """
     most = batch
-    for island, use in template.use:
+    for island, use in column.use:
         most = min(most, int(cluster.islands[island].num_usable_devices / use + 1e-9))
     found = []
-    for flow in range(template.least_flow, most + 1, template.least_flow):
+    for flow in range(column.least_flow, most + 1, column.least_flow):
         if batch % flow:
             continue
-        for island, o in zip(template.islands, template.options, strict=True):
-            option = options.options[o]
-            size = option.tp * flow // option.microbatch_size
+        for island, o in zip(column.islands, column.options, strict=True):
+            shape = options.options[o].shape
+            size = shape.tp * flow // shape.microbatch_size
             per_node = cluster.islands[island].devices_per_node
-            if flow < shards * option.microbatch_size or (per_node % size and size % per_node):
+            if flow < shards * shape.microbatch_size or (per_node % size and size % per_node):
                 break
         else:
             found.append(flow)
@@ -311,7 +313,7 @@ def flows_of(
 
 
 def most_sequences(
-    templates: Sequence[Template],
+    columns: Sequence[Column],
     flows: Sequence[Sequence[int]],
     counts: Sequence[int],
     cluster: Cluster,
@@ -319,7 +321,7 @@ def most_sequences(
     most_pipelines: int,
     effort: float,
 ) -> tuple[int, tuple[Flow, ...]]:
-    """(most sequences per step, the flows that do them); `counts`: microbatches of each template.
+    """(most sequences per step, the flows that do them); `counts`: microbatches of each column.
 
     `effort`: limit in the solver's own deterministic seconds.
     """
@@ -332,7 +334,7 @@ def most_sequences(
         model.add(variable <= values[-1] * on)
         variables.append(variable)
         used.append(on)
-    _room(model, templates, variables, cluster)
+    _room(model, columns, variables, cluster)
     model.add(sum(used) <= most_pipelines)
     model.maximize(sum(count * x for count, x in zip(counts, variables, strict=True)))
     solver = cp_model.CpSolver()
@@ -342,8 +344,8 @@ def most_sequences(
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return 0, ()
     chosen = tuple(
-        Flow(template=template, flow=solver.value(x))
-        for template, x in zip(templates, variables, strict=True)
+        Flow(column=column, flow=solver.value(x))
+        for column, x in zip(columns, variables, strict=True)
         if solver.value(x)
     )
     return int(solver.objective_value), chosen
@@ -351,7 +353,7 @@ def most_sequences(
 
 def _room(
     model: cp_model.CpModel,
-    templates: Sequence[Template],
+    columns: Sequence[Column],
     variables: Sequence[cp_model.IntVar],
     cluster: Cluster,
 ) -> None:
@@ -359,8 +361,8 @@ def _room(
     for index, island in enumerate(cluster.islands):
         terms = [
             round(use * scale) * x
-            for template, x in zip(templates, variables, strict=True)
-            for at, use in template.use
+            for column, x in zip(columns, variables, strict=True)
+            for at, use in column.use
             if at == index
         ]
         if terms:
