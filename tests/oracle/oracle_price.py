@@ -20,10 +20,11 @@ from oracle_memory import Held, parameters_at, peak_bytes
 from oracle_replay import Floats, Program, pipeline_ends, program
 
 from hetplan.cluster.spec import Cluster, Link
-from hetplan.cost.step_model.end_of_step import tied_embedding_terms
+from hetplan.cost.step_model.end_of_step import tied_embedding_parts
 from hetplan.cost.step_model.groups import Copies, Group, KnownCollectives, copies_of
 from hetplan.cost.step_model.hops import Hop, hop_between
 from hetplan.cost.step_model.units import Settings, Unit, make_unit
+from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
@@ -465,7 +466,7 @@ class Prices:
         """Seconds in which first and last stage sum a tied matrix's gradients."""
         tp = min(first.tp, last.tp)
         pairs = min(first.num_devices, last.num_devices)
-        terms = tied_embedding_terms(
+        parts = tied_embedding_parts(
             costs.padded,
             self.cluster,
             self.cluster.island_of_device(first.devices[0].start),
@@ -474,7 +475,7 @@ class Prices:
             Degrees(tp=tp, dp=max(1, pairs // tp), microbatch_size=first.microbatch_size),
             self.known,
         )
-        return seconds_of(terms)
+        return seconds_of_parts(parts)
 
     def norm(
         self, costs: Costs, pipelines: Sequence[PlacedPipeline], heads: Sequence[Replica]

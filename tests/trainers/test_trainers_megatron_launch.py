@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from megatron_reader import read_run
+from one_pipeline import StageChoice, build_plan
 from trainer_models import llama
 from trainer_plans import (
     any_estimate,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
+from one_pipeline import StageChoice, build_plan
 from trainer_models import MODEL, TIED, device, llama, random_model
 
 from hetplan.cluster.launch_domains import LaunchDomain
@@ -18,7 +19,7 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
-from hetplan.plans.build import Degrees, StageChoice, build_plan, plan_of
+from hetplan.plans.build import Degrees, plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import own_depth

@@ -21,7 +21,7 @@ import numpy as np
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.components.step import clips_gradients
-from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.job.spec import Job
 from hetplan.kernels import kernel
 from hetplan.model.spec import ModelSpec
@@ -231,10 +231,10 @@ def _ends(
     """[V, P] when every stage ends; passes [V, P]; hops [4, P - 1] as `pipeline_ends` has them."""
     ends = np.empty(forward.shape)
     for v in range(forward.shape[0]):
-        ends[v] = pipeline_ends(
-            forward[v], backward[v], hops[0], hops[1], hops[2], hops[3], depths, microbatches,
-            rendezvous,
-        )  # fmt: skip
+        times = StageTimes(
+            forward[v], backward[v], hops[0], hops[1], hops[2], hops[3], depths, microbatches
+        )
+        ends[v] = pipeline_ends(times, rendezvous)
     return ends
 
 
@@ -355,9 +355,9 @@ class RowTables:
         transfers = self.maker.transfers
         links, node_links, _, _ = transfers.between((left, right))
         if left != right:
-            return tuple(float(each[0, 1]) for each in links.times)
-        times = [float(each[0]) for each in node_links.times]
+            return tuple(links[:, 0, 1].tolist())
+        times = node_links[:, 0].tolist()
         if transfers.side(left).stages_per_node == 1:
             return tuple(times)
-        inside = [float(each[0, 0]) for each in links.times]
+        inside = links[:, 0, 0].tolist()
         return tuple(min(pair) for pair in zip(times, inside, strict=True))

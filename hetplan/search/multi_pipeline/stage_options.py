@@ -38,8 +38,8 @@ from hetplan.plans.targets import target
 from hetplan.search.space.allowed import divisors, matches, mesh_matches
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Mesh
-from hetplan.search.space.stage_pricer import ROLES, Passes, StagePricer
-from hetplan.search.space.stage_table import BOTH, FIRST, LAST
+from hetplan.search.space.stage_pricer import Passes, StagePricer
+from hetplan.search.space.stage_table import BOTH, FIRST, LAST, ROLES
 
 Bools = npt.NDArray[np.bool_]
 
