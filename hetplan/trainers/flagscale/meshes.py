@@ -388,7 +388,7 @@ def flagscale_faults(
     """Everything that keeps the plan from FlagScale."""
     meshes = meshes_of(result.plan, ranks)
     inputs = result.inputs
-    shared = common_faults(result, options)
+    shared = common_faults(result)
     later = () if shared else missing_flags(inputs.model, inputs.job, _LATER, _BASE)
     found = (*shared, *later, *_devices(ranks), *_texts(options))
     if not meshes.hetero:

@@ -413,22 +413,21 @@ def megatron_faults(
     result: SearchResult, ranks: RankLayout, options: EmissionOptions
 ) -> tuple[Fault, ...]:
     """Everything that stock Megatron-LM cannot be told."""
-    return (*device_faults(ranks), *common_faults(result, options))
+    return (*device_faults(ranks), *common_faults(result))
 
 
-def common_faults(result: SearchResult, options: EmissionOptions) -> tuple[Fault, ...]:
+def common_faults(result: SearchResult) -> tuple[Fault, ...]:
     """The same but for devices: what holds for every trainer that takes Megatron's arguments."""
     exchange = bool(result.inputs.job.trainer.context_exchange)
     models = tuple(model_faults(result.inputs.model, result.inputs.job))
     if models:
         # What follows asks the model's parts.
-        return (*models, *_job_faults(result), *option_faults(options))
+        return (*models, *_job_faults(result))
     return (
         *layout_faults(result.plan.pipelines[0], result.inputs.model),
         *parallel_faults(result, context_exchange=exchange),
         *optimizer_faults(result),
         *_job_faults(result),
-        *option_faults(options),
     )
 
 
@@ -472,22 +471,6 @@ def _job_faults(result: SearchResult) -> Iterator[Fault]:
             field="inputs.job.sequence_lengths",
             message="given; pretrain_gpt.py fills every sequence to sequence_length with the next "
             "document: leave sequence_lengths and packing out and plan again",
-        )
-
-
-def option_faults(options: EmissionOptions) -> Iterator[Fault]:
-    """What must be said with real data."""
-    if not options.data:
-        return
-    if not options.tokenizer:
-        yield Fault(
-            field="--tokenizer",
-            message="is missing; with --data it says which tokenizer made them",
-        )
-    if options.learning_rate is None:
-        yield Fault(
-            field="--learning-rate",
-            message="is missing; with --data the run learns, and no plan says how fast",
         )
 
 
