@@ -50,7 +50,7 @@ class Written:
 
 
 def check_place(folder: Path, *, force: bool) -> None:
-    """An InputError where no folder can be written; asked before work is put into it."""
+    """An InputError where the folder cannot be written; called before any work is done."""
     if any(ord(each) < 32 or ord(each) == 127 for each in str(folder.absolute())):
         raise _fault(
             folder, "has a control character in its path, which scripts refuse; choose another name"

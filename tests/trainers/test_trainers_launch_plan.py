@@ -182,7 +182,7 @@ def test_meshes_go_to_the_hosts_of_their_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message", "line"),
     [
-        ("Et*15|t*17L", "Et*15|t*15L", "30 layers stand on its 2 stages, the model has 32", 16),
+        ("Et*15|t*17L", "Et*15|t*15L", "30 layers are on its 2 stages, the model has 32", 16),
         ("--global-batch-size 128", "--global-batch-size 127", "is no multiple of dp 2", 13),
         ("--num-layers 32", "--num-layers 30", "30, and the model model has 32", 7),
         ("--untie-embeddings-and-output-weights", "", "the launch ties embedding and head", 0),
