@@ -54,7 +54,7 @@ def read_launch(
         raise InputError(Fault(file=str(path), message=message))
     trainer = trainer or trainer_of(path)
     if trainer is None:
-        message = f"is not recognised as a launch; name its trainer with --trainer ({', '.join(TRAINERS)})"
+        message = f"is not recognised as a launch; give --trainer ({', '.join(TRAINERS)})"
         raise InputError(Fault(file=str(path), message=message))
     suffix = path.suffix.lower()
     if trainer == "flagscale" and suffix in (".yaml", ".yml"):
