@@ -67,7 +67,7 @@ def launch_plan(
     """The legal plan of a launch on its hosts, or on the cluster's usable nodes in their order.
 
     `job` gives what a launch does not say (objective, reserve of memory); `target` is whose limits
-    the plan is held to, its trainer's by default; `islands` those whose nodes a launch without
+    the plan must keep, its trainer's by default; `islands` those whose nodes a launch without
     hosts takes, in this order. An InputError where the launch contradicts the
     model, has no place on the cluster, or asks for what plans cannot have.
     """
@@ -75,14 +75,17 @@ def launch_plan(
     faults = (*facts.refusals, *_contradictions(facts, model), *_layer_faults(facts, model))
     if faults:
         raise InputError(*faults)
-    asked = job_of(facts, job, text.trainer if target is None else target)
+    own_job = job_of(facts, job, text.trainer if target is None else target)
     devices = devices_of_ranks(facts, cluster, islands)
-    plan = _plan(facts, model, cluster, asked, devices)
-    illegal = check_plan(plan, model, cluster, asked)
+    plan = _plan(facts, model, cluster, own_job, devices)
+    illegal = check_plan(plan, model, cluster, own_job)
     if illegal:
         raise InputError(*_named(facts, illegal))
     return PlannedLaunch(
-        facts=facts, job=asked, plan=plan, remarks=tuple(_remarks(facts, model, plan, job, asked))
+        facts=facts,
+        job=own_job,
+        plan=plan,
+        remarks=tuple(_remarks(facts, model, plan, job, own_job)),
     )
 
 
@@ -148,7 +151,7 @@ def _layer_faults(facts: LaunchFacts, model: ModelSpec) -> Iterator[Fault]:
     if placed != model.num_layers:
         setting = flag(facts.text, "pipeline-model-parallel-layout", "num-layers", "n-layers")
         message = (
-            f"{placed} layers stand on its {facts.pp} stages, the model has {model.num_layers}; a "
+            f"{placed} layers are on its {facts.pp} stages, the model has {model.num_layers}; a "
             "plan holds every layer: give uneven stages their numbers (Megatron-LM: "
             "--pipeline-model-parallel-layout)"
         )

@@ -16,19 +16,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import TypeAlias
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.estimate_values import MemoryUse
-from hetplan.cost.memory.device import device_memory
-from hetplan.cost.memory.values import MemoryLayout
+from hetplan.cost.estimate import estimate
 from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.pieces import expert_copies, stage_shards
-from hetplan.trainers.launch_plan import PlannedLaunch, launch_plan
+from hetplan.predict.fit import FittedPredictor
+from hetplan.trainers.launch_plan import launch_plan
 from hetplan.trainers.launch_values import LaunchFacts, LaunchText, Setting, ValueNotGivenError
 from hetplan.trainers.read import facts_of
 from hetplan.units import format_bytes
@@ -464,9 +462,12 @@ def _memory(launch: Launch) -> Iterator[Violation]:
         return
     try:
         planned = launch_plan(launch.text, launch.model, launch.cluster)
+        # Memory needs no measurements.
+        predictor = FittedPredictor.datasheet_only()
+        priced = estimate(planned.plan, launch.model, launch.cluster, planned.job, predictor)
     except InputError:
         return  # sizes that do not fit each other have rules of their own
-    uses = list(_stage_memory(planned, launch.model, launch.cluster))
+    uses = [stage.memory for stage in priced.stages]
     short = [at for at, use in enumerate(uses) if not use.fits]
     if not short:
         return
@@ -484,42 +485,6 @@ def _memory(launch: Launch) -> Iterator[Violation]:
         f"that its devices have left for plans; {len(short)} of {len(uses)} stages do not fit",
         *(launch.get(name) for name in names),
     )
-
-
-def _stage_memory(
-    planned: PlannedLaunch, model: ModelSpec, cluster: Cluster
-) -> Iterator[MemoryUse]:
-    """Memory of the fullest device of every stage."""
-    plan, (pipeline,) = planned.plan, planned.plan.pipelines
-    padded = replace(model, vocab_size=plan.padded_vocab_size)
-    for at, stage in enumerate(pipeline.stages):
-        uses = []
-        for replica in stage.replicas:
-            plain = replica.ep == 1 and replica.etp in (1, replica.tp)
-            layout = MemoryLayout(
-                chunks=stage.chunks,
-                tp=replica.tp,
-                cp=replica.cp,
-                ep=replica.ep,
-                etp=replica.tp if plain else replica.etp,
-                dp=replica.dp,
-                microbatch_size=replica.microbatch_size,
-                num_microbatches=pipeline.num_microbatches,
-                schedule=pipeline.schedule.name,
-                stage=at,
-                num_stages=len(pipeline.stages),
-                sequence_parallel=replica.sequence_parallel,
-                recompute=stage.recompute,
-                sharding=plan.sharding,
-                shards=stage_shards(plan.optimizer_shards, stage),
-                expert_shards=None
-                if plain
-                else math.gcd(plan.optimizer_shards, expert_copies(stage)),
-                offload=plan.optimizer_offload,
-            )
-            island = cluster.island_of_device(replica.devices[0].start)
-            uses.append(device_memory(padded, planned.job, layout, island.memory_bytes))
-        yield max(uses, key=lambda use: use.total_bytes - use.available_bytes)
 
 
 CHECKS: tuple[Check, ...] = (

@@ -25,7 +25,7 @@ from hetplan.trainers.log_lines import LogLine
 
 
 class Trainer(StrEnum):
-    """Whose log it is."""
+    """The trainer that wrote a log."""
 
     MEGATRON = "megatron"
     """Megatron-LM and what prints its lines: FlagScale, MindSpeed, Bridge."""
@@ -47,7 +47,7 @@ class Mark(StrEnum):
 
 
 class TimerRanks(StrEnum):
-    """Whose time a timer is."""
+    """The ranks that a timer covers."""
 
     ALL = "all ranks"
     FIRST = "rank 0"
@@ -177,7 +177,7 @@ MAX_STEPS = 20_000
 """Steps of a file that are kept, evenly spread over it: with 20 timers each some 60 MB."""
 
 MAX_STEP_SECONDS = 1e8
-"""Three years: a step that is said to take longer is a damaged line."""
+"""Three years: a line with a longer step is damaged."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.launch_domains import LaunchDomain
 from hetplan.schedulers.rank_layout import Agent, Host, libraries, vendor_environment
 from hetplan.schedulers.vendors import VENDORS, vendor_of
-from hetplan.trainers.megatron.parallel import group_networks, transport_text
+from hetplan.trainers.megatron.parallel import group_networks
 from hetplan.trainers.megatron.write import (
     BOOTSTRAP_RINGS,
     OWN_MINUTES,
@@ -35,13 +35,6 @@ from hetplan.trainers.megatron.write import (
     hccl_timeouts,
     timeout_minutes,
 )
-
-
-def test_no_transport_file_where_all_links_are_the_devices_own() -> None:
-    result = here()
-    assert transport_text(result.plan, result.inputs.cluster, ranks_of(result)) == ""
-    assert launched(result).files == ()
-    assert "--nccl-communicator-config-path" not in flags(result)
 
 
 def test_only_the_groups_that_are_staged_get_sockets() -> None:

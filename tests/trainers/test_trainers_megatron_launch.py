@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from megatron_reader import read_run
 from one_pipeline import StageChoice, build_plan
 from trainer_models import llama
@@ -22,7 +21,6 @@ from trainer_plans import (
     stage_per_island,
     with_job,
     with_plan,
-    with_stages,
 )
 
 from hetplan.cluster.load import load_cluster
@@ -33,13 +31,9 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.plan import (
     LayerRange,
     OverlapSettings,
-    Recompute,
-    RecomputeGranularity,
-    RecomputeModule,
     Sharding,
 )
 from hetplan.schedulers.launch import EmissionOptions
-from hetplan.trainers.megatron.model import model_arguments, model_faults
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).with_name("golden_megatron_llama_140b.txt")
@@ -81,43 +75,6 @@ def test_multi_token_prediction_stands_with_the_head() -> None:
     )
     cut = with_plan(result, pipelines=(replace(pipeline, stages=apart),))
     assert any("cut between stages 0 and 1" in each for each in messages(cut))
-
-
-@pytest.mark.parametrize(
-    ("recompute", "wanted"),
-    [
-        (Recompute(), {}),
-        (
-            Recompute(granularity=RecomputeGranularity.FULL),
-            {
-                "--recompute-granularity": ("full",),
-                "--recompute-method": ("uniform",),
-                "--recompute-num-layers": ("1",),
-            },
-        ),
-        (
-            Recompute(granularity=RecomputeGranularity.FULL, layers=2),
-            {
-                "--recompute-granularity": ("full",),
-                "--recompute-method": ("block",),
-                "--recompute-num-layers": ("2",),
-            },
-        ),
-        (
-            Recompute(
-                granularity=RecomputeGranularity.SELECTIVE,
-                modules=(RecomputeModule.CORE_ATTENTION, RecomputeModule.MLP),
-            ),
-            {
-                "--recompute-granularity": ("selective",),
-                "--recompute-modules": ("core_attn", "mlp"),
-            },
-        ),
-    ],
-)
-def test_recomputation(recompute: Recompute, wanted: dict[str, tuple[str, ...]]) -> None:
-    found = flags(with_stages(here(), recompute=recompute))
-    assert {name: value for name, value in found.items() if "recompute" in name} == wanted
 
 
 def test_formats_and_kernels() -> None:
@@ -200,25 +157,3 @@ def test_the_run_and_its_data() -> None:
     assert entries["--train-iters"] == ("7",)
     assert real.arguments[-2:] == (("--rotary-base", "500000"), ("--log-throughput",))
     assert "--mock-data" not in entries
-
-
-def test_deepseek_v3_has_all_of_its_flags() -> None:
-    model = load_model(CONFIGS / "models/deepseek-v3.yaml")
-    assert [*model_faults(model, job_of(8))] == []
-    entries = dict((entry[0], entry[1:]) for entry in model_arguments(model, job_of(8)))
-    wanted = {
-        "--num-layers": "61",
-        "--num-experts": "256",
-        "--moe-router-topk": "8",
-        "--moe-ffn-hidden-size": "2048",
-        "--ffn-hidden-size": "18432",
-        "--moe-layer-freq": "([0]*3+[1]*58)",
-        "--q-lora-rank": "1536",
-        "--kv-lora-rank": "512",
-        "--qk-head-dim": "128",
-        "--qk-pos-emb-head-dim": "64",
-        "--v-head-dim": "128",
-        "--mtp-num-layers": "1",
-    }
-    assert {name: entries[name] for name in wanted} == {k: (v,) for k, v in wanted.items()}
-    assert {"--multi-latent-attention", "--qk-layernorm", "--disable-bias-linear"} <= {*entries}

@@ -29,7 +29,6 @@ from hetplan.plans.plan import (
     RecomputeModule,
     Sharding,
 )
-from hetplan.schedulers.launch import EmissionOptions
 from hetplan.trainers.megatron.model import model_faults
 from hetplan.trainers.megatron.parallel import degrees_of
 
@@ -157,11 +156,6 @@ def test_settings_that_megatron_refuses() -> None:
     )
     for result, said in wrong:
         assert any(said in message for message in messages(result)), said
-
-
-def test_data_needs_a_tokenizer_and_a_rate() -> None:
-    found = messages(here(), EmissionOptions(data=("/data/a",)))
-    assert [message.split(":")[0] for message in found] == ["--tokenizer", "--learning-rate"]
 
 
 def test_context_parallel_faults() -> None:

@@ -21,7 +21,7 @@ from launches_handwritten import (
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.layers import Attention, Experts, LatentAttention, Mlp, Norm
-from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule
+from hetplan.plans.plan import RecomputeGranularity, RecomputeModule
 from hetplan.trainers.launch_values import LaunchFacts, LaunchMesh, LaunchText, flag
 from hetplan.trainers.megatron.read_model import launch_model
 from hetplan.trainers.read import facts_of, read_launch, trainer_of
@@ -91,26 +91,6 @@ def test_a_script_for_1024_accelerators(tmp_path: Path) -> None:
     port = text.last("torchrun.master-port")
     assert port is not None
     assert (port.values, port.line) == (("6000",), 19)
-
-
-def test_arguments_in_one_string(tmp_path: Path) -> None:
-    text = read(tmp_path, "megatron", LLAMA)
-    facts = facts_of(text)
-    assert facts.meshes == (LaunchMesh(tp=2, cp=1, ep=1, dp=2, pp=2, microbatch_size=1, etp=2),)
-    assert facts.layers == ((15,), (17,))
-    assert facts.sequence_parallel
-    assert facts.overlap.reduction
-    assert facts.overlap.gathering
-    assert (
-        facts.stage_recompute == (Recompute(granularity=RecomputeGranularity.FULL, layers=4),) * 2
-    )
-    assert facts.options.attention_dropout is None
-    assert not facts.tied_embeddings
-    heads = flag(text, "num-attention-heads")
-    assert heads is not None
-    assert heads.line == 8
-    # "$@" may hold anything.
-    assert [(each.name, each.values) for each in text.unread] == [("", ("$@",))]
 
 
 def test_recompute_and_formats_and_kernels(tmp_path: Path) -> None:

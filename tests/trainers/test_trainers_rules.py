@@ -305,7 +305,7 @@ WRONG = [
     ),
     Case(
         "launch-mesh-types",
-        "type A stands twice with another between (A, B, A)",
+        "type A appears twice with another between (A, B, A)",
         {
             HETERO + "hetero_process_meshes": [4, 1, 1, 2, 1, 4, 1, 1, 2, 1, 4, 1, 1, 2, 1],
             HETERO + "hetero_device_types": ["A", "B", "A"],

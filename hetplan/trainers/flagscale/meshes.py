@@ -248,7 +248,7 @@ def flagscale_arguments(
 
 def _run(result: SearchResult, options: EmissionOptions, checkpoints: str) -> Iterator[Argument]:
     """Length, log, checkpoints. FlagScale's runner always gives --save, and then validate_args
-    wants an interval: it is said with or without a folder.
+    requires an interval: it is given with or without a folder.
     """
     for each in run_arguments(result, options):
         if each[0] not in ("--ckpt-format", "--save-interval"):
@@ -388,7 +388,7 @@ def flagscale_faults(
     """Everything that keeps the plan from FlagScale."""
     meshes = meshes_of(result.plan, ranks)
     inputs = result.inputs
-    shared = common_faults(result, options)
+    shared = common_faults(result)
     later = () if shared else missing_flags(inputs.model, inputs.job, _LATER, _BASE)
     found = (*shared, *later, *_devices(ranks), *_texts(options))
     if not meshes.hetero:

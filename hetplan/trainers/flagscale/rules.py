@@ -46,7 +46,7 @@ def _types(launch: Launch) -> Iterator[Violation]:
             for at, name in enumerate(types)
         ]
         yield violation(
-            f"type {again[0]} stands twice with another between ({', '.join(types)}): ranks are "
+            f"type {again[0]} appears twice with another between ({', '.join(types)}): ranks are "
             f"sorted by a type's first place, so a mesh gets devices that were meant for another. "
             f"Write hetero_device_types: {fresh}, and these types in the hostfile",
             launch.get(_TYPES),
