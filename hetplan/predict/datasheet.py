@@ -49,6 +49,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
@@ -97,13 +98,38 @@ LAUNCH_SECONDS_BACKWARD = 0.5 * 0.964e-3 / 13
 # Up to the whole profile constant (log 2); down to a graph of kernels at 5 us each (log 6).
 LAUNCH_LOG_HALFWIDTH = 1.4
 
+BACKWARD_WORK = 2.0
+"""Backward over forward operations and bytes: a gradient of the input and one of the weights."""
+
+
+class PassPrior(NamedTuple):
+    """What the datasheet's arithmetic takes of one direction."""
+
+    work: float
+    """Operations and bytes over the forward's."""
+    launch_seconds: float
+    elementwise_efficiency: float
+
+
+_FORWARD_PRIOR = PassPrior(1.0, LAUNCH_SECONDS_FORWARD, ELEMENTWISE_EFFICIENCY_FORWARD)
+_BACKWARD_PRIOR = PassPrior(BACKWARD_WORK, LAUNCH_SECONDS_BACKWARD, ELEMENTWISE_EFFICIENCY_BACKWARD)
+
+
+def pass_prior(*, backward: bool) -> PassPrior:
+    """The arithmetic of a forward or a backward pass."""
+    return _BACKWARD_PRIOR if backward else _FORWARD_PRIOR
+
+
+def elementwise_bytes_per_second(device: DeviceKind, *, backward: bool) -> float:
+    """Rate of passes over memory by the datasheet; 0 where the bandwidth is not known."""
+    share = pass_prior(backward=backward).elementwise_efficiency
+    return device.memory_bandwidth_bytes_per_second * share
+
+
 LAYER_LAUNCHES = 10.0
 """Kernels of a GPT layer, for laws that count no operators."""
 SCORE_PASSES = 8.0
 """How often attention's scores cross the memory where they are kept (`layer.weak_prior`)."""
-
-BACKWARD_WORK = 2.0
-"""Backward over forward operations and bytes: a gradient of the input and one of the weights."""
 
 # Once per microbatch: 2 where the product adds to the gradient itself (read and written), 4 where
 # the gradient is written, then read with the sum, which is written back.
@@ -164,10 +190,7 @@ def layer(device: DeviceKind, query: LayerQuery, notes: tuple[str, ...] = ()) ->
     """
     columns = layer_columns(query)
     peak = device.peak(query.precision.value)
-    work, launch, streaming = 1.0, LAUNCH_SECONDS_FORWARD, ELEMENTWISE_EFFICIENCY_FORWARD
-    if query.is_backward:
-        work, launch = BACKWARD_WORK, LAUNCH_SECONDS_BACKWARD
-        streaming = ELEMENTWISE_EFFICIENCY_BACKWARD
+    work, launch, streaming = pass_prior(backward=query.is_backward)
     bandwidth = _memory_bandwidth(device) * streaming
     more = kernel_costs(query)
     launches = launch * (_operations(query.model, query.layer) + more.launches)

@@ -27,7 +27,6 @@ from hetplan.predict.law_parts import outside
 from hetplan.predict.laws import ALL_LAYERS, SCHEMA, FittedLaws, LayerLaw
 from hetplan.predict.layer import float8
 from hetplan.predict.layer.answer import by_layer_law
-from hetplan.predict.layer.columns import Column
 from hetplan.predict.layer.composed import layer_prediction
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.link import prior
@@ -164,13 +163,12 @@ class FittedPredictor:
                 return Prediction(
                     seconds=each.seconds, log_halfwidth=each.log_halfwidth, source=MEASURED
                 )
-        seconds = sum(
-            term.coefficient * (parameters if term.column == Column.PARAMETERS else 1.0)
-            for term in law.terms
-        )
         halfwidth, warnings = outside(law.ranges, (max(parameters, 1.0),), law.log_halfwidth)
         return Prediction(
-            seconds=seconds, log_halfwidth=halfwidth, source=MEASURED, extrapolating=warnings
+            seconds=law.update_seconds(parameters),
+            log_halfwidth=halfwidth,
+            source=MEASURED,
+            extrapolating=warnings,
         )
 
     def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:

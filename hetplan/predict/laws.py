@@ -80,6 +80,13 @@ class LayerLaw:
         """Seconds by the terms alone, without tables and measured layers."""
         return sum(term.coefficient * columns.value(term.column) for term in self.terms)
 
+    def update_seconds(self, parameters: float) -> float:
+        """Seconds of an optimizer's update of so many parameters, by the terms alone."""
+        return sum(
+            term.coefficient * (parameters if term.column == Column.PARAMETERS else 1.0)
+            for term in self.terms
+        )
+
     def __post_init__(self) -> None:
         names = tuple(measured.quantity for measured in self.ranges)
         if names != range_names(self.layer):

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict_samples import DEVICE, fitted, gpt, layer_grid, layer_sample, query
 
-from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import LayerKind
-from hetplan.predict.fit import FittedPredictor, load_predictor, save_predictor
+from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.layer.tables import (
     ACCELERATOR_REPEAT_LOG_HALFWIDTH,
@@ -134,16 +133,3 @@ def test_the_update_of_parameters_that_were_measured() -> None:
             DEVICE, Optimizer.SGD, each.parameters + 1.0, Precision.BFLOAT16
         )
         assert beside.seconds != found.seconds
-
-
-def test_it_is_read_back_and_a_wrong_file_is_refused(tmp_path) -> None:
-    predictor = fitted(layer_grid(noise=NOISE))
-    save_predictor(predictor, tmp_path / "p.json")
-    assert load_predictor(tmp_path / "p.json") == predictor
-    (law,) = predictor.laws.layers
-    first = law.measured[0]
-    assert first.at(3) is None
-    with pytest.raises(InputError, match="one time and one half-width"):
-        replace(first, seconds=())
-    with pytest.raises(InputError, match="rising microbatch sizes"):
-        replace(first, microbatch_sizes=tuple(reversed(first.microbatch_sizes)))

@@ -120,13 +120,8 @@ class Related:
             own, other = (each.memory_bandwidth_bytes_per_second for each in (device, kind))
             if own <= 0 or other <= 0 or kind.kind == device.kind:
                 continue
-            seconds = sum(
-                term.coefficient
-                * (parameters * other / own if term.column == Column.PARAMETERS else 1.0)
-                for term in law.terms
-            )
             return Prediction(
-                seconds=seconds,
+                seconds=law.update_seconds(parameters * other / own),
                 log_halfwidth=math.hypot(law.log_halfwidth, chip_halfwidth(kind, device)),
                 source=RELATED,
                 extrapolating=(f"{device.kind} update not measured: as {kind.kind}, same chip",),

@@ -33,10 +33,9 @@ from hetplan.model.operators import (
     has_backward,
 )
 from hetplan.predict.datasheet import (
-    ELEMENTWISE_EFFICIENCY_BACKWARD,
-    ELEMENTWISE_EFFICIENCY_FORWARD,
     ELEMENTWISE_LOG_HALFWIDTH,
     LAUNCH_LOG_HALFWIDTH,
+    elementwise_bytes_per_second,
 )
 from hetplan.predict.layer.float8 import narrowed
 from hetplan.predict.operator.answer import DeviceOperators, Launch
@@ -133,12 +132,11 @@ GRADIENTS_NOTE = (
 def _by_bandwidth(op: Operator, device: DeviceKind, precision: str, *, backward: bool) -> Launch:
     """A pass over memory on a device of which none was measured: datasheet bandwidth."""
     moved = column_value(OperatorColumn.BYTES, op, BACKWARD if backward else FORWARD, precision)
-    share = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
-    bandwidth = device.memory_bandwidth_bytes_per_second
+    rate = elementwise_bytes_per_second(device, backward=backward)
     note = f"{str(op.operator).replace('_', ' ')} not measured: from the memory bandwidth"
     return Launch(
         operator=op.operator,
-        work_seconds=moved / (bandwidth * share) if bandwidth > 0 else 0.0,
+        work_seconds=moved / rate if rate > 0 else 0.0,
         log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
         notes=(note,),
     )

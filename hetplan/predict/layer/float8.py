@@ -35,10 +35,9 @@ from hetplan.model.operators import (
     operator_flops,
 )
 from hetplan.predict.datasheet import (
-    ELEMENTWISE_EFFICIENCY_BACKWARD,
-    ELEMENTWISE_EFFICIENCY_FORWARD,
     ELEMENTWISE_LOG_HALFWIDTH,
     MATRIX_EFFICIENCY,
+    elementwise_bytes_per_second,
 )
 from hetplan.predict.operator.answer import DeviceOperators, Launch, index_operators
 from hetplan.predict.operator.values import MeasuredShape, OperatorLaw
@@ -238,6 +237,5 @@ def by_datasheet(wide: Prediction, device: DeviceKind, query: LayerQuery) -> Pre
 
 
 def _seconds_per_byte(device: DeviceKind, *, backward: bool) -> float:
-    bandwidth = device.memory_bandwidth_bytes_per_second
-    share = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
-    return 1.0 / (bandwidth * share) if bandwidth > 0 else 0.0
+    rate = elementwise_bytes_per_second(device, backward=backward)
+    return 1.0 / rate if rate > 0 else 0.0

@@ -40,6 +40,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from hetplan.predict.link.prior import (
     LINK_LOG_HALFWIDTH,
@@ -284,7 +285,7 @@ def carried(
     if measured != operation:
         halfwidth += LINK_LOG_HALFWIDTH
     # Both neighbours mostly warn of the same size: the first one's words are enough.
-    warnings = next((each.warnings for each in found if each.warnings), ())
+    warnings = next((each.extrapolating for each in found if each.extrapolating), ())
     return Prediction(
         seconds=_between([each.seconds for each in found], [weight for _, weight in near]),
         log_halfwidth=halfwidth,
@@ -303,15 +304,6 @@ class _Asked:
     lane_bytes: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ByTable:
-    """What one table says of it."""
-
-    seconds: float
-    log_halfwidth: float
-    warnings: tuple[str, ...]
-
-
 def _by_table(
     table: SizeTable,
     shape: LinkShape | None,
@@ -319,7 +311,7 @@ def _by_table(
     joint: Joint | None,
     *,
     moving: bool,
-) -> _ByTable:
+) -> Prediction:
     """The table's time; `moving`: changed by the law to the shape that is asked."""
     law = shape.law if shape is not None else table_class_law(table, joint)
     size = asked.lane_bytes * lanes(table.operation, table.group_size, table.nodes)
@@ -336,7 +328,9 @@ def _by_table(
             moved *= joint.less_reach(table.group_size, asked.group_size)
         more = law.latency_seconds(asked.operation, asked.group_size, asked.nodes)
         seconds = fixed * (more / latency if latency else 1.0) + moved
-    return _ByTable(seconds=seconds, log_halfwidth=halfwidth, warnings=warnings)
+    return Prediction(
+        seconds=seconds, log_halfwidth=halfwidth, source=MEASURED, extrapolating=warnings
+    )
 
 
 def _ring_byte_seconds(law: ShapeLaw, operation: str, group_size: int, nodes: int) -> float:
@@ -389,8 +383,12 @@ def _around(
     # As many ranks in each node first: how they share the way out of it is not the law's.
     least = min(map(apart, tables))
     alike = [table for table in tables if apart(table) <= least + 1e-9]
-    below = max((t for t in alike if t.group_size < group_size), key=_group_size, default=None)
-    above = min((t for t in alike if t.group_size > group_size), key=_group_size, default=None)
+    below = max(
+        (t for t in alike if t.group_size < group_size), key=attrgetter("group_size"), default=None
+    )
+    above = min(
+        (t for t in alike if t.group_size > group_size), key=attrgetter("group_size"), default=None
+    )
     if below is None or above is None:
         nearest = below or above
         if nearest is None:
@@ -399,10 +397,6 @@ def _around(
     span = math.log(above.group_size / below.group_size)
     weight = math.log(group_size / below.group_size) / span
     return ((below, 1.0 - weight), (above, weight))
-
-
-def _group_size(table: SizeTable) -> int:
-    return table.group_size
 
 
 def _other_group(
