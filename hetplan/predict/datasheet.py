@@ -14,13 +14,10 @@ Data behind the priors, each on fp16 or bf16 and single operators: the operator 
 Sailor authors published for five NVIDIA devices (github.com/eth-easl/sailor, MIT) and SimuMax's
 efficiency tables of A100-PCIe and B200 (github.com/MooreThreads/SimuMax).
 
-What other kernels than the default ones cost besides (`kernel_costs`): bytes, launches, attention
-over the whole square.
-
 The default layer has one causal attention kernel, no dropout, and a loss in place
-(`hetplan.model.operators.DEFAULT_KERNELS`). Per microbatch and tensor-parallel rank, with b
-sequences of s tokens, a heads, width h, vocabulary V, degree t and e bytes per element, what
-another choice reads and writes besides:
+(`hetplan.model.operators.DEFAULT_KERNELS`). Other kernels read and write more (`kernel_costs`). Per
+microbatch and tensor-parallel rank, with b sequences of s tokens, a heads, width h, vocabulary V,
+degree t and e bytes per element:
 
     scores in memory        b (a / t) s^2 elements. Forward: scores written, read by the softmax,
                             probabilities written, read by the context: 4 e. Backward: gradient of

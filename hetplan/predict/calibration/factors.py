@@ -1,9 +1,9 @@
 """What measured steps change in the predictions of other steps: factors, and widths of intervals.
 
-Which factors on predictions would have made measured steps right, when a few runs are wild?
+    calibrate(runs) -> Calibration
 
-A step is the sum of its parts, S_j seconds predicted from cause j, so its measured time y is taken
-as
+Factors. A step is the sum of its parts, S_j seconds predicted from cause j, so its measured time y
+is taken as
 
     log y = log sum_j S_j exp(t_j) + e        e: Cauchy of scale s        t_j: Cauchy of scale r_j
 
@@ -12,31 +12,25 @@ fabrics), so one run far off has next to no say. And a law is either nearly righ
 amount: r_j is what the law says about itself, at most `_CAP`, so a few runs hardly move a well
 measured part, yet runs that agree on a large factor are believed. (A normal prior of that width
 holds on to a law that is 40 % off against eight runs; one as wide as a guess's half-width lets
-eight runs of a right law move it.) Symbols: S parts, t factors' logarithms, e errors.
+eight runs of a right law move it.)
 
-Solved by iteratively reweighted Gauss-Newton steps: the weight of run i is 2 / (s^2 + e_i^2), which
-is the derivative of log(1 + (e / s)^2) over e; the prior's is alike. The posterior may have several
+It is solved by iteratively reweighted Gauss-Newton steps: the weight of run i is 2 / (s^2 + e_i^2),
+the derivative of log(1 + (e / s)^2) over e; the prior's is alike. The posterior may have several
 modes (a few runs on a line, the others elsewhere), so it is solved from no factor and from the
 median error, and the likelier mode is kept.
 
-    calibrate(runs) -> Calibration     factors per device kind and link, and widths of intervals
+Factors must pass a gate: every cell of runs is left out once and predicted with factors from the
+other cells. They are kept only where left-out runs became better in more cases than a coin would
+make better (`_COIN`), in the median and in the mean; otherwise they are refused, with the numbers
+in `Calibration.held_back` and in words in its notes. On vTrain's runs (150 draws of 8 runs, judged
+on the other 65, predicted from unit samples) factors without the gate made 61 % of the draws worse,
+with it 1 %; of predictions that are 10 % wrong it accepts 9 in 10.
 
-Factors must pass a gate: every cell of runs is left out once and predicted with
-factors from the other cells. They are kept only where left-out runs became better in more cases
-than a coin would make better (`_COIN`), in the median and in the mean; otherwise they are refused,
-with the numbers in `Calibration.held_back` and in words in its notes. On vTrain's runs (150 draws
-of 8 runs, judged on the other 65, predicted from unit samples) factors without the gate made 61 %
-of the draws worse, with it 1 %; of predictions that are 10 % wrong it accepts 9 in 10.
-
-Widths come from the errors of the same left-out predictions.
-
-How wide must a step's 90 % interval be, by the errors of runs that were held back?
-
-Split conformal prediction (Papadopoulos 2008): of n errors |log(measured / predicted)| the one of
-rank ceil((n + 1) * 0.9) bounds the next one with 90 % probability if runs are exchangeable within a
-group, which needs n >= 9. Groups are a device kind (or a mix) and a regime; below 9 runs they are
-pooled, first with other regimes of the same devices, then with other devices, and say so; pools
-need twice as many.
+Widths come from the errors of the same left-out predictions, by split conformal prediction
+(Papadopoulos 2008): of n errors |log(measured / predicted)| the one of rank ceil((n + 1) * 0.9)
+bounds the next one with 90 % probability if runs are exchangeable within a group, which needs
+n >= 9. Groups are a device kind (or a mix) and a regime; below 9 runs they are pooled, first with
+other regimes of the same devices, then with other devices, and say so; pools need twice as many.
 
 Where predictions know which of them are worse, errors over the prediction's own half-width are more
 alike than errors (normalised scores: Papadopoulos 2008, Romano and others 2019); whether they do is

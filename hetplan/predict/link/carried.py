@@ -1,37 +1,34 @@
-"""How are the devices of a node joined, as its figures and sends say, and how far does that carry?
+"""What a collective over a link costs, by samples of some of its group sizes.
 
-With F, the figure of one device's links together, and p, what they reach to one peer (the largest
-measured send, over the part of a figure that sends reach: `prior.NODE_SEND`):
-
-    bus      F is no more than PCIe has: no fabric of the devices' own
-    even     p is about F (a switch), or p to each peer of the group is no more than F (every pair
-             has links of its own, equally many): a group of n uses min(1, (n - 1) p / F) of them
-    uneven   everything else, as V100 in a hybrid mesh; and where no send was measured
-
-The half-widths are 90 % (conformal rank) of |log(measured / predicted)| where one group size is
-carried to another one, on published tables, every link weighing the same.
-
-What does a collective over a host-staged link cost, by samples of some group sizes?
-
-gloo's rings are as simple as their formula, so other group sizes follow from the steps alone: a
-ring of n ranks takes steps(n) steps that each carry 1 / n of the message, so the time of a step of
-x bytes, read off a table measured at n0 ranks, gives
+Host-staged: gloo's rings are as simple as their formula. A ring of n ranks takes steps(n) steps
+that each carry 1 / n of the message, so the time of a step of x bytes, read off a table measured at
+n0 ranks, gives
 
     T(n, S) = steps(n) / steps(n0) * T(n0, S * n0 / n)
 
-What does a collective over a device-direct link cost, by samples of some of its shapes?
-
-A shape that was measured (operation, ranks, nodes) is read off its table. Another one is carried by
-a law in the form of the algorithm (`link.shapes`), of which only ratios count. With L, the law's
-latency or the time of the smallest message if that is less, and everything above it due to bytes,
+Device-direct: a shape that was measured (operation, ranks, nodes) is read off its table. Another
+one is carried by a law in the form of the algorithm (`link.shapes`), of which only ratios count.
+With L, the law's latency or the time of the smallest message if that is less, and everything above
+it due to bytes,
 
     T(n, S) = L(n0) * latency(n) / latency(n0) + (T(n0, S0) - L(n0)) * bytes(n, S) / bytes(n0, S0)
 
 S0 of as many bytes per ring: so it rises with S as the table does. It is taken from the two
 measured group sizes around n (geometric mean, the nearer one counting more), or from the nearest
 one where n lies outside of them. The law is the link's own where several group sizes were measured,
-else that of links of its class at the rate that the largest measured message had, with as many
-links more or less as `link.carried` says. Everything that was not measured as asked says so.
+else that of links of its class at the rate that the largest measured message had, with more or
+fewer links by how the devices of a node are joined. With F, the figure of one device's links
+together, and p, what they reach to one peer (the largest measured send, over the part of a figure
+that sends reach: `prior.NODE_SEND`):
+
+    bus      F is no more than PCIe has: no fabric of the devices' own
+    even     p is about F (a switch), or p to each peer of the group is no more than F (every pair
+             has links of its own, equally many): a group of n uses min(1, (n - 1) p / F) of them
+    uneven   everything else, as V100 in a hybrid mesh; and where no send was measured
+
+Half-widths are 90 % (conformal rank) of |log(measured / predicted)| where one group size is carried
+to another one, on published tables, every link weighing the same. Whatever was not measured in the
+shape of the question says so.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""What does a message from one device to another cost, by a link's samples?
-
-Link samples to laws: tables by message size, and their shape over group sizes.
+"""Link samples to laws: tables by message size, their shape over group sizes, and sends.
 
 A table holds the measured times of one operation among so many ranks in so many nodes. Where times
 do not rise with size they are first made to: collectives by the isotonic fit of log time, which
 averages neighbours; device-direct sends by what a larger message took, because one cannot take
 longer with less to carry (first messages of a benchmark pay for its warm-up). Operations that
 were measured among several group sizes get a law in the form of their algorithm (`link.shapes`),
-by which `predict.link.carried` goes on to others.
+by which `link.carried` goes on to others.
 """
 
 from __future__ import annotations

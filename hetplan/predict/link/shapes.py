@@ -1,4 +1,4 @@
-"""Which steps does a collective take, and what does it cost by the shape of its algorithm?
+"""The form of a collective's law, and tables of measured times by message size.
 
     T = base + steps(n) * step + steps(k) * crossing
       + steps(n) * share(n) * lane bytes * (per byte + per byte and rank / n)
@@ -9,10 +9,8 @@ n of the message: the lane bytes. steps and share are `ring_shape`. The form is 
 NCCL's own model (src/graph/tuning.cc: base latency, latency per step inside and between nodes,
 bytes over the bus bandwidth); per byte and rank / n: small groups reach less of a fabric's rate.
 
-What does a table of measured times say of a message of any size?
-
-Between two measured sizes time is linear in bytes; measured sizes are met exactly. Beyond the
-largest size the last segment goes on: alpha + bytes * beta of the largest messages.
+Between two measured sizes of a table time is linear in bytes; measured sizes are met exactly.
+Beyond the largest size the last segment goes on: alpha + bytes * beta of the largest messages.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""What one law of an operator answers for one launch: a measured shape, else its terms.
-
-A law's floor is the host's and is given apart: a row of launches hides it.
-
-What one operator takes on one device: measured shape, else its law, else a law that stands in.
+"""What one operator takes on one device: a measured shape, else its law, else a stand-in.
 
     measured shape   of exactly these sizes, pass and output format
-    law              of this class and pass; with the learned residual where it has one
+    law              of this class and pass, with the learned residual where it has one
     stand-in         another class or pass of the same device that does alike work; says so
 
-Everything is the device's own time; floors (the host's) are given apart, because launches of a row
-of operators hide behind the work of the one before.
+Everything is the device's own time; floors (the host's) are given apart, because the launches of a
+row of operators hide behind the work of the one before.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""Which law a set of operator samples earns: a floor, columns, a learned residual.
+"""Operator samples of one population per device to laws, with errors on sizes left out.
 
-The floor comes first: rows on it show the host, not the device, so they say nothing about the
-columns and are judged by none. Then the column sets of `operator.values.column_sets` are each
-fitted without one whole size at a time and judged on it. The simplest one stands unless a richer
-one lowers the mean absolute log error by more than the standard error of that gain over the rows
-(the one-standard-error rule: Breiman et al., Classification and Regression Trees, 1984, section
-3.4.3): what noise can give does not count as physics. A learned residual has to gain twice as
-much, because several reaches are tried.
-
-Operator samples of one population per device to laws, with errors on sizes left out.
-
-One law per (device kind, precision, class of operators, pass). Which columns it has, whether it has
-a floor and a learned residual, leaving out whole sizes decides (`predict.operator.laws`).
+One law per (device kind, precision, class of operators, pass). The floor comes first: rows on it
+show the host, not the device, so they say nothing about the columns and are judged by none. Then
+the column sets of `operator.values.column_sets` are each fitted without one whole size at a time
+and judged on it. The simplest one stands unless a richer one lowers the mean absolute log error by
+more than the standard error of that gain over the rows (the one-standard-error rule: Breiman et
+al., Classification and Regression Trees, 1984, section 3.4.3): what noise can give does not count
+as physics. A learned residual has to gain twice as much, because several reaches are tried.
 """
 
 from __future__ import annotations

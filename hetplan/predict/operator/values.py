@@ -1,28 +1,23 @@
-"""What a fit of operators found, as frozen values: one law per device, precision, class and pass.
+"""An operator's law as frozen values: one per device, precision, class and pass.
 
     seconds of one launch alone = max(floor, sum over terms of coefficient * column)
 
 The sum is the device's own time. The floor is the host's: below it a device waits for the next
-launch, which in a row of operators is hidden behind the one before (`layer.composed`). Columns:
-`predict.operator.values`.
+launch, which in a row of operators is hidden behind the one before (`layer.composed`).
 
-Values of an operator law's columns, for an operator that a layer runs or for a sample of one.
+Tiles: a product's result is cut into 128 x 128 tiles, each computed by one multiprocessor; tiles
+run in waves of as many as there are multiprocessors, and the last wave costs as much as a full one
+(NVIDIA, Matrix Multiplication Background User's Guide, sections 3.1 and 3.2). Where the number of
+multiprocessors is not known only the rounding to tiles counts.
 
-Tiles: a product's result is cut into 128 x 128 tiles, each of which one multiprocessor computes;
-tiles run in waves of as many as there are multiprocessors, and the last wave costs as much as a
-full one (NVIDIA, Matrix Multiplication Background User's Guide, sections 3.1 and 3.2). Where the
-number of multiprocessors is not known only the rounding to tiles counts.
-
-What measured shapes near the one asked for say beyond the physical law, and how far that holds.
+The learned residual is a kernel average of the law's own errors (Nadaraya 1964, Watson 1964),
 
     log seconds = log law + sum_i w_i r_i / (PRIOR_WEIGHT + sum_i w_i)
     w_i = exp(-d_i^2 / (2 reach^2)),  r_i = log(measured_i / law_i)
     d_i = distance to the i-th measured shape, in log2 of the sizes
 
-A kernel average of the law's own errors (Nadaraya 1964, Watson 1964), drawn to 0 where nothing
-near was measured: far from all measured shapes the law answers alone, so it cannot run away as a
-tree or a polynomial does. Whether a law has one at all, and its reach, leaving out whole sizes
-decides (`predict.operator.laws`).
+drawn to 0 far from all measured shapes, so it cannot run away as a tree or a polynomial does.
+Leaving out whole sizes decides whether a law has one (`operator.laws`).
 """
 
 from __future__ import annotations
