@@ -394,20 +394,21 @@ def group_intervals(
     keys = [*groups, *((devices, "") for devices in sorted({key[0] for key in groups}))]
     keys += [((), regime) for regime in sorted({key[1] for key in groups})]
     keys.append(((), ""))
-    found = []
+    intervals = []
     for devices, regime in keys:
-        held = members(scores, devices, regime)
+        group = members(scores, devices, regime)
         pooled = not devices or not regime
-        if len(held) >= (MIN_POOLED if pooled else MIN_CALIBRATION_ROWS):
+        if len(group) >= (MIN_POOLED if pooled else MIN_CALIBRATION_ROWS):
             tail = len(members(slow, devices, regime))
-            found.append(_interval(held, (devices, regime), tail, pooled))
+            intervals.append(_interval(group, (devices, regime), tail, pooled))
+    sizes = {key: len(members(scores, *key)) for key in groups}
     few = [
-        f"{', '.join(devices)}, {regime}: {len(members(scores, devices, regime))} runs, fewer than "
-        f"the {MIN_CALIBRATION_ROWS} that an interval of their own needs"
-        for devices, regime in groups
-        if len(members(scores, devices, regime)) < MIN_CALIBRATION_ROWS
+        f"{', '.join(devices)}, {regime}: {size} runs, fewer than the {MIN_CALIBRATION_ROWS} that "
+        "an interval of their own needs"
+        for (devices, regime), size in sizes.items()
+        if size < MIN_CALIBRATION_ROWS
     ]
-    return tuple(found), tuple(few)
+    return tuple(intervals), tuple(few)
 
 
 def members(scores: Sequence[Score], devices: tuple[str, ...], regime: str) -> list[Score]:
@@ -467,23 +468,19 @@ def slow_tails(
 ) -> tuple[tuple[SlowTail, ...], tuple[Score, ...], tuple[Score, ...]]:
     """(tails of groups that have one, the runs that are in none, the runs that are in one)."""
     tails: list[SlowTail] = []
-    slow: set[int] = set()
+    slow: set[Score] = set()
     for devices, regime in sorted({(score.devices, score.regime) for score in scores}):
-        held = [
-            (place, score)
-            for place, score in enumerate(scores)
-            if score.devices == devices and score.regime == regime
-        ]
-        beyond = _beyond(held)
-        if not beyond or len(beyond) > _MAX_SLOW * len(held):
+        group = members(scores, devices, regime)
+        beyond = _beyond(group)
+        if not beyond or len(beyond) > _MAX_SLOW * len(group):
             continue
-        slow.update(place for place, _ in beyond)
-        errors = [math.expm1(score.log_error) for _, score in beyond]
+        slow.update(beyond)
+        errors = [math.expm1(score.log_error) for score in beyond]
         tails.append(
             SlowTail(
                 devices=devices,
                 regime=regime,
-                runs=len(held),
+                runs=len(group),
                 slow=len(beyond),
                 least=min(errors),
                 most=max(errors),
@@ -491,25 +488,25 @@ def slow_tails(
         )
     return (
         tuple(tails),
-        tuple(score for place, score in enumerate(scores) if place not in slow),
-        tuple(score for place, score in enumerate(scores) if place in slow),
+        tuple(score for score in scores if score not in slow),
+        tuple(score for score in scores if score in slow),
     )
 
 
-def _beyond(held: Sequence[tuple[int, Score]]) -> list[tuple[int, Score]]:
-    """Runs far above the median, by the spread of the runs and by what each's predictions give."""
-    if len(held) < _MIN_WITH_TAIL:
+def _beyond(group: Sequence[Score]) -> list[Score]:
+    """Runs far above the median, by the spread of the runs and by what their predictions give."""
+    if len(group) < _MIN_WITH_TAIL:
         return []
-    middle = statistics.median(score.log_error for _, score in held)
-    above = [score.log_error - middle for _, score in held]
+    middle = statistics.median(score.log_error for score in group)
+    above = [score.log_error - middle for score in group]
     limit = max(_TAIL_LOG, _TAIL_DEVIATIONS * _deviation(above))
     relative, most = above, limit
-    if all(score.own > 0 for _, score in held):
-        relative = [each / score.own for each, (_, score) in zip(above, held, strict=True)]
+    if all(score.own > 0 for score in group):
+        relative = [each / score.own for each, score in zip(above, group, strict=True)]
         most = _TAIL_DEVIATIONS * _deviation(relative)
     return [
-        entry
-        for entry, plain, own in zip(held, above, relative, strict=True)
+        score
+        for score, plain, own in zip(group, above, relative, strict=True)
         if plain > limit and own > most
     ]
 
