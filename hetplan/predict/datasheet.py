@@ -246,13 +246,13 @@ def kernel_costs(query: LayerQuery) -> KernelCosts:
             return KernelCosts()
         moved = tokens * model.hidden_size * (2 * element_bytes + _MASK_BYTES)
         return KernelCosts(moved_bytes=moved, launches=1)
-    found = _transformer_costs(query, tokens, element_bytes)
+    costs = _transformer_costs(query, tokens, element_bytes)
     if not query.is_backward:
-        return found
+        return costs
     more = sum(
         op.count * operator_bytes(op, BACKWARD, element_bytes) for op in query.gradient_operators()
     )
-    return replace(found, moved_bytes=found.moved_bytes + more)
+    return replace(costs, moved_bytes=costs.moved_bytes + more)
 
 
 def _transformer_costs(query: LayerQuery, tokens: float, e: int) -> KernelCosts:

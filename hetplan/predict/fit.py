@@ -131,21 +131,21 @@ class FittedPredictor:
                 query,
                 lent=self.related.operators,
             )
-            found = composed or self.related.layer(device, query)
-            if found is not None:
-                return found
+            answer = composed or self.related.layer(device, query)
+            if answer is not None:
+                return answer
         notes = self._missing(device, query.precision, f"{query.layer.value} {query.phase}")
-        found = datasheet.layer(device, query, notes)
+        answer = datasheet.layer(device, query, notes)
         if not query.kernels.product_format:
-            return found
-        return float8.by_datasheet(found, device, query)
+            return answer
+        return float8.by_datasheet(answer, device, query)
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
     ) -> Prediction:
         """Time to update this many parameters on one rank."""
-        found = self._update(device, optimizer, parameters, precision)
-        return corrected(found, factor_of(self.laws.calibration, device.kind))
+        update = self._update(device, optimizer, parameters, precision)
+        return corrected(update, factor_of(self.laws.calibration, device.kind))
 
     def _update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision

@@ -250,9 +250,9 @@ def calibrate(runs: Sequence[RunError], *, factors: bool = True) -> Calibration:
     order = sorted(
         runs, key=lambda run: (run.source, run.cell, run.predicted_seconds, run.measured_seconds)
     )
-    found, judged, notes = _factors(order) if factors else ((), None, ())
+    accepted, judged, notes = _factors(order) if factors else ((), None, ())
     errors = tuple(run.log_error for run in order)
-    if found:
+    if accepted:
         errors = left_out_errors(order)
     scores = tuple(
         Score(
@@ -267,7 +267,7 @@ def calibrate(runs: Sequence[RunError], *, factors: bool = True) -> Calibration:
     tails, kept, slow = slow_tails(scores)
     intervals, said = group_intervals(kept, slow)
     return Calibration(
-        factors=found,
+        factors=accepted,
         held_back=judged,
         intervals=intervals,
         tails=tails,
@@ -309,8 +309,8 @@ def _factors(
         fell = judged.median_after < judged.median_before and judged.mean_after < judged.mean_before
         text += ", which luck may do as well" if fell else ", not both less than before"
         return (), judged, (f"factors refused, predictions stay as they are; {text}",)
-    found = fit_factors(runs)
-    return found, judged, (f"factors accepted; {text}",)
+    fitted = fit_factors(runs)
+    return fitted, judged, (f"factors accepted; {text}",)
 
 
 def _judged(runs: Sequence[RunError]) -> HeldBack:
@@ -379,8 +379,8 @@ class Score:
 
 def conformal_quantile(values: Sequence[float]) -> float:
     """The size of rank ceil((n + 1) * 0.9) among n; infinite of fewer than 9."""
-    found = conformal_halfwidth(values)
-    return math.inf if found is None else found
+    halfwidth = conformal_halfwidth(values)
+    return math.inf if halfwidth is None else halfwidth
 
 
 def group_intervals(

@@ -132,10 +132,10 @@ class GroupInterval:
     def halfwidth(self, own: float) -> float:
         """Half-width of a step whose predictions alone give `own`."""
         if self.scale is None or own <= 0:
-            found = self.log_halfwidth
+            width = self.log_halfwidth
         else:
-            found = max(self.scale * own, self.least_log_halfwidth)
-        return max(found, own) if self.slow_runs else found
+            width = max(self.scale * own, self.least_log_halfwidth)
+        return max(width, own) if self.slow_runs else width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,15 +211,15 @@ class Calibration:
         """The interval of a step whose predictions alone give half-width `own`; None where no run
         says anything about it.
         """
-        found = self.group(devices, regime)
-        if found is None:
+        group = self.group(devices, regime)
+        if group is None:
             return None
-        kinds = ", ".join(found.devices) or "any device kind"
-        place = found.regime or "any size"
-        note = f"interval by {found.rows} measured runs of {kinds}, {place}"
-        if found.pooled:
+        kinds = ", ".join(group.devices) or "any device kind"
+        place = group.regime or "any size"
+        note = f"interval by {group.rows} measured runs of {kinds}, {place}"
+        if group.pooled:
             note += f": pooled, too few are of {', '.join(devices)}, {regime}"
-        return StepWidth(log_halfwidth=found.halfwidth(own), note=note)
+        return StepWidth(log_halfwidth=group.halfwidth(own), note=note)
 
 
 def factor_of(calibration: Calibration | None, cause: str) -> float:

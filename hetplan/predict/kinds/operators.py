@@ -282,13 +282,13 @@ def _mean_sustained(
     sources: Sequence[RatedOperator], weights: Sequence[float], target: Rates
 ) -> float:
     """Of the kinds that showed one, where they are most of the weight; 0: no such limit."""
-    found = [
+    weighted = [
         (weight, _sustained(source, target))
         for source, weight in zip(sources, weights, strict=True)
         if source.law.sustained_flops_per_second
     ]
-    total = sum(weight for weight, _ in found)
-    return sum(weight * rate for weight, rate in found) / total if total > 0.5 else 0.0
+    total = sum(weight for weight, _ in weighted)
+    return sum(weight * rate for weight, rate in weighted) / total if total > 0.5 else 0.0
 
 
 def _weights(sources: Sequence[Rates], target: Rates) -> list[float]:
@@ -375,7 +375,7 @@ def related_laws(
     target: Rates, precision: str, sources: Sequence[RatedOperator], spreads: Spreads
 ) -> RelatedLaws:
     """One law per class and pass that any of the sources has."""
-    found: list[OperatorLaw] = []
+    laws: list[OperatorLaw] = []
     near: dict[str, None] = {}
     far: dict[str, None] = {}
     averaged: set[str] = set()
@@ -384,15 +384,15 @@ def related_laws(
         chip = nearest_board(of_class, target.kind, precision)
         if chip:
             near[chip[0].rates.kind.kind] = None
-            found.extend(carried(source, target, precision) for source in chip)
+            laws.extend(carried(source, target, precision) for source in chip)
             continue
         for phase in dict.fromkeys(source.law.phase for source in of_class):
             same = [source for source in of_class if source.law.phase == phase]
             averaged.add(operator)
             far |= dict.fromkeys(source.rates.kind.kind for source in same)
-            found.append(_of_others(same, target, precision, spreads))
+            laws.append(_of_others(same, target, precision, spreads))
     return RelatedLaws(
-        laws=tuple(found),
+        laws=tuple(laws),
         same_chip=tuple(near),
         others=tuple(far),
         classes_of_others=frozenset(averaged),

@@ -163,15 +163,15 @@ class Related:
         self, laws: Iterable[_Law], device: DeviceKind, precision: Precision
     ) -> list[Rated[_Law]]:
         """Laws of equally wide elements whose kinds' figures are known."""
-        found = []
+        rated = []
         for law in laws:
             if Precision(law.precision).bytes_per_element != precision.bytes_per_element:
                 continue
             kind = self._kind(law.device, device)
             of_kind = None if kind is None else rates(kind, self._format(kind, law.precision))
             if of_kind is not None:
-                found.append(Rated(law=law, rates=of_kind))
-        return found
+                rated.append(Rated(law=law, rates=of_kind))
+        return rated
 
     def _target(
         self, device: DeviceKind, precision: Precision, sources: Sequence[Rated[_Law]]

@@ -130,13 +130,15 @@ def _seconds(law: LayerLaw, query: LayerQuery) -> tuple[float, bool]:
 def _table(law: LayerLaw, query: LayerQuery) -> LayerTable | None:
     """The table of this very layer; of those that differ by vocabulary alone the nearest."""
     key = _key(query.model)
-    found = [
+    same_layer = [
         table
         for table in law.tables
         if table.key[:6] == key
         and (table.sequence_length, table.tp) == (query.sequence_length, query.tp)
     ]
-    return min(found, key=lambda each: abs(each.vocab_size - query.model.vocab_size), default=None)
+    return min(
+        same_layer, key=lambda table: abs(table.vocab_size - query.model.vocab_size), default=None
+    )
 
 
 def _key(model: ModelSpec) -> tuple[str | int, ...] | None:

@@ -68,12 +68,12 @@ def layer_prediction(
     for op in query.operators():
         if backward and not has_backward(op):
             continue
-        found = here.launches(op, backward=backward, lent=others)
-        if found is None:
+        of_op = here.launches(op, backward=backward, lent=others)
+        if of_op is None:
             if op.operator in PRODUCTS:
                 return None
-            found = (_by_bandwidth(op, device, precision, backward=backward),)
-        launches.extend((op.count, launch) for launch in found)
+            of_op = (_by_bandwidth(op, device, precision, backward=backward),)
+        launches.extend((op.count, launch) for launch in of_op)
         if op.operator in WITH_WEIGHTS:
             # Laws of weight gradients are asked for float32 sums, stand-ins know of none.
             sums = sums and here.has(op.operator, WEIGHT_GRADIENT)

@@ -87,19 +87,19 @@ class NarrowOperators:
         """The launches of one pass of this operator, quantising of a narrow product among them."""
         if not is_narrow(op):
             return self.wide.launches(op, backward=backward, lent=lent)
-        found = self.narrow.launches(op, backward=backward, lent=lent)
-        if found is None:
+        launches = self.narrow.launches(op, backward=backward, lent=lent)
+        if launches is None:
             return None
         note = assumed(self.device, self.format, self.wide.precision)
         added = _assumption(peak_ratio(self.device, self.format, self.wide.precision))
         return (
             *(
                 replace(
-                    each,
-                    log_halfwidth=math.hypot(each.log_halfwidth, added),
-                    notes=(*each.notes, note),
+                    launch,
+                    log_halfwidth=math.hypot(launch.log_halfwidth, added),
+                    notes=(*launch.notes, note),
                 )
-                for each in found
+                for launch in launches
             ),
             self._quantise(op, backward=backward),
         )
@@ -174,7 +174,7 @@ def narrowed(
 def _narrow_law(law: OperatorLaw, ratio: float) -> OperatorLaw:
     if law.operator not in tuple(WITH_WEIGHTS) or ratio <= 1.0:
         return law
-    found = replace(
+    narrowed_law = replace(
         law,
         terms=tuple(
             replace(term, coefficient=term.coefficient / ratio) if "flops" in term.column else term
@@ -184,9 +184,9 @@ def _narrow_law(law: OperatorLaw, ratio: float) -> OperatorLaw:
     )
     shapes = []
     for shape in law.shapes:
-        narrow, wide = _device_seconds(found, shape), _device_seconds(law, shape)
+        narrow, wide = _device_seconds(narrowed_law, shape), _device_seconds(law, shape)
         shapes.append(replace(shape, seconds=shape.seconds * narrow / wide))
-    return replace(found, shapes=tuple(shapes))
+    return replace(narrowed_law, shapes=tuple(shapes))
 
 
 def _device_seconds(law: OperatorLaw, shape: MeasuredShape) -> float:

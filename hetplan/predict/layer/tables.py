@@ -303,7 +303,7 @@ def measured_layers(
     for pair in zip(samples, repaired, strict=True):
         sizes = groups.setdefault(table_key(pair[0]), {})
         sizes.setdefault(pair[0].microbatch_size, []).append(pair)
-    found = []
+    layers = []
     for key in sorted(groups, key=str):
         rows = groups[key]
         times = {size: _together(rows[size], law_log_halfwidth) for size in sorted(rows)}
@@ -314,7 +314,7 @@ def measured_layers(
         }
         if not times:
             continue
-        found.append(
+        layers.append(
             MeasuredLayer(
                 **asdict(_identity(next(iter(rows.values()))[0][0])),
                 microbatch_sizes=tuple(times),
@@ -322,7 +322,7 @@ def measured_layers(
                 log_halfwidths=tuple(halfwidth for _, halfwidth in times.values()),
             )
         )
-    return tuple(found)
+    return tuple(layers)
 
 
 def measured_updates(
@@ -336,12 +336,14 @@ def measured_updates(
     groups: dict[int, list[tuple[LayerSample, LayerSample]]] = {}
     for sample, count in zip(samples, parameters, strict=True):
         groups.setdefault(count, []).append((sample, sample))
-    found = []
+    updates = []
     for count in sorted(groups):
         seconds, halfwidth = _together(groups[count], law_log_halfwidth)
         if answers_itself(halfwidth, law_log_halfwidth, checked=checked):
-            found.append(MeasuredUpdate(parameters=count, seconds=seconds, log_halfwidth=halfwidth))
-    return tuple(found)
+            updates.append(
+                MeasuredUpdate(parameters=count, seconds=seconds, log_halfwidth=halfwidth)
+            )
+    return tuple(updates)
 
 
 def _together(

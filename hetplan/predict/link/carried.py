@@ -275,16 +275,16 @@ def carried(
         notes = (*notes, _other_group(measured, group_size, nodes, near))
     asked = _Asked(operation=operation, group_size=group_size, nodes=nodes, lane_bytes=lane)
     moving = not exact or measured != operation
-    found = [_by_table(table, shape, asked, joint, moving=moving) for table, _ in near]
-    halfwidth = max(each.log_halfwidth for each in found)
+    answers = [_by_table(table, shape, asked, joint, moving=moving) for table, _ in near]
+    halfwidth = max(answer.log_halfwidth for answer in answers)
     if not exact:
         halfwidth = _carried_halfwidth(shape, near, group_size, halfwidth, joint)
     if measured != operation:
         halfwidth += LINK_LOG_HALFWIDTH
     # Both neighbours mostly warn of the same size: the first one's words are enough.
-    warnings = next((each.extrapolating for each in found if each.extrapolating), ())
+    warnings = next((answer.extrapolating for answer in answers if answer.extrapolating), ())
     return Prediction(
-        seconds=_between([each.seconds for each in found], [weight for _, weight in near]),
+        seconds=_between([answer.seconds for answer in answers], [weight for _, weight in near]),
         log_halfwidth=halfwidth,
         source=MEASURED,
         extrapolating=(*notes, *warnings),

@@ -258,10 +258,10 @@ _COEFFICIENTS = (
 
 def _rows(table: SizeTable) -> list[tuple[float, float]]:
     """Sizes and times of a table, so many per doubling."""
-    found: dict[int, tuple[float, float]] = {}
+    rows: dict[int, tuple[float, float]] = {}
     for size, seconds in zip(table.message_bytes, table.seconds, strict=True):
-        found.setdefault(round(_ROWS_PER_DOUBLING * math.log2(size)), (size, seconds))
-    return list(found.values())
+        rows.setdefault(round(_ROWS_PER_DOUBLING * math.log2(size)), (size, seconds))
+    return list(rows.values())
 
 
 def _problem(sample: LinkSample) -> str:

@@ -200,11 +200,11 @@ def slope(sizes: Sequence[float], seconds: Sequence[float], size: float) -> floa
         return seconds[0] / sizes[0]
     # The right end of the segment that holds the size, or of the nearest one.
     right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
-    found = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
-    if size > sizes[-1] and found == 0.0:
+    rate = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
+    if size > sizes[-1] and rate == 0.0:
         # A flat end is noise: bytes cost what they cost over the whole table.
-        found = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) or seconds[-1] / sizes[-1]
-    return found
+        rate = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) or seconds[-1] / sizes[-1]
+    return rate
 
 
 def interpolate(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
@@ -230,10 +230,10 @@ def table_seconds(table: SizeTable, message_bytes: float, floor_seconds: float =
 
     `floor_seconds`: what any message takes at least, as far as the smallest measured one does.
     """
-    found = interpolate(table.message_bytes, table.seconds, message_bytes)
+    seconds = interpolate(table.message_bytes, table.seconds, message_bytes)
     if message_bytes < table.message_bytes[0]:
-        return max(found, min(floor_seconds, table.seconds[0]))
-    return found
+        return max(seconds, min(floor_seconds, table.seconds[0]))
+    return seconds
 
 
 def outside_sizes(

@@ -173,9 +173,9 @@ def _look_up(ready: Ready, op: Operator, phase: str, output: str) -> float | Non
     if phase == WEIGHT_GRADIENT:
         keys.append((op.batch, op.n, op.m, op.k))  # the same product, its result transposed
     for key in keys:
-        found = ready.shapes.get((*key, output))
-        if found is not None:
-            return found
+        seconds = ready.shapes.get((*key, output))
+        if seconds is not None:
+            return seconds
     return None
 
 
@@ -278,10 +278,10 @@ class DeviceOperators:
                 same = other is kind
                 if phase != FORWARD:
                     ready = self._product_alone(ready)
-                found = by_law(ready, op, other_phase, self.precision, looked_up=False)
+                launch = by_law(ready, op, other_phase, self.precision, looked_up=False)
                 note = f"{words(kind)} {words(phase)} not measured: from {words(other)} forward"
                 return changed(
-                    found, note, factor=factor, least=0.0 if same else MATRIX_LOG_HALFWIDTH
+                    launch, note, factor=factor, least=0.0 if same else MATRIX_LOG_HALFWIDTH
                 )
         return None
 
@@ -366,14 +366,14 @@ def index_operators(
     laws: Iterable[OperatorLaw],
 ) -> dict[tuple[str, str], DeviceOperators]:
     """Laws by device and precision."""
-    found: dict[tuple[str, str], dict[tuple[str, str], Ready]] = {}
+    by_device: dict[tuple[str, str], dict[tuple[str, str], Ready]] = {}
     for law in laws:
         phase = law.phase
         if law.operator == OperatorClass.LOSS and phase == INPUT_GRADIENT:
             phase = BACKWARD  # what a loss's own backward pass is; its product stands apart
-        here = found.setdefault((law.device, law.precision), {})
+        here = by_device.setdefault((law.device, law.precision), {})
         here[law.operator, phase] = ready_of(law)
-    return {key: DeviceOperators(key[1], _like_forward(here)) for key, here in found.items()}
+    return {key: DeviceOperators(key[1], _like_forward(here)) for key, here in by_device.items()}
 
 
 def _like_forward(laws: dict[tuple[str, str], Ready]) -> dict[tuple[str, str], Ready]:

@@ -202,10 +202,10 @@ def _floor(
     errors = plain_errors = _errors(plain, rows, seconds)
     ordered = sorted(seconds)
     for share in _FLOOR_SHARES if len(seconds) >= _MIN_FOR_FLOOR else ():
-        found = _above(plain, rows, seconds, ordered[int(share * (len(ordered) - 1))])
-        if found is None:
+        above_edge = _above(plain, rows, seconds, ordered[int(share * (len(ordered) - 1))])
+        if above_edge is None:
             continue
-        fit, above = found
+        fit, above = above_edge
         tried = _errors(fit, rows, seconds)
         if fit.floor and sum(map(abs, tried)) < sum(map(abs, errors)):
             best, above_best, errors = fit, above, tried
