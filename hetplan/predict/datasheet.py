@@ -230,12 +230,12 @@ class KernelCosts:
     moved_bytes: float = 0.0
     launches: int = 0
     square_flops: float = 0.0
-    """Of one forward pass: scores and context as products over the full square, in place of the
+    """Forward operations of scores and context as products over the full square, in place of the
     causal kernel's operations; 0: there is that kernel."""
 
 
 def kernel_costs(query: LayerQuery) -> KernelCosts:
-    """Of one pass. The transformer layers of the model must be equal where the kind is one."""
+    """Costs of one pass. A model whose transformer layer is asked for must have equal ones."""
     kernels, model = query.kernels, query.model
     tokens = float(query.microbatch_size * query.sequence_length)
     element_bytes = query.precision.bytes_per_element

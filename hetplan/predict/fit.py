@@ -106,7 +106,7 @@ class FittedPredictor:
         return corrected(self._layer(device, query), factor_of(self.laws.calibration, device.kind))
 
     def _layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
-        """By a law of whole layers, by operators, by other kinds, by the datasheet: the first.
+        """The first that answers: law of whole layers, operators, other kinds, datasheet.
 
         Narrow products change a law of whole layers as they change the sum of its operators.
         """
@@ -122,7 +122,7 @@ class FittedPredictor:
         return with_prior(own, law, query, lambda other: self._by_parts(device, other))
 
     def _by_parts(self, device: DeviceKind, query: LayerQuery) -> Prediction:
-        """The same without any whole layer of this kind."""
+        """One pass of a layer without any law of whole layers of this kind."""
         # A search asks this millions of times: without laws nothing is walked through.
         if self.laws.operators or self.laws.layers:
             composed = layer_prediction(

@@ -55,9 +55,9 @@ class LayerLaw:
     """`forward`, `backward` or `optimizer:<name>`."""
     terms: tuple[Term, ...]
     ranges: tuple[MeasuredRange, ...]
-    """Of the quantities `range_names` lists, in its order."""
+    """Measured ranges of the quantities that `range_names` lists, in its order."""
     log_halfwidth: float
-    """Of the 90 % interval inside the measured ranges."""
+    """Half-width of the 90 % interval inside the measured ranges."""
     calibration: str
     """Which errors set the interval, in words."""
     rows: int
@@ -70,11 +70,11 @@ class LayerLaw:
     """Measured times of the very layers that were measured, where leaving sizes out shows that
     going between them is better than the sum of columns; else empty."""
     table_log_halfwidth: float = 0.0
-    """Of the 90 % interval of a time between two of a table's."""
+    """Half-width of the 90 % interval of a time between two of a table's."""
     measured: tuple[MeasuredLayer, ...] = ()
     """The very layers that were measured, where they answer for themselves."""
     measured_updates: tuple[MeasuredUpdate, ...] = ()
-    """The same of an optimizer's law."""
+    """The very updates that were measured, of an optimizer's law."""
 
     def sum_of_columns(self, columns: LayerColumns) -> float:
         """Seconds by the terms alone, without tables and measured layers."""

@@ -75,7 +75,7 @@ class PredictionPart:
     else to do)."""
     seconds: float
     log_halfwidth: float
-    """Of its 90 % interval."""
+    """Half-width of its 90 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ class RunPart:
     seconds: float
     """What the step would lose without it, by its elasticity: all parts add up to the step."""
     log_halfwidth: float
-    """Of the 90 % interval of this part; 0 for what is known."""
+    """Half-width of the 90 % interval of this part; 0 for what is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class RunError:
     """One of `calibration.REGIMES`."""
     predicted_seconds: float
     log_halfwidth: float
-    """Of the prediction's own 90 % interval."""
+    """Half-width of the prediction's own 90 % interval."""
     measured_seconds: float
     parts: tuple[RunPart, ...]
     source: str
@@ -81,7 +81,7 @@ class CauseFactor:
     name: str
     factor: float
     log_halfwidth: float
-    """Of the factor's 90 % interval."""
+    """Half-width of the factor's 90 % interval."""
     runs: int
     """Runs in which the cause has a part."""
 
@@ -100,7 +100,7 @@ class HeldBack:
     better: int
     """Runs whose |log error| fell."""
     median_before: float
-    """Of |log error|."""
+    """Median of |log error|."""
     median_after: float
     mean_before: float
     mean_after: float
@@ -181,7 +181,7 @@ class Calibration:
     tails: tuple[SlowTail, ...]
     runs: int
     sources: tuple[str, ...]
-    """Of the runs, sorted."""
+    """Sources of the runs, sorted."""
     notes: tuple[str, ...]
 
     def factor(self, cause: str, name: str) -> float:

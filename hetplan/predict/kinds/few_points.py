@@ -51,11 +51,11 @@ class Shift:
 
     log_mean: float
     log_halfwidth: float
-    """Of a prediction that was multiplied by exp(log_mean)."""
+    """Half-width of a prediction that was multiplied by exp(log_mean)."""
 
 
 def shift(log_ratios: Sequence[float], log_halfwidth: float) -> Shift:
-    """From log(measured / prior) of each point, and the prior's half-width without them."""
+    """The shift by log(measured / prior) of each point and the prior's own half-width."""
     variance = (log_halfwidth / NORMAL_90) ** 2
     shared = SHARED_VARIANCE * variance
     single = variance - shared
@@ -117,7 +117,7 @@ class OwnOperators:
         self._shifted = cache(self._with_shifted_laws)
 
     def of(self, device: DeviceKind, precision: Precision) -> DeviceOperators | None:
-        """None where none of this kind's operators was measured in this precision."""
+        """Laws of this kind and precision; None where no operator was measured."""
         key = (device.kind, precision.value)
         return self._shifted(device, precision) if key in self._few else self._measured.get(key)
 

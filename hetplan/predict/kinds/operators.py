@@ -91,7 +91,7 @@ class Rates:
 
     kind: DeviceKind
     number_format: str
-    """Of its matrix products: a precision, or `tf32`."""
+    """Number format of its matrix products: a precision, or `tf32`."""
     flops_per_second: float
     bytes_per_second: float
 
@@ -281,7 +281,7 @@ def _sustained(source: RatedOperator, target: Rates) -> float:
 def _mean_sustained(
     sources: Sequence[RatedOperator], weights: Sequence[float], target: Rates
 ) -> float:
-    """Of the kinds that showed one, where they are most of the weight; 0: no such limit."""
+    """Mean of the kinds that showed a limit, where they are most of the weight; 0: no limit."""
     weighted = [
         (weight, _sustained(source, target))
         for source, weight in zip(sources, weights, strict=True)
@@ -299,7 +299,7 @@ def _weights(sources: Sequence[Rates], target: Rates) -> list[float]:
 def common_ranges(
     ranges: Sequence[tuple[MeasuredRange, ...]],
 ) -> tuple[MeasuredRange, ...]:
-    """Of each quantity from the least to the most that any of them measured."""
+    """Each quantity's range from the least to the most that any of them measured."""
     return tuple(
         MeasuredRange(
             quantity=same[0].quantity,
@@ -362,7 +362,7 @@ class RelatedLaws:
 
     @property
     def lenders(self) -> str:
-        """Whose laws they are, in words."""
+        """The kinds that lent the laws, in words."""
         parts = []
         if self.same_chip:
             parts.append(f"laws of {', '.join(self.same_chip)} (same chip)")

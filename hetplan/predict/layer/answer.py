@@ -59,7 +59,7 @@ def with_features(query: LayerQuery, log_halfwidth: float) -> tuple[float, tuple
 
 
 def kernel_notes(law: LayerLaw, kernels: Kernels) -> tuple[str, ...]:
-    """What of a job's kernels is not known to be in the law, because samples do not say theirs.
+    """Notes on kernels of a job that may not be in the law: samples do not say theirs.
 
     A law with a column of scores was measured with scores in memory, by all that its rows say.
     """

@@ -116,7 +116,7 @@ class NarrowOperators:
 
 
 def in_one_format(query: LayerQuery) -> LayerQuery:
-    """The same with products in the job's precision; the query itself where they are."""
+    """The query with products in the job's precision; the query itself where they are."""
     if not query.kernels.product_format:
         return query
     return replace(query, kernels=replace(query.kernels, product_format=""))
@@ -159,7 +159,7 @@ def assumed(device: DeviceKind, product_format: ProductFormat, precision: str) -
 def narrowed(
     here: DeviceOperators, device: DeviceKind, product_format: str
 ) -> DeviceOperators | NarrowOperators:
-    """The same laws with products in this format (a `ProductFormat` value, or empty: none)."""
+    """A device's laws with products in this format (a `ProductFormat` value, or empty: none)."""
     if not product_format:
         return here
     asked = ProductFormat(product_format)

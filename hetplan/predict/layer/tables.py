@@ -332,7 +332,7 @@ def measured_updates(
     *,
     checked: bool,
 ) -> tuple[MeasuredUpdate, ...]:
-    """The same of updates, by their `parameters`, one for each sample."""
+    """Updates that answer for themselves, by their `parameters`, one for each sample."""
     groups: dict[int, list[tuple[LayerSample, LayerSample]]] = {}
     for sample, count in zip(samples, parameters, strict=True):
         groups.setdefault(count, []).append((sample, sample))

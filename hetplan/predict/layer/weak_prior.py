@@ -49,7 +49,7 @@ from hetplan.predict.regression import Rows, fit_nonnegative, left_out_errors, l
 from hetplan.profiling.samples import Phase
 
 WEIGHT = 0.001
-"""Of the prior, beside the rows' own mean power; see above for how little it matters."""
+"""Weight of the prior beside the rows' own mean power; see above for how little it matters."""
 _SQUARE = 2.0
 """Whole square over causal operations."""
 _TF32 = "tf32"

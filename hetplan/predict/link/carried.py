@@ -76,7 +76,7 @@ ONE_GROUP_LOG_HALFWIDTHS = (
     (JointClass.EVEN, 0.34),
     (JointClass.UNEVEN, 1.22),
 )
-"""Of a collective carried from the only group size that was measured to half or twice as many."""
+"""Half-width of a collective carried from the only measured group size to half or twice it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +99,13 @@ class Joint:
         return JointClass.UNEVEN
 
     def less_reach(self, ranks: int, others: int) -> float:
-        """Of its links, how many times as much a group of `ranks` uses as one of `others`."""
+        """Links that a group of `ranks` uses over those that a group of `others` uses."""
         if self.kind(max(ranks, others)) is JointClass.EVEN and self._own_links(max(ranks, others)):
             return (ranks - 1) / (others - 1)
         return 1.0
 
     def log_halfwidth(self, most_ranks: int) -> float:
-        """Of one group size carried to another, per doubling."""
+        """Half-width of one group size carried to another, per doubling."""
         return dict(ONE_GROUP_LOG_HALFWIDTHS)[self.kind(most_ranks)]
 
     def _own_links(self, most_ranks: int) -> bool:
@@ -116,7 +116,7 @@ class Joint:
 
 
 def joint_of(tables: Sequence[SizeTable], fabric_bytes_per_second: float) -> Joint | None:
-    """By a link's tables; None where its figure is not known (0)."""
+    """How a link's devices are joined, by its tables; None where its figure is not known (0)."""
     if not fabric_bytes_per_second:
         return None
     sends = (t for t in tables if t.operation == LinkOperation.SEND_RECV and t.nodes == 1)
@@ -257,7 +257,7 @@ def carried(
     *,
     joint: Joint | None = None,
 ) -> Prediction:
-    """By tables of one operation: this one's, or that of a relative.
+    """A collective by tables of one operation: its own, or a relative's.
 
     `joint` says how devices of the node are joined; None: nothing is known of it.
     """
@@ -331,7 +331,7 @@ def _by_table(
 
 
 def _ring_byte_seconds(law: ShapeLaw, operation: str, group_size: int, nodes: int) -> float:
-    """Of one byte per ring: how much more its bytes cost does not depend on the size."""
+    """Seconds of one byte per ring; ratios of it do not depend on the size."""
     return law.byte_seconds(operation, group_size, lanes(operation, group_size, nodes), nodes)
 
 

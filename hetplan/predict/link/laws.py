@@ -103,7 +103,7 @@ HOST_BACKEND = "gloo"
 """Backend of host-staged transfers; every other one moves device memory."""
 
 _ROWS_PER_DOUBLING = 2
-"""Of a table's sizes in the fit of a shape: long tables must not outweigh short ones."""
+"""Sizes of a table that count in the fit of a shape: long tables must not outweigh short ones."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -130,7 +130,7 @@ def fit_link_laws(samples: Sequence[LinkSample]) -> tuple[LinkLaw, ...]:
 
 
 def of_transport(law: LinkLaw, *, staged: bool) -> LinkLaw | None:
-    """What of a link's law is of this transport; None where nothing is."""
+    """The part of a link's law that is of this transport; None where nothing is."""
     tables = tuple(each for each in law.tables if (each.backend == HOST_BACKEND) == staged)
     shapes = tuple(each for each in law.shapes if (each.backend == HOST_BACKEND) == staged)
     return LinkLaw(link=law.link, tables=tables, shapes=shapes) if tables else None

@@ -113,7 +113,7 @@ class ShapeLaw:
     def byte_seconds(
         self, operation: str, group_size: int, message_bytes: float, nodes: int = 1
     ) -> float:
-        """What of it the bytes take; proportional to them."""
+        """The part that the bytes take; proportional to them."""
         steps, share = ring_shape(operation, group_size)
         carried = steps * share * lane_bytes(operation, group_size, nodes, message_bytes)
         return carried * (self.seconds_per_byte + self.seconds_per_byte_over_ranks / group_size)
@@ -140,7 +140,7 @@ class LinkShape:
     least_group: int
     most_group: int
     log_halfwidth: float | None
-    """Of the 90 % interval at a group size that was not measured, between those that were; None:
+    """Half-width at a group size that was not measured, between those that were; None:
     too few left-out rows."""
     rows: int
     validation: Validation
@@ -190,7 +190,7 @@ class LinkLaw:
     link: str
     tables: tuple[SizeTable, ...]
     shapes: tuple[LinkShape, ...] = ()
-    """Of the operations that several group sizes were measured of."""
+    """Shapes of operations of which several group sizes were measured."""
 
 
 def slope(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:

@@ -51,7 +51,7 @@ class Launch:
 
     operator: str
     work_seconds: float
-    """Of the device, without its cost of the launch."""
+    """The device's time, without its cost of the launch."""
     launch_seconds: float = 0.0
     """What the launch costs the device."""
     floor_seconds: float = 0.0
@@ -129,7 +129,7 @@ def _work(
 def by_law(
     ready: Ready, op: Operator, phase: str, precision: str, *, looked_up: bool = True
 ) -> Launch:
-    """By the law's shapes where they hold this one, else by its terms."""
+    """One launch by the law's measured shape, else by its terms."""
     law = ready.law
     # Sums of weights' gradients are kept in float32 by every trainer that is planned for.
     output = "float32" if phase == WEIGHT_GRADIENT else precision
@@ -212,7 +212,7 @@ class DeviceOperators:
     precision: str
     _laws: dict[tuple[str, str], Ready] = field(repr=False)
     kept: dict[object, DeviceOperators] = field(default_factory=dict, repr=False, compare=False)
-    """The same laws changed, each change made once (`predict.layer.float8`)."""
+    """Cache of changed copies of these laws (`predict.layer.float8`)."""
 
     @property
     def laws(self) -> Iterator[OperatorLaw]:

@@ -53,7 +53,7 @@ from hetplan.profiling.samples import OperatorPhase, OperatorSample
 # Floors that are tried: times that this share of the rows stays below.
 _FLOOR_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 _TURNS = 5
-"""Of sorting rows by the floor and fitting those above it, at most: it ends when no row moves."""
+"""Most rounds of sorting rows by the floor and fitting those above it; no row moves earlier."""
 _MIN_FOR_FLOOR = 8
 """Rows from which a floor is looked for: half of them on it still leave a fit of three columns."""
 _MIN_FOR_WAVES = 3
@@ -72,7 +72,7 @@ class Fit:
     floor: float
 
     def seconds(self, row: Sequence[float]) -> float:
-        """Of one launch alone; `row` has the values of `columns`."""
+        """Seconds of one launch alone; `row` has the values of `columns`."""
         return max(self.floor, predict(self.coefficients, row))
 
 
@@ -298,7 +298,7 @@ class _Draft:
     key: _Key
     samples: tuple[OperatorSample, ...]
     sustained: tuple[tuple[str, float], ...]
-    """By what the products write."""
+    """Sustained rates by the format that the products write."""
     choice: Choice
 
     @property

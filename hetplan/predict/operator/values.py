@@ -57,9 +57,9 @@ class OperatorColumn(StrEnum):
     BYTES = "bytes"
     """`hetplan.model.operators.operator_bytes`."""
     OUTPUT_BYTES = "output_bytes"
-    """Of a product's result alone: written after the last operation, which nothing hides."""
+    """Bytes of a product's result: written after the last operation, which nothing hides."""
     TABLE_BYTES = "table_bytes"
-    """Of an embedding's backward pass: the table's gradient."""
+    """Bytes of the table's gradient in an embedding's backward pass."""
 
 
 OPERATOR_COEFFICIENT_UNITS: tuple[tuple[OperatorColumn, str], ...] = (
@@ -155,9 +155,9 @@ class OperatorLaw:
     floor_seconds: float
     """Least time of one launch alone: the host's; 0: none was seen."""
     ranges: tuple[MeasuredRange, ...]
-    """Of `predict.operator.values.range_values`."""
+    """Measured ranges of what `range_values` names."""
     log_halfwidth: float
-    """Of the 90 % interval inside the measured ranges."""
+    """Half-width of the 90 % interval inside the measured ranges."""
     calibration: str
     """Which errors set the interval, in words."""
     rows: int
@@ -179,7 +179,7 @@ class OperatorLaw:
     large_seconds: float = 0.0
     """Times from which `large_log_halfwidth` holds: half of the rows; 0: all are as good."""
     large_log_halfwidth: float = 0.0
-    """Of the 90 % interval of the longer half, rows by their time: steps are made of those."""
+    """Half-width for the longer half, rows weighted by their time: steps are made of those."""
 
     def sum_of_columns(self, op: Operator, output_precision: str = "") -> float:
         """Seconds of one launch by the terms alone."""
@@ -236,7 +236,7 @@ _MULTIPROCESSORS = (
 
 
 def multiprocessors(device: str) -> int:
-    """Of this device kind; 0 where it is not known here."""
+    """Streaming multiprocessors of this device kind; 0: not known here."""
     for start, count in _MULTIPROCESSORS:
         if device.startswith(start):
             return count
@@ -379,7 +379,7 @@ def _weights(sample: OperatorSample) -> tuple[int, int]:
 
 
 _BLOCKS = 5
-"""As few as leave four fifths of the sizes to fit on."""
+"""Blocks of sizes: as few as leave four fifths of the sizes to fit on."""
 
 
 def _blocks(samples: Sequence[OperatorSample]) -> list[float]:
@@ -409,7 +409,7 @@ Point = tuple[float, ...]
 
 
 def point_of(batch: int, m: int, n: int, k: int) -> Point:
-    """Where a shape lies."""
+    """The shape's place: log2 of its sizes."""
     return (math.log2(max(batch, 1)), math.log2(m), math.log2(n), math.log2(max(k, 1)))
 
 
