@@ -101,19 +101,6 @@ def test_several_rows_of_a_shape_say_how_far_it_repeats() -> None:
     assert found.log_halfwidth == pytest.approx(math.log(0.025 / 0.020))
 
 
-def test_errors_on_left_out_sizes_do_not_know_the_medians_that_they_leave_out() -> None:
-    """The published errors of a law, and a fit without a size, hold no exact hit of it."""
-    samples = layer_grid(noise=0.3, seed=7)
-    (law,) = fit_layer_laws(samples)
-    assert law.validation.mean > 0.1  # what the noise is off from any smooth law
-    unseen = [each for each in samples if each.hidden_size == 4096]
-    rest = [each for each in samples if each.hidden_size != 4096]
-    (without,) = fit_layer_laws(rest)
-    assert all(each.hidden_size != 4096 for each in without.measured)
-    errors = [abs(ask(fitted(rest), each).seconds / each.median_seconds - 1) for each in unseen]
-    assert sum(errors) / len(errors) > 0.1
-
-
 def test_the_update_of_parameters_that_were_measured() -> None:
     phase = f"optimizer:{Optimizer.SGD.value}"
     samples = [

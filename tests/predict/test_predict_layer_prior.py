@@ -88,12 +88,6 @@ def samples_in_float32(law) -> list[LayerSample]:
     return [replace(sample, precision="float32") for sample in samples_of(law, (4096,))]
 
 
-def test_kinds_without_a_datasheet_are_fitted_as_they_are() -> None:
-    for law in fit_layer_laws(samples_of(eager, device="testium-1")):
-        assert "score_bytes" not in {term.column for term in law.terms}
-        assert not any("datasheet" in note for note in law.notes)
-
-
 def test_left_out_sizes_choose_scores_where_scores_were_kept() -> None:
     for law in fit_layer_laws(samples_of(eager, (1024, 4096))):
         assert "scores in memory" in law.notes[0]
