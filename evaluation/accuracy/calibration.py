@@ -53,7 +53,7 @@ class Run:
     notes: tuple[str, ...]
 
     def predicted(self, predictor: FittedPredictor) -> PredictedRun:
-        """With its estimate; an InputError where the predictor lacks what it needs."""
+        """The run with its estimate; an InputError where the predictor lacks what it needs."""
         priced = estimate(self.plan, self.model, self.cluster, self.job, predictor)
         known = {field.name: getattr(self, field.name) for field in fields(Run)}
         return PredictedRun(**known, estimate=priced)
@@ -67,7 +67,7 @@ class PredictedRun(Run):
 
     @property
     def measured_seconds(self) -> float:
-        """Of the step."""
+        """Measured seconds of the step."""
         return self.row.step_seconds or math.nan
 
 

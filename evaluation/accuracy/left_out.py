@@ -216,7 +216,7 @@ def _beside(name: str, found: Prediction, seconds: float) -> Row | None:
 
 
 MAX_MESSAGES = 64
-"""Of one operation among one number of ranks, evenly over the sizes: tables have a thousand."""
+"""Messages of one operation and number of ranks, evenly by size: tables have a thousand."""
 _OCTAVES_APART = 4
 """Every fourth octave is left out at once: four fits a link instead of one an octave (some twenty),
 and the octaves beside each that is left out are still fitted."""
@@ -403,7 +403,7 @@ def _fit_without(
 
 
 def _ranks(sample: LinkSample) -> int:
-    """Of a collective; 0 of sends."""
+    """Ranks of a collective; 0 of sends."""
     return 0 if sample.operation in SENDS else sample.group_size
 
 

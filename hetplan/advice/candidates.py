@@ -70,12 +70,12 @@ class Candidate(Measurement):
     """Layers, cheapest first."""
     place: LinkPlace | None = None
     sizes: tuple[int, ...] = ()
-    """Of a link's messages."""
+    """Message sizes of a link, in bytes."""
     missing: tuple[LinkCase, ...] = ()
     here: bool = False
     """Whether this machine can measure it."""
     why_not: str = ""
-    """Where it cannot although it has the device."""
+    """Why this machine cannot measure it although it has the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +88,9 @@ class PlanNeeds:
     predictor: FittedPredictor
     asked: tuple[PredictionKey, ...]
     largest_messages: Mapping[str, float]
-    """Of every link, by its cause."""
+    """Bytes of the largest message of every link, by its cause."""
     log_halfwidths: Mapping[str, float]
-    """Of everything asked, by its name."""
+    """Half-width of every prediction, by its name."""
     layers: tuple[LayerSample, ...]
     """Samples that count as measured."""
     links: tuple[tuple[str, LinkCase], ...]
@@ -229,7 +229,7 @@ def _inside(law: LayerLaw | None) -> float:
 
 
 def _scatter(needs: PlanNeeds, kind: str, layer: str) -> float:
-    """That a row of this layer is expected to have: the median of its rows, else of the kind's."""
+    """Scatter that a row of this layer will have: the median of its rows, else of the kind's."""
     rows = [sample for sample in needs.layers if sample.device == kind]
     same = [sample for sample in rows if sample.layer == layer]
     widths = [scatter_log_halfwidth(sample) for sample in same or rows]
@@ -247,12 +247,12 @@ _MANY = 1000  # points, of which more change nothing: the part of each size by i
 
 
 def _after_points(points: int) -> float:
-    """Of a prior's half-width, what so many measured points leave for another size."""
+    """Part of a prior's half-width that so many measured points leave for another size."""
     return shift([0.0] * points, 1.0).log_halfwidth
 
 
 def _law(predictor: FittedPredictor, kind: str, layer: str, precision: str) -> LayerLaw | None:
-    """Of the two passes' laws the wider one."""
+    """The wider one of the two passes' laws."""
     found = [
         law
         for law in predictor.laws.layers

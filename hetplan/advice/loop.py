@@ -32,7 +32,7 @@ from hetplan.predict.layer.answer import measured_itself
 from hetplan.predict.predictor import LayerQuery
 
 MIN_GAIN = 0.02
-"""Of the interval and regret: what takes off less is not worth measuring."""
+"""Part of the interval and regret: what takes off less is not worth measuring."""
 _PATIENCE = 3
 """Batches in a row that shrank the interval by less: one that moves a law's centre, or gives it
 too few rows to be checked, may widen it first."""
@@ -53,12 +53,12 @@ class Basis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How things stand."""
+    """The near-best plans, what could be measured for them, and what sets their intervals."""
 
     plans: tuple[PlanParts, ...]
     """The near-best ones, best first."""
     log_halfwidth: float
-    """Of the best one's 90 % interval, by its estimate."""
+    """Half-width of the best one's 90 % interval, by its estimate."""
     candidates: tuple[Candidate, ...]
     notes: tuple[str, ...] = ()
     """What a reader must know."""

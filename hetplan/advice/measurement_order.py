@@ -49,7 +49,7 @@ class Part:
     """Whose error it shares."""
     seconds: float
     log_halfwidth: float
-    """Of its 90 % interval."""
+    """Half-width of its 90 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,11 @@ class Standing:
 
     best: str
     log_halfwidth: float
-    """Of the best plan's step."""
+    """Half-width of the best plan's step."""
     regret: float
     """Expected loss of taking it, as a part of its step."""
     chances: Mapping[str, float]
-    """That each plan is the best of them, by its name."""
+    """Chance of each plan, by its name, to be the best of them."""
 
 
 _Plan = TypeVar("_Plan", bound=PlanParts)
@@ -115,7 +115,7 @@ class Choice(Generic[_Measurement]):
 
     measurement: _Measurement
     log_halfwidth: float
-    """Of the best plan."""
+    """Half-width of the best plan."""
     regret: float
     seconds: float
     """Spent up to its end."""
@@ -247,7 +247,7 @@ class _Known:
         return float(np.mean(logs[:, self.best] - logs.min(axis=1)))
 
     def regret(self, halfwidths: Floats) -> float:
-        """That is expected to be left when no more than these are unknown."""
+        """Regret expected to be left when no more than these half-widths are unknown."""
         learned = np.sqrt(np.maximum(self.halfwidths**2 - halfwidths**2, 0.0))
         return max(0.0, self.regret_of_all - self._regret(self.logs(learned)))
 

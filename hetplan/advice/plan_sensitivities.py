@@ -60,7 +60,7 @@ class PlanSensitivities(PlanParts):
     asked: tuple[PredictionKey, ...]
     """In the order of the parts."""
     largest_messages: Mapping[str, float]
-    """Of every link, by its cause."""
+    """Bytes of the largest message of every link, by its cause."""
 
 
 _Weights = dict[PredictionKey, float]
@@ -156,7 +156,7 @@ def _weights(plan: Plan, pricer: Pricer) -> _Weights:
 def _layer_weights(
     stage: StageWork, num_microbatches: int
 ) -> Iterator[tuple[PredictionKey, float]]:
-    """Of each layer of a stage what its passes compute, as the estimate prices them."""
+    """Seconds that the passes of each layer of a stage compute, as the estimate prices them."""
     unit = stage.unit
     kinds, replica = unit.settings.model.layers, unit.replica
     for start, stop in stage.ranges:

@@ -27,7 +27,6 @@ from hetplan.predict.law_parts import outside
 from hetplan.predict.laws import ALL_LAYERS, SCHEMA, FittedLaws, LayerLaw
 from hetplan.predict.layer import float8
 from hetplan.predict.layer.answer import by_layer_law
-from hetplan.predict.layer.columns import Column
 from hetplan.predict.layer.composed import layer_prediction
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.link import prior
@@ -107,7 +106,7 @@ class FittedPredictor:
         return corrected(self._layer(device, query), factor_of(self.laws.calibration, device.kind))
 
     def _layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
-        """By a law of whole layers, by operators, by other kinds, by the datasheet: the first.
+        """The first that answers: law of whole layers, operators, other kinds, datasheet.
 
         Narrow products change a law of whole layers as they change the sum of its operators.
         """
@@ -123,7 +122,7 @@ class FittedPredictor:
         return with_prior(own, law, query, lambda other: self._by_parts(device, other))
 
     def _by_parts(self, device: DeviceKind, query: LayerQuery) -> Prediction:
-        """The same without any whole layer of this kind."""
+        """One pass of a layer without any law of whole layers of this kind."""
         # A search asks this millions of times: without laws nothing is walked through.
         if self.laws.operators or self.laws.layers:
             composed = layer_prediction(
@@ -132,21 +131,21 @@ class FittedPredictor:
                 query,
                 lent=self.related.operators,
             )
-            found = composed or self.related.layer(device, query)
-            if found is not None:
-                return found
+            answer = composed or self.related.layer(device, query)
+            if answer is not None:
+                return answer
         notes = self._missing(device, query.precision, f"{query.layer.value} {query.phase}")
-        found = datasheet.layer(device, query, notes)
+        answer = datasheet.layer(device, query, notes)
         if not query.kernels.product_format:
-            return found
-        return float8.by_datasheet(found, device, query)
+            return answer
+        return float8.by_datasheet(answer, device, query)
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
     ) -> Prediction:
         """Time to update this many parameters on one rank."""
-        found = self._update(device, optimizer, parameters, precision)
-        return corrected(found, factor_of(self.laws.calibration, device.kind))
+        update = self._update(device, optimizer, parameters, precision)
+        return corrected(update, factor_of(self.laws.calibration, device.kind))
 
     def _update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
@@ -164,13 +163,12 @@ class FittedPredictor:
                 return Prediction(
                     seconds=each.seconds, log_halfwidth=each.log_halfwidth, source=MEASURED
                 )
-        seconds = sum(
-            term.coefficient * (parameters if term.column == Column.PARAMETERS else 1.0)
-            for term in law.terms
-        )
         halfwidth, warnings = outside(law.ranges, (max(parameters, 1.0),), law.log_halfwidth)
         return Prediction(
-            seconds=seconds, log_halfwidth=halfwidth, source=MEASURED, extrapolating=warnings
+            seconds=law.update_seconds(parameters),
+            log_halfwidth=halfwidth,
+            source=MEASURED,
+            extrapolating=warnings,
         )
 
     def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:

@@ -15,7 +15,6 @@ from evaluation.cost.collectives import (
     EXCHANGES,
     RINGS,
     SENDS,
-    Measured,
     between_nodes,
     inside_nodes,
     left_out_rows,
@@ -25,7 +24,6 @@ from hetplan.cluster.spec import Link, Transport
 from hetplan.lint.rows import CollectiveRow
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.link import prior
-from hetplan.predict.link.shapes import ShapeLaw
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 needs_table = pytest.mark.skipif(
@@ -93,31 +91,6 @@ def test_half_widths_are_those_of_what_was_left_out(rows: tuple[CollectiveRow, .
     assert found["all_reduce inside a node"].mean_error < 0.17
     assert found["all_reduce inside a node"].median_error < 0.11
     assert found["all_reduce between nodes"].mean_error < 0.10
-
-
-def test_a_fit_finds_the_law_that_made_the_times() -> None:
-    truth = ShapeLaw(
-        base_seconds=5e-5,
-        step_seconds=2e-6,
-        crossing_seconds=2e-5,
-        seconds_per_byte=1.2 / 300e9,
-        seconds_per_byte_over_ranks=0.5 / 300e9,
-    )
-    points = [
-        Measured(
-            source="made up",
-            group_size=ranks,
-            nodes=nodes,
-            message_bytes=size,
-            seconds=truth.seconds("all_reduce", ranks, size, nodes),
-            bytes_per_second=300e9,
-        )
-        for ranks, nodes in ((2, 1), (4, 1), (8, 1), (16, 2), (64, 8))
-        for size in (2.0**20, 2.0**24, 2.0**28, 2.0**31)
-    ]
-    inside, across, step, crossing, *_ = RINGS.coefficients(points)
-    assert (inside, step, crossing) == pytest.approx((5e-5, 2e-6, 2e-5), rel=0.02)
-    assert across == pytest.approx(5e-5, rel=0.2)
 
 
 @REPEATABLE

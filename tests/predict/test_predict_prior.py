@@ -101,12 +101,6 @@ def test_three_points_give_a_law() -> None:
     assert answer.seconds == pytest.approx(2.0 * forward(PAPER).seconds, rel=0.02)
 
 
-def test_points_of_one_phase_leave_the_other_alone() -> None:
-    predictor = fitted(slow_points(2.0, 1024))
-    backward, before = (each.layer(DEVICE, query(backward=True)) for each in (predictor, PAPER))
-    assert backward.seconds == before.seconds
-
-
 def test_without_a_datasheet_the_point_is_all_there_is() -> None:
     bare = replace(DEVICE, memory_bandwidth_bytes_per_second=0.0)
     with pytest.raises(InputError):

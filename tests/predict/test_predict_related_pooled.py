@@ -16,13 +16,12 @@ from hetplan.predict.kinds.layers import (
     FEW_CHIPS_LOG_HALFWIDTH,
     KindRows,
     pooled_layers,
-    sizes_of,
     values,
 )
 from hetplan.predict.kinds.operators import Rates, rates
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.layer.laws import fit_layer_laws, sample_query
+from hetplan.predict.layer.laws import sample_query
 from hetplan.predict.predictor import LayerQuery, Prediction
 from hetplan.profiling.samples import LayerSample
 
@@ -141,15 +140,6 @@ def test_left_out_errors_are_those_of_a_chip_nobody_measured() -> None:
     assert odd is not None
     # One of four chips is log 2 off, and may pull the others along.
     assert odd.log_halfwidth > exact.log_halfwidth + math.log(2.0) / 4
-
-
-def test_sizes_without_a_table_are_those_between_the_ends() -> None:
-    (law,) = fit_layer_laws([row for row in samples(KINDS[0]) if row.microbatch_size in (1, 16)])
-    assert law.tables == ()
-    sizes = list(sizes_of(law))
-    assert {size.query.model.hidden_size for size in sizes} == {1024, 4096}
-    assert {size.query.microbatch_size for size in sizes} == {1, 2, 4, 8, 16}
-    assert {size.query.tp for size in sizes} == {1, 2}
 
 
 def test_what_rows_leave_open_does_not_hang_on_rounding() -> None:

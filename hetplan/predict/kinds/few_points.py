@@ -51,11 +51,11 @@ class Shift:
 
     log_mean: float
     log_halfwidth: float
-    """Of a prediction that was multiplied by exp(log_mean)."""
+    """Half-width of a prediction that was multiplied by exp(log_mean)."""
 
 
 def shift(log_ratios: Sequence[float], log_halfwidth: float) -> Shift:
-    """From log(measured / prior) of each point, and the prior's half-width without them."""
+    """The shift by log(measured / prior) of each point and the prior's own half-width."""
     variance = (log_halfwidth / NORMAL_90) ** 2
     shared = SHARED_VARIANCE * variance
     single = variance - shared
@@ -79,16 +79,16 @@ def with_prior(own: Prediction, law: LayerLaw, query: LayerQuery, prior: Answer)
     """
     if law.points >= MIN_POINTS or measured_itself(law, query):
         return own
-    found = _shifted_prior(law, query, prior)
-    if found is None:
+    shifted = _shifted_prior(law, query, prior)
+    if shifted is None:
         return own
-    return replace(found, extrapolating=(*found.extrapolating, *own.extrapolating))
+    return replace(shifted, extrapolating=(*shifted.extrapolating, *own.extrapolating))
 
 
 def _shifted_prior(law: LayerLaw, query: LayerQuery, prior: Answer) -> Prediction | None:
     """The prior times what the law's points say; None where nothing else is known of its kind."""
     try:
-        found = prior(query)
+        assumed = prior(query)
         ratios = [
             math.log(size.seconds / prior(size.query).seconds)
             for size in ends_of(law, query.kernels)
@@ -96,13 +96,13 @@ def _shifted_prior(law: LayerLaw, query: LayerQuery, prior: Answer) -> Predictio
     except InputError:
         return None  # a kind without a datasheet, such as a CPU
     # One point of a range with two ends is one point.
-    shifted = shift(ratios[: law.points], found.log_halfwidth)
+    shifted = shift(ratios[: law.points], assumed.log_halfwidth)
     count = f"{law.points} point{'s' if law.points > 1 else ''} measured"
     note = f"{law.device} {law.layer} {law.phase}: {count}, which scale the rest"
     return replace(
-        corrected(found, math.exp(shifted.log_mean)),
+        corrected(assumed, math.exp(shifted.log_mean)),
         log_halfwidth=shifted.log_halfwidth,
-        extrapolating=(note, *found.extrapolating),
+        extrapolating=(note, *assumed.extrapolating),
     )
 
 
@@ -117,7 +117,7 @@ class OwnOperators:
         self._shifted = cache(self._with_shifted_laws)
 
     def of(self, device: DeviceKind, precision: Precision) -> DeviceOperators | None:
-        """None where none of this kind's operators was measured in this precision."""
+        """Laws of this kind and precision; None where no operator was measured."""
         key = (device.kind, precision.value)
         return self._shifted(device, precision) if key in self._few else self._measured.get(key)
 
@@ -140,15 +140,15 @@ def _shifted_law(law: OperatorLaw, lent: Sequence[OperatorLaw]) -> OperatorLaw:
     ratios = [math.log(own / other) for own, other in _times(law, same[0]) if own > 0 and other > 0]
     if not ratios:
         return same[0]
-    found = shift([statistics.fmean(ratios)] * law.points, same[0].log_halfwidth)
-    factor = math.exp(found.log_mean)
+    moved = shift([statistics.fmean(ratios)] * law.points, same[0].log_halfwidth)
+    factor = math.exp(moved.log_mean)
     return replace(
         same[0],
         terms=tuple(
             OperatorTerm(column=term.column, coefficient=term.coefficient * factor)
             for term in same[0].terms
         ),
-        log_halfwidth=found.log_halfwidth,
+        log_halfwidth=moved.log_halfwidth,
         shapes=(),
         residual=None,
         calibration=f"{same[0].calibration}, moved to {law.points} measured",

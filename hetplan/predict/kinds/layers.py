@@ -95,11 +95,11 @@ RatedLayer = Rated[LayerLaw]
 _CAUSAL = 2.0
 """Attention's operations and scores are counted causally; the square has twice as many."""
 _TILE_INTENSITY = 100.0
-"""Operations per byte of a product's tiles: a unit, the coefficient beside it is found."""
+"""Operations per byte of a product's tiles: only a unit, its coefficient is fitted."""
 _WIDE_HIDDEN = 4096
-"""From about here on published models have heads of 128, below of 64."""
+"""Published models have heads of 128 from about this hidden size on, of 64 below."""
 _VOCABULARY = 50000
-"""Of a layer whose time does not depend on it."""
+"""Vocabulary of a layer whose time does not depend on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +294,7 @@ class PooledLayers:
 
     coefficients: tuple[float, ...]
     log_halfwidth: float
-    """Of the 90 % interval of a kind that was not measured, inside the measured ranges."""
+    """Half-width of the 90 % interval of an unmeasured kind, inside the measured ranges."""
 
     def seconds(self, rates: Rates, query: LayerQuery) -> float:
         """Time of a layer on a kind; 0 of layers that the law has no columns for."""
@@ -357,7 +357,7 @@ def _mean_size(errors: Sequence[Sequence[float]]) -> float:
 
 
 _TIE_WEIGHT = 1e-6
-"""Of the arithmetic coefficients beside the rows' own mean power."""
+"""Weight of the arithmetic coefficients beside the rows' own mean power."""
 
 
 def _fit(
@@ -384,7 +384,7 @@ def _fit(
 
 
 def _halfwidth(errors: Sequence[Sequence[float]], published: float) -> float:
-    """Of the 90 % interval of a further chip, by the errors of chips that were left out."""
+    """Half-width of the 90 % interval of a further chip, by the errors of left-out chips."""
     means = [statistics.fmean(of_chip) for of_chip in errors]
     rest = [
         (error - mean) ** 2
@@ -413,7 +413,7 @@ _SAME_CHIP_EMBEDDING_LOG_HALFWIDTH = 1.2
 def related_layer(
     sources: Sequence[RatedLayer], target: Rates, query: LayerQuery, pooled: PooledLayers
 ) -> Prediction | None:
-    """From laws of this layer and phase on other kinds; None of layers without columns."""
+    """A layer's time by laws of other kinds; None of layers without columns."""
     far = _by_all_kinds(sources, target, query, pooled)
     if far is None:
         return None

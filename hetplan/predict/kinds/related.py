@@ -120,13 +120,8 @@ class Related:
             own, other = (each.memory_bandwidth_bytes_per_second for each in (device, kind))
             if own <= 0 or other <= 0 or kind.kind == device.kind:
                 continue
-            seconds = sum(
-                term.coefficient
-                * (parameters * other / own if term.column == Column.PARAMETERS else 1.0)
-                for term in law.terms
-            )
             return Prediction(
-                seconds=seconds,
+                seconds=law.update_seconds(parameters * other / own),
                 log_halfwidth=math.hypot(law.log_halfwidth, chip_halfwidth(kind, device)),
                 source=RELATED,
                 extrapolating=(f"{device.kind} update not measured: as {kind.kind}, same chip",),
@@ -168,15 +163,15 @@ class Related:
         self, laws: Iterable[_Law], device: DeviceKind, precision: Precision
     ) -> list[Rated[_Law]]:
         """Laws of equally wide elements whose kinds' figures are known."""
-        found = []
+        rated = []
         for law in laws:
             if Precision(law.precision).bytes_per_element != precision.bytes_per_element:
                 continue
             kind = self._kind(law.device, device)
             of_kind = None if kind is None else rates(kind, self._format(kind, law.precision))
             if of_kind is not None:
-                found.append(Rated(law=law, rates=of_kind))
-        return found
+                rated.append(Rated(law=law, rates=of_kind))
+        return rated
 
     def _target(
         self, device: DeviceKind, precision: Precision, sources: Sequence[Rated[_Law]]

@@ -33,10 +33,9 @@ from hetplan.model.operators import (
     has_backward,
 )
 from hetplan.predict.datasheet import (
-    ELEMENTWISE_EFFICIENCY_BACKWARD,
-    ELEMENTWISE_EFFICIENCY_FORWARD,
     ELEMENTWISE_LOG_HALFWIDTH,
     LAUNCH_LOG_HALFWIDTH,
+    elementwise_bytes_per_second,
 )
 from hetplan.predict.layer.float8 import narrowed
 from hetplan.predict.operator.answer import DeviceOperators, Launch
@@ -69,12 +68,12 @@ def layer_prediction(
     for op in query.operators():
         if backward and not has_backward(op):
             continue
-        found = here.launches(op, backward=backward, lent=others)
-        if found is None:
+        of_op = here.launches(op, backward=backward, lent=others)
+        if of_op is None:
             if op.operator in PRODUCTS:
                 return None
-            found = (_by_bandwidth(op, device, precision, backward=backward),)
-        launches.extend((op.count, launch) for launch in found)
+            of_op = (_by_bandwidth(op, device, precision, backward=backward),)
+        launches.extend((op.count, launch) for launch in of_op)
         if op.operator in WITH_WEIGHTS:
             # Laws of weight gradients are asked for float32 sums, stand-ins know of none.
             sums = sums and here.has(op.operator, WEIGHT_GRADIENT)
@@ -133,12 +132,11 @@ GRADIENTS_NOTE = (
 def _by_bandwidth(op: Operator, device: DeviceKind, precision: str, *, backward: bool) -> Launch:
     """A pass over memory on a device of which none was measured: datasheet bandwidth."""
     moved = column_value(OperatorColumn.BYTES, op, BACKWARD if backward else FORWARD, precision)
-    share = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
-    bandwidth = device.memory_bandwidth_bytes_per_second
+    rate = elementwise_bytes_per_second(device, backward=backward)
     note = f"{str(op.operator).replace('_', ' ')} not measured: from the memory bandwidth"
     return Launch(
         operator=op.operator,
-        work_seconds=moved / (bandwidth * share) if bandwidth > 0 else 0.0,
+        work_seconds=moved / rate if rate > 0 else 0.0,
         log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
         notes=(note,),
     )

@@ -35,10 +35,9 @@ from hetplan.model.operators import (
     operator_flops,
 )
 from hetplan.predict.datasheet import (
-    ELEMENTWISE_EFFICIENCY_BACKWARD,
-    ELEMENTWISE_EFFICIENCY_FORWARD,
     ELEMENTWISE_LOG_HALFWIDTH,
     MATRIX_EFFICIENCY,
+    elementwise_bytes_per_second,
 )
 from hetplan.predict.operator.answer import DeviceOperators, Launch, index_operators
 from hetplan.predict.operator.values import MeasuredShape, OperatorLaw
@@ -88,19 +87,19 @@ class NarrowOperators:
         """The launches of one pass of this operator, quantising of a narrow product among them."""
         if not is_narrow(op):
             return self.wide.launches(op, backward=backward, lent=lent)
-        found = self.narrow.launches(op, backward=backward, lent=lent)
-        if found is None:
+        launches = self.narrow.launches(op, backward=backward, lent=lent)
+        if launches is None:
             return None
         note = assumed(self.device, self.format, self.wide.precision)
         added = _assumption(peak_ratio(self.device, self.format, self.wide.precision))
         return (
             *(
                 replace(
-                    each,
-                    log_halfwidth=math.hypot(each.log_halfwidth, added),
-                    notes=(*each.notes, note),
+                    launch,
+                    log_halfwidth=math.hypot(launch.log_halfwidth, added),
+                    notes=(*launch.notes, note),
                 )
-                for each in found
+                for launch in launches
             ),
             self._quantise(op, backward=backward),
         )
@@ -117,7 +116,7 @@ class NarrowOperators:
 
 
 def in_one_format(query: LayerQuery) -> LayerQuery:
-    """The same with products in the job's precision; the query itself where they are."""
+    """The query with products in the job's precision; the query itself where they are."""
     if not query.kernels.product_format:
         return query
     return replace(query, kernels=replace(query.kernels, product_format=""))
@@ -160,7 +159,7 @@ def assumed(device: DeviceKind, product_format: ProductFormat, precision: str) -
 def narrowed(
     here: DeviceOperators, device: DeviceKind, product_format: str
 ) -> DeviceOperators | NarrowOperators:
-    """The same laws with products in this format (a `ProductFormat` value, or empty: none)."""
+    """A device's laws with products in this format (a `ProductFormat` value, or empty: none)."""
     if not product_format:
         return here
     asked = ProductFormat(product_format)
@@ -175,7 +174,7 @@ def narrowed(
 def _narrow_law(law: OperatorLaw, ratio: float) -> OperatorLaw:
     if law.operator not in tuple(WITH_WEIGHTS) or ratio <= 1.0:
         return law
-    found = replace(
+    narrowed_law = replace(
         law,
         terms=tuple(
             replace(term, coefficient=term.coefficient / ratio) if "flops" in term.column else term
@@ -185,9 +184,9 @@ def _narrow_law(law: OperatorLaw, ratio: float) -> OperatorLaw:
     )
     shapes = []
     for shape in law.shapes:
-        narrow, wide = _device_seconds(found, shape), _device_seconds(law, shape)
+        narrow, wide = _device_seconds(narrowed_law, shape), _device_seconds(law, shape)
         shapes.append(replace(shape, seconds=shape.seconds * narrow / wide))
-    return replace(found, shapes=tuple(shapes))
+    return replace(narrowed_law, shapes=tuple(shapes))
 
 
 def _device_seconds(law: OperatorLaw, shape: MeasuredShape) -> float:
@@ -238,6 +237,5 @@ def by_datasheet(wide: Prediction, device: DeviceKind, query: LayerQuery) -> Pre
 
 
 def _seconds_per_byte(device: DeviceKind, *, backward: bool) -> float:
-    bandwidth = device.memory_bandwidth_bytes_per_second
-    share = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
-    return 1.0 / (bandwidth * share) if bandwidth > 0 else 0.0
+    rate = elementwise_bytes_per_second(device, backward=backward)
+    return 1.0 / rate if rate > 0 else 0.0

@@ -1,13 +1,4 @@
-"""Times of forward and backward together, as two: what a law needs where a tool wrote one.
-
-Backward is taken as twice the forward, by operations (`model.work`): a gradient of the inputs and
-one of the weights for every product. Kernels do not keep to that, so the interval of a law from
-such halves is wider. How far real layers are from it: Sailor's published profiles, 210 shapes (7
-GPU kinds, 4 models, microbatch 1 to 128, tp 1 to 8) with backward between 0.7 and 3.3 times the
-forward (median 2.1), and 174 heads with 0.7 to 9.1 times (median 1.7). 90 % of the halves lie
-within the factors below; tests/predict/test_predict_combined.py computes them.
-
-Layer samples of one population per device to laws, with errors on sizes left out.
+"""Layer samples of one population per device to laws, with errors on sizes left out.
 
 One law per (device kind, precision, layer kind, phase), whatever the architecture: the columns
 say how GPT and Llama layers differ. An optimizer has one law per (device kind, precision).
@@ -15,7 +6,14 @@ say how GPT and Llama layers differ. An optimizer has one law per (device kind, 
 Columns are dropped in the order of `layer.columns` until the rows can tell the remaining ones
 apart: at least as many distinct points as columns, and no column that is a mixture of others on
 all rows (with one hidden size, bytes of elementwise work and operations grow alike). A transformer
-layer's law may be held near a datasheet's rates instead (`predict.layer.weak_prior`).
+layer's law may be held near a datasheet's rates instead (`layer.weak_prior`).
+
+Where a tool wrote forward and backward as one time, backward is taken as twice the forward, by
+operations: a gradient of the inputs and one of the weights for every product. Kernels do not keep
+to that, so the interval of a law from such halves is wider. Sailor's published profiles have 210
+shapes (7 GPU kinds, 4 models, microbatch 1 to 128, tp 1 to 8) with backward between 0.7 and 3.3
+times the forward (median 2.1), and 174 heads with 0.7 to 9.1 times (median 1.7); 90 % of the halves
+lie within `SPLIT_LOG_HALFWIDTHS` (tests/predict/test_predict_combined.py computes them).
 """
 
 from __future__ import annotations

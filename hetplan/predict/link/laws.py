@@ -1,13 +1,11 @@
-"""What does a message from one device to another cost, by a link's samples?
-
-Link samples to laws: tables by message size, and their shape over group sizes.
+"""Link samples to laws: tables by message size, their shape over group sizes, and sends.
 
 A table holds the measured times of one operation among so many ranks in so many nodes. Where times
 do not rise with size they are first made to: collectives by the isotonic fit of log time, which
 averages neighbours; device-direct sends by what a larger message took, because one cannot take
 longer with less to carry (first messages of a benchmark pay for its warm-up). Operations that
 were measured among several group sizes get a law in the form of their algorithm (`link.shapes`),
-by which `predict.link.carried` goes on to others.
+by which `link.carried` goes on to others.
 """
 
 from __future__ import annotations
@@ -105,7 +103,7 @@ HOST_BACKEND = "gloo"
 """Backend of host-staged transfers; every other one moves device memory."""
 
 _ROWS_PER_DOUBLING = 2
-"""Of a table's sizes in the fit of a shape: long tables must not outweigh short ones."""
+"""Sizes of a table that count in the fit of a shape: long tables must not outweigh short ones."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -132,7 +130,7 @@ def fit_link_laws(samples: Sequence[LinkSample]) -> tuple[LinkLaw, ...]:
 
 
 def of_transport(law: LinkLaw, *, staged: bool) -> LinkLaw | None:
-    """What of a link's law is of this transport; None where nothing is."""
+    """The part of a link's law that is of this transport; None where nothing is."""
     tables = tuple(each for each in law.tables if (each.backend == HOST_BACKEND) == staged)
     shapes = tuple(each for each in law.shapes if (each.backend == HOST_BACKEND) == staged)
     return LinkLaw(link=law.link, tables=tables, shapes=shapes) if tables else None
@@ -260,10 +258,10 @@ _COEFFICIENTS = (
 
 def _rows(table: SizeTable) -> list[tuple[float, float]]:
     """Sizes and times of a table, so many per doubling."""
-    found: dict[int, tuple[float, float]] = {}
+    rows: dict[int, tuple[float, float]] = {}
     for size, seconds in zip(table.message_bytes, table.seconds, strict=True):
-        found.setdefault(round(_ROWS_PER_DOUBLING * math.log2(size)), (size, seconds))
-    return list(found.values())
+        rows.setdefault(round(_ROWS_PER_DOUBLING * math.log2(size)), (size, seconds))
+    return list(rows.values())
 
 
 def _problem(sample: LinkSample) -> str:
