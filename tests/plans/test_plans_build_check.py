@@ -68,7 +68,7 @@ def test_every_plan_that_is_built_is_legal(data: st.DataObject) -> None:
         microbatch_size=data.draw(st.integers(1, 3)),
         full_recompute=data.draw(st.booleans()),
     )
-    size = degrees.tp * degrees.dp
+
     choices = [
         StageChoice(island=each.name, transformer_layers=data.draw(st.integers(1, 4)))
         for each in islands
