@@ -283,13 +283,6 @@ class TransformerLayer:
             + self.num_norms * self.norm.parameters(hidden)
         )
 
-    def active_parameters(self, hidden: int) -> int:
-        """Weights that one token meets: of the routed experts only those it is sent to."""
-        if isinstance(self.mlp, Mlp):
-            return self.parameters(hidden)
-        idle = self.mlp.num_experts - self.mlp.experts_per_token
-        return self.parameters(hidden) - idle * self.mlp.expert.parameters(hidden)
-
     def slicing_faults(self, tp: int) -> tuple[str, ...]:
         """Why it cannot be cut into `tp` tensor-parallel slices; empty where it can."""
         return (*self.attention.slicing_faults(tp), *self.mlp.slicing_faults(tp))
