@@ -247,10 +247,6 @@ class Cluster:
         place = self._place_of_device(device)
         return (device - self._starts[place]) // self.islands[place].devices_per_node
 
-    def is_usable(self, device: int) -> bool:
-        """Whether the device's node may be used."""
-        return not self.island_of_device(device).is_out(self.node_of_device(device))
-
     def link_between(self, left: str, right: str) -> Link:
         """The link between two islands; inside one island, the link between its nodes.
 
