@@ -2,8 +2,7 @@
 
 Every device of the cluster has a number: islands in file order, in each island node by node, in
 each node by its local number. Plans name devices by these numbers. Questions about one device or
-one pair of islands take a time that does not grow with the devices; what is inside a node is asked
-in `topology`.
+one pair of islands take a time that does not grow with the devices (`hetplan.cluster.hosts`).
 """
 
 from __future__ import annotations

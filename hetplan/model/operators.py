@@ -1,20 +1,18 @@
-"""Which operators one layer runs, and how much each has to do.
+"""The operators that one layer runs (`layer_operators`), and how much each has to do.
 
 A layer is a row of operators: products with weights, attention, norms, elementwise passes. Their
 measured times add up to the layer (`hetplan.predict.layer.composed`). Everything is per microbatch
-and per tensor-parallel rank, forward; what an operator's backward pass does follows from its class
-(`operator_flops`, `operator_bytes`). The rows of every kind of layer are in `layer_operators`.
-
-The row of operators of every kind of layer, with their shapes on one tensor-parallel rank.
+and per tensor-parallel rank, forward; the backward pass of an operator follows from its class
+(`operator_flops`, `operator_bytes`). Communication is not a layer's operator.
 
 Columns of a matrix are cut before attention and MLP, rows after them (Shoeybi et al., arXiv
 1909.08053, section 3). Norms and residual additions run on all tokens of every rank, or, with
 sequence parallelism, on 1 / tp of them (Korthikanti et al., arXiv 2205.05198, section 4.2).
-Sources of the layers' forms: `hetplan.model.layers`. Communication is not a layer's operator.
+Sources of the layers' forms: `hetplan.model.layers`.
 
-What only a backward pass runs (`gradient_operators`): at each of a layer's two forks the gradients
-of the residual and of the branch are added, and the gradient of every bias is a sum over tokens of
-its product's (PyTorch's autograd and `linear`; Megatron-LM's layers as well). Biases of products in
+Only the backward pass runs `gradient_operators`: at each of a layer's two forks the gradients of
+the residual and of the branch are added, and the gradient of every bias is a sum over tokens of its
+product's (PyTorch's autograd and `linear`; Megatron-LM's layers as well). Biases of products in
 8 bit cost nothing more: Transformer Engine sums them where it quantises the gradient
 (`cast_transpose_dbias`).
 
