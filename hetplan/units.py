@@ -200,11 +200,6 @@ def format_bandwidth(bytes_per_second: float) -> str:
     return _scaled(bytes_per_second, _decimal_steps("B/s"))
 
 
-def format_flops(flops_per_second: float) -> str:
-    """Operations per second, as in `312 TFLOP/s`."""
-    return _scaled(flops_per_second, _decimal_steps("FLOP/s"))
-
-
 def format_power(watts: float) -> str:
     """As in `700 W`, `1.2 MW`."""
     return _scaled(watts, _decimal_steps("W")[2:])

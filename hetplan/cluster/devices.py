@@ -1,9 +1,7 @@
-"""Which figures of a device kind hetplan knows, and where each of them comes from.
+"""The figures of a device kind, their sources, and what a power cap leaves of a device's clock.
 
-What a kind's documents do not say is 0 or an empty text, meaning unknown: nothing is guessed.
-
-Whether a site's power feeds its devices, how many it feeds where it does not, and what a cap on
-each device's power leaves of its clock.
+A figure that the documents of a kind do not say is 0 or an empty text, meaning unknown: nothing is
+guessed. The law of a capped clock (`capped_clock_ratio`) is
 
     P / P_max = s + (1 - s) f max(f, v)^2
 

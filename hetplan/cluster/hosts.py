@@ -1,15 +1,11 @@
-"""What hangs where: node, NIC, rail, PCIe switch, NUMA node and site of a device, and who shares.
+"""The host of each device, and the cluster that is left when hosts are gone.
 
-Devices are named by their numbers in the cluster. An answer of None, or an empty one, means that
-the cluster does not describe it. Every question is answered in a time that does not grow with the
-cluster; those that list devices, with the list.
+Devices are named by their numbers in the cluster. A host is one node of an island; its name is the
+one in `node_names`, or ISLAND-NODE.
 
-What is left of a cluster when some of its hosts are gone, and on which host is each device?
-
-A host is one node of an island; its name is the one in `node_names`, or ISLAND-NODE. What is left
-keeps every island, link and device number: the nodes that are gone are out (`nodes_out`), also
-where they are all nodes of an island. So a plan for what is left names the same devices as a plan
-for the whole, and nothing needs to be numbered back.
+A cluster without some hosts (`part_left`) keeps every island, link and device number: the nodes
+that are gone are out (`nodes_out`), even where they are all nodes of an island. So a plan for what
+is left names the same devices as a plan for the whole, and nothing is numbered back.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Launch domains, and which texts may name something of a launch.
-
-Names that pass are made of characters that no shell, YAML or hostfile reads as its own.
-
-By which scheduler are the hosts of an island started, and under which names are they reached?
+"""Launch domains: the scheduler that starts the hosts of islands, and the names that reach them.
 
 A cluster may lie in several launch domains: Slurm in one region, Kubernetes in another, plain hosts
 in a third. Islands that no domain names are plain hosts, reached by ssh under their node names.
+
+Texts of a domain reach shells, YAML and hostfiles. `Named` lists the texts that may: they are made
+of characters that none of these reads as its own.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Every device of the cluster has a number: islands in file order, in each island node by node, in
 each node by its local number. Plans name devices by these numbers. Questions about one device or
-one pair of islands take a time that does not grow with the devices; what is inside a node is asked
-in `topology`.
+one pair of islands take a time that does not grow with the devices (`hetplan.cluster.hosts`).
 """
 
 from __future__ import annotations
@@ -246,10 +245,6 @@ class Cluster:
         """Number of the device's node inside its island."""
         place = self._place_of_device(device)
         return (device - self._starts[place]) // self.islands[place].devices_per_node
-
-    def is_usable(self, device: int) -> bool:
-        """Whether the device's node may be used."""
-        return not self.island_of_device(device).is_out(self.node_of_device(device))
 
     def link_between(self, left: str, right: str) -> Link:
         """The link between two islands; inside one island, the link between its nodes.

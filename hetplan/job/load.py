@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path as FilePath
 from typing import Literal, TypeAlias, get_args, get_type_hints
 
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
 from hetplan.files.quantities import (
-    Count,
-    FileForm,
-    Fraction,
-    Name,
-    Ratio,
     Seconds,
     value_of,
 )
@@ -22,17 +17,8 @@ from hetplan.files.reading import Document, decode, read_document
 from hetplan.job.spec import (
     MAX_SECONDS,
     SHARES_TOLERANCE,
-    Forbids,
     Job,
-    LengthShare,
-    Objective,
-    Optimizer,
-    Pins,
-    Precision,
-    Quantile,
-    Seed,
-    Tokens,
-    TrainerOptions,
+    JobSettings,
 )
 from hetplan.job.trainer import trainer_faults
 
@@ -44,54 +30,15 @@ TARGET_NAMES: tuple[str, ...] = get_args(TargetName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobForm(FileForm):
+class JobForm(JobSettings):
     """One training job."""
 
-    name: Name
-    """Name of the job in reports."""
-    global_batch_size: Count
-    """Sequences per optimizer step."""
-    sequence_length: Count
-    """Tokens per sequence."""
-    precision: Precision
-    """Number format of weights, activations and matrix products."""
-    optimizer: Optimizer
-    """Update rule."""
     target: TargetName
     """Trainer that will run the plan."""
-    objective: Objective = Objective.STEP_TIME
-    """What is made as small as it can be: step_time, or cost_per_token where there are prices."""
-    quantile: Quantile | None = None
-    """Quantile of the predicted step that is compared. Left out: the estimate itself."""
-    gap: Fraction = 0.01
-    """The search may stop when no plan can be faster by more than this fraction of the step."""
     time_limit: Seconds | None = None
     """Longest search; left out: until the gap is reached."""
-    total_tokens: Tokens | None = None
-    """Tokens of the whole training run, for its duration."""
-    memory_reserve_fraction: Fraction = 0.1
-    """Part of every device's memory that plans leave free for fragmentation and communication."""
-    seed: Seed = 0
-    """Start of every random choice; the same seed gives the same plan."""
-    sequence_lengths: tuple[LengthShare, ...] = ()
-    """Lengths of the sequences where they differ; left out: all have sequence_length."""
-    packing: bool = False
-    """Short sequences are put together into rows of sequence_length tokens, each attending only to
-    itself; otherwise every one is padded to sequence_length."""
-    expert_load_factor: Ratio = 1.0
-    """Tokens of the busiest expert-parallel rank over the mean of all. Left out: 1, equal loads."""
-    gradient_clipping: bool | None = None
-    """Whether gradients are clipped by their global norm. Left out: as the target does."""
     data_loading: Seconds | None = None
     """Time of every step that the devices wait for their data. Left out: none, it is prefetched."""
-    checkpoint_interval_steps: Count | None = None
-    """Steps from one checkpoint to the next. Left out: no checkpoints are counted."""
-    trainer: TrainerOptions = field(default_factory=TrainerOptions)
-    """Settings of the trainer that change what a step costs."""
-    pin: Pins = field(default_factory=Pins)
-    """Choices that the search must keep."""
-    forbid: Forbids = field(default_factory=Forbids)
-    """What the plan must not use."""
 
 
 def load_job(path: str | FilePath) -> Job:

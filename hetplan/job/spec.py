@@ -169,45 +169,60 @@ class TrainerOptions(FileForm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One training job."""
+class JobSettings(FileForm):
+    """What a job file and a `Job` say alike."""
 
-    name: str
+    name: Name
+    """Name of the job in reports."""
     global_batch_size: Count
     """Sequences per optimizer step."""
     sequence_length: Count
+    """Tokens per sequence."""
     precision: Precision
+    """Number format of weights, activations and matrix products."""
     optimizer: Optimizer
+    """Update rule."""
+    objective: Objective = Objective.STEP_TIME
+    """What is made as small as it can be: step_time, or cost_per_token where there are prices."""
+    quantile: Quantile | None = None
+    """Quantile of the predicted step that is compared. Left out: the estimate itself."""
+    gap: Fraction = 0.01
+    """The search may stop when no plan can be faster by more than this fraction of the step."""
+    total_tokens: Tokens | None = None
+    """Tokens of the whole training run, for its duration."""
+    memory_reserve_fraction: Fraction = 0.1
+    """Part of every device's memory that plans leave free for fragmentation and communication."""
+    seed: Seed = 0
+    """Start of every random choice; the same seed gives the same plan."""
+    sequence_lengths: tuple[LengthShare, ...] = ()
+    """Lengths of the sequences where they differ; left out: all have sequence_length."""
+    packing: bool = False
+    """Short sequences are put together into rows of sequence_length tokens, each attending only to
+    itself; otherwise every one is padded to sequence_length."""
+    expert_load_factor: Ratio = 1.0
+    """Tokens of the busiest expert-parallel rank over the mean of all. Left out: 1, equal loads."""
+    gradient_clipping: bool | None = None
+    """Whether gradients are clipped by their global norm. Left out: as the target does."""
+    checkpoint_interval_steps: Count | None = None
+    """Steps from one checkpoint to the next. Left out: no checkpoints are counted."""
+    trainer: TrainerOptions = field(default_factory=TrainerOptions)
+    """Settings of the trainer that change what a step costs."""
+    pin: Pins = field(default_factory=Pins)
+    """Choices that the search must keep."""
+    forbid: Forbids = field(default_factory=Forbids)
+    """What the plan must not use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(JobSettings):
+    """One training job."""
+
     target: str
     """Trainer that will run the plan; a key of `hetplan.plans.targets.TARGETS`."""
-    gap: Fraction = 0.01
-    """Relative distance to the best plan at which the search may stop."""
-    objective: Objective = Objective.STEP_TIME
-    quantile: Quantile | None = None
-    """Quantile of the predicted step that is compared, from 0.5 to 0.99; None: the estimate."""
     time_limit_seconds: float | None = None
-    total_tokens: Tokens | None = None
-    """Length of the training run, for its duration; None leaves that out."""
-    memory_reserve_fraction: Fraction = 0.1
-    """Part of a device's memory that plans leave free for fragmentation and communication."""
-    seed: Seed = 0
-    sequence_lengths: tuple[LengthShare, ...] = ()
-    """Lengths of the sequences where they differ, none above `sequence_length`; empty: all have
-    `sequence_length`."""
-    packing: bool = False
-    """Short sequences are put together into ones of `sequence_length`, attending to themselves
-    only; otherwise they are padded to it."""
-    expert_load_factor: Ratio = 1.0
-    """Tokens of the busiest expert-parallel rank over the mean of all."""
-    gradient_clipping: bool | None = None
-    """Whether gradients are clipped by their global norm; None: as the target does by default."""
+    """Longest search; None: until the gap is reached."""
     data_loading_seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = 0.0
     """Seconds of each step that the devices wait for their data."""
-    checkpoint_interval_steps: Count | None = None
-    """Steps from one checkpoint to the next; None: no checkpoints are counted."""
-    trainer: TrainerOptions = field(default_factory=TrainerOptions)
-    pin: Pins = field(default_factory=Pins)
-    forbid: Forbids = field(default_factory=Forbids)
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -333,24 +333,6 @@ def _scaling(values: ConfigValues, settings: ConfigValues) -> RotaryScaling | No
     )
 
 
-def mixtral_router(values: ConfigValues) -> Router:
-    """modeling_mixtral.py, MixtralTopKRouter: softmax over all, the best divided by their sum."""
-    return Router(
-        score_function=ScoreFunction.SOFTMAX,
-        normalized=True,
-        loss_coefficient=values.number("router_aux_loss_coef", default=0.001, zero=True),
-    )
-
-
-def qwen_router(values: ConfigValues) -> Router:
-    """modeling_qwen2_moe.py and modeling_qwen3_moe.py: as Mixtral's, divided where the key says."""
-    return Router(
-        score_function=ScoreFunction.SOFTMAX,
-        normalized=values.flag("norm_topk_prob", default=False),
-        loss_coefficient=values.number("router_aux_loss_coef", default=0.001, zero=True),
-    )
-
-
 def deepseek_router(values: ConfigValues, *, third: bool) -> Router:
     """modeling_deepseek_v2.py and modeling_deepseek_v3.py; the loss is of DeepSeek's own files.
 

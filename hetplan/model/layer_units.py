@@ -1,16 +1,14 @@
-"""At which units of transformer layers may a pipeline be cut?
+"""Units of transformer layers between which a pipeline may be cut, and what cannot be planned yet.
 
 A model whose transformer layers are all alike is cut at every layer. Where they differ, the row
 
     front layers, unit, unit, ..., unit, back layers
 
-is cut between units only: a unit is one period of a repeating pattern (one layer, where all layers
-between front and back are alike). The front layers, one run of equal ones as DeepSeek's dense ones
-(arXiv 2412.19437, section 4.2), belong to the first stage, the back layers, one run too, to the
-last; multi-token prediction goes with the head. So every stage has costs that are linear in its
-number of units.
-
-What a model has that hetplan cannot plan or train yet, in words.
+is cut between units only. A unit is one period of a repeating pattern: one layer, where all layers
+between front and back are alike. The front layers are one run of equal ones, such as DeepSeek's
+dense layers (arXiv 2412.19437, section 4.2), and belong to the first stage; the back layers are one
+run too and belong to the last stage. Multi-token prediction goes with the head. So the costs of
+every stage are linear in its number of units.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from hetplan.errors import InputError
-from hetplan.files.quantities import Count, CountOrZero, check_limits
+from hetplan.files.quantities import Count, CountOrZero, FileForm, check_limits
 
 
 class Norm(StrEnum):
@@ -95,24 +95,28 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
-    """Multi-head latent attention (arXiv 2405.04434, section 2.1), as it is trained: not absorbed.
+class LatentSizes(FileForm):
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1)."""
 
-    The latents' own RMSNorms belong to it.
-    """
+    query_rank: Count | None = None
+    """Width of the queries' latent; left out: queries are projected from hidden_size directly."""
+    kv_rank: Count
+    """Width of the latent that keys and values are projected from."""
+    nope_head_dim: Count
+    """Of a query or key head, the width without positions."""
+    rope_head_dim: Count
+    """Of a query head, the rotated width; all keys share one part of this width."""
+    value_head_dim: Count
+    """Width of a value head."""
+    bias: bool = False
+    """Biases on the projections to the latents and on the output projection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention(LatentSizes):
+    """Latent attention as it is trained: not absorbed. The latents' own RMSNorms belong to it."""
 
     num_heads: Count
-    query_rank: Count | None
-    """Width of the queries' latent; None: queries come from h directly."""
-    kv_rank: Count
-    """Width of the latent that keys and values come from."""
-    nope_head_dim: Count
-    """Of a query or key head, the part without positions."""
-    rope_head_dim: Count
-    """Of a query head, the rotated part; keys share one of this width."""
-    value_head_dim: Count
-    bias: bool = False
-    """On the projections from h to the latents and on the output projection."""
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -282,13 +286,6 @@ class TransformerLayer:
             + self.mlp.parameters(hidden, tp)
             + self.num_norms * self.norm.parameters(hidden)
         )
-
-    def active_parameters(self, hidden: int) -> int:
-        """Weights that one token meets: of the routed experts only those it is sent to."""
-        if isinstance(self.mlp, Mlp):
-            return self.parameters(hidden)
-        idle = self.mlp.num_experts - self.mlp.experts_per_token
-        return self.parameters(hidden) - idle * self.mlp.expert.parameters(hidden)
 
     def slicing_faults(self, tp: int) -> tuple[str, ...]:
         """Why it cannot be cut into `tp` tensor-parallel slices; empty where it can."""

@@ -19,6 +19,7 @@ from hetplan.model.layers import (
     Attention,
     Experts,
     LatentAttention,
+    LatentSizes,
     LayerRun,
     Mlp,
     Norm,
@@ -37,24 +38,6 @@ from hetplan.model.spec import MAX_LAYERS, Architecture, ModelSpec
 MODEL_SCHEMA = "hetplan.model/3"
 
 LayerCount = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttentionForm(FileForm):
-    """Multi-head latent attention (arXiv 2405.04434, section 2.1)."""
-
-    query_rank: Count | None = None
-    """Width of the queries' latent; left out: queries are projected from hidden_size directly."""
-    kv_rank: Count
-    """Width of the latent that keys and values are projected from."""
-    nope_head_dim: Count
-    """Of a query or key head, the width without positions."""
-    rope_head_dim: Count
-    """Of a query head, the rotated width; all keys share one part of this width."""
-    value_head_dim: Count
-    """Width of a value head."""
-    bias: bool = False
-    """Biases on the projections to the latents and on the output projection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +76,7 @@ class LayersForm(FileForm):
     """Sliding window of the attention, in tokens."""
     experts: ExpertsForm | None = None
     """Experts in the place of the MLP."""
-    latent_attention: LatentAttentionForm | None = None
+    latent_attention: LatentSizes | None = None
     """Latent attention in the place of plain attention."""
 
 
@@ -136,7 +119,7 @@ class ModelForm(FileForm):
     """Sliding window: a token sees itself and the window - 1 tokens before it. Left out: all."""
     experts: ExpertsForm | None = None
     """A mixture of experts in the place of every MLP; for some of the layers only, see layers."""
-    latent_attention: LatentAttentionForm | None = None
+    latent_attention: LatentSizes | None = None
     """Latent attention in the place of plain attention."""
     layers: tuple[LayersForm, ...] = ()
     """Where transformer layers differ: their runs in order, counts adding up to num_layers."""

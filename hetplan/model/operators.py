@@ -1,20 +1,18 @@
-"""Which operators one layer runs, and how much each has to do.
+"""The operators that one layer runs (`layer_operators`), and how much each has to do.
 
 A layer is a row of operators: products with weights, attention, norms, elementwise passes. Their
 measured times add up to the layer (`hetplan.predict.layer.composed`). Everything is per microbatch
-and per tensor-parallel rank, forward; what an operator's backward pass does follows from its class
-(`operator_flops`, `operator_bytes`). The rows of every kind of layer are in `layer_operators`.
-
-The row of operators of every kind of layer, with their shapes on one tensor-parallel rank.
+and per tensor-parallel rank, forward; the backward pass of an operator follows from its class
+(`operator_flops`, `operator_bytes`). Communication is not a layer's operator.
 
 Columns of a matrix are cut before attention and MLP, rows after them (Shoeybi et al., arXiv
 1909.08053, section 3). Norms and residual additions run on all tokens of every rank, or, with
 sequence parallelism, on 1 / tp of them (Korthikanti et al., arXiv 2205.05198, section 4.2).
-Sources of the layers' forms: `hetplan.model.layers`. Communication is not a layer's operator.
+Sources of the layers' forms: `hetplan.model.layers`.
 
-What only a backward pass runs (`gradient_operators`): at each of a layer's two forks the gradients
-of the residual and of the branch are added, and the gradient of every bias is a sum over tokens of
-its product's (PyTorch's autograd and `linear`; Megatron-LM's layers as well). Biases of products in
+Only the backward pass runs `gradient_operators`: at each of a layer's two forks the gradients of
+the residual and of the branch are added, and the gradient of every bias is a sum over tokens of its
+product's (PyTorch's autograd and `linear`; Megatron-LM's layers as well). Biases of products in
 8 bit cost nothing more: Transformer Engine sums them where it quantises the gradient
 (`cast_transpose_dbias`).
 
@@ -119,19 +117,19 @@ class Kernels:
 DEFAULT_KERNELS = Kernels()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator of a layer's forward pass."""
+    """One operator of a layer's forward pass; `OperatorClass` says what m, n and k are."""
 
     operator: OperatorClass
     what: str
     """Where in the layer it stands, as in `query-key-value projection`."""
-    count: int = 1
-    """How often it runs, each with a launch of its own."""
-    batch: int = 1
     m: int
     n: int
     k: int = 0
+    count: int = 1
+    """How often it runs, each with a launch of its own."""
+    batch: int = 1
     float32_copy: bool = False
     """Of a loss: it works on a float32 copy of the logits."""
 
@@ -268,13 +266,18 @@ def layer_operators(
         return tuple(_embedding(model, rows))
     if kind is LayerKind.HEAD:
         return tuple(_head(model, rows))
+    layer = layer or _layer_of(model, kind, sequence_length)
     if kind is LayerKind.TRANSFORMER:
-        shape = layer if layer is not None else model.common_layer(sequence_length)
-        return tuple(_transformer(shape, model.hidden_size, rows))
-    inside = layer if layer is not None else model.mtp_layer
-    if inside is None:
+        return tuple(_transformer(layer, model.hidden_size, rows))
+    return tuple(_multi_token_prediction(model, layer, rows))
+
+
+def _layer_of(model: ModelSpec, kind: LayerKind, sequence_length: int) -> TransformerLayer:
+    if kind is LayerKind.TRANSFORMER:
+        return model.common_layer(sequence_length)
+    if model.mtp_layer is None:
         raise InputError(f"{model.name} has no multi-token prediction layers")
-    return tuple(_multi_token_prediction(model, inside, rows))
+    return model.mtp_layer
 
 
 def gradient_operators(
@@ -290,22 +293,18 @@ def gradient_operators(
     """What one layer's backward pass runs besides that of its operators; as `layer_operators`."""
     if kind in (LayerKind.EMBEDDING, LayerKind.HEAD):
         return ()
-    if layer is None:
-        of_model = kind is LayerKind.TRANSFORMER
-        layer = model.common_layer(sequence_length) if of_model else model.mtp_layer
-    if layer is None:
-        raise InputError(f"{model.name} has no multi-token prediction layers")
+    layer = layer or _layer_of(model, kind, sequence_length)
     rows = _Rows(microbatch_size, sequence_length, tp, kernels)
     return tuple(_gradients(layer, model.hidden_size, rows))
 
 
 def _gradients(layer: TransformerLayer, h: int, rows: _Rows) -> Iterator[Operator]:
     yield Operator(
-        operator=OperatorClass.GRADIENT_ADDITION,
-        what="residual and branch gradients",
+        OperatorClass.GRADIENT_ADDITION,
+        "residual and branch gradients",
+        rows.cut_tokens,
+        h,
         count=2,
-        m=rows.cut_tokens,
-        n=h,
     )
     if rows.kernels.product_format:
         return
@@ -313,7 +312,7 @@ def _gradients(layer: TransformerLayer, h: int, rows: _Rows) -> Iterator[Operato
         *_attention_biases(layer.attention, h, rows),
         *_mlp_biases(layer.mlp, h, rows),
     ):
-        yield Operator(operator=OperatorClass.BIAS_GRADIENT, what=what, m=tokens, n=columns)
+        yield Operator(OperatorClass.BIAS_GRADIENT, what, tokens, columns)
 
 
 def _attention_biases(
@@ -361,14 +360,12 @@ class _Rows:
 
 
 def _product(what: str, m: int, n: int, k: int) -> Operator:
-    return Operator(operator=OperatorClass.MATRIX_PRODUCT, what=what, m=m, n=n, k=k)
+    return Operator(OperatorClass.MATRIX_PRODUCT, what, m, n, k)
 
 
 def _transformer(layer: TransformerLayer, h: int, rows: _Rows) -> Iterator[Operator]:
     kernels = rows.kernels
-    yield Operator(
-        operator=OperatorClass.NORM, what="norm", count=layer.num_norms, m=rows.cut_tokens, n=h
-    )
+    yield Operator(OperatorClass.NORM, "norm", rows.cut_tokens, h, count=layer.num_norms)
     if isinstance(layer.attention, LatentAttention):
         yield from _latent_attention(layer.attention, h, rows)
     else:
@@ -378,12 +375,12 @@ def _transformer(layer: TransformerLayer, h: int, rows: _Rows) -> Iterator[Opera
     else:
         yield from _mlp(layer.mlp, h, rows.tokens, rows.tp, "")
     yield Operator(
-        operator=OperatorClass.ADDITION,
-        what="residual addition",
+        OperatorClass.ADDITION,
+        "residual addition",
+        rows.cut_tokens,
+        h,
+        ADDITION_DROPOUT if kernels.hidden_dropout else ADDITION_FUSED,
         count=2,
-        m=rows.cut_tokens,
-        n=h,
-        k=ADDITION_DROPOUT if kernels.hidden_dropout else ADDITION_FUSED,
     )
 
 
@@ -394,15 +391,10 @@ def _attention(attention: Attention, h: int, rows: _Rows) -> Iterator[Operator]:
     if attention.qk_norm:
         # One row per head: queries' and keys' norms are a launch each, counted as one operator.
         yield Operator(
-            operator=OperatorClass.NORM,
-            what="query and key norm",
-            m=rows.tokens * (query + kv) // width,
-            n=width,
+            OperatorClass.NORM, "query and key norm", rows.tokens * (query + kv) // width, width
         )
     if attention.rotary:
-        yield Operator(
-            operator=OperatorClass.ROTATION, what="rotary positions", m=rows.tokens, n=query + kv
-        )
+        yield Operator(OperatorClass.ROTATION, "rotary positions", rows.tokens, query + kv)
     yield from _core(query // width, width, width, rows, attention.window)
     yield _product("attention output", rows.tokens, h, query)
 
@@ -417,20 +409,18 @@ def _latent_attention(attention: LatentAttention, h: int, rows: _Rows) -> Iterat
         yield _product("query projection", tokens, query, h)
     else:
         yield _product("query latent", tokens, attention.query_rank, h)
-        yield Operator(
-            operator=OperatorClass.NORM, what="query latent norm", m=tokens, n=attention.query_rank
-        )
+        yield Operator(OperatorClass.NORM, "query latent norm", tokens, attention.query_rank)
         yield _product("queries from latent", tokens, query, attention.query_rank)
     yield _product("key-value latent", tokens, latent + rotated, h)
-    yield Operator(operator=OperatorClass.NORM, what="key-value latent norm", m=tokens, n=latent)
+    yield Operator(OperatorClass.NORM, "key-value latent norm", tokens, latent)
     keys = heads * attention.nope_head_dim
     yield _product("keys and values from latent", tokens, keys + value, latent)
     # Rotation of each head's part, with the copy that puts a key's two parts side by side.
     yield Operator(
-        operator=OperatorClass.ROTATION,
-        what="rotary positions and keys put together",
-        m=tokens,
-        n=heads * rotated + query,
+        OperatorClass.ROTATION,
+        "rotary positions and keys put together",
+        tokens,
+        heads * rotated + query,
     )
     yield from _core(heads, attention.key_head_dim, attention.value_head_dim, rows, None)
     yield _product("attention output", tokens, h, value)
@@ -446,31 +436,20 @@ def _core(
         keys = max(1, round(2 * window - window * window / s))
     if rows.kernels.fused_attention:
         yield Operator(
-            operator=OperatorClass.FUSED_ATTENTION,
-            what="attention",
+            OperatorClass.FUSED_ATTENTION,
+            "attention",
+            s,
+            keys,
+            (key_width + value_width) // 2,
             batch=batch,
-            m=s,
-            n=keys,
-            k=(key_width + value_width) // 2,
         )
         return
     # Without a fused kernel the whole square is computed, whatever the window.
-    yield Operator(
-        operator=OperatorClass.ATTENTION_SCORE, what="scores", batch=batch, m=s, n=s, k=key_width
-    )
-    yield Operator(operator=OperatorClass.SOFTMAX, what="softmax", m=batch * s, n=s)
+    yield Operator(OperatorClass.ATTENTION_SCORE, "scores", s, s, key_width, batch=batch)
+    yield Operator(OperatorClass.SOFTMAX, "softmax", batch * s, s)
     if rows.kernels.attention_dropout:
-        yield Operator(
-            operator=OperatorClass.ATTENTION_DROPOUT, what="attention dropout", m=batch * s, n=s
-        )
-    yield Operator(
-        operator=OperatorClass.ATTENTION_CONTEXT,
-        what="context",
-        batch=batch,
-        m=s,
-        n=value_width,
-        k=s,
-    )
+        yield Operator(OperatorClass.ATTENTION_DROPOUT, "attention dropout", batch * s, s)
+    yield Operator(OperatorClass.ATTENTION_CONTEXT, "context", s, value_width, s, batch=batch)
 
 
 def _mlp(mlp: Mlp, h: int, tokens: int, tp: int, of: str) -> Iterator[Operator]:
@@ -478,9 +457,7 @@ def _mlp(mlp: Mlp, h: int, tokens: int, tp: int, of: str) -> Iterator[Operator]:
     read = 2 * inner if mlp.gated else inner
     # Gate and up projection read the same input: one product, as trainers run it.
     yield _product(f"{of}up projection", tokens, read, h)
-    yield Operator(
-        operator=OperatorClass.ACTIVATION, what=f"{of}activation", m=tokens, n=inner, k=read
-    )
+    yield Operator(OperatorClass.ACTIVATION, f"{of}activation", tokens, inner, read)
     yield _product(f"{of}down projection", tokens, h, inner)
 
 
@@ -494,29 +471,23 @@ def _experts(experts: Experts, h: int, rows: _Rows) -> Iterator[Operator]:
     each = -(-copies // met)
     yield _product("router", tokens, experts.num_experts + experts.shared_gate, h)
     # Softmax and choice over the experts; the counts and indices are below one pass more.
-    yield Operator(
-        operator=OperatorClass.SOFTMAX, what="router softmax", m=tokens, n=experts.num_experts
-    )
-    yield Operator(operator=OperatorClass.ROUTING, what="routing", m=copies, n=h)
+    yield Operator(OperatorClass.SOFTMAX, "router softmax", tokens, experts.num_experts)
+    yield Operator(OperatorClass.ROUTING, "routing", copies, h)
     grouped = OperatorClass.GROUPED_PRODUCT
-    yield Operator(operator=grouped, what="experts' up projection", batch=met, m=each, n=read, k=h)
-    yield Operator(
-        operator=OperatorClass.ACTIVATION, what="experts' activation", m=copies, n=inner, k=read
-    )
-    yield Operator(
-        operator=grouped, what="experts' down projection", batch=met, m=each, n=h, k=inner
-    )
+    yield Operator(grouped, "experts' up projection", each, read, h, batch=met)
+    yield Operator(OperatorClass.ACTIVATION, "experts' activation", copies, inner, read)
+    yield Operator(grouped, "experts' down projection", each, h, inner, batch=met)
     if experts.shared:
         yield from _mlp(experts.shared, h, tokens, rows.tp, "shared experts' ")
 
 
 def _embedding(model: ModelSpec, rows: _Rows) -> Iterator[Operator]:
     yield Operator(
-        operator=OperatorClass.EMBEDDING,
-        what="embedding",
-        m=rows.tokens,
-        n=model.embedding_width,
-        k=model.vocabulary_slice(rows.tp),
+        OperatorClass.EMBEDDING,
+        "embedding",
+        rows.tokens,
+        model.embedding_width,
+        model.vocabulary_slice(rows.tp),
     )
     if model.embedding_size is not None:
         yield _product("embedding projection", rows.tokens, model.hidden_size, model.embedding_size)
@@ -525,15 +496,15 @@ def _embedding(model: ModelSpec, rows: _Rows) -> Iterator[Operator]:
 def _head(model: ModelSpec, rows: _Rows) -> Iterator[Operator]:
     h, vocabulary = model.hidden_size, model.vocabulary_slice(rows.tp)
     if model.final_norm is not None:
-        yield Operator(operator=OperatorClass.NORM, what="final norm", m=rows.cut_tokens, n=h)
+        yield Operator(OperatorClass.NORM, "final norm", rows.cut_tokens, h)
     if model.embedding_size is not None:
         yield _product("head projection", rows.tokens, model.embedding_size, h)
     yield _product("logits", rows.tokens, vocabulary, model.embedding_width)
     yield Operator(
-        operator=OperatorClass.LOSS,
-        what="loss",
-        m=rows.tokens,
-        n=vocabulary,
+        OperatorClass.LOSS,
+        "loss",
+        rows.tokens,
+        vocabulary,
         float32_copy=not rows.kernels.fused_loss,
     )
 
@@ -543,13 +514,7 @@ def _multi_token_prediction(
 ) -> Iterator[Operator]:
     """Two norms, the merge [2 h, h], a transformer layer, the shared head."""
     h = model.hidden_size
-    yield Operator(
-        operator=OperatorClass.NORM,
-        what="norms of state and embedding",
-        count=2,
-        m=rows.cut_tokens,
-        n=h,
-    )
+    yield Operator(OperatorClass.NORM, "norms of state and embedding", rows.cut_tokens, h, count=2)
     yield _product("merge", rows.tokens, -(-h // rows.tp), 2 * h)
     yield from _transformer(inside, h, rows)
     yield from _head(model, rows)

@@ -190,29 +190,8 @@ class ModelSpec:
     def parameter_count(self) -> int:
         """Trainable parameters; a tied matrix counts once, multi-token prediction not at all."""
         layers = sum(run.count * run.layer.parameters(self.hidden_size) for run in self.layer_runs)
-        return self._ends() + layers
-
-    @property
-    def active_parameter_count(self) -> int:
-        """Parameters that one token meets: of each layer's routed experts those it is sent to."""
-        layers = sum(
-            run.count * run.layer.active_parameters(self.hidden_size) for run in self.layer_runs
-        )
-        return self._ends() + layers
-
-    @property
-    def mtp_parameter_count(self) -> int:
-        """Parameters of the multi-token prediction layers, without the shared matrices."""
-        if not self.num_mtp_layers:
-            return 0
-        return self.num_mtp_layers * self.parameters(LayerKind.MULTI_TOKEN_PREDICTION)
-
-    def _ends(self) -> int:
-        return (
-            self.parameters(LayerKind.EMBEDDING)
-            + self.parameters(LayerKind.HEAD)
-            - (self.vocabulary_matrix() if self.tied_embeddings else 0)
-        )
+        ends = self.parameters(LayerKind.EMBEDDING) + self.parameters(LayerKind.HEAD)
+        return ends + layers - (self.vocabulary_matrix() if self.tied_embeddings else 0)
 
     def parameters(self, kind: LayerKind, tp: int = 1) -> int:
         """Parameters that one of `tp` tensor-parallel ranks holds of one layer of this kind.

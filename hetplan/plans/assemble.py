@@ -1,16 +1,14 @@
-"""Which devices of an island does each stage on it get?
+"""Devices for stages (`positions`), and from placed stages to a plan (`assemble_plan`).
 
-Sizes are tp * cp * dp devices. A size divides the devices of a node, or is whole nodes; a stage
-then lies inside one node or fills whole ones, so that every tensor-parallel group lies in a node.
+Placement: a stage has tp * cp * dp devices, which divide the devices of a node or are whole nodes.
+It lies inside one node or fills whole ones, so that every tensor-parallel group lies in a node.
 Positions count the devices of usable nodes in order. Stages are placed in the order in which they
 are given, each at the next multiple of its own size; where that leaves too little room, the largest
 first, and then with no gaps. Sizes of which each divides the next larger one fill every node so.
 
-From stages with their devices to a plan: every group that follows from them.
-
-Boundaries, reduction groups (one for each run of layers that the same stages hold, a second one
-where experts are dealt out differently from the other weights), the devices that share a tied
-matrix, the padded vocabulary and the devices that are left over.
+Assembly adds what follows from the stages: boundaries, reduction groups (one for each run of layers
+that the same stages hold, a second one where experts are dealt out differently from the other
+weights), the devices that share a tied matrix, the padded vocabulary and the unused devices.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Which choices make a plan: the inverse of `hetplan.plans.build.plan_of`.
+"""From choices to a plan (`plan_of`) and back (`chosen_of`).
 
-From choices to a plan and back: which devices each stage gets, and every group that follows.
-
-Placement: the stages on an island take its usable devices in order, pipeline by pipeline
-(`hetplan.plans.assemble`), `tp * cp * dp` each, tensor-parallel ranks next to each other, then
+The stages on an island take its usable devices in order, pipeline by pipeline
+(`hetplan.plans.assemble`): `tp * cp * dp` each, tensor-parallel ranks next to each other, then
 context-parallel ones. `tp` divides the devices of a node; the product divides them or is a multiple
 of them, so that no tensor-parallel group leaves its node. A stage on several islands has one
 replica entry per island.

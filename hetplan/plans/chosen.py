@@ -1,7 +1,7 @@
-"""What is chosen of a plan before devices are numbered: shapes, layers and order of its stages.
+"""The choices of a plan before devices are numbered: shapes, layers and order of its stages.
 
-A search, a journal and a user's own layout speak in these values; `hetplan.plans.build.plan_of`
-gives them devices and groups.
+Searches, journals and layouts speak in these values; `hetplan.plans.build.plan_of` gives them
+devices and groups.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""In which number formats does a plan sum gradients, and how do plan and job agree on them?
+"""Number formats in which a plan sums gradients, and checkpoint formats that other plans can load.
 
 A plan names the format of every sum of gradients: `ReductionGroup.precision` over the copies,
 `Plan.tied_embedding_precision` between first and last stage. The job's trainer has a format of its
 own (`TrainerSettings.gradient_precision`); plans that are made for the job name that one, and only
 targets with `Target.other_formats` take another.
 
-Which checkpoints can be loaded under another plan than the one that saved them?
-
-A run whose devices change (elasticity) needs a format that keeps tensors whole, or with their
-place; one that keeps each rank's memory as it was can only be loaded by the same ranks again. This
-is data about trainers: what was read in their code, with where, unless a line says it was run.
+A run whose devices change (elasticity) needs checkpoints that keep tensors whole, or with their
+place. A format that keeps each rank's memory as it was can only be loaded by the same ranks again.
+`reshardable` answers from data about trainers: what was read in their code, unless a line says that
+it was run.
 """
 
 from __future__ import annotations

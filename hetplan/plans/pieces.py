@@ -1,12 +1,12 @@
-"""Island and node of many devices at once: plans name a hundred thousand, so these are arrays.
+"""Parts of plans that several rooms need: device arrays, copies of weights, warm-up depths.
 
-Which layers do the same stages hold, and how many copies of their weights are there?
+Plans name up to a hundred thousand devices, so islands and nodes of devices are numpy arrays.
 
-Pipelines may be cut differently; between the cuts of all of them lie pieces of layers that one
-stage of each pipeline holds, whose gradients are reduced over the same devices.
+Pipelines may be cut differently. Between the cuts of all of them lie pieces of layers that one
+stage of each pipeline holds (`holders`); the gradients of a piece are reduced over the same
+devices.
 
-How many microbatches does a stage have in flight under a schedule's own warm-up?
-
+`own_depth` gives the microbatches that a stage has in flight under a schedule's own warm-up. With
 P stages, s a stage, v virtual stages on each, m microbatches:
 
     1f1b, zb-h1        min(P - s, m)               arXiv 2104.04473, 2401.10241 section 2.3

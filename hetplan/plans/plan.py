@@ -1,16 +1,13 @@
-"""What runs where: the plan, as intent, free of any trainer's spelling.
+"""What runs where: the plan, in words that no trainer owns.
 
-Layers are positions in `ModelSpec.layers` (0 is the embedding, num_layers + 1 the head). Devices
-are the cluster's device numbers, as ranges with strides, so that a plan for 100,000 devices stays
-small.
+Layers are positions in `ModelSpec.layers` (0 is the embedding, the last one the head). Devices are
+the cluster's device numbers, written as ranges with strides, so that a plan for 100,000 devices
+stays small.
 
-What does the data of an older plan file mean in the newest form?
-
-Forms 1 and 2 of a plan sharded the optimizer state and nothing else. Files before `hetplan.plan/8`
-did not name the number format of a reduction: it was that of the job's trainer
-(`hetplan.job.trainer`), which is named now.
-
-All of this works on raw data: what has the wrong type is left as it is, for the reader to refuse.
+Older plan files lack fields, which `Plan.from_older_form` adds to the raw data. Forms 1 and 2 had
+no `sharding`: they sharded the optimizer state or nothing. Forms before `hetplan.plan/8` did not
+name the number format of a reduction: it is the format of the job's trainer
+(`hetplan.job.trainer`). Data of a wrong type is left as it is, for the reader to refuse.
 """
 
 from __future__ import annotations

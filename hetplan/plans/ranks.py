@@ -1,13 +1,11 @@
-"""Which rank runs where, and at which position of which groups?
+"""The ranks of a plan (`rank_rows`), and what `hetplan launch` does not run (`limits_of`).
 
 Ranks count pipeline by pipeline, stage by stage, in each stage replica by replica in the order
 (dp, cp, tp), tp fastest: with one pipeline Megatron-LM's default order tp-cp-ep-dp-pp.
 
-What of a plan for target native does `hetplan launch` not run, and which pins avoid it?
-
-The reference trainer is made for more than it runs today; plans of all that it is made for can be
-searched and priced. It runs pipelines of any stages: unlike layers, degrees, microbatch sizes,
-islands, depths and chunks; the optimizer sharded in one pipeline.
+Target native can be searched and priced for more than the reference trainer runs today. It runs
+pipelines of any stages: unlike layers, degrees, microbatch sizes, islands, depths and chunks; the
+optimizer sharded in one pipeline. Each limit names the pins that avoid it.
 """
 
 from __future__ import annotations

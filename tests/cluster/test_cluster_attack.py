@@ -55,24 +55,12 @@ def test_a_typo_in_any_key_is_refused_by_the_schema_and_the_loader(tmp_path):
             load(tmp_path, yaml.safe_dump(wrong, sort_keys=False))
 
 
-def laughs():
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
-    return HEAD + "\n".join(lines) + "\n"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (laughs(), "by aliases"),
         (ONE + "&i " + ISLAND + "\n" + "      - *i\n" * 20000, "by aliases"),
         (HEAD + "regions: &r\n  - name: r\n    islands: *r\n", "no finished anchor"),
-        (HEAD + "m: &m {a: 1}\nn:\n  <<: [*m, *m]\n", "merge keys"),
-        ("[" * 20000, "nested more than"),
-        (ONE + ISLAND.replace("nodes: 1", "nodes: 0"), "at least 1"),
-        (HEAD + "regions: []\n", "regions"),
         (ONE + ISLAND[:-1] + ", node_names: ['n[0-999999999]']}", "name every node"),
-        (ONE + ISLAND[:-1] + ", node_names: ['n[5-4]']}", "ends before it begins"),
         (ONE + ISLAND.replace("name: a", "name: 'Zoë \u202e'"), "letters, digits"),
     ],
 )
@@ -83,18 +71,3 @@ def test_bombs_end_in_a_fault_after_a_look_at_the_text(tmp_path, text, message):
 
     # What the bombs ask for takes millions of steps and more; the text has its own length.
     assert counted_steps(refused)[1] < 50_000 + 3 * len(text)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("latency: 3 us", "latency: 1e300 s", "latency: more than an hour"),
-        ("latency: 3 us", "round_trip: 2 h", "round_trip: more than an hour"),
-        ("bandwidth: 450 GB/s", "bandwidth: 1e-300 GB/s", "less than a byte per second"),
-    ],
-)
-def test_figures_that_no_link_has_are_slips(tmp_path, old, new, message):
-    text = (shipped_folder("configs") / "clusters" / "three-regions.yaml").read_text()
-    assert old in text
-    with pytest.raises(InputError, match=message):
-        load(tmp_path, text.replace(old, new, 1))

@@ -210,13 +210,6 @@ def test_operations_per_byte_are_those_of_a_matrix_engine(kind):
         assert 30 <= half / memory <= 650
 
 
-@each_kind
-def test_operations_per_watt_are_possible(kind):
-    half = max((rates(kind).get(dtype, 0.0) for dtype in ("bfloat16", "float16")), default=0.0)
-    if half and kind.max_power_watts:
-        assert 0.1e12 <= half / kind.max_power_watts <= 3e12
-
-
 def test_rates_that_are_often_misread():
     assert BY_NAME["nvidia-a100-80gb-sxm"].peak("float32") == 19.5e12  # 156 is TF32
     assert BY_NAME["amd-mi250x-gcd"].memory_bytes == 64 * 2**30

@@ -16,7 +16,6 @@ from hetplan.cluster.links import (
     window_limit,
 )
 from hetplan.cluster.spec import Link, Transport
-from hetplan.errors import InputError
 from hetplan.predict.link import prior
 from hetplan.profiling.samples import LinkOperation
 
@@ -168,25 +167,6 @@ def test_senders_share_a_capacity_and_nothing_else(senders):
     total = senders * link.bandwidth_bytes_per_second
     assert total <= 40 * GBIT * (1 + 1e-12)
     assert LONG.among(senders + 1).goodput_bytes_per_second <= link.goodput_bytes_per_second
-
-
-def test_a_link_refuses_impossible_figures():
-    for field, wrong in (
-        ("shared_bandwidth_bytes_per_second", 0.0),
-        ("window_bytes", math.inf),
-        ("segment_bytes", -1.0),
-        ("price_usd_per_byte", -1.0),
-        ("oversubscription", 0.5),
-        ("streams", 0),
-        ("loss", 1.0),
-    ):
-        with pytest.raises(InputError, match=field):
-            Link(
-                bandwidth_bytes_per_second=1.0,
-                latency_seconds=0.0,
-                transport=Transport.HOST_STAGED,
-                **{field: wrong},
-            )
 
 
 def test_without_loss_nothing_is_resent_however_much_is_under_way() -> None:

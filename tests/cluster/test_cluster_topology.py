@@ -52,8 +52,6 @@ def test_where_a_device_is(two):
     assert two.node_of_device(13) == 1
     assert topology.written_node_name(two, 13) == "rack08"
     assert topology.written_node_name(two, 16) is None
-    assert not two.is_usable(13)
-    assert two.is_usable(7)
     for wrong in (-1, two.num_devices):
         with pytest.raises(InputError, match="the cluster has 0 to 35"):
             topology.place_of(two, wrong)
@@ -126,7 +124,6 @@ def test_a_device_of_131072_is_placed_without_a_walk_over_the_islands(tmp_path):
         last = found.num_devices - 1
         found.island_of_device(last)
         found.node_of_device(last)
-        found.is_usable(last)
 
     few, many = (read(tmp_path, many_islands(count, 17)) for count in (10, 1000))
     assert many.num_devices >= 131_072

@@ -13,7 +13,6 @@ from hetplan.units import (
     format_about,
     format_bandwidth,
     format_bytes,
-    format_flops,
     format_power,
     format_rate,
     format_seconds,
@@ -101,7 +100,6 @@ def test_parse_inverts_the_other_formats(value):
     for write, dimension in (
         (format_bytes, Dimension.MEMORY),
         (format_bandwidth, Dimension.BANDWIDTH),
-        (format_flops, Dimension.RATE),
     ):
         assert parse_quantity(write(value), dimension) == pytest.approx(value, rel=6e-4)
 
@@ -137,7 +135,6 @@ def test_formats():
     assert format_bandwidth(25e9) == "25 GB/s"
     assert format_power(700.0) == "700 W"
     assert format_power(1.2e6) == "1.2 MW"
-    assert format_flops(312e12) == "312 TFLOP/s"
     assert format_rate(51_200.0, "token/s") == "51.2 ktoken/s"
 
 

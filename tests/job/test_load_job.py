@@ -194,11 +194,6 @@ def test_packing_needs_lengths(tmp_path):
         ({"sequence_lengths": (LengthShare(length=4096, share=1.0),)}, "sequence_length 2048"),
         ({"sequence_lengths": (LengthShare(length=0, share=1.0),)}, "from 1 to"),
         ({"sequence_lengths": (LengthShare(length=5, share=0.5),)}, "sum to 0.5"),
-        ({"sequence_lengths": (LengthShare(length=5, share=1.5),)}, "share is 1.5"),
-        ({"expert_load_factor": 0.9}, "at least 1"),
-        ({"expert_load_factor": float("nan")}, "at least 1"),
-        ({"data_loading_seconds": -1.0}, "at least 0"),
-        ({"checkpoint_interval_steps": 0}, "at least 1"),
     ],
 )
 def test_a_job_refuses_what_cannot_be(tmp_path, changes, says):

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetplan.errors import InputError
+from hetplan.model.load import load_model
+from hetplan.model.spec import ModelSpec
+
 FAMILIES = (
     *("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"),
     *("gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"),
@@ -204,3 +214,31 @@ CONFIGS: dict[str, dict[str, object]] = {
         "num_nextn_predict_layers": 2,
     },
 }
+
+
+def load(folder: Path, content: dict[str, Any] | str) -> ModelSpec:
+    """The model of a config.json, or of a file in hetplan's own form."""
+    path = folder / ("config.json" if isinstance(content, dict) else "model.yaml")
+    path.write_text(json.dumps(content, indent=1) if isinstance(content, dict) else content)
+    return load_model(path)
+
+
+def faults(folder: Path, content: dict[str, Any] | str) -> list[tuple[int, str, str]]:
+    """(line, field, message) of every fault of the file."""
+    with pytest.raises(InputError) as caught:
+        load(folder, content)
+    found = caught.value.faults
+    assert {Path(fault.file).parent for fault in found} == {folder}
+    return [(fault.line, fault.field, fault.message) for fault in found]
+
+
+SMALL = """schema: hetplan.model/3
+name: small
+architecture: llama
+num_layers: 6
+hidden_size: 96
+ffn_hidden_size: 200
+num_attention_heads: 6
+vocab_size: 101
+max_sequence_length: 64
+"""

@@ -3,26 +3,12 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_configs import CONFIGS, LATENT, LLAMA, OPT
+from model_configs import CONFIGS, LATENT, LLAMA, OPT, faults, load
 
 from hetplan.errors import InputError
 from hetplan.model.layers import Experts, LatentAttention, Mlp
 from hetplan.model.load import load_model
 from hetplan.model.spec import Architecture, LayerKind
-
-
-def load(folder, config):
-    path = folder / "config.json"
-    path.write_text(config if isinstance(config, str) else json.dumps(config, indent=1))
-    return load_model(path)
-
-
-def faults(folder, config):
-    with pytest.raises(InputError) as caught:
-        load(folder, config)
-    path = str(folder / "config.json")
-    assert {fault.file for fault in caught.value.faults} == {path}
-    return [(fault.line, fault.field, fault.message) for fault in caught.value.faults]
 
 
 def test_llama_and_gpt2_are_hetplans_own_layers(tmp_path):
@@ -76,7 +62,6 @@ def test_prediction_layers_stand_before_the_head(tmp_path):
     assert len(model.layers) == model.num_layers + 4
     assert isinstance(model.layer_at(6).attention, LatentAttention)
     assert model.parameters_at(7) == model.parameters(mtp) > model.parameters_at(5)
-    assert model.mtp_parameter_count == 2 * model.parameters(mtp)
 
 
 def test_the_language_part_of_a_model_that_sees(tmp_path):
@@ -187,12 +172,14 @@ def test_all_faults_are_found_at_once(tmp_path):
     ("text", "says"),
     [
         ('{"model_type": "llama", "hidden_size": NaN}', "NaN is not a number"),
-        ("[1]", "write a mapping"),
         ('{"schema": "hetplan.model/99", "model_type": "llama"}', "reads up to hetplan.model/3"),
     ],
 )
 def test_files_that_are_no_configuration(tmp_path, text, says):
-    assert any(says in message for _, _, message in faults(tmp_path, text))
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says):
+        load_model(path)
 
 
 GARBAGE = st.one_of(
@@ -232,6 +219,8 @@ def attempt(folder, config):
 
 def test_truncated_files_end_in_a_fault(tmp_path):
     text = json.dumps(CONFIGS["deepseek-v3-small-biased"], indent=1)
+    path = tmp_path / "config.json"
     for end in range(len(text)):
+        path.write_text(text[:end])
         with pytest.raises(InputError):
-            load(tmp_path, text[:end])
+            load_model(path)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
-from model_configs import CONFIGS
+from model_configs import CONFIGS, SMALL, faults, load
 
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
@@ -17,48 +16,13 @@ from hetplan.model.spec import LayerKind
 
 MODELS = shipped_folder("configs") / "models"
 
-TEXT = """schema: hetplan.model/2
-name: small
-architecture: llama
-num_layers: 6
-hidden_size: 96
-ffn_hidden_size: 200
-num_attention_heads: 6
-vocab_size: 101
-max_sequence_length: 64
-"""
-
-
-def load(folder, text):
-    path = folder / "model.yaml"
-    path.write_text(text)
-    return load_model(path)
-
-
-def faults(folder, text):
-    with pytest.raises(InputError) as caught:
-        load(folder, text)
-    assert {fault.file for fault in caught.value.faults} == {str(folder / "model.yaml")}
-    return [(fault.line, fault.field, fault.message) for fault in caught.value.faults]
-
-
-def config(folder, name):
-    path = folder / "config.json"
-    path.write_text(json.dumps(CONFIGS[name]))
-    return load_model(path)
-
 
 def test_the_shipped_example_is_the_published_model(tmp_path):
     written = load_model(MODELS / "deepseek-v3.yaml")
-    path = tmp_path / "config.json"
     balance = {"aux_loss_alpha": 0.0001, "seq_aux": True}
-    path.write_text(json.dumps(CONFIGS["deepseek_v3-defaults"] | balance))
-    read = load_model(path)
+    read = load(tmp_path, CONFIGS["deepseek_v3-defaults"] | balance)
     assert replace(written, name="") == replace(read, name="")
     assert [run.count for run in written.layer_runs] == [3, 58]
-    text = (MODELS / "deepseek-v3.yaml").read_text()
-    assert f"{written.active_parameter_count / 1e9:.1f} billion" in text
-    assert f"{written.mtp_parameter_count / 1e9:.1f} billion" in text
 
 
 YAML_OF = {
@@ -138,7 +102,7 @@ router: {score_function: sigmoid, normalized: true, scaling_factor: 2.5, correct
 
 @pytest.mark.parametrize("name", YAML_OF)
 def test_both_forms_describe_the_same_model(tmp_path, name):
-    written, read = load(tmp_path, YAML_OF[name]), config(tmp_path, name)
+    written, read = load(tmp_path, YAML_OF[name]), load(tmp_path, CONFIGS[name])
     assert replace(written, name="") == replace(read, name="")
 
 
@@ -173,18 +137,18 @@ def test_both_forms_describe_the_same_model(tmp_path, name):
     ],
 )
 def test_faults_of_unlike_layers(tmp_path, extra, line, field, says):
-    found = faults(tmp_path, TEXT + extra)
+    found = faults(tmp_path, SMALL + extra)
     assert (line, field) in [entry[:2] for entry in found]
     assert any(says in message for _, _, message in found), found
 
 
 def test_a_dense_layer_needs_a_width(tmp_path):
-    text = TEXT.replace("ffn_hidden_size: 200\n", "")
+    text = SMALL.replace("ffn_hidden_size: 200\n", "")
     assert "ffn_hidden_size is missing" in faults(tmp_path, text)[0][2]
 
 
 def test_positions_that_are_no_transformer_layer(tmp_path):
-    model = load(tmp_path, TEXT)
+    model = load(tmp_path, SMALL)
     for position in (-1, 0, 7, 99):
         with pytest.raises(InputError, match="is no transformer layer"):
             model.layer_at(position)
@@ -196,7 +160,7 @@ def test_positions_that_are_no_transformer_layer(tmp_path):
 
 
 def test_values_that_cannot_be(tmp_path):
-    model = load(tmp_path, TEXT)
+    model = load(tmp_path, SMALL)
     layer = model.layer_runs[0].layer
     for change, says in (
         ({"num_mtp_layers": 1}, "belong together"),
@@ -213,22 +177,22 @@ def test_values_that_cannot_be(tmp_path):
 
 
 def test_models_of_unlike_layers_cannot_be_planned(tmp_path):
-    (fault,) = planning_faults(config(tmp_path, "gemma2-uneven"), 64)
+    (fault,) = planning_faults(load(tmp_path, CONFIGS["gemma2-uneven"]), 64)
     assert (
         "shapes at sequence length 64: layers 1 and 2 differ in attention.window (16 and none)"
         in (fault)
     )
     # A window that covers the sequence is none.
-    assert planning_faults(config(tmp_path, "gemma2-uneven"), 16) == ()
-    assert planning_faults(config(tmp_path, "mistral-window"), 64) == ()
+    assert planning_faults(load(tmp_path, CONFIGS["gemma2-uneven"]), 16) == ()
+    assert planning_faults(load(tmp_path, CONFIGS["mistral-window"]), 64) == ()
     # Two dense layers and one of experts behind them, which goes with the prediction layers.
-    assert planning_faults(config(tmp_path, "deepseek-v3-small-biased"), 64) == ()
+    assert planning_faults(load(tmp_path, CONFIGS["deepseek-v3-small-biased"]), 64) == ()
     with pytest.raises(InputError, match="mlp"):
-        config(tmp_path, "deepseek-v3-small-biased").common_layer()
+        load(tmp_path, CONFIGS["deepseek-v3-small-biased"]).common_layer()
 
 
 def test_hetplans_own_layers_are_told_from_others(tmp_path):
-    model = load(tmp_path, TEXT)
+    model = load(tmp_path, SMALL)
     layer = model.layer_runs[0].layer
     attention, mlp = layer.attention, layer.mlp
     assert own_layer_fault(model) == ""

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_configs import CONFIGS
+from model_configs import CONFIGS, SMALL, load
 from transformers import AutoConfig
 
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.model.layer_units import own_numerics_differences, own_numerics_remark
-from hetplan.model.load import load_model
 from hetplan.model.numerics import Activation, RotaryScaling, RotaryScalingKind, Router
 from hetplan.model.spec import ModelSpec
 
@@ -35,12 +34,6 @@ YARN = {
     "mscale_all_dim": 0.707,
     "original_max_position_embeddings": 4096,
 }
-
-
-def read(folder: Path, config: dict[str, Any]) -> ModelSpec:
-    path = folder / "config.json"
-    path.write_text(json.dumps(config))
-    return load_model(path)
 
 
 CASES = {
@@ -64,7 +57,7 @@ _NAMES = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 @pytest.mark.parametrize("name", CASES)
 def test_a_configuration_says_what_transformers_reads_in_it(name: str, tmp_path: Path) -> None:
     stated = CASES[name]
-    model = read(tmp_path, stated)
+    model = load(tmp_path, stated)
     given = {key: value for key, value in stated.items() if key != "model_type"}
     theirs = AutoConfig.for_model(stated["model_type"], **json.loads(json.dumps(given)))
     epsilon = [
@@ -98,7 +91,7 @@ def test_a_configuration_says_what_transformers_reads_in_it(name: str, tmp_path:
 
 
 def test_routers(tmp_path: Path) -> None:
-    third = read(tmp_path, {"model_type": "deepseek_v3", "aux_loss_alpha": 1e-4, "seq_aux": True})
+    third = load(tmp_path, {"model_type": "deepseek_v3", "aux_loss_alpha": 1e-4, "seq_aux": True})
     assert third.router == Router(
         score_function="sigmoid",  # type: ignore[arg-type]
         normalized=True,
@@ -111,16 +104,16 @@ def test_routers(tmp_path: Path) -> None:
         loss_per_sequence=True,
     )
     grouped = {"model_type": "deepseek_v2", "num_experts_per_tok": 6, "n_group": 8, "topk_group": 3}
-    greedy = read(tmp_path, grouped).router
+    greedy = load(tmp_path, grouped).router
     assert greedy is not None
     assert (greedy.num_groups, greedy.normalized) == (None, False)
-    second = read(tmp_path, grouped | {"topk_method": "group_limited_greedy"}).router
+    second = load(tmp_path, grouped | {"topk_method": "group_limited_greedy"}).router
     assert second is not None
     assert (second.num_groups, second.groups_per_token, second.group_experts) == (8, 3, 1)
-    qwen = read(tmp_path, {"model_type": "qwen3_moe", "norm_topk_prob": True}).router
+    qwen = load(tmp_path, {"model_type": "qwen3_moe", "norm_topk_prob": True}).router
     assert qwen is not None
     assert (qwen.normalized, qwen.loss_coefficient) == (True, 0.001)
-    assert read(tmp_path, {"model_type": "qwen3_moe", "num_experts": 0}).router is None
+    assert load(tmp_path, {"model_type": "qwen3_moe", "num_experts": 0}).router is None
 
 
 @pytest.mark.parametrize(
@@ -137,42 +130,24 @@ def test_faults_name_their_key(
     change: dict[str, Any], field: str, says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError) as caught:
-        read(tmp_path, {"model_type": "llama"} | change)
+        load(tmp_path, {"model_type": "llama"} | change)
     (fault,) = caught.value.faults
     assert fault.field == field
     assert says in fault.message
 
 
 def test_an_unknown_stretching_is_kept_as_such(tmp_path: Path) -> None:
-    model = read(tmp_path, {"model_type": "llama", "rope_scaling": {"rope_type": "new"}})
+    model = load(tmp_path, {"model_type": "llama", "rope_scaling": {"rope_type": "new"}})
     assert model.rotary_scaling == RotaryScaling(kind=RotaryScalingKind.OTHER)
-    assert read(tmp_path, {"model_type": "llama", "hidden_act": "mish"}).activation == "other"
+    assert load(tmp_path, {"model_type": "llama", "hidden_act": "mish"}).activation == "other"
 
 
 # ---- model files
 
 
-FILE = """schema: hetplan.model/3
-name: small
-architecture: llama
-num_layers: 6
-hidden_size: 96
-ffn_hidden_size: 200
-num_attention_heads: 6
-vocab_size: 101
-max_sequence_length: 64
-"""
-
-
-def load(folder: Path, text: str) -> ModelSpec:
-    path = folder / "model.yaml"
-    path.write_text(text)
-    return load_model(path)
-
-
 def test_what_a_file_leaves_out_is_not_said(tmp_path: Path) -> None:
-    model = load(tmp_path, FILE)
-    older = load(tmp_path, FILE.replace("model/3", "model/1"))
+    model = load(tmp_path, SMALL)
+    older = load(tmp_path, SMALL.replace("model/3", "model/1"))
     assert model == older
     said = (model.norm_epsilon, model.activation, model.rotary_base, model.rotary_fraction)
     assert said == (None,) * 4
@@ -183,7 +158,7 @@ def test_files_say_it(tmp_path: Path) -> None:
     scaling = "{kind: llama3, factor: 8, original_length: 8192, low_frequency_factor: 1}"
     model = load(
         tmp_path,
-        f"{FILE}norm_epsilon: 1e-6\nrotary_base: 5e5\nactivation: silu\n"
+        f"{SMALL}norm_epsilon: 1e-6\nrotary_base: 5e5\nactivation: silu\n"
         f"rotary_scaling: {scaling}\n",
     )
     assert (model.norm_epsilon, model.rotary_base, model.activation) == (1e-6, 500000.0, "silu")
@@ -214,7 +189,7 @@ def test_files_say_it(tmp_path: Path) -> None:
 )
 def test_files_that_say_it_wrongly(line: str, field: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        load(tmp_path, f"{FILE}{line}\n")
+        load(tmp_path, f"{SMALL}{line}\n")
     (fault,) = caught.value.faults
     assert fault.field == field
     assert says in fault.message, fault.message
@@ -225,7 +200,7 @@ def test_files_that_say_it_wrongly(line: str, field: str, says: str, tmp_path: P
 
 
 def test_what_own_layers_compute_otherwise(tmp_path: Path) -> None:
-    model = load(tmp_path, FILE)
+    model = load(tmp_path, SMALL)
     assert own_numerics_remark(model) == ""
     same = replace(model, norm_epsilon=1e-5, rotary_base=10000.0, activation=Activation.SILU)
     assert own_numerics_remark(same) == ""

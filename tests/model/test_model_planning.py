@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from model_configs import CONFIGS
+from model_configs import CONFIGS, load
 
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.estimate import estimate
@@ -16,8 +16,6 @@ from hetplan.files.reading import decode, read_document
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
 from hetplan.job.spec import Pins, Precision
-from hetplan.model.layers import Experts, LatentAttention
-from hetplan.model.load import load_model
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.plans.check import check_plan
 from hetplan.plans.layout import Layout, plan_of_layout
@@ -42,12 +40,6 @@ JOB = replace(
 NOTHING = FittedPredictor.datasheet_only()
 
 
-def config(folder, name, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps(CONFIGS[name] | changes))
-    return load_model(path)
-
-
 EQUAL = {
     "mixtral-small": {},
     "opt-350m-form": {"max_position_embeddings": 256},
@@ -57,7 +49,7 @@ EQUAL = {
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_models_of_equal_layers_are_planned_and_priced(tmp_path, name):
-    model = config(tmp_path, name, **EQUAL[name])
+    model = load(tmp_path, CONFIGS[name] | EQUAL[name])
     found = search(model, CLUSTER, JOB, NOTHING)
     again = estimate(found.plan, model, CLUSTER, JOB, NOTHING)
     assert again.step_seconds == found.estimate.step_seconds > 0
@@ -74,7 +66,7 @@ def test_models_of_equal_layers_are_planned_and_priced(tmp_path, name):
 def test_rows_of_unlike_layers_are_not_searched_but_layouts_of_them_are_priced(
     tmp_path, name, says
 ):
-    model = config(tmp_path, name)
+    model = load(tmp_path, CONFIGS[name])
     with pytest.raises(InputError, match=says):
         search(model, CLUSTER, JOB, NOTHING)
     plan = plan_of_layout(Layout(dp=1), model, CLUSTER, JOB)
@@ -87,7 +79,7 @@ def test_rows_of_unlike_layers_are_not_searched_but_layouts_of_them_are_priced(
 
 
 def test_trainer_and_profiler_refuse_layers_that_they_lack(tmp_path):
-    model = config(tmp_path, "mixtral-small")
+    model = load(tmp_path, CONFIGS["mixtral-small"])
     with pytest.raises(InputError, match="5 experts"):
         job_grid(model, replace(JOB, pin=Pins()))
     with pytest.raises(InputError, match="5 experts"):
@@ -134,46 +126,15 @@ def test_laws_of_plain_layers_say_what_was_not_measured(tmp_path):
     )
     predictor = FittedPredictor(laws)
     device = replace(CLUSTER.islands[0].device, kind="measured")
-    plain = predictor.layer(device, query(config(tmp_path, "llama-3.1-8b"), 64))
+    plain = predictor.layer(device, query(load(tmp_path, CONFIGS["llama-3.1-8b"]), 64))
     assert plain.extrapolating == ()
-    mixtral = query(config(tmp_path, "mixtral-small"), 64)
+    mixtral = query(load(tmp_path, CONFIGS["mixtral-small"]), 64)
     sparse = predictor.layer(device, replace(mixtral, is_backward=True))
     (note,) = sparse.extrapolating
     assert note.startswith("layers with attention window 16, 5 experts not measured")
     assert sparse.log_halfwidth == datasheet.MATRIX_LOG_HALFWIDTH > plain.log_halfwidth
-    covered = predictor.layer(device, query(config(tmp_path, "mistral-window"), 16))
+    covered = predictor.layer(device, query(load(tmp_path, CONFIGS["mistral-window"]), 16))
     assert covered.extrapolating == ()
-
-
-def test_the_datasheet_charges_every_part_a_launch(tmp_path):
-    def seconds(model):
-        return datasheet.layer(CLUSTER.islands[0].device, query(model, 16)).seconds
-
-    plain = config(tmp_path, "llama-null-heads-own-width")
-    layer = plain.layer_runs[0].layer
-    run = plain.layer_runs[0]
-
-    def other(**changes):
-        return replace(plain, layer_runs=(replace(run, layer=replace(layer, **changes)),))
-
-    latent = LatentAttention(
-        num_heads=6,
-        query_rank=8,
-        kv_rank=8,
-        nope_head_dim=8,
-        rope_head_dim=8,
-        value_head_dim=16,
-    )
-    experts = Experts(num_experts=4, experts_per_token=2, expert_ffn_hidden_size=208)
-    longer = [
-        other(num_norms=4),
-        other(attention=replace(layer.attention, qk_norm=True)),
-        other(attention=latent),
-        other(attention=replace(latent, query_rank=None)),
-        other(mlp=experts),
-        other(mlp=replace(experts, shared_ffn_hidden_size=208)),
-    ]
-    assert all(seconds(model) > seconds(plain) for model in longer)
 
 
 FLAT = {
@@ -204,7 +165,7 @@ def test_values_of_the_older_form_are_read(tmp_path, architecture):
 
 @pytest.mark.parametrize("name", ["deepseek-v3-small-biased", "qwen2-moe-uneven", "opt-350m-form"])
 def test_values_of_unlike_layers_are_written_and_read(tmp_path, name):
-    model = config(tmp_path, name)
+    model = load(tmp_path, CONFIGS[name])
     path = tmp_path / "value.json"
     text = encode(model, schema="hetplan.model-value/3")
     path.write_text(text)

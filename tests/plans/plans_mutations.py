@@ -5,11 +5,12 @@ it could break.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from plans_of_many import Case
 
+from hetplan.model.layers import Mlp
 from hetplan.plans.plan import (
     DeviceRange,
     LayerRange,
@@ -19,6 +20,7 @@ from hetplan.plans.plan import (
     Recompute,
     RecomputeGranularity,
     RecomputeModule,
+    Replica,
     Sharding,
     Stage,
     compress,
@@ -43,330 +45,309 @@ def with_replica(plan: Plan, p: int, s: int, **changes: object) -> Plan:
     return with_stage(plan, p, s, replace(stage, replicas=(replica,)))
 
 
-def with_chunk(plan: Plan, p: int, s: int, start: int, stop: int) -> Plan:
-    stage = plan.pipelines[p].stages[s]
-    chunks = (LayerRange(start=start, stop=stop), *stage.chunks[1:])
-    return with_stage(plan, p, s, replace(stage, chunks=chunks))
+@dataclass(frozen=True)
+class Spot:
+    """A stage of a legal plan, and random choices for what is changed there."""
+
+    case: Case
+    p: int
+    s: int
+    draw: random.Random
+
+    @property
+    def plan(self) -> Plan:
+        return self.case.plan
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.plan.pipelines[self.p]
+
+    @property
+    def stage(self) -> Stage:
+        return self.pipeline.stages[self.s]
+
+    @property
+    def replica(self) -> Replica:
+        return self.stage.replicas[0]
+
+    @property
+    def following(self) -> Stage | None:
+        """The next stage of the pipeline."""
+        return self.pipeline.stages[self.s + 1] if self.s + 1 < len(self.pipeline.stages) else None
+
+    def with_pipeline(self, **changes: object) -> Plan:
+        changed = replace(self.pipeline, **changes)  # type: ignore[arg-type]
+        return with_pipeline(self.plan, self.p, changed)
+
+    def with_schedule(self, **changes: object) -> Plan:
+        return self.with_pipeline(schedule=replace(self.pipeline.schedule, **changes))  # type: ignore[arg-type]
+
+    def with_stage(self, **changes: object) -> Plan:
+        return with_stage(self.plan, self.p, self.s, replace(self.stage, **changes))  # type: ignore[arg-type]
+
+    def with_replica(self, **changes: object) -> Plan:
+        return with_replica(self.plan, self.p, self.s, **changes)
+
+    def with_devices(self, devices: Sequence[int]) -> Plan:
+        return self.with_replica(devices=compress(devices))
+
+    def with_chunk(self, start: int, stop: int) -> Plan:
+        return self.with_stage(chunks=(LayerRange(start=start, stop=stop), *self.stage.chunks[1:]))
+
+    def with_recompute(self, granularity: str, **changes: object) -> Plan:
+        asks = Recompute(granularity=RecomputeGranularity(granularity), **changes)  # type: ignore[arg-type]
+        return self.with_stage(recompute=asks)
+
+    def with_group(self, **changes: object) -> Plan | None:
+        """The first reduction group changed."""
+        if not self.plan.reduction_groups:
+            return None
+        first, *others = self.plan.reduction_groups
+        changed = replace(first, **changes)  # type: ignore[arg-type]
+        return replace(self.plan, reduction_groups=(changed, *others))
 
 
-Mutation = Callable[[Case, int, int, random.Random], Plan | None]
+Mutation = Callable[[Spot], Plan | None]
+
+OTHER_LINK = {"device-direct": "host-staged", "host-staged": "device-direct"}
 
 
-def layer_twice(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    chunk = case.plan.pipelines[p].stages[s].chunks[0]
-    last = len(case.model.layers)
-    if chunk.stop < last:
-        return with_chunk(case.plan, p, s, chunk.start, chunk.stop + 1)
-    return with_chunk(case.plan, p, s, chunk.start - 1, chunk.stop) if chunk.start else None
+def layer_twice(at: Spot) -> Plan | None:
+    chunk = at.stage.chunks[0]
+    if chunk.stop < len(at.case.model.layers):
+        return at.with_chunk(chunk.start, chunk.stop + 1)
+    return at.with_chunk(chunk.start - 1, chunk.stop) if chunk.start else None
 
 
-def layer_missing(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    chunk = case.plan.pipelines[p].stages[s].chunks[0]
-    if chunk.stop - chunk.start < 3:
+def layer_missing(at: Spot) -> Plan | None:
+    chunk = at.stage.chunks[0]
+    return at.with_chunk(chunk.start, chunk.stop - 1) if chunk.stop - chunk.start > 2 else None
+
+
+def stages_swapped(at: Spot) -> Plan | None:
+    if at.following is None:
         return None
-    return with_chunk(case.plan, p, s, chunk.start, chunk.stop - 1)
+    swapped = at.with_stage(chunks=at.following.chunks)
+    return with_stage(swapped, at.p, at.s + 1, replace(at.following, chunks=at.stage.chunks))
 
 
-def no_such_layer(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    chunk = case.plan.pipelines[p].stages[s].chunks[0]
-    return with_chunk(case.plan, p, s, chunk.start, len(case.model.layers) + 1)
-
-
-def stages_swapped(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    stages = case.plan.pipelines[p].stages
-    if s + 1 >= len(stages):
+def stage_without_transformer(at: Spot) -> Plan | None:
+    first = replace(at, s=0)
+    if first.following is None or at.pipeline.schedule.virtual_stages > 1:
         return None
-    swapped = with_stage(case.plan, p, s, replace(stages[s], chunks=stages[s + 1].chunks))
-    return with_stage(swapped, p, s + 1, replace(stages[s + 1], chunks=stages[s].chunks))
+    chunk = LayerRange(start=1, stop=first.following.chunks[0].stop)
+    plan = first.with_chunk(0, 1)
+    return with_stage(plan, at.p, 1, replace(first.following, chunks=(chunk,)))
 
 
-def chunk_too_many(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    pipeline = case.plan.pipelines[p]
-    more = replace(pipeline.schedule, virtual_stages=pipeline.schedule.virtual_stages + 1)
-    return with_pipeline(case.plan, p, replace(pipeline, schedule=more))
-
-
-def stage_without_transformer(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    pipeline = case.plan.pipelines[p]
-    if len(pipeline.stages) < 2 or pipeline.schedule.virtual_stages > 1:
+def device_in_two_stages(at: Spot) -> Plan | None:
+    every = [(q, t) for q, each in enumerate(at.plan.pipelines) for t in range(len(each.stages))]
+    q, t = at.draw.choice(every)
+    if (q, t) == (at.p, at.s):
         return None
-    second = pipeline.stages[1].chunks[0]
-    plan = with_chunk(case.plan, p, 0, 0, 1)
-    return with_chunk(plan, p, 1, 1, second.stop)
+    taken = expand(at.plan.pipelines[q].stages[t].replicas[0].devices)
+    return at.with_devices([*expand(at.replica.devices)[:-1], at.draw.choice(taken)])
 
 
-def device_in_two_stages(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    every = [(q, t) for q, each in enumerate(case.plan.pipelines) for t in range(len(each.stages))]
-    q, t = draw.choice(every)
-    if (q, t) == (p, s):
+def device_twice_in_a_stage(at: Spot) -> Plan | None:
+    mine = expand(at.replica.devices)
+    return at.with_devices([*mine[:-1], mine[0]]) if len(mine) > 1 else None
+
+
+def no_such_device(at: Spot) -> Plan | None:
+    last = at.case.cluster.num_devices - 1
+    count = max(2, at.replica.num_devices)
+    return at.with_replica(devices=(DeviceRange(start=last, count=count),))
+
+
+def device_forgotten(at: Spot) -> Plan | None:
+    unused = expand(at.plan.unused_devices)
+    return replace(at.plan, unused_devices=compress(unused[1:])) if unused else None
+
+
+def used_device_unused(at: Spot) -> Plan | None:
+    if len(expand(at.plan.unused_devices)) + 1 > 8:
         return None
-    mine = list(expand(case.plan.pipelines[p].stages[s].replicas[0].devices))
-    taken = expand(case.plan.pipelines[q].stages[t].replicas[0].devices)
-    mine[-1] = draw.choice(taken)
-    return with_replica(case.plan, p, s, devices=compress(mine))
+    mine = DeviceRange(start=expand(at.replica.devices)[0], count=1)
+    return replace(at.plan, unused_devices=(*at.plan.unused_devices, mine))
 
 
-def device_twice_in_a_stage(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    mine = list(expand(case.plan.pipelines[p].stages[s].replicas[0].devices))
-    if len(mine) < 2:
-        return None
-    return with_replica(case.plan, p, s, devices=compress([*mine[:-1], mine[0]]))
+def experts_of_a_dense_model(at: Spot) -> Plan | None:
+    dense = isinstance(at.case.model.layer_runs[0].layer.mlp, Mlp)
+    return at.with_replica(ep=2) if dense and at.replica.num_devices % 2 == 0 else None
 
 
-def no_such_device(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    count = case.plan.pipelines[p].stages[s].replicas[0].num_devices
-    ranges = (DeviceRange(start=case.cluster.num_devices - 1, count=max(2, count)),)
-    return with_replica(case.plan, p, s, devices=ranges)
-
-
-def device_forgotten(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    unused = expand(case.plan.unused_devices)
-    return replace(case.plan, unused_devices=compress(unused[1:])) if unused else None
-
-
-def used_device_unused(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    mine = expand(case.plan.pipelines[p].stages[s].replicas[0].devices)
-    if case.plan.unused_devices and len(expand(case.plan.unused_devices)) + 1 > 8:
-        return None
-    listed = (*case.plan.unused_devices, DeviceRange(start=mine[0], count=1))
-    return replace(case.plan, unused_devices=listed)
-
-
-def degrees_do_not_multiply(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    replica = case.plan.pipelines[p].stages[s].replicas[0]
-    return with_replica(case.plan, p, s, tp=3 * replica.tp)
-
-
-def degree_of_zero(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    name = draw.choice(["tp", "cp", "ep", "etp", "microbatch_size"])
-    return with_replica(case.plan, p, s, **{name: 0})
-
-
-def experts_do_not_divide(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    return with_replica(case.plan, p, s, ep=3)
-
-
-def experts_of_a_dense_model(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    replica = case.plan.pipelines[p].stages[s].replicas[0]
-    if case.model.layer_runs[0].layer.mlp.__class__.__name__ == "Experts":
-        return None
-    return with_replica(case.plan, p, s, ep=2) if replica.num_devices % 2 == 0 else None
-
-
-def sequence_parallel_alone(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    if case.plan.pipelines[p].stages[s].replicas[0].tp != 1:
-        return None
-    return with_replica(case.plan, p, s, sequence_parallel=True)
-
-
-def one_microbatch_more(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    pipeline = case.plan.pipelines[p]
-    if pipeline.schedule.name != "1f1b":
+def one_microbatch_more(at: Spot) -> Plan | None:
+    if at.pipeline.schedule.name != "1f1b":
         return None  # its own warm-up depths would change as well
-    more = replace(pipeline, num_microbatches=pipeline.num_microbatches + 1)
-    return with_pipeline(case.plan, p, more)
+    return at.with_pipeline(num_microbatches=at.pipeline.num_microbatches + 1)
 
 
-def stages_of_other_batches(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    if len(case.plan.pipelines[p].stages) < 2:
+def depths_that_grow(at: Spot) -> Plan | None:
+    if at.following is None:
         return None
-    size = case.plan.pipelines[p].stages[s].replicas[0].microbatch_size
-    return with_replica(case.plan, p, s, microbatch_size=2 * size)
+    deeper = replace(at.following, warmup_depth=at.stage.warmup_depth + 1)
+    return with_stage(at.plan, at.p, at.s + 1, deeper)
 
 
-def unknown_schedule(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    pipeline = case.plan.pipelines[p]
-    other = replace(pipeline.schedule, name="chimera")
-    return with_pipeline(case.plan, p, replace(pipeline, schedule=other))
+def modules_without_selection(at: Spot) -> Plan | None:
+    return at.with_recompute(at.draw.choice(["full", "none"]), modules=(RecomputeModule.MLP,))
 
 
-def chunks_without_interleaving(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    pipeline = case.plan.pipelines[p]
-    if pipeline.schedule.virtual_stages == 1:
+def boundary_missing(at: Spot) -> Plan | None:
+    boundaries = at.pipeline.boundaries
+    return at.with_pipeline(boundaries=boundaries[:-1]) if boundaries else None
+
+
+def boundary_of_another_link(at: Spot) -> Plan | None:
+    if not at.pipeline.boundaries:
         return None
-    return with_pipeline(
-        case.plan, p, replace(pipeline, schedule=replace(pipeline.schedule, name="gpipe"))
-    )
+    first, *others = at.pipeline.boundaries
+    changes = [{"transport": OTHER_LINK[first.transport]}, {"precision": "int8"}]
+    changed = replace(first, **at.draw.choice(changes))
+    return at.with_pipeline(boundaries=(changed, *others))
 
 
-def depths_that_grow(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    pipeline = case.plan.pipelines[p]
-    if s + 1 >= len(pipeline.stages):
+def vocabulary_not_divided(at: Spot) -> Plan | None:
+    if all(replica.tp == 1 for replica in at.plan.replicas):
         return None
-    deeper = pipeline.stages[s].warmup_depth + 1
-    return with_stage(case.plan, p, s + 1, replace(pipeline.stages[s + 1], warmup_depth=deeper))
+    return replace(at.plan, padded_vocab_size=at.plan.padded_vocab_size + 1)
 
 
-def no_warmup(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    pipeline = case.plan.pipelines[p]
-    last = len(pipeline.stages) - 1
-    return with_stage(case.plan, p, last, replace(pipeline.stages[last], warmup_depth=0))
-
-
-def modules_without_selection(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    stage = case.plan.pipelines[p].stages[s]
-    granularity = draw.choice([RecomputeGranularity.FULL, RecomputeGranularity.NONE])
-    asks = Recompute(granularity=granularity, modules=(RecomputeModule.MLP,))
-    return with_stage(case.plan, p, s, replace(stage, recompute=asks))
-
-
-def selection_of_nothing(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    stage = case.plan.pipelines[p].stages[s]
-    asks = Recompute(granularity=RecomputeGranularity.SELECTIVE)
-    return with_stage(case.plan, p, s, replace(stage, recompute=asks))
-
-
-def too_many_layers_recomputed(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    stage = case.plan.pipelines[p].stages[s]
-    asks = Recompute(granularity=RecomputeGranularity.FULL, layers=draw.choice([0, 99]))
-    return with_stage(case.plan, p, s, replace(stage, recompute=asks))
-
-
-def boundary_missing(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    pipeline = case.plan.pipelines[p]
-    if not pipeline.boundaries:
-        return None
-    return with_pipeline(case.plan, p, replace(pipeline, boundaries=pipeline.boundaries[:-1]))
-
-
-def boundary_of_another_link(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    pipeline = case.plan.pipelines[p]
-    if not pipeline.boundaries:
-        return None
-    first, *others = pipeline.boundaries
-    other = {"device-direct": "host-staged", "host-staged": "device-direct"}[first.transport]
-    found = draw.choice([replace(first, transport=other), replace(first, precision="int8")])
-    return with_pipeline(case.plan, p, replace(pipeline, boundaries=(found, *others)))
-
-
-def vocabulary_too_small(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    return replace(case.plan, padded_vocab_size=case.model.vocab_size - 4)
-
-
-def vocabulary_not_divided(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    if all(r.tp == 1 for each in case.plan.pipelines for t in each.stages for r in t.replicas):
-        return None
-    return replace(case.plan, padded_vocab_size=case.plan.padded_vocab_size + 1)
-
-
-def more_than_all_offloaded(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    return replace(case.plan, optimizer_offload=draw.choice([-0.1, 1.5, float("nan")]))
-
-
-def nothing_to_gather(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    if case.plan.sharding is not Sharding.NONE:
-        return None
-    return replace(case.plan, overlap=OverlapSettings(gathering=True))
-
-
-def shards_that_do_not_divide(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    return replace(case.plan, sharding=Sharding.OPTIMIZER, optimizer_shards=7)
-
-
-def shards_without_sharding(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    shards = 2 if case.plan.optimizer_shards == 1 else 1
-    return replace(case.plan, optimizer_shards=shards)
-
-
-def group_missing(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    groups = list(case.plan.reduction_groups)
+def group_missing(at: Spot) -> Plan | None:
+    groups = list(at.plan.reduction_groups)
     if not groups:
         return None
-    groups.pop(draw.randrange(len(groups)))
-    return replace(case.plan, reduction_groups=tuple(groups))
+    groups.pop(at.draw.randrange(len(groups)))
+    return replace(at.plan, reduction_groups=tuple(groups))
 
 
-def group_twice(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    groups = case.plan.reduction_groups
-    return replace(case.plan, reduction_groups=(*groups, draw.choice(groups))) if groups else None
+def group_twice(at: Spot) -> Plan | None:
+    groups = at.plan.reduction_groups
+    return replace(at.plan, reduction_groups=(*groups, at.draw.choice(groups))) if groups else None
 
 
-def group_of_other_degree(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    groups = case.plan.reduction_groups
-    if not groups:
+def group_of_other_degree(at: Spot) -> Plan | None:
+    groups = at.plan.reduction_groups
+    return at.with_group(degree=groups[0].degree + 1) if groups else None
+
+
+def member_missing(at: Spot) -> Plan | None:
+    groups = at.plan.reduction_groups
+    return at.with_group(members=compress(expand(groups[0].members)[1:])) if groups else None
+
+
+def group_of_another_link(at: Spot) -> Plan | None:
+    groups = at.plan.reduction_groups
+    return at.with_group(transport=OTHER_LINK[groups[0].transport]) if groups else None
+
+
+def tied_forgotten(at: Spot) -> Plan | None:
+    tied = at.plan.tied_embedding_devices
+    return replace(at.plan, tied_embedding_devices=tied[1:]) if tied else None
+
+
+def tied_without_need(at: Spot) -> Plan | None:
+    if at.plan.tied_embedding_devices:
         return None
-    first = replace(groups[0], degree=groups[0].degree + 1)
-    return replace(case.plan, reduction_groups=(first, *groups[1:]))
+    return replace(at.plan, tied_embedding_devices=(DeviceRange(start=0, count=1),))
 
 
-def member_missing(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    groups = case.plan.reduction_groups
-    if not groups:
-        return None
-    members = compress(expand(groups[0].members)[1:])
-    return replace(case.plan, reduction_groups=(replace(groups[0], members=members), *groups[1:]))
+def unless(excluded: Callable[[Spot], bool], mutate: Callable[[Spot], Plan]) -> Mutation:
+    """The mutation where it breaks something."""
+    return lambda at: None if excluded(at) else mutate(at)
 
 
-def group_of_another_link(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    groups = case.plan.reduction_groups
-    if not groups:
-        return None
-    other = {"device-direct": "host-staged", "host-staged": "device-direct"}[groups[0].transport]
-    first = replace(groups[0], transport=other)
-    return replace(case.plan, reduction_groups=(first, *groups[1:]))
-
-
-def tied_forgotten(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    if not case.plan.tied_embedding_devices:
-        return None
-    return replace(case.plan, tied_embedding_devices=case.plan.tied_embedding_devices[1:])
-
-
-def tied_without_need(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    if case.plan.tied_embedding_devices:
-        return None
-    return replace(case.plan, tied_embedding_devices=(DeviceRange(start=0, count=1),))
-
-
-def another_precision(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    return replace(case.plan, precision="float16")
-
-
-def unknown_target(case: Case, p: int, s: int, draw: random.Random) -> Plan | None:
-    return replace(case.plan, target="nobody")
-
-
-MUTATIONS: tuple[tuple[Mutation, Rule], ...] = (
-    (layer_twice, Rule.LAYERS_ONCE),
-    (layer_missing, Rule.LAYERS_ONCE),
-    (no_such_layer, Rule.LAYERS_ONCE),
-    (stages_swapped, Rule.LAYERS_IN_ORDER),
-    (chunk_too_many, Rule.CHUNKS),
-    (stage_without_transformer, Rule.TRANSFORMER_LAYER),
-    (device_in_two_stages, Rule.DEVICES_ONCE),
-    (device_twice_in_a_stage, Rule.DEVICES_ONCE),
-    (no_such_device, Rule.DEVICES_EXIST),
-    (device_forgotten, Rule.DEVICES_COUNTED),
-    (used_device_unused, Rule.DEVICES_COUNTED),
-    (degrees_do_not_multiply, Rule.DEGREES),
-    (degree_of_zero, Rule.DEGREES),
-    (experts_do_not_divide, Rule.EXPERT_DEGREES),
-    (experts_of_a_dense_model, Rule.SLICES),
-    (sequence_parallel_alone, Rule.SEQUENCE_PARALLEL),
-    (one_microbatch_more, Rule.BATCH),
-    (stages_of_other_batches, Rule.BATCH),
-    (unknown_schedule, Rule.SCHEDULE),
-    (chunks_without_interleaving, Rule.SCHEDULE),
-    (depths_that_grow, Rule.WARMUP),
-    (no_warmup, Rule.WARMUP),
-    (modules_without_selection, Rule.RECOMPUTE),
-    (selection_of_nothing, Rule.RECOMPUTE),
-    (too_many_layers_recomputed, Rule.RECOMPUTE),
-    (boundary_missing, Rule.BOUNDARIES),
-    (boundary_of_another_link, Rule.BOUNDARIES),
-    (vocabulary_too_small, Rule.VOCABULARY),
-    (vocabulary_not_divided, Rule.VOCABULARY),
-    (more_than_all_offloaded, Rule.OFFLOAD),
-    (nothing_to_gather, Rule.OVERLAP),
-    (shards_that_do_not_divide, Rule.SHARDING),
-    (shards_without_sharding, Rule.SHARDING),
-    (group_missing, Rule.REDUCTION),
-    (group_twice, Rule.REDUCTION),
-    (group_of_other_degree, Rule.REDUCTION),
-    (member_missing, Rule.REDUCTION),
-    (group_of_another_link, Rule.REDUCTION),
-    (tied_forgotten, Rule.TIED),
-    (tied_without_need, Rule.TIED),
-    (another_precision, Rule.JOB),
-    (unknown_target, Rule.JOB),
-)
+DEGREES = ("tp", "cp", "ep", "etp", "microbatch_size")
+MUTATIONS: dict[str, tuple[Rule, Mutation]] = {
+    "layer twice": (Rule.LAYERS_ONCE, layer_twice),
+    "layer missing": (Rule.LAYERS_ONCE, layer_missing),
+    "no such layer": (
+        Rule.LAYERS_ONCE,
+        lambda at: at.with_chunk(at.stage.chunks[0].start, len(at.case.model.layers) + 1),
+    ),
+    "stages swapped": (Rule.LAYERS_IN_ORDER, stages_swapped),
+    "chunk too many": (
+        Rule.CHUNKS,
+        lambda at: at.with_schedule(virtual_stages=at.pipeline.schedule.virtual_stages + 1),
+    ),
+    "stage without transformer": (Rule.TRANSFORMER_LAYER, stage_without_transformer),
+    "device in two stages": (Rule.DEVICES_ONCE, device_in_two_stages),
+    "device twice in a stage": (Rule.DEVICES_ONCE, device_twice_in_a_stage),
+    "no such device": (Rule.DEVICES_EXIST, no_such_device),
+    "device forgotten": (Rule.DEVICES_COUNTED, device_forgotten),
+    "used device unused": (Rule.DEVICES_COUNTED, used_device_unused),
+    "degrees do not multiply": (
+        Rule.DEGREES,
+        lambda at: at.with_replica(tp=3 * at.replica.tp),
+    ),
+    "degree of zero": (Rule.DEGREES, lambda at: at.with_replica(**{at.draw.choice(DEGREES): 0})),
+    "experts do not divide": (Rule.EXPERT_DEGREES, lambda at: at.with_replica(ep=3)),
+    "experts of a dense model": (Rule.SLICES, experts_of_a_dense_model),
+    "sequence parallel alone": (
+        Rule.SEQUENCE_PARALLEL,
+        unless(lambda at: at.replica.tp > 1, lambda at: at.with_replica(sequence_parallel=True)),
+    ),
+    "one microbatch more": (Rule.BATCH, one_microbatch_more),
+    "stages of other batches": (
+        Rule.BATCH,
+        unless(
+            lambda at: len(at.pipeline.stages) < 2,
+            lambda at: at.with_replica(microbatch_size=2 * at.replica.microbatch_size),
+        ),
+    ),
+    "unknown schedule": (Rule.SCHEDULE, lambda at: at.with_schedule(name="chimera")),
+    "chunks without interleaving": (
+        Rule.SCHEDULE,
+        unless(
+            lambda at: at.pipeline.schedule.virtual_stages == 1,
+            lambda at: at.with_schedule(name="gpipe"),
+        ),
+    ),
+    "depths that grow": (Rule.WARMUP, depths_that_grow),
+    "no warmup": (
+        Rule.WARMUP,
+        lambda at: replace(at, s=len(at.pipeline.stages) - 1).with_stage(warmup_depth=0),
+    ),
+    "modules without selection": (Rule.RECOMPUTE, modules_without_selection),
+    "selection of nothing": (Rule.RECOMPUTE, lambda at: at.with_recompute("selective")),
+    "too many layers recomputed": (
+        Rule.RECOMPUTE,
+        lambda at: at.with_recompute("full", layers=at.draw.choice([0, 99])),
+    ),
+    "boundary missing": (Rule.BOUNDARIES, boundary_missing),
+    "boundary of another link": (Rule.BOUNDARIES, boundary_of_another_link),
+    "vocabulary too small": (
+        Rule.VOCABULARY,
+        lambda at: replace(at.plan, padded_vocab_size=at.case.model.vocab_size - 4),
+    ),
+    "vocabulary not divided": (Rule.VOCABULARY, vocabulary_not_divided),
+    "more than all offloaded": (
+        Rule.OFFLOAD,
+        lambda at: replace(at.plan, optimizer_offload=at.draw.choice([-0.1, 1.5, float("nan")])),
+    ),
+    "nothing to gather": (
+        Rule.OVERLAP,
+        unless(
+            lambda at: at.plan.sharding is not Sharding.NONE,
+            lambda at: replace(at.plan, overlap=OverlapSettings(gathering=True)),
+        ),
+    ),
+    "shards that do not divide": (
+        Rule.SHARDING,
+        lambda at: replace(at.plan, sharding=Sharding.OPTIMIZER, optimizer_shards=7),
+    ),
+    "shards without sharding": (
+        Rule.SHARDING,
+        lambda at: replace(at.plan, optimizer_shards=2 if at.plan.optimizer_shards == 1 else 1),
+    ),
+    "group missing": (Rule.REDUCTION, group_missing),
+    "group twice": (Rule.REDUCTION, group_twice),
+    "group of other degree": (Rule.REDUCTION, group_of_other_degree),
+    "member missing": (Rule.REDUCTION, member_missing),
+    "group of another link": (Rule.REDUCTION, group_of_another_link),
+    "tied forgotten": (Rule.TIED, tied_forgotten),
+    "tied without need": (Rule.TIED, tied_without_need),
+    "another precision": (Rule.JOB, lambda at: replace(at.plan, precision="float16")),
+    "unknown target": (Rule.JOB, lambda at: replace(at.plan, target="nobody")),
+}
