@@ -279,10 +279,3 @@ def test_every_rule_has_a_fault() -> None:
     # Those of launches have theirs in test_lint_launch_rules.py.
     elsewhere = {"file-is-wrong", *(rule.id for rule in LAUNCH_RULES)}
     assert {fault.rule for fault in FAULTS} == {rule.id for rule in RULES} - elsewhere
-
-
-def test_rules_have_names_of_their_own() -> None:
-    assert len({rule.id for rule in RULES}) == len(RULES)
-    for rule in RULES:
-        assert rule.explanation.endswith(".")
-        assert rule.advice.endswith(".")
