@@ -12,7 +12,7 @@ program prints the larger of what a rank sends and receives, the full tensor.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError
@@ -48,6 +48,9 @@ MEAN_NOTE = (
     "seconds are means over a run's iterations (and over its ranks, unless -a says otherwise), "
     "not medians of the slowest rank; p10 and p90 repeat them"
 )
+
+
+CPU_TIME = "the time is the processor's own (-C), not the operation's"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +123,55 @@ def without_lone_ranks(run: Run) -> Run:
     return replace(run, rows=(), skipped=(*run.skipped, message))
 
 
-def why_unusable(size: int, texts: Mapping[str, str], wrong: str, file: str, line: int) -> str:
-    """Why a row must not be used; an InputError where it is not as the programs print it.
+def read_row(
+    file: str,
+    line: int,
+    size: int,
+    texts: Mapping[str, str],
+    wrong: str,
+    *,
+    step: Callable[[str], float],
+    dtype: str,
+    reduces: bool,
+    rooted: bool,
+    unusable: str = "",
+    in_place_unchecked: bool | None = None,
+) -> Row:
+    """A row from its time in microseconds and its two rates in GB/s, by the names of their columns.
 
-    `texts` are its time in microseconds and its rates, by the names of their columns.
+    `step` is what a text was rounded to; `unusable` why the row must not be used whatever it says.
+    An InputError where it is not as the programs print it.
     """
+    units = (1e6, 1e-9, 1e-9)  # divided by: 91.13 us becomes the nearest float
+    time, algorithm_rate, bus_rate = (
+        Rounded(value=(finite_number(text) or 0.0) / unit, half_step=step(text) / unit / 2)
+        for text, unit in zip(texts.values(), units, strict=True)
+    )
+    return Row(
+        line=line,
+        message_bytes=size,
+        dtype=dtype,
+        reduces=reduces,
+        rooted=rooted,
+        seconds=time,
+        algorithm_rate=algorithm_rate,
+        bus_rate=bus_rate,
+        wrong=unusable or _why_unusable(size, texts, wrong, file, line),
+        in_place_unchecked=in_place_unchecked,
+    )
+
+
+def run_notes(groups: int, together: int, graph: int) -> Iterator[str]:
+    """How the operations of a run were started."""
+    if groups > 1:
+        yield f"{groups} groups worked at the same time"
+    if together > 1:
+        yield f"{together} operations were started together (-m); time is of one"
+    if graph > 0:
+        yield "operations were replayed from a graph (-G), without launches"
+
+
+def _why_unusable(size: int, texts: Mapping[str, str], wrong: str, file: str, line: int) -> str:
     for name, text in texts.items():
         value = finite_number(text)
         if value is None and text.lstrip("-+").lower() not in ("nan", "inf"):
@@ -133,7 +180,7 @@ def why_unusable(size: int, texts: Mapping[str, str], wrong: str, file: str, lin
             return f"{name} is {text}"
     if not size:
         return "a message of no bytes"
-    if (finite_number(texts["time"]) or 0.0) / 1e6 == 0:
+    if not finite_number(next(iter(texts.values()))):
         return "the time is 0"
     if wrong.upper() == "N/A":
         return ""
