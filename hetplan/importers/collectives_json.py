@@ -9,7 +9,6 @@ row and half (`Reporter` in `src/common.cu`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from hetplan.files.reading import Document
 from hetplan.importers import json_text
@@ -19,10 +18,11 @@ from hetplan.importers.collectives import (
     Output,
     Row,
     Run,
+    figures,
     plain_name,
     program_names,
-    read_row,
     run_notes,
+    why_unusable,
     without_lone_ranks,
 )
 from hetplan.importers.lines import fault_at
@@ -100,34 +100,32 @@ def _group_size(document: Document) -> tuple[int, int]:
 def _row(document: Document, at: int) -> Row:
     path = ("results", at)
     half = (*path, "out_of_place")
-    texts, wrong, unusable = {"time": "0", "alg_bw": "0", "bus_bw": "0"}, "N/A", ""
+    size = json_text.whole(document, *path, "size")
+    texts = {"time": "0", "alg_bw": "0", "bus_bw": "0"}
     if not isinstance(document.at(*half), dict):
-        unusable = "in-place only"
+        reason = "in-place only"
     elif json_text.has(document, *half, "cpu_time"):
-        unusable = CPU_TIME
+        reason = CPU_TIME
     else:
         texts = {name: _number_text(document, (*half, name)) for name in texts}
         wrong = _number_text(document, (*half, "nwrong"), "N/A")
+        reason = why_unusable(size, texts, wrong, document.file, document.line(path))
     root = json_text.optional_word(document, *path, "root").strip()
     checked = json_text.has(document, *half, "nwrong") and json_text.has(
         document, *path, "in_place"
     )
     unchecked = not json_text.has(document, *path, "in_place", "nwrong")
-    row = read_row(
-        document.file,
-        document.line(path),
-        json_text.whole(document, *path, "size"),
-        texts,
-        wrong,
-        step=_step,
+    return Row(
+        line=document.line(path),
+        message_bytes=size,
         dtype=json_text.word(document, *path, "type"),
         reduces=json_text.optional_word(document, *path, "redop") not in ("", "none"),
         rooted=bool(root) and not root.startswith("-"),
-        unusable=unusable,
+        wrong=reason,
         in_place_unchecked=unchecked if checked else None,
+        iteration_seconds=() if reason else tuple(_iteration_seconds(document, at)),
+        figures=figures(texts, _step),
     )
-    seconds = () if row.wrong else tuple(_iteration_seconds(document, at))
-    return replace(row, iteration_seconds=seconds)
 
 
 def _iteration_seconds(document: Document, at: int) -> Iterator[float]:
@@ -184,17 +182,19 @@ def _listed_runs(document: Document) -> Iterator[Run]:
 
 
 def _listed_row(document: Document, at: int) -> Row:
+    size = json_text.whole(document, at, "size")
+    texts = {key: _number_text(document, (at, key)) for key in ("time", "algBw", "busBw")}
     key = "#wrong" if json_text.has(document, at, "#wrong") else "wrong"
-    return read_row(
-        document.file,
-        document.line((at,)),
-        json_text.whole(document, at, "size"),
-        {name: _number_text(document, (at, name)) for name in ("time", "algBw", "busBw")},
-        _number_text(document, (at, key), "N/A"),
-        step=_step,
+    wrong = _number_text(document, (at, key), "N/A")
+    line = document.line((at,))
+    return Row(
+        line=line,
+        message_bytes=size,
         dtype=json_text.word(document, at, "type"),
         reduces=json_text.optional_word(document, at, "redop") not in ("", "none"),
         rooted=False,
+        wrong=why_unusable(size, texts, wrong, document.file, line),
+        figures=figures(texts, _step),
     )
 
 

@@ -25,11 +25,12 @@ from hetplan.importers.collectives import (
     Output,
     Row,
     Run,
+    figures,
     imported_of,
     plain_name,
     program_names,
-    read_row,
     run_notes,
+    why_unusable,
     without_lone_ranks,
 )
 from hetplan.importers.collectives_json import read_json_output, version_words
@@ -275,19 +276,20 @@ def _is_almost_a_row(text: str, columns: int) -> bool:
 
 
 def _row(line: int, cells: dict[str, str], unchecked: bool | None, file: str) -> Row:
-    root = whole_number(cells.get("root", "-1"))
-    return read_row(
-        file,
-        line,
-        whole_number(cells["size"]) or 0,
-        {name: cells.get(name, "") for name in ("time", "algbw", "busbw")},
-        cells.get("wrong", "N/A"),
-        step=rounding_of,
+    size, root = whole_number(cells["size"]) or 0, whole_number(cells.get("root", "-1"))
+    texts = {name: cells.get(name, "") for name in ("time", "algbw", "busbw")}
+    reason = CPU_TIME
+    if "cputime" not in cells:
+        reason = why_unusable(size, texts, cells.get("wrong", "N/A"), file, line)
+    return Row(
+        line=line,
+        message_bytes=size,
         dtype=cells["type"],
         reduces=cells.get("redop", "none") != "none",
         rooted=root is not None and root >= 0,
-        unusable=CPU_TIME if "cputime" in cells else "",
+        wrong=reason,
         in_place_unchecked=unchecked,
+        figures=figures(texts, rounding_of),
     )
 
 

@@ -53,17 +53,11 @@ def _series(evidence: Evidence) -> Iterable[list[CollectiveRow]]:
         for row in evidence.inputs.collectives
         if row.size_bytes and row.seconds and not _failed(row)
     ]
-    return grouped(
-        rows,
-        lambda row: (
-            row.place.file,
-            row.source,
-            row.device,
-            row.operation,
-            row.ranks,
-            row.scope,
-        ),  # fmt: skip
-    ).values()
+    return grouped(rows, _series_key).values()
+
+
+def _series_key(row: CollectiveRow) -> tuple[str, ...]:
+    return (row.place.file, row.source, row.device, row.operation, row.ranks, row.scope)
 
 
 def _sentinels(evidence: Evidence) -> Iterator[Fault]:
