@@ -16,9 +16,8 @@ from hetplan.files.writing import check_new, write_atomically
 if TYPE_CHECKING:
     from hetplan.errors import Fault
     from hetplan.importers.records import Imported
-    from hetplan.importers.storing import ImportFacts
     from hetplan.importers.table import Gives
-    from hetplan.profiling.samples import LinkSample
+    from hetplan.profiling.samples import LinkSample, Provenance
 
 app = typer.Typer(
     help="Read what other tools printed; the format is detected.", no_args_is_help=True
@@ -80,17 +79,17 @@ def samples(
     """Add times of collectives and sends (nccl-tests, rccl-tests) to the profile store."""
     from hetplan.errors import InputError
     from hetplan.files.shipped import default_store
-    from hetplan.importers.storing import import_facts, store_files
+    from hetplan.importers.storing import import_provenance, store_files
     from hetplan.importers.table import Gives
 
     imported = _read_all(files, (Gives.SAMPLES,), kind, link)
     stored = [(path, each) for path, each in zip(files, imported, strict=True) if each.links]
-    facts: list[ImportFacts] = []
+    provenances: list[Provenance] = []
     faults: list[Fault] = []
     for path, each in stored if not dry_run else ():
         try:
-            facts.append(
-                import_facts(
+            provenances.append(
+                import_provenance(
                     path,
                     each,
                     device=device,
@@ -106,7 +105,7 @@ def samples(
     _show(imported, as_json=as_json, out=out)
     if not dry_run:
         paths, records = [path for path, _ in stored], [each for _, each in stored]
-        for line in store_files(paths, records, facts, store or default_store(), again=again):
+        for line in store_files(paths, records, provenances, store or default_store(), again=again):
             say(line)
 
 

@@ -12,7 +12,7 @@ program prints the larger of what a rank sends and receives, the full tensor.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError
@@ -50,6 +50,9 @@ MEAN_NOTE = (
 )
 
 
+CPU_TIME = "the time is the processor's own (-C), not the operation's"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounded:
     """One printed number in base units, and half the step it was rounded to."""
@@ -64,6 +67,15 @@ class Rounded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The three numbers of a row, of which one follows from the two others and the bytes."""
+
+    seconds: Rounded
+    algorithm_rate: Rounded
+    bus_rate: Rounded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One out-of-place measurement."""
 
@@ -73,9 +85,7 @@ class Row:
     reduces: bool
     rooted: bool
     """Whether a rank is the root."""
-    seconds: Rounded
-    algorithm_rate: Rounded
-    bus_rate: Rounded
+    figures: Figures
     wrong: str
     """Why it must not be used; empty: it may be."""
     in_place_unchecked: bool | None = None
@@ -120,11 +130,31 @@ def without_lone_ranks(run: Run) -> Run:
     return replace(run, rows=(), skipped=(*run.skipped, message))
 
 
-def why_unusable(size: int, texts: Mapping[str, str], wrong: str, file: str, line: int) -> str:
-    """Why a row must not be used; an InputError where it is not as the programs print it.
+def figures(texts: Mapping[str, str], step: Callable[[str], float]) -> Figures:
+    """What a row prints, in this order: its time in microseconds, its two rates in GB/s.
 
-    `texts` are its time in microseconds and its rates, by the names of their columns.
+    `step` is what a text was rounded to.
     """
+    units = (1e6, 1e-9, 1e-9)  # divided by: 91.13 us becomes the nearest float
+    seconds, algorithm_rate, bus_rate = (
+        Rounded(value=(finite_number(text) or 0.0) / unit, half_step=step(text) / unit / 2)
+        for text, unit in zip(texts.values(), units, strict=True)
+    )
+    return Figures(seconds=seconds, algorithm_rate=algorithm_rate, bus_rate=bus_rate)
+
+
+def run_notes(groups: int, together: int, graph: int) -> Iterator[str]:
+    """How the operations of a run were started."""
+    if groups > 1:
+        yield f"{groups} groups worked at the same time"
+    if together > 1:
+        yield f"{together} operations were started together (-m); time is of one"
+    if graph > 0:
+        yield "operations were replayed from a graph (-G), without launches"
+
+
+def why_unusable(size: int, texts: Mapping[str, str], wrong: str, file: str, line: int) -> str:
+    """Why a row must not be used; an InputError where it is not as the programs print it."""
     for name, text in texts.items():
         value = finite_number(text)
         if value is None and text.lstrip("-+").lower() not in ("nan", "inf"):
@@ -133,7 +163,7 @@ def why_unusable(size: int, texts: Mapping[str, str], wrong: str, file: str, lin
             return f"{name} is {text}"
     if not size:
         return "a message of no bytes"
-    if (finite_number(texts["time"]) or 0.0) / 1e6 == 0:
+    if not finite_number(next(iter(texts.values()))):
         return "the time is 0"
     if wrong.upper() == "N/A":
         return ""
@@ -203,7 +233,9 @@ def imported_of(kind: str, output: Output, context: ImportContext) -> Imported:
 
 def _sample(row: Row, run: Run, operation: LinkOperation, link: str) -> LinkSample:
     several = len(row.iteration_seconds) > 1
-    timing = summarise(row.iteration_seconds if several else (row.seconds.value,), steady=True)
+    timing = summarise(
+        row.iteration_seconds if several else (row.figures.seconds.value,), steady=True
+    )
     return LinkSample(
         link=link,
         operation=operation.value,
@@ -321,14 +353,18 @@ def _check_rates(rows: Sequence[Row], run: Run, operation: LinkOperation, file: 
 
 def _disagreement(row: Row, bus: float) -> str:
     """What does not fit together in a row; empty: all does."""
-    low, high = row.seconds.around()
+    figures = row.figures
+    low, high = figures.seconds.around()
     rate = (row.message_bytes / high, row.message_bytes / max(low, 1e-300))
-    if not _overlap(rate, row.algorithm_rate.around()):
-        printed = row.algorithm_rate.value / 1e9
-        computed = row.message_bytes / row.seconds.value / 1e9
+    if not _overlap(rate, figures.algorithm_rate.around()):
+        printed = figures.algorithm_rate.value / 1e9
+        computed = row.message_bytes / figures.seconds.value / 1e9
         return f"algbw is {printed:.6g} GB/s and bytes / time is {computed:.6g}"
-    if not _overlap((rate[0] * bus, rate[1] * bus), row.bus_rate.around()):
-        printed, computed = row.bus_rate.value / 1e9, row.algorithm_rate.value / 1e9 * bus
+    if not _overlap((rate[0] * bus, rate[1] * bus), figures.bus_rate.around()):
+        printed, computed = (
+            figures.bus_rate.value / 1e9,
+            figures.algorithm_rate.value / 1e9 * bus,
+        )
         return f"busbw is {printed:.6g} GB/s and not {bus:.6g} times algbw, {computed:.6g}"
     return ""
 

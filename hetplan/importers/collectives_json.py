@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from hetplan.files.reading import Document
 from hetplan.importers import json_text
 from hetplan.importers.collectives import (
+    CPU_TIME,
     OPERATIONS,
     Output,
-    Rounded,
     Row,
     Run,
+    figures,
     plain_name,
     program_names,
+    run_notes,
     why_unusable,
     without_lone_ranks,
 )
 from hetplan.importers.lines import fault_at
-
-_HALF_STEP = 0.5e-6  # both print numbers with six decimals (%lf, std::to_string)
 
 
 def version_words(code: int) -> str:
@@ -57,12 +57,13 @@ def _run(document: Document) -> Run:
     if json_text.has(document, "args", 0):
         programs = program_names(json_text.word(document, "args", 0))
     size, groups = _group_size(document)
-    notes = [f"{groups} groups worked at the same time"] if groups > 1 else []
-    together = json_text.optional_whole(document, "config", "aggregated_iterations")
-    if together is not None and together > 1:
-        notes.append(f"{together} operations were started together (-m); time is of one")
-    if json_text.optional_whole(document, "config", "graph"):
-        notes.append("operations were replayed from a graph (-G), without launches")
+    notes = list(
+        run_notes(
+            groups,
+            json_text.optional_whole(document, "config", "aggregated_iterations") or 1,
+            json_text.optional_whole(document, "config", "graph") or 0,
+        )
+    )
     if document.at("config", "blocking_collectives") == "true":
         notes.append("the processor waited after each operation (-z)")
     if document.at("out_of_bounds", "okay") == "false":
@@ -104,7 +105,7 @@ def _row(document: Document, at: int) -> Row:
     if not isinstance(document.at(*half), dict):
         reason = "in-place only"
     elif json_text.has(document, *half, "cpu_time"):
-        reason = "the time is the processor's own (-C), not the operation's"
+        reason = CPU_TIME
     else:
         texts = {name: _number_text(document, (*half, name)) for name in texts}
         wrong = _number_text(document, (*half, "nwrong"), "N/A")
@@ -120,12 +121,10 @@ def _row(document: Document, at: int) -> Row:
         dtype=json_text.word(document, *path, "type"),
         reduces=json_text.optional_word(document, *path, "redop") not in ("", "none"),
         rooted=bool(root) and not root.startswith("-"),
-        seconds=_rounded(texts["time"], 1e6),
-        algorithm_rate=_rounded(texts["alg_bw"], 1e-9),
-        bus_rate=_rounded(texts["bus_bw"], 1e-9),
         wrong=reason,
         in_place_unchecked=unchecked if checked else None,
         iteration_seconds=() if reason else tuple(_iteration_seconds(document, at)),
+        figures=figures(texts, _step),
     )
 
 
@@ -152,11 +151,6 @@ def _number_text(document: Document, path: tuple[str | int, ...], missing: str =
     if isinstance(value, str) and value.strip().isdecimal():
         return value.strip()[:18]
     return repr(json_text.number(document, *path))
-
-
-def _rounded(text: str, per_base_unit: float) -> Rounded:
-    value = float(text) if text.lstrip("-").lower() not in ("nan", "inf") else 0.0
-    return Rounded(value=value / per_base_unit, half_step=_HALF_STEP / per_base_unit)
 
 
 def _listed_runs(document: Document) -> Iterator[Run]:
@@ -192,14 +186,18 @@ def _listed_row(document: Document, at: int) -> Row:
     texts = {key: _number_text(document, (at, key)) for key in ("time", "algBw", "busBw")}
     key = "#wrong" if json_text.has(document, at, "#wrong") else "wrong"
     wrong = _number_text(document, (at, key), "N/A")
+    line = document.line((at,))
     return Row(
-        line=document.line((at,)),
+        line=line,
         message_bytes=size,
         dtype=json_text.word(document, at, "type"),
         reduces=json_text.optional_word(document, at, "redop") not in ("", "none"),
         rooted=False,
-        seconds=_rounded(texts["time"], 1e6),
-        algorithm_rate=_rounded(texts["algBw"], 1e-9),
-        bus_rate=_rounded(texts["busBw"], 1e-9),
-        wrong=why_unusable(size, texts, wrong, document.file, document.line((at,))),
+        wrong=why_unusable(size, texts, wrong, document.file, line),
+        figures=figures(texts, _step),
     )
+
+
+def _step(_: str) -> float:
+    """Both programs print numbers with six decimals (%lf, std::to_string)."""
+    return 1e-6

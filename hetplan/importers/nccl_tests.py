@@ -21,13 +21,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hetplan.importers.collectives import (
+    CPU_TIME,
     Output,
-    Rounded,
     Row,
     Run,
+    figures,
     imported_of,
     plain_name,
     program_names,
+    run_notes,
     why_unusable,
     without_lone_ranks,
 )
@@ -274,31 +276,21 @@ def _is_almost_a_row(text: str, columns: int) -> bool:
 
 
 def _row(line: int, cells: dict[str, str], unchecked: bool | None, file: str) -> Row:
-    size = whole_number(cells["size"]) or 0
+    size, root = whole_number(cells["size"]) or 0, whole_number(cells.get("root", "-1"))
     texts = {name: cells.get(name, "") for name in ("time", "algbw", "busbw")}
-    if "cputime" in cells:
-        reason = "the time is the processor's own (-C), not the operation's"
-    else:
+    reason = CPU_TIME
+    if "cputime" not in cells:
         reason = why_unusable(size, texts, cells.get("wrong", "N/A"), file, line)
-    root = whole_number(cells.get("root", "-1"))
     return Row(
         line=line,
         message_bytes=size,
         dtype=cells["type"],
         reduces=cells.get("redop", "none") != "none",
         rooted=root is not None and root >= 0,
-        seconds=_rounded(texts["time"], 1e6),
-        algorithm_rate=_rounded(texts["algbw"], 1e-9),
-        bus_rate=_rounded(texts["busbw"], 1e-9),
         wrong=reason,
         in_place_unchecked=unchecked,
+        figures=figures(texts, rounding_of),
     )
-
-
-def _rounded(text: str, per_base_unit: float) -> Rounded:
-    """The number and what it was rounded to; divided, so that 91.13 us is the nearest float."""
-    value = finite_number(text) or 0.0
-    return Rounded(value=value / per_base_unit, half_step=rounding_of(text) / per_base_unit / 2)
 
 
 def _in_place_unchecked(names: Sequence[str], tokens: Sequence[str]) -> bool | None:
@@ -335,12 +327,7 @@ def _run(table: _Table, file: str) -> Run:
 
 
 def _notes(table: _Table, groups: int) -> Iterator[str]:
-    if groups > 1:
-        yield f"{groups} groups worked at the same time"
-    if table.counts.get("agg iters", 1) > 1:
-        yield f"{table.counts['agg iters']} operations were started together (-m); time is of one"
-    if table.counts.get("graph", 0) > 0:
-        yield "operations were replayed from a graph (-G), without launches"
+    yield from run_notes(groups, table.counts.get("agg iters", 1), table.counts.get("graph", 0))
     if not table.ended:
         yield f"the table of line {table.line} has no end; the run may have failed"
     if len(set(table.devices)) > 1:

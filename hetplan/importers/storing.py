@@ -17,23 +17,6 @@ from hetplan.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportFacts:
-    """What only its user knows about a measurement that is imported."""
-
-    device: str
-    """Device kind of the link's ends."""
-    backend: str
-    """torch device type, as in `cuda`."""
-    measured_on: str
-    """ISO date."""
-    command: str
-    """The command line that imported, or the one that measured."""
-    driver: str = ""
-    clocks: str = ""
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
     """What an import added to a store."""
 
@@ -44,7 +27,7 @@ class Stored:
     """Samples that were there before, equal to the last digit, and were not added again."""
 
 
-def import_facts(
+def import_provenance(
     path: Path,
     imported: Imported,
     *,
@@ -52,10 +35,11 @@ def import_facts(
     measured_on: str | None = None,
     driver: str = "",
     clocks: str = "",
-) -> ImportFacts:
-    """The facts of a file; what the user does not say comes from the output and the file's date.
+) -> Provenance:
+    """Where a file's samples come from; what the user does not say is in the output, or the date
+    is the file's.
 
-    An InputError where neither says which device kind the link joins.
+    An InputError where neither says which device kind the link joins, or the date is none.
     """
     catalogue = {kind.kind: kind for kind in load_catalogue()}
     called = imported.device_name
@@ -67,23 +51,27 @@ def import_facts(
             "nvidia-a100-80gb-sxm; --dry-run only shows what was read"
         )
         raise InputError(Fault(file=str(path), message=message))
+    measured_on = measured_on or _day_of(path)
+    try:
+        date.fromisoformat(measured_on)
+    except ValueError as error:
+        message = f"measured_on is {measured_on[:40]!a}; write a date as in 2026-11-20"
+        raise InputError(message) from error
     known = catalogue.get(device)
-    notes: tuple[str, ...] = ()
-    if known is None:
-        near = ", ".join(nearest_kinds(device, catalogue))
-        hint = f" (nearest: {near})" if near else ""
-        notes = (
-            f"{device} is no kind of the catalogue{hint}; plans use these samples where a cluster "
-            "file calls its devices the same",
-        )
-    return ImportFacts(
+    return Provenance(
         device=device,
+        device_name=called or device,
         backend=known.torch_device if known is not None and known.torch_device else "unknown",
-        measured_on=measured_on or _day_of(path),
-        command=f"hetplan import samples {path.name}",
+        measured_on=measured_on,
+        hetplan_version=__version__,
+        torch_version="",
         driver=driver,
+        threads=1,
+        paced="",
+        tool=" ".join(part for part in (imported.kind, imported.tool_version) if part),
         clocks=clocks,
-        notes=notes,
+        command=f"hetplan import samples {path.name}",
+        notes="; ".join(imported.notes),
     )
 
 
@@ -95,27 +83,20 @@ def _day_of(path: Path) -> str:
 
 
 def store_imported(
-    imported: Imported, store: Path, facts: ImportFacts, *, again: bool = False
+    imported: Imported, store: Path, provenance: Provenance, *, again: bool = False
 ) -> Stored:
     """Write the link samples; a sample that is already there only with `again`.
 
     Every row gets the date of its measurement, so equal times of two days are two measurements.
-    Raises InputError where there is nothing to store, for a date that is none, and where the store
-    cannot be written.
+    Raises InputError where there is nothing to store, and where the store cannot be written.
     """
     if not imported.links:
         raise InputError(f"{imported.kind} gave no sample that a profile store keeps")
-    try:
-        date.fromisoformat(facts.measured_on)
-    except ValueError as error:
-        message = f"measured_on is {facts.measured_on[:40]!a}; write a date as in 2026-11-20"
-        raise InputError(message) from error
-    provenance = _provenance(imported, facts)
     folders, added = [], 0
     for name in dict.fromkeys(sample.link for sample in imported.links):
         writer = LinkWriter(store, name, provenance)
         samples = [
-            replace(sample, measured_on=sample.measured_on or facts.measured_on)
+            replace(sample, measured_on=sample.measured_on or provenance.measured_on)
             for sample in imported.links
             if sample.link == name
         ]
@@ -130,38 +111,27 @@ def store_imported(
 def store_files(
     paths: Sequence[Path],
     imported: Sequence[Imported],
-    facts: Sequence[ImportFacts],
+    provenances: Sequence[Provenance],
     store: Path,
     *,
     again: bool = False,
 ) -> tuple[str, ...]:
-    """Store what several files gave; one line for each says what was added."""
+    """Store the samples of several files; lines that say what was added."""
+    kinds = [kind.kind for kind in load_catalogue()]
     lines: list[str] = []
-    for path, each, fact in zip(paths, imported, facts, strict=True):
-        stored = store_imported(each, store, fact, again=again)
+    for path, each, provenance in zip(paths, imported, provenances, strict=True):
+        stored = store_imported(each, store, provenance, again=again)
         there = stored.already_there
         skipped = f"; {there} were there already (--again adds them once more)" if there else ""
-        lines += [f"note: {note}" for note in fact.notes]
+        if provenance.device not in kinds:
+            near = ", ".join(nearest_kinds(provenance.device, kinds))
+            hint = f" (nearest: {near})" if near else ""
+            lines.append(
+                f"note: {provenance.device} is no kind of the catalogue{hint}; plans use these "
+                "samples where a cluster file calls its devices the same"
+            )
         lines.append(
-            f"{path}: {stored.added} samples added to {store}, measured on {fact.measured_on}"
-            f"{skipped}"
+            f"{path}: {stored.added} samples added to {store}, measured on "
+            f"{provenance.measured_on}{skipped}"
         )
     return tuple(lines)
-
-
-def _provenance(imported: Imported, facts: ImportFacts) -> Provenance:
-    return Provenance(
-        device=facts.device,
-        device_name=imported.device_name or facts.device,
-        backend=facts.backend,
-        measured_on=facts.measured_on,
-        hetplan_version=__version__,
-        torch_version="",
-        driver=facts.driver,
-        threads=1,
-        paced="",
-        tool=" ".join(part for part in (imported.kind, imported.tool_version) if part),
-        clocks=facts.clocks,
-        command=facts.command,
-        notes="; ".join(imported.notes),
-    )

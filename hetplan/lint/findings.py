@@ -130,10 +130,3 @@ def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return groups
-
-
-def some(names: Iterable[str], most: int = 4) -> str:
-    """The names, sorted, each once; only a few of them where there are many."""
-    every = sorted(set(names))
-    rest = len(every) - most
-    return ", ".join(every[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from statistics import median
 
 from hetplan.cluster.spec import Island
 from hetplan.errors import Fault
 from hetplan.lint.evidence import Evidence, is_sentinel
-from hetplan.lint.findings import Finding, Rule, Severity, at, finding, grouped, some
+from hetplan.lint.findings import Finding, Rule, Severity, at, finding, grouped
 from hetplan.lint.known import fastest_link, known_device
 from hetplan.lint.rows import CollectiveRow
 from hetplan.units import format_bandwidth, format_seconds
 
-MIB = 2**20
 GIB_SLIP = 2**30 / 1e9
 BITS = 8.0
 SLIP_TOLERANCE = 0.02  # medians of a ratio of two columns; 1.0737 must not be taken for 1.05
 DISAGREE = 0.05  # columns of one row come from one clock: 5 % is more than their rounding
-FLAT_GROWTH = 1.025  # at most 2.5 % more time for four times the bytes ...
-STEEP_GROWTH = 1.35  # ... and at least 35 % for the next doubling: no latency explains both
-FLAT_SPAN, STEEP_SPAN = 4.0, 2.5  # sizes grow by 2 or 4; a doubling may be rounded up
-MIN_MESSAGE = MIB  # latency shows below it; gradients of norms and small stages are there too
-MANY = 10  # sizes of a series: one that has so many was a sweep, and was begun too late
 LINK_MARGIN = 1.02  # figures of links are exact; rounded times are not
 # Switches that add in the network let all_reduce show up to about a tenth more than a device sends.
 _ABOVE = 1.2
@@ -52,21 +46,18 @@ def _failed(row: CollectiveRow) -> bool:
     return (row.seconds is not None and is_sentinel(row.seconds)) or row.bus_bytes_per_second == 0
 
 
-def _series(row: CollectiveRow) -> tuple[str, ...]:
-    return (row.place.file, row.source, row.device, row.operation, row.ranks, row.scope)
-
-
-def _sized(evidence: Evidence) -> dict[tuple[str, ...], list[CollectiveRow]]:
-    """Rows with a size and a time that are no failures, by series, by size."""
+def _series(evidence: Evidence) -> Iterable[list[CollectiveRow]]:
+    """Rows with a size and a time that are no failures, that differ in size only."""
     rows = [
         row
         for row in evidence.inputs.collectives
         if row.size_bytes and row.seconds and not _failed(row)
     ]
-    groups = grouped(rows, _series)
-    return {
-        key: sorted(group, key=lambda row: row.size_bytes or 0.0) for key, group in groups.items()
-    }
+    return grouped(rows, _series_key).values()
+
+
+def _series_key(row: CollectiveRow) -> tuple[str, ...]:
+    return (row.place.file, row.source, row.device, row.operation, row.ranks, row.scope)
 
 
 def _sentinels(evidence: Evidence) -> Iterator[Fault]:
@@ -123,7 +114,7 @@ def _above_words(name: str, speed: float, limit: float) -> str:
 def _columns(evidence: Evidence) -> list[tuple[list[CollectiveRow], float]]:
     """(rows, median of stated over computed bus bandwidth) of every series that has both."""
     found = []
-    for group in _sized(evidence).values():
+    for group in _series(evidence):
         share = _bus_share(group[0])
         ratios = [
             row.bus_bytes_per_second / (share * row.size_bytes / row.seconds)
@@ -172,58 +163,6 @@ def _columns_disagree(evidence: Evidence) -> Iterator[Fault]:
                 if abs(ratio - 1) > DISAGREE + coarse:
                     words = f"bandwidth is {ratio:.2f} times what size and time give"
                     yield at(row.place, f"{words} ({row.device})")
-
-
-def _flat(evidence: Evidence) -> Iterator[Fault]:
-    for rows in _sized(evidence).values():
-        stretch = next(filter(None, (_flat_from(rows, start) for start in range(len(rows)))), None)
-        if stretch is not None:
-            first, last, after = stretch
-            yield at(
-                first.place,
-                f"{first.device}, {first.ranks} ranks: {_time(first) * 1e6:.4g} us at "
-                f"{_size(first) / MIB:g} MiB, {_time(last) * 1e6:.4g} at {_size(last) / MIB:g}, "
-                f"{_time(after) * 1e6:.4g} at {_size(after) / MIB:g}",
-            )
-
-
-def _flat_from(
-    rows: Sequence[CollectiveRow], start: int
-) -> tuple[CollectiveRow, CollectiveRow, CollectiveRow] | None:
-    """The ends of a flat stretch that begins here, and the steep row behind it."""
-    first = rows[start]
-    last = next((row for row in rows[start:] if _size(row) >= FLAT_SPAN * _size(first)), None)
-    if last is None:
-        return None
-    stretch = rows[start : rows.index(last, start) + 1]
-    after = next((row for row in rows if _size(row) >= 2 * _size(last)), None)
-    flat = all(_time(row) <= FLAT_GROWTH * _time(first) for row in stretch)
-    if not flat or after is None or _size(after) > STEEP_SPAN * _size(last):
-        return None
-    return (first, last, after) if _time(after) >= STEEP_GROWTH * _time(last) else None
-
-
-def _size(row: CollectiveRow) -> float:
-    return row.size_bytes or 0.0
-
-
-def _time(row: CollectiveRow) -> float:
-    return row.seconds or 0.0
-
-
-def _no_small(evidence: Evidence) -> Iterator[Fault]:
-    series = [
-        rows
-        for rows in _sized(evidence).values()
-        if len(rows) >= MANY and _size(rows[0]) >= MIN_MESSAGE
-    ]
-    for group in grouped(series, lambda rows: rows[0].place.file).values():
-        smallest = min(_size(rows[0]) for rows in group)
-        yield finding(
-            (rows[0].place for rows in group),
-            f"the smallest message of {len(group)} series is {smallest / MIB:g} MiB or more; "
-            f"devices: {some(rows[0].device for rows in group)}",
-        )
 
 
 def _unlike(evidence: Evidence) -> Iterator[Fault]:
@@ -309,25 +248,6 @@ RULES = (
         "different runs, or the row was edited.",
         advice="Use the time; compute the bandwidth from it.",
         check=_columns_disagree,
-    ),
-    Rule(
-        id="flat-then-steep",
-        severity=Severity.WARNING,
-        title="times that do not grow over a stretch of sizes and then do",
-        explanation="Four times the bytes take the same time, and the next doubling takes a third "
-        "more. A latency that hides the first cannot be so small for the second: another "
-        "algorithm was used, or the times are rounded up.",
-        advice="Measure the stretch again with more repeats; do not extrapolate below it.",
-        check=_flat,
-    ),
-    Rule(
-        id="no-small-messages",
-        severity=Severity.WARNING,
-        title="no message below 1 MiB",
-        explanation="The latency of a collective shows in small messages. A fit of large ones "
-        "guesses it, and training sends many small ones.",
-        advice="Measure from a few kilobytes on.",
-        check=_no_small,
     ),
     Rule(
         id="link-unlike-its-devices",

@@ -46,22 +46,12 @@ def cut_at_a_seam(rng: random.Random, text: str) -> str:
     return text[: rng.choice(seams)] if seams else ""
 
 
-def cut_front(rng: random.Random, text: str) -> str:
-    return text[rng.randint(0, len(text)) :]
-
-
 def change_bytes(rng: random.Random, text: str) -> str:
     data = bytearray(text.encode("utf-8", "replace"))
     for _ in range(rng.choice((1, 1, 1, 2, 5, 20))):
         if data:
             data[rng.randrange(len(data))] = rng.randrange(256)
     return data.decode("utf-8", "replace")
-
-
-def change_character(rng: random.Random, text: str) -> str:
-    """By one that the formats use themselves."""
-    at = rng.randrange(len(text) + 1)
-    return text[:at] + rng.choice('0123456789[]{}",:=-.#e \n\t') + text[at + rng.choice((0, 1)) :]
 
 
 def change_number(rng: random.Random, text: str) -> str:
@@ -102,24 +92,16 @@ def repeat_a_piece(rng: random.Random, text: str) -> str:
     return text[:at] + piece * rng.choice((3, 30, 3000)) + text[at:]
 
 
-def twice(rng: random.Random, text: str) -> str:
-    return text + cut(rng, text)
-
-
 MUTATIONS: tuple[Callable[[random.Random, str], str], ...] = (
     cut,
     cut_at_a_seam,
-    cut_front,
     change_bytes,
     change_bytes,
-    change_character,
-    change_character,
     change_number,
     change_number,
     change_word,
     change_lines,
     repeat_a_piece,
-    twice,
 )
 
 

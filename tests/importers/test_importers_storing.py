@@ -10,16 +10,15 @@ from importers_golden_inputs import GOLDEN_INPUTS
 
 from hetplan.errors import InputError
 from hetplan.importers.records import Imported
-from hetplan.importers.storing import ImportFacts, store_imported
-from hetplan.profiling.samples import LinkSample
+from hetplan.importers.storing import import_provenance, store_imported
+from hetplan.profiling.samples import LinkSample, Provenance
 from hetplan.profiling.store import read_populations
 
-FACTS = ImportFacts(
-    device="h100-sxm",
-    backend="cuda",
-    measured_on="2026-03-04",
-    command="hetplan import nccl-tests run.log",
-)
+
+def provenance(read: Imported, **changes: str) -> Provenance:
+    """Where the samples come from."""
+    values = {"device": "h100-sxm", "measured_on": "2026-03-04"} | changes
+    return import_provenance(Path("run.log"), read, **values)
 
 
 def imported(kind: str, name: str) -> Imported:
@@ -28,29 +27,29 @@ def imported(kind: str, name: str) -> Imported:
 
 
 def dated(read: Imported) -> tuple[LinkSample, ...]:
-    return tuple(replace(each, measured_on=FACTS.measured_on) for each in read.links)
+    return tuple(replace(each, measured_on="2026-03-04") for each in read.links)
 
 
 def test_samples_come_back_with_their_provenance(tmp_path: Path) -> None:
     read = imported("nccl-tests", "all-reduce-two-nodes.txt")
-    stored = store_imported(read, tmp_path, FACTS)
+    stored = store_imported(read, tmp_path, provenance(read))
     assert (stored.added, stored.already_there) == (4, 0)
     (population,) = read_populations(tmp_path)
     assert population.links == dated(read)
-    (provenance,) = population.provenance
-    assert provenance.tool == "nccl-tests 2.17.8, NCCL 2.28.5"
-    assert provenance.device_name == "NVIDIA H100 80GB HBM3"
-    assert provenance.measured_on == "2026-03-04"
-    assert "means over a run's iterations" in provenance.notes
+    (found,) = population.provenance
+    assert found.tool == "nccl-tests 2.17.8, NCCL 2.28.5"
+    assert found.device_name == "NVIDIA H100 80GB HBM3"
+    assert found.measured_on == "2026-03-04"
+    assert "means over a run's iterations" in found.notes
     assert stored.folders == (str(next(tmp_path.rglob("links.csv")).parent),)
 
 
 def test_the_same_again_only_when_asked(tmp_path: Path) -> None:
     read = imported("rccl-tests", "two-cycles.txt")  # two equal rows, from two cycles
-    assert store_imported(read, tmp_path, FACTS).added == 2
-    second = store_imported(read, tmp_path, FACTS)
+    assert store_imported(read, tmp_path, provenance(read)).added == 2
+    second = store_imported(read, tmp_path, provenance(read))
     assert (second.added, second.already_there) == (0, 2)
-    third = store_imported(read, tmp_path, FACTS, again=True)
+    third = store_imported(read, tmp_path, provenance(read), again=True)
     assert (third.added, third.already_there) == (2, 0)
     (population,) = read_populations(tmp_path)
     assert population.links == dated(read) * 2
@@ -58,8 +57,8 @@ def test_the_same_again_only_when_asked(tmp_path: Path) -> None:
 
 def test_a_longer_file_adds_what_is_new(tmp_path: Path) -> None:
     read = imported("nccl-tests", "six-programs-2022.txt")
-    store_imported(replace(read, links=read.links[:4]), tmp_path, FACTS)
-    stored = store_imported(read, tmp_path, FACTS)
+    store_imported(replace(read, links=read.links[:4]), tmp_path, provenance(read))
+    stored = store_imported(read, tmp_path, provenance(read))
     assert (stored.added, stored.already_there) == (7, 4)
     (population,) = read_populations(tmp_path)
     assert sorted(map(repr, population.links)) == sorted(map(repr, dated(read)))
@@ -67,24 +66,24 @@ def test_a_longer_file_adds_what_is_new(tmp_path: Path) -> None:
 
 def test_other_circumstances_are_another_population(tmp_path: Path) -> None:
     read = imported("nccl-tests", "unnamed.txt")
-    store_imported(read, tmp_path, FACTS)
-    store_imported(read, tmp_path, replace(FACTS, driver="570.86"))
-    store_imported(read, tmp_path, replace(FACTS, measured_on="2026-03-05"))
+    store_imported(read, tmp_path, provenance(read))
+    store_imported(read, tmp_path, provenance(read, driver="570.86"))
+    store_imported(read, tmp_path, provenance(read, measured_on="2026-03-05"))
     counts = [len(population.links) for population in read_populations(tmp_path)]
     assert sorted(counts) == [len(read.links), 2 * len(read.links)]
 
 
-@pytest.mark.parametrize("day", ["", "yesterday", "2026-13-01", "2026-02-30\n"])
-def test_a_date_that_is_none_is_refused(tmp_path: Path, day: str) -> None:
-    read = imported("nccl-tests", "unnamed.txt")
+@pytest.mark.parametrize("day", ["yesterday", "2026-13-01", "2026-02-30\n"])
+def test_a_date_that_is_none_is_refused(day: str) -> None:
     with pytest.raises(InputError, match="measured_on is"):
-        store_imported(read, tmp_path, replace(FACTS, measured_on=day))
+        provenance(imported("nccl-tests", "unnamed.txt"), measured_on=day)
 
 
 def test_nothing_to_store_is_said(tmp_path: Path) -> None:
+    read = Imported(kind="hostfile")
     with pytest.raises(InputError, match="hostfile gave no sample"):
-        store_imported(Imported(kind="hostfile"), tmp_path, FACTS)
+        store_imported(read, tmp_path, provenance(read))
     bad = imported("nccl-tests", "unnamed.txt")
     bad = replace(bad, links=tuple(replace(each, link="../x") for each in bad.links))
     with pytest.raises(InputError, match="names a folder"):
-        store_imported(bad, tmp_path, FACTS)
+        store_imported(bad, tmp_path, provenance(bad))

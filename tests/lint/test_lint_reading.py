@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -82,11 +81,6 @@ def test_unknown_files_are_skipped_with_why(tmp_path: Path) -> None:
     assert reading.files == ()
 
 
-def test_a_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no such file"):
-        read(tmp_path / "nowhere")
-
-
 def test_wrong_cells_are_faults_with_their_line(tmp_path: Path) -> None:
     bundle = Bundle.draw(1, "collectives")
     bundle.collectives[2]["time_us"] = "fast"
@@ -119,19 +113,6 @@ def test_a_model_a_cluster_and_a_job_are_checked_together(tmp_path: Path) -> Non
     (fault,) = read(model, cluster, wrong).faults
     assert fault.field == "sequence_length"
     assert fault.line
-
-
-def test_hetplan_files_with_faults_are_errors(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text("schema: hetplan.job/1\nglobal_batch_size: many\n")
-    assert all(fault.file == str(path) for fault in read(path).faults)
-    assert read(path).faults
-
-
-def test_an_importer_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("x\n")
-    reading = read(tmp_path, context=LaunchContext(importer="no-such-tool"))
-    assert "unknown kind 'no-such-tool'" in reading.faults[0].message
 
 
 def damaged(text: bytes, random_: random.Random) -> bytes:
@@ -200,16 +181,3 @@ algbw   busbw #wrong
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  \
 (GB/s)  (GB/s)
 """
-
-
-def test_findings_become_json(tmp_path: Path) -> None:
-    from hetplan.files.encoding import encode
-    from hetplan.lint.findings import FINDINGS_SCHEMA
-
-    bundle = Bundle.draw(1, "collectives")
-    bundle.collectives[2]["time_us"] = 1e12
-    bundle.write(tmp_path, "collectives")
-    text = json.loads(encode(findings(read(tmp_path)), schema=FINDINGS_SCHEMA))
-    assert text["schema"] == FINDINGS_SCHEMA
-    assert text["findings"][0]["rule"] == "failure-as-number"
-    assert text["findings"][0]["lines"] == [4]

@@ -18,8 +18,6 @@ pytestmark = pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"{REFERENCE} is 
 TRAPS = (
     ("1e12 us and zero bandwidth", "failure-as-number", "collectives", 2300),
     ("19 rows without a size", "missing-size", "collectives", 19),
-    ("the A100 table is flat to 4 MiB", "flat-then-steep", "collectives", 1),
-    ("the A100 table starts at 1 MiB", "no-small-messages", "collectives", 7),
 )
 """(trap, rule that finds it, part of the file's path, least rows)."""
 

@@ -56,17 +56,6 @@ def test_lists_of_driver_tools() -> None:
     assert devices.parse_npu_smi(NPU) == (chip, chip)
 
 
-def test_query_csv_without_devices() -> None:
-    for text in (
-        "",
-        "No devices were found\n",
-        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n",
-        "name, memory.total [MiB]\n",
-        "name, memory.total [MiB]\n???, 3 MiB\n",
-    ):
-        assert devices.parse_query_csv(text) == ()
-
-
 ALL = "\n".join((QUERY, ROCM, NPU))
 
 
@@ -111,16 +100,3 @@ def test_files_of_proc_and_sys() -> None:
 
 def test_what_can_be_measured_is_what_profiling_opens() -> None:
     assert ("cuda", *(plugin.name for plugin in PLUGINS)) == look.MEASURED_TYPES
-
-
-def test_answers_of_torch_that_are_none() -> None:
-    for text in (
-        "",
-        "Traceback (most recent call last):\n  ImportError: no torch\n",
-        TORCH_MARK,
-        TORCH_MARK + "[]",
-        TORCH_MARK + '{"version": "2.8", "devices": [7]}',
-        TORCH_MARK + '{"version": "2.8',
-        "2.8.0",
-    ):
-        assert parse_torch(text) is None

@@ -67,12 +67,6 @@ def test_a_program_that_floods_is_not_read_on():
     assert time.monotonic() - start < 15.0
 
 
-def test_bytes_that_are_no_text():
-    answer = python("import os; os.write(1, bytes(range(256)))")
-    assert answer.state is AnswerState.DONE
-    assert "\ufffd" in answer.text
-
-
 def test_this_machine_tells_what_every_linux_tells():
     probe = Probe(run=run_program)
     found = find_processor(probe)

@@ -12,7 +12,6 @@ from hetplan.profiling.backends import (
     CpuBackend,
     nvidia_clocks,
     open_backend,
-    run_tool,
     slug,
 )
 from hetplan.profiling.provenance import kind_here
@@ -48,12 +47,6 @@ def test_nvidia_settings_that_are_not_the_defaults(text, words) -> None:
     ask = asked(text)
     assert nvidia_clocks("GPU-0", ask) == words
     assert "--id=GPU-0" in ask.calls[0]
-
-
-def test_a_tool_that_is_missing_or_fails_says_nothing() -> None:
-    assert run_tool(("hetplan-has-no-such-tool",)) == ""
-    assert run_tool(("false",)) == ""
-    assert run_tool(("echo", "yes")) == "yes\n"
 
 
 class Event:

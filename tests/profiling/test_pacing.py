@@ -107,15 +107,6 @@ def test_an_overrun_is_counted_and_paid_back() -> None:
     assert (pacer.passes, pacer.overruns) == (2, 1)
 
 
-def test_debt_is_limited_and_reset_forgets_it() -> None:
-    fake = FakeTime()
-    pacer, layer = paced_worker(fake, forward=1.0)
-    layer(torch.ones(3))
-    assert pacer._debt == DEBT_LIMIT_SECONDS
-    pacer.reset()
-    assert (pacer._debt, pacer.passes, pacer.overruns) == (0.0, 0, 0)
-
-
 @pytest.mark.parametrize(
     ("limit", "seconds"), [(SAMPLE_DEBT_LIMIT_SECONDS, 0.001), (DEBT_LIMIT_SECONDS, 0.0005)]
 )
@@ -265,14 +256,6 @@ def test_passes_scatter_as_asked_and_no_further() -> None:
     assert statistics.mean(found) == pytest.approx(1.0, abs=0.01)
     assert statistics.stdev(found) == pytest.approx(JITTER, rel=0.15)
     assert max(abs(each - 1.0) for each in found) <= JITTER_DEVIATIONS * JITTER + 1e-9
-
-
-def test_devices_of_a_kind_scatter_by_themselves_and_seeds_repeat() -> None:
-    found = pass_seconds(SCATTERED, 0)
-    assert found == pass_seconds(SCATTERED, 0)
-    others = (pass_seconds(SCATTERED, 1), pass_seconds(replace(SCATTERED, seed=8), 0))
-    for other in others:
-        assert abs(statistics.correlation(found, other)) < 0.2
 
 
 @pytest.mark.parametrize("jitter", [-0.1, 0.5, float("nan")])

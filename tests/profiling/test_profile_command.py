@@ -8,11 +8,7 @@ import sys
 import pytest
 from profiling_samples import JOB, MODEL, invoke
 
-from hetplan.cli.options import positive_numbers
-from hetplan.cli.profile import _byte_sizes, _seconds
-from hetplan.errors import InputError
 from hetplan.profiling import work
-from hetplan.profiling.grid import ShapeOptions
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry, save_pace
 from hetplan.profiling.store import read_store
 
@@ -116,18 +112,6 @@ def test_wrong_options_are_named_and_write_nothing(tmp_path) -> None:
         assert text in run("--store", tmp_path, *arguments, code=2).stderr
     assert "torchrun" in invoke("links", "wire", "--store", tmp_path, code=2).stderr
     assert not list(tmp_path.iterdir())
-
-
-def test_option_values() -> None:
-    assert positive_numbers("--tp", "4,1, 2,2") == (1, 2, 4)
-    assert _byte_sizes("4KiB,1000,1 MB") == (1000, 4096, 1_000_000)
-    assert (_seconds("10min"), _seconds("90"), _seconds("1h")) == (600, 90, 3600)
-    with pytest.raises(InputError, match="--sizes"):
-        _byte_sizes("4 parsecs")
-    with pytest.raises(InputError, match="belong together"):
-        ShapeOptions(job=object())
-    with pytest.raises(InputError, match="come from the model"):
-        ShapeOptions(model=object(), job=object(), hidden_sizes=(64,))
 
 
 def two_processes(tmp_path, *options: str) -> dict:

@@ -14,7 +14,7 @@ import pytest
 from profiling_samples import LAYER, LINK, PROVENANCE, layer
 
 from hetplan.errors import HetplanError, InputError
-from hetplan.profiling.samples import LayerSample, header, read_samples, row
+from hetplan.profiling.samples import row
 from hetplan.profiling.store import (
     LayerWriter,
     LinkWriter,
@@ -193,23 +193,6 @@ def test_rows_of_another_device_do_not_hide_in_a_population(tmp_path) -> None:
     LayerWriter(tmp_path, PROVENANCE).append(layer(device="tortoise"))
     with pytest.raises(InputError, match="tortoise stand in a population of cpu"):
         read_populations(tmp_path)
-
-
-def test_a_file_of_the_older_form_is_read_and_brought_up_to_date_when_written(tmp_path) -> None:
-    writer = LayerWriter(tmp_path, PROVENANCE)
-    path = writer.folder / "layers.csv"
-    old_header = header(LayerSample).removesuffix(",measured_on")
-    older = "\n".join((old_header, row(LAYER).removesuffix(","), ""))
-    path.write_text(older)
-    (state,) = store_state(tmp_path)
-    assert state.profiles.layers == (LAYER,)
-    assert state.dates == (PROVENANCE.measured_on,)
-    assert path.read_text() == older
-    again = layer(measured_on="2026-03-04")
-    LayerWriter(tmp_path, PROVENANCE).append(again)
-    assert read_samples(path, LayerSample) == (LAYER, again)
-    (state,) = store_state(tmp_path)
-    assert state.dates == (PROVENANCE.measured_on, "2026-03-04")
 
 
 def test_new_rows_are_added_once_and_repeats_are_kept(tmp_path) -> None:

@@ -89,9 +89,3 @@ def test_outliers_are_counted_and_kept() -> None:
     # Just inside three interquartile ranges (0.02 wide) is no outlier.
     inside = summarise((1.0, 1.01, 1.02, 1.03, 1.04, 1.02 + 0.05), steady=True)
     assert inside.outliers == 0
-
-
-def test_the_device_is_waited_for_once_a_window() -> None:
-    device = FakeDevice(lambda n: 0.1)
-    device.measure()
-    assert device.waits <= device.passes / 3 + 2
