@@ -69,20 +69,6 @@ def test_one_staged_link_gives_the_group_to_gloo() -> None:
     assert offered(across, inside, AR) > {Algorithm.RING}
 
 
-def test_what_the_rings_of_a_library_send_out_of_a_node() -> None:
-    """2 (n - 1) / n S over all NICs of a node, by a ring per NIC; two-level sends less of it."""
-    own = group(NODES)
-    nodes, ranks, message = 4, 32, 1e12  # so much that latency is nothing
-    (only,) = own.cluster.islands
-    bandwidth = only.inter_node.bandwidth_bytes_per_second
-    ring = collective(own.cluster, own.shape, AR, message, PREDICTOR, algorithm=Algorithm.RING)
-    per_nic = 2 * (ranks - 1) / ranks * message / 8
-    assert ring.seconds == pytest.approx(per_nic / bandwidth, rel=1e-3)
-    by_node = cost(own, message, algorithm=Algorithm.TWO_LEVEL)
-    across = max(term.seconds for term in by_node.terms)
-    assert across == pytest.approx(2 * (nodes - 1) / nodes * message / 8 / bandwidth, rel=1e-3)
-
-
 def exchange_of_islands(count: int) -> CollectiveCost:
     """All-to-all of that many islands of 8 devices in three regions."""
     cluster = Cluster(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cost_fakes import LinearPredictor, island, job, link, model
-from estimate_plans import plan_with, stages_of
+from cost_fakes import LinearPredictor, island, link
+from estimate_plans import FREE, SHAPE, plan_of, stages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,8 +28,6 @@ from hetplan.plans.build import Degrees
 from hetplan.profiling.samples import LinkOperation
 
 CARD = 10e9
-SHAPE = model()
-ASKED = job(target="any", gradient_clipping=False)
 HIDDEN = 128 * 256 * 4  # one sequence of 128 tokens, float32
 
 
@@ -51,7 +49,7 @@ def hop(found: Cluster, tp: int) -> Hop:
         for at, first in ((0, 0), (5, 4))
     ]
     return hop_between(
-        found, SHAPE, ASKED, stages[0].replicas, stages[1].replicas, LinearPredictor()
+        found, SHAPE, FREE, stages[0].replicas, stages[1].replicas, LinearPredictor()
     )
 
 
@@ -94,7 +92,7 @@ def test_the_search_shares_cards_as_the_estimate_does() -> None:
         one = here.islands[0]
         degrees = Degrees(tp=4, dp=1, microbatch_size=1)
         found = boundary_costs_over(
-            one.inter_node, SHAPE, ASKED, degrees, LinearPredictor(), (one, one)
+            one.inter_node, SHAPE, FREE, degrees, LinearPredictor(), (one, one)
         )
         same = hop(here, 4)
         assert found.send_forward_seconds == pytest.approx(same.send_forward_seconds)
@@ -181,11 +179,9 @@ def test_what_is_not_measured_or_not_shared_has_no_crowd() -> None:
 
 
 def test_a_step_on_measured_nodes_is_slower_with_one_card() -> None:
-    total = len(SHAPE.layers)
-    stages = stages_of([[0, total // 2]], [8, 8], total, num_microbatches=4, tp=4)
     steps = []
     for cards in (1, 4):
         here = cluster(cards)
-        plan = plan_with(SHAPE, here, ASKED, [(stages, 4)])
-        steps.append(estimate(plan, SHAPE, here, ASKED, LinearPredictor()).step_seconds)
+        plan = plan_of([8, 8], cluster=here, tp=4)
+        steps.append(estimate(plan, SHAPE, here, FREE, LinearPredictor()).step_seconds)
     assert steps[0] > steps[1]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from cost_fakes import LinearPredictor, job, model
-from estimate_plans import expert_model, plan_with, seconds_of, stages_of, wide_cluster
+from cost_fakes import LinearPredictor, job
+from estimate_plans import CLUSTER, FREE, SHAPE, expert_model, plan_of, seconds_of, stages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_cases import Shape, even_times, one_pipeline, plain_times
@@ -31,12 +31,10 @@ from hetplan.cost.traffic import ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision, TrainerOptions
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import LayerKind
 from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import (
-    OverlapSettings,
-    Plan,
     Recompute,
     RecomputeGranularity,
     RecomputeModule,
@@ -44,35 +42,12 @@ from hetplan.plans.plan import (
 from hetplan.plans.rules import Rule
 from hetplan.predict.predictor import LayerQuery, Prediction, PredictionPart
 
-CLUSTER = wide_cluster()
-SHAPE = model()
-FREE = job(target="any", gradient_clipping=False)
 INSIDE, BETWEEN = 100e9, 10e9
 HIDDEN = 128 * 256 * 4  # one sequence of 128 tokens, float32
 
 
 def with_options(asked: Job = FREE, **options: object) -> Job:
     return replace(asked, trainer=TrainerOptions(**options))  # type: ignore[arg-type]
-
-
-def plan_of(
-    sizes: Sequence[int] = (4, 4),
-    *,
-    asked: Job = FREE,
-    shape: ModelSpec = SHAPE,
-    microbatches: int = 4,
-    overlap: OverlapSettings | None = None,
-    schedule: str = "1f1b",
-    **replica: object,
-) -> Plan:
-    total = len(shape.layers)
-    cuts = [[total * s // len(sizes) for s in range(len(sizes))]]
-    stages = stages_of(
-        cuts, sizes, total, num_microbatches=microbatches, schedule=schedule, **replica
-    )
-    return plan_with(
-        shape, CLUSTER, asked, [(stages, microbatches)], overlap=overlap, schedule=schedule
-    )
 
 
 # ---- kernels
