@@ -35,6 +35,7 @@ from hetplan.cost.components.layers import (
 )
 from hetplan.cost.components.step import clock, straggler_factor
 from hetplan.cost.estimate_values import Component
+from hetplan.cost.memory.device import weights_at
 from hetplan.cost.step_model.values import Shape, asking, compute_seconds, seconds_of_parts
 from hetplan.cost.terms import Part, Term
 from hetplan.job.spec import Job
@@ -144,24 +145,10 @@ def layer_parameters(
 
     Experts are apart where they are cut or copied otherwise than the other weights.
     """
-    total = float(model.parameters_at(position, tp))
     if ep == 1 and etp == tp:
-        return total, 0.0
-    routed, apart = routed_parameters(model, position, tp=tp, ep=ep, etp=etp)
-    return total - routed, apart
-
-
-def routed_parameters(
-    model: ModelSpec, position: int, *, tp: int, ep: int, etp: int
-) -> tuple[float, float]:
-    """Weights of a layer's routed experts on one rank: cut by tp, and dealt out by ep and etp."""
-    if position in (0, model.num_layers + model.num_mtp_layers + 1):
-        return 0.0, 0.0
-    mlp, h = model.layer_at(position).mlp, model.hidden_size
-    if not isinstance(mlp, Experts):
-        return 0.0, 0.0
-    like_rest = float(mlp.num_experts * mlp.expert.parameters(h, tp))
-    return like_rest, mlp.num_experts / ep * mlp.expert.parameters(h, etp)
+        return float(model.parameters_at(position, tp)), 0.0
+    held = weights_at(model, position, tp, ep, etp)
+    return held.dense, held.routed
 
 
 def without_waits(compute: Sequence[Part], others: Iterable[Part]) -> tuple[Part, ...]:

@@ -20,6 +20,7 @@ import numpy as np
 from hetplan.cost.arrays import Floats
 from hetplan.cost.components.overlap import beside, send_slowdowns
 from hetplan.cost.estimate_values import MemoryUse
+from hetplan.cost.memory.device import weights_at
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
@@ -33,7 +34,6 @@ from hetplan.cost.step_model.groups import (
     kept_by_stages,
 )
 from hetplan.cost.step_model.hops import Hop, HopArrays, hop_arrays, hop_between
-from hetplan.cost.step_model.layer_compute import routed_parameters
 from hetplan.cost.step_model.units import Settings, Unit, make_unit
 from hetplan.cost.terms import Part
 from hetplan.job.spec import Job, Precision
@@ -393,7 +393,7 @@ def _routed(unit: Unit, ranges: Sequence[tuple[int, int]]) -> float:
     """Routed experts' weights on a rank that cuts them like the rest."""
     model, tp = unit.settings.model, unit.pricer.shape.tp
     return sum(
-        routed_parameters(model, position, tp=tp, ep=1, etp=tp)[0]
+        weights_at(model, position, tp).routed
         for start, stop in ranges
         for position in range(start, stop)
     )
