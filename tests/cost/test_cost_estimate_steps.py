@@ -129,19 +129,6 @@ def test_sharding_levels_move_what_they_should() -> None:
     assert seconds_of(pairs, Component.OPTIMIZER) == pytest.approx(parameters / 2 * 1e-9)
 
 
-def test_overlap_hides_part_of_reduction_and_gathering() -> None:
-    plain = one_pipeline([EVEN], sharding=Sharding.OPTIMIZER, shards=4)
-    both = OverlapSettings(reduction=True, gathering=True)
-    beside = replace(plain, overlap=both)
-    one, two = priced(plain), priced(beside)
-    for component in (Component.DATA_PARALLEL, Component.GATHERING):
-        exposed = [seconds_of(each, component) for each in (one, two)]
-        hidden = sum(e.hidden_seconds for e in two.components if e.component is component)
-        assert exposed[1] + hidden == pytest.approx(exposed[0])
-    # One bucket: the last gradients have nothing to hide behind.
-    assert two.step_seconds == pytest.approx(one.step_seconds)
-
-
 def test_offloaded_state_is_updated_by_the_host() -> None:
     islands = tuple(
         replace(

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 from cost_fakes import LinearPredictor, island, link
-from estimate_plans import FREE, SHAPE, plan_of, stages_of
+from estimate_plans import FREE, SHAPE, stages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, Transport
-from hetplan.cost.estimate import estimate
 from hetplan.cost.step_model.groups import KnownCollectives, crowd_of, group_among
 from hetplan.cost.step_model.hops import (
     Hop,
@@ -176,12 +175,3 @@ def test_what_is_not_measured_or_not_shared_has_no_crowd() -> None:
     crowd = crowd_of(cluster(1), strided(4))
     assert crowd is not None
     assert crowd.share(datasheet, 1e6) == 1.0
-
-
-def test_a_step_on_measured_nodes_is_slower_with_one_card() -> None:
-    steps = []
-    for cards in (1, 4):
-        here = cluster(cards)
-        plan = plan_of([8, 8], cluster=here, tp=4)
-        steps.append(estimate(plan, SHAPE, here, FREE, LinearPredictor()).step_seconds)
-    assert steps[0] > steps[1]

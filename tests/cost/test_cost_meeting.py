@@ -143,20 +143,6 @@ def test_reductions_over_one_uplink_share_it() -> None:
     assert only.end.dense.whole.share == 1.0
 
 
-def test_more_stages_never_leave_more() -> None:
-    narrow = with_nics(20e9)
-    replicas = [
-        Replica(devices=compress(range(6 * at, 6 * at + 6)), tp=1, microbatch_size=1)
-        for at in range(4)
-    ]
-    two, four = (kept_by_stages(narrow, parties(narrow, each), 1)
-                 for each in (replicas[:2], replicas))  # fmt: skip
-    assert all(
-        max(one.dense) <= max(other.dense) and min(one.dense) <= min(other.dense)
-        for one, other in zip(four, two, strict=False)
-    )
-
-
 def parties(cluster: Cluster, replicas: list[Replica]) -> list[Party]:
     return [
         Party(

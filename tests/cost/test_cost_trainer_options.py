@@ -24,7 +24,6 @@ from hetplan.cost.replay.step import replay_step
 from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.cost.step_model.hops import Hop, boundary_costs_over, hop_between
 from hetplan.cost.step_model.layer_compute import matrix_parameters
-from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.step_model.values import Shape as PricedShape
 from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.cost.traffic import ledger
@@ -200,18 +199,6 @@ def test_a_middle_stage_pays_for_four_transfers_per_microbatch() -> None:
     assert period(Exchange.DEEPSPEED) == pytest.approx(3 + 2 * 0.1 + 2 * 0.15)
     # Both ways at once: the longer of the two, over each boundary.
     assert period(Exchange.TORCH) == pytest.approx(3 + 2 * 0.15)
-
-
-def test_blocking_sends_are_priced_with_an_interval() -> None:
-    asked = with_options(blocking_sends=True)
-    plan = plan_of((1, 1, 1), asked=asked, microbatches=6)
-    found = estimate(plan, SHAPE, CLUSTER, asked, LinearPredictor(halfwidth=0.1))
-    plain = estimate(plan, SHAPE, CLUSTER, FREE, LinearPredictor(halfwidth=0.1))
-    assert found.step_seconds > plain.step_seconds
-    assert found.interval.p10_seconds < found.step_seconds < found.interval.p90_seconds
-    assert sum(each.seconds for each in found.components) == pytest.approx(found.step_seconds)
-    warm = Pricer(SHAPE, CLUSTER, asked, LinearPredictor()).step(plan)
-    assert warm.step_seconds == pytest.approx(found.step_seconds)
 
 
 def test_blocking_sends_go_with_plain_1f1b_only() -> None:
