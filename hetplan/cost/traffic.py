@@ -1,4 +1,4 @@
-"""How many bytes cross which links in one step of a plan, and what for?
+"""Bytes that cross each link in one step of a plan, by purpose.
 
 Per step, summed over all devices, each byte counted once where it is sent:
 

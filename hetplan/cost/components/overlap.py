@@ -125,7 +125,7 @@ def send_slowdowns(device: DeviceKind, link: Link) -> Slowdowns:
 
 
 def not_overlapped(communication_seconds: float) -> Overlap:
-    """All of it exposed."""
+    """Communication that nothing hides."""
     return Overlap(
         exposed_seconds=communication_seconds, hidden_seconds=0.0, compute_delay_seconds=0.0
     )
