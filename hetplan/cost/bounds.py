@@ -1,4 +1,4 @@
-"""How fast can a step over uneven stages possibly be: proven lower bounds, and what each holds for.
+"""Proven lower bounds of a step over uneven stages.
 
 Here are the parts of the bounds (a), (b), (c), (i) and (l) of 1F1B that the search uses
 (`hetplan.search.one_f_one_b.order_slots`).

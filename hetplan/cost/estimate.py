@@ -212,7 +212,7 @@ def estimate(
 
 
 def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
-    """The same by a pricer that has priced other plans before."""
+    """`estimate` by a pricer that has priced other plans before."""
     if not plan.pipelines:
         raise InputError(Fault(field="pipelines", message="a plan needs at least one pipeline"))
     step, costs = pricer.step(plan), pricer.costs(plan)

@@ -1,4 +1,4 @@
-"""In which order does a stage run its passes?
+"""The order in which a stage runs its passes.
 
 P stages, v chunks (virtual stages) on each, m microbatches. A forward pass F makes activations, a
 backward pass B the gradient of its inputs and of its weights; where the schedule splits it, B

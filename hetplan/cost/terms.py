@@ -44,7 +44,7 @@ class Term:
         return self.count * self.prediction.seconds
 
     def times(self, count: float) -> Term:
-        """The same, this many times."""
+        """The term `count` times."""
         return Term(
             what=self.what,
             cause=self.cause,

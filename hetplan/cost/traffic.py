@@ -1,4 +1,4 @@
-"""How many bytes cross which links in one step of a plan, and what for?
+"""Bytes that cross each link in one step of a plan, by purpose.
 
 Per step, summed over all devices, each byte counted once where it is sent:
 
@@ -34,6 +34,7 @@ import numpy as np
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import Algorithm, GroupShape, collective, group_shape
 from hetplan.cost.collectives.direct_levels import summed_by_messages
+from hetplan.cost.memory.device import weights_at
 from hetplan.cost.network.segments import (
     LinkName,
     LinkScope,
@@ -42,8 +43,8 @@ from hetplan.cost.network.segments import (
     island_link,
 )
 from hetplan.cost.step_model.groups import Members, members_of
+from hetplan.cost.step_model.hops import received_bytes
 from hetplan.cost.step_model.layer_calls import GroupKind, LayerCalls
-from hetplan.cost.step_model.layer_compute import routed_parameters
 from hetplan.errors import InputError
 from hetplan.job.spec import MAX_TOKENS, Job, Optimizer, Precision
 from hetplan.job.trainer import trainer_settings
@@ -313,20 +314,17 @@ class TrafficCount:
         ranks = stage_array(receiver)
         position, _ = partners(senders, ranks)
         for each in receiver.replicas:
-            calls = LayerCalls(model=self.model, job=self.job, shape=each)
-            scattered = trainer_settings(self.job).scattered_sends and not each.sequence_parallel
-            message = calls.hidden_bytes
-            if scattered or each.sequence_parallel:
-                message /= each.tp
+            message = received_bytes(self.model, self.job, each)
             here = slice(at, at + each.num_devices)
             at += each.num_devices
             for link, count in links_between(self.places, position[here], ranks[here]):
                 yield link, TrafficClass.PIPELINE, message * count * times
+            scattered = trainer_settings(self.job).scattered_sends and not each.sequence_parallel
             if scattered and each.tp > 1:
                 yield from self._sent(
                     shapes_of(self.cluster, members_of(each)[0]),
                     LinkOperation.ALL_GATHER,
-                    calls.hidden_bytes,
+                    message * each.tp,
                     times,
                     TrafficClass.TENSOR_PARALLEL,
                 )
@@ -420,15 +418,11 @@ class TrafficCount:
             coarsest = min(replicas, key=lambda each: each.tp)
         total = 0.0
         for position in layers:
-            routed = (0.0, 0.0)
-            if apart:
-                routed = routed_parameters(
-                    self.model, position, tp=coarsest.tp, ep=coarsest.ep, etp=coarsest.etp
-                )
+            held = weights_at(self.model, position, coarsest.tp, coarsest.ep, coarsest.etp)
             if expert:
-                total += routed[1]
+                total += held.routed
             else:
-                total += self.model.parameters_at(position, coarsest.tp) - routed[0]
+                total += held.dense if apart else self.model.parameters_at(position, coarsest.tp)
         whole = layers[0] == 0 and layers[-1] == len(self._kinds) - 1
         if self.model.tied_embeddings and whole and not expert:
             total -= self.model.vocabulary_matrix(coarsest.tp)

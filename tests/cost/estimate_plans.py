@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cost_fakes import island, link, model
+from cost_fakes import island, job, link, model
 
 from hetplan.cluster.spec import Cluster, IslandLink
 from hetplan.cost.estimate_values import Component, Estimate
@@ -121,6 +121,42 @@ def plan_with(
         optimizer_offload=offload,
         overlap=overlap,
     )
+
+
+SHAPE, CLUSTER = model(), wide_cluster()
+FREE = job(target="any", gradient_clipping=False)
+
+
+def plan_of(
+    sizes: Sequence[int] = (4, 4),
+    cuts: Sequence[Sequence[int]] | None = None,
+    *,
+    microbatches: int = 4,
+    shape: ModelSpec = SHAPE,
+    cluster: Cluster = CLUSTER,
+    asked: Job = FREE,
+    pipelines: int = 1,
+    schedule: str = "1f1b",
+    sharding: Sharding = Sharding.NONE,
+    shards: int = 1,
+    offload: float = 0.0,
+    overlap: OverlapSettings | None = None,
+    **stages: object,
+) -> Plan:
+    """Equal pipelines side by side, cut evenly unless `cuts` says where (`stages_of`)."""
+    total = len(shape.layers)
+    even = [[total * s // len(sizes) for s in range(len(sizes))]]
+    built = [
+        stages_of(
+            cuts or even, sizes, total, first_device=p * sum(sizes),
+            num_microbatches=microbatches, schedule=schedule, **stages,  # type: ignore[arg-type]
+        )
+        for p in range(pipelines)
+    ]  # fmt: skip
+    return plan_with(
+        shape, cluster, asked, [(each, microbatches) for each in built], schedule=schedule,
+        sharding=sharding, shards=shards, offload=offload, overlap=overlap,
+    )  # fmt: skip
 
 
 def seconds_of(found: Estimate, component: Component) -> float:

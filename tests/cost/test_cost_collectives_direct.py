@@ -155,23 +155,6 @@ def staged(populations: Populations) -> Cluster:
     )
 
 
-@pytest.mark.parametrize(("here", "there"), [(2, 2), (3, 1), (1, 3), (4, 2)])
-def test_two_regions_by_hand(here: int, there: int) -> None:
-    """One rank per node; 10 GB/s and 10 us inside, 25 MB/s and 5 ms across."""
-    shape: Populations = ((0, (1,) * here), (1, (1,) * there))
-    cluster = staged(shape)
-    own = group(shape, 0, cluster)
-    size = 8.0 * CHUNK_BYTES
-    cost = collective(cluster, own.shape, LinkOperation.ALL_REDUCE, size, PREDICTOR, by_levels=True)
-    assert cost.detail == "inside regions, across, by messages"
-    assert num_chunks(size) == 8
-    inside = size * (max(here, there) - 1) / max(here, there) / 10e9
-    # Each device has its own 25 MB/s: the one with the largest part sets the pace.
-    across = size / min(here, there) / 2.5e7
-    expected = 2 * 1e-5 + 5e-3 + (2 * inside + across) / 8 + across * 7 / 8
-    assert cost.seconds == pytest.approx(expected)
-
-
 def test_what_regions_share_is_shared() -> None:
     """Three senders get a third each of what one alone would have."""
     shape: Populations = ((0, (1, 1, 1)), (1, (1, 1, 1)))
@@ -196,24 +179,6 @@ def test_one_island_is_left_to_the_library() -> None:
     own = collective(cluster, shape, LinkOperation.ALL_REDUCE, 1e6, PREDICTOR, by_levels=True)
     assert own.seconds == by_library.seconds
     assert own.algorithm is Algorithm.RING
-
-
-def test_a_library_that_moves_device_memory_keeps_its_sums() -> None:
-    shape: Populations = ((0, (2,)), (1, (2,)))
-    own = group(shape)
-    assert summed_by_messages(own.cluster, own.shape) is None
-
-
-def test_only_sums_are_the_trainers_own() -> None:
-    shape: Populations = ((0, (1, 1)), (1, (1, 1)))
-    cluster = staged(shape)
-    found = group(shape, 0, cluster).shape
-    for operation in (LinkOperation.REDUCE_SCATTER, LinkOperation.ALL_GATHER):
-        prices = [
-            collective(cluster, found, operation, 1e6, PREDICTOR, by_levels=own).seconds
-            for own in (True, False)
-        ]
-        assert prices[0] == prices[1]
 
 
 @FEW

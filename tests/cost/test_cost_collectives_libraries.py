@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from collectives_groups import Group, Populations, group, plain_cluster
 from cost_fakes import Figures, island, link
-from counted_steps import steps_of
 
 from hetplan.cluster.spec import Cluster, IslandLink, Transport
 from hetplan.cost.collectives import Algorithm, CollectiveCost, collective, group_shape
@@ -69,50 +68,7 @@ def test_one_staged_link_gives_the_group_to_gloo() -> None:
     assert offered(across, inside, AR) > {Algorithm.RING}
 
 
-def test_what_the_rings_of_a_library_send_out_of_a_node() -> None:
-    """2 (n - 1) / n S over all NICs of a node, by a ring per NIC; two-level sends less of it."""
-    own = group(NODES)
-    nodes, ranks, message = 4, 32, 1e12  # so much that latency is nothing
-    (only,) = own.cluster.islands
-    bandwidth = only.inter_node.bandwidth_bytes_per_second
-    ring = collective(own.cluster, own.shape, AR, message, PREDICTOR, algorithm=Algorithm.RING)
-    per_nic = 2 * (ranks - 1) / ranks * message / 8
-    assert ring.seconds == pytest.approx(per_nic / bandwidth, rel=1e-3)
-    by_node = cost(own, message, algorithm=Algorithm.TWO_LEVEL)
-    across = max(term.seconds for term in by_node.terms)
-    assert across == pytest.approx(2 * (nodes - 1) / nodes * message / 8 / bandwidth, rel=1e-3)
-
-
-def exchange_of_islands(count: int) -> CollectiveCost:
-    """All-to-all of that many islands of 8 devices in three regions."""
-    cluster = Cluster(
-        name="many",
-        islands=tuple(
-            replace(island(f"i{k:04}", nodes=1, devices_per_node=8), region=f"r{k % 3}")
-            for k in range(count)
-        ),
-        within_region=link(5e9, 1e-4),
-        across_regions=replace(link(2e9, 5e-3), shared_bandwidth_bytes_per_second=4e9),
-    )
-    return collective(cluster, group_shape(cluster, range(8 * count)), A2A, 1e9, PREDICTOR)
-
-
-@pytest.mark.slow
-def test_a_thousand_islands_exchange_without_a_look_at_every_pair() -> None:
-    # Pairs of islands one at a time would take four times the steps for twice the islands.
-    few, many = (steps_of(lambda n=n: exchange_of_islands(n)) for n in (150, 300))
-    assert many < 2.1 * few
-    found = exchange_of_islands(1000)
-    # One region has 334 islands, the others 333: over a link of regions all of two exchange.
-    assert found.algorithm is Algorithm.DIRECT
-    senders = 8 * 333
-    partners = 8 * 334
-    slow = (partners + 8 * 333) * 1e9 / 8000 * senders / 4e9
-    assert found.seconds == pytest.approx(slow, rel=0.3)
-    assert sum(each.bytes for each in found.traffic) == pytest.approx(7999 * 1e9)
-
-
-def test_islands_with_listed_links_are_looked_up_by_name() -> None:
+def test_a_slow_listed_link_delays_an_exchange() -> None:
     """Seven alike and one behind a slow link to another."""
     names = [f"i{k}" for k in range(8)]
     plain = Cluster(

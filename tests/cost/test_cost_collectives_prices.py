@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 
 import pytest
 from collectives_counted import Machine, Rank, chained
@@ -37,7 +36,7 @@ from hetplan.cost.collectives.rings import rings
 from hetplan.cost.collectives.values import Asking
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands
 from hetplan.errors import InputError
-from hetplan.predict.predictor import Prediction, SendLaw, link_cause
+from hetplan.predict.predictor import Prediction, SendLaw
 from hetplan.profiling.samples import LinkOperation
 
 PREDICTOR = Figures()
@@ -106,23 +105,6 @@ def test_trees_reach_the_bandwidth_term_keep_few_latencies_and_take_the_best_chu
         assert found == pytest.approx(best)
 
 
-@pytest.mark.parametrize("operation", [AR, RS, AG, A2A])
-@pytest.mark.parametrize("places", [((0, (2,)),), ((0, (1, 1)),), ((0, (4,)),), ((0, (1,) * 5),)])
-def test_one_level_costs_what_the_predictor_says(
-    operation: LinkOperation, places: Populations
-) -> None:
-    own = group(places)
-    first, second, *_ = own.device_of.values()
-    over = link_of(own.cluster, link_name(own.cluster, first, second))
-    said = PREDICTOR.collective(over, operation.value, len(own.ranks), 1e8)
-    default = Algorithm.DIRECT if operation is A2A else Algorithm.RING
-    forced = cost(own, operation, 1e8, default)
-    assert forced.seconds == said.seconds
-    assert [term.prediction for term in forced.terms] == [said]
-    assert [term.cause for term in forced.terms] == [link_cause(over)]
-    assert cost(own, operation, 1e8).seconds <= said.seconds
-
-
 @pytest.mark.parametrize(
     ("places", "alpha", "rate"),
     [
@@ -144,21 +126,6 @@ def test_a_send_meets_first_where_both_sides_post_together(
     assert [(each.link, each.bytes) for each in late.traffic] == [
         (link_name(own.cluster, first, second), 1e6)
     ]
-
-
-def test_two_islands_by_hand() -> None:
-    """4 and 2 ranks in two regions: shards of S / 4 and S / 2, two full lanes over the link."""
-    own = group(((0, (4,)), (1, (2,))))
-    message = 1e9
-    inside = PREDICTOR.collective(link(100e9), "reduce_scatter", 4, message).seconds
-    across = 2 * (5e-3 + message / 2 / 2 / 2e9)
-    found = cost(own, AR, message, Algorithm.TWO_LEVEL)
-    assert found.seconds == pytest.approx(2 * inside + across)
-    assert sum(each.bytes for each in found.traffic) == pytest.approx((2 * 3 + 2 * 1 + 2) * message)
-    # One lane of the smaller island's two is half as fast.
-    thin = group(((0, (4,)), (1, (1,))))
-    lanes = cost(thin, AR, message, Algorithm.TWO_LEVEL).seconds - 2 * inside
-    assert lanes == pytest.approx(2 * (5e-3 + message / 2 / 2e9))
 
 
 def test_a_shared_link_is_divided_among_the_lanes() -> None:
@@ -214,28 +181,24 @@ def _step(own: Group, loads: dict[tuple[Rank, Rank], int], message: float) -> fl
 
 
 @FEW
-@given(populations(), st.sampled_from((AR, RS, AG)), st.sampled_from((1e3, 1e7, 1e10)))
-def test_rings_take_at_least_what_a_counted_run_takes(
-    found: Populations, operation: LinkOperation, message: float
+@given(
+    st.tuples(populations(), st.just(False)) | st.tuples(equal_halves(), st.just(True)),
+    st.sampled_from((AR, RS, AG)),
+    st.sampled_from((1e3, 1e7, 1e10)),
+)
+def test_rings_take_what_a_counted_run_takes(
+    case: tuple[Populations, bool], operation: LinkOperation, message: float
 ) -> None:
-    """Unequal groups: the price is that of the device with most to do in every step."""
+    """Equal groups: exactly. Unequal: at least; the device with most to do in a step counts."""
+    found, equal = case
     own = group(found)
     costs = rings(own.cluster, own.shape, operation, message, ASKING)
     for each, blocks in zip(costs, chains(own.shape), strict=True):
         world, phases = chained(own.ranks, blocks, operation=operation.value)
-        assert each.seconds >= clock(own, world, phases, message) * (1 - 1e-9)
-
-
-@settings(FEW, max_examples=8)
-@given(equal_halves(), st.sampled_from((AR, RS, AG)), st.sampled_from((1e3, 1e7, 1e10)))
-def test_rings_of_equal_groups_take_exactly_what_a_counted_run_takes(
-    found: Populations, operation: LinkOperation, message: float
-) -> None:
-    own = group(found)
-    costs = rings(own.cluster, own.shape, operation, message, ASKING)
-    for each, blocks in zip(costs, chains(own.shape), strict=True):
-        world, phases = chained(own.ranks, blocks, operation=operation.value)
-        assert each.seconds == pytest.approx(clock(own, world, phases, message))
+        counted = clock(own, world, phases, message)
+        assert each.seconds >= counted * (1 - 1e-9)
+        if equal:
+            assert each.seconds == pytest.approx(counted)
 
 
 @FEW
@@ -288,18 +251,6 @@ def _faster(found: Link, bandwidth: float, latency: float) -> Link:
     )
 
 
-def test_more_lanes_leave_a_node_with_more_ranks() -> None:
-    """Two nodes: with 4 ranks in each a large all_reduce is about 4 times as fast per byte."""
-    thin, wide = group(((0, (1, 1)),)), group(((0, (4, 4)),))
-    one = cost(thin, AR, 1e11, Algorithm.RING).seconds
-    four = cost(wide, AR, 1e11, Algorithm.RING).seconds
-    # 2 (n - 1) / n S beta over one lane, then over four.
-    assert four / one == pytest.approx((7 / 8) / (1 / 2) / 4, rel=1e-3)
-    # Four such groups beside it leave each a quarter of the NICs.
-    shared = cost(wide, AR, 1e11, Algorithm.RING, share=0.25).seconds
-    assert shared / four == pytest.approx(4, rel=1e-3)
-
-
 def test_groups_beside_this_one_do_not_slow_links_inside_a_node_that_it_leaves() -> None:
     own = group(((0, (4, 4)),))
     alone = cost(own, AR, 1e9, Algorithm.TWO_LEVEL)
@@ -308,19 +259,6 @@ def test_groups_beside_this_one_do_not_slow_links_inside_a_node_that_it_leaves()
     assert beside.terms[1].seconds > 1.5 * alone.terms[1].seconds
     inside = group(((0, (4,)),))
     assert cost(inside, AR, 1e9, share=0.5).seconds > 1.9 * cost(inside, AR, 1e9).seconds
-
-
-def test_latency_grows_with_the_group() -> None:
-    cluster = Cluster(name="long", islands=(island("i", nodes=1024, devices_per_node=8),))
-    seconds = []
-    for nodes in (2, 16, 128, 1024):
-        shape = group_shape(cluster, range(nodes * 8))
-        ring = collective(cluster, shape, AR, 1e6, PREDICTOR, algorithm=Algorithm.RING)
-        seconds.append(ring.seconds)
-        chosen = collective(cluster, shape, AR, 1e6, PREDICTOR)
-        assert chosen.seconds < ring.seconds or nodes == 2
-    assert seconds[-1] > 1000 * 2 * 8 * 1e-5
-    assert all(later > 5 * earlier for earlier, later in pairwise(seconds))
 
 
 @pytest.mark.parametrize("slow", [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (0, 3)])
@@ -359,15 +297,6 @@ def test_islands_of_two_regions_share_their_link_unless_they_have_one_of_their_o
         # All that crosses in one direction over 4 GB/s is the least there can be.
         assert shared.seconds >= sent / 4e9
         assert own.seconds < shared.seconds
-
-
-def test_a_window_limits_a_long_link() -> None:
-    """8 MB under way in a round trip of 100 ms: 80 MB/s of a link of 2 GB/s."""
-    places: Populations = ((0, (1,)), (1, (1,)))
-    long = replace(link(2e9, 50e-3), window_bytes=8e6, streams=1)
-    own = group(places, cluster=replace(plain_cluster(places), across_regions=long))
-    found = cost(own, AR, 1e9, Algorithm.RING)
-    assert found.seconds == pytest.approx(2 * (50e-3 + 0.5e9 / 80e6))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

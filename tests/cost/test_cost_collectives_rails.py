@@ -111,13 +111,6 @@ def test_all_to_all_anywhere(places: Locals) -> None:
     assert with_detours(own, exchanged(own.ranks)) == pytest.approx(traffic(found))
 
 
-@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.TWO_LEVEL, Algorithm.TREE])
-def test_nodes_with_the_same_rails_need_no_detour(algorithm: Algorithm) -> None:
-    """Devices 0, 1 and 4, 5 are on the rails 0 and 1; without rails nothing changes."""
-    same, plain = railed(((0, 1), (4, 5), (0, 5))), railed(((0, 1), (4, 5), (0, 5)), None)
-    assert cost(same, AR, algorithm) == cost(plain, AR, algorithm)
-
-
 def test_a_send_to_another_rail() -> None:
     aligned, off = railed(((1,), (5,))), railed(((1,), (2,)))
     late = LinkOperation.SEND_RECV_LATE

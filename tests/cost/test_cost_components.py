@@ -171,18 +171,6 @@ def test_the_busiest_rank_has_no_more_than_all_tokens(
     assert ep > 1 or found == 1
 
 
-def test_why_loads_are_equal() -> None:
-    for layer, load, ep, why in (
-        (DENSE, 1.0, 4, "no experts"),
-        (moe(), 1.5, 1, "holds all experts"),
-        (moe(), 1.0, 4, "equal loads"),
-        (moe(), 1.5, 4, "busiest of 4 ranks has 1.5 times the mean"),
-    ):
-        found = expert_load(layer, job(expert_load_factor=load), ep)
-        assert why in found.note
-        assert found.factor == (1.5 if "busiest" in why else 1)
-
-
 # ---- sequences
 
 
@@ -243,19 +231,3 @@ def test_laws_of_sequences(histogram, core_share) -> None:
     assert packed.core == pytest.approx(packed.tokens * row / mean * square / row**2)
     assert packed.layer_factor(core_share) <= padded.layer_factor(core_share) + 1e-12
     assert packed.layer_factor(0.0) == 1.0
-
-
-def test_sequences_by_hand() -> None:
-    full = factors(4096, {4096: 1})
-    assert (full.tokens, full.core, full.layer_factor(0.3)) == (1.0, 1.0, 1.0)
-    assert length_factors(job()).note == "all sequences have sequence_length"
-    halves = factors(4096, {2048: 1})
-    assert (halves.tokens, halves.core) == (1.0, 0.5)
-    # A fifth of the layer is attention, so a tenth of its time is saved.
-    assert halves.layer_factor(0.2) == pytest.approx(0.9)
-    # Inside a window of 512 a half attends to nearly as much per token as the whole.
-    assert factors(4096, {2048: 1}, window=512).core == pytest.approx(0.9333, abs=1e-3)
-    # Two of 60 % do not fit into one row; one of 60 and one of 40 do.
-    assert factors(100, {60: 1}).tokens == pytest.approx(0.6)
-    mixed = factors(100, {60: 1, 40: 1})
-    assert (mixed.tokens, mixed.core) == (pytest.approx(1.0), pytest.approx(0.52))

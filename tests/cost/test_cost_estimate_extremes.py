@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from cost_fakes import LinearPredictor, island, job, link, model
-from estimate_plans import plan_with, stages_of, wide_cluster
+from cost_fakes import LinearPredictor, island, job, link
+from estimate_plans import SHAPE, plan_of, wide_cluster
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.components.overlap import Slowdowns, in_buckets
@@ -19,22 +19,11 @@ from hetplan.errors import InputError
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor
 
-SHAPE = model()
-LAYERS = len(SHAPE.layers)
 JOB = replace(job(), global_batch_size=32)
 
 
-def plan_on(cluster: Cluster, sizes: Sequence[int], pipelines: int = 1, asked: int = 4) -> Plan:
-    """Pipelines of as many stages as there are sizes, side by side."""
-    cut = [LAYERS * s // len(sizes) for s in range(len(sizes))]
-    found = [
-        (
-            stages_of([cut], sizes, LAYERS, num_microbatches=asked, first_device=p * sum(sizes)),
-            asked,
-        )
-        for p in range(pipelines)
-    ]
-    return plan_with(SHAPE, cluster, JOB, found)
+def plan_on(cluster: Cluster, sizes: Sequence[int], pipelines: int = 1) -> Plan:
+    return plan_of(sizes, cluster=cluster, pipelines=pipelines, asked=JOB)
 
 
 @pytest.mark.parametrize("datasheet", [False, True])

@@ -6,8 +6,18 @@ from dataclasses import replace
 
 import pytest
 from cost_fakes import LinearPredictor, job, model
-from estimate_plans import expert_model, hidden_of, plan_with, seconds_of, stages_of, wide_cluster
+from estimate_plans import (
+    CLUSTER,
+    FREE,
+    SHAPE,
+    expert_model,
+    hidden_of,
+    plan_of,
+    seconds_of,
+    wide_cluster,
+)
 
+from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.job.spec import Job, LengthShare
@@ -21,36 +31,24 @@ from hetplan.plans.plan import (
     RecomputeModule,
 )
 from hetplan.predict.fit import FittedPredictor
+from hetplan.predict.predictor import Predictor
 
-CLUSTER = wide_cluster()
-NOT_CLIPPED = job(target="any", gradient_clipping=False)
 HIDDEN = 128 * 256 * 4  # one sequence of 128 tokens, float32
 FAST = 100e9  # inside a node
 
 
 def priced(
-    shape: ModelSpec | None = None,
+    shape: ModelSpec = SHAPE,
     *,
     size: int = 4,
-    microbatches: int = 8,
-    asked: Job = NOT_CLIPPED,
-    overlap: OverlapSettings | None = None,
-    predictor: LinearPredictor | None = None,
-    recompute: Recompute | None = None,
-    **replica: object,
+    asked: Job = FREE,
+    cluster: Cluster = CLUSTER,
+    predictor: Predictor = LinearPredictor(),  # noqa: B008
+    **changes: object,
 ) -> Estimate:
     """One stage that holds everything."""
-    shape = shape or model()
-    stages = stages_of(
-        [[0]],
-        [size],
-        len(shape.layers),
-        num_microbatches=microbatches,
-        recompute=recompute,
-        **replica,
-    )
-    plan = plan_with(shape, CLUSTER, asked, [(stages, microbatches)], overlap=overlap)
-    return estimate(plan, shape, CLUSTER, asked, predictor or LinearPredictor())
+    plan = plan_of([size], microbatches=8, shape=shape, asked=asked, cluster=cluster, **changes)  # type: ignore[arg-type]
+    return estimate(plan, shape, cluster, asked, predictor)
 
 
 COMPUTE = 3 * (8 * 0.010 + 0.001 + 0.004)  # forward and twice that backward, one sequence
@@ -121,7 +119,7 @@ def test_tensor_parallel_overlap_keeps_the_sum_of_exposed_and_hidden() -> None:
 
 def test_expert_parallelism_sends_tokens_to_their_experts_and_back() -> None:
     shape = expert_model()
-    asked = replace(NOT_CLIPPED, target="any")
+    asked = replace(FREE, target="any")
     one, four = priced(shape, asked=asked), priced(shape, ep=4, asked=asked)
     assert seconds_of(one, Component.EXPERT_PARALLEL) == 0
     # 2 experts per token; there and back, forward and backward, in 8 layers of 8 microbatches.
@@ -138,7 +136,7 @@ def test_expert_parallelism_sends_tokens_to_their_experts_and_back() -> None:
 
 def test_uneven_experts_cost_compute_and_transfers() -> None:
     shape = expert_model()
-    uneven = replace(NOT_CLIPPED, expert_load_factor=1.5)
+    uneven = replace(FREE, expert_load_factor=1.5)
     even, found = priced(shape, ep=4), priced(shape, ep=4, asked=uneven)
     work = layer_work(shape, LayerKind.TRANSFORMER, 1, 128)
     routed = 2 * 128 * 2 * 3 * 256 * 256 / work.flops
@@ -195,9 +193,7 @@ def test_unlike_layers_cost_what_models_of_each_alone_do() -> None:
     predictor = FittedPredictor.datasheet_only()
 
     def forward(shape: ModelSpec) -> float:
-        stages = stages_of([[0]], [1], len(shape.layers), num_microbatches=4)
-        plan = plan_with(shape, CLUSTER, NOT_CLIPPED, [(stages, 4)])
-        return estimate(plan, shape, CLUSTER, NOT_CLIPPED, predictor).stages[0].forward_seconds
+        return priced(shape, size=1, predictor=predictor).stages[0].forward_seconds
 
     alone = [
         forward(replace(dense, layer_runs=(LayerRun(count=8, layer=each),)))
@@ -250,9 +246,9 @@ def test_copies_of_key_value_heads_are_a_part_of_the_compute_and_sums() -> None:
 
 def test_packed_sequences_save_attention_and_hold_fewer_tokens() -> None:
     shares = (LengthShare(length=64, share=1.0),)
-    packed = replace(NOT_CLIPPED, sequence_lengths=shares, packing=True)
-    padded = replace(NOT_CLIPPED, sequence_lengths=shares)
-    plain, dense, wasted = (priced(size=1, asked=each) for each in (NOT_CLIPPED, packed, padded))
+    packed = replace(FREE, sequence_lengths=shares, packing=True)
+    padded = replace(FREE, sequence_lengths=shares)
+    plain, dense, wasted = (priced(size=1, asked=each) for each in (FREE, packed, padded))
     work = layer_work(model(), LayerKind.TRANSFORMER, 1, 128)
     # Two sequences of half the length have half the pairs of a full one.
     saved = 8 * 8 * 0.030 * 0.5 * work.attention_flops / work.flops
@@ -263,11 +259,7 @@ def test_packed_sequences_save_attention_and_hold_fewer_tokens() -> None:
 
 
 def test_clocks_and_stragglers_are_components_of_their_own() -> None:
-    slow = wide_cluster(clock_ratio=0.8, speed_spread=0.05)
-    shape = model()
-    stages = stages_of([[0]], [4], len(shape.layers), num_microbatches=8)
-    plan = plan_with(shape, slow, NOT_CLIPPED, [(stages, 8)])
-    found = estimate(plan, shape, slow, NOT_CLIPPED, LinearPredictor())
+    found = priced(cluster=wide_cluster(clock_ratio=0.8, speed_spread=0.05))
     assert seconds_of(found, Component.CLOCKS) == pytest.approx(8 * COMPUTE * 0.25)
     assert seconds_of(found, Component.STRAGGLERS) / (8 * COMPUTE * 1.25) == pytest.approx(
         0.0528, abs=1e-3

@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cost_fakes import LinearPredictor, job, model
-from estimate_plans import expert_model, plan_with, seconds_of, stages_of, wide_cluster
+from cost_fakes import LinearPredictor, model
+from estimate_plans import (
+    CLUSTER,
+    FREE,
+    SHAPE,
+    expert_model,
+    plan_of,
+    plan_with,
+    seconds_of,
+    stages_of,
+    wide_cluster,
+)
 
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component
@@ -16,7 +26,6 @@ from hetplan.plans.plan import OverlapSettings, Sharding, Stage
 
 def test_a_slow_clock_is_a_slow_device_for_sharded_parameters_too() -> None:
     """Half the clock is twice the compute, beside overlapped gathering as well."""
-    shape, asked = model(), job(target="any", gradient_clipping=False)
     times = LinearPredictor().layer_seconds
     slow = LinearPredictor(layer_seconds=tuple((kind, 2 * value) for kind, value in times))
     steps = []
@@ -24,12 +33,11 @@ def test_a_slow_clock_is_a_slow_device_for_sharded_parameters_too() -> None:
         (wide_cluster(clock_ratio=0.5), LinearPredictor()),
         (wide_cluster(), slow),
     ):
-        stages = stages_of([[0, 5]], [4, 4], len(shape.layers), num_microbatches=8)
-        plan = plan_with(
-            shape, cluster, asked, [(stages, 8)], sharding=Sharding.PARAMETERS, shards=4,
+        plan = plan_of(
+            microbatches=8, cluster=cluster, sharding=Sharding.PARAMETERS, shards=4,
             overlap=OverlapSettings(reduction=True, gathering=True),
         )  # fmt: skip
-        found = estimate(plan, shape, cluster, asked, predictor)
+        found = estimate(plan, SHAPE, cluster, FREE, predictor)
         assert seconds_of(found, Component.SLOWED) > 0
         steps.append(found.step_seconds)
     assert steps[0] == pytest.approx(steps[1])
@@ -37,16 +45,12 @@ def test_a_slow_clock_is_a_slow_device_for_sharded_parameters_too() -> None:
 
 def test_overlap_of_tp_hides_nothing_of_cut_experts_without_tp() -> None:
     """With tp 1 there is no product beside which the experts' sums could run."""
-    shape, cluster = expert_model(), wide_cluster()
-    asked = job(target="any", gradient_clipping=False)
-    stages = stages_of([[0, 5]], [4, 4], len(shape.layers), num_microbatches=8, etp=2)
+    shape = expert_model()
     found = []
     for overlapped in (False, True):
-        plan = plan_with(
-            shape, cluster, asked, [(stages, 8)],
-            overlap=OverlapSettings(tensor_parallel=overlapped),
-        )  # fmt: skip
-        found.append(estimate(plan, shape, cluster, asked, LinearPredictor()))
+        overlap = OverlapSettings(tensor_parallel=overlapped)
+        plan = plan_of(microbatches=8, shape=shape, overlap=overlap, etp=2)
+        found.append(estimate(plan, shape, CLUSTER, FREE, LinearPredictor()))
     assert seconds_of(found[0], Component.TENSOR_PARALLEL) > 0
     assert found[1].step_seconds == pytest.approx(found[0].step_seconds)
 
@@ -56,8 +60,7 @@ def test_a_tied_matrix_is_summed_whole_by_a_rank_that_holds_it_whole(
     degrees: tuple[int, int],
 ) -> None:
     """Whichever of the two stages cuts it."""
-    shape, cluster = model(tied_embeddings=True), wide_cluster()
-    asked = job(target="any", gradient_clipping=False)
+    shape, cluster, asked = model(tied_embeddings=True), CLUSTER, FREE
     stages: list[Stage] = []
     for stage, tp in zip(
         stages_of([[0, 5]], [4, 4], len(shape.layers), num_microbatches=8), degrees, strict=True
@@ -79,8 +82,7 @@ def test_a_tied_matrix_is_summed_whole_by_a_rank_that_holds_it_whole(
 
 def test_experts_cut_like_the_rest_reduce_with_those_cut_otherwise() -> None:
     """Once, in the experts' own group, whatever the pipelines' degrees are."""
-    shape, cluster = expert_model(), wide_cluster()
-    asked = job(target="any", gradient_clipping=False)
+    shape, cluster, asked = expert_model(), CLUSTER, FREE
     pipelines = [
         (
             stages_of([[0]], [4], len(shape.layers), first_device=at, num_microbatches=4, **ranks),

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from cost_fakes import LinearPredictor, job, link, model
-from estimate_plans import plan_with, seconds_of, stages_of, total_of, wide_cluster
+from cost_fakes import LinearPredictor, job, link
+from estimate_plans import (
+    CLUSTER,
+    FREE,
+    SHAPE,
+    plan_of,
+    plan_with,
+    seconds_of,
+    stages_of,
+    total_of,
+)
 
 from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
@@ -16,43 +26,17 @@ from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.cost.replay.step import replay_step
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.job.spec import Job
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import LayerKind
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import OverlapSettings, Plan, Sharding
 
-CLUSTER = wide_cluster()
-SHAPE = model()
-FREE = job(target="any", gradient_clipping=False)
 CLIPPED = job(target="any", gradient_clipping=True)
 EVEN = [0, 3, 5, 7]  # 2 layers on each of four stages, with embedding and head
 INSIDE, BETWEEN, ACROSS = 100e9, 10e9, 1e9
 
 
-def one_pipeline(
-    cuts: list[list[int]] | None = None,
-    *,
-    size: int = 4,
-    microbatches: int = 8,
-    schedule: str = "1f1b",
-    asked: Job = FREE,
-    cluster: Cluster = CLUSTER,
-    shape: ModelSpec = SHAPE,
-    first_device: int = 0,
-    sharding: Sharding = Sharding.NONE,
-    shards: int = 1,
-    offload: float = 0.0,
-    overlap: OverlapSettings | None = None,
-    **replica: object,
-) -> Plan:
-    cuts = cuts or [EVEN]
-    stages = stages_of(
-        cuts, [size] * len(cuts[0]), len(shape.layers), num_microbatches=microbatches,
-        schedule=schedule, first_device=first_device, **replica,
-    )  # fmt: skip
-    return plan_with(
-        shape, cluster, asked, [(stages, microbatches)], schedule=schedule, sharding=sharding,
-        shards=shards, offload=offload, overlap=overlap,
-    )  # fmt: skip
+one_pipeline = partial(plan_of, (4,) * 4, microbatches=8)
+"""Four stages of a node each, on eight microbatches."""
 
 
 def priced(plan: Plan, asked: Job = FREE, cluster: Cluster = CLUSTER) -> Estimate:
@@ -116,8 +100,8 @@ def test_sharding_levels_move_what_they_should() -> None:
 
     def found(level: Sharding, shards: int = 4) -> Estimate:
         return priced(
-            one_pipeline(
-                [[0]], size=size, microbatches=count, sharding=level,
+            plan_of(
+                [size], microbatches=count, sharding=level,
                 shards=1 if level is Sharding.NONE else shards,
             )
         )  # fmt: skip
@@ -145,19 +129,6 @@ def test_sharding_levels_move_what_they_should() -> None:
     assert seconds_of(pairs, Component.OPTIMIZER) == pytest.approx(parameters / 2 * 1e-9)
 
 
-def test_overlap_hides_part_of_reduction_and_gathering() -> None:
-    plain = one_pipeline(sharding=Sharding.OPTIMIZER, shards=4)
-    both = OverlapSettings(reduction=True, gathering=True)
-    beside = replace(plain, overlap=both)
-    one, two = priced(plain), priced(beside)
-    for component in (Component.DATA_PARALLEL, Component.GATHERING):
-        exposed = [seconds_of(each, component) for each in (one, two)]
-        hidden = sum(e.hidden_seconds for e in two.components if e.component is component)
-        assert exposed[1] + hidden == pytest.approx(exposed[0])
-    # One bucket: the last gradients have nothing to hide behind.
-    assert two.step_seconds == pytest.approx(one.step_seconds)
-
-
 def test_offloaded_state_is_updated_by_the_host() -> None:
     islands = tuple(
         replace(
@@ -168,7 +139,8 @@ def test_offloaded_state_is_updated_by_the_host() -> None:
     )
     hosted = replace(CLUSTER, islands=islands)
     found = [
-        priced(one_pipeline(offload=part, cluster=hosted), cluster=hosted) for part in (0, 0.5, 1)
+        priced(one_pipeline([EVEN], offload=part, cluster=hosted), cluster=hosted)
+        for part in (0, 0.5, 1)
     ]
     assert [seconds_of(each, Component.OFFLOAD) > 0 for each in found] == [False, True, True]
     kept = [seconds_of(each, Component.OPTIMIZER) for each in found]
@@ -244,22 +216,6 @@ def test_the_critical_path_is_that_of_the_stage_that_the_others_wait_for() -> No
         assert step.composed.stages[p][s] in last
         assert step.composed.stages[p][s].waits == min(stage.waits for stage in last)
         assert any(stage.waits for stage in stages)
-
-
-def test_errors_of_what_pipelines_share_are_in_the_interval() -> None:
-    plan = several()
-    certain, unsure = (
-        estimate(plan, SHAPE, CLUSTER, FREE, LinearPredictor(halfwidth=width))
-        for width in (0.0, 0.2)
-    )
-    assert certain.interval.p10_seconds == certain.interval.p90_seconds
-    assert certain.interval.mean_seconds == pytest.approx(certain.step_seconds)
-    assert unsure.interval.p10_seconds < unsure.step_seconds < unsure.interval.p90_seconds
-    # Nothing is certain: the spread is at least that of the most certain sum of unlike errors.
-    assert unsure.interval.p90_seconds / unsure.interval.p10_seconds > 1.1
-    noted = LinearPredictor(extrapolating=("message 9 B > 8 B measured",))
-    warned = estimate(plan, SHAPE, CLUSTER, FREE, noted).warnings
-    assert any("gradient all_reduce" in line for line in warned)
 
 
 def test_pipelines_of_unlike_slices_are_priced_by_the_coarsest() -> None:
@@ -365,7 +321,7 @@ def first_at(stages: list[object], first: int) -> list[object]:
 
 
 def test_a_boundary_of_another_number_format_sends_as_many_bytes_as_that_has() -> None:
-    plan = one_pipeline([[0, 5]])
+    plan = plan_of(microbatches=8)
     (pipeline,) = plan.pipelines
     half = replace(pipeline.boundaries[0], precision="bfloat16")
     short = replace(plan, pipelines=(replace(pipeline, boundaries=(half,)),))
@@ -383,7 +339,7 @@ def test_overlapped_sends_that_take_compute_units_slow_the_passes_beside_them() 
         )
         return replace(CLUSTER, islands=islands)
 
-    plan = one_pipeline([[0, 5]], microbatches=4)
+    plan = plan_of()
     eager = replace(plan, overlap=OverlapSettings(send=True))
     free, held = (priced(eager, cluster=with_share(part)) for part in (0.0, 0.2))
     waiting = priced(plan, cluster=with_share(0.2))

@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import pytest
 from cost_fakes import LinearPredictor, job, model
-from estimate_plans import plan_with, stages_of, wide_cluster
+from estimate_plans import CLUSTER, plan_of
 
 from hetplan.cost.replay.step import replay_step
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.plans.plan import OverlapSettings, Plan, Sharding
+from hetplan.plans.plan import OverlapSettings, Sharding
 from hetplan.reports.trace import MICROSECONDS, trace_text
 
-SHAPE, CLUSTER = model(tied_embeddings=True), wide_cluster()
+SHAPE = model(tied_embeddings=True)
 ASKED = job(target="any", gradient_clipping=True, data_loading_seconds=0.01)
 CASES = {
     "1f1b": [[0, 3, 5, 7]],
@@ -24,27 +24,14 @@ CASES = {
 }
 
 
-def plan_of(schedule: str, pipelines: int = 1) -> Plan:
-    built = [
-        (
-            stages_of(
-                CASES[schedule], [4] * 4, len(SHAPE.layers), num_microbatches=6,
-                schedule=schedule, first_device=16 * p, tp=2,
-            ),
-            6,
-        )
-        for p in range(pipelines)
-    ]  # fmt: skip
-    return plan_with(
-        SHAPE, CLUSTER, ASKED, built, schedule=schedule, sharding=Sharding.OPTIMIZER, shards=2,
-        overlap=OverlapSettings(reduction=True),
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("schedule", CASES)
 @pytest.mark.parametrize("pipelines", [1, 2])
 def test_events_are_the_replays_and_never_overlap(schedule: str, pipelines: int) -> None:
-    plan = plan_of(schedule, pipelines)
+    plan = plan_of(
+        [4] * 4, CASES[schedule], microbatches=6, pipelines=pipelines, shape=SHAPE, asked=ASKED,
+        schedule=schedule, tp=2, sharding=Sharding.OPTIMIZER, shards=2,
+        overlap=OverlapSettings(reduction=True),
+    )  # fmt: skip
     pricer = Pricer(SHAPE, CLUSTER, ASKED, LinearPredictor())
     step = pricer.step(plan)
     document = json.loads(trace_text(plan, pricer))

@@ -21,7 +21,7 @@ from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.traffic import ledger
 from hetplan.job.spec import Precision
 from hetplan.plans.check import check_plan
-from hetplan.plans.plan import OverlapSettings, Plan
+from hetplan.plans.plan import OverlapSettings
 
 
 def runs(case: Case) -> bool:
@@ -50,30 +50,6 @@ def test_the_estimate_prices_the_bytes_of_the_named_formats(case: Case) -> None:
         if part.component in PRICED[TrafficClass.DATA_PARALLEL]
     )
     assert found.of_class(TrafficClass.DATA_PARALLEL) == pytest.approx(sent, rel=1e-9)
-
-
-def reduced(case: Case, plan: Plan) -> float:
-    """Seconds of all stages' sums over copies, where a byte takes a second."""
-    found = estimate(plan, case.model, case.cluster, case.job, SecondsAsBytes())
-    return sum(
-        part.seconds
-        for stage in found.stages
-        for part in stage.components
-        if part.component is Component.DATA_PARALLEL
-    )
-
-
-def test_each_group_of_several_pipelines_is_priced_by_itself() -> None:
-    case = two_pipelines()
-    groups = case.plan.reduction_groups
-    assert len(groups) > 2
-    whole = reduced(case, case.plan)
-    narrower = 0.0
-    for at, group in enumerate(groups):
-        changed = (*groups[:at], replace(group, precision="bfloat16"), *groups[at + 1 :])
-        narrower += whole - reduced(case, replace(case.plan, reduction_groups=changed))
-    # Each saves half of its own, in bfloat16 for float32.
-    assert narrower == pytest.approx(whole / 2, rel=1e-9)
 
 
 @pytest.mark.parametrize("precision", Precision)

@@ -41,19 +41,6 @@ def plain(seconds: float) -> Prediction:
     return Prediction(seconds=seconds, log_halfwidth=0.2, source="measured")
 
 
-def test_communication_is_waited_for_and_not_the_host() -> None:
-    whole = layer(2.0, 3.0)
-    compute = (part(Component.COMPUTE, whole),)
-    (found,) = without_waits(compute, (part(Component.TENSOR_PARALLEL, plain(1.0)),))
-    assert found.seconds == pytest.approx(4.0)
-    assert found.term.prediction.log_halfwidth == pytest.approx(math.hypot(0.2, 0.8) / 4.0)
-    (none,) = without_waits(compute, (part(Component.TENSOR_PARALLEL, plain(9.0)),))
-    assert none.seconds == pytest.approx(2.0)
-    assert [each.name for each in none.term.prediction.parts] == ["matrix_product"]
-    assert without_waits(compute, ()) == compute
-    assert without_waits((), compute) == ()
-
-
 def test_shares_of_one_pass_are_cut_alike_and_other_compute_counts_as_busy() -> None:
     whole, other = layer(2.0, 2.0), plain(0.5)
     compute = (

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cost_fakes import LinearPredictor, island, job, link, model
-from estimate_plans import plan_with, stages_of
+from cost_fakes import LinearPredictor, island, link
+from estimate_plans import FREE, SHAPE, stages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, Transport
-from hetplan.cost.estimate import estimate
 from hetplan.cost.step_model.groups import KnownCollectives, crowd_of, group_among
 from hetplan.cost.step_model.hops import (
     Hop,
@@ -28,8 +27,6 @@ from hetplan.plans.build import Degrees
 from hetplan.profiling.samples import LinkOperation
 
 CARD = 10e9
-SHAPE = model()
-ASKED = job(target="any", gradient_clipping=False)
 HIDDEN = 128 * 256 * 4  # one sequence of 128 tokens, float32
 
 
@@ -51,7 +48,7 @@ def hop(found: Cluster, tp: int) -> Hop:
         for at, first in ((0, 0), (5, 4))
     ]
     return hop_between(
-        found, SHAPE, ASKED, stages[0].replicas, stages[1].replicas, LinearPredictor()
+        found, SHAPE, FREE, stages[0].replicas, stages[1].replicas, LinearPredictor()
     )
 
 
@@ -94,7 +91,7 @@ def test_the_search_shares_cards_as_the_estimate_does() -> None:
         one = here.islands[0]
         degrees = Degrees(tp=4, dp=1, microbatch_size=1)
         found = boundary_costs_over(
-            one.inter_node, SHAPE, ASKED, degrees, LinearPredictor(), (one, one)
+            one.inter_node, SHAPE, FREE, degrees, LinearPredictor(), (one, one)
         )
         same = hop(here, 4)
         assert found.send_forward_seconds == pytest.approx(same.send_forward_seconds)
@@ -178,14 +175,3 @@ def test_what_is_not_measured_or_not_shared_has_no_crowd() -> None:
     crowd = crowd_of(cluster(1), strided(4))
     assert crowd is not None
     assert crowd.share(datasheet, 1e6) == 1.0
-
-
-def test_a_step_on_measured_nodes_is_slower_with_one_card() -> None:
-    total = len(SHAPE.layers)
-    stages = stages_of([[0, total // 2]], [8, 8], total, num_microbatches=4, tp=4)
-    steps = []
-    for cards in (1, 4):
-        here = cluster(cards)
-        plan = plan_with(SHAPE, here, ASKED, [(stages, 4)])
-        steps.append(estimate(plan, SHAPE, here, ASKED, LinearPredictor()).step_seconds)
-    assert steps[0] > steps[1]

@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cost_fakes import LinearPredictor, job, link, model
-from estimate_plans import expert_model, plan_with, stages_of, wide_cluster
+from cost_fakes import LinearPredictor, link
+from estimate_plans import (
+    FREE,
+    SHAPE,
+    expert_model,
+    plan_of,
+    plan_with,
+    stages_of,
+    wide_cluster,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from network_clusters import clusters
@@ -25,8 +33,6 @@ from hetplan.cost.step_model.groups import (
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.plans.plan import OverlapSettings, Plan, Replica, Sharding, Stage, compress
 
-SHAPE = model()
-FREE = job(target="any", gradient_clipping=False)
 PREDICTOR = LinearPredictor()
 CUTS = [[0, 5]]
 
@@ -39,13 +45,7 @@ def with_nics(bandwidth: float, per_node: int = 1) -> Cluster:
 
 def two_stages(cluster: Cluster, size: int = 6, **changes: object) -> Plan:
     """Stages of six devices each: both have two on the second node."""
-    sharding = changes.pop("sharding", Sharding.NONE)
-    shards = changes.pop("shards", 1)
-    stages = stages_of(CUTS, [size, size], len(SHAPE.layers), num_microbatches=4, **changes)  # type: ignore[arg-type]
-    return plan_with(
-        SHAPE, cluster, FREE, [(stages, 4)], sharding=sharding, shards=shards,
-        overlap=OverlapSettings(),
-    )  # type: ignore[arg-type]  # fmt: skip
+    return plan_of([size] * 2, CUTS, cluster=cluster, overlap=OverlapSettings(), **changes)  # type: ignore[arg-type]
 
 
 def priced(plan: Plan, cluster: Cluster) -> StepCost:
@@ -143,20 +143,6 @@ def test_reductions_over_one_uplink_share_it() -> None:
     assert only.end.dense.whole.share == 1.0
 
 
-def test_more_stages_never_leave_more() -> None:
-    narrow = with_nics(20e9)
-    replicas = [
-        Replica(devices=compress(range(6 * at, 6 * at + 6)), tp=1, microbatch_size=1)
-        for at in range(4)
-    ]
-    two, four = (kept_by_stages(narrow, parties(narrow, each), 1)
-                 for each in (replicas[:2], replicas))  # fmt: skip
-    assert all(
-        max(one.dense) <= max(other.dense) and min(one.dense) <= min(other.dense)
-        for one, other in zip(four, two, strict=False)
-    )
-
-
 def parties(cluster: Cluster, replicas: list[Replica]) -> list[Party]:
     return [
         Party(
@@ -217,8 +203,7 @@ def test_experts_of_two_stages_share_a_nic_in_every_microbatch() -> None:
     costs = []
     for ports in (20e9, 40e9):
         cluster = with_nics(ports)
-        stages = stages_of(CUTS, [6, 6], len(shape.layers), num_microbatches=4, ep=6)
-        plan = plan_with(shape, cluster, FREE, [(stages, 4)], overlap=OverlapSettings())
+        plan = two_stages(cluster, shape=shape, ep=6)
         costs.append(Pricer(shape, cluster, FREE, PREDICTOR).step(plan))
     slow, fast = costs
     for one, two in zip(slow.work[0].stages, fast.work[0].stages, strict=True):

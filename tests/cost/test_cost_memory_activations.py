@@ -25,9 +25,6 @@ from hetplan.model.layers import (
     Attention,
     LatentAttention,
     LayerRun,
-    Mlp,
-    Norm,
-    TransformerLayer,
 )
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import (
@@ -191,25 +188,3 @@ def test_multi_token_prediction_brings_logits_of_its_own() -> None:
 )
 def test_logits(loss: Loss, size: int, expected: tuple[float, float]) -> None:
     assert loss.bytes_per_logit(size) == expected
-
-
-def test_layers_without_norm_statistics_of_a_plain_mlp() -> None:
-    gpt = TransformerLayer(
-        attention=Attention(num_heads=8, num_kv_heads=8, head_dim=32, rotary=False),
-        mlp=Mlp(ffn_hidden_size=1024, gated=False),
-        norm=Norm.LAYER_NORM,
-    )
-    shape = replace(LLAMA, layer_runs=(LayerRun(count=8, layer=gpt),))
-    found = device_memory(
-        shape, MEGATRON_JOB, one_layer(), 1e9, habits=replace(MEGATRON, norm_statistics=False)
-    )
-    assert found.activation_bytes == 1024 * 2 * (4 * 256 + 4 * 256 + 2 * 1024)
-    unfused = device_memory(
-        shape,
-        MEGATRON_JOB,
-        one_layer(),
-        1e9,
-        habits=replace(MEGATRON, norm_statistics=False, fused_attention=False),
-    )
-    # arXiv 2205.05198's 5 a s / h is 2 a s / h without dropout: the softmax in 16 bits.
-    assert unfused.activation_bytes - found.activation_bytes == 1024 * 2 * 8 * 512

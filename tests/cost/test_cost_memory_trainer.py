@@ -10,13 +10,11 @@ from memory_cases import LLAMA, MEGATRON_JOB, layout
 
 from hetplan.cost.memory.activations import cut_of, head_bytes, transformer_bytes
 from hetplan.cost.memory.device import device_memory, gradient_bytes_per_parameter
-from hetplan.cost.memory.lines import stage_bytes
 from hetplan.cost.memory.values import MEGATRON, NATIVE, Loss, job_memory, trainer_memory
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision, TrainerOptions
-from hetplan.model.layer_units import layer_units
 from hetplan.model.spec import Architecture, plain_model
-from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule, Sharding
+from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule
 
 OLD = TrainerOptions(fused_attention=False, attention_dropout=True, hidden_dropout=True)
 S, H, HEADS = 2048, 1024, 16
@@ -79,11 +77,6 @@ def test_habits_follow_the_options() -> None:
     assert trainer_memory("megatron") is MEGATRON
 
 
-def test_the_loss_is_that_of_the_target() -> None:
-    for target, loss in (("megatron", Loss.VOCAB_PARALLEL), ("torchtitan", Loss.FLOAT32_COPY)):
-        assert job_memory(replace(asked(), target=target)).loss is loss
-
-
 def test_sends_that_do_not_wait_need_buffers_for_what_is_in_flight() -> None:
     place = layout(1, 5, microbatch_size=1, num_microbatches=16, num_stages=4, stage=1)
     place = replace(place, warmup=(6, 5, 2, 1))
@@ -116,17 +109,3 @@ def test_narrow_gradients_are_kept_and_copied_while_they_are_used() -> None:
     # Four bytes of a float32 copy, where they are more than the activations, which are gone then.
     most = max(wide.activation_bytes + wide.temporary_bytes, 4 * parameters)
     assert half.activation_bytes + half.temporary_bytes == pytest.approx(most)
-
-
-def test_the_searchs_memory_has_the_same_habits() -> None:
-    units = layer_units(LLAMA, asked().sequence_length)
-    assert units is not None
-    for given in (TrainerOptions(), replace(OLD, gradient_precision=Precision.BFLOAT16)):
-        mine = asked(given)
-        place = layout(
-            1, 5, dp=4, microbatch_size=1, num_microbatches=16, num_stages=4, stage=1,
-            warmup=(2, 2, 2, 1), shards=4, sharding=Sharding.OPTIMIZER,
-        )  # fmt: skip
-        lines = stage_bytes(LLAMA, mine, place, units, 0).lines(place.sharding, 4, 4, 16)
-        same = device_memory(LLAMA, mine, place, 64 * 2**30)
-        assert lines.total_bytes(4, 2) == pytest.approx(same.total_bytes)

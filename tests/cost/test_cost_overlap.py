@@ -18,17 +18,13 @@ from hetplan.cost.components.overlap import (
     Slowdowns,
     beside,
     bucket_count,
-    exposed_gathering,
-    exposed_reduction,
     exposed_ring,
     gathering_of_chunks,
     in_buckets,
-    not_overlapped,
     reduction_of_chunks,
     send_slowdowns,
     slowdowns,
 )
-from hetplan.errors import InputError
 
 A100 = next(kind for kind in load_catalogue() if kind.kind == "nvidia-a100-80gb-sxm")
 LINK = Link(
@@ -78,19 +74,6 @@ def simulate(jobs: list[OracleJob], slow: dict[str, Fraction]) -> OracleRun:
     return run
 
 
-def reduction_jobs(reductions: list[Fraction], backward: list[Fraction]) -> list[OracleJob]:
-    n = len(backward)
-    return [OracleJob("compute", work, ()) for work in backward] + [
-        OracleJob("communication", work, (at,)) for at, work in enumerate(reductions[:n])
-    ]
-
-
-def gathering_jobs(gatherings: list[Fraction], forward: list[Fraction]) -> list[OracleJob]:
-    return [OracleJob("communication", work, ()) for work in gatherings] + [
-        OracleJob("compute", work, (at,)) for at, work in enumerate(forward)
-    ]
-
-
 # Multiples of 1/64: exact both as floats and as fractions.
 exact = st.integers(0, 640).map(lambda n: n / 64)
 factor = st.integers(64, 160).map(lambda n: n / 64)
@@ -120,31 +103,12 @@ def agrees(found: Overlap, run, compute: float) -> None:
     assert compute + found.added_seconds == pytest.approx(float(run.elapsed), **close)
 
 
-@settings(max_examples=300, deadline=None)
-@given(parts=pieces, slow=slow)
-def test_reduction_in_pieces_is_what_two_resources_do(parts, slow):
-    reductions, backward = parts
-    run = simulate(reduction_jobs(fractions(reductions), fractions(backward)), rates(slow))
-    agrees(exposed_reduction(reductions, backward, slow), run, sum(backward))
-
-
-@settings(max_examples=300, deadline=None)
-@given(parts=pieces, slow=slow)
-def test_gathering_in_pieces_is_what_two_resources_do(parts, slow):
-    gatherings, forward = parts
-    run = simulate(gathering_jobs(fractions(gatherings), fractions(forward)), rates(slow))
-    agrees(exposed_gathering(gatherings, forward, slow), run, sum(forward))
-
-
 @settings(max_examples=200, deadline=None)
 @given(total=exact, compute=exact, buckets=st.integers(1, 12), slow=slow)
 def test_equal_buckets_have_a_closed_form_for_both(total, compute, buckets, slow):
     found = in_buckets(total, compute, buckets, slow)
-    each, beside_each = [total / buckets] * buckets, [compute / buckets] * buckets
-    for replayed in (
-        exposed_reduction(each, beside_each, slow),
-        exposed_gathering(each, beside_each, slow),
-    ):
+    for form in (reduction_of_chunks, gathering_of_chunks):
+        replayed = form([total], [compute], slow, buckets=buckets, microbatches_per_group=1)
         assert found.hidden_seconds == pytest.approx(replayed.hidden_seconds, rel=1e-9, abs=1e-9)
         assert found.added_seconds == pytest.approx(replayed.added_seconds, rel=1e-9, abs=1e-9)
 
@@ -211,9 +175,10 @@ def test_laws_of_all_forms(parts, slow, faster):
 
     def forms(scale: float):
         scaled = [each * scale for each in communication]
+        alone = {"buckets": 1, "microbatches_per_group": 1}
         return [
-            exposed_reduction(scaled, compute, slow),
-            exposed_gathering(scaled, compute, slow),
+            reduction_of_chunks(scaled, compute, slow, **alone),
+            gathering_of_chunks(scaled, compute, slow, **alone),
             in_buckets(total * scale, work, len(compute), slow),
             beside(total * scale, work, slow),
             exposed_ring(total * scale, work, 4, slow),
@@ -232,37 +197,6 @@ def test_laws_of_all_forms(parts, slow, faster):
         if 1 / slow.compute + 1 / slow.communication >= 1:
             # No worse than one after the other.
             assert found.added_seconds <= total + 1e-9
-
-
-@given(total=exact, compute=exact, slow=slow)
-def test_one_bucket_hides_nothing_and_more_hide_more(total, compute, slow):
-    assert in_buckets(total, compute, 1, slow) == not_overlapped(total)
-    hidden = [in_buckets(total, compute, n, slow).hidden_seconds for n in (1, 2, 4, 64)]
-    assert hidden == sorted(hidden)
-    assert in_buckets(total, 0.0, 8, slow) == not_overlapped(total)
-
-
-def test_an_example_by_hand():
-    # 6 s of communication in 3 buckets beside 3 s of compute; both take twice as long together.
-    twice = Slowdowns(compute=2.0, communication=2.0)
-    found = exposed_reduction([2.0, 2.0, 2.0], [1.0, 1.0, 1.0], twice)
-    # After 1 s both run for 4 s, in which two pieces of compute and 2 s of communication are done.
-    assert (found.hidden_seconds, found.exposed_seconds) == (2.0, 4.0)
-    assert found.compute_delay_seconds == 2.0
-    assert found + not_overlapped(1.0) == Overlap(
-        exposed_seconds=5.0, hidden_seconds=2.0, compute_delay_seconds=2.0
-    )
-    # The last bucket has nothing to hide behind, however fast the network.
-    assert exposed_reduction([0.1, 0.1], [5.0, 5.0], Slowdowns()).exposed_seconds == 0.1
-
-
-def test_unequal_numbers_of_pieces_are_refused():
-    with pytest.raises(InputError, match="one for each gradients"):
-        exposed_reduction([1.0], [1.0, 2.0], Slowdowns())
-    with pytest.raises(InputError, match="at least 1"):
-        Slowdowns(compute=0.5)
-    assert exposed_reduction([], [], Slowdowns()) == not_overlapped(0.0)
-    assert exposed_ring(3.0, 5.0, 1, Slowdowns()) == not_overlapped(0.0)
 
 
 def test_slowdowns_come_from_the_device_then_the_link_then_an_assumption():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from replay_cases import (
     Shape,
     even_times,
     one_pipeline,
-    plain_times,
     random_plain,
     random_shape,
     random_times,
@@ -84,31 +82,6 @@ def test_the_kernel_of_a_search_adds_what_follows_and_knows_what_it_cannot_order
     assert np.isfinite(replay_seconds(deep, np.zeros(2), False))
 
 
-def test_two_stages_with_rendezvous_by_hand() -> None:
-    # f 1, b 2, wire 0.5 + latency 0.25, extra 0.25, two microbatches, depths 2 and 1.
-    rows = ([1.0, 1.0], [2.0, 2.0], [0.5], [0.5], [0.25], [0.25])
-    times = one_pipeline(plain_times(*rows, warmup=[2, 1], microbatches=2))
-    step = replay_step((times,), rendezvous=True).pipelines[0]
-    spans = {
-        (o.stage, o.kind, o.microbatch): (o.start_seconds, o.end_seconds)
-        for stage in step.stages
-        for o in stage.operations
-    }
-    # Stage 1 posts at 0, stage 0 at 1 (later than 0 + 0.25): leaves 1.5, arrives 1.75.
-    assert spans[1, "F", 0] == (1.75, 2.75)
-    # Stage 0 computes microbatch 1 meanwhile, its send has left by then.
-    assert spans[0, "F", 1] == (1.0, 2.0)
-    assert spans[1, "B", 0] == (2.75, 4.75)
-    # Both now exchange. Stage 0 posted at 2, stage 1 at 4.75: its gradient leaves at 5.25 and is
-    # there at 5.5; the activations may start at 4.75 + 0.25 and are there at 5.75.
-    assert spans[0, "B", 0] == (5.5, 7.5)
-    assert spans[1, "F", 1] == (5.75, 6.75)
-    assert spans[1, "B", 1] == (6.75, 8.75)
-    # Stage 0 posts at 7.5, long before 8.75: leaves 9.25, arrives 9.5.
-    assert spans[0, "B", 1] == (9.5, 11.5)
-    assert [stage.end_seconds for stage in step.stages] == [11.5, 9.25]
-
-
 @pytest.mark.parametrize("rendezvous", [False, True])
 def test_a_replay_by_the_clock_agrees(rendezvous: bool) -> None:
     rng = np.random.default_rng(11)
@@ -133,40 +106,6 @@ def test_a_replay_by_the_clock_agrees(rendezvous: bool) -> None:
             for o in stage.operations
         )
         assert starts == pytest.approx(sorted(world.starts), rel=1e-12)
-
-
-@pytest.mark.parametrize("rendezvous", [False, True])
-def test_messages_passes_and_times_are_conserved(rendezvous: bool) -> None:
-    rng = np.random.default_rng(16)
-    for number in range(120):
-        pipelines = [
-            random_times(rng, random_shape(rng), transfers=0.7, num_wires=number % 3)
-            for _ in range(1 + number % 2)
-        ]
-        step = replay_step(pipelines, rendezvous=rendezvous)
-        assert step.end_seconds == max(one.end_seconds for one in step.pipelines)
-        for times, one in zip(pipelines, step.pipelines, strict=True):
-            m, hops = times.num_microbatches, len(times.send_forward)
-            moved = sorted((t.hop, t.direction, t.microbatch) for t in one.transfers)
-            if times.num_stages == 1:
-                assert moved == []
-            else:
-                assert moved == sorted(
-                    (hop, direction, i)
-                    for hop in range(hops)
-                    for direction in ("forward", "backward")
-                    for i in range(m)
-                )
-            assert all(t.start_seconds <= t.left_seconds <= t.end_seconds for t in one.transfers)
-            for stage in one.stages:
-                kinds = "FBW" if times.schedule == "zb-h1" else "FB"
-                assert sorted((o.kind, o.chunk, o.microbatch) for o in stage.operations) == sorted(
-                    (kind, chunk, i)
-                    for kind in kinds
-                    for chunk in range(times.virtual_stages)
-                    for i in range(m)
-                )
-                assert all(a.end_seconds <= b.start_seconds for a, b in pairwise(stage.operations))
 
 
 def test_circles_are_refused_by_both_engines() -> None:

@@ -117,14 +117,6 @@ def test_shares_are_parts_and_own_cards_are_never_worse(
     assert ring_share(cluster(RingNics.OWN), groups) == 1.0
 
 
-def test_what_rings_use_where_nothing_is_said() -> None:
-    shared = Nics(per_node=4, bandwidth_bytes_per_second=CARD)
-    assert shared.ring_nics(8) is RingNics.FIRST_DEVICE
-    assert shared.ring_nics(4) is RingNics.OWN
-    assert replace(shared, rails=4).ring_nics(8) is RingNics.OWN
-    assert replace(shared, rings=RingNics.ONE).ring_nics(4) is RingNics.ONE
-
-
 def test_rings_stay_on_rails() -> None:
     with pytest.raises(InputError, match="a ring stays on the rail of its devices"):
         Nics(per_node=8, bandwidth_bytes_per_second=CARD, rails=8, rings=RingNics.ONE)

@@ -86,12 +86,6 @@ def test_orders_by_hand() -> None:
     assert one("zb-h1", 2, 3, 4) == "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3"
 
 
-def test_deeper_warm_up() -> None:
-    order = passes("1f1b", stage=0, num_stages=2, num_microbatches=5, warmup=(4, 1))
-    assert text(order) == "F0 F1 F2 F3 B0 F4 B1 B2 B3 B4"
-    assert peak_in_flight(order) == 4
-
-
 @pytest.mark.parametrize(("stages", "m", "chunks"), [(2, 4, 2), (4, 4, 2), (4, 12, 3), (5, 10, 4)])
 def test_interleaved_order_is_megatrons_for_whole_groups(stages: int, m: int, chunks: int) -> None:
     # Megatron-LM, forward_backward_pipelining_with_interleaving: pass k is of microbatch and chunk

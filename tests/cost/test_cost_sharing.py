@@ -104,17 +104,6 @@ def test_shares_are_those_of_linear_programs_scale_and_know_no_order(case, facto
     assert mixed == pytest.approx([rates[n] for n in order], rel=1e-9)
 
 
-def test_shares_by_hand():
-    # Bertsekas and Gallager's kind of example: the first link is full at 1/2 each, so the second
-    # leaves 3/2 for the one that crosses it alone.
-    assert rates_of([[0], [0, 1], [1]], [1.0, 2.0]) == pytest.approx((0.5, 0.5, 1.5))
-    assert rates_of([], [1.0]) == ()
-    assert rates_of([[]], [1.0]) == (math.inf,)
-    assert rates_of([[], [0, 1]], [math.inf, 2.0]) == (math.inf, 2.0)
-    assert rates_of([[0], [0, 1]], [math.inf, 2.0]) == (math.inf, 2.0)
-    assert rates_of([[0, 0]], [1.0]) == (0.5,)
-
-
 def test_groups_that_only_use_their_shares_do_not_slow_each_other():
     cluster = two_regions()
     assert group_share(cluster, [(n, n + 4) for n in range(4)]) == 1.0  # one NIC each

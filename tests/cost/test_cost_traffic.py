@@ -31,7 +31,7 @@ from traffic_rank_by_rank import Counting
 from hetplan.cluster.spec import Link
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
+from hetplan.cost.network.segments import LinkScope, TrafficClass
 from hetplan.cost.traffic import Ledger, ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
@@ -43,7 +43,6 @@ from hetplan.plans.plan import (
     Recompute,
     RecomputeGranularity,
     RecomputeModule,
-    Schedule,
     Sharding,
 )
 from hetplan.predict.fit import FittedPredictor
@@ -94,38 +93,11 @@ def test_every_level_of_sharding_agrees(experts: bool, level: Sharding) -> None:
     agrees(replace(case, plan=replace(case.plan, sharding=level, optimizer_shards=shards)))
 
 
-def one_stage(dp: int, tp: int = 1, *, cp: int = 1, sequence_parallel: bool = False) -> Case:
-    """All 10 layers on 8 devices of one node."""
-    model, cluster, job = small_model(), small_cluster(small_island("a", 1, 8)), small_job(dp)
-    want = Want(
-        devices=range(dp * tp * cp),
-        chunks=(LayerRange(start=0, stop=10),),
-        tp=tp,
-        cp=cp,
-        sequence_parallel=sequence_parallel,
-    )
-    plan = assemble_plan(model, cluster, job, [pipeline_of(cluster, job, [want], 1)])
-    return Case(plan=plan, model=model, cluster=cluster, job=job)
-
-
 def recomputed(case: Case, recompute: Recompute) -> float:
     stage = replace(case.plan.pipelines[0].stages[0], recompute=recompute)
     pipeline = replace(case.plan.pipelines[0], stages=(stage,))
     plan = replace(case.plan, pipelines=(pipeline,))
     return ledger_of(replace(case, plan=plan)).bytes_per_step
-
-
-def test_recomputation_repeats_forward_collectives() -> None:
-    case = one_stage(1, 4)
-    plain = recomputed(case, Recompute())
-    forward = 2 * 3 * 2 * 32 * 64 * 2
-    full = Recompute(granularity=RecomputeGranularity.FULL)
-    assert recomputed(case, full) - plain == pytest.approx(8 * forward)
-    assert recomputed(case, replace(full, layers=3)) - plain == pytest.approx(3 * forward)
-    core = Recompute(
-        granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.CORE_ATTENTION,)
-    )
-    assert recomputed(case, core) == plain
 
 
 def test_recomputed_experts_send_their_tokens_again() -> None:
@@ -139,26 +111,6 @@ def test_recomputed_experts_send_their_tokens_again() -> None:
     assert plain == pytest.approx(8 * 4 * 8 * tokens * 7 / 8)
     asks = Recompute(granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.EXPERTS,))
     assert recomputed(case, asks) - ledger_of(case).bytes_per_step == pytest.approx(plain / 2)
-
-
-def test_interleaving_sends_over_every_hop() -> None:
-    model, job = small_model(), small_job(4)
-    cluster = small_cluster(small_island("a", 2, 4))
-    chunks = [((0, 3), (5, 7)), ((3, 5), (7, 10))]
-    wants = [
-        Want(
-            devices=range(4 * s, 4 * s + 1),
-            chunks=tuple(LayerRange(start=start, stop=stop) for start, stop in chunks[s]),
-        )
-        for s in range(2)
-    ]
-    order = Schedule(name="interleaved-1f1b", virtual_stages=2)
-    plan = assemble_plan(model, cluster, job, [pipeline_of(cluster, job, wants, 4, order)])
-    found = ledger(plan, model, cluster, job)
-    assert found.of_class(TrafficClass.PIPELINE) == 4 * 2 * 3 * 32 * 64 * 2
-    assert found.switched("a") == found.over(
-        LinkName(scope=LinkScope.ISLAND, left="a", right="a")
-    ) + found.of_class(TrafficClass.DATA)
 
 
 def test_storage_is_a_class_of_its_own() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from cost_fakes import LinearPredictor, job, model
-from estimate_plans import expert_model, plan_with, seconds_of, stages_of, wide_cluster
+from cost_fakes import LinearPredictor, job
+from estimate_plans import CLUSTER, FREE, SHAPE, expert_model, plan_of, seconds_of, stages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_cases import Shape, even_times, one_pipeline, plain_times
@@ -24,19 +24,16 @@ from hetplan.cost.replay.step import replay_step
 from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.cost.step_model.hops import Hop, boundary_costs_over, hop_between
 from hetplan.cost.step_model.layer_compute import matrix_parameters
-from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.step_model.values import Shape as PricedShape
 from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.cost.traffic import ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision, TrainerOptions
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import LayerKind
 from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import (
-    OverlapSettings,
-    Plan,
     Recompute,
     RecomputeGranularity,
     RecomputeModule,
@@ -44,35 +41,12 @@ from hetplan.plans.plan import (
 from hetplan.plans.rules import Rule
 from hetplan.predict.predictor import LayerQuery, Prediction, PredictionPart
 
-CLUSTER = wide_cluster()
-SHAPE = model()
-FREE = job(target="any", gradient_clipping=False)
 INSIDE, BETWEEN = 100e9, 10e9
 HIDDEN = 128 * 256 * 4  # one sequence of 128 tokens, float32
 
 
 def with_options(asked: Job = FREE, **options: object) -> Job:
     return replace(asked, trainer=TrainerOptions(**options))  # type: ignore[arg-type]
-
-
-def plan_of(
-    sizes: Sequence[int] = (4, 4),
-    *,
-    asked: Job = FREE,
-    shape: ModelSpec = SHAPE,
-    microbatches: int = 4,
-    overlap: OverlapSettings | None = None,
-    schedule: str = "1f1b",
-    **replica: object,
-) -> Plan:
-    total = len(shape.layers)
-    cuts = [[total * s // len(sizes) for s in range(len(sizes))]]
-    stages = stages_of(
-        cuts, sizes, total, num_microbatches=microbatches, schedule=schedule, **replica
-    )
-    return plan_with(
-        shape, CLUSTER, asked, [(stages, microbatches)], overlap=overlap, schedule=schedule
-    )
 
 
 # ---- kernels
@@ -225,18 +199,6 @@ def test_a_middle_stage_pays_for_four_transfers_per_microbatch() -> None:
     assert period(Exchange.DEEPSPEED) == pytest.approx(3 + 2 * 0.1 + 2 * 0.15)
     # Both ways at once: the longer of the two, over each boundary.
     assert period(Exchange.TORCH) == pytest.approx(3 + 2 * 0.15)
-
-
-def test_blocking_sends_are_priced_with_an_interval() -> None:
-    asked = with_options(blocking_sends=True)
-    plan = plan_of((1, 1, 1), asked=asked, microbatches=6)
-    found = estimate(plan, SHAPE, CLUSTER, asked, LinearPredictor(halfwidth=0.1))
-    plain = estimate(plan, SHAPE, CLUSTER, FREE, LinearPredictor(halfwidth=0.1))
-    assert found.step_seconds > plain.step_seconds
-    assert found.interval.p10_seconds < found.step_seconds < found.interval.p90_seconds
-    assert sum(each.seconds for each in found.components) == pytest.approx(found.step_seconds)
-    warm = Pricer(SHAPE, CLUSTER, asked, LinearPredictor()).step(plan)
-    assert warm.step_seconds == pytest.approx(found.step_seconds)
 
 
 def test_blocking_sends_go_with_plain_1f1b_only() -> None:

@@ -1,4 +1,4 @@
-"""Which algorithm is the cheapest for a collective, and what does it, or a forced one, cost?
+"""The price of a collective by the cheapest algorithm, or by a forced one.
 
 Cheapest of what the library that serves the group has, since that is what runs. Sums over several
 islands that hetplan's own trainer makes are its own (`direct_levels`).
@@ -7,7 +7,7 @@ What was measured on a link is not beaten by a law: where a group has one level 
 rank in each node of an island) and its operation was measured there, that is the price; elsewhere
 an algorithm whose parts were all measured stands against others only if theirs were, too.
 
-Which algorithms does the communication library of a trainer have, by how bytes cross?
+Algorithms of a trainer's communication library, by how bytes cross.
 
 A group over whose links a library moves device memory (device-direct: NCCL, RCCL, HCCL) uses that
 library; where one of its links is host-staged, gloo takes all of it, as torch calls it.

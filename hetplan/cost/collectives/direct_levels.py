@@ -1,4 +1,4 @@
-"""Which levels does hetplan's own trainer sum by, and what does that cost?
+"""Sums by messages of hetplan's own trainer: the levels that it cuts, and their cost.
 
 A library's all_reduce over several islands is one ring, whose every step waits for the longest
 link. The trainer of target native sums groups of several islands that talk through the host's

@@ -1,9 +1,4 @@
-"""Which way around a ring goes: the order of islands and regions with the fastest slowest edge.
-
-Three have only one ring. Of more, every order of up to seven is looked at (360 rings); beyond that
-they stay in order of their names.
-
-Rings over ranks, nodes, islands or regions: who is in them, over which links, with how much.
+"""Rings over ranks, nodes, islands or regions: who is in them, over which links, with how much.
 
 A group of ranks is a tree: region, island, node, rank. The levels are numbered from the inside:
 
@@ -27,6 +22,10 @@ the whole message, is the part which `Layout.uses` yields.
 
 A ring over ranks that leaves the nodes is several rings, each with its own part of the message
 and its own way out of a node: as many lanes as the emptiest node has ranks.
+
+The order of islands and regions in a ring is the one with the fastest slowest edge. Three have only
+one ring. Of more, every order of up to seven is looked at (360 rings); beyond that they stay in
+order of their names.
 """
 
 from __future__ import annotations

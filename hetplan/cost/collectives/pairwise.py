@@ -7,7 +7,7 @@ rank starts with.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives.layout import (
@@ -20,9 +20,7 @@ from hetplan.cost.collectives.layout import (
 from hetplan.cost.collectives.shape import (
     GroupShape,
     IslandRanks,
-    Kind,
     NodeRanks,
-    kinds_of,
     off_rails,
 )
 from hetplan.cost.collectives.values import Algorithm, Asking, CollectiveCost, LinkUse
@@ -87,13 +85,11 @@ def _direct(
             yield asking.collective(use, _OPERATION, partners + 1, message, _OPERATION.value)
 
     worst: tuple[Term, ...] = ()
-    kinds = kinds_of(cluster, shape.islands)
-    for kind in kinds:
-        each = kind.first
+    for each in shape.islands:
         island = cluster.island(each.island)
         across = tuple(
             term
-            for use, partners in _crossings(cluster, kind, kinds).items()
+            for use, partners in _crossings(cluster, each, shape.islands).items()
             for term in exchange(use, partners)
         )
         for nodes in each.nodes:
@@ -108,33 +104,24 @@ def _direct(
     return worst
 
 
-def _crossings(cluster: Cluster, own: Kind, kinds: Sequence[Kind]) -> dict[LinkUse, int]:
-    """Partners of an island of this kind in other islands, by the link to them."""
-    one = own.first
-    # (an island of the kind, who shares the link to it, ranks of its islands but this one)
-    others = []
-    for kind in kinds:
-        less = kind is own
-        other = kind.second if less else kind.first
-        if other is None:
-            continue
-        ranks = kind.num_ranks - less * one.num_ranks
-        others.append((other, whose_capacity(cluster, one, other), ranks))
+def _crossings(cluster: Cluster, own: IslandRanks, islands: Islands) -> dict[LinkUse, int]:
+    """Partners of an island's ranks in other islands, by the link to them."""
+    others = [(other, whose_capacity(cluster, own, other)) for other in islands if other is not own]
     # Over a link of regions all their islands exchange at the same time.
-    region = sum(kind.num_ranks for kind in kinds if kind.first.region == one.region)
+    region = sum(each.num_ranks for each in islands if each.region == own.region)
     there = Counter[Owners]()
-    for _, owners, ranks in others:
-        there[owners] += ranks
+    for other, owners in others:
+        there[owners] += other.num_ranks
     found = dict[LinkUse, int]()
-    for other, owners, ranks in others:
+    for other, owners in others:
         # In one step of a pairwise exchange a rank has one partner.
         facing = there[owners] if owners[0] else other.num_ranks
         use = LinkUse(
-            link=cluster.link_between(one.island, other.island),
-            senders=min(region if owners[0] else one.num_ranks, facing),
+            link=cluster.link_between(own.island, other.island),
+            senders=min(region if owners[0] else own.num_ranks, facing),
             nodes=2,
         )
-        found[use] = found.get(use, 0) + ranks
+        found[use] = found.get(use, 0) + other.num_ranks
     return found
 
 

@@ -6,18 +6,12 @@ places. A shape is as long as there are different node populations, whatever the
 Rails are separate networks: a byte for a device on another rail of another node first crosses the
 sender's node to the device that has this rail (as NCCL's PXN and `hetplan.cost.network.segments`
 do). Ranks of two nodes that hold equal parts of a message are paired by rail as far as they can be.
-
-Islands of a group that stand in for each other, so that pairs of many need not be looked up.
-
-Two islands are alike if region, links and populations of nodes are the same and no link is listed
-for either by name: then every link between islands is that of their regions, and is the same from
-either to any third. A group over thousands of islands has mostly few kinds.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -173,39 +167,6 @@ def _rails(island: Island, members: list[int]) -> tuple[int, ...]:
     """Ranks on each rail."""
     rails = Counter(rail_of_local(island, local) for local in members)
     return tuple(rails[rail] for rail in range(max(rails) + 1))
-
-
-@dataclass(slots=True)
-class Kind:
-    """Islands that are alike; one alone where a link of it is listed."""
-
-    first: IslandRanks
-    second: IslandRanks | None = None
-    """Another one of them."""
-    count: int = 0
-    num_ranks: int = 0
-    """Of all of them."""
-    num_nodes: int = 0
-
-
-def kinds_of(cluster: Cluster, islands: Sequence[IslandRanks]) -> tuple[Kind, ...]:
-    """The kinds, in the order of their first islands."""
-    listed = {name for each in cluster.links for name in each.between}
-    found: dict[tuple[object, ...], Kind] = {}
-    for each in islands:
-        own = cluster.island(each.island)
-        key: tuple[object, ...] = (each.island,)
-        if each.island not in listed:
-            key = (each.region, own.intra_node, own.inter_node, each.nodes)
-        kind = found.get(key)
-        if kind is None:
-            kind = found[key] = Kind(first=each)
-        elif kind.second is None:
-            kind.second = each
-        kind.count += 1
-        kind.num_ranks += each.num_ranks
-        kind.num_nodes += each.num_nodes
-    return tuple(found.values())
 
 
 def transport_of(cluster: Cluster, shape: GroupShape) -> Transport:

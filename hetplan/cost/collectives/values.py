@@ -2,7 +2,7 @@
 
 Bytes are counted only when they are asked for, of the algorithm that is chosen.
 
-What does one part of a collective cost: a predicted collective or send over one link?
+One part of a collective is a predicted collective or send over one link.
 
 Devices that send over a link at the same time divide its shared capacity (`Link.among`); groups
 beside this one leave it a `share` of what it would get alone. A measured curve knows nothing of

@@ -18,8 +18,8 @@ Where both are cut into n pieces that depend on each other one by one, one piece
 has nothing to hide behind: the last bucket of a reduction follows the last gradient, the first one
 of a gathering precedes the first layer. Only the last microbatch's backward pass hides reduction,
 only the first one's forward pass hides gathering. Pieces of unlike sizes are replayed one by one
-(`exposed_reduction`, `exposed_gathering`), equal ones have a closed form (`in_buckets`), exact for
-both.
+(`reduction_of_chunks`, `gathering_of_chunks`), equal ones have a closed form (`in_buckets`), exact
+for both.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def send_slowdowns(device: DeviceKind, link: Link) -> Slowdowns:
 
 
 def not_overlapped(communication_seconds: float) -> Overlap:
-    """All of it exposed."""
+    """Communication that nothing hides."""
     return Overlap(
         exposed_seconds=communication_seconds, hidden_seconds=0.0, compute_delay_seconds=0.0
     )
@@ -155,34 +155,6 @@ def in_buckets(
     return _overlap(communication_seconds, most * (1.0 - 1.0 / buckets), slow)
 
 
-def exposed_reduction(
-    reduction_seconds: Sequence[float], backward_seconds: Sequence[float], slow: Slowdowns
-) -> Overlap:
-    """Gradient reduction in the order in which the backward pass finishes gradients.
-
-    `backward_seconds[i]`: of the last microbatch, what ends with the gradients that
-    `reduction_seconds[i]` reduces. One message at a time; stages or chunks that wait between two
-    pieces wait for nothing here, so what is hidden is not overstated.
-    """
-    both = _both_run(
-        backward_seconds, reduction_seconds, slow.compute, slow.communication, "gradients"
-    )
-    return _overlap(math.fsum(reduction_seconds), both / slow.communication, slow)
-
-
-def exposed_gathering(
-    gathering_seconds: Sequence[float], forward_seconds: Sequence[float], slow: Slowdowns
-) -> Overlap:
-    """Parameter gathering in the order in which the first forward pass needs parameters.
-
-    `forward_seconds[i]`: what needs the parameters that `gathering_seconds[i]` gathers.
-    """
-    both = _both_run(
-        gathering_seconds, forward_seconds, slow.communication, slow.compute, "parameters"
-    )
-    return _overlap(math.fsum(gathering_seconds), both / slow.communication, slow)
-
-
 def reduction_of_chunks(
     reduction_seconds: Sequence[float],
     backward_seconds: Sequence[float],
@@ -196,14 +168,16 @@ def reduction_of_chunks(
     Per chunk: its reduction, in this many buckets, and the backward pass of one microbatch.
     Interleaved 1F1B (arXiv 2104.04473, section 2.2) ends with the last group of microbatches, all
     of them through the last chunk, then all through the one before: the last microbatch of a chunk
-    is followed by a whole group in the next, and all of that hides its reduction.
+    is followed by a whole group in the next, and all of that hides its reduction. One message at a
+    time; chunks that wait between two pieces wait for nothing here, so what is hidden is not
+    overstated.
     """
-    others = microbatches_per_group - 1
-    pieces: list[tuple[float, float]] = []
+    reductions, passes = list[float](), list[float]()
     for reduction, backward in zip(reduction_seconds, backward_seconds, strict=True):
-        pieces.append((0.0, others * backward))
-        pieces += [(reduction / buckets, backward / buckets)] * buckets
-    return exposed_reduction([each[0] for each in pieces], [each[1] for each in pieces], slow)
+        reductions += [0.0, *[reduction / buckets] * buckets]
+        passes += [(microbatches_per_group - 1) * backward, *[backward / buckets] * buckets]
+    both = _both_run(passes, reductions, slow.compute, slow.communication)
+    return _overlap(math.fsum(reductions), both / slow.communication, slow)
 
 
 def gathering_of_chunks(
@@ -214,13 +188,16 @@ def gathering_of_chunks(
     buckets: int,
     microbatches_per_group: int,
 ) -> Overlap:
-    """The same of parameter gathering: a chunk's first pass waits, the group's others do not."""
-    others = microbatches_per_group - 1
-    pieces: list[tuple[float, float]] = []
+    """Parameter gathering before the first forward passes, which need the parameters in order.
+
+    A chunk's first pass waits for its parameters, the passes of the group's others do not.
+    """
+    gatherings, passes = list[float](), list[float]()
     for gathering, forward in zip(gathering_seconds, forward_seconds, strict=True):
-        pieces += [(gathering / buckets, forward / buckets)] * buckets
-        pieces.append((0.0, others * forward))
-    return exposed_gathering([each[0] for each in pieces], [each[1] for each in pieces], slow)
+        gatherings += [*[gathering / buckets] * buckets, 0.0]
+        passes += [*[forward / buckets] * buckets, (microbatches_per_group - 1) * forward]
+    both = _both_run(gatherings, passes, slow.communication, slow.compute)
+    return _overlap(math.fsum(gatherings), both / slow.communication, slow)
 
 
 def exposed_ring(
@@ -261,18 +238,12 @@ def _overlap(communication: float, hidden: float, slow: Slowdowns) -> Overlap:
 
 
 def _both_run(
-    first: Sequence[float],
-    second: Sequence[float],
-    first_slow: float,
-    second_slow: float,
-    what: str,
+    first: Sequence[float], second: Sequence[float], first_slow: float, second_slow: float
 ) -> float:
     """Seconds in which both sides run when item i of `second` waits for item i of `first`.
 
     `first` never waits; each side does its items in order. Ends with the last item of `first`.
     """
-    if len(first) != len(second):
-        raise InputError(f"{len(first)} and {len(second)} pieces; there is one for each {what}")
     both, at = 0.0, 0
     left = second[0] if second else 0.0
     for index, item in enumerate(first):

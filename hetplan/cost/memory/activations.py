@@ -1,4 +1,4 @@
-"""How many bytes does one layer keep for its backward pass, and how many more does that pass need?
+"""Bytes that a layer keeps for its backward pass, and what that pass needs besides.
 
 Everything is for one microbatch on one rank. h is the hidden size, T = b s / cp are the rank's
 tokens, e the bytes per element; r is 1 / tp under sequence parallelism, which cuts what tp would
@@ -56,7 +56,7 @@ class LayerBytes:
     """Most that the loss needs beside all that the layer keeps, before any gradient is there."""
 
     def times(self, factor: float) -> LayerBytes:
-        """The same for so many tokens."""
+        """The bytes for `factor` tokens."""
         return LayerBytes(
             kept=self.kept * factor,
             working=self.working * factor,

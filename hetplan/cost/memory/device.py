@@ -1,4 +1,4 @@
-"""How much memory does one device of a stage need at the worst moment of a step?
+"""Memory that one device of a stage needs at the worst moment of a step.
 
 The sum of what is there:
 
@@ -312,7 +312,7 @@ class Moments:
     """The worst moment's."""
 
     def add(self, layers: Iterable[tuple[LayerBytes, float]]) -> Moments:
-        """The same with these, as `layer_bytes` gives them, before them."""
+        """The moments with these layers, as `layer_bytes` gives them, in front."""
         kept, for_weights = self.kept, self.for_weights
         released, working = self.released, self.working
         for per_token, matrix in layers:

@@ -1,4 +1,4 @@
-"""How does a stage's memory grow with its layer units, and how many units fit?
+"""A stage's memory as a function of its layer units, and how many units fit.
 
 The formulas of `hetplan.cost.memory.device` for stages that hold n equal units of layers in one
 chunk (`hetplan.model.layer_units`), beside what the first and the last stage hold. With w
@@ -54,7 +54,7 @@ class Amount:
         return Amount(fixed=self.fixed + other.fixed, each=self.each + other.each)
 
     def times(self, factor: float) -> Amount:
-        """So many times."""
+        """The amount `factor` times."""
         return Amount(fixed=self.fixed * factor, each=self.each * factor)
 
 

@@ -1,4 +1,4 @@
-"""Which habits of a trainer decide how much memory a device needs, and what is asked for a stage?
+"""The trainers' habits that decide how much memory a device needs, and the layout of a stage.
 
 Habits are data: `trainer_memory` has those of every target, `job_memory` what a job's trainer
 options make of them, and a benchmark of other people's runs may bring its own. Sources: Megatron-LM

@@ -106,7 +106,7 @@ def fill(crossed: Paths) -> Floats:
 
 
 def _apart(crossed: Paths, owner: Ints) -> Paths:
-    """The same transfers, each group on segments of its own."""
+    """The transfers with every group on segments of its own."""
     own = owner[crossed.flow] * max(crossed.capacities.size, 1) + crossed.segment
     numbers, firsts, segment = np.unique(own, return_index=True, return_inverse=True)
     return Paths(

@@ -1,6 +1,5 @@
-"""Which link bytes cross and what they are for: the names that costs, traffic and reports share.
+"""Names of links and of traffic classes, and the segments of limited bandwidth of a transfer.
 
-And of which things of limited bandwidth a transfer between two devices uses, what each carries.
 Every segment has one direction: links are full duplex, so what is sent never slows what is
 received. Three cases (`hetplan.cost.network.paths` lists them for many transfers at once):
 

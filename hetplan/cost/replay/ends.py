@@ -1,4 +1,4 @@
-"""The compiled replay: when does every stage end, and when does every message move?
+"""The compiled replay: when every stage ends, and when every message moves.
 
 Every stage runs its program (`hetplan.cost.replay.programs`). A message may start when it has been
 posted by its sender and, with rendezvous sends, rendezvous_extra after its receiver has. Messages

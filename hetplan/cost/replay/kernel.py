@@ -1,4 +1,4 @@
-"""How long does one 1F1B step take: the compiled replay that the search calls.
+"""The compiled replay of 1F1B, which the search calls.
 
 `pipeline_ends` computes for 1F1B what `hetplan.cost.replay.ends` does for any program (both send
 semantics and their sources: `hetplan.cost.replay.step`). A property test holds the two equal, bit

@@ -1,4 +1,4 @@
-"""What does every stage post and wait for, in which order?
+"""What every stage posts and waits for, in order.
 
 A program is a stage's list of steps: passes, posted sends and receives, waits. A message is named
 by (direction, hop, microbatch); hop k leads from virtual stage k to k + 1, with activations down

@@ -37,14 +37,14 @@ class Sums:
     hidden: dict[Component, float] = field(default_factory=dict)
 
     def add(self, component: Component, seconds: float, hidden: float = 0.0) -> None:
-        """Some more of it."""
+        """Add seconds to a component."""
         if seconds:
             self.seconds[component] = self.seconds.get(component, 0.0) + seconds
         if hidden:
             self.hidden[component] = self.hidden.get(component, 0.0) + hidden
 
     def parts(self, parts: Iterable[Part], times: float = 1.0) -> None:
-        """These parts so many times."""
+        """Add every part `times` times."""
         for part in parts:
             self.add(part.component, part.seconds * times, part.hidden_seconds * times)
 

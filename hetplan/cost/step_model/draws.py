@@ -1,4 +1,4 @@
-"""How far a plan's step can be from its central value: the predictor's errors through the replay.
+"""The spread of a plan's step: the predictor's errors carried through the replay.
 
 One common log-factor is drawn per source of errors (`terms.sources_of`; normal, the predictor's
 90 % interval), and per stage the slowest of its ranks where the spread of the island's devices is

@@ -78,7 +78,7 @@ class EndOfStep:
     )
 
     def seconds(self, parameters: float, expert_parameters: float = 0.0) -> EndSeconds:
-        """Of a rank with so many parameters, those of routed experts counted apart."""
+        """Times of a rank with this many parameters, those of routed experts counted apart."""
         key = (parameters, expert_parameters)
         found = self._seconds.get(key)
         if found is None:
@@ -144,7 +144,7 @@ class EndOfStep:
         return parameters / self.dense.shard.size + expert_parameters / self.experts.shard.size
 
     def update_of(self, own: float, held: float) -> tuple[Part, ...]:
-        """The same of so many parameters, of so many that the rank holds."""
+        """Norm, scaling and update of `own` parameters on a rank that holds `held`."""
         found = self._updates.get((own, held))
         if found is None:
             found = self._updates[own, held] = self._update_of(own, held)

@@ -125,12 +125,12 @@ class Group:
     share: float = 1.0
     """Part of its own speed that it keeps beside other groups, less what collisions cost."""
     among: float = 1.0
-    """Part that the other groups of its kind on the same stage leave it, collisions apart."""
+    """Share beside the other groups of its kind on the same stage, without collisions."""
     crowd: Crowd | None = None
-    """Those over whose cards it communicates on a link that was measured with one group."""
+    """Groups that share its NICs, where the link was measured with one group alone."""
 
     def beside(self, kept: float) -> Group:
-        """The same where groups of other stages leave it this part of what it had."""
+        """The group with its share scaled by what groups of other stages leave it."""
         return self if kept >= 1 else replace(self, share=self.share * kept)
 
 
@@ -161,7 +161,7 @@ class Groups(NamedTuple):
         return any(group.among < 1 for group in self)
 
     def beside(self, kept: Kept) -> Groups:
-        """The same beside the groups of other stages."""
+        """The groups with their shares scaled for contention from other stages."""
         return Groups(*(group.beside(part) for group, part in zip(self, kept.passes, strict=True)))
 
 
@@ -313,7 +313,7 @@ class Copies(NamedTuple):
     """Ranks with the same shard."""
 
     def beside(self, kept: tuple[float, ...]) -> Copies:
-        """The same beside the groups of other stages."""
+        """The groups with their shares scaled for contention from other stages."""
         return Copies(*(group.beside(part) for group, part in zip(self, kept, strict=True)))
 
 

@@ -1,4 +1,4 @@
-"""What crosses from one stage to the next, and over which wire.
+"""Transfers between neighbouring stages, and the wires that they share.
 
 A microbatch's activations are [b, s / cp, h] on every rank of the receiving stage, 1 / tp of that
 with sequence parallelism, or where the trainer scatters its sends: then the tensor-parallel ranks
@@ -10,8 +10,6 @@ smaller stage (`Link.among`); where they are put on equal-cost paths by hash, th
 collisions leave counts (`hetplan.cost.network.hash_collisions`). Samples say what one pair reached
 with all of that to itself: k senders that share reach what is there, each a k-th of it, and none
 more than alone.
-
-Which hops of a plan share a wire: hops as arrays for the replay.
 
 Hops over one link that several hops cross, of any pipeline, share a wire where the link's common
 capacity is known, and hops of several pipelines that leave a node by one NIC; the repeated hops of
@@ -75,7 +73,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """What of two neighbouring stages their transfers depend on, beside the link between them."""
+    """Everything but the link that the transfers between two neighbouring stages depend on."""
 
     forward_bytes: float
     """Per device of the smaller stage."""
@@ -83,9 +81,9 @@ class Sides:
     senders: int
     """Devices that send at the same time."""
     islands: tuple[Island, Island] | None = None
-    """What the link joins; None: two islands of which nothing is said here."""
+    """The link's ends; None where they are not known."""
     gathering_seconds: float = 0.0
-    """What the receivers do before a transfer has arrived."""
+    """Gathering of scattered activations by the receivers, before a transfer counts as arrived."""
     ports: tuple[Port, ...] = ()
     """The NICs that the senders cross; none of a link inside a node."""
 
@@ -97,7 +95,7 @@ class Hop:
     link: str
     """Name under which the link's predictions err together."""
     path: Link
-    """As each of the senders finds it."""
+    """The link with its bandwidth per sender."""
     forward_bytes: float
     """Per device of the smaller stage."""
     backward_bytes: float
@@ -278,7 +276,7 @@ def hop_between(
     nics: bool = False,
     scale: float = 1.0,
 ) -> Hop:
-    """Transfers from the stage of these replicas to that of those.
+    """Transfers from the stage of replicas `left` to that of `right`.
 
     `nics`: with the NICs that they cross. `scale`: bytes on the wire over those in memory.
     """

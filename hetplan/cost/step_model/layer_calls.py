@@ -1,4 +1,4 @@
-"""Which collectives one layer of a stage makes for one microbatch, and how large they are.
+"""The collectives of one layer of a stage for one microbatch, with their sizes.
 
 One list, which `hetplan.cost.step_model.layers` prices and `hetplan.cost.traffic` counts.
 

@@ -1,22 +1,17 @@
-"""Which part of a layer's work is what: attention core, products, experts, modules, weights.
+"""Compute of a stage's layers for one microbatch, without communication.
 
-By operations of the forward pass on one tensor-parallel rank (`hetplan.model.work`).
+A layer takes its predicted time with the trainer's kernels, on one tensor-parallel rank. Packed
+sequences attend to themselves only, cp divides the time evenly, the island's clock and the slowest
+rank make it longer. Told apart are the padding of the vocabulary, copied key-value heads, and the
+tokens that the busiest expert-parallel rank has beyond the mean. Parts of a layer's work go by
+operations of the forward pass on one tensor-parallel rank (`hetplan.model.work`).
 
-How long does the device wait for the host in a pass, with what else keeps it busy there?
+Waits for the host. The host launches a pass's kernels in a row and runs ahead while the device is
+busy, with collectives as with anything else. A predicted layer knows nothing of collectives and has
 
-The host launches a pass's kernels in a row and runs ahead while the device is busy, with
-collectives as with anything else. A predicted layer knows nothing of them and has as its part
+    wait = max(0, host - device)        of which a pass keeps        max(0, host - device - c)
 
-    wait = max(0, host - device)        so of a pass        max(0, host - device - communication)
-
-is left, where communication is what of it runs beside no compute.
-
-How long a layer of a stage computes per microbatch, without its communication.
-
-The predicted time of the layer with the trainer's kernels, on one tensor-parallel rank; packed
-sequences attend to themselves only, cp divides it evenly, the island's clock and the slowest rank
-make it longer. Of it, and apart: the padding of the vocabulary, copied key-value heads, and the
-tokens that the busiest expert-parallel rank has beyond the mean.
+where c is the communication that runs beside no compute.
 """
 
 from __future__ import annotations
@@ -35,6 +30,7 @@ from hetplan.cost.components.layers import (
 )
 from hetplan.cost.components.step import clock, straggler_factor
 from hetplan.cost.estimate_values import Component
+from hetplan.cost.memory.device import weights_at
 from hetplan.cost.step_model.values import Shape, asking, compute_seconds, seconds_of_parts
 from hetplan.cost.terms import Part, Term
 from hetplan.job.spec import Job
@@ -85,10 +81,8 @@ class LayerShares:
         return self.of_weights(weights, mlp.experts_per_token)
 
     def of(self, module: RecomputeModule) -> float | None:
-        """The part of a module that multiplies; None for one that does not."""
+        """The part of a module of products, the attention core left out; None for others."""
         mlp, h = self.layer.mlp, self.hidden_size
-        if module is RecomputeModule.CORE_ATTENTION:
-            return self.core
         if module is RecomputeModule.MLP:
             if isinstance(mlp, Experts):
                 return 0.0
@@ -144,24 +138,10 @@ def layer_parameters(
 
     Experts are apart where they are cut or copied otherwise than the other weights.
     """
-    total = float(model.parameters_at(position, tp))
     if ep == 1 and etp == tp:
-        return total, 0.0
-    routed, apart = routed_parameters(model, position, tp=tp, ep=ep, etp=etp)
-    return total - routed, apart
-
-
-def routed_parameters(
-    model: ModelSpec, position: int, *, tp: int, ep: int, etp: int
-) -> tuple[float, float]:
-    """Weights of a layer's routed experts on one rank: cut by tp, and dealt out by ep and etp."""
-    if position in (0, model.num_layers + model.num_mtp_layers + 1):
-        return 0.0, 0.0
-    mlp, h = model.layer_at(position).mlp, model.hidden_size
-    if not isinstance(mlp, Experts):
-        return 0.0, 0.0
-    like_rest = float(mlp.num_experts * mlp.expert.parameters(h, tp))
-    return like_rest, mlp.num_experts / ep * mlp.expert.parameters(h, etp)
+        return float(model.parameters_at(position, tp)), 0.0
+    held = weights_at(model, position, tp, ep, etp)
+    return held.dense, held.routed
 
 
 def without_waits(compute: Sequence[Part], others: Iterable[Part]) -> tuple[Part, ...]:

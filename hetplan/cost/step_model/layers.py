@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from hetplan.cluster.spec import Island
 from hetplan.cost.components.layers import expert_load
 from hetplan.cost.components.overlap import exposed_ring, slowdowns
 from hetplan.cost.estimate_values import Component
@@ -25,7 +24,6 @@ from hetplan.cost.step_model.layer_calls import Call, LayerCalls
 from hetplan.cost.step_model.layer_compute import LayerCompute, without_waits
 from hetplan.cost.step_model.values import (
     LayerCost,
-    Shape,
     as_recompute,
     compute_seconds,
     hidden_beside,
@@ -33,42 +31,22 @@ from hetplan.cost.step_model.values import (
     seconds_of_parts,
 )
 from hetplan.cost.terms import Part
-from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import TransformerLayer
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import LayerKind
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule
-from hetplan.predict.predictor import Predictor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPricer:
-    """Prices the layers of replicas of one shape and placement."""
+class LayerPricer(LayerCompute):
+    """Prices the layers of replicas of one shape and placement, communication included."""
 
-    model: ModelSpec
-    """With the padded vocabulary."""
-    real_vocab_size: int
-    island: Island
-    job: Job
-    shape: Shape
     groups: Groups
     known: KnownCollectives = field(repr=False, compare=False)
-    predictor: Predictor = field(repr=False)
 
     @property
     def _calls(self) -> LayerCalls:
         return LayerCalls(model=self.model, job=self.job, shape=self.shape)
-
-    @property
-    def _compute(self) -> LayerCompute:
-        return LayerCompute(
-            model=self.model,
-            real_vocab_size=self.real_vocab_size,
-            island=self.island,
-            job=self.job,
-            shape=self.shape,
-            predictor=self.predictor,
-        )
 
     def at(self, position: int) -> LayerCost:
         """The layer at this position of the row."""
@@ -84,12 +62,15 @@ class LayerPricer:
 
     def transformer(self, layer: TransformerLayer) -> LayerCost:
         """One transformer layer."""
-        forward = self._compute.parts(LayerKind.TRANSFORMER, layer, backward=False)
-        backward = self._compute.parts(LayerKind.TRANSFORMER, layer, backward=True)
+        forward = self.parts(LayerKind.TRANSFORMER, layer, backward=False)
+        backward = self.parts(LayerKind.TRANSFORMER, layer, backward=True)
         calls = self._calls
-        sums, again = self._parts(calls.sums(layer)), self._parts(calls.gathered_again(layer))
+        sums, again = (
+            self._communication(calls.sums(layer)),
+            self._communication(calls.gathered_again(layer)),
+        )
         exchange = self._exchange(layer)
-        core = self._compute.core(layer, forward)
+        core = self.core(layer, forward)
         products = 1.0 - core
         beside_forward = (
             *self._beside(sums, forward, products),
@@ -98,7 +79,7 @@ class LayerPricer:
         )
         beside_backward = (
             *self._beside((*sums, *again), backward, products),
-            *self._parts(calls.copied_heads(layer)),
+            *self._communication(calls.copied_heads(layer)),
             *self._ring(layer, 2.0, backward, core),
             *exchange,
         )
@@ -126,9 +107,9 @@ class LayerPricer:
         self, kind: LayerKind, calls: tuple[Iterable[Call], Iterable[Call]], for_weights: float
     ) -> LayerCost:
         """A layer at an end of the row; `for_weights`: part of its backward compute."""
-        before, after = map(self._parts, calls)
-        forward = without_waits(self._compute.parts(kind, None, backward=False), before)
-        backward = without_waits(self._compute.parts(kind, None, backward=True), after)
+        before, after = map(self._communication, calls)
+        forward = without_waits(self.parts(kind, None, backward=False), before)
+        backward = without_waits(self.parts(kind, None, backward=True), after)
         return LayerCost(
             forward=(*forward, *before),
             backward=(*backward, *after),
@@ -141,7 +122,7 @@ class LayerPricer:
         inside, head = self.transformer(layer), self.head()
         h, tp = self.model.hidden_size, self.shape.tp
         # Merge [h, 2 h], cut by columns (arXiv 2412.19437, section 2.2).
-        merge = self._compute.work(layer).of_weights(2 * h * -(-h // tp))
+        merge = self.work(layer).of_weights(2 * h * -(-h // tp))
 
         def merged(parts: tuple[Part, ...]) -> tuple[Part, ...]:
             return repeated((part for part in parts if part.computes), merge)
@@ -157,7 +138,7 @@ class LayerPricer:
 
     # ---- communication
 
-    def _parts(self, calls: Iterable[Call]) -> tuple[Part, ...]:
+    def _communication(self, calls: Iterable[Call]) -> tuple[Part, ...]:
         return tuple(
             Part(component=call.component, term=term.times(call.count))
             for call in calls
@@ -168,7 +149,7 @@ class LayerPricer:
 
     def _exchange(self, layer: TransformerLayer) -> tuple[Part, ...]:
         """Tokens to their experts and back, in one pass, for the busiest rank."""
-        mean = self._parts(self._calls.exchange(layer))
+        mean = self._communication(self._calls.exchange(layer))
         over = expert_load(layer, self.job, self.shape.ep).factor - 1.0
         if not over:
             return mean
@@ -179,7 +160,7 @@ class LayerPricer:
         self, layer: TransformerLayer, traffic: float, compute: tuple[Part, ...], core_share: float
     ) -> tuple[Part, ...]:
         """Key-value sends of one pass; the attention's share of the compute can hide them."""
-        parts = self._parts(self._calls.context(layer, traffic))
+        parts = self._communication(self._calls.context(layer, traffic))
         exchanged = trainer_settings(self.job).context_exchange
         if exchanged or not self.shape.overlap_context or self.shape.cp == 1:
             return parts  # nothing is there to hide an exchange of heads
@@ -224,8 +205,6 @@ class LayerPricer:
             return ()
         if recompute.granularity is RecomputeGranularity.FULL:
             return tuple(as_recompute(forward))
-        share = sum(
-            self._compute.module_share(layer, module, compute) for module in recompute.modules
-        )
+        share = sum(self.module_share(layer, module, compute) for module in recompute.modules)
         found = tuple(as_recompute(repeated(compute, min(1.0, share))))
         return (*found, *exchange) if RecomputeModule.EXPERTS in recompute.modules else found

@@ -20,6 +20,7 @@ import numpy as np
 from hetplan.cost.arrays import Floats
 from hetplan.cost.components.overlap import beside, send_slowdowns
 from hetplan.cost.estimate_values import MemoryUse
+from hetplan.cost.memory.device import weights_at
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
@@ -33,7 +34,6 @@ from hetplan.cost.step_model.groups import (
     kept_by_stages,
 )
 from hetplan.cost.step_model.hops import Hop, HopArrays, hop_arrays, hop_between
-from hetplan.cost.step_model.layer_compute import routed_parameters
 from hetplan.cost.step_model.units import Settings, Unit, make_unit
 from hetplan.cost.terms import Part
 from hetplan.job.spec import Job, Precision
@@ -57,7 +57,7 @@ class StageWork:
 
     units: tuple[Unit, ...]
     unit: Unit
-    """The slowest of them, which the others wait for."""
+    """The slowest unit; the others wait for it."""
     ranges: tuple[tuple[int, int], ...]
     forward: tuple[float, ...]
     """Per chunk, one microbatch."""
@@ -67,7 +67,7 @@ class StageWork:
     parameters: float
     expert_parameters: float
     delays: tuple[tuple[float, float], ...] = ()
-    """Per chunk, what sends beside them make (forward, backward) longer; in those already."""
+    """Per chunk, by how much sends lengthen (forward, backward); included in both."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class PipelineWork:
     stages: list[StageWork]
     hops: HopArrays
     exchange: Exchange = Exchange.TORCH
-    """Whose order of sends and receives."""
+    """The trainer whose order of sends and receives it follows."""
 
     @property
     def is_plain(self) -> bool:
@@ -128,7 +128,7 @@ class PipelineWork:
         warmup: tuple[int, ...],
         factors: Floats | float = 1.0,
     ) -> PipelineTimes:
-        """The same schedule with these passes, [stages, chunks], and hops times these factors."""
+        """The pipeline with passes [stages, chunks], and its hop times scaled by `factors`."""
         pipeline, hops = self.pipeline, self.hops
         return PipelineTimes(
             schedule=pipeline.schedule.name,
@@ -178,10 +178,9 @@ class Reduction:
 
     members: tuple[tuple[int, int, float], ...]
     """(pipeline, stage, parameters on one of its ranks)."""
-    layers: LayerRange
     expert: bool
     end: EndOfStep
-    """Counts all of them as weights like the rest."""
+    """Treats all parameters as dense ones."""
 
 
 _HopKey = tuple[tuple[Replica, ...], tuple[Replica, ...], bool, float]
@@ -257,7 +256,7 @@ class PlanCosts:
         return found
 
     def _together(self, units: _Units) -> _Units:
-        """The same units, slower where groups of other stages share what theirs cross."""
+        """The units, slower where groups of other stages share a link with theirs."""
         settings = self.settings
         parties = [_party(unit) for row in units for held in row for unit in held]
         kept = iter(kept_by_stages(settings.cluster, parties, settings.shards))
@@ -309,7 +308,6 @@ class PlanCosts:
         return tuple(
             Reduction(
                 members=held,
-                layers=group.layers,
                 expert=group.expert,
                 end=self._end(group, whose, left, work[held[0][0]].stages[held[0][1]].unit),
             )
@@ -375,7 +373,7 @@ def holders_of(replicas: Sequence[Replica], *, expert: bool) -> Holders:
 def _members(
     group: ReductionGroup, work: Sequence[PipelineWork], *, apart: bool
 ) -> tuple[tuple[int, int, float], ...]:
-    """`apart`: routed experts of these layers have a group of their own, everybody's."""
+    """`apart`: the routed experts of these layers are reduced in a group of their own."""
     found = []
     for p, pipeline in enumerate(work):
         for s, stage in enumerate(pipeline.stages):
@@ -393,7 +391,7 @@ def _routed(unit: Unit, ranges: Sequence[tuple[int, int]]) -> float:
     """Routed experts' weights on a rank that cuts them like the rest."""
     model, tp = unit.settings.model, unit.pricer.shape.tp
     return sum(
-        routed_parameters(model, position, tp=tp, ep=1, etp=tp)[0]
+        weights_at(model, position, tp).routed
         for start, stop in ranges
         for position in range(start, stop)
     )
@@ -424,7 +422,7 @@ def _stage(stage: Stage, units: tuple[Unit, ...], *, delays: bool) -> StageWork:
 
 
 def _plain_stage(chunk: LayerRange, units: tuple[Unit, ...]) -> StageWork:
-    """The same for the commonest stages, which a search has most of."""
+    """`_stage` for one unit and one chunk, which a search prices most."""
     unit, start, stop = units[0], chunk.start, chunk.stop
     ranges = ((start, stop),)
     forward, backward, again = unit.forward, unit.backward, unit.again

@@ -1,4 +1,4 @@
-"""The warm way to a plan's step: what plans share is priced once and kept.
+"""Prices of many plans of one job: what plans have in common is priced once and kept.
 
     pricer = Pricer(model, cluster, job, predictor)
     pricer.step(plan).step_seconds

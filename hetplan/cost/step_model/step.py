@@ -328,11 +328,14 @@ def _of_chunks(stage: StageWork) -> tuple[list[float], int]:
     return [each / whole for each in held], count
 
 
-def _buckets(stage: StageWork, seconds: float, compute: float) -> Overlap:
+def _buckets(
+    stage: StageWork, seconds: float, compute: float, parameters: float | None = None
+) -> Overlap:
+    """Of so many parameters, else all of the stage's."""
+    count = stage.parameters + stage.expert_parameters if parameters is None else parameters
     replica = stage.unit.replica
-    ranks = replica.dp * replica.cp
-    count = bucket_count(stage.parameters + stage.expert_parameters, ranks)
-    return in_buckets(seconds, compute, count, slowdowns(stage.unit.island.device))
+    buckets = bucket_count(count, replica.dp * replica.cp)
+    return in_buckets(seconds, compute, buckets, slowdowns(stage.unit.island.device))
 
 
 def _together(
@@ -379,11 +382,7 @@ def _shared_buckets(stage: StageWork, seconds: float, count: float) -> Overlap:
     """One of several groups: the backward pass of its part of the stage's weights hides it."""
     held = stage.parameters + stage.expert_parameters
     compute = (sum(stage.backward) + sum(stage.weight)) * (count / held if held else 0.0)
-    replica = stage.unit.replica
-    ranks = replica.dp * replica.cp
-    return in_buckets(
-        seconds, compute, bucket_count(count, ranks), slowdowns(stage.unit.island.device)
-    )
+    return _buckets(stage, seconds, compute, count)
 
 
 def tied_parts(settings: Settings, pipeline: PipelineWork) -> tuple[Part, ...]:

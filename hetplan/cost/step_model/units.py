@@ -62,7 +62,7 @@ class Settings:
     """In which gradients are summed; a plan of several formats has each with its group
     (`hetplan.cost.step_model.plan`)."""
     tied_precision: Precision
-    """The same of a tied matrix between first and last stage."""
+    """Number format in which first and last stage sum a tied matrix's gradients."""
     predictor: Predictor
     sharding: Sharding
     shards: int
@@ -120,7 +120,7 @@ class Unit:
     """Counted once, not twice, where embedding and head are on one stage (tied)."""
     recompute: Recompute
     kept: Kept = ALL_KEPT
-    """What the groups of other stages leave its own."""
+    """Shares that contention from other stages leaves its groups."""
 
     @cached_property
     def end(self) -> EndOfStep:
@@ -140,7 +140,7 @@ class Unit:
         )
 
     def beside(self, kept: Kept) -> Unit:
-        """The same where the groups of other stages leave its own only these parts."""
+        """The unit with its bandwidth scaled for contention from other stages' groups."""
         if kept == ALL_KEPT:
             return self
         return make_unit(

@@ -64,12 +64,12 @@ class LayerCost:
 
 
 def seconds_of_parts(parts: Iterable[Part]) -> float:
-    """Sum of what they add."""
+    """Seconds of all parts together."""
     return sum((part.seconds for part in parts), 0.0)
 
 
 def repeated(parts: Iterable[Part], count: float) -> tuple[Part, ...]:
-    """The same parts so many times."""
+    """Every part `count` times."""
     return tuple(
         replace(part, term=part.term.times(count), hidden_seconds=part.hidden_seconds * count)
         for part in parts
@@ -77,7 +77,7 @@ def repeated(parts: Iterable[Part], count: float) -> tuple[Part, ...]:
 
 
 def compute_seconds(parts: Iterable[Part]) -> float:
-    """What the device computes of these."""
+    """Seconds of the parts that the device computes."""
     return sum((part.seconds for part in parts if part.computes), 0.0)
 
 
@@ -103,7 +103,7 @@ def hidden_beside(
 
 
 def as_recompute(parts: Iterable[Part]) -> Iterator[Part]:
-    """The same done again: what is computed counts as recomputation."""
+    """The parts repeated in a backward pass: compute counts as recomputation."""
     for part in parts:
         if part.computes:
             yield replace(part, component=Component.RECOMPUTE)
@@ -113,8 +113,8 @@ def as_recompute(parts: Iterable[Part]) -> Iterator[Part]:
 
 @contextmanager
 def asking(what: str) -> Iterator[None]:
-    """Faults of a predictor inside, each with what was asked in front: the predictor says which
-    figure it lacks, only its caller says for what.
+    """Put `what` in front of a predictor's faults: it says which figure it lacks, only its caller
+    knows for what.
     """
     try:
         yield
