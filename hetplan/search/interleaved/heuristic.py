@@ -16,12 +16,12 @@ import numpy as np
 
 from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.search.interleaved.enumerate import stage_counts
+from hetplan.search.interleaved.enumerate import Runs, regions_stand_together, stage_counts
 from hetplan.search.interleaved.rows import Row, passes_of
 from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.solver import RESOLUTION
 from hetplan.search.space.family import Family
-from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
+from hetplan.search.space.stage_table import StageTable
 
 
 def polish(row: Row, variant: Ints, units: Ints, budget: int) -> tuple[float, Ints, Ints, int]:
@@ -97,8 +97,6 @@ def proportional(row: Row) -> tuple[Ints, Ints] | None:
     return variant.astype(np.int64), units
 
 
-Runs = tuple[tuple[int, int], ...]
-
 _COUNTS_NEAR = 3
 """Numbers of stages that are tried for each beginning, those nearest to its own."""
 
@@ -171,9 +169,7 @@ def legal(space: StageTable, runs: Runs) -> bool:
         used |= mask
     regions = [int(space.region[mesh]) for mesh, _ in runs]
     together = [region for region, _ in groupby(regions)]
-    if len({i for mesh in space.family.meshes for i in mesh.islands}) > MAX_FREE_ISLANDS and (
-        len(together) != len(set(together))
-    ):
+    if regions_stand_together(space) and len(together) != len(set(together)):
         return False
     return bool(space.may_be_first[runs[0][0]] and space.may_be_last[runs[-1][0]])
 
@@ -212,11 +208,6 @@ def _moves(space: StageTable, runs: Runs) -> Iterator[Runs]:
             if many > 1:
                 yield (*row[:i], (giver, many - 1), (mesh, 1), *row[i + 1 :])
                 yield (*row[:i], (mesh, 1), (giver, many - 1), *row[i + 1 :])
-
-
-def meshes_of(runs: Runs) -> tuple[int, ...]:
-    """Mesh of every slot."""
-    return tuple(mesh for mesh, stages in runs for _ in range(stages))
 
 
 def runs_of(row: Sequence[int]) -> Runs:
