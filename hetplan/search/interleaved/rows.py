@@ -8,10 +8,10 @@ more; embedding and front layers are in the first chunk of the first slot, head 
 the last chunk of the last one.
 
 Replay. Megatron-LM's batched exchange (`hetplan.cost.replay.programs`, Exchange.MEGATRON) ties all
-stages together. P stages, v chunks, m microbatches (a multiple of P, at least 2 P), N = m v. Stage s runs
-w_s = 2 (P - 1 - s) + (v - 1) P forward passes, then pairs of a forward and a backward pass, then
-w_s backward passes. After each of these N + w_s turns it exchanges, and whatever two stages
-exchange they post in the same tick t = s + turn:
+stages together. P stages, v chunks, m microbatches (a multiple of P, at least 2 P), N = m v.
+Stage s runs w_s = 2 (P - 1 - s) + (v - 1) P forward passes, then pairs of a forward and a backward
+pass, then w_s backward passes. After each of these N + w_s turns it exchanges, and whatever two
+stages exchange they post in the same tick t = s + turn:
 
     turn t - s of stage s    forward pass k = t - s        where 0 <= k < N
                              backward pass y = k - w_s     where 0 <= y < N

@@ -224,15 +224,7 @@ class Enumeration:
 
     @cached_property
     def _rows(self) -> Rows:
-        maker = self.maker
-        return Rows(
-            model=maker.model,
-            cluster=maker.cluster,
-            job=maker.job,
-            units=maker.units().count,
-            most=self._budget(_MAX_ROWS),
-            simple=self.simple,
-        )
+        return Rows(maker=self.maker, most=self._budget(_MAX_ROWS), simple=self.simple)
 
     def run(self, solver: int, best: Best) -> float:
         """Offer what is better than the best; no plan that was not looked at is below the result.
