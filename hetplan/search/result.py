@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.estimate_values import Estimate
-from hetplan.job.spec import Job, Pins
+from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, searched_with_formats
 
@@ -114,12 +115,15 @@ class Question:
     def without_islands(self, names: Sequence[str]) -> Question:
         """The question where these islands are forbidden too."""
         forbid = replace(self.job.forbid, islands=(*self.job.forbid.islands, *names))
-        return self.changed(job=replace(self.job, forbid=forbid))
+        return self.with_job(forbid=forbid)
 
-    def with_pins(self, **values: object) -> Question:
+    def with_job(self, **values: Any) -> Question:
+        """The question with these fields of its job."""
+        return self.changed(job=replace(self.job, **values))
+
+    def with_pins(self, **values: Any) -> Question:
         """The question with these pins; None frees one."""
-        pin: Pins = replace(self.job.pin, **values)  # type: ignore[arg-type]
-        return self.changed(job=replace(self.job, pin=pin))
+        return self.with_job(pin=replace(self.job.pin, **values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

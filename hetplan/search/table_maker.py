@@ -18,7 +18,6 @@ from hetplan.cost.step_model.plan import exchange_of
 from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.plan import Sharding
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.bounds.crossing_bound import CrossingBounds
@@ -184,10 +183,9 @@ class TableMaker:
             found = self._unchunked[plain] = self.space(plain)
         return found
 
-    @cached_property
-    def chunk_memory(self) -> ChunkMemory:
-        """What fits on stages of several chunks."""
-        return ChunkMemory(model=self.model, cluster=self.cluster, job=self.job, units=self.units())
+    def chunk_memory(self, family: Family) -> ChunkMemory:
+        """What fits on the family's stages of several chunks."""
+        return ChunkMemory(self.stage_pricer, family)
 
     @cached_property
     def exchange(self) -> Exchange:
@@ -301,7 +299,7 @@ class TableMaker:
         for m, at in enumerate(have):
             mesh = family.meshes[at]
             shape = mesh.shapes[part]
-            shards, expert_shards = _shards(family, mesh, part)
+            shards, expert_shards = family.shards(mesh, part)
             room[:, :, m] = self._room(mesh, part)
             for v, recompute in enumerate(family.recompute):
                 for role in range(ROLES):
@@ -323,17 +321,6 @@ class TableMaker:
     def _room(self, mesh: Mesh, part: int) -> float:
         island = self.cluster.islands[mesh.islands[part]]
         return island.memory_bytes * (1 - self.job.memory_reserve_fraction)
-
-
-def _shards(family: Family, mesh: Mesh, part: int) -> tuple[int, int]:
-    """Ranks that share optimizer state, and that of routed experts (`cost.memory.device`)."""
-    if family.sharding is Sharding.NONE:
-        return 1, 1
-    shape = mesh.shapes[part]
-    shards = sum(each.dp * each.cp for each in mesh.shapes)
-    if shape.ep == 1 and shape.etp == shape.tp:
-        return shards, shards
-    return shards, math.gcd(shards, shape.num_devices // (shape.ep * shape.etp))
 
 
 def most_flights(most_stages: Ints, limit: int, family: Family, units: LayerUnits) -> int:

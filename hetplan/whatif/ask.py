@@ -8,8 +8,9 @@ KeyboardInterrupt: half of a search is nothing to compare with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hetplan.cluster.spec import Cluster, IslandLink, Link
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Job, Pins
 from hetplan.plans.plan import Plan
@@ -71,3 +72,31 @@ def pins_in_words(job: Job) -> Iterator[tuple[str, str]]:
         value = getattr(job.pin, name)
         if value is not None:
             yield name, f"{name}: {str(value).lower() if isinstance(value, bool) else value}"
+
+
+def few_words(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def relinked(
+    cluster: Cluster, pairs: Sequence[tuple[str, str]], changed: Callable[[Link], Link]
+) -> Cluster:
+    """The cluster with the links between these pairs of islands changed."""
+    named = {frozenset(pair) for pair in pairs}
+    kept = tuple(each for each in cluster.links if frozenset(each.between) not in named)
+    own = tuple(
+        IslandLink(between=pair, link=changed(cluster.link_between(*pair))) for pair in pairs
+    )
+    return replace(cluster, links=(*kept, *own))
+
+
+def pairs_between(cluster: Cluster, regions: tuple[str, str]) -> list[tuple[str, str]]:
+    """Names of every pair of islands from the first region to the second."""
+    return [
+        (a.name, b.name)
+        for a in cluster.islands
+        for b in cluster.islands
+        if (a.region, b.region) == regions
+    ]

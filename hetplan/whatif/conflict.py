@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
+from typing import Any
 
 from hetplan.cluster.spec import MAX_DEVICES, Cluster, Island
 from hetplan.errors import InputError
-from hetplan.job.spec import Job
+from hetplan.job.spec import Forbids, Job
 from hetplan.plans.build import check_model
 from hetplan.plans.check_job import check_job_against
 from hetplan.predict.predictor import Predictor
@@ -42,7 +43,7 @@ from hetplan.search.space.allowed import mesh_matches
 from hetplan.search.space.family import Family
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_bytes
-from hetplan.whatif.ask import pins_in_words
+from hetplan.whatif.ask import few_words, pins_in_words
 
 ENDLESS_BYTES = 1e18
 """Memory of a device where memory is no constraint; far above any model, far below overflow."""
@@ -65,72 +66,40 @@ def constraints(asked: Question) -> tuple[Constraint, ...]:
     A conflict keeps what comes late, so that what the user cannot change is named only where it
     must be.
     """
-    return (
-        *_pins(asked.job),
-        *_forbids(asked.job),
-        *_reserve(asked.job),
-        *_target(asked.job),
-        *_batch(asked.job),
-        *_nodes_out(asked.cluster),
-        *_devices(asked.cluster),
-        *_memory(asked.cluster),
-    )
+    return (*_of_job(asked.job), *_of_cluster(asked.cluster))
 
 
-def _pins(job: Job) -> Iterator[Constraint]:
+def _of_job(job: Job) -> Iterator[Constraint]:
     for name, words in pins_in_words(job):
         yield Constraint(words=f"pin {words}", without=partial(_without_pin, name=name))
-
-
-def _without_pin(question: Question, name: str) -> Question:
-    return question.with_pins(**{name: None})
-
-
-def _forbids(job: Job) -> Iterator[Constraint]:
-    if job.forbid.islands:
-        yield Constraint(
-            words=f"forbid islands: {', '.join(job.forbid.islands)}",
-            without=lambda asked: asked.changed(
-                job=replace(asked.job, forbid=replace(asked.job.forbid, islands=()))
-            ),
-        )
-    if job.forbid.nodes:
-        yield Constraint(
-            words=f"forbid nodes: {_few(job.forbid.nodes)}",
-            without=lambda asked: asked.changed(
-                job=replace(asked.job, forbid=replace(asked.job.forbid, nodes=()))
-            ),
-        )
-
-
-def _few(names: tuple[str, ...], most: int = 4) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def _reserve(job: Job) -> Iterator[Constraint]:
+    for kind, names in (("islands", job.forbid.islands), ("nodes", job.forbid.nodes)):
+        if names:
+            words = few_words(names, 4) if kind == "nodes" else ", ".join(names)
+            yield Constraint(
+                words=f"forbid {kind}: {words}", without=partial(_without_forbid, kind=kind)
+            )
     if job.memory_reserve_fraction > 0:
         yield Constraint(
             words=f"memory_reserve_fraction: {job.memory_reserve_fraction:g}",
-            without=lambda asked: asked.changed(job=replace(asked.job, memory_reserve_fraction=0)),
+            without=lambda asked: asked.with_job(memory_reserve_fraction=0),
         )
-
-
-def _target(job: Job) -> Iterator[Constraint]:
     if job.target != "any":
         yield Constraint(
-            words=f"target: {job.target}",
-            without=lambda asked: asked.changed(job=replace(asked.job, target="any")),
+            words=f"target: {job.target}", without=lambda asked: asked.with_job(target="any")
         )
-
-
-def _batch(job: Job) -> Iterator[Constraint]:
     yield Constraint(
         words=f"global_batch_size: {job.global_batch_size}",
-        without=lambda asked: asked.changed(
-            job=replace(asked.job, global_batch_size=_free_batch(asked.job))
-        ),
+        without=lambda asked: asked.with_job(global_batch_size=_free_batch(asked.job)),
     )
+
+
+def _without_pin(asked: Question, name: str) -> Question:
+    return asked.with_pins(**{name: None})
+
+
+def _without_forbid(asked: Question, kind: str) -> Question:
+    forbid: Forbids = replace(asked.job.forbid, **{kind: ()})
+    return asked.with_job(forbid=forbid)
 
 
 def _free_batch(job: Job) -> int:
@@ -141,62 +110,43 @@ def _free_batch(job: Job) -> int:
     return unit * max(1, -(-job.global_batch_size // unit))
 
 
-def _nodes_out(cluster: Cluster) -> Iterator[Constraint]:
+def _of_cluster(cluster: Cluster) -> Iterator[Constraint]:
     for island in cluster.islands:
         if island.nodes_out:
             yield Constraint(
                 words=f"nodes_out of {island.name}: {len(island.nodes_out)} of {island.nodes}",
-                without=_OnIslands(_none_out, (island.name,)),
+                without=partial(_on_islands, {island.name}, lambda each: {"nodes_out": ()}),
             )
-
-
-def _devices(cluster: Cluster) -> Iterator[Constraint]:
     usable = [island for island in cluster.islands if island.usable_nodes]
     shown = " + ".join(f"{island.num_usable_devices} of {island.name}" for island in usable)
     times = min(_PLENTY, MAX_DEVICES // max(1, cluster.num_devices))
+    every = {island.name for island in cluster.islands}
     yield Constraint(
         words=f"devices: {shown or 'none are usable'}",
-        without=_OnIslands(
-            partial(_plenty, times=times), tuple(island.name for island in cluster.islands)
+        # New nodes have no names; those that are out stay out.
+        without=partial(
+            _on_islands, every, lambda each: {"nodes": each.nodes * times, "node_names": ()}
         ),
     )
-
-
-def _memory(cluster: Cluster) -> Iterator[Constraint]:
-    kinds = dict.fromkeys(island.device.kind for island in cluster.islands)
-    for kind in kinds:
+    for kind in dict.fromkeys(island.device.kind for island in cluster.islands):
         mine = [island for island in cluster.islands if island.device.kind == kind]
         sizes = "/".join(dict.fromkeys(format_bytes(island.memory_bytes) for island in mine))
+        names = {island.name for island in mine}
         yield Constraint(
             words=f"memory of {kind}: {sizes} per device",
-            without=_OnIslands(_endless, tuple(island.name for island in mine)),
+            without=partial(_on_islands, names, lambda each: {"memory_bytes": ENDLESS_BYTES}),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _OnIslands:
-    change: Callable[[Island], Island]
-    names: tuple[str, ...]
-
-    def __call__(self, asked: Question) -> Question:
-        islands = tuple(
-            self.change(island) if island.name in self.names else island
-            for island in asked.cluster.islands
-        )
-        return asked.changed(cluster=replace(asked.cluster, islands=islands))
-
-
-def _none_out(island: Island) -> Island:
-    return replace(island, nodes_out=())
-
-
-def _plenty(island: Island, times: int) -> Island:
-    """New nodes have no names; those that are out stay out."""
-    return replace(island, nodes=island.nodes * times, node_names=())
-
-
-def _endless(island: Island) -> Island:
-    return replace(island, memory_bytes=ENDLESS_BYTES)
+def _on_islands(
+    names: set[str], changes: Callable[[Island], dict[str, Any]], asked: Question
+) -> Question:
+    """The question with these changes of the islands of these names."""
+    islands = tuple(
+        replace(island, **changes(island)) if island.name in names else island
+        for island in asked.cluster.islands
+    )
+    return asked.changed(cluster=replace(asked.cluster, islands=islands))
 
 
 _TRIED_BY_SIZE = 2

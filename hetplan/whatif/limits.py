@@ -156,36 +156,36 @@ def _by_gain(found: Iterator[_Limit]) -> tuple[_Limit, ...]:
 def _islands(
     pricer: Pricer, plan: Plan, cost: StepCost, islands: Sequence[Sequence[str]]
 ) -> Iterator[IslandLimit]:
-    for name in dict.fromkeys(name for row in islands for name in row):
-        work = [
-            replace(
-                pipeline,
-                stages=[
-                    _shorter(stage) if own == name else stage
-                    for stage, own in zip(pipeline.stages, row, strict=True)
-                ],
-            )
-            for pipeline, row in zip(cost.work, islands, strict=True)
-        ]
-        yield IslandLimit(
-            island=name,
-            stages=sum(row.count(name) for row in islands),
-            gain=_gain(pricer, plan, cost, work),
-        )
+    places: dict[str, set[tuple[int, int]]] = {}
+    for p, row in enumerate(islands):
+        for s, name in enumerate(row):
+            places.setdefault(name, set()).add((p, s))
+    for name, mine in places.items():
+        gain = _gain(pricer, plan, cost, _faster(cost, mine))
+        yield IslandLimit(island=name, stages=len(mine), gain=gain)
 
 
 def _stages(
     pricer: Pricer, plan: Plan, cost: StepCost, islands: Sequence[Sequence[str]]
 ) -> Iterator[StageLimit]:
-    for p, pipeline in enumerate(cost.work):
-        for s, stage in enumerate(pipeline.stages):
-            faster = [*pipeline.stages]
-            faster[s] = _shorter(stage)
-            work = [*cost.work]
-            work[p] = replace(pipeline, stages=faster)
-            yield StageLimit(
-                pipeline=p, stage=s, island=islands[p][s], gain=_gain(pricer, plan, cost, work)
-            )
+    for p, row in enumerate(islands):
+        for s, island in enumerate(row):
+            gain = _gain(pricer, plan, cost, _faster(cost, {(p, s)}))
+            yield StageLimit(pipeline=p, stage=s, island=island, gain=gain)
+
+
+def _faster(cost: StepCost, chosen: set[tuple[int, int]]) -> list[PipelineWork]:
+    """The work with shorter passes of the chosen (pipeline, stage)s."""
+    return [
+        replace(
+            pipeline,
+            stages=[
+                _shorter(stage) if (p, s) in chosen else stage
+                for s, stage in enumerate(pipeline.stages)
+            ],
+        )
+        for p, pipeline in enumerate(cost.work)
+    ]
 
 
 def _shorter(stage: StageWork) -> StageWork:

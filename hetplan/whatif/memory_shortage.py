@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.errors import InputError
-from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question
@@ -104,15 +103,11 @@ def _lines(asked: Question, maker: TableMaker, room: _Room, predictor: Predictor
     placed = StagePricer(model=model, cluster=maker.cluster, job=asked.job, predictor=predictor)
     for mesh, held in zip(room.meshes, room.units, strict=True):
         yield _island_line(asked, placed, room.family, mesh, held)
-    layers = _layers(room.total, units)
+    layers = room.total * units.layers_per_unit
     yield (
         f"memory: together at most {min(layers, model.num_layers)} of {model.num_layers} "
         "transformer layers fit (the most of all degrees that divide)"
     )
-
-
-def _layers(units: int, how: LayerUnits) -> int:
-    return units * how.layers_per_unit
 
 
 def _island_line(
@@ -122,9 +117,7 @@ def _island_line(
     recompute = family.recompute[-1]
     if RecomputeGranularity.FULL in family.recompute:
         recompute = RecomputeGranularity.FULL
-    copies = sum(each.dp * each.cp for each in mesh.shapes)
-    shards = 1 if family.sharding is Sharding.NONE else copies
-    experts = max(1, copies * shape.tp // (shape.ep * shape.etp)) if shards > 1 else 1
+    shards, experts = family.shards(mesh, 0)
     lines = placed.stage_bytes(shape, recompute, 0, family.virtual_stages).lines(
         family.sharding, shards, experts, family.num_microbatches
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.errors import InfeasibleError
@@ -54,10 +55,22 @@ def relaxations(asked: Question, feasible: Callable[[Question], bool]) -> Iterat
 
 
 def _without_devices(asked: Question) -> Iterator[Relaxation]:
-    """What costs no hardware."""
+    """What costs no hardware, cheapest first."""
     job = asked.job
-    for words, changed, pin in _jobs(job):
-        yield Relaxation(words=words, question=asked.changed(job=changed), pin=pin)
+    for name, words in sorted(pins_in_words(job), key=_cost_of_pin):
+        free = asked.with_pins(**{name: None})
+        yield Relaxation(words=f"leaving out pin {words}", question=free, pin=name)
+    if job.forbid != Forbids():
+        allowed = asked.with_job(forbid=Forbids())
+        yield Relaxation(words="allowing the forbidden islands and nodes", question=allowed)
+    for name, value in _other_values(job):
+        old = getattr(job, name)
+        yield Relaxation(
+            words=f"{name} {_in_words(value)} instead of {_in_words(old)}",
+            question=asked.with_job(**{name: value}),
+        )
+    if len([*pins_in_words(job)]) > 1:
+        yield Relaxation(words="leaving out all pins", question=asked.with_job(pin=Pins()))
     for island in asked.cluster.islands:
         if island.nodes_out:
             back = replace(island, nodes_out=())
@@ -67,38 +80,22 @@ def _without_devices(asked: Question) -> Iterator[Relaxation]:
             )
 
 
-def _jobs(job: Job) -> Iterator[tuple[str, Job, str]]:
-    """(words, job, name of the pin) of every change of the job, cheapest first."""
-    for name, words in sorted(pins_in_words(job), key=_cost_of_pin):
-        pin = replace(job.pin, **{name: None})
-        yield f"leaving out pin {words}", replace(job, pin=pin), name
-    if job.forbid != Forbids():
-        yield "allowing the forbidden islands and nodes", replace(job, forbid=Forbids()), ""
+def _other_values(job: Job) -> Iterator[tuple[str, Any]]:
+    """(field, value) of every other value of the job that is tried, cheapest first."""
     for reserve in _RESERVES:
         if job.memory_reserve_fraction > reserve:
-            yield (
-                f"memory_reserve_fraction {reserve:g} instead of {job.memory_reserve_fraction:g}",
-                replace(job, memory_reserve_fraction=reserve),
-                "",
-            )
+            yield "memory_reserve_fraction", reserve
     for name in TARGETS:
         if name not in (job.target, "any"):
-            yield f"target {name} instead of {job.target}", replace(job, target=name), ""
+            yield "target", name
     for size in _batches(job):
-        yield (
-            f"global_batch_size {size} instead of {job.global_batch_size}",
-            replace(job, global_batch_size=size),
-            "",
-        )
+        yield "global_batch_size", size
     if job.sequence_length > 1 and not job.sequence_lengths:
-        half = job.sequence_length // 2
-        yield (
-            f"sequence_length {half} instead of {job.sequence_length}",
-            replace(job, sequence_length=half),
-            "",
-        )
-    if len([*pins_in_words(job)]) > 1:
-        yield "leaving out all pins", replace(job, pin=Pins()), ""
+        yield "sequence_length", job.sequence_length // 2
+
+
+def _in_words(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _cost_of_pin(pin: tuple[str, str]) -> int:

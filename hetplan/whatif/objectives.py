@@ -173,29 +173,28 @@ def _other_degrees(plan: Plan, question: Question) -> Iterator[Change]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolPlan:
-    """A plan of the pool and the question that it is the best answer to."""
+class _Candidate:
+    """A plan and the question that it is the best answer to."""
 
     words: str
     result: SearchResult
+    worth: Worth
 
 
-def pool(
+def _pool(
     result: SearchResult,
     predictor: Predictor,
-    *,
-    time_limit_seconds: float | None = None,
-    progress: Callable[[int, str], None] | None = None,
-) -> tuple[PoolPlan, ...]:
-    """The result and the best plans of nearby questions, each plan once.
+    time_limit_seconds: float | None,
+    progress: Callable[[int, str], None] | None,
+) -> dict[Plan, tuple[str, SearchResult]]:
+    """The result and the best plans of nearby questions, each plan once, with the question's words.
 
-    `time_limit_seconds` is for each search. Questions without a plan are left out. Ctrl-C ends it
-    with the plans so far and the first one's certificate `interrupted`.
+    Questions without a plan are left out. Ctrl-C ends it with the plans so far and the first one's
+    certificate `interrupted`.
     """
-    found = [PoolPlan(words="the shortest step", result=result)]
-    known = {result.plan}
+    plans = {result.plan: ("the shortest step", result)}
     if is_interrupted(result):
-        return tuple(found)
+        return plans
     for number, change in enumerate(nearby(result)):
         if progress is not None:
             progress(number, change.words)
@@ -204,12 +203,10 @@ def pool(
         except NO_ANSWER:
             continue
         except KeyboardInterrupt:
-            found[0] = replace(found[0], result=interrupted(result))
+            plans[result.plan] = ("the shortest step", interrupted(result))
             break
-        if other.plan not in known:
-            known.add(other.plan)
-            found.append(PoolPlan(words=change.words, result=other))
-    return tuple(found)
+        plans.setdefault(other.plan, (change.words, other))
+    return plans
 
 
 def interrupted(result: SearchResult) -> SearchResult:
@@ -223,33 +220,24 @@ USUAL_QUANTILE = 0.9
 """Shown where the job asks for none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rated:
-    candidate: PoolPlan
-    worth: Worth
-
-
-def choose(
-    result: SearchResult, pool: Sequence[PoolPlan], predictor: Predictor, *, top: int = 1
-) -> SearchResult:
-    """The result with the pool's best plan for its job's aim, and `top` - 1 alternatives.
+def _ranked(
+    job: Job, pricer: Pricer, plans: dict[Plan, tuple[str, SearchResult]]
+) -> list[_Candidate]:
+    """The plans, best first by the job's aim.
 
     InputError where money is the aim and a price is missing everywhere.
     """
-    inputs = result.inputs
-    job = inputs.job
-    pricer = Pricer(inputs.model, inputs.cluster, job, predictor)
-    quantile = quantile_of(job)
-    rated = [
-        _Rated(
-            candidate=each,
-            worth=worth(pricer, each.result.plan, each.result.estimate.step_seconds, quantile),
+    ranked = [
+        _Candidate(
+            words=words,
+            result=each,
+            worth=worth(pricer, plan, each.estimate.step_seconds, quantile_of(job)),
         )
-        for each in pool
+        for plan, (words, each) in plans.items()
     ]
     if job.objective is Objective.COST_PER_TOKEN:
-        rated = [each for each in rated if each.worth.usd_per_step is not None]
-        if not rated:
+        ranked = [each for each in ranked if each.worth.usd_per_step is not None]
+        if not ranked:
             raise InputError(
                 Fault(
                     field="objective",
@@ -257,17 +245,7 @@ def choose(
                     "cluster gives none",
                 )
             )
-    rated.sort(key=lambda each: (_aim(each.worth, job), each.worth.step_seconds))
-    best = rated[0]
-    estimate = estimate_with(pricer, best.candidate.result.plan)
-    return replace(
-        result,
-        plan=best.candidate.result.plan,
-        estimate=estimate,
-        certificate=_certificate(result, estimate.step_seconds),
-        objective=_words(job, best, len(rated), _tokens(result)),
-        alternatives=tuple(_alternatives(rated, top, job)),
-    )
+    return sorted(ranked, key=lambda each: (_aim(each.worth, job), each.worth.step_seconds))
 
 
 def quantile_of(job: Job) -> float:
@@ -296,12 +274,7 @@ def _certificate(result: SearchResult, step_seconds: float) -> Certificate | Non
     return replace(known, lower_bound_seconds=lower, gap=gap, status=status)
 
 
-def _tokens(result: SearchResult) -> float:
-    """Of one step, padding left out."""
-    return result.estimate.tokens_per_second * result.estimate.step_seconds
-
-
-def _words(job: Job, best: _Rated, count: int, tokens: float) -> str:
+def _words(job: Job, best: _Candidate, count: int, tokens: float) -> str:
     """What the plan is best at, and of how many."""
     if job.objective is Objective.COST_PER_TOKEN:
         aim = f"cost per token: {(best.worth.usd_per_step or 0.0) / tokens * 1e6:.4g} USD per 1M"
@@ -313,31 +286,30 @@ def _words(job: Job, best: _Rated, count: int, tokens: float) -> str:
         return ""
     return (
         f"{aim}; best of {count} plan{'s' * (count > 1)} of nearby questions "
-        f"({best.candidate.words}); no certificate goes with this aim"
+        f"({best.words}); no certificate goes with this aim"
     )
 
 
-def _alternatives(rated: Sequence[_Rated], top: int, job: Job) -> list[Alternative]:
+def _alternatives(ranked: Sequence[_Candidate], top: int, job: Job) -> list[Alternative]:
     """The best of every layout that is not beaten by every aim, in the order of the job's aim."""
-    first, *rest = rated
-    seen = {layout(first.candidate.result.plan)}
+    seen = {layout(ranked[0].result.plan)}
     found: list[Alternative] = []
-    for each in rest:
+    for each in ranked[1:]:
+        plan, own = each.result.plan, each.worth
         if len(found) >= top - 1:
             break
-        key = layout(each.candidate.result.plan)
-        if key in seen or any(_beats(other.worth, each.worth) for other in rated):
+        if layout(plan) in seen or any(_beats(other.worth, own) for other in ranked):
             continue
-        seen.add(key)
+        seen.add(layout(plan))
         found.append(
             Alternative(
-                why=each.candidate.words,
-                plan=each.candidate.result.plan,
-                step_seconds=each.worth.step_seconds,
-                quantile_seconds=each.worth.quantile_seconds,
+                why=each.words,
+                plan=plan,
+                step_seconds=own.step_seconds,
+                quantile_seconds=own.quantile_seconds,
                 quantile=quantile_of(job),
-                usd_per_step=each.worth.usd_per_step,
-                devices=each.worth.devices,
+                usd_per_step=own.usd_per_step,
+                devices=own.devices,
             )
         )
     return found
@@ -386,8 +358,23 @@ def by_objective(
     The result itself where the job asks for the shortest step and nothing else. The search is
     asked again for every nearby question, each within `time_limit_seconds` or the job's limit.
     """
-    if not has_other_aim(result.inputs.job, top):
+    inputs, job = result.inputs, result.inputs.job
+    if not has_other_aim(job, top):
         return result
-    found = pool(result, predictor, time_limit_seconds=time_limit_seconds, progress=progress)
+    plans = _pool(result, predictor, time_limit_seconds, progress)
     # A Ctrl-C on the way shows in the first one's certificate.
-    return choose(found[0].result, found, predictor, top=top)
+    _, result = plans[result.plan]
+    pricer = Pricer(inputs.model, inputs.cluster, job, predictor)
+    ranked = _ranked(job, pricer, plans)
+    best = ranked[0]
+    estimate = estimate_with(pricer, best.result.plan)
+    # Of one step, padding left out.
+    tokens = result.estimate.tokens_per_second * result.estimate.step_seconds
+    return replace(
+        result,
+        plan=best.result.plan,
+        estimate=estimate,
+        certificate=_certificate(result, estimate.step_seconds),
+        objective=_words(job, best, len(ranked), tokens),
+        alternatives=tuple(_alternatives(ranked, top, job)),
+    )

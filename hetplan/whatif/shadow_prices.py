@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from hetplan.cluster.spec import Island, IslandLink, Link
+from hetplan.cluster.spec import Island, Link
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
@@ -26,7 +26,15 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question, SearchResult
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.units import format_bytes, format_rate, format_seconds
-from hetplan.whatif.ask import NO_ANSWER, Change, ask, first_line, pins_in_words
+from hetplan.whatif.ask import (
+    NO_ANSWER,
+    Change,
+    ask,
+    first_line,
+    pairs_between,
+    pins_in_words,
+    relinked,
+)
 
 _MORE_NODES = 0.1
 """Part of an island's nodes that is added, at least one node."""
@@ -91,21 +99,11 @@ def _with_links(
     question: Question, one: Island, two: Island, across: bool, changed: Callable[[Link], Link]
 ) -> Question:
     """The question with this link, or all links between the two regions, changed."""
-    cluster = question.cluster
-    names = {one.name, two.name}
-    if not across:
-        kept = tuple(each for each in cluster.links if set(each.between) != names)
-        link = changed(cluster.link_between(one.name, two.name))
-        mine = IslandLink(between=(one.name, two.name), link=link)
-        return question.changed(cluster=replace(cluster, links=(*kept, mine)))
-    pairs = [
-        IslandLink(between=(a.name, b.name), link=changed(cluster.link_between(a.name, b.name)))
-        for a in cluster.islands
-        for b in cluster.islands
-        if (a.region, b.region) == (one.region, two.region)
-        and not cluster.lists_link(a.name, b.name)
-    ]
-    return question.changed(cluster=replace(cluster, links=(*cluster.links, *pairs)))
+    cluster, pairs = question.cluster, [(one.name, two.name)]
+    if across:
+        every = pairs_between(cluster, (one.region, two.region))
+        pairs = [pair for pair in every if not cluster.lists_link(*pair)]
+    return question.changed(cluster=relinked(cluster, pairs, changed))
 
 
 def _islands(question: Question) -> Iterator[Change]:
@@ -145,17 +143,17 @@ def _demands(question: Question) -> Iterator[Change]:
     if job.forbid != Forbids():
         yield Change(
             words="with the forbidden islands and nodes",
-            question=question.changed(job=replace(job, forbid=Forbids())),
+            question=question.with_job(forbid=Forbids()),
         )
     if job.memory_reserve_fraction > 0:
         yield Change(
             words=f"memory_reserve_fraction 0 instead of {job.memory_reserve_fraction:g}",
-            question=question.changed(job=replace(job, memory_reserve_fraction=0.0)),
+            question=question.with_job(memory_reserve_fraction=0.0),
         )
     twice = 2 * job.global_batch_size
     yield Change(
         words=f"global_batch_size {twice} instead of {job.global_batch_size}",
-        question=question.changed(job=replace(job, global_batch_size=twice)),
+        question=question.with_job(global_batch_size=twice),
     )
 
 

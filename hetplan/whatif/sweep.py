@@ -304,7 +304,7 @@ def answer(point: Point, asked: SweepContext) -> Row:
     except HetplanError as error:
         return replace(row, reason=first_line(error))
     if is_interrupted(result):
-        raise KeyboardInterrupt  # half of a pool is no row
+        raise KeyboardInterrupt  # half of the nearby questions make no row
     if asked.plans is not None:
         save_result(result, Path(asked.plans) / f"{point.key}.json")
     return _filled(row, result)

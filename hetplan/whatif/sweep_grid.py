@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetplan.cluster.load import load_cluster
-from hetplan.cluster.spec import Cluster, IslandLink, Link
+from hetplan.cluster.spec import Cluster, Link
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import Document, decode, read_document
 from hetplan.job.load import load_job
-from hetplan.job.spec import Job
 from hetplan.job.sweep_form import SWEEP_SCHEMA, Backend, LinkAxis, SweepForm
 from hetplan.model.load import load_model
 from hetplan.search.result import Question
+from hetplan.whatif.ask import few_words, pairs_between, relinked
 
 MAX_POINTS = 100_000
 """Questions of one sweep; at a second each they take a day."""
+
+_SHOWN = 8
+"""Names that a fault lists."""
 
 _T = TypeVar("_T")
 
@@ -125,7 +128,8 @@ def _axis_faults(document: Document, form: SweepForm, clusters: list[Cluster]) -
         one, two = link.between
         for number, name in enumerate(link.between):
             if name not in places:
-                message = f"no cluster has an island or region {name}; there is {_few(places)}"
+                known = few_words(sorted(places), _SHOWN)
+                message = f"no cluster has an island or region {name}; there is {known}"
                 yield document.fault(("links", at, "between", number), message)
         if one == two:
             message = f"{one} and {two} are one place; name two islands or two regions"
@@ -134,14 +138,9 @@ def _axis_faults(document: Document, form: SweepForm, clusters: list[Cluster]) -
             yield document.fault(("links", at), "changes nothing; add bandwidth or round_trip")
     for at, axis in enumerate(form.nodes):
         if axis.island not in islands:
-            message = f"no cluster has an island {axis.island}; there is {_few(islands)}"
+            known = few_words(sorted(islands), _SHOWN)
+            message = f"no cluster has an island {axis.island}; there is {known}"
             yield document.fault(("nodes", at, "island"), message)
-
-
-def _few(names: set[str], most: int = 8) -> str:
-    shown = sorted(names)
-    more = len(shown) - most
-    return ", ".join(shown[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _count(form: SweepForm) -> int:
@@ -198,53 +197,35 @@ def question(point: Point) -> Question:
         cluster = _with_nodes(cluster, name, count)
     for change in point.links:
         cluster = _with_link(cluster, change)
-    return Question(
-        model=load_model(point.model), cluster=cluster, job=_changed_job(load_job(point.job), point)
-    )
-
-
-def _changed_job(job: Job, point: Point) -> Job:
-    if point.target is not None:
-        job = replace(job, target=point.target)
-    if point.global_batch_size is not None:
-        job = replace(job, global_batch_size=point.global_batch_size)
-    if point.sequence_length is not None:
-        job = replace(job, sequence_length=point.sequence_length)
-    return job
+    changes = {
+        name: getattr(point, name)
+        for name in ("target", "global_batch_size", "sequence_length")
+        if getattr(point, name) is not None
+    }
+    asked = Question(model=load_model(point.model), cluster=cluster, job=load_job(point.job))
+    return asked.with_job(**changes)
 
 
 def _with_nodes(cluster: Cluster, name: str, count: int) -> Cluster:
     island = cluster.island(name)
-    if island.node_names and count != island.nodes:
-        island = replace(island, node_names=())
-    out = tuple(node for node in island.nodes_out if node < count)
-    changed = replace(island, nodes=count, nodes_out=out)
-    return replace(
-        cluster,
-        islands=tuple(changed if each.name == name else each for each in cluster.islands),
+    changed = replace(
+        island,
+        nodes=count,
+        nodes_out=tuple(node for node in island.nodes_out if node < count),
+        node_names=island.node_names if count == island.nodes else (),
     )
+    islands = tuple(changed if each.name == name else each for each in cluster.islands)
+    return replace(cluster, islands=islands)
 
 
 def _with_link(cluster: Cluster, change: LinkChange) -> Cluster:
     one, two = change.between
-    regions = cluster.regions
-    islands = [island.name for island in cluster.islands]
-    if (one not in islands or two not in islands) and one in regions and two in regions:
-        pairs = [
-            (a.name, b.name)
-            for a in cluster.islands
-            for b in cluster.islands
-            if (a.region, b.region) == change.between
-        ]
+    islands = {island.name for island in cluster.islands}
+    if not {one, two} <= islands and {one, two} <= {*cluster.regions}:
+        pairs = pairs_between(cluster, change.between)
     else:
         pairs = [(cluster.island(one).name, cluster.island(two).name)]
-    named = {frozenset(pair) for pair in pairs}
-    kept = tuple(each for each in cluster.links if frozenset(each.between) not in named)
-    changed = tuple(
-        IslandLink(between=pair, link=_changed(cluster.link_between(*pair), change))
-        for pair in pairs
-    )
-    return replace(cluster, links=(*kept, *changed))
+    return relinked(cluster, pairs, lambda link: _changed(link, change))
 
 
 def _changed(link: Link, change: LinkChange) -> Link:

@@ -27,7 +27,7 @@ class Case:
     """[V, M, P] units that fit on a slot of this mesh, by its distance from the last slot."""
     exchange: Exchange
 
-    def most_units(self, family: Family, mesh: Sequence[int], units: int) -> Ints:
+    def most_units(self, mesh: Sequence[int]) -> Ints:
         """As `hetplan.search.interleaved.memory.MemoryRoom`."""
         last = len(mesh) - 1
         return np.array([self.room[:, at, last - s] for s, at in enumerate(mesh)])
@@ -44,8 +44,7 @@ class Case:
         """The case is the `TableMaker` of its solver: the same for all."""
         return self.space
 
-    @property
-    def chunk_memory(self) -> Case:
+    def chunk_memory(self, family: Family) -> Case:
         """See `most_units`."""
         return self
 
@@ -202,7 +201,7 @@ def every_plan(
     """Row, recomputation, units and step of every plan that fits."""
     chunks, choices = case.family.virtual_stages, range(case.room.shape[0])
     for row in every_row(case):
-        most = case.most_units(case.family, row, case.space.num_layers)
+        most = case.most_units(row)
         for units in cuts(case.space.num_layers, len(row), chunks):
             for variants in product(choices, repeat=len(row)):
                 if all(n <= most[s, variants[s]] for s, n in enumerate(units)):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from typer.testing import CliRunner, Result
+
+from hetplan.cli.main import app
+
 MODEL = """
 schema: hetplan.model/1
 name: tiny
@@ -82,3 +86,12 @@ def sweep_files(folder: Path, sweep: str = SWEEP) -> Path:
     path = folder / "sweep.yaml"
     path.write_text(sweep)
     return path
+
+
+def plan_command(folder: Path, *options: str) -> Result:
+    """`hetplan plan` of these files, written to p.json; they are there already."""
+    (folder / "store").mkdir(exist_ok=True)
+    arguments = ["plan", f"--store={folder / 'store'}", f"--out={folder / 'p.json'}"]
+    for name, file in (("model", "model"), ("cluster", "one"), ("job", "job")):
+        arguments.append(f"--{name}={folder / f'{file}.yaml'}")
+    return CliRunner().invoke(app, [*arguments, *options])

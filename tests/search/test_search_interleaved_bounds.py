@@ -1,31 +1,25 @@
-"""No bound of an interleaved row exceeds its best cut, and lists of cuts miss none."""
+"""Bounds of interleaved families against every plan: rows, boundaries, sets of islands."""
 
 from __future__ import annotations
 
-from itertools import product
+import math
+from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from interleaved_cases import cuts, every_row, random_case
-from interleaved_path_bound import path_bound_seconds
+from interleaved_cases import Case, cuts, every_plan, every_row, random_case
 from random_cases import seeds
-from test_search_interleaved_replay import random_pipeline, times_of
+from synthetic_spaces import Scale, large_space
 
-from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.times import Exchange
 from hetplan.search.interleaved.bound import capacity_bound, least_bound
-from hetplan.search.interleaved.enumerate import list_cuts
+from hetplan.search.interleaved.enumerate import list_cuts, stage_counts
+from hetplan.search.interleaved.island_bound import borders_of, island_program, least_open
 from hetplan.search.interleaved.rows import row_of, row_terms
+from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.one_f_one_b.replay import NEVER
-
-
-@pytest.mark.parametrize("seed", seeds(60))
-def test_paths_are_below_the_replay(seed: int) -> None:
-    forward, backward, hops, m = random_pipeline(seed)
-    after = np.random.default_rng(seed).uniform(0, 0.2, len(forward))
-    ends = step_ends((times_of(forward, backward, hops, m),), rendezvous=True)[0]
-    bound = path_bound_seconds(forward, backward, hops, m, True, after)
-    assert bound <= (ends + after).max() * (1 + 1e-12)
-    assert bound >= 0.75 * (ends + after).max()
+from hetplan.search.solver import Best
 
 
 @pytest.mark.parametrize("seed", seeds(120))
@@ -37,7 +31,7 @@ def test_row_bounds_are_below_the_best_cut(seed: int) -> None:
         case.family.virtual_stages,
     )
     for mesh in list(every_row(case))[:3]:
-        most = case.most_units(case.family, mesh, layers)
+        most = case.most_units(mesh)
         row = row_of(numbers, mesh, most, chunks, case.exchange)
         terms = row_terms(row.arrays, layers)
         steps = {
@@ -62,3 +56,109 @@ def test_row_bounds_are_below_the_best_cut(seed: int) -> None:
         found = {(tuple(cut[0].tolist()), tuple(cut[1].tolist())) for cut in listed[:count]}
         assert len(found) == count
         assert {cut for cut, step in steps.items() if step < limit} <= found
+
+
+@pytest.mark.parametrize("seed", seeds(60))
+def test_no_plan_is_faster_than_its_boundaries(seed: int) -> None:
+    case = random_case(seed, most_layers=9)
+    numbers, chunks = numbers_of(case.space), case.family.virtual_stages
+    borders = {
+        stages: borders_of(case.space, numbers, chunks, case.exchange, stages)
+        for stages in stage_counts(case.space, case.family)
+    }
+    for row, _, _, step in every_plan(case):
+        beside, above = borders[len(row)], step * (1 + 1e-12)
+        assert beside.around[row[-1], row[0]] <= above
+        for one, two in pairwise(row):
+            assert beside.between[one, two] <= above
+            assert not beside.blocked(above)[one, two]
+        assert beside.rings(above)[row[-1], row[0]]
+
+
+def slow_links(case: Case, seconds: float) -> Case:
+    """Every transfer between two meshes takes so long besides."""
+    links = case.space.links
+    apart = seconds * (1.0 - np.eye(len(case.space.max_stages)))
+    slow = replace(
+        links,
+        send_forward=links.send_forward + apart,
+        send_backward=links.send_backward + apart,
+    )
+    return replace(case, space=replace(case.space, links=slow))
+
+
+@pytest.mark.parametrize("exchange", [Exchange.MEGATRON, Exchange.TORCH])
+def test_slow_boundaries_are_denied_alone(exchange: Exchange) -> None:
+    """Where no mesh holds all units by itself, a long boundary closes the family below it; boundary
+    by boundary no sum of hops, which all come once a microbatch at most, does that."""
+    closed = 0
+    for seed in range(40):
+        case = replace(random_case(seed, most_layers=9), exchange=exchange)
+        if len(case.space.max_stages) < 2:
+            continue
+        least = math.inf
+        for row, _, _, step in every_plan(case):
+            least = min(least, step) if len(set(row)) == 1 else least
+        messages = case.space.num_microbatches * case.family.virtual_stages
+        slow = slow_links(case, 2.0 * case.space.num_microbatches)
+        for stages in stage_counts(case.space, case.family):
+            program = island_program(slow.space, slow.family, slow, slow.exchange, stages)
+            limit = min(1.9 * messages * case.space.num_microbatches, least)
+            free = replace(
+                program,
+                borders=program.borders._replace(
+                    between=np.where(program.borders.between >= NEVER, NEVER, 0.0),
+                    around=np.where(program.borders.around >= NEVER, NEVER, 0.0),
+                ),
+            )
+            assert program.below(limit).none >= free.below(limit).none
+            closed += program.below(limit).none > free.below(limit).none
+    assert closed > 0
+
+
+@pytest.mark.parametrize("seed", seeds(60))
+def test_no_plan_is_denied(seed: int) -> None:
+    case = random_case(seed, most_layers=9)
+    least: dict[int, tuple[float, tuple[int, ...]]] = {}
+    for row, _, _, step in every_plan(case):
+        if step < least.get(len(row), (math.inf, ()))[0]:
+            least[len(row)] = step, row
+    for stages in stage_counts(case.space, case.family):
+        program = island_program(case.space, case.family, case, case.exchange, stages)
+        if stages not in least:
+            continue
+        step, row = least[stages]
+        above = step * (1 + 1e-6)
+        assert not program.below(above).none
+        rows = program.rows(above, 10_000)
+        assert rows is not None
+        assert row in rows
+        assert len(rows) == len(set(rows))
+        bound, _ = least_open(program, 0.0, 4.0 * step, 12)
+        assert bound <= step * (1 + 1e-9)
+
+
+def _large(islands: int) -> Case:
+    space = large_space(5, Scale(islands=islands, stages=32, layers=64, microbatches=128))
+    space = replace(space, max_stages=np.maximum(space.max_stages, 2))
+    fits = space.most_layers[:, 0, :, 1:]
+    room = np.repeat(fits[..., -1:], 65, axis=2)
+    room[..., : fits.shape[2]] = fits
+    return Case(
+        space=space,
+        family=replace(space.family, schedule="interleaved-1f1b", virtual_stages=2),
+        room=room,
+        exchange=Exchange.MEGATRON,
+    )
+
+
+@pytest.mark.parametrize("islands", [4, 8])
+def test_families_of_many_islands_get_a_plan_and_a_bound(islands: int) -> None:
+    case = _large(islands)
+    best = Best(gap=0.01, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+    solver = InterleavedSolver(0, case.family, case)
+    solver.improve(best)
+    assert best.chosen is not None
+    solver.prove(best)
+    assert best.lower_bound >= 0.85 * best.seconds
+    assert best.lower_bound <= best.seconds

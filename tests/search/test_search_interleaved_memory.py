@@ -19,7 +19,6 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.interleaved.memory import ChunkMemory
 from hetplan.search.interleaved.rows import row_of
 from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.space.families import Families
@@ -93,7 +92,7 @@ def test_row_is_priced_as_its_plan(seed: int) -> None:
         )
         units = np.array([sum(stage.layers) for stage in pipeline.stages])
         variant = np.array([family.recompute.index(stage.recompute) for stage in pipeline.stages])
-        most = maker.chunk_memory.most_units(family, mesh, space.num_layers)
+        most = maker.chunk_memory(family).most_units(mesh)
         use = price.memory[0]
         for s, (n, v) in enumerate(zip(units, variant, strict=True)):
             assert (n <= most[s, v]) == (use[s].total_bytes <= use[s].available_bytes), (s, n)
@@ -129,12 +128,9 @@ def test_more_memory_never_holds_less() -> None:
     for family in families[::7]:
         mesh = (0,) * 3
         few, many = (
-            ChunkMemory(
-                model=spec,
-                cluster=each,
-                job=asked,
-                units=TableMaker(model=spec, cluster=each, job=asked, predictor=PREDICTOR).units(),
-            ).most_units(family, mesh, spec.num_layers)
+            TableMaker(model=spec, cluster=each, job=asked, predictor=PREDICTOR)
+            .chunk_memory(family)
+            .most_units(mesh)
             for each in (where, larger)
         )
         assert (few <= many).all()

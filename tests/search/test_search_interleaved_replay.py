@@ -69,7 +69,7 @@ def test_step_of_a_row_is_that_of_its_plan(seed: int) -> None:
     rng = np.random.default_rng(1000 + seed)
     numbers, layers = case.space, case.space.num_layers
     for mesh in list(every_row(case))[:6]:
-        most = case.most_units(case.family, mesh, layers)
+        most = case.most_units(mesh)
         row = row_of(numbers, mesh, most, case.family.virtual_stages, case.exchange)
         listed = list(cuts(layers, len(mesh), case.family.virtual_stages))
         units = listed[int(rng.integers(len(listed)))]

@@ -67,14 +67,20 @@ def test_a_faster_device_kind_is_worth_what_its_limit_says(found: SearchResult) 
     assert 0 < gain <= first.gain + 1e-9
 
 
-def test_changes_are_single_and_in_words(found: SearchResult) -> None:
-    of, wanted = found.inputs.cluster, found.inputs.job
-    every = list(changes(Question(model=model(6), cluster=of, job=wanted)))
+def test_changes_are_single_and_in_words_and_more_nodes_cost_nothing(found: SearchResult) -> None:
+    """Today's layout is where the search with a change begins."""
+    asked = Question(model=model(6), cluster=found.inputs.cluster, job=found.inputs.job)
+    every = list(changes(asked))
     words = [each.words for each in every]
     assert len(words) == len(set(words))
     assert any("without pin virtual_stages: 1" in each for each in words)
     for each in every:
-        assert each.question != Question(model=model(6), cluster=of, job=wanted), each.words
+        assert each.question != asked, each.words
+    more = [each for each in every if "more node" in each.words]
+    assert len(more) == 2
+    for price in shadow_prices(found, _PREDICTOR, asked=more):
+        assert price.same_plan_gain == pytest.approx(0.0, abs=1e-9)
+        assert price.gain >= -1e-9
 
 
 def test_an_unneeded_change_is_worth_nothing_and_a_pin_that_costs_is_found(
@@ -123,17 +129,3 @@ def test_a_plan_that_is_too_large_or_for_another_batch_is_told(found: SearchResu
     thrice = replace(inputs.job, global_batch_size=inputs.job.global_batch_size * 3)
     held = replace(found, inputs=replace(inputs, job=thrice))
     assert against(held, found, _PREDICTOR).other_seconds is None
-
-
-def test_more_nodes_never_cost_anything(found: SearchResult) -> None:
-    """Today's layout is where the search with the change begins."""
-    of, wanted = found.inputs.cluster, found.inputs.job
-    more = [
-        each
-        for each in changes(Question(model=model(6), cluster=of, job=wanted))
-        if "more node" in each.words
-    ]
-    assert len(more) == 2
-    for price in shadow_prices(found, _PREDICTOR, asked=more):
-        assert price.same_plan_gain == pytest.approx(0.0, abs=1e-9)
-        assert price.gain >= -1e-9

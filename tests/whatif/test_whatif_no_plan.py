@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 from search_jobs import cluster, island, job, model
-from sweep_files import sweep_files
-from typer.testing import CliRunner, Result
+from sweep_files import plan_command, sweep_files
 
-from hetplan.cli.main import app
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Job, Pins
@@ -165,7 +163,7 @@ def test_a_cluster_without_a_usable_node_is_said(tmp_path: Path) -> None:
     text = text.replace("        nodes: 2\n", "        nodes: 2\n        nodes_out: [0, 1]\n")
     text = text.replace("        nodes: 1\n", "        nodes: 1\n        nodes_out: [0]\n")
     (tmp_path / "one.yaml").write_text(text)
-    done = command(tmp_path)
+    done = plan_command(tmp_path)
     assert done.exit_code == 2, done.output
     assert "no usable" in done.stderr or "nodes_out" in done.stderr
 
@@ -180,14 +178,6 @@ def test_callers_that_ask_often_get_one_line() -> None:
 # ---- by the command
 
 
-def command(folder: Path, *options: str) -> Result:
-    (folder / "store").mkdir(exist_ok=True)
-    named = [f"--{name}={folder / f'{file}.yaml'}" for name, file in
-             (("model", "model"), ("cluster", "one"), ("job", "job"))]  # fmt: skip
-    arguments = ["plan", *named, f"--store={folder / 'store'}", f"--out={folder / 'p.json'}"]
-    return CliRunner().invoke(app, [*arguments, *options])
-
-
 def change(path: Path, old: str, new: str) -> int:
     """The line of the change."""
     text = path.read_text()
@@ -199,7 +189,7 @@ def change(path: Path, old: str, new: str) -> int:
 def test_no_plan_exits_with_3_and_writes_nothing(tmp_path: Path) -> None:
     sweep_files(tmp_path)
     change(tmp_path / "job.yaml", "pin: {", "pin: {embedding_on: a, head_on: b, pp: 1, ")
-    done = command(tmp_path)
+    done = plan_command(tmp_path)
     assert done.exit_code == 3, done.output
     for words in ("cannot hold together", "pin pp: 1", "each of these alone gives a plan:"):
         assert words in done.stderr
@@ -238,7 +228,7 @@ def test_contradictions_exit_with_2_and_their_line(
     sweep_files(tmp_path)
     path = tmp_path / f"{file}.yaml"
     line = change(path, old, new)
-    done = command(tmp_path)
+    done = plan_command(tmp_path)
     assert done.exit_code == 2, done.output
     assert f"{file}.yaml:" in done.stderr, done.stderr
     numbers = [int(text.split(":")[0]) for text in done.stderr.split(f"{file}.yaml:")[1:]]

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 from search_jobs import cluster, island, job, model
-from sweep_files import sweep_files
-from typer.testing import CliRunner, Result
+from sweep_files import plan_command, sweep_files
 
 import hetplan
-from hetplan.cli.main import app
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import step_quantile
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.errors import InputError
 from hetplan.job.spec import Job, Objective, Pins
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
@@ -80,11 +77,8 @@ def test_dear_devices_stay_out_where_money_is_the_aim() -> None:
     costs = [usd_per_step(pricer, r.plan, r.estimate.step_seconds) for r in (cheap, fast)]
     assert None not in costs
     assert costs[0] < costs[1]
-    nodes = len({device.start for s in cheap.plan.pipelines[0].stages for r in s.replicas
-                 for device in r.devices})  # fmt: skip
     rent = rent_usd_per_hour(cheap.plan, of)
     assert rent in (1.0, 2.0)
-    assert nodes <= 2
     assert costs[0] == pytest.approx(rent / 3600 * cheap.estimate.step_seconds)
     per_million = costs[0] / (8 * 1024) * 1e6
     assert cheap.objective.startswith(f"cost per token: {per_million:.4g} USD per 1M")
@@ -110,27 +104,9 @@ def test_alternatives_are_legal_unlike_and_none_is_beaten(tmp_path: Path) -> Non
     assert hetplan.plan(model(6), of, asked(), _PREDICTOR, top=5) == found
 
 
-def test_money_without_prices_is_a_fault() -> None:
-    with pytest.raises(InputError, match="islands a, b of test have no price"):
-        hetplan.plan(
-            model(6),
-            cluster(island("a"), island("b")),
-            asked(objective=Objective.COST_PER_TOKEN),
-            _PREDICTOR,
-        )
-
-
-def command(folder: Path, *options: str) -> Result:
-    sweep_files(folder)
-    (folder / "store").mkdir(exist_ok=True)
-    named = [f"--{name}={folder / f'{file}.yaml'}" for name, file in
-             (("model", "model"), ("cluster", "one"), ("job", "job"))]  # fmt: skip
-    arguments = ["plan", *named, f"--store={folder / 'store'}", f"--out={folder / 'p.json'}"]
-    return CliRunner().invoke(app, [*arguments, "--no-native", *options])
-
-
 def test_the_command_prints_the_aim_and_the_alternatives(tmp_path: Path) -> None:
-    done = command(tmp_path, "--set", "quantile=0.9", "--top", "3")
+    sweep_files(tmp_path)
+    done = plan_command(tmp_path, "--no-native", "--set", "quantile=0.9", "--top", "3")
     assert done.exit_code == 0, done.output
     assert "chosen by p90 of the step" in done.stdout
     assert "no certificate goes with this aim" in done.stdout
@@ -153,7 +129,8 @@ def test_the_command_prints_the_aim_and_the_alternatives(tmp_path: Path) -> None
 def test_aims_that_make_no_sense_exit_with_2(
     tmp_path: Path, options: tuple[str, ...], words: str
 ) -> None:
-    done = command(tmp_path, *options)
+    sweep_files(tmp_path)
+    done = plan_command(tmp_path, "--no-native", *options)
     assert done.exit_code == 2
     assert words in done.stderr
     assert not (tmp_path / "p.json").exists()

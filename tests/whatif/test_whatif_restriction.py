@@ -27,12 +27,15 @@ def _find(trainer: str) -> SearchResult:
 @pytest.mark.parametrize("trainer", ["flagscale", "megatron", "torchtitan"])
 def test_more_plans_are_never_slower(trainer: str) -> None:
     result = _find(trainer)
-    found = restriction(result, PREDICTOR)
-    assert found is not None
-    assert found.target == WIDER
-    # The plan itself is known to the wider search from the beginning.
-    assert found.lower_bound_seconds <= found.step_seconds
-    assert found.step_seconds <= result.estimate.step_seconds * (1.0 + 1e-9)
+    # Without time the plan itself is the wider one, where that target can run it as it is.
+    for seconds in (None, 0.0) if trainer == "flagscale" else (None,):
+        found = restriction(result, PREDICTOR, time_limit_seconds=seconds)
+        assert found is not None
+        assert found.target == WIDER
+        # The plan itself is known to the wider search from the beginning.
+        assert found.lower_bound_seconds <= found.step_seconds
+        assert found.step_seconds <= result.estimate.step_seconds * (1.0 + 1e-9)
+        assert seconds is None or found.lower_bound_seconds == 0.0
 
 
 @pytest.mark.parametrize("trainer", [WIDER, "any"])
@@ -42,11 +45,3 @@ def test_who_can_run_all_plans_is_not_restricted(trainer: str) -> None:
         result, inputs=replace(result.inputs, job=replace(result.inputs.job, target=trainer))
     )
     assert restriction(wider, PREDICTOR) is None
-
-
-def test_without_time_the_own_plan_is_the_wider_one() -> None:
-    result = _find("flagscale")
-    found = restriction(result, PREDICTOR, time_limit_seconds=0.0)
-    assert found is not None
-    assert found.step_seconds <= result.estimate.step_seconds * (1.0 + 1e-9)
-    assert found.lower_bound_seconds == 0.0

@@ -172,7 +172,9 @@ def test_other_inputs_and_another_predictor_are_other_questions(
     assert asked == [8, 0, 8]
 
 
-def test_a_table_of_something_else_is_left_alone(sweep: Path, tmp_path: Path) -> None:
+def test_a_table_of_something_else_is_left_alone_and_a_torn_head_is_not(
+    sweep: Path, tmp_path: Path
+) -> None:
     table = tmp_path / "notes.csv"
     table.write_text("my,notes\n1,2\n")
     for options in ((), ("--resume",)):
@@ -180,12 +182,6 @@ def test_a_table_of_something_else_is_left_alone(sweep: Path, tmp_path: Path) ->
         assert done.exit_code == 2, done.output
         assert "notes.csv" in done.stderr
         assert table.read_text() == "my,notes\n1,2\n"
-
-
-def test_a_table_that_was_cut_off_in_its_first_line_begins_anew(
-    sweep: Path, tmp_path: Path
-) -> None:
-    table = tmp_path / "table.csv"
     table.write_text("key,model,clu")
     assert plan_all(sweep, table, resume=True) == 8
 

@@ -10,7 +10,10 @@ own, under the limit.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -34,6 +37,9 @@ from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.space.family import Family
 from hetplan.search.space.stage_table import StageTable
 
+Runs = tuple[tuple[int, int], ...]
+"""(mesh, stages) of a row from the first slot to the last."""
+
 _INSIDE = 1e-12
 """A sum in another order differs by less than this part of itself."""
 
@@ -49,12 +55,80 @@ def stage_counts(space: StageTable, family: Family) -> tuple[int, ...]:
     return tuple(p for p in every if m % p == 0 and space.stages in (0, p))
 
 
+def meshes_of(runs: Runs) -> tuple[int, ...]:
+    """Mesh of every slot."""
+    return tuple(mesh for mesh, stages in runs for _ in range(stages))
+
+
 def most_by_time(space: StageTable, limit: float) -> list[int]:
     """Layer units of a stage of each mesh whose passes take at most `limit` in a step."""
     each = space.num_microbatches * (space.forward + space.backward).min(axis=0)
     with np.errstate(divide="ignore"):
         fits = np.minimum(limit / each, space.num_layers) * (1 + _INSIDE)
     return [int(most) for most in fits]
+
+
+class _TooManyRowsError(Exception):
+    """More rows, or beginnings of rows, than are worth it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RowListing:
+    """Rows of one number of stages P over M meshes, by runs of stages from the first slot on."""
+
+    masks: Sequence[int]
+    """[M] islands as bits; no island is used twice."""
+    most_stages: Sequence[int]
+    """[M]"""
+    ends: Sequence[int]
+    """[M] whether the last slot may be of this mesh."""
+    held: Sequence[Sequence[int]]
+    """[P][M] most units that a slot in this place can hold."""
+    chunks: int
+    next_meshes: Callable[[Runs], Iterable[int]]
+    """Meshes that may come behind these runs."""
+    enough: Callable[[int, int, int], bool]
+    """Whether slots from a place on, without a set of islands, may hold so many units."""
+    most_rows: int
+    most_looked: float = math.inf
+    """Beginnings of rows that are looked at."""
+    _rows: list[tuple[int, ...]] = field(default_factory=list)
+    _looked: int = 0
+
+    def rows(self, units: int) -> list[tuple[int, ...]] | None:
+        """Meshes of every slot of all rows that can hold the units; None where they are too many.
+
+        Only once for each listing.
+        """
+        try:
+            self._add((), 0, 0, units)
+        except _TooManyRowsError:
+            return None
+        return self._rows
+
+    def _add(self, runs: Runs, used: int, at: int, units: int) -> None:
+        """Rows that begin with these runs of `at` slots and have `units` units behind them."""
+        self._looked += 1
+        if self._looked > self.most_looked:
+            raise _TooManyRowsError
+        if at == len(self.held):
+            if units <= 0 and self.ends[runs[-1][0]]:
+                self._rows.append(meshes_of(runs))
+                if len(self._rows) > self.most_rows:
+                    raise _TooManyRowsError
+            return
+        if not self.enough(used, at, units):
+            return
+        for mesh in self.next_meshes(runs):
+            mask = self.masks[mesh]
+            if used & mask:
+                continue
+            left = units
+            for end in range(at, min(len(self.held), at + self.most_stages[mesh])):
+                if self.held[end][mesh] < self.chunks:
+                    break
+                left -= self.held[end][mesh]
+                self._add((*runs, (mesh, end + 1 - at)), used | mask, end + 1, left)
 
 
 def rows(
@@ -68,77 +142,44 @@ def rows(
     found: list[tuple[int, ...]] = []
     for stages in stage_counts(space, family):
         # A mesh's units by position: as if all slots were of it.
-        fits = [
-            room.most_units(family, (mesh,) * stages, space.num_layers).max(axis=1)
-            for mesh in range(len(by_time))
-        ]
+        fits = [room.most_units((mesh,) * stages).max(axis=1) for mesh in range(len(by_time))]
         held = np.minimum(np.array(fits), by_time[:, None]).T
-        listing = _Listing(space, family.virtual_stages, held.tolist(), most, found)
-        if not listing.add((), 0, 0, space.num_layers):
+        behind = held.max(axis=1)[::-1].cumsum()[::-1].tolist()
+        listing = RowListing(
+            masks=space.island_mask.tolist(),
+            most_stages=space.max_stages.tolist(),
+            ends=space.may_be_last.tolist(),
+            held=held.tolist(),
+            chunks=family.virtual_stages,
+            next_meshes=partial(_next_meshes, space),
+            enough=partial(_may_hold, behind),
+            most_rows=most - len(found),
+            most_looked=_LOOKED_PER_ROW * most,
+        )
+        some = listing.rows(space.num_layers)
+        if some is None:
             return None
+        found += some
     return found
 
 
-@dataclass(slots=True)
-class _Listing:
-    """Rows of one number of stages while they are listed."""
-
-    space: StageTable
-    chunks: int
-    held: list[list[int]]
-    """[P][M] most units that a slot in this place can hold."""
-    most: int
-    found: list[tuple[int, ...]]
-    looked: int = 0
-    room: list[int] = field(default_factory=list)
-    """Most units of all slots from each place on, whichever their meshes are."""
-    regions: bool = False
-    """Whether meshes of a region stand together."""
-
-    def __post_init__(self) -> None:
-        self.regions = self.space.regions_apart
-        left = [0]
-        for place in reversed(self.held):
-            left.append(left[-1] + max(place))
-        self.room = left[::-1]
-
-    def add(self, before: tuple[tuple[int, int], ...], used: int, at: int, units: int) -> bool:
-        """Rows that begin with these runs of `at` slots and have `units` units behind them.
-
-        False where they are too many.
-        """
-        space = self.space
-        self.looked += 1
-        if self.looked > _LOOKED_PER_ROW * self.most:
-            return False
-        if at == len(self.held):
-            if units <= 0 and space.may_be_last[before[-1][0]]:
-                self.found.append(tuple(mesh for mesh, count in before for _ in range(count)))
-            return len(self.found) <= self.most
-        if self.room[at] < units:
-            return True
-        for mesh, mask in enumerate(space.island_mask.tolist()):
-            if used & mask or not (before or space.may_be_first[mesh]):
-                continue
-            if self.regions and not _region_stays(space, before, mesh):
-                continue
-            left = units
-            for end in range(at, min(len(self.held), at + int(space.max_stages[mesh]))):
-                if self.held[end][mesh] < self.chunks:
-                    break
-                left -= self.held[end][mesh]
-                runs = (*before, (mesh, end + 1 - at))
-                if not self.add(runs, used | mask, end + 1, left):
-                    return False
-        return True
+def _may_hold(behind: Sequence[int], used: int, at: int, units: int) -> bool:
+    """By what slots from each place on can hold, whichever their meshes are."""
+    return behind[at] >= units
 
 
-def _region_stays(space: StageTable, before: tuple[tuple[int, int], ...], mesh: int) -> bool:
-    """Whether the mesh may come next where regions stand together."""
-    if not before:
-        return True
-    region, last = int(space.region[mesh]), int(space.region[before[-1][0]])
-    return region == last or all(int(space.region[each]) != region for each, _ in before)
+def _next_meshes(space: StageTable, runs: Runs) -> Iterator[int]:
+    """Where the islands are many, meshes of one region stand together."""
+    for mesh in range(len(space.max_stages)):
+        if runs and space.regions_apart and not _region_stays(space, runs, mesh):
+            continue
+        if runs or space.may_be_first[mesh]:
+            yield mesh
+
+
+def _region_stays(space: StageTable, runs: Runs, mesh: int) -> bool:
+    region, last = int(space.region[mesh]), int(space.region[runs[-1][0]])
+    return region == last or all(int(space.region[each]) != region for each, _ in runs)
 
 
 @kernel

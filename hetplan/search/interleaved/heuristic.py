@@ -16,7 +16,7 @@ import numpy as np
 
 from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.search.interleaved.enumerate import stage_counts
+from hetplan.search.interleaved.enumerate import Runs, regions_stand_together, stage_counts
 from hetplan.search.interleaved.rows import Row, passes_of
 from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.solver import RESOLUTION
@@ -97,8 +97,6 @@ def proportional(row: Row) -> tuple[Ints, Ints] | None:
     return variant.astype(np.int64), units
 
 
-Runs = tuple[tuple[int, int], ...]
-
 _COUNTS_NEAR = 3
 """Numbers of stages that are tried for each beginning, those nearest to its own."""
 
@@ -171,7 +169,7 @@ def legal(space: StageTable, runs: Runs) -> bool:
         used |= mask
     regions = [int(space.region[mesh]) for mesh, _ in runs]
     together = [region for region, _ in groupby(regions)]
-    if space.regions_apart and (len(together) != len(set(together))):
+    if space.regions_apart and len(together) != len(set(together)):
         return False
     return bool(space.may_be_first[runs[0][0]] and space.may_be_last[runs[-1][0]])
 
@@ -210,11 +208,6 @@ def _moves(space: StageTable, runs: Runs) -> Iterator[Runs]:
             if many > 1:
                 yield (*row[:i], (giver, many - 1), (mesh, 1), *row[i + 1 :])
                 yield (*row[:i], (mesh, 1), (giver, many - 1), *row[i + 1 :])
-
-
-def meshes_of(runs: Runs) -> tuple[int, ...]:
-    """Mesh of every slot."""
-    return tuple(mesh for mesh, stages in runs for _ in range(stages))
 
 
 def runs_of(row: Sequence[int]) -> Runs:

@@ -44,7 +44,7 @@ begins by itself: own_s + after_s < T.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
+from hetplan.search.interleaved.enumerate import RowListing
 from hetplan.search.interleaved.memory import MemoryRoom
 from hetplan.search.interleaved.rows import (
     OWN,
@@ -209,20 +210,19 @@ class IslandProgram:
             return []
         down, _ = self._within(limit)
         behind = most_behind(down, answer.most, self.chunks).tolist()
-        follows = ~self.borders.blocked(limit)
-        listing = _Listing(
+        follows = [np.flatnonzero(each).tolist() for each in ~self.borders.blocked(limit)]
+        begins = np.flatnonzero(down.begins).tolist()
+        listing = RowListing(
             masks=self.down.masks.tolist(),
             most_stages=self.down.most_stages.tolist(),
             ends=down.ends.tolist(),
-            follows=[np.flatnonzero(each).tolist() for each in follows],
             held=answer.most.T.tolist(),
-            behind=behind,
             chunks=self.chunks,
+            next_meshes=lambda runs: follows[runs[-1][0]] if runs else begins,
+            enough=lambda used, at, units: bool(behind[used][at] >= max(units, 0)),
             most_rows=most_rows,
         )
-        begins = [mesh for mesh, may in enumerate(down.begins.tolist()) if may]
-        whole = listing.add((), 0, 0, self.units, begins)
-        return listing.found if whole else None
+        return listing.rows(self.units)
 
     def least_work(self) -> float:
         """Seconds of a slot with a unit per chunk, the fastest mesh; a step to begin with."""
@@ -260,7 +260,7 @@ def island_program(
     terms, allowed, alone, ending = [], [], [], NEVER
     n = np.arange(units + 1)
     for mesh in range(count):
-        most = room.most_units(family, (mesh,) * stages, units)
+        most = room.most_units((mesh,) * stages)
         row = row_of(numbers, (mesh,) * stages, most, chunks, exchange)
         terms.append(row_terms(row.arrays, units))
         held = (n >= chunks) & (n <= row.arrays.most[..., None])
@@ -350,52 +350,6 @@ def _regions(space: StageTable) -> Ints:
     if many <= MAX_FREE_ISLANDS or (space.region < 0).any():
         return np.zeros(len(space.region), dtype=np.int64)
     return np.ascontiguousarray(space.region, dtype=np.int64)
-
-
-@dataclass(slots=True)
-class _Listing:
-    """Rows of one number of stages while they are listed."""
-
-    masks: list[int]
-    most_stages: list[int]
-    ends: list[int]
-    follows: list[list[int]]
-    """[M] meshes that may come behind."""
-    held: list[list[int]]
-    """[P][M] most units of a slot."""
-    behind: list[list[int]]
-    """[sets][P + 1] as of `subsets.most_behind`."""
-    chunks: int
-    most_rows: int
-    found: list[tuple[int, ...]] = field(default_factory=list)
-
-    def add(
-        self, row: tuple[int, ...], used: int, at: int, units: int, meshes: Sequence[int]
-    ) -> bool:
-        """Rows that begin with this one, have `units` units behind it, and one of these meshes
-        next. False where they are too many.
-        """
-        count = len(self.held)
-        for mesh in meshes:
-            mask = self.masks[mesh]
-            if used & mask:
-                continue
-            left = units
-            for end in range(at, min(count, at + self.most_stages[mesh])):
-                if self.held[end][mesh] < self.chunks:
-                    break
-                left -= self.held[end][mesh]
-                longer = (*row, *(mesh,) * (end + 1 - at))
-                if end + 1 == count:
-                    if left <= 0 and self.ends[mesh]:
-                        self.found.append(longer)
-                        if len(self.found) > self.most_rows:
-                            return False
-                elif self.behind[used | mask][end + 1] >= max(left, 0) and not self.add(
-                    longer, used | mask, end + 1, left, self.follows[mesh]
-                ):
-                    return False
-        return True
 
 
 def least_open(

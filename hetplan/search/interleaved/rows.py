@@ -1,12 +1,17 @@
-"""One row of an interleaved family: its replay in lock-step, and chains that bound it.
+"""One row of an interleaved family: its numbers, its replay in lock-step, and chains that bound it.
 
-When does every stage of Megatron-LM's interleaved pipeline end: a replay in lock-step.
+A row is slots in pipeline order, everything known but layers and recomputation. `Row` holds what
+compiled code needs of it: passes of every chunk for every number of layer units, transfers with the
+hop that leads back from the last slot to the first, memory by position, and what follows the
+pipeline. The units of a slot are dealt over its chunks as evenly as possible, the first ones one
+more; embedding and front layers are in the first chunk of the first slot, head and back layers in
+the last chunk of the last one.
 
-Megatron-LM's batched exchange (`hetplan.cost.replay.programs`, Exchange.MEGATRON) ties all stages
-together. P stages, v chunks, m microbatches (a multiple of P, at least 2 P), N = m v. Stage s runs
-w_s = 2 (P - 1 - s) + (v - 1) P forward passes, then pairs of a forward and a backward pass, then
-w_s backward passes. After each of these N + w_s turns it exchanges, and whatever two stages
-exchange they post in the same tick t = s + turn:
+Replay. Megatron-LM's batched exchange (`hetplan.cost.replay.programs`, Exchange.MEGATRON) ties all
+stages together. P stages, v chunks, m microbatches (a multiple of P, at least 2 P), N = m v.
+Stage s runs w_s = 2 (P - 1 - s) + (v - 1) P forward passes, then pairs of a forward and a backward
+pass, then w_s backward passes. After each of these N + w_s turns it exchanges, and whatever two
+stages exchange they post in the same tick t = s + turn:
 
     turn t - s of stage s    forward pass k = t - s        where 0 <= k < N
                              backward pass y = k - w_s     where 0 <= y < N
@@ -17,11 +22,9 @@ so a tick is one sweep over the stages, and a step N + 3 P + (v - 1) P sweeps or
 replay (`hetplan.cost.replay.ends`) gives the same ends to the last bit or two; this one takes a
 twentieth of its time.
 
-How fast can an interleaved pipeline be, slot by slot: chains of passes that add up over slots.
-
-Symbols as in `hetplan.search.interleaved.rows`. Of every slot s one chain is followed: down
-through the slots above it with the first microbatch's first chunk, along all turns of s, and up
-again with the last microbatch's first chunk. Twice it may leave s for the slots below:
+Chains of passes add up over slots. Of every slot s one is followed: down through the slots above it
+with the first microbatch's first chunk, along all turns of s, and up again with the last
+microbatch's first chunk. Twice it may leave s for the slots below:
 
     the first backward pass of s waits for the first microbatch, which from forward pass (v - 1) P
     of s goes down its last chunk to the last slot and up again; s itself has only 2 (P - 1 - s)
@@ -44,14 +47,6 @@ back: that is at its pairs P - 1 ticks earlier, and has them P - 1 ticks longer.
 the ticks v P - 1 to v P + P - 2, or N - 1 to N + P - 2; the longer of two detours counts.
 
 Hop times do not depend on layers, so all exchanges of a slot are one number.
-
-One row of slots: meshes in pipeline order, everything known but layers and recomputation.
-
-`Row` holds what compiled code needs of it: passes of every chunk for every number of layer units,
-transfers with the hop that leads back from the last slot to the first, memory by position, and what
-follows the pipeline. The units of a slot are dealt over its chunks as evenly as possible, the first
-ones one more; embedding and front layers are in the first chunk of the first slot, head and back
-layers in the last chunk of the last one.
 """
 
 from __future__ import annotations
@@ -252,7 +247,7 @@ class Arrays(NamedTuple):
     lockstep: bool
     """Megatron-LM's exchanges, in lock-step."""
     one_detour: bool
-    """Chains leave a slot for those below once only (`interleaved.paths`)."""
+    """Chains leave a slot for those below once only (see above)."""
     unit_forward: Floats
     """[P, V] seconds of one layer unit, one microbatch."""
     unit_backward: Floats
@@ -261,7 +256,7 @@ class Arrays(NamedTuple):
     last: Floats
     """[2, V] the same of the last chunk of the last slot."""
     hops: Floats
-    """[4, P] as in `ticks.lockstep_ends`."""
+    """[4, P] as in `lockstep_ends`."""
     most: Ints
     """[P, V] layer units that fit; 0: none."""
     after: Floats

@@ -19,12 +19,17 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.pieces import own_depth
 from hetplan.search.interleaved.bound import capacity_bound, least_bound
-from hetplan.search.interleaved.enumerate import fastest, list_cuts, rows, stage_counts
+from hetplan.search.interleaved.enumerate import (
+    fastest,
+    list_cuts,
+    meshes_of,
+    rows,
+    stage_counts,
+)
 from hetplan.search.interleaved.heuristic import (
     beginnings,
     legal,
     like,
-    meshes_of,
     neighbours,
     polish,
     proportional,
@@ -32,6 +37,7 @@ from hetplan.search.interleaved.heuristic import (
     units_of,
 )
 from hetplan.search.interleaved.island_bound import IslandProgram, island_program, least_open
+from hetplan.search.interleaved.memory import MemoryRoom
 from hetplan.search.interleaved.rows import Row, row_of, row_terms
 from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.solver import Best, OrderFreeBound
@@ -99,13 +105,17 @@ class InterleavedSolver:
         """The numbers of the family's meshes."""
         return self._maker.unchunked_space(self.family)
 
+    @cached_property
+    def _memory(self) -> MemoryRoom:
+        return self._maker.chunk_memory(self.family)
+
     def _rows(self, limit: float) -> list[_Open]:
         """Rows that may have a step below `limit`, least bound first; kept once they are listed.
 
         A later limit is never higher. None, and `whole` is false, where they are too many.
         """
         if self._listed is None:
-            meshes = rows(self.space, self.family, self._maker.chunk_memory, limit, _MAX_ROWS)
+            meshes = rows(self.space, self.family, self._memory, limit, _MAX_ROWS)
             if meshes is None:
                 meshes = self._rows_by_islands(limit)
             self.whole = meshes is not None
@@ -117,7 +127,7 @@ class InterleavedSolver:
 
     def _open(self, mesh: tuple[int, ...]) -> _Open:
         family, units = self.family, self.space.num_layers
-        most = self._maker.chunk_memory.most_units(family, mesh, units)
+        most = self._memory.most_units(mesh)
         row = row_of(self.space, mesh, most, family.virtual_stages, self._maker.exchange)
         terms = row_terms(row.arrays, units)
         return _Open(row, terms, float(capacity_bound(row.arrays, terms, units)))
@@ -180,7 +190,7 @@ class InterleavedSolver:
         found = self._programs.get(stages)
         if found is None:
             found = self._programs[stages] = island_program(
-                self.space, self.family, self._maker.chunk_memory, self._maker.exchange, stages
+                self.space, self.family, self._memory, self._maker.exchange, stages
             )
         return found
 

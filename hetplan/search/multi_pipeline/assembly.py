@@ -24,7 +24,7 @@ from hetplan.cost.step_model.plan import PipelineWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Pins
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Shape
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan
 from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
 from hetplan.plans.targets import target
 from hetplan.search.multi_pipeline.columns import Flow
@@ -135,16 +135,34 @@ def _adds_up(shares: Sequence[Share], most: Sequence[int], batch: int) -> tuple[
 
 def keeps_pins(chosen: ChosenPlan, cluster: Cluster, job: Job) -> bool:
     """Whether every choice that the job pins is as it says."""
-    pin = job.pin
-    if pin.pipelines not in (None, len(chosen.pipelines)):
-        return False
-    if not _keeps_sharding(chosen, pin) or not _keeps_depth(chosen, pin):
-        return False
-    stages = [stage for pipeline in chosen.pipelines for stage in pipeline.stages]
+    pin, pipelines = job.pin, chosen.pipelines
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     shapes = {part.shape for stage in stages for part in stage.parts}
+    has: dict[str, set[object]] = {
+        "pipelines": {len(pipelines)},
+        "pp": {len(each.stages) for each in pipelines},
+        "virtual_stages": {each.schedule.virtual_stages for each in pipelines},
+        "dp": {sum(part.shape.dp for part in stage.parts) for stage in stages},
+        "tp": {shape.tp for shape in shapes},
+        "cp": {shape.cp for shape in shapes},
+        "ep": {shape.ep for shape in shapes},
+        "microbatch_size": {shape.microbatch_size for shape in shapes},
+        "sequence_parallel": {shape.sequence_parallel for shape in shapes if shape.tp > 1},
+    }
+    for name, values in has.items():
+        if getattr(pin, name) is not None and not values <= {getattr(pin, name)}:
+            return False
+    if pin.recompute is not None:
+        wanted = RecomputeGranularity.FULL if pin.recompute else RecomputeGranularity.NONE
+        if any(stage.recompute is not wanted for stage in stages):
+            return False
     if pin.same_degrees and (len(shapes) > 1 or any(len(stage.parts) > 1 for stage in stages)):
         return False
-    return all(_keeps(pipeline, cluster, pin) for pipeline in chosen.pipelines)
+    ends = [(each.stages[0], pin.embedding_on) for each in pipelines]
+    ends += [(each.stages[-1], pin.head_on) for each in pipelines]
+    if not all(matches(cluster.island(p.island), place) for end, place in ends for p in end.parts):
+        return False
+    return _keeps_sharding(chosen, pin) and _keeps_depth(chosen, pin)
 
 
 def _keeps_sharding(chosen: ChosenPlan, pin: Pins) -> bool:
@@ -170,42 +188,6 @@ def _keeps_depth(chosen: ChosenPlan, pin: Pins) -> bool:
     )
 
 
-def _keeps(pipeline: ChosenPipeline, cluster: Cluster, pin: Pins) -> bool:
-    stages = pipeline.stages
-    if pin.pp not in (None, len(stages)):
-        return False
-    if pin.virtual_stages not in (None, pipeline.schedule.virtual_stages):
-        return False
-    ends = ((stages[0], pin.embedding_on), (stages[-1], pin.head_on))
-    return all(_keeps_stage(stage, pin) for stage in stages) and all(
-        matches(cluster.island(part.island), place) for stage, place in ends for part in stage.parts
-    )
-
-
-_RECOMPUTE = {True: RecomputeGranularity.FULL, False: RecomputeGranularity.NONE}
-"""What a pin asks of every stage."""
-
-
-def _keeps_stage(stage: ChosenStage, pin: Pins) -> bool:
-    if pin.recompute is not None and stage.recompute is not _RECOMPUTE[pin.recompute]:
-        return False
-    if pin.dp not in (None, sum(part.shape.dp for part in stage.parts)):
-        return False
-    return all(_keeps_shape(part.shape, pin) for part in stage.parts)
-
-
-def _keeps_shape(shape: Shape, pin: Pins) -> bool:
-    if shape.tp > 1 and pin.sequence_parallel not in (None, shape.sequence_parallel):
-        return False
-    pinned = (
-        (pin.tp, shape.tp),
-        (pin.cp, shape.cp),
-        (pin.ep, shape.ep),
-        (pin.microbatch_size, shape.microbatch_size),
-    )
-    return all(wanted in (None, held) for wanted, held in pinned)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPlan:
     """A whole plan and what it costs."""
@@ -214,24 +196,17 @@ class PricedPlan:
     seconds: float
 
 
-def pipeline_of(
-    placed: StagePricer, options: PartOptions, flow: Flow, microbatches: int
-) -> ChosenPipeline:
-    """The pipeline of a column with so many sequences per microbatch."""
-    column, units = flow.column, placed.units
-    last = len(column.options) - 1
+def _pipeline_of(placed: StagePricer, options: PartOptions, flow: Flow) -> ChosenPipeline:
+    column, m = flow.column, flow.microbatches
+    count = len(column.options)
     names, stages = [island.name for island in placed.cluster.islands], []
-    for s, (island, o, n) in enumerate(
-        zip(column.islands, column.options, column.layers, strict=True)
-    ):
+    for s, (island, o) in enumerate(zip(column.islands, column.options, strict=True)):
         option = options.options[o]
         shape = replace(option.shape, dp=flow.flow // option.shape.microbatch_size)
         mesh = Mesh(islands=(island,), shapes=(shape,), max_stages=1)
-        layers = (units.layers(n, first=s == 0, last=s == last),)
-        stages.append(mesh.stage(names, layers, option.recompute, min(last + 1 - s, microbatches)))
-    return ChosenPipeline(
-        stages=tuple(stages), num_microbatches=microbatches, schedule=Schedule(name="1f1b")
-    )
+        layers = placed.units.layers(column.layers[s], first=s == 0, last=s == count - 1)
+        stages.append(mesh.stage(names, (layers,), option.recompute, min(count - s, m)))
+    return ChosenPipeline(stages=tuple(stages), num_microbatches=m, schedule=Schedule(name="1f1b"))
 
 
 @dataclass(slots=True)
@@ -317,18 +292,9 @@ def unshared_ends(work: PipelineWork, num_microbatches: int, *, rendezvous: bool
 
 
 def plan_of_flows(
-    placed: StagePricer,
-    options: PartOptions,
-    flows: Sequence[Flow],
-    counts: Sequence[int],
-    *,
-    shard: bool,
+    placed: StagePricer, options: PartOptions, flows: Sequence[Flow], sharding: Sharding
 ) -> ChosenPlan:
     """All flows as pipelines."""
     return ChosenPlan(
-        pipelines=tuple(
-            pipeline_of(placed, options, flow, count)
-            for flow, count in zip(flows, counts, strict=True)
-        ),
-        sharding=Sharding.OPTIMIZER if shard else Sharding.NONE,
+        pipelines=tuple(_pipeline_of(placed, options, flow) for flow in flows), sharding=sharding
     )

@@ -37,11 +37,11 @@ A pipeline has at most N_k devices of class k. For any multiplier lambda_k >= 0 
 than with prices pi_k + lambda_k and without lambda_k N_k / G; multipliers are raised where the
 program's path has more devices than there are (`hetplan.search.multi_pipeline.paths`).
 
-Memory is that of as many microbatches as the price asks for (`PathPricer._fewest`: a pipeline that
-is worth its price has at least as many as the cheapest one with the memory of one microbatch costs,
-then as many as the cheapest with that many, and so on). The ranks that share the optimizer's state
-are those of the stage. What is left out (links between islands beyond the fastest, reductions) only
-makes plans faster.
+Memory is that of as many microbatches as the price asks for (`paths._Interval._needed`: a pipeline
+that is worth its price has at least as many as the cheapest one with the memory of one microbatch
+costs, then as many as the cheapest with that many, and so on). The ranks that share the optimizer's
+state are those of the stage. What is left out (links between islands beyond the fastest,
+reductions) only makes plans faster.
 
 An island is in one mesh of a pipeline at most, so that its stages stand next to each other and have
 one shape: made true by branching, for classes of one island.
@@ -233,7 +233,6 @@ def multi_pipeline_bound(
     *,
     rounds: int,
     ratio: float,
-    tolerance: float = 1e-3,
     first: Sequence[float] = (),
     on_bound: Callable[[float], None] | None = None,
 ) -> MultiPipelineBound:
@@ -263,10 +262,13 @@ def multi_pipeline_bound(
         # Prices that prove nothing are no better than the last ones.
         center = np.array(best.prices) if best.seconds > 0.0 else prices
         prices, upper = _next_prices(paths, devices, batch, center, reach)
-        if best.seconds >= upper * (1 - tolerance):
+        if best.seconds >= upper * (1 - _TOLERANCE):
             break
     return MultiPipelineBound(seconds=best.seconds, prices=best.prices, paths=tuple(paths))
 
+
+_TOLERANCE = 1e-3
+"""Prices that could raise the bound by no more than this part are not looked for."""
 
 _REACH = 0.3
 """How far prices may move at once; half of it after a move that was none for the better: a linear

@@ -13,7 +13,7 @@ least T.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -268,22 +268,25 @@ def mesh_choices(options: PartOptions, place: int, island: int) -> list[MeshChoi
     return [MeshChoice(island=island, options=tuple(each)) for each in found.values()]
 
 
-def stage_counts(most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
-    """Every way to have 1 to `most` stages on each mesh, `total` at most together."""
-    if not most:
-        yield ()
-        return
-    for count in range(1, min(most[0], total) + 1):
-        for rest in stage_counts(most[1:], total - count):
-            yield (count, *rest)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A column, what it does in a time, and how it may be used."""
+
+    column: Column
+    microbatches: int
+    flows: tuple[int, ...]
+    """Sequences per microbatch."""
+    worth: float
+    """Microbatches per price of its devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """A column with its number of sequences per microbatch."""
+    """A column with its sequences per microbatch and its microbatches."""
 
     column: Column
     flow: int
+    microbatches: int
 
 
 def flows_of(
@@ -313,30 +316,25 @@ def flows_of(
 
 
 def most_sequences(
-    columns: Sequence[Column],
-    flows: Sequence[Sequence[int]],
-    counts: Sequence[int],
-    cluster: Cluster,
-    *,
-    most_pipelines: int,
-    effort: float,
+    candidates: Sequence[Candidate], cluster: Cluster, *, most_pipelines: int, effort: float
 ) -> tuple[int, tuple[Flow, ...]]:
-    """(most sequences per step, the flows that do them); `counts`: microbatches of each column.
+    """(most sequences per step, the flows that do them).
 
     `effort`: limit in the solver's own deterministic seconds.
     """
     model = cp_model.CpModel()
     variables, used = [], []
-    for allowed, count in zip(flows, counts, strict=True):
-        values = [0, *allowed] if count else [0]
+    for each in candidates:
+        values = [0, *each.flows] if each.microbatches else [0]
         variable = model.new_int_var_from_domain(cp_model.Domain.from_values(values), "")
         on = model.new_bool_var("")
         model.add(variable <= values[-1] * on)
         variables.append(variable)
         used.append(on)
-    _room(model, columns, variables, cluster)
+    _room(model, [each.column for each in candidates], variables, cluster)
     model.add(sum(used) <= most_pipelines)
-    model.maximize(sum(count * x for count, x in zip(counts, variables, strict=True)))
+    pairs = [*zip(candidates, variables, strict=True)]
+    model.maximize(sum(each.microbatches * x for each, x in pairs))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = effort
@@ -344,8 +342,8 @@ def most_sequences(
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return 0, ()
     chosen = tuple(
-        Flow(column=column, flow=solver.value(x))
-        for column, x in zip(columns, variables, strict=True)
+        Flow(column=each.column, flow=solver.value(x), microbatches=each.microbatches)
+        for each, x in pairs
         if solver.value(x)
     )
     return int(solver.objective_value), chosen

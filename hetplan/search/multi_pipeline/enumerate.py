@@ -224,15 +224,7 @@ class Enumeration:
 
     @cached_property
     def _rows(self) -> Rows:
-        maker = self.maker
-        return Rows(
-            model=maker.model,
-            cluster=maker.cluster,
-            job=maker.job,
-            units=maker.units().count,
-            most=self._budget(_MAX_ROWS),
-            simple=self.simple,
-        )
+        return Rows(maker=self.maker, most=self._budget(_MAX_ROWS), simple=self.simple)
 
     def run(self, solver: int, best: Best) -> float:
         """Offer what is better than the best; no plan that was not looked at is below the result.
@@ -350,13 +342,15 @@ class Enumeration:
         placed = _Placed(plan, evaluator.pricer.costs(plan))
         costs, work = placed.costs, placed.costs.work(plan)
         after = self._after(costs, work)
-        starts = [self._tables.positions(each.units).tolist() for each in variants]
         columns = []
         for p, (row, each) in enumerate(zip(rows, variants, strict=True)):
             last = self._reduced(costs, work, p, row, each)
-            open_ones = np.flatnonzero(last < limit - after)
+            open_ones = np.flatnonzero(last < min(limit, best.target) - after)
+            if not open_ones.size:
+                return
             order = open_ones[np.argsort(last[open_ones], kind="stable")]
             columns.append([(float(last[v]), v) for v in order.tolist()])
+        starts = [self._tables.positions(each.units).tolist() for each in variants]
         for picks in _combinations(columns, lambda: min(limit, best.target) - after):
             self.composed += 1
             if self.composed > self._budget(_MAX_COMPOSED):

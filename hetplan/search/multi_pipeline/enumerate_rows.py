@@ -18,13 +18,10 @@ from itertools import combinations, pairwise, product
 
 import numpy as np
 
-from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
-from hetplan.job.spec import Job
 from hetplan.kernels import kernel
-from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.plans.targets import target
@@ -107,13 +104,9 @@ class TooManyError(Exception):
 
 @dataclass(kw_only=True)
 class Rows:
-    """Rows and sequences of one job; `cluster` as `allowed_cluster` left it."""
+    """Rows and sequences of one job."""
 
-    model: ModelSpec
-    cluster: Cluster
-    job: Job
-    units: int
-    """Layer units of the model."""
+    maker: TableMaker
     most: int
     """Rows, or rows put one after the other, above which TooManyError is raised."""
     simple: bool = False
@@ -123,13 +116,13 @@ class Rows:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """Every pipeline that leaves something of the batch for others."""
-        batch = self.job.global_batch_size
+        maker, batch = self.maker, self.maker.job.global_batch_size
         return tuple(
             row
-            for meshes in meshes_by_samples(self.model, self.cluster, self.job).values()
+            for meshes in meshes_by_samples(maker.model, maker.cluster, maker.job).values()
             for m in self._microbatches((batch - 1) // meshes[0].samples)
             for row in self._of_meshes(meshes, m)
-            if not self.job.pin.same_degrees or len(row.shapes) == 1
+            if not maker.job.pin.same_degrees or len(row.shapes) == 1
         )
 
     def _microbatches(self, most: int) -> range:
@@ -137,8 +130,9 @@ class Rows:
         return range(step, most + 1, step)
 
     def _of_meshes(self, meshes: Sequence[Mesh], m: int) -> Iterator[Row]:
-        trainer, pin = target(self.job.target), self.job.pin
-        limit = self.units if trainer.fewer_microbatches_than_stages else min(self.units, m)
+        pin, units = self.maker.job.pin, self.maker.units().count
+        trainer = target(self.maker.job.target)
+        limit = units if trainer.fewer_microbatches_than_stages else min(units, m)
         limit = limit if pin.pp is None else min(limit, pin.pp)
         if self.simple and pin.pp is None:
             limit = min(limit, _FEW_STAGES)
@@ -146,7 +140,7 @@ class Rows:
             ends = ((order[0], pin.embedding_on), (order[-1], pin.head_on))
             if pin.pp not in (None, sum(held)):
                 continue
-            if not all(mesh_matches(mesh, self.cluster, place) for mesh, place in ends):
+            if not all(mesh_matches(mesh, self.maker.cluster, place) for mesh, place in ends):
                 continue
             self._count()
             yield Row(meshes=order, stages=held, microbatches=m)
@@ -177,10 +171,10 @@ class Rows:
 
         prices: of a device of every island, so that no row has more samples than its devices cost.
         """
-        islands = self.cluster.islands
+        islands = self.maker.cluster.islands
         needs = [(row, row.devices(len(islands))) for row in rows]
         room = tuple(island.num_usable_devices for island in islands)
-        return self._longer((), self.job.global_batch_size, room, needs, prices)
+        return self._longer((), self.maker.job.global_batch_size, room, needs, prices)
 
     def _longer(
         self,
@@ -190,7 +184,7 @@ class Rows:
         needs: Sequence[tuple[Row, tuple[int, ...]]],
         prices: Sequence[float],
     ) -> Iterator[tuple[Row, ...]]:
-        wanted = self.job.pin.pipelines
+        wanted = self.maker.job.pin.pipelines
         if left == 0:
             if len(taken) > 1 and wanted in (None, len(taken)):
                 yield taken
@@ -208,7 +202,7 @@ class Rows:
                 yield from self._longer((*taken, row), left - samples, rest, needs, prices)
 
     def _together(self, first: Row, row: Row) -> bool:
-        return not self.job.pin.same_degrees or first.shapes == row.shapes
+        return not self.maker.job.pin.same_degrees or first.shapes == row.shapes
 
     def _count(self) -> None:
         self.counted += 1

@@ -13,24 +13,23 @@ least numbers of them, and may then only be used with as many data-parallel rank
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
 from hetplan.plans.chosen import ChosenPlan, Shape
+from hetplan.plans.plan import Sharding
 from hetplan.search.multi_pipeline.assembly import Assembler, PricedPlan, plan_of_flows
 from hetplan.search.multi_pipeline.columns import (
-    Column,
+    Candidate,
     ColumnMaker,
     Flow,
     MeshChoice,
     flows_of,
     mesh_choices,
     most_sequences,
-    stage_counts,
 )
 from hetplan.search.multi_pipeline.paths import Path
 from hetplan.search.multi_pipeline.stage_options import MeshOptions, PartOptions
@@ -48,73 +47,93 @@ class Known:
     """Least data-parallel ranks of a stage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A column, what it does in the time that was asked, and how it may be used."""
+_MAX_PIPELINES = (2, 3, 4, 6)
+_TURNS = 3
+_SHARD_LEVELS = (1, 8, 16, 32)
+"""Least numbers of ranks that share the optimizer's state."""
+_KEPT = 60
+"""Candidates of every island and number of shards."""
+_MAX_STAGES = 32
+_EFFORT = 2.0
+"""Deterministic seconds of the integer program; it mostly needs a tenth of a second."""
 
-    column: Column
-    microbatches: int
-    flows: tuple[int, ...]
-    worth: float
-    """Microbatches per price of its devices."""
 
+@dataclass(slots=True, kw_only=True)
+class Primal:
+    """Finds plans of one job."""
 
-@dataclass(slots=True)
-class Pool:
-    """Makes candidates of one job."""
-
+    placed: StagePricer
     options: PartOptions
-    cluster: Cluster
     prices: Floats
     """[C] of a device, by class."""
-    most_stages: int
-    check: Callable[[], None] | None = None
-    """Called for every column; may raise."""
-    known: Sequence[Known] = ()
-    makers: dict[int, ColumnMaker] = field(default_factory=dict)
+    known: Sequence[Known]
+    """Pipelines that the bound met."""
+    assembler: Assembler
+    check: Callable[[], None]
+    """Called every now and then; may raise."""
+    on_whole: Callable[[PricedPlan], None]
+    """Told of every plan at once."""
+    _makers: dict[int, ColumnMaker] = field(default_factory=dict)
 
-    @property
-    def place_of(self) -> dict[int, int]:
-        """Class of every island with usable nodes."""
-        return {i: c for c, each in enumerate(self.options.classes) for i in each.islands}
+    def plans(self, guess_seconds: float) -> list[PricedPlan]:
+        """Whole plans near the best, best first; none where nothing fits."""
+        found: dict[ChosenPlan, PricedPlan] = {}
+        seconds, batch = guess_seconds, self.options.batch
+        levels = [each for each in _SHARD_LEVELS if each <= self.options.most_shards]
+        for turn in range(_TURNS):
+            # The step is found roughly first; then every number of shards counts.
+            last = turn == _TURNS - 1
+            candidates = self._candidates(seconds, levels if last else levels[-2:])
+            most = 0
+            for count in _MAX_PIPELINES:
+                sequences, flows = most_sequences(
+                    candidates, self.placed.cluster, most_pipelines=count, effort=_EFFORT
+                )
+                if sequences > most:
+                    most = sequences
+                    for whole in self._wholes(flows):
+                        found[whole.chosen] = whole
+            seconds *= batch / most if most else 1.5
+        return sorted(found.values(), key=lambda each: each.seconds)
 
-    def shard_levels(self) -> tuple[int, ...]:
-        """Least numbers of ranks that share the state."""
-        most = self.options.most_shards
-        return tuple(itertools.takewhile(lambda each: each <= most, (1, 8, 16, 32)))
-
-    def candidates(self, seconds: float, levels: Sequence[int], *, keep: int) -> list[Candidate]:
+    def _candidates(self, seconds: float, levels: Sequence[int]) -> list[Candidate]:
         """The best ones for a step of so many seconds, likeliest first."""
-        found = self._of_known(seconds)
-        for shards in levels:
-            found += self._of_level(seconds, shards, keep)
-        return sorted(found, key=lambda each: -each.worth)
-
-    def _of_level(self, seconds: float, shards: int, keep: int) -> list[Candidate]:
-        maker = self._maker(shards)
-        found: list[Candidate] = []
-        for island, place in self.place_of.items():
-            each = [
-                self._tried(maker, (mesh,), counts, seconds)
-                for mesh in mesh_choices(self.options, place, island)
-                for counts in stage_counts((self.most_stages,), self.most_stages)
-            ]
-            good = sorted((one for one in each if one is not None), key=lambda one: -one.worth)
-            found += good[:keep]
-        return found
-
-    def _of_known(self, seconds: float) -> list[Candidate]:
-        found = (
+        tried = (
             self._tried(self._maker(row.shards), row.meshes, row.counts, seconds)
             for row in self.known
         )
-        return [one for one in found if one is not None]
+        found = [each for each in tried if each is not None]
+        for shards in levels:
+            found += self._of_level(seconds, shards)
+        return sorted(found, key=lambda each: -each.worth)
+
+    def _of_level(self, seconds: float, shards: int) -> list[Candidate]:
+        """Columns on single islands."""
+        maker, found = self._maker(shards), []
+        for island, place in self._places.items():
+            tried = [
+                self._tried(maker, (mesh,), (stages,), seconds)
+                for mesh in mesh_choices(self.options, place, island)
+                for stages in range(1, self._most_stages + 1)
+            ]
+            good = [each for each in tried if each is not None]
+            found += sorted(good, key=lambda each: -each.worth)[:_KEPT]
+        return found
+
+    @property
+    def _places(self) -> dict[int, int]:
+        """Class of every island with usable nodes."""
+        return {i: c for c, each in enumerate(self.options.classes) for i in each.islands}
+
+    @property
+    def _most_stages(self) -> int:
+        return min(_MAX_STAGES, self.options.stage_limit)
 
     def _maker(self, shards: int) -> ColumnMaker:
-        maker = self.makers.get(shards)
+        maker = self._makers.get(shards)
         if maker is None:
-            maker = self.makers[shards] = ColumnMaker(
-                options=self.options, most_stages=self.most_stages, shards=shards
+            maker = self._makers[shards] = ColumnMaker(
+                options=self.options, most_stages=self._most_stages, shards=shards
             )
         return maker
 
@@ -125,114 +144,32 @@ class Pool:
         counts: Sequence[int],
         seconds: float,
     ) -> Candidate | None:
-        if self.check is not None:
-            self.check()
+        self.check()
         made = maker.best(meshes, counts, seconds)
         if made is None:
             return None
         column, microbatches = made
-        flows = flows_of(column, self.options, self.cluster, self.options.batch, maker.shards)
+        cluster, options = self.placed.cluster, self.options
+        flows = flows_of(column, options, cluster, options.batch, maker.shards)
         if not flows:
             return None
-        place = self.place_of
-        price = sum(self.prices[place[island]] * use for island, use in column.use)
+        price = sum(self.prices[self._places[island]] * use for island, use in column.use)
         worth = microbatches / price if price > 0 else np.inf
         return Candidate(column=column, microbatches=microbatches, flows=flows, worth=worth)
 
-
-_MAX_PIPELINES = (2, 3, 4, 6)
-_TURNS = 3
-_EFFORT = 2.0
-"""Deterministic seconds of the integer program; it mostly needs a tenth of a second."""
-
-
-@dataclass(slots=True)
-class Primal:
-    """Finds plans of one job."""
-
-    placed: StagePricer
-    options: PartOptions
-    mesh_options: Sequence[MeshOptions]
-    assembler: Assembler
-    check: Callable[[], None] | None = None
-    """Called every now and then; may raise."""
-    on_whole: Callable[[PricedPlan], None] | None = None
-    """Told of every plan at once."""
-    keep: int = 60
-    most_stages: int = 32
-
-    def plans(
-        self, prices: Floats, paths: Sequence[Path], guess_seconds: float
-    ) -> list[PricedPlan]:
-        """Whole plans near the best, best first; none where nothing fits.
-
-        `paths`: pipelines that the bound met.
-        """
-        pool = Pool(
-            options=self.options,
-            cluster=self.placed.cluster,
-            prices=prices,
-            most_stages=min(self.most_stages, self.options.stage_limit),
-            check=self.check,
-            known=known_rows(paths, self.mesh_options, self.options),
-        )
-        found: dict[ChosenPlan, PricedPlan] = {}
-        seconds, batch = guess_seconds, self.options.batch
-        levels = pool.shard_levels()
-        for turn in range(_TURNS):
-            # The step is found roughly first; then every number of shards counts.
-            last = turn == _TURNS - 1
-            candidates = pool.candidates(
-                seconds,
-                levels if last else levels[-2:],
-                keep=self.keep,
-            )
-            most = 0
-            for count in _MAX_PIPELINES:
-                sequences, flows = self._flows(candidates, count)
-                if sequences <= most:
-                    continue
-                most = sequences
-                for whole in self._wholes(flows, candidates):
-                    found[whole.chosen] = whole
-            seconds *= batch / most if most else 1.5
-        return sorted(found.values(), key=lambda each: each.seconds)
-
-    def _flows(
-        self, candidates: Sequence[Candidate], most_pipelines: int
-    ) -> tuple[int, tuple[Flow, ...]]:
-        return most_sequences(
-            [each.column for each in candidates],
-            [each.flows for each in candidates],
-            [each.microbatches for each in candidates],
-            self.placed.cluster,
-            most_pipelines=most_pipelines,
-            effort=_EFFORT,
-        )
-
-    def _wholes(self, flows: Sequence[Flow], candidates: Sequence[Candidate]) -> list[PricedPlan]:
-        if not flows:
-            return []
-        counts = {id(each.column): each.microbatches for each in candidates}
-        found = []
-        sharded = (True, False) if self.options.most_shards > 1 else (False,)
-        for shard in sharded:
-            chosen = plan_of_flows(
-                self.placed,
-                self.options,
-                flows,
-                [counts[id(flow.column)] for flow in flows],
-                shard=shard,
-            )
+    def _wholes(self, flows: Sequence[Flow]) -> Iterator[PricedPlan]:
+        """The plans of these flows, sharded and not."""
+        several = self.options.most_shards > 1
+        for sharding in (Sharding.OPTIMIZER, Sharding.NONE) if several else (Sharding.NONE,):
+            if not flows:
+                return
+            chosen = plan_of_flows(self.placed, self.options, flows, sharding)
             balanced = self.assembler.balanced(chosen)
             whole = None if balanced is None else self.assembler.whole(balanced)
-            if self.check is not None:
-                self.check()
+            self.check()
             if whole is not None:
-                found.append(whole)
-                if self.on_whole is not None:
-                    self.on_whole(whole)
-        return found
+                self.on_whole(whole)
+                yield whole
 
 
 def known_rows(

@@ -62,7 +62,7 @@ class Path:
     """Stages of one pipeline, last stage first, and where its bottleneck may be."""
 
     samples: int
-    """Its options."""
+    """Sequences of a microbatch."""
     options: tuple[int, ...]
     layers: tuple[int, ...]
     bottleneck_seconds: float
@@ -80,17 +80,7 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """Which paths, at which prices."""
-
-    prices: Floats
-    allowed: Bools
-    seconds: tuple[float, float]
-    stages: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Weighed:
     """The least path by one mode at surcharges."""
 
     weight: float
@@ -183,105 +173,121 @@ class PathPricer:
             rows = int(min(rows, self.limit / least, self.options.most_microbatches))
         if rows < stages[0]:
             return np.inf, None
-        asked = _Asked(
-            prices=prices,
-            allowed=allowed,
-            seconds=seconds,
-            stages=(stages[0], rows),
-        )
-        known, mode = 1, None
+        return _Interval(self, prices, allowed, least, most, stages[0], rows).least_path(parent)
+
+
+@dataclass(slots=True)
+class _Interval:
+    """Paths whose bottleneck takes `least` to `most` seconds, at prices."""
+
+    pricer: PathPricer
+    prices: Floats
+    allowed: Bools
+    least: float
+    most: float
+    fewest_stages: int
+    most_stages: int
+    microbatches: int = 1
+    """No path that is worth its price has fewer."""
+
+    def least_path(self, parent: Path | None) -> tuple[float, Path | None]:
+        """As `PathPricer.least`."""
+        mode: Mode | None = None
         surcharge: tuple[float, ...] = ()
         if parent is not None:
-            known, surcharge, mode = parent.microbatches, parent.surcharge, parent.mode
-        if parent is None or most <= least * _NARROW or parent.microbatches == 1:
-            known = self._fewest(asked, known, surcharge)
-        if known == 0:
+            self.microbatches = parent.microbatches
+            surcharge, mode = parent.surcharge, parent.mode
+        if parent is None or self.most <= self.least * _NARROW or parent.microbatches == 1:
+            self.microbatches = self._needed(surcharge)
+        if self.microbatches == 0:
             return np.inf, None
-        found = self._of_modes(asked, known, surcharge, mode)
-        if found is not None:
-            found = self._raised(asked, known, found)
-        if found is None or found.weight * least >= self.limit:
+        best = self._of_modes(surcharge, mode)
+        if best is not None:
+            best = self._raised(best)
+        if best is None or best.weight * self.least >= self.pricer.limit:
             return np.inf, None
-        return found.weight, self._path(found, least, known)
-
-    def _of_modes(
-        self,
-        asked: _Asked,
-        microbatches: int,
-        surcharge: Sequence[float],
-        likely: Mode | None,
-    ) -> _Found | None:
-        """By the mode that weighs most; None where no path is below the limit.
-
-        In a wide interval by the likely one alone.
-        """
-        best, enough = None, self.limit / asked.seconds[0]
-        modes = [mode for mode in self.modes if mode != likely]
-        if likely is not None:
-            wide = asked.seconds[1] > asked.seconds[0] * _NARROW
-            modes = [likely] if wide else [likely, *modes]
-        for mode in modes:
-            found = self._weighed(asked, microbatches, mode, surcharge)
-            if found is None or found.weight >= enough:
-                return None
-            if best is None or found.weight > best.weight:
-                best = found
-        return best
-
-    def _weighed(
-        self,
-        asked: _Asked,
-        microbatches: int,
-        mode: Mode,
-        surcharge: Sequence[float],
-    ) -> _Found | None:
-        """The path that weighs least at these surcharges."""
-        prices, off = self._charged(asked, surcharge)
-        least, most = asked.seconds
-        # With fewer microbatches than stages, what is taken off may count more than they do.
-        scale = 1.0 if self.options.enough_microbatches else most / least
-        value, path = self._cheapest(
-            asked,
-            prices,
-            microbatches,
-            Mode(down=mode.down, bonus=mode.bonus * scale),
-            asked.stages[0],
-            least,
-        )
-        if value == np.inf:
-            return None
-        count = int(np.count_nonzero(np.cumprod(path[0] >= 0)))
-        options = path[0, :count]
-        use = self.options.use[options].sum(axis=0)
-        return _Found(
-            weight=value - off,
-            without_price=value - off - float(use @ asked.prices),
-            options=options,
-            layers=path[1, :count],
-            use=use,
-            mode=mode,
-            surcharge=tuple(surcharge) or (0.0,) * len(asked.prices),
+        return best.weight, Path(
+            samples=self.pricer.options.samples,
+            options=tuple(best.options.tolist()),
+            layers=tuple(best.layers.tolist()),
+            bottleneck_seconds=self.least,
+            use=tuple(best.use.tolist()),
+            weight_without_price=best.without_price,
+            microbatches=self.microbatches,
+            surcharge=best.surcharge,
+            mode=best.mode,
         )
 
-    def _charged(self, asked: _Asked, surcharge: Sequence[float]) -> tuple[Floats, float]:
-        """(price of every option, what is taken off): a device of class k costs lambda_k more, and
-        all that a pipeline may have of them are paid for already.
-        """
-        if not surcharge:
-            return self.options.use @ asked.prices, 0.0
-        more = np.array(surcharge)
-        return self.options.use @ (asked.prices + more), float(more @ self._room)
+    @property
+    def _enough(self) -> float:
+        """Paths that weigh so much are not below the limit."""
+        return self.pricer.limit / self.least
 
     @property
     def _room(self) -> Floats:
         """[C] most devices that one sequence of a microbatch can occupy."""
-        return self.options.devices / self.options.samples
+        return self.pricer.options.devices / self.pricer.options.samples
 
-    def _raised(self, asked: _Asked, microbatches: int, start: _Found) -> _Found | None:
+    def _of_modes(self, surcharge: Sequence[float], likely: Mode | None) -> _Weighed | None:
+        """By the mode that weighs most; None where no path is below the limit.
+
+        In a wide interval by the likely one alone.
+        """
+        modes = [mode for mode in self.pricer.modes if mode != likely]
+        if likely is not None:
+            wide = self.most > self.least * _NARROW
+            modes = [likely] if wide else [likely, *modes]
+        best = None
+        for mode in modes:
+            weighed = self._weighed(mode, surcharge)
+            if weighed is None or weighed.weight >= self._enough:
+                return None
+            if best is None or weighed.weight > best.weight:
+                best = weighed
+        return best
+
+    def _weighed(self, mode: Mode, surcharge: Sequence[float]) -> _Weighed | None:
+        """The path that weighs least at these surcharges."""
+        prices, off = self._charged(surcharge)
+        options = self.pricer.options
+        # With fewer microbatches than stages, what is taken off may count more than they do.
+        scale = 1.0 if options.enough_microbatches else self.most / self.least
+        value, path = self._cheapest(
+            prices,
+            self.microbatches,
+            Mode(down=mode.down, bonus=mode.bonus * scale),
+            self.fewest_stages,
+            self.least,
+        )
+        if value == np.inf:
+            return None
+        count = int(np.count_nonzero(np.cumprod(path[0] >= 0)))
+        use = options.use[path[0, :count]].sum(axis=0)
+        return _Weighed(
+            weight=value - off,
+            without_price=value - off - float(use @ self.prices),
+            options=path[0, :count],
+            layers=path[1, :count],
+            use=use,
+            mode=mode,
+            surcharge=tuple(surcharge) or (0.0,) * len(self.prices),
+        )
+
+    def _charged(self, surcharge: Sequence[float]) -> tuple[Floats, float]:
+        """(price of every option, what is taken off): a device of class k costs lambda_k more, and
+        all that a pipeline may have of them are paid for already.
+        """
+        use = self.pricer.options.use
+        if not surcharge:
+            return use @ self.prices, 0.0
+        more = np.array(surcharge)
+        return use @ (self.prices + more), float(more @ self._room)
+
+    def _raised(self, start: _Weighed) -> _Weighed | None:
         """With surcharges on classes of which the path has more devices than there are, and lower
         ones where it has fewer.
         """
-        best, room, enough = start, self._room, self.limit / asked.seconds[0]
+        best, room = start, self._room
         for _ in range(_CLASSES_RAISED):
             over = best.use / room - 1
             charged = np.array(best.surcharge) > 0
@@ -291,37 +297,28 @@ class PathPricer:
                 return best
             low, high = best, None
             if over[place] <= 0:
-                high, lower = best, _with(best.surcharge, place, 0.0)
-                found = self._weighed(asked, microbatches, best.mode, lower)
-                if found is None:
+                lower = self._weighed(best.mode, _with(best.surcharge, place, 0.0))
+                if lower is None:
                     return None
-                low = found
-            raised = self._along(asked, microbatches, low, high, place)
-            if raised is None or raised.weight >= enough:
+                low, high = lower, best
+            raised = self._along(low, high, place)
+            if raised is None or raised.weight >= self._enough:
                 return None
             if raised.weight <= best.weight * (1 + _GAINED):
                 return max(raised, best, key=lambda each: each.weight)
             best = raised
         return best
 
-    def _along(
-        self,
-        asked: _Asked,
-        microbatches: int,
-        low: _Found,
-        high: _Found | None,
-        place: int,
-    ) -> _Found | None:
+    def _along(self, low: _Weighed, high: _Weighed | None, place: int) -> _Weighed | None:
         """The largest weight along one class's surcharge: between two paths, one that has too many
         devices of it and one that has not, at the surcharge at which both weigh the same.
         """
         room = float(self._room[place])
-        enough = self.limit / asked.seconds[0]
         best = low if high is None or low.weight >= high.weight else high
-        step = max(float(asked.prices.max()), 1e-6)
+        step = max(float(self.prices.max()), 1e-6)
         for _ in range(_RAISES):
             over = float(low.use[place]) - room
-            if over <= room * _FEW or best.weight >= enough:
+            if over <= room * _FEW or best.weight >= self._enough:
                 break
             if high is None:
                 at = low.surcharge[place] + step
@@ -333,83 +330,62 @@ class PathPricer:
                 at = low.surcharge[place] + (high.weight - low.weight + spare * apart) / (
                     over + spare
                 )
-            found = self._weighed(asked, microbatches, low.mode, _with(low.surcharge, place, at))
-            if found is None:
+            weighed = self._weighed(low.mode, _with(low.surcharge, place, at))
+            if weighed is None:
                 return None
-            settled = high is not None and found.weight <= best.weight * (1 + _GAINED)
-            if found.weight > best.weight:
-                best = found
+            settled = high is not None and weighed.weight <= best.weight * (1 + _GAINED)
+            if weighed.weight > best.weight:
+                best = weighed
             if settled:
                 break
-            if found.use[place] > room * (1 + _FEW):
-                low = found
+            if weighed.use[place] > room * (1 + _FEW):
+                low = weighed
             else:
-                high = found
+                high = weighed
         return best
 
     def _cheapest(
-        self,
-        asked: _Asked,
-        price: Floats,
-        microbatches: int,
-        mode: Mode,
-        fewest: int,
-        least: float,
+        self, price: Floats, microbatches: int, mode: Mode, fewest: int, least: float
     ) -> tuple[float, Ints]:
-        self.calls += 1
-        rows = asked.stages[1]
-        path = np.empty((2, rows), dtype=np.int64)
-        shape = (len(asked.allowed), 8, rows + 1, self.options.num_layers + 1)
+        pricer = self.pricer
+        pricer.calls += 1
+        path = np.empty((2, self.most_stages), dtype=np.int64)
+        shape = (len(self.allowed), 8, self.most_stages + 1, pricer.options.num_layers + 1)
         values, chosen = np.empty(shape), np.empty(shape, np.int64)
         weigh_turns(
             values,
             chosen,
-            self.layer,
-            self.wire,
-            self.serial,
-            self.most_layers(microbatches),
+            pricer.layer,
+            pricer.wire,
+            pricer.serial,
+            pricer.most_layers(microbatches),
             price,
-            asked.allowed,
+            self.allowed,
             least,
-            asked.seconds[1],
+            self.most,
             mode.down,
             mode.bonus,
         )
         return cheapest_path(values, chosen, fewest, path), path
 
-    def _fewest(self, asked: _Asked, known: int, surcharge: Sequence[float]) -> int:
+    def _needed(self, surcharge: Sequence[float]) -> int:
         """Microbatches that a path whose stages take `most` seconds must do to be worth its price.
 
         0 where there is no such path. The price falls with fewer microbatches, for which more
         memory is left, so this climbs to the first number that holds itself up.
         """
-        price, off = self._charged(asked, surcharge)
+        price, off = self._charged(surcharge)
+        most, known = self.pricer.options.most_microbatches, self.microbatches
         while True:
-            value, _ = self._cheapest(asked, price, known, NO_FILL, 1, np.inf)
+            value, _ = self._cheapest(price, known, NO_FILL, 1, np.inf)
             value -= off
-            if (
-                value > self.options.most_microbatches * (1 + 1e-9)
-                or value * asked.seconds[0] >= self.limit
-            ):
+            if value > most * (1 + 1e-9) or value * self.least >= self.pricer.limit:
                 return 0
             # A grid of few numbers, from below, so that few tables of memory are made.
             needed = int(1.06 ** np.floor(np.log(max(1.0, value * (1 - 1e-9))) / np.log(1.06)))
             if needed <= known:
                 return known
             known = needed
-
-    def _path(self, found: _Found, least: float, microbatches: int) -> Path:
-        return Path(
-            samples=self.options.samples,
-            options=tuple(found.options.tolist()),
-            layers=tuple(found.layers.tolist()),
-            bottleneck_seconds=least,
-            use=tuple(found.use.tolist()),
-            weight_without_price=found.without_price,
-            microbatches=microbatches,
-            surcharge=found.surcharge,
-            mode=found.mode,
-        )
 
 
 def _with(surcharge: tuple[float, ...], place: int, value: float) -> tuple[float, ...]:

@@ -23,7 +23,7 @@ from hetplan.plans.plan import RecomputeGranularity
 from hetplan.search.multi_pipeline.assembly import Assembler, PricedPlan
 from hetplan.search.multi_pipeline.bound import MultiPipelineBound, multi_pipeline_bound
 from hetplan.search.multi_pipeline.enumerate import Enumeration
-from hetplan.search.multi_pipeline.heuristic import Primal
+from hetplan.search.multi_pipeline.heuristic import Primal, known_rows
 from hetplan.search.multi_pipeline.paths import PathPricer
 from hetplan.search.multi_pipeline.stage_options import MeshOptionsMaker, PartOptions, part_options
 from hetplan.search.solver import Best, OrderFreeBound
@@ -210,13 +210,14 @@ class MultiPipelineSolver:
         primal = Primal(
             placed=self._placed,
             options=options,
-            mesh_options=[pricer.options for pricer in self._pricers],
+            prices=np.array(coarse.prices),
+            known=known_rows(coarse.paths, [each.options for each in self._pricers], options),
             assembler=self._assembler,
             check=best.check_time,
             on_whole=offer,
         )
         before = self._assembler.replays
-        plans = primal.plans(np.array(coarse.prices), coarse.paths, coarse.seconds * _LIKELY)
+        plans = primal.plans(coarse.seconds * _LIKELY)
         for whole in plans[:_KEPT]:
             best.check_time()
             if whole.seconds > best.seconds * _FAR:

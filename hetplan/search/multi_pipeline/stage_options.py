@@ -260,6 +260,27 @@ def _available(pricer: StagePricer, parts: Sequence[_Part]) -> Floats:
     return np.array([pricer.cluster.islands[each.island].memory_bytes * kept for each in parts])
 
 
+def _costs(
+    pricer: StagePricer, options: Sequence[tuple[Passes, int, tuple[float, float]]]
+) -> dict[str, Any]:
+    """Fields of `StageCosts` without memory: of every option its passes, the position of its
+    recomputation in them, and the least arrivals.
+    """
+    trainer = target(pricer.job.target)
+    each = [(passes, v) for passes, v, _ in options]
+    return {
+        "num_layers": pricer.units.count,
+        "enough_microbatches": not trainer.fewer_microbatches_than_stages,
+        "rendezvous": trainer.rendezvous_sends,
+        "forward": np.array([passes.forward[v] for passes, v in each]),
+        "backward": np.array([passes.backward[v] for passes, v in each]),
+        "extra_forward": np.array([passes.extra_forward[:, v] for passes, v in each]).T.copy(),
+        "extra_backward": np.array([passes.extra_backward[:, v] for passes, v in each]).T.copy(),
+        "arrive_forward": np.array([forward for _, _, (forward, _) in options]),
+        "arrive_backward": np.array([backward for _, _, (_, backward) in options]),
+    }
+
+
 # ---- parts of stages
 
 
@@ -268,9 +289,8 @@ def part_options(pricer: StagePricer) -> PartOptions:
 
     InputError where there is none.
     """
-    job, cluster = pricer.job, pricer.cluster
-    trainer = target(job.target)
-    classes = island_classes(cluster)
+    job, units = pricer.job, pricer.units.count
+    classes = island_classes(pricer.cluster)
     options = tuple(_options(pricer, classes))
     if not options:
         raise InputError(
@@ -278,51 +298,35 @@ def part_options(pricer: StagePricer) -> PartOptions:
             "microbatch_size) or allow another island"
         )
     islands = [classes[each.place].islands[0] for each in options]
-    passes = [
-        pricer.passes(island, each.shape, (each.recompute,))
-        for island, each in zip(islands, options, strict=True)
+    numbers = [
+        (pricer.passes(at, o.shape, (o.recompute,)), 0, least_arrival(pricer, at, o.shape))
+        for at, o in zip(islands, options, strict=True)
     ]
-    arrive = np.array(
-        [least_arrival(pricer, island, o.shape) for island, o in zip(islands, options, strict=True)]
-    )
-    sharding = Sharding.OPTIMIZER if may_shard(pricer) else Sharding.NONE
-    (split, received), (whole, _) = (
-        _memory(
-            pricer,
-            [
-                _Part(island=island, shape=o.shape, recompute=o.recompute, shards=shards)
-                for island, o in zip(islands, options, strict=True)
-            ],
-            sharding,
-        )
-        for shards in (_EVERYBODY, _NOBODY)
-    )
+    shards = may_shard(pricer)
+    sharding = Sharding.OPTIMIZER if shards else Sharding.NONE
+    parts = [
+        _Part(island=at, shape=o.shape, recompute=o.recompute, shards=_EVERYBODY)
+        for at, o in zip(islands, options, strict=True)
+    ]
+    split, received = _memory(pricer, parts, sharding)
+    whole, _ = _memory(pricer, [replace(each, shards=_NOBODY) for each in parts], sharding)
     # Nothing stands before the units of most stages: both are minus infinity.
     with np.errstate(invalid="ignore"):
         shared = np.nan_to_num(whole - split, nan=0.0)
-    kept = 1 - job.memory_reserve_fraction
     found = PartOptions(
+        **_costs(pricer, numbers),
         classes=classes,
         options=options,
-        num_layers=pricer.units.count,
         batch=job.global_batch_size,
         use=np.array([each.shape.tp / each.shape.microbatch_size for each in options]),
-        forward=np.array([each.forward[0] for each in passes]),
-        backward=np.array([each.backward[0] for each in passes]),
-        extra_forward=np.array([each.extra_forward[:, 0] for each in passes]).T.copy(),
-        extra_backward=np.array([each.extra_backward[:, 0] for each in passes]).T.copy(),
-        arrive_forward=arrive[:, 0].copy(),
-        arrive_backward=arrive[:, 1].copy(),
         option=np.arange(len(options)),
         memory=split,
         shared_state=shared,
         received=received,
         may_have=_may_have(pricer, classes, options),
-        most_shards=sum(each.devices for each in classes) if may_shard(pricer) else 1,
-        available=np.array([cluster.islands[at].memory_bytes * kept for at in islands]),
-        rendezvous=trainer.rendezvous_sends,
-        enough_microbatches=not trainer.fewer_microbatches_than_stages,
-        stage_limit=min(pricer.units.count, job.pin.pp or pricer.units.count),
+        most_shards=sum(each.devices for each in classes) if shards else 1,
+        available=_available(pricer, parts),
+        stage_limit=min(units, job.pin.pp or units),
     )
     fits = found.most_layers(1, 1, found.most_shards)[:, :, 1].max(axis=0) > 0
     if not fits.any():
@@ -453,7 +457,7 @@ class MeshOptionsMaker:
     def _of(self, samples: int, meshes: Sequence[Mesh]) -> MeshOptions | None:
         """None where no unit fits."""
         pricer, job = self._pricer, self._pricer.job
-        trainer, units = target(job.target), pricer.units.count
+        units = pricer.units.count
         numbers, every = self._alike(meshes)
         options = [(m, v) for m in range(len(every)) for v in range(len(self._recompute))]
         parts, owners = self._parts(every, options)
@@ -468,13 +472,11 @@ class MeshOptionsMaker:
             may_have[[LAST, BOTH], o] &= every[m].may_be_last
         most_stages = min(units, job.pin.pp or units, self._room(use * samples))
         found = MeshOptions(
+            **_costs(pricer, slowest),
             samples=samples,
             most_microbatches=(job.global_batch_size - 1) // samples,
-            num_layers=units,
             fewest_stages=job.pin.pp or 1,
             most_stages=most_stages,
-            enough_microbatches=not trainer.fewer_microbatches_than_stages,
-            rendezvous=trainer.rendezvous_sends,
             devices=np.array([each.devices for each in self._classes], dtype=np.float64),
             alone=np.array([len(each.islands) == 1 for each in self._classes]),
             meshes=tuple(each.mesh for each in every),
@@ -482,12 +484,6 @@ class MeshOptionsMaker:
             mesh=np.array([m for m, _ in options], dtype=np.int64),
             recompute=np.array([v for _, v in options], dtype=np.int64),
             use=use,
-            forward=np.array([each.forward[v] for each, v, _ in slowest]),
-            backward=np.array([each.backward[v] for each, v, _ in slowest]),
-            extra_forward=np.array([each.extra_forward[:, v] for each, v, _ in slowest]).T.copy(),
-            extra_backward=np.array([each.extra_backward[:, v] for each, v, _ in slowest]).T.copy(),
-            arrive_forward=np.array([arrive[0] for _, _, arrive in slowest]),
-            arrive_backward=np.array([arrive[1] for _, _, arrive in slowest]),
             option=np.array(owners, dtype=np.int64),
             memory=memory,
             shared_state=np.zeros_like(memory),

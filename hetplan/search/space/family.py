@@ -13,6 +13,7 @@ of all kinds. Of thousands a search looks at a few, once bounds of all are known
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import eq
@@ -22,6 +23,7 @@ import numpy as np
 
 from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
+from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
 
 
@@ -82,6 +84,16 @@ class Family:
     """Most microbatches in flight beyond the schedule's own, which only early sends make use of."""
     meshes: tuple[Mesh, ...]
     """Every one has `samples`; where the target needs equal degrees they have one shape."""
+
+    def shards(self, mesh: Mesh, part: int) -> tuple[int, int]:
+        """Ranks that share optimizer state, and that of routed experts (`cost.memory.device`)."""
+        if self.sharding is Sharding.NONE:
+            return 1, 1
+        shape = mesh.shapes[part]
+        shards = sum(each.dp * each.cp for each in mesh.shapes)
+        if experts_as_the_rest(shape):
+            return shards, shards
+        return shards, math.gcd(shards, shape.num_devices // (shape.ep * shape.etp))
 
     def plan(self, stages: Sequence[ChosenStage]) -> ChosenPlan:
         """The family's plan of these stages."""
