@@ -16,7 +16,7 @@ import numpy as np
 
 from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.search.interleaved.enumerate import Runs, regions_stand_together, stage_counts
+from hetplan.search.interleaved.enumerate import Runs, stage_counts
 from hetplan.search.interleaved.rows import Row, passes_of
 from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.solver import RESOLUTION
