@@ -81,11 +81,16 @@ def inside(namespace: str, function: Callable[[], None]) -> None:
     errors: list[BaseException] = []
 
     def run() -> None:
-        try:
-            enter_network(path_of(namespace))
-            function()
-        except BaseException as error:
-            errors.append(error)
+        with open("/proc/thread-self/ns/net") as own:
+            try:
+                enter_network(path_of(namespace))
+                function()
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                # The kernel may list the thread for a moment after it was joined: whoever ends the
+                # processes of a namespace must not find this process there.
+                _call("setns", ctypes.c_int(own.fileno()), ctypes.c_int(CLONE_NEWNET))
 
     thread = Thread(target=run)
     thread.start()

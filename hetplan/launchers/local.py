@@ -18,7 +18,7 @@ from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job, Precision
-from hetplan.launchers.hosts import Hosts, hosts_of_emulation, this_machine_hosts
+from hetplan.launchers.hosts import hosts_of_emulation, this_machine_hosts
 from hetplan.launchers.ranks import LATE_SECONDS, OnStep, run_ranks
 from hetplan.launchers.run_folder import START_SECONDS
 from hetplan.launchers.run_log import LossCheck, RunLog, run_of, this_machine
@@ -87,7 +87,7 @@ def launch(
     for note in notes:
         tell(note)
     places = place_ranks(result.plan)
-    hosts: Hosts = this_machine_hosts(len(places))
+    hosts = this_machine_hosts(len(places))
     if settings.emulation:
         devices = [place.device for place in places]
         hosts = hosts_of_emulation(settings.emulation, result.inputs.cluster, devices)

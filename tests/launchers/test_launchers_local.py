@@ -189,13 +189,6 @@ def test_all_reasons_to_refuse_are_given_together(monkeypatch: pytest.MonkeyPatc
     assert len(caught.value.faults) == 3
 
 
-def test_a_plan_for_another_target_is_refused() -> None:
-    task = job(target="megatron")
-    plan = plan_of(GPT, task, (2, 2), microbatch_size=2)
-    with pytest.raises(InputError, match="plan again with --target native"):
-        launch(result_of(GPT, CPUS, task, plan))
-
-
 def test_accelerators_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_accelerators", list)
     with pytest.raises(InputError, match=r"has no accelerator .* play fast, slow on"):
