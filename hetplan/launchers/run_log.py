@@ -172,7 +172,6 @@ def run_of(
     warmup_steps: int,
     ranks: tuple[RankMeasure, ...] = (),
     loss_check: LossCheck | None = None,
-    trainer: str = "",
 ) -> RunLog:
     """The run of this plan that gave these steps, at least one, on torch devices of this type.
 
@@ -200,7 +199,6 @@ def run_of(
         machine=machine,
         loss_check=loss_check,
         plan=result.plan,
-        trainer=trainer,
     )
 
 
