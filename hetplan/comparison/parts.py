@@ -1,4 +1,4 @@
-"""Which part of the step is off, by how much, and what that usually means.
+"""Find the part of the step that is off, by how much, and what that usually means.
 
 Timers: every timer of a trainer counts some of the plan's components (the table of
 docs/compare.md). Its figure is of a whole step, in the median over the steps that count; minima and

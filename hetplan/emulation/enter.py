@@ -1,4 +1,4 @@
-"""How a process becomes one on an emulated host, and then the command that shall run there.
+"""Put a process on an emulated host, then replace it by the command that runs there.
 
 The program `enter EMULATION HOST PARENT COMMAND...` (`hetplan.emulation.tools.program`), or
 `become` from Python. The process gets the host's network, its name (`hostname`), a /etc/hosts with

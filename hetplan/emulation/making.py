@@ -1,4 +1,4 @@
-"""How an emulation comes up and goes down, so that nothing is ever left behind.
+"""Bring an emulation up and take it down, so that nothing is ever left behind.
 
 Everything that will be made is written down first, and every name in it follows from the
 emulation's name; so `remove` finds what there is after an interruption at any moment, also after
@@ -30,7 +30,7 @@ from hetplan.errors import HetplanError, InputError
 RELAY_SECONDS = 20.0
 """For the relay to open its TAPs, on a busy machine."""
 GRACE_SECONDS, LIMIT_SECONDS = 2.0, 10.0
-"""For processes on emulated hosts between being asked to end and being ended, and to be gone."""
+"""For processes on emulated hosts: from SIGTERM to SIGKILL, and until all must be gone."""
 STEPS = ("folder", "written", "namespaces", "fabric", "hosts", "queues", "relay", "taps", "up")
 """What `make` tells as it goes on, in this order; `hosts` once per host."""
 

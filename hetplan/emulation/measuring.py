@@ -1,4 +1,4 @@
-"""What has crossed the links of an emulation, and whether they have the rates of the cluster file.
+"""Count the bytes on the links of an emulation, and measure rates against the cluster file.
 
 Counted: bytes of every host and of every long link. Measured: one connection and small datagrams
 between the first hosts of every two ends: of each network with two hosts, and of each long link. A

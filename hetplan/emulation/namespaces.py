@@ -117,7 +117,7 @@ def is_in(process: int, inodes: Collection[int]) -> bool:
 def end_processes(
     inodes: Collection[int], *, grace_seconds: float, limit_seconds: float
 ) -> tuple[int, ...]:
-    """End every process in these namespaces: asked first, then forced. Those that are left."""
+    """Send SIGTERM, then SIGKILL, to every process in these namespaces; those that are left."""
     signalled: set[int] = set()
     began = time.monotonic()
     while left := processes_in(inodes):
@@ -138,7 +138,7 @@ def end_processes(
 
 
 def _signal_if_inside(process: int, inodes: Collection[int], number: int) -> None:
-    """Signal the process; a handle makes sure that it is still the one that was found."""
+    """Signal the process, unless it has left the namespaces or its number is another's by now."""
     with suppress(OSError):
         handle = os.pidfd_open(process)
         try:

@@ -21,7 +21,7 @@ from hetplan.emulation.tools import program
 from hetplan.emulation.values import Emulation
 
 GRACE_SECONDS = 5.0
-"""For commands between being asked to end and being ended."""
+"""For commands: from SIGTERM to SIGKILL."""
 INTERRUPTED_SECONDS = 1.0
 """For a command that got the same Ctrl-C to end by itself."""
 

@@ -1,4 +1,4 @@
-"""What is written about the emulations of this machine, and who may change one or enter it.
+"""Files and locks of the emulations of this machine: who may change one or enter it.
 
 Each emulation has a folder in /run (memory, gone after a restart of the machine, as the namespaces
 are):

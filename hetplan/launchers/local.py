@@ -1,5 +1,5 @@
-"""Trains a plan on this machine, or on the hosts of an emulation that is up on it: one process per
-rank, watched, measured, compared with the prediction and, if wanted, with one process.
+"""Train a plan on this machine, or on the hosts of an emulation that is up: one process per rank,
+watched, measured, compared with the prediction and, on demand, with one process.
 
 Only plans for target `native` that this machine can run are started: not more ranks than allowed,
 an accelerator of the right kind per rank (or cores, for kind `cpu` and for kinds that a pace file
@@ -346,7 +346,7 @@ def check_losses(
 
 
 def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """Largest |found / reference - 1|; infinite where a loss is not a number."""
+    """Largest |loss / reference - 1|; infinite where a loss is not a number."""
     differences = [abs(one / other - 1.0) for one, other in zip(losses, reference, strict=True)]
     return max(
         (difference if difference == difference else float("inf") for difference in differences),

@@ -1,7 +1,7 @@
-"""What a run of a plan gave: measured beside predicted, as one line of a run log.
+"""The measured and predicted figures of a run, as one line of a run log.
 
 A run log is a text file with one JSON object per line (schema `hetplan.run/3`), appended to by
-every run; it is what `fit` can be sharpened with and what a person compares plans by.
+every run; `hetplan compare` and `hetplan compare calibrate` read it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tells whether something is wrong with a run, and what was wrong first.
+"""Watch a run: is something wrong with it, and what was wrong first?
 
 Judged from three things: how processes ended, whether their beats go on, and what the beats
 report (`hetplan.runtime.activity`). Pure: time and what was seen are arguments.
@@ -134,7 +134,7 @@ def _ended(ranks: Sequence[WatchedRank], code: int | None) -> str:
 
 
 def _hint(code: int | None) -> str:
-    """The usual reason for a kill that nobody asked for."""
+    """The usual reason for a SIGKILL."""
     if code == -signal.SIGKILL:
         return " (by somebody, or by the system for want of memory: see dmesg)"
     return ""
@@ -212,7 +212,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What there is to see of one rank."""
+    """State of one rank's process."""
 
     code: int | None
     """Its process's exit code, negative for a signal; None: it runs."""
