@@ -53,7 +53,7 @@ coverage: $(VENV)/.installed-dev ## branches of cost and search that their tests
 	  tests/cost tests/search tests/oracle
 
 oracle: $(VENV)/.installed-dev ## every plan of 2,000 small jobs against the search
-	$(BIN)/pytest -q -n $(WORKERS) tests/oracle/test_oracle_replay.py tests/oracle/test_oracle_price.py
+	$(BIN)/pytest -q -n $(WORKERS) tests/oracle/test_oracle_price.py
 	$(BIN)/python tests/oracle/oracle_judge.py --workers $(WORKERS)
 
 bench: $(VENV)/.installed ## speed of the cost model, its bounds, predictions against measured runs; REFERENCE=DIR

@@ -16,21 +16,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pandas
 
 from evaluation.accuracy.clusters import cluster_notes, cluster_of, kind_names
-from evaluation.accuracy.plans import RunPlan, find_mixed, mixed_run, plan_of
+from evaluation.accuracy.plans import find_mixed, mixed_run, plan_of
 from evaluation.accuracy.rows import RunRow, model_of
 from evaluation.accuracy.scores import errors_of
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate, own_halfwidth, run_error
 from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import HetplanError, InputError
+from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.plan import Plan
 from hetplan.predict.calibration.factors import calibrate, devices_of, regime_of
 from hetplan.predict.calibration.values import Calibration, RunError
 from hetplan.predict.fit import FittedPredictor
@@ -46,26 +48,27 @@ class Run:
     row: RunRow
     model: ModelSpec
     cluster: Cluster
-    planned: RunPlan
+    job: Job
+    plan: Plan
     notes: tuple[str, ...]
+
+    def predicted(self, predictor: FittedPredictor) -> PredictedRun:
+        """The run with its estimate; an InputError where the predictor lacks what it needs."""
+        priced = estimate(self.plan, self.model, self.cluster, self.job, predictor)
+        known = {field.name: getattr(self, field.name) for field in fields(Run)}
+        return PredictedRun(**known, estimate=priced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedRun:
+class PredictedRun(Run):
     """A measured run and the estimate of it."""
 
-    run: Run
     estimate: Estimate
 
     @property
-    def row(self) -> RunRow:
-        """What was measured."""
-        return self.run.row
-
-    @property
     def measured_seconds(self) -> float:
-        """Of the step."""
-        return self.run.row.step_seconds or math.nan
+        """Measured seconds of the step."""
+        return self.row.step_seconds or math.nan
 
 
 def own_frame(runs: Sequence[PredictedRun]) -> pandas.DataFrame:
@@ -112,16 +115,10 @@ def run_of(row: RunRow, folders: Sequence[Path], measured_links: Sequence[str]) 
         row=row,
         model=found.model,
         cluster=cluster,
-        planned=planned,
+        job=planned.job,
+        plan=planned.plan,
         notes=(*found.notes, *cluster_notes(row, cluster), *planned.notes),
     )
-
-
-def predict_run(run: Run, predictor: FittedPredictor) -> PredictedRun:
-    """The estimate of a run; an InputError where the predictor lacks what it needs."""
-    plan = run.planned
-    found = estimate(plan.plan, run.model, run.cluster, plan.job, predictor)
-    return PredictedRun(run=run, estimate=found)
 
 
 def predict_rows(
@@ -133,7 +130,7 @@ def predict_rows(
     left: list[NotPredicted] = []
     for row in rows:
         try:
-            done.append(predict_run(run_of(row, folders, links), predictor))
+            done.append(run_of(row, folders, links).predicted(predictor))
         except HetplanError as fault:
             left.append(NotPredicted(row=row, reason=str(fault).replace("\n", "; ")))
     return tuple(done), tuple(left)
@@ -166,8 +163,8 @@ def error_of(run: PredictedRun) -> RunError:
     """The run as calibration wants it."""
     return run_error(
         run.estimate,
-        run.run.planned.plan,
-        run.run.cluster,
+        run.plan,
+        run.cluster,
         measured_seconds=run.measured_seconds,
         cell=cell_of(run),
         source=run.row.data_set,
@@ -197,8 +194,8 @@ def run_intervals(
         if key not in kept:
             others = [e for e, of_narrow in errors if e.cell != cell and of_narrow == narrow]
             kept[key] = calibrate(others, factors=False)
-        plan, cluster = run.run.planned.plan, run.run.cluster
-        devices, regime = devices_of(plan, cluster), regime_of(plan, cluster)
+        devices = devices_of(run.plan, run.cluster)
+        regime = regime_of(run.plan, run.cluster)
         group, own = kept[key].group(devices, regime), own_halfwidth(run.estimate)
         if group is None:
             found.append(RunInterval(log_halfwidth=own, stands_on="by the predictions alone"))
@@ -236,7 +233,7 @@ def eight_rows(runs: Sequence[PredictedRun], predictor: FittedPredictor) -> list
         calibration = calibrate([error_of(run) for run in first])
         calibrated = FittedPredictor(replace(predictor.laws, calibration=calibration))
         before = errors_of(own_frame(rest))
-        after = errors_of(own_frame([predict_run(run.run, calibrated) for run in rest]))
+        after = errors_of(own_frame([run.predicted(calibrated) for run in rest]))
         figures = ("mape", "median", "worst")
         found.append(
             {

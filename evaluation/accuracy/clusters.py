@@ -52,9 +52,11 @@ class NotedRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsualNetwork:
-    """NICs of the system that a kind of device is sold in."""
+    """NICs of the system that kinds of device are sold in."""
 
-    devices_per_nic: int
+    kinds: tuple[str, ...]
+    """Beginnings of their names."""
+    devices_per_nic: int = 1
     bytes_per_second: float
     source: str
 
@@ -73,54 +75,40 @@ def noted_rate(note: str) -> NotedRate | None:
     return None
 
 
-def usual_network(kind: str) -> UsualNetwork | None:
-    """Of a kind of the catalogue; None where it stands in all sorts of servers."""
-    for beginnings, found in _USUAL:
-        if kind.startswith(beginnings):
-            return found
-    return None
-
-
-def _usual_network(devices_per_nic: int, gigabits: float, source: str) -> UsualNetwork:
-    return UsualNetwork(
-        devices_per_nic=devices_per_nic, bytes_per_second=gigabits * GIGABIT, source=source
-    )
-
-
-_USUAL = (
-    (
-        ("nvidia-v100-16gb-sxm", "nvidia-v100-32gb-sxm"),
-        _usual_network(2, 100, "NVIDIA DGX-1 datasheet: 4 EDR InfiniBand ports for 8 V100"),
+USUAL_NETWORKS = (
+    UsualNetwork(
+        kinds=("nvidia-v100-16gb-sxm", "nvidia-v100-32gb-sxm"),
+        devices_per_nic=2,
+        bytes_per_second=100 * GIGABIT,
+        source="NVIDIA DGX-1 datasheet: 4 EDR InfiniBand ports for 8 V100",
     ),
-    (
-        ("nvidia-a100-40gb-sxm", "nvidia-a100-80gb-sxm", "nvidia-a800-80gb-sxm"),
-        _usual_network(1, 200, "NVIDIA DGX A100 datasheet: 8 HDR InfiniBand ports for 8 GPUs"),
+    UsualNetwork(
+        kinds=("nvidia-a100-40gb-sxm", "nvidia-a100-80gb-sxm", "nvidia-a800-80gb-sxm"),
+        bytes_per_second=200 * GIGABIT,
+        source="NVIDIA DGX A100 datasheet: 8 HDR InfiniBand ports for 8 GPUs",
     ),
-    (
-        (
+    UsualNetwork(
+        kinds=(
             "nvidia-h100-80gb-sxm",
             "nvidia-h800-80gb-sxm",
             "nvidia-h20-96gb-sxm",
             "nvidia-h200-141gb-sxm",
         ),
-        _usual_network(
-            1, 400, "NVIDIA DGX H100 and H200 datasheets: 8 NDR InfiniBand ports for 8 GPUs"
-        ),
+        bytes_per_second=400 * GIGABIT,
+        source="NVIDIA DGX H100 and H200 datasheets: 8 NDR InfiniBand ports for 8 GPUs",
     ),
-    (
-        ("nvidia-b200-", "nvidia-gb200-"),
-        _usual_network(
-            1, 400, "NVIDIA DGX B200 and GB200 datasheets: a ConnectX-7 of 400 Gbit/s per GPU"
-        ),
+    UsualNetwork(
+        kinds=("nvidia-b200-", "nvidia-gb200-"),
+        bytes_per_second=400 * GIGABIT,
+        source="NVIDIA DGX B200 and GB200 datasheets: a ConnectX-7 of 400 Gbit/s per GPU",
     ),
-    (
-        ("amd-mi300x",),
-        _usual_network(
-            1, 400, "AMD Instinct MI300X cluster reference guide: a 400 Gbit/s NIC per GPU"
-        ),
+    UsualNetwork(
+        kinds=("amd-mi300x",),
+        bytes_per_second=400 * GIGABIT,
+        source="AMD Instinct MI300X cluster reference guide: a 400 Gbit/s NIC per GPU",
     ),
 )
-"""(beginnings of kinds, what the vendor's own system of them has)."""
+"""What the vendor's own systems have; other kinds stand in all sorts of servers."""
 
 
 _ALIASES = {
@@ -292,7 +280,10 @@ def cluster_of_nodes(
     links = tuple(
         IslandLink(
             between=(left.name, right.name),
-            link=_slower(left.inter_node, right.inter_node),
+            link=min(
+                (left.inter_node, right.inter_node),
+                key=lambda link: link.bandwidth_bytes_per_second,
+            ),
         )
         for at, left in enumerate(islands)
         for right in islands[at + 1 :]
@@ -326,7 +317,8 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
         )
     names, usual = kind_names(row.gpu), None
     if len(names) == 1:
-        usual = usual_network(device_kind_of(names[0], load_catalogue()).kind)
+        kind = device_kind_of(names[0], load_catalogue()).kind
+        usual = next((each for each in USUAL_NETWORKS if kind.startswith(each.kinds)), None)
     bandwidth = rate or usual
     if bandwidth is None:
         if needed:
@@ -411,7 +403,3 @@ def _inside(part: NodesOf, network: NodeNetwork | None, measured_links: Sequence
 
 def _measured(name: str, measured_links: Sequence[str]) -> str | None:
     return name if name in measured_links else None
-
-
-def _slower(left: Link, right: Link) -> Link:
-    return min((left, right), key=lambda link: link.bandwidth_bytes_per_second)

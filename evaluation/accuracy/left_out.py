@@ -45,10 +45,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import WITH_WEIGHTS
 from hetplan.predict.fit import FittedPredictor, fit_populations
-from hetplan.predict.kinds.few_points import ShiftedOperators
-from hetplan.predict.kinds.related import Related
 from hetplan.predict.layer.laws import sample_query
-from hetplan.predict.operator.answer import index_operators
 from hetplan.predict.operator.values import sample_operator
 from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction
 from hetplan.profiling.samples import (
@@ -170,48 +167,34 @@ def fabric_bytes_per_second(link: str) -> float:
     return 1.0
 
 
-class OperatorAnswers:
-    """What the laws of a predictor say of single operators, as its layers are made of them."""
+def judged_operator(
+    sample: OperatorSample, device: DeviceKind, predictor: FittedPredictor
+) -> Row | None:
+    """An operator's pass beside its prediction, as layers are made of it.
 
-    def __init__(self, predictor: FittedPredictor) -> None:
-        laws = predictor.laws
-        self._related = Related(laws)
-        self._own = index_operators(laws.operators)
-        self._shifted = ShiftedOperators(laws.operators, self._related)
-
-    def judged(self, sample: OperatorSample, device: DeviceKind) -> Row | None:
-        """An operator's pass beside its prediction.
-
-        None of a product's single gradients, which layers only have together, and where no law
-        covers the class.
-        """
-        precision, op = _precision(sample.precision), sample_operator(sample)
-        backward = sample.phase == OperatorPhase.BACKWARD
-        if sample.phase not in (OperatorPhase.FORWARD, OperatorPhase.BACKWARD) or (
-            backward and op.operator in WITH_WEIGHTS
-        ):
-            return None
-        index = self._shifted.index(device, precision, self._own)
-        here = index.get((device.kind, precision.value))
-        if here is None:
-            here = self._related.operators(device, precision)
-        if here is None:
-            return None
-        launches = here.launches(
-            op, backward=backward, lent=lambda: self._related.operators(device, precision)
-        )
-        if launches is None:
-            return None
-        # Alone, as it was measured: nothing hides the host's part of a launch.
-        times = [
-            max(each.floor_seconds, each.work_seconds + each.launch_seconds) for each in launches
-        ]
-        seconds = sum(times)
-        halfwidth = max((each.log_halfwidth for each in launches), default=0.0)
-        sizes = f"{sample.batch} x [{sample.m}, {sample.n}, {sample.k}]"
-        name = f"{sample.operator} {sample.phase} {sizes}"
-        found = Prediction(seconds=seconds, log_halfwidth=halfwidth, source=MEASURED)
-        return _beside(name, found, sample.median_seconds)
+    None of a product's single gradients, which layers only have together, and where no law covers
+    the class.
+    """
+    precision, op = _precision(sample.precision), sample_operator(sample)
+    backward = sample.phase == OperatorPhase.BACKWARD
+    if sample.phase not in (OperatorPhase.FORWARD, OperatorPhase.BACKWARD) or (
+        backward and op.operator in WITH_WEIGHTS
+    ):
+        return None
+    lent = predictor.related.operators
+    own = predictor.operators(device, precision) or lent(device, precision)
+    launches = own and own.launches(op, backward=backward, lent=lambda: lent(device, precision))
+    if not launches:
+        return None
+    # Alone, as it was measured: nothing hides the host's part of a launch.
+    times = [max(each.floor_seconds, each.work_seconds + each.launch_seconds) for each in launches]
+    answer = Prediction(
+        seconds=sum(times),
+        log_halfwidth=max(each.log_halfwidth for each in launches),
+        source=MEASURED,
+    )
+    sizes = f"{sample.batch} x [{sample.m}, {sample.n}, {sample.k}]"
+    return _beside(f"{sample.operator} {sample.phase} {sizes}", answer, sample.median_seconds)
 
 
 def _precision(text: str) -> Precision:
@@ -233,7 +216,7 @@ def _beside(name: str, found: Prediction, seconds: float) -> Row | None:
 
 
 MAX_MESSAGES = 64
-"""Of one operation among one number of ranks, evenly over the sizes: tables have a thousand."""
+"""Messages of one operation and number of ranks, evenly by size: tables have a thousand."""
 _OCTAVES_APART = 4
 """Every fourth octave is left out at once: four fits a link instead of one an octave (some twenty),
 and the octaves beside each that is left out are still fitted."""
@@ -280,10 +263,10 @@ class UnitJudge:
         self, samples: Sequence[OperatorSample], predictor: FittedPredictor, left: str
     ) -> None:
         """All operators of a device together, and class by class."""
-        answers = OperatorAnswers(predictor)
         for sample in samples:
             try:
-                found = answers.judged(sample, device_kind_of(sample.device, load_catalogue()))
+                kind = device_kind_of(sample.device, load_catalogue())
+                found = judged_operator(sample, kind, predictor)
             except InputError as fault:
                 note = f"a {sample.operator} of {sample.device} is not judged: {fault}"
                 self.notes[note] = None
@@ -420,7 +403,7 @@ def _fit_without(
 
 
 def _ranks(sample: LinkSample) -> int:
-    """Of a collective; 0 of sends."""
+    """Ranks of a collective; 0 of sends."""
     return 0 if sample.operation in SENDS else sample.group_size
 
 

@@ -19,6 +19,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -314,7 +315,8 @@ def model_of(row: RunRow) -> RunModel:
         )
     plain = sizes.ffn_hidden == 4 * sizes.hidden
     note = f"{row.model or 'the model'}: of no known family, read as {'GPT' if plain else 'Llama'}"
-    return RunModel(model=(_gpt if plain else _llama)(sizes), notes=(note,))
+    architecture = Architecture.GPT if plain else Architecture.LLAMA
+    return RunModel(model=_plain_model(sizes, architecture, tied=plain), notes=(note,))
 
 
 def _sizes(row: RunRow) -> _Sizes:
@@ -352,20 +354,6 @@ def _plain_model(sizes: _Sizes, architecture: Architecture, *, tied: bool = Fals
         max_sequence_length=sizes.seq,
         tied_embeddings=tied,
     )
-
-
-def _gpt(sizes: _Sizes) -> ModelSpec:
-    # Megatron-LM's GPT shares the embedding's matrix with the head (arXiv 1909.08053, section 3).
-    return _plain_model(sizes, Architecture.GPT, tied=True)
-
-
-def _opt(sizes: _Sizes) -> ModelSpec:
-    """Sailor's runs of OPT: layers of GPT, of hidden size throughout."""
-    return _plain_model(sizes, Architecture.GPT)
-
-
-def _llama(sizes: _Sizes) -> ModelSpec:
-    return _plain_model(sizes, Architecture.LLAMA)
 
 
 def _qwen(sizes: _Sizes) -> ModelSpec:
@@ -476,8 +464,16 @@ _FAMILIES: tuple[tuple[tuple[str, ...], Callable[[_Sizes], ModelSpec]], ...] = (
     (("deepseek",), _deepseek),
     (("mixtral",), _mixtral),
     (("qwen",), _qwen),
-    (("opt",), _opt),
-    (("gpt", "megatron", "bloom", "mt-nlg"), _gpt),
-    (("llama", "mistral", "yi-", "baichuan"), _llama),
+    # Sailor's runs of OPT: layers of GPT, of hidden size throughout.
+    (("opt",), partial(_plain_model, architecture=Architecture.GPT)),
+    # Megatron-LM's GPT shares the embedding's matrix with the head (arXiv 1909.08053, section 3).
+    (
+        ("gpt", "megatron", "bloom", "mt-nlg"),
+        partial(_plain_model, architecture=Architecture.GPT, tied=True),
+    ),
+    (
+        ("llama", "mistral", "yi-", "baichuan"),
+        partial(_plain_model, architecture=Architecture.LLAMA),
+    ),
 )
 """Beginnings of model names, in lower case."""

@@ -126,7 +126,7 @@ def run_frame(runs: Sequence[PredictedRun], intervals: Sequence[RunInterval]) ->
     parts = [[(one.component.value, one.seconds) for one in each.components] for each in estimates]
     frame["components"] = pandas.Series(parts, index=frame.index, dtype=object)
     frame["sources"] = [each.sources for each in estimates]
-    frame["notes"] = [run.run.notes for run in runs]
+    frame["notes"] = [run.notes for run in runs]
     frame["warnings"] = [each.warnings for each in estimates]
     return judged(frame) if len(frame) else frame
 
@@ -175,16 +175,16 @@ def _fitted_on(
 ) -> str:
     """What is known of every device kind of these runs, and whose laws stand in for it."""
     kinds = {
-        (island.device.kind, run.run.planned.job.precision): island.device
+        (island.device.kind, run.job.precision): island.device
         for run in runs
-        for island in run.run.cluster.islands
+        for island in run.cluster.islands
     }
     words, lenders = [], []
     for (kind, precision), device in kinds.items():
         known = _counts(populations, kind, precision)
         counted = ", ".join(f"{count} {name}" for name, count in known.items() if count)
         words.append(f"{kind} {precision.value}: {counted or 'nothing'}")
-        lent = predictor.lent(device, precision)
+        lent = predictor.related.lent(device, precision)
         if not (known["operators"] or known["layers"]) and lent is not None:
             lenders.append(lent.lenders)
     return "; ".join((*words, *dict.fromkeys(filter(None, lenders))))

@@ -93,62 +93,59 @@ def band(errors: pandas.Series[Any]) -> str:
     return f"{least:.0%} to {most:.0%}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PeerFigure:
     """One tool's error on one data set."""
 
     tool: str
     mape: float
+    source: str
     median: float | None = None
     note: str = ""
     """What one must know before comparing."""
-    source: str
 
 
 _CALCULON = "calculon commit caa4b11 run on the rows' configurations"
 
 PEERS: tuple[tuple[str, PeerFigure], ...] = (
-    (
-        "vtrain",
-        PeerFigure(tool="calculon", mape=0.153, median=0.097, source=_CALCULON),
-    ),
+    ("vtrain", PeerFigure("calculon", 0.153, _CALCULON, median=0.097)),
     (
         "vtrain",
         PeerFigure(
-            tool="vTrain",
-            mape=0.1473,
+            "vTrain",
+            0.1473,
+            "vTrain, MICRO 2024, validation on multi-node systems",
             note="its own claim, on its own multi-node rows",
-            source="vTrain, MICRO 2024, validation on multi-node systems",
         ),
     ),
     (
         "sailor-clariden",
         PeerFigure(
-            tool="Sailor",
-            mape=0.089,
+            "Sailor",
+            0.089,
+            "Sailor's simulator, commit cf2c8e3, on sailor/validation",
             note="its simulator with these plans' own profiles",
-            source="Sailor's simulator, commit cf2c8e3, on sailor/validation",
         ),
     ),
     (
         "simumax",
         PeerFigure(
-            tool="SimuMax",
-            mape=0.0562,
+            "SimuMax",
+            0.0562,
+            "SimuMax 4dcaae5, docs/b200, predictions printed beside the runs",
             note="always low",
-            source="SimuMax 4dcaae5, docs/b200, predictions printed beside the runs",
         ),
     ),
     (
         "korthikanti-table5",
         PeerFigure(
-            tool="calculon",
-            mape=0.0365,
+            "calculon",
+            0.0365,
+            "calculon commit caa4b11, validation of arXiv 2205.05198, table 5",
             note="its own validation set",
-            source="calculon commit caa4b11, validation of arXiv 2205.05198, table 5",
         ),
     ),
-    ("megatron-sc21", PeerFigure(tool="calculon", mape=0.103, source=_CALCULON)),
+    ("megatron-sc21", PeerFigure("calculon", 0.103, _CALCULON)),
 )
 """(beginning of the source, figure)."""
 

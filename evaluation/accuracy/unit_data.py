@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from evaluation.accuracy.unit_tables import Table, read_unit_table
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_text
-from hetplan.lint.rows import Inputs
-from hetplan.lint.tables import read_table, table_kind
 from hetplan.profiling.samples import (
     LayerSample,
     LinkSample,
@@ -42,13 +41,6 @@ KINDS = (
 """Labels of the tables and the catalogue's kinds that they mean."""
 
 
-_NEEDED = {
-    "layer or operator times": "forward time or no microbatch size (Galvatron's totals of layers)",
-    "efficiency by shape": "efficiency",
-}
-"""Per kind of table, what a row must have to be read at all (`hetplan.lint.tables`)."""
-
-
 @dataclass(slots=True)
 class Notes:
     """What a reader says beside its samples."""
@@ -73,7 +65,7 @@ class Notes:
         return (*counted, *self.words)
 
 
-def read_rows(path: Path, notes: Notes) -> Inputs | None:
+def read_rows(path: Path, notes: Notes) -> Table | None:
     """The table's rows; None, with a note, where there is no such file.
 
     An InputError with file and line where the file is another table or cells of it are wrong.
@@ -82,16 +74,15 @@ def read_rows(path: Path, notes: Notes) -> Inputs | None:
         notes.words[f"{path.parent.name}/{path.name} is not there: nothing read from it"] = None
         return None
     text = read_text(path)
-    kind = table_kind(text.partition("\n")[0].rstrip("\r"))
-    if kind is None:
+    table = read_unit_table(str(path), text)
+    if table is None:
         message = "the header is of no table of measurements that is known; restore the columns"
         raise InputError(Fault(file=str(path), line=1, message=message))
-    material = read_table(str(path), text, kind)
-    used = len(material.layers) + len(material.collectives) + len(material.efficiencies)
+    used = len(table.layers) + len(table.collectives) + len(table.efficiencies)
     missing = sum(1 for line in text.splitlines() if line.strip(", \t")) - 1 - used
     if missing > 0:
-        notes.unused[f"{path.name}: no {_NEEDED.get(kind.title, 'value')}"] += missing
-    return material
+        notes.unused[f"{path.name}: no {table.needed}"] += missing
+    return table
 
 
 def population(

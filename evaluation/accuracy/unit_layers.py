@@ -30,10 +30,10 @@ from typing import Any, TypeAlias
 
 from evaluation.accuracy.unit_data import Notes, population
 from evaluation.accuracy.unit_links import node_link
+from evaluation.accuracy.unit_tables import known_model
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_text
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.lint.known import known_model
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.profiling.samples import LayerSample, LinkOperation, LinkSample, Phase, ProfileSet
 from hetplan.profiling.timing import summarise

@@ -18,7 +18,7 @@ Four sources, and how each is read:
                   middle one, 64 MiB, has about that bandwidth. consec=0 over two nodes: half of
                   the group in each.
     SimAI         ratios to a link's bandwidth that is not named: no times, so no samples. The law
-                  between nodes rests on the nic_ratio rows (`predict.links_prior`)
+                  between nodes rests on the nic_ratio rows (`predict.link.prior`)
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class AveragedGroup:
     """Which ranks formed the group of one of Galvatron's averages of all_reduce."""
 
     nodes: int
-    """Of the run; a group of consecutive ranks may need fewer."""
+    """Nodes of the run; a group of consecutive ranks may need fewer."""
     consecutive: bool
     """Neighbouring ranks, which fill a node first; otherwise as far apart as there are groups."""
 
@@ -75,7 +75,7 @@ class NicRatio:
     ratio: float
 
     def seconds(self, nic_bytes_per_second: float, nics: int) -> float:
-        """Of an all_reduce in nodes with so many NICs of this rate."""
+        """Seconds of an all_reduce in nodes with so many NICs of this rate."""
         rate = self.ratio * nic_bytes_per_second * nics
         return bus_factor(self.ranks) * self.message_bytes / rate
 
@@ -126,13 +126,13 @@ def bus_factor(ranks: int) -> float:
 
 
 def averaged_group(row: CollectiveRow) -> AveragedGroup | None:
-    """Of a row of Galvatron's averages of all_reduce; None for any other."""
+    """The group of a row of Galvatron's averages of all_reduce; None for any other row."""
     found = _AVERAGED.search(row.source)
     return AveragedGroup(nodes=int(found[1]), consecutive=found[2] == "1") if found else None
 
 
 def nic_ratio(row: CollectiveRow) -> NicRatio | None:
-    """Of a row of SimAI's ratios to a NIC's bandwidth; None for any other.
+    """The ratio in a row of SimAI's ratios to a NIC's bandwidth; None for any other row.
 
     The column of bus bandwidths holds ratios there, read as GB/s like all others.
     """
@@ -232,7 +232,7 @@ def _source(row: CollectiveRow, notes: Notes) -> _Source | str:
 
 _NIC_RATIO = (
     "SimAI's ratios to the cards' bandwidth, as samples of a link; the law between nodes of links "
-    "without samples was learned from them (predict/links_prior.py)"
+    "without samples was learned from them (predict/link/prior.py)"
 )
 _OTHER_RATIO = "SimAI's ratios to a fabric's bandwidth that is not named"
 _ON_A_CURVE = (

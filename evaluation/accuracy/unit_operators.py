@@ -51,10 +51,9 @@ from functools import partial
 from pathlib import Path
 
 from evaluation.accuracy.unit_data import Notes, population, read_rows
+from evaluation.accuracy.unit_tables import EfficiencyRow, LayerRow, precision_of
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
-from hetplan.lint.known import precision_of
-from hetplan.lint.rows import EfficiencyRow, LayerRow
 from hetplan.model.operators import ADDITION_APART, OperatorClass
 from hetplan.profiling.samples import (
     OperatorPhase,

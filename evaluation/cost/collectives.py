@@ -13,13 +13,12 @@ Three publications, read from the folder of reference data (unit/collectives.csv
 
 `figures` rows have a ring with the figures' latency and bandwidth in every step, which nobody
 reaches; `ring` ones force the algorithm that was measured, `library` ones take the cheapest of what
-the communication library has, which is what estimates price, `cheapest` ones of all there are.
-SimAI's rows are of rings alone: there `ring` is the comparison, and the last two are called `trees
-too`, because a library takes trees for short messages from three nodes on. The laws behind all but
-the first were learned from these tables (not from Galvatron's two nodes): `left_out_rows` gives the
-error elsewhere.
+the communication library has, which is what estimates price. SimAI's rows are of rings alone: there
+`ring` is the comparison, and the last is called `trees too`, because a library takes trees for
+short messages from three nodes on. The laws behind all but the first were learned from these tables
+(not from Galvatron's two nodes): `left_out_rows` gives the error elsewhere.
 
-The constants of `predict.links_prior` are the coefficients of one fit to the published all_reduce
+The constants of `predict.link.prior` are the coefficients of one fit to the published all_reduce
 times inside nodes and to the ratios between nodes together (the latency of a step inside a node is
 common to both), of one to all_to_all and of one to sends. `left_out_rows` leaves out one source, or
 one number of nodes, at a time: that is the error to be expected of a link that nobody measured.
@@ -56,7 +55,7 @@ from evaluation.output import WORDS, Section, frame_of
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island, Link, Transport
-from hetplan.cost.collectives import ALL, Algorithm, collective, group_shape
+from hetplan.cost.collectives import Algorithm, collective, group_shape
 from hetplan.cost.network.paths import ring_share
 from hetplan.lint.rows import CollectiveRow
 from hetplan.predict.fit import FittedPredictor
@@ -308,7 +307,7 @@ def collective_errors(reference: Path) -> pandas.DataFrame:
             "algorithm": _label(case.source, choice),
             "ratio": _predicted(case, choice) / case.seconds,
         }
-        for choice in ("figures", "ring", "library", "cheapest")
+        for choice in ("figures", "ring", "library")
         for case in cases
     )
     frame["error"] = (frame["ratio"] - 1.0).abs()
@@ -354,8 +353,8 @@ def law_section(reference: Path) -> Section:
 
 
 def _label(source: str, choice: str) -> str:
-    """Where rings alone were measured, choices that may take something else say so."""
-    others = choice in ("library", "cheapest") and source == RINGS_ONLY
+    """Where rings alone were measured, a choice that may take something else says so."""
+    others = choice == "library" and source == RINGS_ONLY
     return f"{choice}, trees too" if others else choice
 
 
@@ -372,7 +371,6 @@ def _predicted(case: _Case, choice: str) -> float:
         case.message_bytes,
         FittedPredictor.datasheet_only(),
         algorithm=Algorithm.RING if choice == "ring" else None,
-        among=ALL if choice == "cheapest" else None,
         share=ring_share(cluster, (case.ranks,)),
     ).seconds
 

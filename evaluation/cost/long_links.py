@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from evaluation.output import WORDS, Section
 from hetplan.cost.arrays import Floats
 from hetplan.errors import InputError
-from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH
+from hetplan.predict.link.prior import LINK_LOG_HALFWIDTH
 from hetplan.predict.regression import conformal_halfwidth
 
 PAIRS_FILE = Path("unit") / "wan_city_pairs.csv"

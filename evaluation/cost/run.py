@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.units import format_seconds
@@ -94,19 +95,8 @@ def replay_timings(repeats: int = _REPEATS) -> pandas.DataFrame:
 
 
 def _search_call(times: PipelineTimes, rendezvous: bool) -> Callable[[], object]:
-    arguments = (
-        np.ascontiguousarray(times.forward[:, 0]),
-        np.ascontiguousarray(times.backward[:, 0]),
-        times.send_forward,
-        times.send_backward,
-        times.wire_latency,
-        times.rendezvous_extra,
-        np.array(times.warmup, dtype=np.int64),
-        times.num_microbatches,
-        np.zeros(times.num_stages),
-        rendezvous,
-    )
-    return lambda: replay_seconds(*arguments)
+    plain, after = times.plain(), np.zeros(times.num_stages)
+    return lambda: replay_seconds(plain, after, rendezvous)
 
 
 def _general_call(times: PipelineTimes, rendezvous: bool) -> Callable[[], object]:
@@ -162,21 +152,16 @@ def random_plans(count: int, seed: int = 0) -> tuple[Pricer, list[Plan]]:
     configs = shipped_folder("configs")
     model = load_model(configs / "models" / "llama-140b.yaml")
     cluster = load_cluster(configs / "clusters" / "mixed-768.yaml")
-    degrees = Degrees(tp=8, dp=4, microbatch_size=1)
+    layout = Layout(tp=8, dp=4, islands=("mi210",) * 4 + ("a100",) * (STAGES - 4))
     job = replace(
-        load_job(configs / "jobs" / "llama-140b.yaml"),
-        global_batch_size=MICROBATCHES * degrees.dp * degrees.microbatch_size,
+        load_job(configs / "jobs" / "llama-140b.yaml"), global_batch_size=MICROBATCHES * 4
     )
     drawn = random.Random(seed)
-    islands = ["mi210"] * 4 + ["a100"] * (STAGES - 4)
     plans = []
     for _ in range(count):
         cuts = [0, *sorted(drawn.sample(range(1, model.num_layers), STAGES - 1)), model.num_layers]
-        choices = [
-            StageChoice(island=island, transformer_layers=stop - start)
-            for island, start, stop in zip(islands, cuts, cuts[1:], strict=False)
-        ]
-        plans.append(build_plan(model, cluster, job, choices, degrees))
+        layers = tuple(stop - start for start, stop in pairwise(cuts))
+        plans.append(plan_of_layout(replace(layout, layers=layers), model, cluster, job))
     return Pricer(model, cluster, job, FittedPredictor.datasheet_only()), plans
 
 

@@ -35,6 +35,7 @@ from pydantic import (
     ValidationError,
 )
 
+from evaluation.accuracy.unit_tables import known_model
 from evaluation.search.sailor import (
     MEMORY_BYTES,
     NAMES,
@@ -48,7 +49,6 @@ from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_text
 from hetplan.job.spec import Job, Optimizer, Pins, Precision, TrainerOptions
-from hetplan.lint.known import known_model
 from hetplan.model.spec import ModelSpec
 from hetplan.search.result import Inputs
 

@@ -49,16 +49,37 @@ from evaluation.search.sailor_tables import (
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.bounds.order_free_bound import most_stages_of
-from hetplan.search.one_f_one_b.likely_meshes import part_of
 from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Inputs
 from hetplan.search.solver import Best, OrderFreeBound
 from hetplan.search.space.family import Family, Mesh
-from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE, Links, StageTable
+from hetplan.search.space.plan_evaluator import PlanEvaluator
+from hetplan.search.space.stage_table import (
+    BOTH,
+    FIRST,
+    LAST,
+    MAX_FREE_ISLANDS,
+    MIDDLE,
+    SEND_BACKWARD,
+    SEND_FORWARD,
+    StageTable,
+    num_islands,
+)
 from hetplan.search.table_maker import TableMaker
 
 _NO_PATH_SECONDS = 1e9
 _ROLES = (MIDDLE, FIRST, LAST, BOTH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SailorEvaluator(PlanEvaluator):
+    """Prices whole plans by Sailor's formula."""
+
+    price: Callable[[ChosenPlan], float]
+
+    def seconds(self, chosen: ChosenPlan) -> float:
+        """By the formula; infinite where the plan does not fit."""
+        return self.price(chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +154,16 @@ class SailorMaker(TableMaker):
         """The formula is a little above what its space says."""
         return False
 
-    def whole_seconds(self, chosen: ChosenPlan) -> float:
+    @cached_property
+    def evaluator(self) -> SailorEvaluator:
         """By the formula."""
-        return self.price(chosen)
+        return SailorEvaluator(
+            model=self.model,
+            cluster=self.cluster,
+            job=self.job,
+            predictor=self.predictor,
+            price=self.price,
+        )
 
     # ---- one family
 
@@ -183,46 +211,45 @@ class SailorMaker(TableMaker):
             after[:, m] = self._ends_of(stage, layers)
             for flight in range(1, flights + 1):
                 most[0, :, m, flight] = self._fits(stage, flight, layers)
-        zeros = np.zeros(count)
+        masks = np.array([mesh.mask for mesh in meshes], dtype=np.int64)
         return StageTable(
-            family=family,
             num_layers=layers,
             layers_per_unit=1,
             front_layers=0,
             back_layers=0,
             num_microbatches=family.num_microbatches,
+            most_extra_depth=family.most_extra_depth,
             stages=self.job.pin.pp or 0,
             stage_limit=limit,
+            regions_apart=num_islands(masks) > MAX_FREE_ISLANDS,
+            rendezvous=True,
+            clips_gradients=False,
             region=np.array([self._zone(mesh) for mesh in meshes], dtype=np.int64),
-            island_mask=np.array([mesh.mask for mesh in meshes], dtype=np.int64),
+            island_mask=masks,
             max_stages=most_stages,
             forward=forward,
             backward=backward,
             extra_forward=extra_forward,
             extra_backward=extra_backward,
             links=links,
-            node_links=Links(
-                send_forward=links.send_forward.diagonal().copy(),
-                send_backward=links.send_backward.diagonal().copy(),
-                wire_latency=zeros,
-                rendezvous_extra=zeros,
-            ),
+            node_links=links.diagonal(axis1=1, axis2=2).copy(),
             stages_per_node=np.ones(count, dtype=np.int64),
             tied=np.zeros((count, count)),
-            rendezvous=True,
             most_layers=most,
             after=after,
             leaving=np.zeros_like(after),
-            norm=None,
+            norm_inside=np.zeros(count),
+            norm_links=np.zeros((count, count)),
+            norm_node_links=np.zeros(count),
             may_be_first=np.ones(count, dtype=np.bool_),
             may_be_last=np.ones(count, dtype=np.bool_),
-        )
+        ).contiguous()
 
     def _zone(self, mesh: Mesh) -> int:
         zones = {self.cluster.islands[at].region for at in mesh.islands}
         return self.cluster.regions.index(min(zones)) if len(zones) == 1 else -1
 
-    def _sends(self, meshes: Sequence[Mesh], most_stages: Ints) -> tuple[Floats, Links]:
+    def _sends(self, meshes: Sequence[Mesh], most_stages: Ints) -> tuple[Floats, Floats]:
         """[M] seconds that a send of the mesh takes at least, and what boundaries add to that.
 
         The formula charges a send to its sender, forward as well as backward. A boundary of the
@@ -241,11 +268,9 @@ class SailorMaker(TableMaker):
         more = np.where(np.isfinite(both), both, _NO_PATH_SECONDS)
         beyond = np.maximum(more - np.maximum(least[:, None], least[None, :]), 0.0) / 2
         beyond = np.where(np.isfinite(both), beyond, _NO_PATH_SECONDS)
-        nothing = np.zeros((count, count))
-        return least, Links(
-            send_forward=beyond, send_backward=beyond, wire_latency=nothing,
-            rendezvous_extra=nothing,
-        )  # fmt: skip
+        links = np.zeros((4, count, count))
+        links[[SEND_FORWARD, SEND_BACKWARD]] = beyond
+        return least, links
 
     def _ends_of(self, stage: Stage, layers: int) -> Floats:
         """[4, L + 1] the stage's reduction and update, the least over where its layers lie."""
@@ -271,7 +296,7 @@ class SailorMaker(TableMaker):
 
 def has_paths(space: StageTable) -> bool:
     """Whether any two stages can send to each other."""
-    return bool((space.links.send_forward < _NO_PATH_SECONDS).any())
+    return bool((space.links[SEND_FORWARD] < _NO_PATH_SECONDS).any())
 
 
 def _least_each(space: StageTable) -> Floats:
@@ -364,7 +389,7 @@ class SailorSolver(OneFOneBSolver):
         units[last] -= 1
         chosen = self._ordered(mesh, units)
         best.replays += 1
-        best.offer(self.index, chosen, self._sailor.whole_seconds(chosen))
+        best.offer(self.index, chosen, self._sailor.price(chosen))
 
     def _ordered(self, mesh: Ints, units: Ints) -> ChosenPlan:
         """The plan of a row, parts of its stages in the order of their ring."""
@@ -459,11 +484,11 @@ class OwnMaker(TableMaker):
             most = np.zeros_like(found.most_layers)
             flights = np.minimum(np.arange(most.shape[3]), other.most_layers.shape[3] - 1)
             most[:] = other.most_layers[..., flights]
-            self._wholes[whole] = replace(found, most_layers=most)
+            self._wholes[whole] = found._replace(most_layers=most)
         if whole == family:
             return self._wholes[whole]
         kept = [at for at, mesh in enumerate(whole.meshes) if mesh in family.meshes]
-        return part_of(self._wholes[whole], np.array(kept, dtype=np.int64))
+        return self._wholes[whole].of_meshes(np.array(kept, dtype=np.int64))
 
 
 def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Searched | None:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from hetplan.advice.measurement_order import Leaves, Measurement
 from hetplan.advice.plan_sensitivities import UPDATE, PredictionKey
-from hetplan.cluster.devices import CPU_KIND, DeviceKind
+from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
 from hetplan.model.layer_units import own_layer_fault
@@ -61,22 +61,21 @@ _UNKNOWN_SECONDS = 0.01  # of one pass on a kind of which nothing is known: near
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Measurement):
     """One thing to measure: a unit of layers, or a link."""
 
-    measurement: Measurement
     kinds: tuple[str, ...]
     """Device kinds that it needs."""
     units: tuple[Unit, ...] = ()
     """Layers, cheapest first."""
     place: LinkPlace | None = None
     sizes: tuple[int, ...] = ()
-    """Of a link's messages."""
+    """Message sizes of a link, in bytes."""
     missing: tuple[LinkCase, ...] = ()
     here: bool = False
     """Whether this machine can measure it."""
     why_not: str = ""
-    """Where it cannot although it has the device."""
+    """Why this machine cannot measure it although it has the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +87,10 @@ class PlanNeeds:
     job: Job
     predictor: FittedPredictor
     asked: tuple[PredictionKey, ...]
-    largest_messages: tuple[tuple[str, float], ...]
-    log_halfwidths: tuple[tuple[str, float], ...]
-    """Of everything asked, by its name."""
+    largest_messages: Mapping[str, float]
+    """Bytes of the largest message of every link, by its cause."""
+    log_halfwidths: Mapping[str, float]
+    """Half-width of every prediction, by its name."""
     layers: tuple[LayerSample, ...]
     """Samples that count as measured."""
     links: tuple[tuple[str, LinkCase], ...]
@@ -140,7 +140,8 @@ def _layers(needs: PlanNeeds, kind: str, here: bool) -> Iterator[Candidate]:
         tp_degrees=degrees,
         microbatch_sizes=sorted({*sizes, *_grid_sizes(needs.model, needs.job)[:2]}),
     )
-    device = _device(needs.cluster, kind)
+    devices = (island.device for island in needs.cluster.islands)
+    device = next((device for device in devices if device.kind == kind), None)
     every = units(grid)
     for layer in dict.fromkeys(each.layer for each in asked):
         alike = [unit for unit in every if unit.kind.value == layer]
@@ -168,7 +169,9 @@ def _candidate(
     leaves = tuple(_leaves(needs, asked, need.missing, kind))
     if leaves:
         yield Candidate(
-            measurement=Measurement(name=name, seconds=_expected(need, kind), leaves=leaves),
+            name=name,
+            seconds=_expected(need, kind),
+            leaves=leaves,
             kinds=(kind,),
             units=need.missing,
             here=here,
@@ -180,11 +183,6 @@ def _expected(need: LayerNeed, kind: str) -> float:
         return need.seconds
     limits = CPU_LIMITS if kind == CPU_KIND else ACCELERATOR_LIMITS
     return len(need.missing) * expected_seconds(limits, _UNKNOWN_SECONDS)
-
-
-def _device(cluster: Cluster, kind: str) -> DeviceKind | None:
-    found = (island.device for island in cluster.islands if island.device.kind == kind)
-    return next(found, None)
 
 
 def _leaves(
@@ -231,7 +229,7 @@ def _inside(law: LayerLaw | None) -> float:
 
 
 def _scatter(needs: PlanNeeds, kind: str, layer: str) -> float:
-    """That a row of this layer is expected to have: the median of its rows, else of the kind's."""
+    """Scatter that a row of this layer will have: the median of its rows, else of the kind's."""
     rows = [sample for sample in needs.layers if sample.device == kind]
     same = [sample for sample in rows if sample.layer == layer]
     widths = [scatter_log_halfwidth(sample) for sample in same or rows]
@@ -241,7 +239,7 @@ def _scatter(needs: PlanNeeds, kind: str, layer: str) -> float:
 def _few(needs: PlanNeeds, asked: PredictionKey, points: int, least: float) -> Leaves:
     """What one more of few points leaves: the part that each size has of its own stays."""
     now, then, at_best = (_after_points(count) for count in (points, points + 1, _MANY))
-    stays = dict(needs.log_halfwidths).get(asked.name, 0.0) * at_best / now
+    stays = needs.log_halfwidths.get(asked.name, 0.0) * at_best / now
     return Leaves(asked=asked.name, least_log_halfwidth=max(least, stays), factor=then / now)
 
 
@@ -249,12 +247,12 @@ _MANY = 1000  # points, of which more change nothing: the part of each size by i
 
 
 def _after_points(points: int) -> float:
-    """Of a prior's half-width, what so many measured points leave for another size."""
+    """Part of a prior's half-width that so many measured points leave for another size."""
     return shift([0.0] * points, 1.0).log_halfwidth
 
 
 def _law(predictor: FittedPredictor, kind: str, layer: str, precision: str) -> LayerLaw | None:
-    """Of the two passes' laws the wider one."""
+    """The wider one of the two passes' laws."""
     found = [
         law
         for law in predictor.laws.layers
@@ -288,7 +286,6 @@ def typical_log_halfwidth(predictor: FittedPredictor, kind: str, layer: str) -> 
 def _links(needs: PlanNeeds, here: Here, devices_here: int) -> Iterator[Candidate]:
     """Links that the plans use, each with every message size up to the largest asked for."""
     causes = {each.cause for each in needs.asked if not each.layer}
-    largest = dict(needs.largest_messages)
     for place in link_places(needs.cluster):
         name = link_cause(place.link)
         used = sorted(
@@ -296,12 +293,8 @@ def _links(needs: PlanNeeds, here: Here, devices_here: int) -> Iterator[Candidat
         )
         if not used:
             continue
-        sizes = message_sizes(
-            min(
-                MAX_BUCKET_BYTES,
-                max(MIN_MESSAGE_BYTES, *(round(largest.get(each, 0.0)) for each in used)),
-            )
-        )
+        largest = max(round(needs.largest_messages.get(each, 0.0)) for each in used)
+        sizes = message_sizes(min(MAX_BUCKET_BYTES, max(MIN_MESSAGE_BYTES, largest)))
         held = {key for link, key in needs.links if link == place.name}
         need = link_need(place, sizes, held)
         if not need.missing:
@@ -314,13 +307,11 @@ def _links(needs: PlanNeeds, here: Here, devices_here: int) -> Iterator[Candidat
         elif devices and not enough:
             why = f"it needs {place.processes_per_node} devices, this machine has {devices_here}"
         yield Candidate(
-            measurement=Measurement(
-                name=f"link {place.name} ({place.words})",
-                seconds=LINK_START_SECONDS + need.seconds,
-                leaves=tuple(
-                    Leaves(asked=each, least_log_halfwidth=_typical_link(needs.predictor))
-                    for each in used
-                ),
+            name=f"link {place.name} ({place.words})",
+            seconds=LINK_START_SECONDS + need.seconds,
+            leaves=tuple(
+                Leaves(asked=each, least_log_halfwidth=_typical_link(needs.predictor))
+                for each in used
             ),
             kinds=place.kinds,
             place=place,
@@ -339,9 +330,3 @@ def _typical_link(predictor: FittedPredictor) -> float:
         if table.calibration == OWN_ROWS
     ]
     return statistics.median(widths) if widths else TYPICAL_LOG_HALFWIDTH
-
-
-def corrected_seconds(candidate: Candidate, ratio: float) -> Candidate:
-    """With what measurements here took over what was expected of them."""
-    measurement = replace(candidate.measurement, seconds=candidate.measurement.seconds * ratio)
-    return replace(candidate, measurement=measurement)

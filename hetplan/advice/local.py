@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates, first_units
@@ -25,13 +23,13 @@ from hetplan.predict.fit import FittedPredictor, fit_populations
 from hetplan.predict.laws import ALL_LAYERS
 from hetplan.predict.populations import choose
 from hetplan.profiling.backends import Backend, open_backend
-from hetplan.profiling.measure_layers import LayerProfiler, Unit
+from hetplan.profiling.measure_layers import Unit, unit_shapes, unit_work
 from hetplan.profiling.needs import Here, LinkPlace, link_case
-from hetplan.profiling.profiler import Shape
 from hetplan.profiling.provenance import kind_here, provenance_here
-from hetplan.profiling.run import Measuring
+from hetplan.profiling.run import Measuring, measure_missing
 from hetplan.profiling.samples import LayerSample, ProfileSet, Provenance
 from hetplan.profiling.store import LayerWriter, read_populations
+from hetplan.profiling.work import Work
 from hetplan.search.result import Inputs
 from hetplan.search.space.allowed import tensor_degrees
 from hetplan.units import format_about
@@ -73,15 +71,12 @@ class LocalBackend:
             plan_sensitivities(f"{number}", plan, self.inputs, predictor)
             for number, plan in enumerate(self._plans)
         ]
-        near = near_best([each.parts for each in priced], most=MAX_PLANS)
-        by_name = {each.parts.name: each for each in priced}
-        plans = tuple(by_name[each.name] for each in near)
+        plans = near_best(priced, most=MAX_PLANS)
         wanted = self._wanted(predictor, held, plans)
         return View(
-            plans=near,
+            plans=plans,
             log_halfwidth=plans[0].estimate.own_log_halfwidth or 0.0,
             candidates=candidates(wanted, self.here, self.devices),
-            sensitivities=plans,
             notes=self._notes(predictor, held),
             bases=bases(predictor, model, job, wanted.asked),
         )
@@ -106,17 +101,12 @@ class LocalBackend:
         answer for the others that there are.
         """
         model, cluster, job = self.inputs.model, self.inputs.cluster, self.inputs.job
-        device = next(i.device for i in cluster.islands if i.device.kind == kind)
-        try:
-            device.peak(job.precision.value)
-        except InputError:
-            pass
-        else:
+        if kind not in self._without_datasheet():
             return ()
         pinned = job.pin.tp
         degrees = tensor_degrees(model, cluster) if pinned is None else (pinned,)
         held = {sample.shape for sample in self._own(self._populations(), kind)}
-        return first_units(model, job, degrees, held, self._profiler(kind).shapes)
+        return first_units(model, job, degrees, held, unit_shapes)
 
     def measure_first(self, kinds: Sequence[str], budget_seconds: float) -> float:
         """Measure what these kinds need before anything can be predicted; the seconds it took.
@@ -160,24 +150,21 @@ class LocalBackend:
 
     def unknown_kinds(self) -> tuple[str, ...]:
         """Kinds of the cluster of which neither samples nor a datasheet say anything."""
-        cluster, job = self.inputs.cluster, self.inputs.job
         laws = fit_populations(self._populations()).laws.layers
         # A run that was cut short leaves a kind of which only some layers are known.
         needed = {*(layer.value for layer in TRAINED_KINDS), ALL_LAYERS}
         answered: dict[str, set[str]] = {}
         for law in laws:
-            if law.precision == job.precision.value:
+            if law.precision == self.inputs.job.precision.value:
                 answered.setdefault(law.device, set()).add(law.layer)
         known = {kind for kind, layers in answered.items() if needed <= layers}
-        found = []
-        for kind, device in {i.device.kind: i.device for i in cluster.islands}.items():
-            if kind in known:
-                continue
-            try:
-                device.peak(job.precision.value)
-            except InputError:
-                found.append(kind)
-        return tuple(found)
+        return tuple(kind for kind in self._without_datasheet() if kind not in known)
+
+    def _without_datasheet(self) -> tuple[str, ...]:
+        """Kinds of the cluster whose datasheet has no rate of the job's precision."""
+        precision = self.inputs.job.precision.value
+        kinds = {island.device.kind: island.device for island in self.inputs.cluster.islands}
+        return tuple(kind for kind, device in kinds.items() if precision not in device.dtypes)
 
     def _populations(self) -> tuple[ProfileSet, ...]:
         return read_populations(*(folder for folder in self.folders if folder.is_dir()))
@@ -197,9 +184,9 @@ class LocalBackend:
         largest: dict[str, float] = {}
         widths: dict[str, float] = {}
         for each in plans:
-            for part in each.parts.parts:
+            for part in each.parts:
                 widths[part.asked] = max(widths.get(part.asked, 0.0), part.log_halfwidth)
-            for cause, size in each.largest_messages:
+            for cause, size in each.largest_messages.items():
                 largest[cause] = max(largest.get(cause, 0.0), size)
         return PlanNeeds(
             model=self.inputs.model,
@@ -207,8 +194,8 @@ class LocalBackend:
             job=self.inputs.job,
             predictor=predictor,
             asked=tuple(dict.fromkeys(asked for each in plans for asked in each.asked)),
-            largest_messages=tuple(sorted(largest.items())),
-            log_halfwidths=tuple(sorted(widths.items())),
+            largest_messages=largest,
+            log_halfwidths=widths,
             layers=tuple(layers),
             links=tuple((sample.link, link_case(sample)) for sample in chosen.links),
         )
@@ -246,9 +233,6 @@ class LocalBackend:
             self._backends[kind] = open_backend(CPU_KIND)
         return self._backends[kind]
 
-    def _profiler(self, kind: str) -> LayerProfiler:
-        return LayerProfiler(self._backend(kind), device=kind)
-
     def _provenance(self, kind: str) -> Provenance:
         return provenance_here(
             self._backend(kind),
@@ -258,18 +242,11 @@ class LocalBackend:
         )
 
     def _measure_unit(self, kind: str, unit: Unit) -> None:
+        def refuse(_: Work, error: Exception) -> None:
+            raise ProfileError(f"{kind} refuses it ({str(error).splitlines()[0]})") from error
+
         writer = LayerWriter(self.measuring.store, self._provenance(kind))
-        held: set[Shape] = {sample.shape for sample in writer.samples}
-        refused: list[Exception] = []
-        today = datetime.date.today().isoformat()
-        for progress in self._profiler(kind).run(
-            (unit,), measured=held, on_failure=lambda _, error: refused.append(error)
-        ):
-            for sample in progress.samples:
-                if sample.shape not in held:
-                    writer.append(replace(sample, measured_on=today))
-        if refused:
-            raise ProfileError(f"{kind} refuses it ({str(refused[0]).splitlines()[0]})")
+        measure_missing([unit_work(unit, kind, self._backend(kind))], writer, on_failure=refuse)
 
     def _measure_link(self, candidate: Candidate, seconds_left: float) -> None:
         # What torchrun would set and say a word about; each rank sets its threads itself.
@@ -291,7 +268,7 @@ class LocalBackend:
 def link_program(measuring: Measuring, candidate: Candidate) -> list[str]:
     """The program that measures a link between devices of this machine."""
     if candidate.place is None:
-        raise InputError(f"{candidate.measurement.name} is no link")
+        raise InputError(f"{candidate.name} is no link")
     return [
         sys.executable,
         *("-m", "torch.distributed.run", "--standalone"),
@@ -329,7 +306,7 @@ def measure_for(
     inputs: Inputs,
     folders: Sequence[Path],
     *,
-    on_begin: Callable[[Choice, float], None] | None = None,
+    on_begin: Callable[[Choice[Candidate], float], None] | None = None,
 ) -> Report:
     """Measure on this machine what shrinks the interval of the job's best plans most, first.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hetplan.advice.candidates import Candidate, corrected_seconds
+from hetplan.advice.candidates import Candidate
 from hetplan.advice.measurement_order import (
     Choice,
     Measurement,
@@ -32,7 +32,7 @@ from hetplan.predict.layer.answer import measured_itself
 from hetplan.predict.predictor import LayerQuery
 
 MIN_GAIN = 0.02
-"""Of the interval and regret: what takes off less is not worth measuring."""
+"""Part of the interval and regret: what takes off less is not worth measuring."""
 _PATIENCE = 3
 """Batches in a row that shrank the interval by less: one that moves a law's centre, or gives it
 too few rows to be checked, may widen it first."""
@@ -53,19 +53,22 @@ class Basis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How things stand."""
+    """The near-best plans, what could be measured for them, and what sets their intervals."""
 
     plans: tuple[PlanParts, ...]
     """The near-best ones, best first."""
     log_halfwidth: float
-    """Of the best one's 90 % interval, by its estimate."""
+    """Half-width of the best one's 90 % interval, by its estimate."""
     candidates: tuple[Candidate, ...]
-    sensitivities: tuple[PlanSensitivities, ...] = ()
-    """The same plans with their estimates, for whoever shows them."""
     notes: tuple[str, ...] = ()
     """What a reader must know."""
     bases: tuple[Basis, ...] = ()
     """What sets the interval of each prediction that the plans ask of a device."""
+
+    @property
+    def priced(self) -> tuple[PlanSensitivities, ...]:
+        """The plans that have an estimate, for whoever shows them."""
+        return tuple(plan for plan in self.plans if isinstance(plan, PlanSensitivities))
 
     @property
     def standing(self) -> Standing:
@@ -115,7 +118,7 @@ def measure_for_job(
     backend: MeasurementBackend,
     budget_seconds: float,
     *,
-    on_begin: Callable[[Choice, float], None] | None = None,
+    on_begin: Callable[[Choice[Candidate], float], None] | None = None,
 ) -> Report:
     """Measure until the budget is spent or nothing is worth it.
 
@@ -167,19 +170,19 @@ def plan_order(
     here: bool = True,
     ratio: float = 1.0,
     passed_over: Collection[str] = (),
-) -> tuple[Choice, ...]:
+) -> tuple[Choice[Candidate], ...]:
     """What this machine (or others) should measure, in the order of its worth."""
     open_ = [
-        corrected_seconds(each, ratio).measurement
+        replace(each, seconds=each.seconds * ratio)
         for each in view.candidates
-        if each.here is here and each.measurement.name not in passed_over
+        if each.here is here and each.name not in passed_over
     ]
     return order(view.plans, open_, budget_seconds=budget_seconds, least_gain=MIN_GAIN)
 
 
 def _batch(
     view: View, refused: Collection[str], ratio: float, budget_seconds: float, spent: float
-) -> tuple[tuple[Choice, ...], str, Measurement | None]:
+) -> tuple[tuple[Choice[Candidate], ...], str, Measurement | None]:
     """What is measured before the next look; without any why, and what the budget was short of."""
     left = budget_seconds - spent
     choices = plan_order(view, budget_seconds=left, ratio=ratio, passed_over=refused)
@@ -196,15 +199,18 @@ def _batch(
     return batch or choices[:1], "", None
 
 
-def _measure(backend: MeasurementBackend, view: View, choice: Choice, seconds_left: float) -> Done:
+def _measure(
+    backend: MeasurementBackend, view: View, choice: Choice[Candidate], seconds_left: float
+) -> Done:
     name = choice.measurement.name
-    candidate = next(each for each in view.candidates if each.measurement.name == name)
-    expected = candidate.measurement.seconds
+    # As it was offered: the choice has what measurements took so far over what was expected.
+    candidate = next(each for each in view.candidates if each.name == name)
+    seconds, refused = 0.0, ""
     try:
         seconds = backend.measure(candidate, seconds_left)
     except ProfileError as error:
-        return Done(name=name, expected_seconds=expected, seconds=0.0, refused=str(error))
-    return Done(name=name, expected_seconds=expected, seconds=seconds)
+        refused = str(error)
+    return Done(name=name, expected_seconds=candidate.seconds, seconds=seconds, refused=refused)
 
 
 def _ratio(done: Collection[Done]) -> float | None:
@@ -250,18 +256,16 @@ def _basis(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Predic
 def explain_growth(before: View, after: View) -> tuple[str, ...]:
     """Why the best plan's interval is wider than before; nothing where it is not."""
     if after.log_halfwidth <= before.log_halfwidth * (1 + _MIN_VALUE) or not (
-        before.sensitivities and after.sensitivities
+        before.priced and after.priced
     ):
         return ()
     lines = ["The interval is wider than before:"]
-    best = after.sensitivities[0]
-    if best.plan != before.sensitivities[0].plan:
+    best = after.priced[0]
+    if best.plan != before.priced[0].plan:
         lines.append("another plan is the best one now;")
-    was = {
-        part.asked: part.log_halfwidth for plan in before.sensitivities for part in plan.parts.parts
-    }
+    was = {part.asked: part.log_halfwidth for plan in before.plans for part in plan.parts}
     found = []
-    for part in best.parts.parts:
+    for part in best.parts:
         old = was.get(part.asked)
         if old is not None and part.log_halfwidth > old * (1 + _MIN_VALUE):
             found.append((part.seconds * (part.log_halfwidth - old), part.asked, old, part))

@@ -25,8 +25,9 @@ best choice (the knapsack's greedy bound).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class Part:
     """Whose error it shares."""
     seconds: float
     log_halfwidth: float
-    """Of its 90 % interval."""
+    """Half-width of its 90 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,24 +98,24 @@ class Standing:
 
     best: str
     log_halfwidth: float
-    """Of the best plan's step."""
+    """Half-width of the best plan's step."""
     regret: float
     """Expected loss of taking it, as a part of its step."""
-    chances: tuple[tuple[str, float], ...]
-    """Every plan, and the chance that it is the best one; likeliest first."""
+    chances: Mapping[str, float]
+    """Chance of each plan, by its name, to be the best of them."""
 
-    def chance(self, name: str) -> float:
-        """That this plan is the best of them."""
-        return dict(self.chances).get(name, 0.0)
+
+_Plan = TypeVar("_Plan", bound=PlanParts)
+_Measurement = TypeVar("_Measurement", bound=Measurement, covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(Generic[_Measurement]):
     """One measurement of an order, and what is expected to be left after it."""
 
-    measurement: Measurement
+    measurement: _Measurement
     log_halfwidth: float
-    """Of the best plan."""
+    """Half-width of the best plan."""
     regret: float
     seconds: float
     """Spent up to its end."""
@@ -124,37 +125,32 @@ class Choice:
 
 def standing(plans: Sequence[PlanParts]) -> Standing:
     """How far the best of these plans is known, and how sure it is that it is the best."""
-    best = _best(plans)
-    widths = _Widths(plans)
-    steps = widths.logs(widths.halfwidths)
-    counts = np.bincount(np.argmin(steps, axis=1), minlength=len(plans)) / len(steps)
-    chances = sorted(
-        ((plan.name, float(count)) for plan, count in zip(plans, counts, strict=True)),
-        key=lambda each: -each[1],
-    )
+    known = _Known(plans)
     return Standing(
-        best=plans[best].name,
-        log_halfwidth=float(widths.of_plans(widths.halfwidths)[best]),
-        regret=_regret(steps, best),
-        chances=tuple(chances),
+        best=plans[known.best].name,
+        log_halfwidth=float(known.of_plans(known.halfwidths)[known.best]),
+        regret=known.regret_of_all,
+        chances={
+            plan.name: float(chance) for plan, chance in zip(plans, known.chances, strict=True)
+        },
     )
 
 
-def near_best(plans: Sequence[PlanParts], *, most: int) -> tuple[PlanParts, ...]:
+def near_best(plans: Sequence[_Plan], *, most: int) -> tuple[_Plan, ...]:
     """The best plan and those that cannot be told from it, best first, at most so many.
 
     A plan is told apart where it is slower by more than the interval of the difference reaches.
     """
     first = plans[_best(plans)]
-    near = []
-    for plan in plans:
-        if plan is first:
-            continue
-        slower = math.log(plan.step_seconds / first.step_seconds)
-        if slower <= difference_log_halfwidth(first, plan):
-            near.append((slower, plan.name, plan))
-    near.sort(key=lambda each: each[:2])
-    return (first, *(plan for _, _, plan in near[: most - 1]))
+    near = [
+        plan
+        for plan in plans
+        if plan is not first
+        and math.log(plan.step_seconds / first.step_seconds)
+        <= difference_log_halfwidth(first, plan)
+    ]
+    near.sort(key=lambda plan: (plan.step_seconds, plan.name))
+    return (first, *near[: most - 1])
 
 
 def difference_log_halfwidth(one: PlanParts, two: PlanParts) -> float:
@@ -169,34 +165,37 @@ def difference_log_halfwidth(one: PlanParts, two: PlanParts) -> float:
 
 def order(
     plans: Sequence[PlanParts],
-    measurements: Sequence[Measurement],
+    measurements: Sequence[_Measurement],
     *,
     budget_seconds: float = math.inf,
     least_gain: float = 0.0,
-) -> tuple[Choice, ...]:
+) -> tuple[Choice[_Measurement], ...]:
     """The measurements worth their time, in their order, as far as the budget goes.
 
     `least_gain`: one that takes off less than this part of the best plan's half-width and regret
     is not worth it. Of equals the first goes first. A measurement that needs more than what is
     left of the budget is passed over.
     """
-    best = _best(plans)
-    widths = _Widths(plans)
-    known = standing(plans)
-    chances = np.array([known.chance(plan.name) for plan in plans])
-    state = _State(widths, best, chances)
-    floor = least_gain * state.loss(widths.halfwidths)
-    chosen = _greedy(state, measurements, budget_seconds, floor, ())
-    single = _best_single(state, measurements, budget_seconds, floor)
-    if single is not None and sum(each.gain for each in chosen) < single[1]:
-        chosen = _greedy(state, measurements, budget_seconds, floor, (single[0],))
+    known = _Known(plans)
+    loss = known.loss(known.halfwidths)
+    floor = least_gain * loss
+    chosen = _greedy(known, measurements, budget_seconds, floor)
+    gains = [
+        (loss - known.loss(known.after(known.halfwidths, each)), each)
+        for each in measurements
+        if each.seconds <= budget_seconds
+    ]
+    gain, single = max(gains, key=lambda pair: pair[0], default=(0.0, None))
+    if single is not None and gain > max(floor, sum(choice.gain for choice in chosen)):
+        return _greedy(known, measurements, budget_seconds, floor, first=single)
     return chosen
 
 
-class _Widths:
-    """Shares and half-widths of every part of every plan, and the draws of their sources."""
+class _Known:
+    """Shares and half-widths of every part of every plan, and what is lost by not knowing more."""
 
     def __init__(self, plans: Sequence[PlanParts]) -> None:
+        self.best = _best(plans)
         self.logs_of_steps = np.log([plan.step_seconds for plan in plans])
         self.plan = np.array([p for p, plan in enumerate(plans) for _ in plan.parts], dtype=int)
         parts = [part for plan in plans for part in plan.parts]
@@ -214,17 +213,20 @@ class _Widths:
         # A half-width of 1 makes the factor exp(z / NORMAL_90) of a standard normal z.
         self.normal = np.array([np.log(draws.factor(each, 1.0)) for each in sources])
         self.shape = len(plans), len(sources)
+        steps = self.logs(self.halfwidths)
+        self.chances = np.bincount(np.argmin(steps, axis=1), minlength=len(plans)) / len(steps)
+        self.regret_of_all = self._regret(steps)
 
     def sums(self, halfwidths: Floats) -> Floats:
         """Half-width that each source gives each plan."""
-        found = np.zeros(self.shape)
-        np.add.at(found, (self.plan, self.source), self.share * halfwidths)
-        return found
+        sums = np.zeros(self.shape)
+        np.add.at(sums, (self.plan, self.source), self.share * halfwidths)
+        return sums
 
     def of_plans(self, halfwidths: Floats) -> Floats:
         """Half-width of each plan."""
-        found: Floats = np.sqrt((self.sums(halfwidths) ** 2).sum(axis=1))
-        return found
+        widths: Floats = np.sqrt((self.sums(halfwidths) ** 2).sum(axis=1))
+        return widths
 
     def logs(self, halfwidths: Floats) -> Floats:
         """Logarithm of the step of each plan in each draw, [draws, plans]."""
@@ -235,66 +237,60 @@ class _Widths:
 
     def after(self, halfwidths: Floats, measurement: Measurement) -> Floats:
         """What a measurement leaves of them."""
-        found = halfwidths.copy()
+        left = halfwidths.copy()
         for each in measurement.leaves:
             for index in self.at.get(each.asked, ()):
-                found[index] = each.of(float(halfwidths[index]))
-        return found
+                left[index] = each.of(float(halfwidths[index]))
+        return left
 
-
-class _State:
-    """What is lost by not knowing, as half-widths fall."""
-
-    def __init__(self, widths: _Widths, best: int, chances: Floats) -> None:
-        self.widths, self.best, self.chances = widths, best, chances
-        self._all = _regret(widths.logs(widths.halfwidths), best)
+    def _regret(self, logs: Floats) -> float:
+        return float(np.mean(logs[:, self.best] - logs.min(axis=1)))
 
     def regret(self, halfwidths: Floats) -> float:
-        """That is expected to be left when no more than these are unknown."""
-        known = np.sqrt(np.maximum(self.widths.halfwidths**2 - halfwidths**2, 0.0))
-        return max(0.0, self._all - _regret(self.widths.logs(known), self.best))
+        """Regret expected to be left when no more than these half-widths are unknown."""
+        learned = np.sqrt(np.maximum(self.halfwidths**2 - halfwidths**2, 0.0))
+        return max(0.0, self.regret_of_all - self._regret(self.logs(learned)))
 
     def loss(self, halfwidths: Floats) -> float:
         """Half-widths by chance of the plan, and regret."""
-        width = float(self.chances @ self.widths.of_plans(halfwidths))
-        return width + self.regret(halfwidths)
+        return float(self.chances @ self.of_plans(halfwidths)) + self.regret(halfwidths)
 
 
 def _greedy(
-    state: _State,
-    measurements: Sequence[Measurement],
+    known: _Known,
+    measurements: Sequence[_Measurement],
     budget_seconds: float,
     floor: float,
-    first: Sequence[Measurement],
-) -> tuple[Choice, ...]:
+    *,
+    first: _Measurement | None = None,
+) -> tuple[Choice[_Measurement], ...]:
     """Most gain a second next, after what goes first."""
-    widths = state.widths
-    halfwidths, spent, loss = widths.halfwidths, 0.0, state.loss(widths.halfwidths)
-    open_, forced = list(measurements), list(first)
-    chosen: list[Choice] = []
+    halfwidths, spent, loss = known.halfwidths, 0.0, known.loss(known.halfwidths)
+    open_ = list(measurements)
+    chosen: list[Choice[_Measurement]] = []
     while open_:
         fitting = [each for each in open_ if spent + each.seconds <= budget_seconds]
+        if first is not None:
+            fitting, first = [first], None
         tried = []
-        for each in forced[:1] or fitting:
-            after = widths.after(halfwidths, each)
+        for each in fitting:
+            after = known.after(halfwidths, each)
             if np.array_equal(after, halfwidths):
                 continue  # nobody asks for it, or it is known as well already
-            left = state.loss(after)
-            gain = loss - left
-            if gain > floor:
-                tried.append((gain / max(each.seconds, 1e-9), each, after, left))
+            left = known.loss(after)
+            if loss - left > floor:
+                tried.append(((loss - left) / max(each.seconds, 1e-9), each, after, left))
         if not tried:
             break
         # Of equals the one that was named first.
-        _, taken, halfwidths, left = max(tried, key=lambda found: found[0])
-        forced = forced[1:]
+        _, taken, halfwidths, left = max(tried, key=lambda entry: entry[0])
         open_.remove(taken)
         spent += taken.seconds
         chosen.append(
             Choice(
                 measurement=taken,
-                log_halfwidth=float(widths.of_plans(halfwidths)[state.best]),
-                regret=state.regret(halfwidths),
+                log_halfwidth=float(known.of_plans(halfwidths)[known.best]),
+                regret=known.regret(halfwidths),
                 seconds=spent,
                 gain=loss - left,
             )
@@ -303,25 +299,7 @@ def _greedy(
     return tuple(chosen)
 
 
-def _best_single(
-    state: _State, measurements: Sequence[Measurement], budget_seconds: float, floor: float
-) -> tuple[Measurement, float] | None:
-    widths = state.widths
-    loss = state.loss(widths.halfwidths)
-    found = [
-        (each, loss - state.loss(widths.after(widths.halfwidths, each)))
-        for each in measurements
-        if each.seconds <= budget_seconds
-    ]
-    best = max(found, key=lambda each: each[1], default=None)
-    return best if best is not None and best[1] > floor else None
-
-
 def _best(plans: Sequence[PlanParts]) -> int:
     if not plans:
         raise InputError("there is no plan whose interval could shrink")
     return min(range(len(plans)), key=lambda index: plans[index].step_seconds)
-
-
-def _regret(logs: Floats, best: int) -> float:
-    return float(np.mean(logs[:, best] - logs.min(axis=1)))

@@ -11,7 +11,7 @@ which the others wait for, and stays one source of errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetplan.advice.measurement_order import Part, PlanParts
@@ -52,24 +52,19 @@ class PredictionKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSensitivities:
+class PlanSensitivities(PlanParts):
     """A plan, its estimate and what that stands on."""
 
     plan: Plan
     estimate: Estimate
-    parts: PlanParts
     asked: tuple[PredictionKey, ...]
     """In the order of the parts."""
-    largest_messages: tuple[tuple[str, float], ...]
-    """Of every link, by its cause."""
+    largest_messages: Mapping[str, float]
+    """Bytes of the largest message of every link, by its cause."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Weight:
-    """Seconds of a step that one device kind spends on one thing, on one rank of each stage."""
-
-    asked: PredictionKey
-    seconds: float
+_Weights = dict[PredictionKey, float]
+"""Seconds of a step that one device kind spends on each thing, on one rank of each stage."""
 
 
 def plan_sensitivities(
@@ -79,85 +74,89 @@ def plan_sensitivities(
     watched = RecordingPredictor(predictor)
     pricer = Pricer(question.model, question.cluster, question.job, watched)
     estimate = estimate_with(pricer, plan)
-    found: list[tuple[PredictionKey, Part]] = []
+    parts: list[tuple[PredictionKey, Part]] = []
     devices: dict[str, list[CauseSeconds]] = {}
     for each in estimate.causes:
         if is_link(each.cause):
-            asked = PredictionKey(cause=each.cause)
-            found.append((asked, _part(asked, (each.cause, ""), each.seconds, each.log_halfwidth)))
+            link = {PredictionKey(cause=each.cause): 1.0}
+            parts += _dealt(link, (each.cause, ""), each.seconds, each.log_halfwidth)
         else:
             devices.setdefault(each.cause, []).append(each)
     weights = _weights(plan, pricer)
     for kind, causes in devices.items():
-        found += _device_parts(kind, causes, [w for w in weights if w.asked.cause == kind])
+        own = {asked: seconds for asked, seconds in weights.items() if asked.cause == kind}
+        parts += _device_parts(kind, causes, own)
     return PlanSensitivities(
+        name=name,
+        step_seconds=estimate.step_seconds,
+        parts=tuple(part for _, part in parts),
         plan=plan,
         estimate=estimate,
-        parts=PlanParts(
-            name=name,
-            step_seconds=estimate.step_seconds,
-            parts=tuple(part for _, part in found),
-        ),
-        asked=tuple(asked for asked, _ in found),
-        largest_messages=tuple(sorted(watched.largest.items())),
+        asked=tuple(asked for asked, _ in parts),
+        largest_messages=dict(sorted(watched.largest.items())),
     )
 
 
-def _part(
-    asked: PredictionKey, source: tuple[str, str], seconds: float, log_halfwidth: float
-) -> Part:
-    return Part(asked=asked.name, source=source, seconds=seconds, log_halfwidth=log_halfwidth)
-
-
 def _device_parts(
-    kind: str, causes: Sequence[CauseSeconds], weights: Sequence[_Weight]
+    kind: str, causes: Sequence[CauseSeconds], weights: _Weights
 ) -> list[tuple[PredictionKey, Part]]:
     """What the plan asks of one device kind."""
     by_layer = {layer.value for layer in TRAINED_KINDS}
     lump: list[CauseSeconds] = []
-    found: list[tuple[PredictionKey, Part]] = []
+    parts: list[tuple[PredictionKey, Part]] = []
     for each in causes:
         layer = UPDATE if each.part.endswith(f" {UPDATE}") else each.part
-        own = [weight for weight in weights if weight.asked.layer == layer]
+        own = {asked: seconds for asked, seconds in weights.items() if asked.layer == layer}
         if layer in (*by_layer, UPDATE) and own:
-            found += _dealt(own, (kind, layer), each.seconds, each.log_halfwidth)
+            parts += _dealt(own, (kind, layer), each.seconds, each.log_halfwidth)
         else:
             lump.append(each)
     if lump and weights:
         whole = math.fsum(each.seconds for each in lump)
         # Classes of operators err independently of each other.
         width = math.hypot(*(each.seconds * each.log_halfwidth for each in lump))
-        found += _dealt(weights, (kind, _ALL), whole, width / whole if whole > 0 else 0.0)
-    return found
+        parts += _dealt(weights, (kind, _ALL), whole, width / whole if whole > 0 else 0.0)
+    return parts
 
 
 def _dealt(
-    weights: Sequence[_Weight], source: tuple[str, str], seconds: float, log_halfwidth: float
+    weights: _Weights, source: tuple[str, str], seconds: float, log_halfwidth: float
 ) -> list[tuple[PredictionKey, Part]]:
-    whole = math.fsum(each.seconds for each in weights)
+    """These seconds as parts of one source, by the weights."""
+    whole = math.fsum(weights.values())
     if whole <= 0 or seconds <= 0:
         return []
     return [
-        (each.asked, _part(each.asked, source, seconds * each.seconds / whole, log_halfwidth))
-        for each in weights
+        (
+            asked,
+            Part(
+                asked=asked.name,
+                source=source,
+                seconds=seconds * weight / whole,
+                log_halfwidth=log_halfwidth,
+            ),
+        )
+        for asked, weight in weights.items()
     ]
 
 
-def _weights(plan: Plan, pricer: Pricer) -> tuple[_Weight, ...]:
+def _weights(plan: Plan, pricer: Pricer) -> _Weights:
     """Everything that the plan computes, each prediction once."""
-    found: dict[PredictionKey, float] = {}
+    weights: _Weights = {}
     for work in pricer.costs(plan).work(plan):
         for stage in work.stages:
-            for each in (
+            for asked, seconds in (
                 *_layer_weights(stage, work.pipeline.num_microbatches),
                 _update_weight(stage, plan, pricer),
             ):
-                found[each.asked] = found.get(each.asked, 0.0) + each.seconds
-    return tuple(_Weight(asked=asked, seconds=seconds) for asked, seconds in found.items())
+                weights[asked] = weights.get(asked, 0.0) + seconds
+    return weights
 
 
-def _layer_weights(stage: StageWork, num_microbatches: int) -> Iterator[_Weight]:
-    """Of each layer of a stage what its passes compute, as the estimate prices them."""
+def _layer_weights(
+    stage: StageWork, num_microbatches: int
+) -> Iterator[tuple[PredictionKey, float]]:
+    """Seconds that the passes of each layer of a stage compute, as the estimate prices them."""
     unit = stage.unit
     kinds, replica = unit.settings.model.layers, unit.replica
     for start, stop in stage.ranges:
@@ -175,12 +174,12 @@ def _layer_weights(stage: StageWork, num_microbatches: int) -> Iterator[_Weight]
                 microbatch_size=replica.microbatch_size,
                 tp=replica.tp,
             )
-            yield _Weight(asked=asked, seconds=num_microbatches * compute_seconds(parts))
+            yield asked, num_microbatches * compute_seconds(parts)
 
 
-def _update_weight(stage: StageWork, plan: Plan, pricer: Pricer) -> _Weight:
+def _update_weight(stage: StageWork, plan: Plan, pricer: Pricer) -> tuple[PredictionKey, float]:
     device, job = stage.unit.island.device, pricer.job
     parameters = (stage.parameters + stage.expert_parameters) / plan.optimizer_shards
     update = pricer.predictor.optimizer_update(device, job.optimizer, parameters, job.precision)
     asked = PredictionKey(cause=device.kind, layer=UPDATE, tp=stage.unit.replica.tp)
-    return _Weight(asked=asked, seconds=update.seconds)
+    return asked, update.seconds

@@ -18,7 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 DEFAULT_COMMAND = "limits"
-TRAFFIC_MODELS = ("ring", "priced", "asterfusion")
+TRAFFIC_MODELS = ("ring", "priced")
 
 PlanFile = Annotated[
     Path, typer.Argument(metavar="PLAN", help="Plan file that `hetplan plan` or `estimate` wrote.")
@@ -123,10 +123,7 @@ def prices(
 
 @app.command()
 def traffic(
-    plan: Annotated[
-        Path | None,
-        typer.Argument(metavar="PLAN", help="Plan file; asterfusion without one: its own table."),
-    ] = None,
+    plan: PlanFile,
     tokens: Annotated[
         int | None,
         typer.Option(min=1, max=10**18, metavar="N", help="Length of the run. Default: the job's."),
@@ -135,8 +132,7 @@ def traffic(
         str,
         typer.Option(
             metavar="NAME",
-            help="ring; priced: the algorithms that an estimate chooses; asterfusion: the formulas "
-            "of a published article beside rings.",
+            help="ring, or priced: the algorithms that an estimate chooses.",
         ),
     ] = "ring",
     predictor: PredictorFile = None,
@@ -145,18 +141,13 @@ def traffic(
 ) -> None:
     """Show the bytes per link, class and step, and the switches that carry them."""
     from hetplan.errors import InputError
-    from hetplan.reports.traffic import print_article, print_traffic, traffic_report
+    from hetplan.reports.traffic import print_traffic, traffic_report
     from hetplan.search.files import load_legal_plan
 
     if model not in TRAFFIC_MODELS:
         raise InputError(f"--model {model}: known: {', '.join(TRAFFIC_MODELS)}")
     if model != "priced" and (predictor is not None or store):
         raise InputError("--predictor and --store belong to --model priced")
-    if plan is None:
-        if model != "asterfusion" or tokens is not None:
-            raise InputError("name a plan file; only --model asterfusion goes without one")
-        print_article(as_json=as_json)
-        return
     predict = read_predictor(predictor, store)[0] if model == "priced" else None
     report = traffic_report(load_legal_plan(plan), model, tokens, predict)
     print_traffic(report, as_json=as_json)

@@ -98,7 +98,7 @@ def listed_view(view: View, cluster: Cluster) -> ListedView:
     """How the plans stand."""
     stands = view.standing
     plans = []
-    for each in view.sensitivities:
+    for each in view.priced:
         step, estimate = each.estimate.step_seconds, each.estimate
         plans.append(
             ListedPlan(
@@ -106,7 +106,7 @@ def listed_view(view: View, cluster: Cluster) -> ListedView:
                 step_seconds=step,
                 p5_seconds=step if estimate.p5_seconds is None else estimate.p5_seconds,
                 p95_seconds=step if estimate.p95_seconds is None else estimate.p95_seconds,
-                chance=stands.chance(each.parts.name),
+                chance=stands.chances[each.name],
             )
         )
     return ListedView(plans=tuple(plans), regret=stands.regret, log_halfwidth=view.log_halfwidth)
@@ -178,7 +178,7 @@ def show_report(files: CommandInputs, report: Report, inputs: Inputs, *, as_json
     _print_elsewhere(listed)
 
 
-def _listed(choices: Sequence[Choice], view: View) -> tuple[ListedChoice, ...]:
+def _listed(choices: Sequence[Choice[Candidate]], view: View) -> tuple[ListedChoice, ...]:
     return tuple(
         ListedChoice(
             what=each.measurement.name,
@@ -190,7 +190,7 @@ def _listed(choices: Sequence[Choice], view: View) -> tuple[ListedChoice, ...]:
     )
 
 
-def _reason(choice: Choice, view: View) -> str:
+def _reason(choice: Choice[Candidate], view: View) -> str:
     """How much of the best plan it is about and how well that is known; else whose."""
     asked = {each.asked for each in choice.measurement.leaves}
     for rank, plan in enumerate(view.plans):
@@ -206,10 +206,9 @@ def _reason(choice: Choice, view: View) -> str:
 
 def elsewhere(files: CommandInputs, view: View, inputs: Inputs) -> tuple[Elsewhere, ...]:
     """Commands for other machines, in the order of their worth."""
-    by_name = {each.measurement.name: each for each in view.candidates}
     groups: dict[tuple[str, ...], list[Candidate]] = {}
     for choice in plan_order(view, here=False):
-        candidate = by_name[choice.measurement.name]
+        candidate = choice.measurement
         if candidate.why_not:
             continue
         place = candidate.place
@@ -267,14 +266,12 @@ def _link_commands(files: CommandInputs, candidate: Candidate, place: LinkPlace)
             for rank in range(place.nodes)
         )
     then = "" if place.is_named else f"write `samples: {place.name}` at it in the cluster file"
-    return Elsewhere(
-        where=place.words, commands=commands, seconds=candidate.measurement.seconds, then=then
-    )
+    return Elsewhere(where=place.words, commands=commands, seconds=candidate.seconds, then=then)
 
 
 def _notes(view: View) -> tuple[str, ...]:
     return view.notes + tuple(
-        f"{each.measurement.name} is not measured here: {each.why_not}"
+        f"{each.name} is not measured here: {each.why_not}"
         for each in view.candidates
         if each.why_not
     )
@@ -338,7 +335,7 @@ def _print_elsewhere(report: ForReport) -> None:
         emit(f"note: {note}")
 
 
-def say_begin(choice: Choice, spent: float) -> None:
+def say_begin(choice: Choice[Candidate], spent: float) -> None:
     """One line before a measurement."""
     say(
         f"hetplan: {format_about(spent) if spent else '0 s'} spent; measuring "

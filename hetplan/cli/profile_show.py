@@ -16,6 +16,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
 from hetplan.predict.populations import choose
 from hetplan.profiling.grid import TP_DEGREES, ShapeOptions
+from hetplan.profiling.measure_layers import unit_shapes
 from hetplan.profiling.needs import (
     Here,
     LayerNeed,
@@ -25,7 +26,6 @@ from hetplan.profiling.needs import (
     device_here,
     layer_needs,
     link_needs,
-    unit_shapes,
 )
 from hetplan.profiling.samples import ProfileSet
 from hetplan.profiling.store import PopulationState, store_state
@@ -126,15 +126,15 @@ def list_store(store: Path, shapes: ShapeOptions, files: CommandInputs, *, as_js
 
 
 def _listed(state: PopulationState, store: Path) -> ListedPopulation:
-    provenance = state.provenance
+    provenance, profiles = state.provenance, state.profiles
     return ListedPopulation(
         folder=str(state.folder.relative_to(store)),
         device=provenance.device if provenance else "",
         device_name=provenance.device_name if provenance else "",
-        links=tuple(dict.fromkeys(sample.link for sample in state.links)),
-        layer_rows=len(state.layers),
-        link_rows=len(state.links),
-        operator_rows=len(state.operators),
+        links=tuple(dict.fromkeys(sample.link for sample in profiles.links)),
+        layer_rows=len(profiles.layers),
+        link_rows=len(profiles.links),
+        operator_rows=len(profiles.operators),
         measured_on=state.dates,
         tool=provenance.tool if provenance else "",
         clocks=provenance.clocks if provenance else "",
@@ -239,7 +239,7 @@ def _layer_need(need: LayerNeed, here: bool, command: str) -> ListedNeed:
         what="layers",
         name=need.kind,
         where="",
-        needed_samples=sum(len(shapes) for shapes in unit_shapes(need.units)),
+        needed_samples=sum(len(unit_shapes(unit)) for unit in need.units),
         missing_samples=need.missing_samples,
         shapes=tuple(map(str, need.missing)),
         seconds=need.seconds,

@@ -26,7 +26,7 @@ from hetplan.cluster.devices import (
 )
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path as FieldPath
-from hetplan.files.quantities import Bandwidth, Memory, Name, Rate, Ratio, Watts
+from hetplan.files.quantities import Bandwidth, FileForm, Memory, Name, Rate, Ratio, Watts, value_of
 from hetplan.files.reading import Document, decode, read_document
 from hetplan.files.shipped import shipped_folder
 from hetplan.units import Dimension, parse_quantity, pattern
@@ -61,10 +61,8 @@ Operations: TypeAlias = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakForm:
+class PeakForm(FileForm):
     """Dense matrix rates, without sparsity; a format that the device lacks is left out."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     bfloat16: Rate | None = None
     """bfloat16 with float32 accumulation."""
@@ -84,10 +82,8 @@ class PeakForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleUpForm:
+class ScaleUpForm(FileForm):
     """The vendor's own links between devices."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     name: Text
     """As the vendor calls it, with its generation: NVLink 4, Infinity Fabric, HCCS."""
@@ -100,10 +96,8 @@ class ScaleUpForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostForm:
+class HostForm(FileForm):
     """How the device is joined to its node."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     pcie: Annotated[int, Field(ge=PCIE_GENERATIONS[0], le=PCIE_GENERATIONS[-1])]
     """Generation of PCI Express."""
@@ -112,10 +106,8 @@ class HostForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceForm:
+class DeviceForm(FileForm):
     """One kind of device."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     kind: Name
     """Name that islands use."""
@@ -156,10 +148,8 @@ class DeviceForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DevicesForm:
+class DevicesForm(FileForm):
     """A file of the device catalogue."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     devices: list[DeviceForm]
     """Device kinds."""
@@ -278,33 +268,24 @@ def _twice(path: Path, name: str) -> InputError:
 
 def device_kind(form: DeviceForm) -> DeviceKind:
     """The value of a device's file form; what the form leaves out is 0 or empty: unknown."""
+    scale_up, host = form.scale_up, form.host
     peaks = ((dtype, getattr(form.peak, dtype)) for dtype in DTYPES)
-    return DeviceKind(
-        kind=form.kind,
-        vendor=form.vendor,
+    return value_of(
+        DeviceKind,
+        form,
         peak_flops_per_second=tuple((name, rate) for name, rate in peaks if rate is not None),
         memory_bytes=form.memory or 0.0,
         memory_bandwidth_bytes_per_second=form.memory_bandwidth or 0.0,
-        provenance=form.provenance,
-        source=form.source,
         scale_up=None
-        if form.scale_up is None
+        if scale_up is None
         else ScaleUpFabric(
-            name=form.scale_up.name,
-            bandwidth_bytes_per_second=form.scale_up.bandwidth,
-            one_peer_bytes_per_second=form.scale_up.one_peer or 0.0,
-            peers=form.scale_up.peers or 0,
+            name=scale_up.name,
+            bandwidth_bytes_per_second=scale_up.bandwidth,
+            one_peer_bytes_per_second=scale_up.one_peer or 0.0,
+            peers=scale_up.peers or 0,
         ),
-        host=None
-        if form.host is None
-        else HostInterface(pcie_generation=form.host.pcie, lanes=form.host.lanes),
+        host=None if host is None else HostInterface(pcie_generation=host.pcie, lanes=host.lanes),
         max_power_watts=form.max_power or 0.0,
-        overlap_compute_slowdown=form.overlap_compute_slowdown or 0.0,
-        overlap_communication_slowdown=form.overlap_communication_slowdown or 0.0,
-        fused_attention=form.fused_attention or "",
-        collectives=form.collectives or "",
-        torch_device=form.torch_device or "",
-        driver_names=tuple(form.driver_names),
         sources=tuple(
             FigureSource(figure=figure, source=source)
             for figure, source in sorted(form.sources.items())

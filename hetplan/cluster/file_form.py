@@ -12,10 +12,11 @@ from hetplan.cluster.catalogue import DeviceForm
 from hetplan.cluster.launch_form import LaunchDomainForm
 from hetplan.cluster.links import LossRecovery, Transport
 from hetplan.cluster.node import NODE_NAMES_PATTERN, RingNics
-from hetplan.cluster.spec import MAX_CLOCK_RATIO, MAX_SPEED_SPREAD
+from hetplan.cluster.spec import ClockRatio, LogSpread
 from hetplan.files.quantities import (
     Bandwidth,
     Count,
+    FileForm,
     Fraction,
     HourlyPrice,
     Memory,
@@ -26,188 +27,70 @@ from hetplan.files.quantities import (
     Watts,
 )
 
-# Descriptions that derived forms share: pydantic reads docstrings only of a class's own fields.
-LatencyField: TypeAlias = Annotated[
-    Seconds | None,
-    Field(
-        description=(
-            "One way: from the first byte sent to the first byte received. Either this or "
-            "round_trip."
-        )
-    ),
-]
-RoundTripField: TypeAlias = Annotated[
-    Seconds | None,
-    Field(
-        description=("There and back, as ping shows it: twice the latency. Either this or latency.")
-    ),
-]
-TransportField: TypeAlias = Annotated[
-    Transport | None,
-    Field(
-        description=(
-            "device-direct (nccl, rccl, hccl, ...) or host-staged (gloo over host memory). Left "
-            "out: device-direct inside an island (host-staged for kind cpu), host-staged "
-            "between islands."
-        )
-    ),
-]
-SamplesField: TypeAlias = Annotated[
-    Name | None,
-    Field(
-        description=(
-            "Name of measured link samples in the profile store. They replace the figures, "
-            "which then serve only for operations and sizes that were not measured."
-        )
-    ),
-]
-OversubscriptionField: TypeAlias = Annotated[
-    Ratio | None,
-    Field(
-        description=(
-            "How many times what may be sent exceeds what the path carries, such as 32 for "
-            "32:1; the bandwidth is divided by it. Left out: 1."
-        )
-    ),
-]
-StreamsField: TypeAlias = Annotated[
-    Count | None,
-    Field(
-        description=(
-            "Connections that one device's transfer uses at the same time; needs window or loss."
-        )
-    ),
-]
-WindowField: TypeAlias = Annotated[
-    Memory | None,
-    Field(
-        description=(
-            "Most bytes of one stream that are under way; a stream carries window / round trip."
-        )
-    ),
-]
-LossField: TypeAlias = Annotated[
-    Fraction | None,
-    Field(
-        description=(
-            "Fraction of packets that are lost, such as 0.0001 for 0.01 %; with TCP a stream "
-            "carries 1.22 * segment / (round trip * sqrt(loss))."
-        )
-    ),
-]
-LossRecoveryField: TypeAlias = Annotated[
-    LossRecovery | None,
-    Field(
-        description=(
-            "What a sender does about lost packets: reno (slows down, as TCP does), go-back-n "
-            "(sends everything after the lost packet again, as RoCE cards do), selective (sends "
-            "only that again: BBR, newer RDMA cards). Left out: reno."
-        )
-    ),
-]
-SegmentField: TypeAlias = Annotated[
-    Memory | None,
-    Field(description=("Payload of one packet, for loss. Left out: 1460 B, TCP over Ethernet.")),
-]
-PriceField: TypeAlias = Annotated[
-    TrafficPrice | None,
-    Field(description=("What traffic over the link costs, in US dollars per byte sent.")),
-]
-
-ComputeShareField: TypeAlias = Annotated[
-    Fraction | None,
-    Field(
-        description=(
-            "Part of a device's compute units that a transfer over the link takes while it runs, "
-            "such as 0.15 where 20 of 132 copy. Left out: 0, the transport copies without them."
-        )
-    ),
-]
-PathsField: TypeAlias = Annotated[
-    Count | None,
-    Field(
-        description=(
-            "Parallel paths to which flows are assigned by hash, so that some collide. Left out: "
-            "none do."
-        )
-    ),
-]
-MeasuredField: TypeAlias = Annotated[
-    bool | None,
-    Field(
-        description=(
-            "true: the figures are what collectives or sends over the link reached, as a draft "
-            "takes them out of samples, and count as they are: steps * (latency + bytes / "
-            "bandwidth). Left out: they are the hardware's, and device-direct transfers reach the "
-            "part of them that such links are known to reach."
-        )
-    ),
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkForm:
+class LinkForm(FileForm):
     """One direction between two devices of one island."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     bandwidth: Bandwidth | None = None
     """What one device can count on while the others send too. Required, except between nodes of an
     island with `nics`: there it is the device's share of them."""
-    latency: LatencyField = None
-    round_trip: RoundTripField = None
-    transport: TransportField = None
-    samples: SamplesField = None
-    oversubscription: OversubscriptionField = None
-    streams: StreamsField = None
-    window: WindowField = None
-    loss: LossField = None
-    segment: SegmentField = None
-    loss_recovery: LossRecoveryField = None
-    price: PriceField = None
-    compute_share: ComputeShareField = None
-    equal_cost_paths: PathsField = None
-    measured: MeasuredField = None
+    latency: Seconds | None = None
+    """One way: from the first byte sent to the first byte received. Either this or round_trip."""
+    round_trip: Seconds | None = None
+    """There and back, as ping shows it: twice the latency. Either this or latency."""
+    transport: Transport | None = None
+    """device-direct (nccl, rccl, hccl, ...) or host-staged (gloo over host memory). Left out:
+    device-direct inside an island (host-staged for kind cpu), host-staged between islands."""
+    samples: Name | None = None
+    """Name of measured link samples in the profile store. They replace the figures, which then
+    serve only for operations and sizes that were not measured."""
+    oversubscription: Ratio | None = None
+    """How many times what may be sent exceeds what the path carries, such as 32 for 32:1; the
+    bandwidth is divided by it. Left out: 1."""
+    streams: Count | None = None
+    """Connections that one device's transfer uses at the same time; needs window or loss."""
+    window: Memory | None = None
+    """Most bytes of one stream that are under way; a stream carries window / round trip."""
+    loss: Fraction | None = None
+    """Fraction of packets that are lost, such as 0.0001 for 0.01 %; with TCP a stream carries 1.22
+    * segment / (round trip * sqrt(loss))."""
+    segment: Memory | None = None
+    """Payload of one packet, for loss. Left out: 1460 B, TCP over Ethernet."""
+    loss_recovery: LossRecovery | None = None
+    """What a sender does about lost packets: reno (slows down, as TCP does), go-back-n (sends
+    everything after the lost packet again, as RoCE cards do), selective (sends only that again:
+    BBR, newer RDMA cards). Left out: reno."""
+    price: TrafficPrice | None = None
+    """What traffic over the link costs, in US dollars per byte sent."""
+    compute_share: Fraction | None = None
+    """Part of a device's compute units that a transfer over the link takes while it runs, such as
+    0.15 where 20 of 132 copy. Left out: 0, the transport copies without them."""
+    equal_cost_paths: Count | None = None
+    """Parallel paths to which flows are assigned by hash, so that some collide. Left out: none
+    do."""
+    measured: bool | None = None
+    """true: the figures are what collectives or sends over the link reached, as a draft takes them
+    out of samples, and count as they are: steps * (latency + bytes / bandwidth). Left out: they are
+    the hardware's, and device-direct transfers reach the part of them that such links are known to
+    reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetweenForm(LinkForm):
     """One direction between two devices of different islands."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
-
-    bandwidth: Annotated[
-        Bandwidth | None,
-        Field(description=("Only in files of form 1, where it is bandwidth_per_device.")),
-    ] = None
-    bandwidth_per_device: Annotated[
-        Bandwidth | None,
-        Field(
-            description=(
-                "What one device can count on, whatever the others send. This, bandwidth_shared, "
-                "or both."
-            )
-        ),
-    ] = None
-    bandwidth_shared: Annotated[
-        Bandwidth | None,
-        Field(
-            description=(
-                "Capacity that all devices which send at the same time share: of an uplink, a "
-                "leased line."
-            )
-        ),
-    ] = None
+    bandwidth: Bandwidth | None = None
+    """Only in files of form 1, where it is bandwidth_per_device."""
+    bandwidth_per_device: Bandwidth | None = None
+    """What one device can count on, whatever the others send. This, bandwidth_shared, or both."""
+    bandwidth_shared: Bandwidth | None = None
+    """Capacity that all devices which send at the same time share: of an uplink, a leased line."""
 
 
 CLUSTER_SCHEMA = "hetplan.cluster/4"
 FIRST_SCHEMA = "hetplan.cluster/1"
 """The form whose links between islands have a plain `bandwidth`, one device's share."""
-
-ClockRatio: TypeAlias = Annotated[float, Field(gt=0, le=MAX_CLOCK_RATIO)]
-"""A sustained clock over the one of the printed rates."""
-LogSpread: TypeAlias = Annotated[float, Field(ge=0, le=MAX_SPEED_SPREAD)]
-"""Standard deviation of the logarithm of times."""
 
 NodeNumber: TypeAlias = Annotated[int, Field(ge=0)]
 NodeNames: TypeAlias = Annotated[
@@ -249,10 +132,8 @@ Spread: TypeAlias = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NicsForm:
+class NicsForm(FileForm):
     """Network cards of a node; its devices share them."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     per_node: Count
     """NICs in one node, those for training only."""
@@ -274,10 +155,8 @@ class NicsForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IslandForm:
+class IslandForm(FileForm):
     """Nodes of one kind on one fast fabric."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     name: Name
     """Name of the island, unique in the cluster."""
@@ -319,10 +198,8 @@ class IslandForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegionForm:
+class RegionForm(FileForm):
     """A data centre, or an availability zone."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     name: Name
     """Name of the region, unique in the cluster."""
@@ -333,10 +210,8 @@ class RegionForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteForm:
+class SiteForm(FileForm):
     """A place with one supply of power, for one or more regions."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     name: Name
     """Name of the site, unique in the cluster; regions name it."""
@@ -348,8 +223,6 @@ class SiteForm:
 class IslandLinkForm(BetweenForm):
     """The link between two islands, the same in both directions."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
-
     between: Annotated[list[Name], Field(min_length=2, max_length=2)]
     """Names of the two islands."""
 
@@ -358,17 +231,13 @@ class IslandLinkForm(BetweenForm):
 class RegionLinkForm(BetweenForm):
     """The link between any two islands of two regions, the same in both directions."""
 
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
-
     between: Annotated[list[Name], Field(min_length=2, max_length=2)]
     """Names of the two regions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinksDefaultForm:
+class LinksDefaultForm(FileForm):
     """Links between islands that neither `links` nor `region_links` lists."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     within_region: BetweenForm | None = None
     """Between any two islands of one region."""
@@ -377,10 +246,8 @@ class LinksDefaultForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterForm:
+class ClusterForm(FileForm):
     """Everything a job may use."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     name: Name
     """Name of the cluster in reports."""

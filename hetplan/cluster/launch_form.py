@@ -27,7 +27,7 @@ from hetplan.cluster.node import count_names
 from hetplan.cluster.places import island_paths
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
-from hetplan.files.quantities import Name, Seconds
+from hetplan.files.quantities import FileForm, Name, Seconds, value_of
 from hetplan.files.reading import Document
 
 Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=500)]
@@ -36,10 +36,8 @@ Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KindLaunchForm:
+class KindLaunchForm(FileForm):
     """What one device kind of a launch domain needs."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     device: Name
     """Device kind of an island of this domain."""
@@ -51,10 +49,8 @@ class KindLaunchForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchDomainForm:
+class LaunchDomainForm(FileForm):
     """Islands whose hosts are started in one way."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     name: Word
     """Name of the domain: a-z, 0-9 and '-'; it becomes part of file names."""
@@ -95,26 +91,12 @@ class LaunchDomainForm:
 
 def launch_domain(form: LaunchDomainForm) -> LaunchDomain:
     """The value of a form in which `check_launch` found no fault."""
-    return LaunchDomain(
-        name=form.name,
-        islands=tuple(form.islands),
-        scheduler=form.scheduler,
-        interface=form.interface or "",
-        fabric_devices=tuple(form.fabric_devices),
-        first_port=form.first_port,
-        last_port=form.last_port,
+    return value_of(
+        LaunchDomain,
+        form,
         addresses=tuple(form.addresses.items()),
-        image=form.image or "",
-        kinds=tuple(
-            KindLaunch(device=kind.device, resource=kind.resource or "", image=kind.image or "")
-            for kind in form.kinds
-        ),
-        ssh_user=form.ssh_user or "",
-        ssh_port=form.ssh_port,
-        partition=form.partition or "",
-        account=form.account or "",
+        kinds=tuple(value_of(KindLaunch, kind) for kind in form.kinds),
         time_limit_seconds=form.time_limit,
-        namespace=form.namespace or "",
     )
 
 

@@ -31,8 +31,17 @@ import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
+from typing import Annotated
 
-from hetplan.errors import InputError
+from pydantic import Field
+
+from hetplan.files.quantities import (
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    check_limits,
+)
 
 MATHIS_CONSTANT = 1.22
 """sqrt(3 / 2) for periodic loss and an acknowledgement per segment, as the paper rounds it."""
@@ -120,34 +129,34 @@ class Transport(StrEnum):
 class Link:
     """A path between two devices, one direction."""
 
-    bandwidth_bytes_per_second: float
+    bandwidth_bytes_per_second: Positive
     """One device's share: what it can count on while the others send too."""
-    latency_seconds: float
+    latency_seconds: NonNegative
     """From the first byte sent to the first byte received; half a round trip."""
     transport: Transport
     samples: str | None = None
     """Name of measured link samples in the profile store that replace the figures."""
-    shared_bandwidth_bytes_per_second: float | None = None
+    shared_bandwidth_bytes_per_second: Positive | None = None
     """Capacity that all devices which send over the link at one time share (`among`); None: no
     limit beyond each device's own share."""
-    oversubscription: float = 1.0
+    oversubscription: Annotated[float, Field(ge=1, lt=math.inf)] = 1.0
     """How many times what may be sent exceeds what the path carries; bandwidths are divided."""
-    streams: int | None = None
+    streams: Count | None = None
     """Connections that one device's transfer uses at the same time; None: not limited by them."""
-    window_bytes: float | None = None
+    window_bytes: Positive | None = None
     """Most bytes of one stream that are under way."""
-    loss: float | None = None
+    loss: Fraction | None = None
     """Fraction of packets that are lost."""
-    segment_bytes: float = ETHERNET_SEGMENT_BYTES
+    segment_bytes: Positive = ETHERNET_SEGMENT_BYTES
     """Payload of one packet."""
     loss_recovery: LossRecovery = LossRecovery.RENO
     """What senders do about lost packets."""
-    price_usd_per_byte: float | None = None
+    price_usd_per_byte: NonNegative | None = None
     """What a byte that crosses the link costs."""
-    compute_share: float = 0.0
+    compute_share: Fraction = 0.0
     """Part of a device's compute units that a transfer over the link takes while it runs; 0 for
     transports that copy without them."""
-    equal_cost_paths: int | None = None
+    equal_cost_paths: Count | None = None
     """Parallel paths to which flows are assigned by hash, so that some collide; None: none do."""
     measured: bool = False
     """Whether bandwidth and latency are what collectives or sends over the link reached, so that
@@ -155,33 +164,7 @@ class Link:
     which a device-direct transfer reaches a part."""
 
     def __post_init__(self) -> None:
-        for field in (
-            "bandwidth_bytes_per_second",
-            "shared_bandwidth_bytes_per_second",
-            "window_bytes",
-            "segment_bytes",
-        ):
-            figure = getattr(self, field)
-            if figure is not None and not 0 < figure < math.inf:
-                raise InputError(f"{field} is {figure}; it must be above 0 and finite")
-        for field in ("latency_seconds", "price_usd_per_byte"):
-            figure = getattr(self, field)
-            if figure is not None and not 0 <= figure < math.inf:
-                raise InputError(f"{field} is {figure}; it must be at least 0 and finite")
-        if not 1 <= self.oversubscription < math.inf:
-            raise InputError(
-                f"oversubscription is {self.oversubscription}; it must be at least 1 and finite"
-            )
-        if self.streams is not None and self.streams < 1:
-            raise InputError(f"streams is {self.streams}; it must be at least 1")
-        if self.loss is not None and not 0 <= self.loss < 1:
-            raise InputError(f"loss is {self.loss}; it must be at least 0 and below 1")
-        if not 0 <= self.compute_share < 1:
-            raise InputError(
-                f"compute_share is {self.compute_share}; it must be at least 0 and below 1"
-            )
-        if self.equal_cost_paths is not None and self.equal_cost_paths < 1:
-            raise InputError(f"equal_cost_paths is {self.equal_cost_paths}; it must be at least 1")
+        check_limits(self)
 
     @property
     def round_trip_seconds(self) -> float:

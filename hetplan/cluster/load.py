@@ -22,9 +22,10 @@ from hetplan.cluster.file_form import (
     NicsForm,
 )
 from hetplan.cluster.launch_form import check_launch, launch_domain
-from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES, LossRecovery
+from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES
 from hetplan.cluster.node import Nics, spread_evenly
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Site, Transport
+from hetplan.files.quantities import value_of
 from hetplan.files.reading import decode, read_document
 
 CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/5"
@@ -119,12 +120,11 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
     if form.inter_node is not None:
         share = nics.share_bytes_per_second(form.devices_per_node) if nics else 0.0
         inter_node = _link(form.inter_node, form.inter_node.bandwidth or share, direct)
-    return Island(
-        name=form.name,
+    return value_of(
+        Island,
+        form,
         region=region,
         device=device,
-        nodes=form.nodes,
-        devices_per_node=form.devices_per_node,
         intra_node=intra_node,
         inter_node=inter_node,
         memory_bytes=memory_bytes,
@@ -132,24 +132,14 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
         nics=nics,
         switch_of_device=_of_device(form.pcie_switches, form.devices_per_node),
         numa_node_of_device=_of_device(form.numa_nodes, form.devices_per_node),
-        node_names=tuple(form.node_names),
         price_usd_per_device_hour=form.price,
         power_watts=form.power,
         power_cap_watts=form.power_cap,
-        clock_ratio=form.clock_ratio,
-        speed_spread=form.speed_spread,
     )
 
 
 def _nics(form: NicsForm) -> Nics:
-    return Nics(
-        per_node=form.per_node,
-        bandwidth_bytes_per_second=form.bandwidth,
-        most_per_device=form.most_per_device or 1,
-        rails=form.rails,
-        of_device=tuple(form.of_device),
-        rings=form.rings,
-    )
+    return value_of(Nics, form, bandwidth_bytes_per_second=form.bandwidth)
 
 
 def _of_device(spread: int | tuple[int, ...] | None, devices: int) -> tuple[int, ...]:
@@ -171,19 +161,13 @@ def _link(form: LinkForm, bandwidth_bytes_per_second: float, transport: Transpor
     latency = form.latency
     if latency is None:
         latency = (form.round_trip or 0.0) / 2
-    return Link(
+    return value_of(
+        Link,
+        form,
         bandwidth_bytes_per_second=bandwidth_bytes_per_second,
         latency_seconds=latency,
         transport=form.transport or transport,
-        samples=form.samples,
-        oversubscription=form.oversubscription or 1.0,
-        streams=form.streams,
         window_bytes=form.window,
-        loss=form.loss,
         segment_bytes=form.segment or ETHERNET_SEGMENT_BYTES,
-        loss_recovery=form.loss_recovery or LossRecovery.RENO,
         price_usd_per_byte=form.price,
-        compute_share=form.compute_share or 0.0,
-        equal_cost_paths=form.equal_cost_paths,
-        measured=form.measured or False,
     )

@@ -6,7 +6,6 @@ brackets per entry; the numbers of a range are as wide as its first one is writt
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hetplan.errors import InputError
+from hetplan.files.quantities import Count, Positive, check_limits
 
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ENTRY = re.compile(
@@ -66,10 +66,6 @@ def expand_names(entries: Sequence[str]) -> Iterator[str]:
                 yield f"{before}{number:0{len(first)}d}{after}"
 
 
-MAX_NICS = 10**9
-"""NICs of a node: as many as a cluster file can say, so that their numbers fit into arrays."""
-
-
 def spread_evenly(count: int, devices: int) -> tuple[int, ...]:
     """Which of `count` switches or NUMA nodes each device has; `count` divides `devices`."""
     each = devices // count
@@ -91,12 +87,12 @@ class RingNics(StrEnum):
 class Nics:
     """NICs (network cards) of one node that its devices share."""
 
-    per_node: int
-    bandwidth_bytes_per_second: float
+    per_node: Count
+    bandwidth_bytes_per_second: Positive
     """Of one NIC, in one direction."""
-    most_per_device: int = 1
+    most_per_device: Count = 1
     """NICs that one device sends over at the same time, where there are more than devices."""
-    rails: int | None = None
+    rails: Count | None = None
     """Separate networks: NIC n of every node is on rail n modulo this; None: one network."""
     of_device: tuple[int, ...] = ()
     """The NIC of each device; empty: spread evenly, in order."""
@@ -104,17 +100,8 @@ class Nics:
     """Which NICs the rings of a collective use; None: see `ring_nics`."""
 
     def __post_init__(self) -> None:
-        for field in ("per_node", "most_per_device"):
-            if not 1 <= getattr(self, field) <= MAX_NICS:
-                raise InputError(
-                    f"{field} is {getattr(self, field)}; it must be from 1 to {MAX_NICS:,}"
-                )
-        if not 0 < self.bandwidth_bytes_per_second < math.inf:
-            raise InputError(
-                f"bandwidth_bytes_per_second is {self.bandwidth_bytes_per_second}; it must be "
-                "above 0 and finite"
-            )
-        if self.rails is not None and (self.rails < 1 or self.per_node % self.rails):
+        check_limits(self)
+        if self.rails is not None and self.per_node % self.rails:
             raise InputError(
                 f"rails is {self.rails}; it must divide the {self.per_node} NICs of a node"
             )

@@ -8,11 +8,13 @@ in `topology`.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.launch_domains import (
@@ -24,11 +26,10 @@ from hetplan.cluster.launch_domains import (
 from hetplan.cluster.links import Link, Transport
 from hetplan.cluster.node import Nics, count_names, expand_names
 from hetplan.errors import InputError
+from hetplan.files.quantities import Count, Positive, check_limits
 
 __all__ = [
-    "MAX_CLOCK_RATIO",
     "MAX_DEVICES",
-    "MAX_SPEED_SPREAD",
     "Cluster",
     "Island",
     "IslandLink",
@@ -43,11 +44,11 @@ MAX_DEVICES = 1 << 21
 """Most devices of a cluster: twenty times the largest that was built, and a plan of them still
 takes seconds and fits in memory. More is a slip in a count."""
 
-MAX_CLOCK_RATIO = 1.5
-"""No device holds a clock half above the one of its printed rates."""
+ClockRatio: TypeAlias = Annotated[float, Field(gt=0, le=1.5)]
+"""A sustained clock over the one of the printed rates, which no device holds by half."""
 
-MAX_SPEED_SPREAD = 1.0
-"""Standard deviation of logarithms at which one device in six takes e times the median's time."""
+LogSpread: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+"""Standard deviation of the logarithm of times; at 1 one device in six takes e times the median."""
 
 _MAX_NAMES_SHOWN = 20
 
@@ -67,12 +68,12 @@ class Island:
     name: str
     region: str
     device: DeviceKind
-    nodes: int
-    devices_per_node: int
+    nodes: Count
+    devices_per_node: Count
     intra_node: Link
     inter_node: Link
     """Between nodes of the island, per device; the link inside the node where there is one node."""
-    memory_bytes: float
+    memory_bytes: Positive
     """Memory of one device that a job may use."""
     nodes_out: tuple[int, ...] = ()
     """Nodes that exist and must not be used; they keep their device numbers."""
@@ -87,20 +88,16 @@ class Island:
     price_usd_per_device_hour: float | None = None
     power_watts: float | None = None
     """What one device draws under load, with its part of the node; None: not given."""
-    power_cap_watts: float | None = None
+    power_cap_watts: Positive | None = None
     """Limit that is set on each device, below its kind's `max_power_watts`; None: not set."""
-    clock_ratio: float = 1.0
+    clock_ratio: ClockRatio = 1.0
     """Sustained clock over the clock at which times of this kind were measured or its peak rates
     are given."""
-    speed_spread: float | None = None
+    speed_spread: LogSpread | None = None
     """Standard deviation of the logarithm of a device's times around its kind's; None: unknown."""
 
     def __post_init__(self) -> None:
-        for field in ("nodes", "devices_per_node"):
-            if getattr(self, field) < 1:
-                raise InputError(f"{field} is {getattr(self, field)}; it must be at least 1")
-        if not 0 < self.memory_bytes < math.inf:
-            raise InputError(f"memory_bytes is {self.memory_bytes}; it must be above 0 and finite")
+        check_limits(self)
         wrong = [node for node in self.nodes_out if not 0 <= node < self.nodes]
         if wrong:
             raise InputError(
@@ -119,22 +116,7 @@ class Island:
         if self.node_names and sum(map(count_names, self.node_names)) != self.nodes:
             named = sum(map(count_names, self.node_names))
             raise InputError(f"node_names stands for {named} names; the nodes are {self.nodes}")
-        self._check_speed()
-
-    def _check_speed(self) -> None:
-        if not 0 < self.clock_ratio <= MAX_CLOCK_RATIO:
-            raise InputError(
-                f"clock_ratio is {self.clock_ratio}; it must be above 0 and at most "
-                f"{MAX_CLOCK_RATIO}"
-            )
-        if self.speed_spread is not None and not 0 <= self.speed_spread <= MAX_SPEED_SPREAD:
-            raise InputError(
-                f"speed_spread is {self.speed_spread}; it is a standard deviation of logarithms, "
-                f"from 0 to {MAX_SPEED_SPREAD:g}"
-            )
         cap, board = self.power_cap_watts, self.device.max_power_watts
-        if cap is not None and not 0 < cap < math.inf:
-            raise InputError(f"power_cap_watts is {cap}; it must be above 0 and finite")
         if cap is not None and board and cap > board:
             raise InputError(
                 f"power_cap_watts is {cap:g}, more than the {board:g} W of {self.device.kind}"

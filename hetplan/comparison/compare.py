@@ -30,10 +30,10 @@ from hetplan.comparison.steps import ChosenSteps, LeftOut, StepSpread, choose_st
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import CauseSeconds, Estimate, Interval
 from hetplan.errors import Fault, InputError
-from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
+from hetplan.plans.check_job import check_job_against
 from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.files import load_legal_plan

@@ -42,11 +42,11 @@ from hetplan.cost.components.layers import length_factors
 from hetplan.cost.components.overlap import slowdowns
 from hetplan.cost.components.step import clock
 from hetplan.cost.estimate_values import CauseSeconds, Component, Estimate, Interval, StageEstimate
-from hetplan.cost.step_model.break_down import BreakDown, break_down, end_parts
+from hetplan.cost.step_model.break_down import BreakDown, break_down
 from hetplan.cost.step_model.draws import SourcePart, drawn_steps, step_sources, straggler_wait
 from hetplan.cost.step_model.plan import PlanCosts
 from hetplan.cost.step_model.pricer import Pricer, StepCost
-from hetplan.cost.step_model.step import norm_parts, owned
+from hetplan.cost.step_model.step import norm_parts
 from hetplan.cost.step_model.units import Unit
 from hetplan.cost.terms import Part, extrapolates, normal_quantiles, notes
 from hetplan.errors import Fault, InputError
@@ -220,18 +220,17 @@ def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
     waiting = straggler_wait(plan, costs, step)
     seconds = step.step_seconds + waiting
     parts = break_down(plan, costs, step, waiting)
-    own = owned(plan, costs, step.work)
     stages = tuple(
-        _stage(step, parts, own[p][s], (p, s))
+        _stage(step, parts, (p, s))
         for p, pipeline in enumerate(step.work)
         for s in range(len(pipeline.stages))
     )
     tokens = job.global_batch_size * job.sequence_length * length_factors(job).tokens
-    terms = tuple(_parts(plan, costs, step))
+    terms = tuple(_parts(costs, step))
     hops = [hop for pipeline in step.work for hop in pipeline.hops.hops]
     sources = {part.term.prediction.source for part in terms}
     sources |= {hop.law.source for hop in hops}
-    known = step_calibration(pricer.predictor, plan, pricer.cluster, step_causes(plan, costs, step))
+    known = step_calibration(pricer.predictor, plan, pricer.cluster, step_causes(costs, step))
     span = span_of(drawn_steps(plan, costs, step), seconds, known)
     return Estimate(
         step_seconds=seconds,
@@ -252,10 +251,10 @@ def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
     )
 
 
-def step_causes(plan: Plan, costs: PlanCosts, step: StepCost) -> tuple[str, ...]:
+def step_causes(costs: PlanCosts, step: StepCost) -> tuple[str, ...]:
     """Device kinds and links whose predictions a priced step rests on, in order, repeated."""
     hops = [hop for pipeline in step.work for hop in pipeline.hops.hops]
-    terms = (part.term.cause for part in _parts(plan, costs, step))
+    terms = (part.term.cause for part in _parts(costs, step))
     return (*terms, *(hop.link for hop in hops))
 
 
@@ -273,7 +272,7 @@ def misfits(estimate: Estimate) -> tuple[str, ...]:
     )
 
 
-def _stage(step: StepCost, parts: BreakDown, own: float, place: tuple[int, int]) -> StageEstimate:
+def _stage(step: StepCost, parts: BreakDown, place: tuple[int, int]) -> StageEstimate:
     p, s = place
     pipeline = step.work[p]
     stage, end = pipeline.stages[s], step.composed.stages[p][s]
@@ -289,7 +288,7 @@ def _stage(step: StepCost, parts: BreakDown, own: float, place: tuple[int, int])
         if part.component in (Component.TENSOR_PARALLEL, Component.COPIED_HEADS)
         and not part.computes
     )
-    numbers = (*passes, *end_parts(stage, end, own))
+    numbers = (*passes, *end.parts)
     busy = m * (forward + backward)
     wait = step.pipeline_seconds - busy
     kinds = unit.pricer.model.layers
@@ -324,9 +323,8 @@ _NUMBERS = ("forward", "backward", "reduction", "optimizer")
 """What `StageEstimate.extrapolating` can name: both passes, and the parts of a stage's end."""
 
 
-def _parts(plan: Plan, costs: PlanCosts, step: StepCost) -> Iterator[Part]:
+def _parts(costs: PlanCosts, step: StepCost) -> Iterator[Part]:
     """Every predicted part, in the order of the pipelines; equal units once."""
-    own = owned(plan, costs, step.work)
     seen: set[tuple[Unit, int]] = set()
     for p, pipeline in enumerate(step.work):
         for s, stage in enumerate(pipeline.stages):
@@ -337,7 +335,7 @@ def _parts(plan: Plan, costs: PlanCosts, step: StepCost) -> Iterator[Part]:
                             seen.add((unit, kind))
                             cost = unit.costs[kind]
                             yield from (*cost.forward, *cost.backward, *cost.again)
-            before, after = end_parts(stage, step.composed.stages[p][s], own[p][s])
+            before, after = step.composed.stages[p][s].parts
             yield from (*before, *after)
     if step.composed.barrier:
         yield from norm_parts(costs, step.work)
@@ -390,7 +388,7 @@ def step_quantile(pricer: Pricer, plan: Plan, quantile: float) -> float:
     """Seconds that a step stays below with this probability; `quantile` between 0 and 1."""
     step, costs = pricer.step(plan), pricer.costs(plan)
     central = step.step_seconds + straggler_wait(plan, costs, step)
-    known = step_calibration(pricer.predictor, plan, pricer.cluster, step_causes(plan, costs, step))
+    known = step_calibration(pricer.predictor, plan, pricer.cluster, step_causes(costs, step))
     logs, _, _ = scaled_logs(drawn_steps(plan, costs, step), central, known)
     return central * float(np.exp(np.quantile(logs, quantile, method="hazen")))
 

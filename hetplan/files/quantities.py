@@ -1,18 +1,40 @@
-"""Types for the fields of a file form (quantities with units, counts, names), and its JSON Schema.
+"""What file forms are made of: types of fields with their units and limits, and JSON Schemas.
 
-A field of such a type is text in the file and a float in SI base units after reading.
+A quantity is text in the file and a float in SI base units after reading.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
-from typing import Annotated, Any, TypeAlias
+import math
+import operator
+from collections.abc import Hashable
+from dataclasses import fields
+from functools import lru_cache
+from itertools import pairwise
+from textwrap import dedent
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetplan.errors import InputError
 from hetplan.units import EXAMPLES, NAME_PATTERN, Dimension, parse_quantity, pattern
+
+T = TypeVar("T")
 
 NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[0-9]+$"
 """A node as island/number."""
@@ -60,8 +82,17 @@ TrafficPrice: TypeAlias = Annotated[
 ]
 """`0.02 USD/GB` -> US dollars per byte."""
 
-Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
+MAX_COUNT = 10**9
+"""Largest number of things, width, vocabulary or length."""
+
+Count: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 """A number of things, at least one."""
+CountOrZero: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+"""A number of things, maybe none."""
+Positive: TypeAlias = Annotated[float, Field(gt=0, lt=math.inf)]
+"""A finite number above 0."""
+NonNegative: TypeAlias = Annotated[float, Field(ge=0, lt=math.inf)]
+"""A finite number, at least 0."""
 Fraction: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 """A part of a whole, from 0 to below 1."""
 Ratio: TypeAlias = Annotated[float, Field(ge=1, le=1e6)]
@@ -70,6 +101,89 @@ Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=100, pattern=NAM
 """A word that can stand in a path such as `island/3`."""
 NodeName: TypeAlias = Annotated[str, Field(max_length=120, pattern=NODE_PATTERN)]
 """A node as island/number."""
+
+
+def _describe_inherited(schema: dict[str, Any], form: type[Any]) -> None:
+    """Add what pydantic leaves out: the docstrings of fields that a base class declares."""
+    for base in form.__mro__[1:-1]:
+        body = ast.parse(dedent(inspect.getsource(base))).body[0]
+        statements = body.body if isinstance(body, ast.ClassDef) else []
+        for field, text in pairwise(statements):
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            entry = schema.get("properties", {}).get(field.target.id)
+            if entry is None or not isinstance(text, ast.Expr):
+                continue
+            if isinstance(text.value, ast.Constant):
+                entry.setdefault("description", inspect.cleandoc(str(text.value.value)))
+
+
+class FileForm:
+    """Base of dataclasses that a file is read as: unknown keys are faults, docstrings describe."""
+
+    __slots__ = ()
+    __pydantic_config__ = {  # noqa: RUF012
+        "extra": "forbid",
+        "use_attribute_docstrings": True,
+        "json_schema_extra": _describe_inherited,
+    }
+
+
+def value_of(type_: type[T], form: Any, **others: object) -> T:
+    """The dataclass `type_` with the form's values of the same names, and `others`.
+
+    Lists become tuples. Where the form has None, the default of `type_` stands.
+    """
+    names = {field.name for field in fields(form)}
+    values: dict[str, Any] = dict(others)
+    for field in fields(cast(Any, type_)):
+        if field.name in names and field.name not in others:
+            value = getattr(form, field.name)
+            if value is not None:
+                values[field.name] = tuple(value) if isinstance(value, list) else value
+    return type_(**values)
+
+
+_RELATIONS = {
+    "ge": (operator.ge, "at least"),
+    "gt": (operator.gt, "above"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "below"),
+}
+
+
+@lru_cache(maxsize=256)
+def _limits(type_: Any) -> tuple[tuple[str, tuple[tuple[Any, Any], ...], str], ...]:
+    """(field, its relations and limits, these in words) of every field whose type has limits."""
+    rows = []
+    for name, hint in get_type_hints(type_, include_extras=True).items():
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        annotated = next((part for part in parts if get_origin(part) is Annotated), None)
+        found = [
+            (relation, getattr(limit, key), word)
+            for info in get_args(annotated)[1:]
+            for limit in getattr(info, "metadata", ())
+            for key, (relation, word) in _RELATIONS.items()
+            if hasattr(limit, key)
+        ]
+        if found:
+            words = (
+                "finite" if limit == math.inf else f"{word} {limit:,}" for _, limit, word in found
+            )
+            tests = tuple((relation, limit) for relation, limit, _ in found)
+            rows.append((name, tests, " and ".join(words)))
+    return tuple(rows)
+
+
+def check_limits(value: object) -> None:
+    """Raise an InputError unless every field of a dataclass is within the limits of its type."""
+    for name, tests, words in _limits(cast(Hashable, type(value))):
+        number = getattr(value, name)
+        if number is None:
+            continue
+        for relation, limit in tests:
+            if not relation(number, limit):  # also where it is NaN
+                raise InputError(f"{name} is {number!s:.40}; it must be {words}")
 
 
 def schema_text(form: type[Any], *, schema: str, title: str) -> str:

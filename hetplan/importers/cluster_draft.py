@@ -25,7 +25,7 @@ from hetplan.importers.link_figures import (
     least_latency,
 )
 from hetplan.importers.records import Host, Imported, NodeTopology
-from hetplan.importers.table import Gives, import_text
+from hetplan.importers.table import Gives, import_text, importer_called
 from hetplan.importers.topology import nic_layout
 from hetplan.profiling.samples import LinkSample
 from hetplan.units import Dimension, parse_quantity
@@ -403,8 +403,8 @@ def _inter_figures(island: _Island, values: _LinkValues) -> LinkFigures:
     figures = _sampled(values, island.devices_per_node)
     for source, imported in values.files:
         bandwidth = None
-        if imported.kind != "perftest":
-            # TCP crosses whatever the hosts have between them, whoever sends.
+        if not importer_called(imported.kind).of_one_card:
+            # It crosses whatever the hosts have between them, whoever sends.
             share = island.devices_per_node
             bandwidth = best_bandwidth(imported.paths, source=source, share=share)
         latency = least_latency(imported.paths, source=source)
@@ -413,7 +413,7 @@ def _inter_figures(island: _Island, values: _LinkValues) -> LinkFigures:
 
 
 def _nics(island: _Island, text: str | None, values: _LinkValues) -> NicsDraft | None:
-    """The NICs of a node, where the bandwidth of one is known: given, or measured by perftest."""
+    """The NICs of a node, where the bandwidth of one is known: given, or measured."""
     found = _NICS.fullmatch(text or "")
     count = int(found.group(1)) if found and found.group(1) else None
     rate = found.group(2) if found else ""
@@ -422,7 +422,7 @@ def _nics(island: _Island, text: str | None, values: _LinkValues) -> NicsDraft |
         value = _quantity("--nics", rate, Dimension.BANDWIDTH)
         card = Figure(value=value, source="given (--nics)")
     for source, imported in values.files:
-        if imported.kind == "perftest":
+        if importer_called(imported.kind).of_one_card:
             card = card or best_bandwidth(imported.paths, source=source)
     layout = nic_layout(island.topology) if island.topology is not None else None
     if card is None:

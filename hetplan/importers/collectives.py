@@ -51,7 +51,7 @@ MEAN_NOTE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Rounded:
     """One printed number in base units, and half the step it was rounded to."""
 
     value: float
@@ -73,9 +73,9 @@ class Row:
     reduces: bool
     rooted: bool
     """Whether a rank is the root."""
-    seconds: Figure
-    algorithm_rate: Figure
-    bus_rate: Figure
+    seconds: Rounded
+    algorithm_rate: Rounded
+    bus_rate: Rounded
     wrong: str
     """Why it must not be used; empty: it may be."""
     in_place_unchecked: bool | None = None

@@ -14,8 +14,8 @@ from hetplan.files.reading import Document
 from hetplan.importers import json_text
 from hetplan.importers.collectives import (
     OPERATIONS,
-    Figure,
     Output,
+    Rounded,
     Row,
     Run,
     plain_name,
@@ -120,9 +120,9 @@ def _row(document: Document, at: int) -> Row:
         dtype=json_text.word(document, *path, "type"),
         reduces=json_text.optional_word(document, *path, "redop") not in ("", "none"),
         rooted=bool(root) and not root.startswith("-"),
-        seconds=_figure(texts["time"], 1e6),
-        algorithm_rate=_figure(texts["alg_bw"], 1e-9),
-        bus_rate=_figure(texts["bus_bw"], 1e-9),
+        seconds=_rounded(texts["time"], 1e6),
+        algorithm_rate=_rounded(texts["alg_bw"], 1e-9),
+        bus_rate=_rounded(texts["bus_bw"], 1e-9),
         wrong=reason,
         in_place_unchecked=unchecked if checked else None,
         iteration_seconds=() if reason else tuple(_iteration_seconds(document, at)),
@@ -154,9 +154,9 @@ def _number_text(document: Document, path: tuple[str | int, ...], missing: str =
     return repr(json_text.number(document, *path))
 
 
-def _figure(text: str, per_base_unit: float) -> Figure:
+def _rounded(text: str, per_base_unit: float) -> Rounded:
     value = float(text) if text.lstrip("-").lower() not in ("nan", "inf") else 0.0
-    return Figure(value=value / per_base_unit, half_step=_HALF_STEP / per_base_unit)
+    return Rounded(value=value / per_base_unit, half_step=_HALF_STEP / per_base_unit)
 
 
 def _listed_runs(document: Document) -> Iterator[Run]:
@@ -198,8 +198,8 @@ def _listed_row(document: Document, at: int) -> Row:
         dtype=json_text.word(document, at, "type"),
         reduces=json_text.optional_word(document, at, "redop") not in ("", "none"),
         rooted=False,
-        seconds=_figure(texts["time"], 1e6),
-        algorithm_rate=_figure(texts["algBw"], 1e-9),
-        bus_rate=_figure(texts["busBw"], 1e-9),
+        seconds=_rounded(texts["time"], 1e6),
+        algorithm_rate=_rounded(texts["algBw"], 1e-9),
+        bus_rate=_rounded(texts["busBw"], 1e-9),
         wrong=why_unusable(size, texts, wrong, document.file, document.line((at,))),
     )

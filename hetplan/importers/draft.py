@@ -344,24 +344,6 @@ def _latency_and_samples(link: LinkFigures, indent: int) -> list[str]:
     return lines
 
 
-@dataclass(slots=True)
-class _Run:
-    """Numbers that follow each other, as wide as the first is written."""
-
-    first: str
-    low: int
-    high: int
-
-    def takes(self, digits: str) -> bool:
-        """Whether these digits are the run's next number."""
-        return digits == f"{self.high + 1:0{len(self.first)}d}"
-
-    @property
-    def text(self) -> str:
-        last = f"{self.high:0{len(self.first)}d}"
-        return self.first if self.low == self.high else f"{self.first}-{last}"
-
-
 def listable(name: str) -> bool:
     """Whether a cluster file can name a node so (an IPv6 address it cannot)."""
     return len(name) <= _MAX_ENTRY and _WORD.fullmatch(name) is not None
@@ -369,32 +351,20 @@ def listable(name: str) -> bool:
 
 def host_ranges(names: Sequence[str]) -> tuple[str, ...]:
     """Entries that stand for exactly these names in this order; every name is `listable`."""
-    entries: list[str] = []
-    affixes: tuple[str, str] | None = None
-    runs: list[_Run] = []
-
-    def close() -> None:
-        if affixes is not None:
-            before, after = affixes
-            single = len(runs) == 1 and runs[0].low == runs[0].high
-            inside = ",".join(run.text for run in runs)
-            entries.append(f"{before}{inside if single else f'[{inside}]'}{after}")
-
+    # Per entry: what stands before and after the number, the first number's digits, the last.
+    runs: list[tuple[str, str, str, int]] = []
     for name in names:
         match = _NUMBERED.fullmatch(name)
-        if match is None:
-            close()
-            affixes, runs = None, []
-            entries.append(name)
-            continue
-        before, digits, after = match.groups()
-        size = sum(len(run.text) + 1 for run in runs) + len(name) + 2 * len(digits)
-        if affixes != (before, after) or size > _MAX_ENTRY:
-            close()
-            affixes, runs = (before, after), []
-        if runs and runs[-1].takes(digits):
-            runs[-1].high += 1
-        else:
-            runs.append(_Run(first=digits, low=int(digits), high=int(digits)))
-    close()
-    return tuple(entries)
+        before, digits, after = match.groups() if match else (name, "", "")
+        if runs and digits and runs[-1][:2] == (before, after):
+            *_, first, last = runs[-1]
+            if digits == f"{last + 1:0{len(first)}d}":
+                runs[-1] = (before, after, first, last + 1)
+                continue
+        runs.append((before, after, digits, int(digits or 0)))
+    return tuple(
+        f"{before}{first}{after}"
+        if not first or int(first) == last
+        else f"{before}[{first}-{last:0{len(first)}d}]{after}"
+        for before, after, first, last in runs
+    )

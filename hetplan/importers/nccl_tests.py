@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hetplan.importers.collectives import (
-    Figure,
     Output,
+    Rounded,
     Row,
     Run,
     imported_of,
@@ -287,18 +287,18 @@ def _row(line: int, cells: dict[str, str], unchecked: bool | None, file: str) ->
         dtype=cells["type"],
         reduces=cells.get("redop", "none") != "none",
         rooted=root is not None and root >= 0,
-        seconds=_figure(texts["time"], 1e6),
-        algorithm_rate=_figure(texts["algbw"], 1e-9),
-        bus_rate=_figure(texts["busbw"], 1e-9),
+        seconds=_rounded(texts["time"], 1e6),
+        algorithm_rate=_rounded(texts["algbw"], 1e-9),
+        bus_rate=_rounded(texts["busbw"], 1e-9),
         wrong=reason,
         in_place_unchecked=unchecked,
     )
 
 
-def _figure(text: str, per_base_unit: float) -> Figure:
+def _rounded(text: str, per_base_unit: float) -> Rounded:
     """The number and what it was rounded to; divided, so that 91.13 us is the nearest float."""
     value = finite_number(text) or 0.0
-    return Figure(value=value / per_base_unit, half_step=rounding_of(text) / per_base_unit / 2)
+    return Rounded(value=value / per_base_unit, half_step=rounding_of(text) / per_base_unit / 2)
 
 
 def _in_place_unchecked(names: Sequence[str], tokens: Sequence[str]) -> bool | None:

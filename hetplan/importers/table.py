@@ -45,6 +45,8 @@ class Importer:
     gives: Gives
     title: str
     """What it reads, in one line."""
+    of_one_card: bool = False
+    """Its bandwidths are of one network card, not of everything that lies between two hosts."""
 
     @property
     def module(self) -> ModuleType:
@@ -67,7 +69,12 @@ IMPORTERS = (
     Importer(kind="nvidia-topo", gives=Gives.TOPOLOGY, title="nvidia-smi topo -m"),
     Importer(kind="rccl-tests", gives=Gives.SAMPLES, title="rccl-tests, printed or JSON"),
     Importer(kind="nccl-tests", gives=Gives.SAMPLES, title="nccl-tests, printed or JSON"),
-    Importer(kind="perftest", gives=Gives.LINKS, title="perftest (ib_write_bw, ib_read_lat, ...)"),
+    Importer(
+        kind="perftest",
+        gives=Gives.LINKS,
+        title="perftest (ib_write_bw, ib_read_lat, ...)",
+        of_one_card=True,
+    ),
     Importer(kind="hostfile", gives=Gives.HOSTS, title="hostfile of MPI, DeepSpeed, FlagScale"),
     Importer(kind="slurm-nodes", gives=Gives.HOSTS, title="Slurm node list: node[001-016,020]"),
 )

@@ -5,8 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
 
 from hetplan.errors import InputError
+from hetplan.files.quantities import (
+    Count,
+    FileForm,
+    Fraction,
+    Name,
+    NodeName,
+    Ratio,
+    check_limits,
+)
 
 MAX_TOKENS = 10**18
 """Tokens of the longest training run: 10,000 times what the largest published ones took."""
@@ -17,6 +29,12 @@ MAX_DEPTH = 1000
 """More microbatches beyond a schedule's own than any device has memory for."""
 SHARES_TOLERANCE = 1e-6
 """How far the sum of all lengths' shares may be from 1: thirds have no exact text."""
+
+
+Quantile: TypeAlias = Annotated[float, Field(ge=0.5, le=0.99)]
+"""From the median to what the draws of an interval still resolve."""
+Tokens: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Seed: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SEED)]
 
 
 class Precision(StrEnum):
@@ -63,83 +81,91 @@ class Objective(StrEnum):
     """Money; every device that may be used needs a price."""
 
 
-MIN_QUANTILE, MAX_QUANTILE = 0.5, 0.99
-"""From the median to what the draws of an interval still resolve."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
-    """Choices the user has made; the search keeps them. None leaves a choice free."""
+class Pins(FileForm):
+    """Choices that the search must keep; what is left out stays free."""
 
-    tp: int | None = None
-    dp: int | None = None
-    pp: int | None = None
-    microbatch_size: int | None = None
+    tp: Count | None = None
+    """Tensor-parallel degree."""
+    dp: Count | None = None
+    """Data-parallel degree."""
+    pp: Count | None = None
+    """Pipeline stages."""
+    microbatch_size: Count | None = None
+    """Sequences per microbatch and data-parallel rank."""
     recompute: bool | None = None
-    embedding_on: str | None = None
-    """Island (or device kind) that must hold the embedding, which is the first stage."""
-    head_on: str | None = None
-    """Island (or device kind) that must hold the head, which is the last stage."""
-    cp: int | None = None
-    ep: int | None = None
-    virtual_stages: int | None = None
+    """Whether transformer layers are computed again in the backward pass."""
+    embedding_on: Name | None = None
+    """Island or device kind of the first stage."""
+    head_on: Name | None = None
+    """Island or device kind of the last stage."""
+    cp: Count | None = None
+    """Context-parallel degree."""
+    ep: Count | None = None
+    """Expert-parallel degree."""
+    virtual_stages: Count | None = None
     """Chunks of layers per stage; 1: not interleaved."""
     sequence_parallel: bool | None = None
-    """Where tp is above 1."""
+    """Whether tensor-parallel ranks share what lies between their products."""
     sharded_optimizer: bool | None = None
-    pipelines: int | None = None
-    """Copies of the model, each over its own devices."""
+    """Whether data-parallel ranks share the optimizer state."""
+    pipelines: Count | None = None
+    """Copies of the model, each over its own devices with its own share of the batch."""
     same_degrees: bool | None = None
     """True: all stages have one tp, dp and microbatch size, and each lies on one island."""
-    depth: int | None = None
+    depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
     """Most microbatches that a stage keeps in flight beyond its schedule's own, with sends that do
     not wait for their receivers; 0: none, and sends wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forbids:
-    """What the plan must not use."""
+class Forbids(FileForm):
+    """Islands and nodes that stay out of the plan."""
 
-    islands: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    """Nodes as `island/number`, counted from 0."""
+    islands: tuple[Name, ...] = ()
+    """Names of islands."""
+    nodes: tuple[NodeName, ...] = ()
+    """Nodes as island/number, counted from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LengthShare:
+class LengthShare(FileForm):
     """How many of the sequences have one length."""
 
-    length: int
-    """Tokens."""
-    share: float
-    """Part of all sequences, above 0 and at most 1."""
+    length: Count
+    """Tokens, at most sequence_length."""
+    share: Annotated[float, Field(gt=0, le=1)]
+    """Part of all sequences; the shares of all lengths sum to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerOptions:
-    """Settings of the trainer that change what a step costs; None: as the target has them."""
+class TrainerOptions(FileForm):
+    """Settings of the trainer that change what a step costs; left out: as the target does."""
 
     fused_attention: bool | None = None
     """One causal attention kernel; otherwise scores are written to memory."""
     attention_dropout: bool | None = None
+    """Dropout of the attention's probabilities."""
     hidden_dropout: bool | None = None
+    """Dropout of the embedding and of what every layer adds to its input, twice."""
     fused_loss: bool | None = None
-    """Cross-entropy in one pass over the logits."""
+    """Cross-entropy in one pass over the logits; otherwise of a float32 copy of them."""
     scattered_sends: bool | None = None
-    """Without sequence parallelism a stage sends each rank's 1 / tp of the activations, which the
-    receivers gather (arXiv 2104.04473, section 4.1)."""
+    """Without sequence parallelism a stage sends 1 / tp of its activations from every rank, and the
+    receivers gather them; otherwise every rank sends all of them."""
     fused_accumulation: bool | None = None
-    """Products add the weights' gradients to their sum; otherwise a pass of its own does."""
+    """Products add the gradients of the weights to those of the microbatches before; otherwise a
+    pass of its own does."""
     blocking_sends: bool | None = None
-    """Sends and receives follow each other, each holding both stages, in the order of DeepSpeed's
-    pipeline; otherwise what two neighbours exchange moves both ways at once."""
+    """Sends and receives follow each other, each holding both stages (DeepSpeed's pipeline);
+    otherwise what two neighbours exchange moves both ways at once."""
     context_exchange: bool | None = None
-    """Context parallelism by all-to-all of heads (arXiv 2309.14509) instead of ring attention."""
+    """Context parallelism by all-to-all of heads instead of ring attention."""
     gradient_precision: Precision | None = None
-    """Format in which gradients are kept and reduced."""
+    """Number format in which gradients are kept and reduced: float32, or that of the weights."""
     product_format: ProductFormat | None = None
-    """Format of the transformer layers' products with weights, but for routers; None: the job's
-    precision. Weights, activations, gradients, attention and the head keep that precision."""
+    """Narrower number format of the transformer layers' products with weights: float8, mxfp8 or
+    nvfp4; the devices must have its rate. Left out: the job's precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,87 +173,51 @@ class Job:
     """One training job."""
 
     name: str
-    global_batch_size: int
+    global_batch_size: Count
     """Sequences per optimizer step."""
-    sequence_length: int
+    sequence_length: Count
     precision: Precision
     optimizer: Optimizer
     target: str
     """Trainer that will run the plan; a key of `hetplan.plans.targets.TARGETS`."""
-    gap: float = 0.01
+    gap: Fraction = 0.01
     """Relative distance to the best plan at which the search may stop."""
     objective: Objective = Objective.STEP_TIME
-    quantile: float | None = None
+    quantile: Quantile | None = None
     """Quantile of the predicted step that is compared, from 0.5 to 0.99; None: the estimate."""
     time_limit_seconds: float | None = None
-    total_tokens: int | None = None
+    total_tokens: Tokens | None = None
     """Length of the training run, for its duration; None leaves that out."""
-    memory_reserve_fraction: float = 0.1
+    memory_reserve_fraction: Fraction = 0.1
     """Part of a device's memory that plans leave free for fragmentation and communication."""
-    seed: int = 0
+    seed: Seed = 0
     sequence_lengths: tuple[LengthShare, ...] = ()
     """Lengths of the sequences where they differ, none above `sequence_length`; empty: all have
     `sequence_length`."""
     packing: bool = False
     """Short sequences are put together into ones of `sequence_length`, attending to themselves
     only; otherwise they are padded to it."""
-    expert_load_factor: float = 1.0
+    expert_load_factor: Ratio = 1.0
     """Tokens of the busiest expert-parallel rank over the mean of all."""
     gradient_clipping: bool | None = None
     """Whether gradients are clipped by their global norm; None: as the target does by default."""
-    data_loading_seconds: float = 0.0
+    data_loading_seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = 0.0
     """Seconds of each step that the devices wait for their data."""
-    checkpoint_interval_steps: int | None = None
+    checkpoint_interval_steps: Count | None = None
     """Steps from one checkpoint to the next; None: no checkpoints are counted."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     pin: Pins = field(default_factory=Pins)
     forbid: Forbids = field(default_factory=Forbids)
 
     def __post_init__(self) -> None:
-        for name in ("global_batch_size", "sequence_length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not 0 <= self.gap < 1:
-            raise InputError(f"gap is {self.gap}; it is a fraction from 0 to below 1")
-        if self.quantile is not None and not MIN_QUANTILE <= self.quantile <= MAX_QUANTILE:
-            raise InputError(
-                f"quantile is {self.quantile}; it must be from {MIN_QUANTILE} to {MAX_QUANTILE}"
-            )
-        if not 0 <= self.memory_reserve_fraction < 1:
-            raise InputError(
-                f"memory_reserve_fraction is {self.memory_reserve_fraction}; "
-                "it is a fraction from 0 to below 1"
-            )
-        if not 1 <= self.expert_load_factor < math.inf:
-            raise InputError(
-                f"expert_load_factor is {self.expert_load_factor}; it is the most over the mean, "
-                "at least 1"
-            )
-        if not 0 <= self.data_loading_seconds <= MAX_SECONDS:
-            raise InputError(
-                f"data_loading_seconds is {self.data_loading_seconds}; it must be at least 0 and "
-                f"at most {MAX_SECONDS:g}"
-            )
-        if self.total_tokens is not None and not 1 <= self.total_tokens <= MAX_TOKENS:
-            raise InputError(
-                f"total_tokens is {self.total_tokens}; it must be from 1 to {MAX_TOKENS:,}"
-            )
-        if not 0 <= self.seed <= MAX_SEED:
-            raise InputError(f"seed is {self.seed}; it must be from 0 to {MAX_SEED}")
-        steps = self.checkpoint_interval_steps
-        if steps is not None and steps < 1:
-            raise InputError(f"checkpoint_interval_steps is {steps}; it must be at least 1")
-        self._check_lengths()
-
-    def _check_lengths(self) -> None:
+        check_limits(self)
         for each in self.sequence_lengths:
             if not 1 <= each.length <= self.sequence_length:
                 raise InputError(
                     f"sequence_lengths has a length of {each.length}; it must be from 1 to "
                     f"sequence_length {self.sequence_length}"
                 )
-            if not 0 < each.share <= 1:
-                raise InputError(f"length {each.length} has a share of {each.share}; above 0 to 1")
+            check_limits(each)
         total = math.fsum(each.share for each in self.sequence_lengths)
         if self.sequence_lengths and abs(total - 1.0) > SHARES_TOLERANCE:
             raise InputError(f"the shares of sequence_lengths sum to {total}; they are parts of 1")

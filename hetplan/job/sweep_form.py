@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from hetplan.files.quantities import Bandwidth, Count, Name, Seconds
+from hetplan.files.quantities import Bandwidth, Count, FileForm, Name, Seconds
 from hetplan.job.load import TargetName
 
 SWEEP_SCHEMA = "hetplan.sweep/1"
@@ -19,10 +19,8 @@ Backend: TypeAlias = Literal["processes", "dask", "ray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkAxis:
+class LinkAxis(FileForm):
     """A link between two islands or two regions whose speed varies."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     between: Annotated[list[Name], Field(min_length=2, max_length=2)]
     """Two islands, or two regions: all links between their islands."""
@@ -33,10 +31,8 @@ class LinkAxis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodesAxis:
+class NodesAxis(FileForm):
     """An island whose number of nodes varies."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     island: Name
     """Its name in the cluster files."""
@@ -45,10 +41,8 @@ class NodesAxis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepForm:
+class SweepForm(FileForm):
     """A sweep file."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     models: Annotated[list[str], Field(min_length=1)]
     """Model files."""

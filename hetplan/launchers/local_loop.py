@@ -22,6 +22,7 @@ from pathlib import Path
 from hetplan.errors import HetplanError, LaunchError
 from hetplan.files.shipped import shipped_folder
 from hetplan.files.writing import write_atomically
+from hetplan.job.load import load_job
 from hetplan.launchers.run_log import RunLog, read_runs
 from hetplan.search.files import load_plan
 
@@ -30,7 +31,9 @@ RANKS_PER_KIND = 2
 # Two fast and two slow ranks then compute (1/3 + 1/7.5) * 2 = 0.93 cores' worth of the time.
 HEADROOM = 3.0
 SLOW_DOWN = 2.5
-_SHAPES = ("--microbatch", "1,2,4,8", "--tp", "1,2")
+MICROBATCH_SIZES = "1,2,8"
+"""Measured; 4 lies between them."""
+TP_DEGREES = "1,2"
 
 Say = Callable[[str], None]
 
@@ -59,12 +62,16 @@ def profile_this_cpu(files: LoopFiles, say: Say) -> None:
 def make_kinds(files: LoopFiles, say: Say) -> None:
     """Write the cluster file and the pace of both kinds, and profile both kinds."""
     write_atomically(files.cluster, cluster_text())
+    # Every microbatch size that a plan of the job may have.
+    batch = load_job(files.job).global_batch_size
+    sizes = [str(size) for size in range(1, batch + 1) if batch % size == 0]
     _hetplan(
         say,
         *("emulate", "pace", str(files.cluster)),
         *("--model", str(files.model), "--job", str(files.job), "--store", str(files.store)),
         *("--slow-down", f"{FAST}=1", "--slow-down", f"{SLOW}={SLOW_DOWN}"),
-        *("--headroom", str(HEADROOM), *_SHAPES, "--out", str(files.pace)),
+        *("--headroom", str(HEADROOM), "--microbatch", ",".join(sizes), "--tp", TP_DEGREES),
+        *("--out", str(files.pace)),
     )
     for kind in (FAST, SLOW):
         _hetplan(
@@ -155,7 +162,7 @@ def _profile(files: LoopFiles, kind: str) -> tuple[str, ...]:
     return (
         *("profile", "layers"),
         *("--model", str(files.model), "--job", str(files.job), "--store", str(files.store)),
-        *("--device", "cpu", "--kind", kind, *_SHAPES),
+        *("--device", "cpu", "--kind", kind, "--microbatch", MICROBATCH_SIZES, "--tp", TP_DEGREES),
     )
 
 

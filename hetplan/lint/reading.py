@@ -18,22 +18,21 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import json_nodes, read_json
 from hetplan.files.reading import Document, decode, read_bytes, read_document
 from hetplan.importers.table import import_text, importer_of
-from hetplan.job.check import check_job_against
 from hetplan.job.load import load_job
 from hetplan.lint.launches import known_places, launch_part, understood, unknown_sizes
 from hetplan.lint.rows import (
     Inputs,
-    LayerSampleRow,
-    LinkSampleRow,
-    OperatorSampleRow,
     Place,
     Planned,
     Population,
+    Sample,
+    SampleRow,
     merge,
 )
-from hetplan.lint.tables import read_table, table_kind
+from hetplan.lint.tables import COLUMNS, columns_of, read_collectives
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.check_job import check_job_against
 from hetplan.predict.fit import load_predictor
 from hetplan.profiling.samples import (
     SAMPLE_TYPES,
@@ -45,12 +44,7 @@ from hetplan.profiling.samples import (
     header,
     read_samples,
 )
-from hetplan.profiling.store import (
-    LAYERS_FILE,
-    LINKS_FILE,
-    OPERATORS_FILE,
-    PROVENANCE_FILE,
-)
+from hetplan.profiling.store import FILES, PROVENANCE_FILE
 from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 from hetplan.search.files import load_legal_plan
 from hetplan.trainers.folder import CHECK_FILE
@@ -59,11 +53,7 @@ TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu"
 """Files in which people write, not measure; they are skipped without a look."""
 PLAN_FILE = "plan.json"
 """Of an emitted folder."""
-_SAMPLES: Mapping[str, SampleType] = {
-    LAYERS_FILE: LayerSample,
-    LINKS_FILE: LinkSample,
-    OPERATORS_FILE: OperatorSample,
-}
+_SAMPLES: Mapping[str, SampleType] = {name: kind for kind, name in FILES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +212,8 @@ def _recognised(path: Path, text: str) -> _Part:
     for sample_type in SAMPLE_TYPES:
         if first.startswith(",".join(header(sample_type).split(",")[:6])):
             return _Part(inputs=sample_rows(path, sample_type), kind="samples")
-    kind = table_kind(first)
-    if kind is not None:
-        return _Part(inputs=read_table(str(path), text, kind), kind="table")
+    if columns_of(first) >= COLUMNS:
+        return _Part(inputs=Inputs(collectives=read_collectives(str(path), text)), kind="table")
     if first.startswith("# {") and '"schema": "hetplan.provenance/' in first:
         return _Part(skipped="holds results of measure.py; `hetplan profile merge` checks them")
     importer = importer_of(text)
@@ -303,7 +292,7 @@ def _imported(path: Path, text: str, kind: str) -> _Part:
     imported = import_text(text, str(path), kind=kind, link="checked")
     place = Place(file=str(path), line=0)
     rows = tuple(
-        LinkSampleRow(place=place, population=str(path), sample=sample) for sample in imported.links
+        SampleRow(place=place, population=str(path), sample=sample) for sample in imported.links
     )
     return _Part(inputs=Inputs(link_samples=rows), kind=kind)
 
@@ -317,24 +306,16 @@ def sample_rows(path: Path, sample_type: SampleType) -> Inputs:
         provenance=_load_provenance(path.parent / PROVENANCE_FILE),
     )
 
-    def place(number: int) -> Place:
-        # A row of the store is one line, the first is line 2 (samples_csv.row).
-        return Place(file=str(path), line=number + 2)
+    def rows(kind: type[Sample]) -> tuple[SampleRow[Sample], ...]:
+        # A row of the store is one line, the first is line 2 (samples.row).
+        return tuple(
+            SampleRow(place=Place(file=str(path), line=line), population=name, sample=sample)
+            for line, sample in enumerate(read_samples(path, kind), start=2)
+        )
 
+    populations = (population,)
     if sample_type is LayerSample:
-        layers = tuple(
-            LayerSampleRow(place=place(number), population=name, sample=sample)
-            for number, sample in enumerate(read_samples(path, LayerSample))
-        )
-        return Inputs(layer_samples=layers, populations=(population,))
+        return Inputs(layer_samples=rows(LayerSample), populations=populations)
     if sample_type is OperatorSample:
-        operators = tuple(
-            OperatorSampleRow(place=place(number), population=name, sample=sample)
-            for number, sample in enumerate(read_samples(path, OperatorSample))
-        )
-        return Inputs(operator_samples=operators, populations=(population,))
-    links = tuple(
-        LinkSampleRow(place=place(number), population=name, sample=sample)
-        for number, sample in enumerate(read_samples(path, LinkSample))
-    )
-    return Inputs(link_samples=links, populations=(population,))
+        return Inputs(operator_samples=rows(OperatorSample), populations=populations)
+    return Inputs(link_samples=rows(LinkSample), populations=populations)

@@ -1,7 +1,6 @@
-"""What lint looks at: the rows of every file it knows, in base units, each with its place.
+"""The rows and files that rules judge, in base units, with file and line.
 
-The readers (tables.py, reading.py) fill `Inputs`; a rule reads it and knows nothing of formats.
-None is a cell that is empty.
+The readers (tables.py, reading.py) fill `Inputs`; rules know nothing of file forms.
 """
 
 from __future__ import annotations
@@ -9,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
 from hetplan.trainers.rules import Launch
+
+Sample = TypeVar("Sample", LayerSample, LinkSample, OperatorSample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,32 +28,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRow:
-    """Time of one layer, or of one operator of a layer, at one microbatch size and tp."""
-
-    place: Place
-    source: str
-    precision: str
-    """As the file writes it."""
-    device: str
-    model: str
-    operation: str
-    """`layer` for a whole layer."""
-    layer: int | None
-    """Position in the model's row of layers; None: an operator."""
-    microbatch_size: int
-    tp: int
-    variant: str
-    """What else distinguishes rows, such as the algorithm of a product."""
-    forward_seconds: float
-    backward_seconds: float | None
-    weight_bytes: float | None
-    activation_bytes: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
-    """One collective or transfer among ranks."""
+    """Time of one collective or transfer among ranks; None is an empty cell."""
 
     place: Place
     source: str
@@ -65,45 +43,12 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EfficiencyRow:
-    """Share of the peak rate that one operator of one shape reaches."""
-
-    place: Place
-    source: str
-    device: str
-    operation: str
-    shape: str
-    """`key=value` pairs, comma separated, as the file writes them."""
-    efficiency: float
-    peak_flops_per_second: float | None = None
-    """The rate of which it is the share."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSampleRow:
-    """A row of a profile store, and the population it belongs to (its folder or file)."""
+class SampleRow(Generic[Sample]):
+    """A row of a profile store, and the population (its folder) or file that it belongs to."""
 
     place: Place
     population: str
-    sample: LayerSample
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSampleRow:
-    """A row of a profile store, and the population it belongs to."""
-
-    place: Place
-    population: str
-    sample: LinkSample
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorSampleRow:
-    """A row of a profile store, and the population it belongs to."""
-
-    place: Place
-    population: str
-    sample: OperatorSample
+    sample: Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +62,7 @@ class Population:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What a plan file was made for."""
+    """Model and cluster of a plan file."""
 
     model: ModelSpec
     cluster: Cluster
@@ -125,14 +70,12 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Everything that was read of one or of many files; `merge` joins them."""
+    """All rows and files that were read; `merge` joins those of several files."""
 
-    layers: tuple[LayerRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
-    efficiencies: tuple[EfficiencyRow, ...] = ()
-    layer_samples: tuple[LayerSampleRow, ...] = ()
-    link_samples: tuple[LinkSampleRow, ...] = ()
-    operator_samples: tuple[OperatorSampleRow, ...] = ()
+    layer_samples: tuple[SampleRow[LayerSample], ...] = ()
+    link_samples: tuple[SampleRow[LinkSample], ...] = ()
+    operator_samples: tuple[SampleRow[OperatorSample], ...] = ()
     populations: tuple[Population, ...] = ()
     launches: tuple[Launch, ...] = ()
     models: tuple[tuple[Path, ModelSpec], ...] = ()
@@ -142,7 +85,7 @@ class Inputs:
 
 
 def merge(parts: Iterable[Inputs]) -> Inputs:
-    """The rows of all of them, in their order."""
+    """The inputs of several files as one."""
     every = list(parts)
     return Inputs(
         **{

@@ -7,12 +7,12 @@ from statistics import median
 from typing import TypeAlias
 
 from hetplan.errors import Fault
+from hetplan.job.spec import Precision
 from hetplan.lint.evidence import Evidence
 from hetplan.lint.findings import Rule, Severity, at, finding, grouped
-from hetplan.lint.known import element_bytes
-from hetplan.lint.rows import LayerSampleRow, LinkSampleRow, OperatorSampleRow
+from hetplan.lint.rows import SampleRow
 from hetplan.model.spec import LayerKind
-from hetplan.profiling.samples import Phase
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Phase
 
 MAX_OUTLIERS = 0.5  # above half of the runs the median itself is one of them
 MIN_ACTIVATIONS = 0.9  # of the layer's input, which every backward pass needs; 10 % for rounding
@@ -25,10 +25,11 @@ LATENCY_SECONDS = 5e-3  # above the round trip of one region; a longer time is b
 WHOLLY_FLAT_SIZES = 1000.0  # over which even the fastest link's time grows severalfold,
 WHOLLY_FLAT_BYTES = 1 << 20  # from where on bandwidth counts beside any latency of a region
 FASTER_SIZES, FASTER = 4.0, 5.0  # noise slows a message fivefold, but hardly below a larger one
-SampleRow: TypeAlias = LayerSampleRow | LinkSampleRow | OperatorSampleRow
+LinkRow: TypeAlias = SampleRow[LinkSample]
+AnyRow: TypeAlias = SampleRow[LayerSample] | LinkRow | SampleRow[OperatorSample]
 
 
-def _rows(evidence: Evidence) -> list[SampleRow]:
+def _rows(evidence: Evidence) -> list[AnyRow]:
     inputs = evidence.inputs
     return [*inputs.layer_samples, *inputs.link_samples, *inputs.operator_samples]
 
@@ -57,7 +58,8 @@ def _activations(evidence: Evidence) -> Iterator[Fault]:
         if sample.phase != Phase.FORWARD or sample.layer != LayerKind.TRANSFORMER:
             continue
         elements = sample.microbatch_size * sample.sequence_length * sample.hidden_size
-        least = float(elements * element_bytes(sample.precision, 2))
+        known = sample.precision in set(Precision)
+        least = float(elements * (Precision(sample.precision).bytes_per_element if known else 2))
         if 0 < sample.activation_bytes < MIN_ACTIVATIONS * least:
             kept = f"{sample.activation_bytes:,.0f} bytes kept"
             yield at(row.place, f"{kept}; the layer's input alone has {least:,.0f}")
@@ -130,13 +132,13 @@ def _links_flat(evidence: Evidence) -> Iterator[Fault]:
             yield at(row.place, f"{_duration(row)}, and {_duration(smaller)}")
 
 
-def _duration(row: LinkSampleRow) -> str:
+def _duration(row: LinkRow) -> str:
     sample = row.sample
     message = f"{sample.operation} of {sample.message_bytes} bytes"
     return f"{message} takes {sample.median_seconds:.3g} s"
 
 
-def _contradiction(ordered: Sequence[LinkSampleRow]) -> tuple[LinkSampleRow, LinkSampleRow] | None:
+def _contradiction(ordered: Sequence[LinkRow]) -> tuple[LinkRow, LinkRow] | None:
     """A row, and one of a smaller message that takes as long or far longer."""
     last = ordered[-1]
     flat = next(
@@ -158,7 +160,7 @@ def _contradiction(ordered: Sequence[LinkSampleRow]) -> tuple[LinkSampleRow, Lin
     return None
 
 
-def _wholly_flat(ordered: Sequence[LinkSampleRow]) -> LinkSampleRow | None:
+def _wholly_flat(ordered: Sequence[LinkRow]) -> LinkRow | None:
     """The first row, where all of the series takes as long although its last is a large message."""
     first, last = ordered[0].sample, ordered[-1].sample
     times = [row.sample.median_seconds for row in ordered]
@@ -166,7 +168,7 @@ def _wholly_flat(ordered: Sequence[LinkSampleRow]) -> LinkSampleRow | None:
     return ordered[0] if large and max(times) < FLAT_GROWTH * min(times) else None
 
 
-def _slower_than(ordered: Sequence[LinkSampleRow], row: LinkSampleRow) -> LinkSampleRow | None:
+def _slower_than(ordered: Sequence[LinkRow], row: LinkRow) -> LinkRow | None:
     """A row of a much smaller message that takes much longer."""
     least = FASTER * row.sample.median_seconds
     size = row.sample.message_bytes / FASTER_SIZES

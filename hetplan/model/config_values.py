@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
+from hetplan.files.quantities import MAX_COUNT
 from hetplan.files.reading import Document, describe
-from hetplan.model.layers import MAX_PER_SIZE, Experts, TransformerLayer
+from hetplan.model.layers import Experts, TransformerLayer
 from hetplan.model.numerics import (
     MAX_CONSTANT,
     Activation,
@@ -71,9 +72,7 @@ class ConfigValues:
         parent = self.document.at(*self.place) if self.place else self.document.root
         return parent.get(key, _ABSENT) if isinstance(parent, dict) else _ABSENT
 
-    def count(
-        self, *names: str, default: int | None, least: int = 1, most: int = MAX_PER_SIZE
-    ) -> int:
+    def count(self, *names: str, default: int | None, least: int = 1, most: int = MAX_COUNT) -> int:
         """A whole number; `default` where it is missing, a fault where that is None."""
         found = self.count_or_none(*names, default=default, least=least, most=most)
         if found is None:
@@ -84,7 +83,7 @@ class ConfigValues:
         return found
 
     def count_or_none(
-        self, *names: str, default: int | None, least: int = 1, most: int = MAX_PER_SIZE
+        self, *names: str, default: int | None, least: int = 1, most: int = MAX_COUNT
     ) -> int | None:
         """A whole number, or None where the file says null; `default` where it is missing."""
         key = self.key_of(*names)

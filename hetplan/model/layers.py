@@ -20,9 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from hetplan.errors import InputError
-
-MAX_PER_SIZE = 10**9
-"""Largest width, vocabulary or length."""
+from hetplan.files.quantities import Count, CountOrZero, check_limits
 
 
 class Norm(StrEnum):
@@ -40,16 +38,6 @@ class Norm(StrEnum):
         return {Norm.LAYER_NORM: 2, Norm.RMS_NORM: 1, Norm.UNSCALED: 0}[self] * width
 
 
-def check_sizes(value: object, *names: str, least: int = 1) -> None:
-    """Raise an InputError unless every named field is a size that can be."""
-    for name in names:
-        found = getattr(value, name)
-        if not least <= found <= MAX_PER_SIZE:
-            raise InputError(
-                f"{name} is {found}; it must be at least {least} and at most {MAX_PER_SIZE:,}"
-            )
-
-
 def _undivided(tp: int, **sizes: int) -> Iterator[str]:
     for name, size in sizes.items():
         if size % tp:
@@ -60,23 +48,21 @@ def _undivided(tp: int, **sizes: int) -> Iterator[str]:
 class Attention:
     """Attention with grouped key-value heads; causal."""
 
-    num_heads: int
+    num_heads: Count
     """Query heads."""
-    num_kv_heads: int
-    head_dim: int
+    num_kv_heads: Count
+    head_dim: Count
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
     """An RMSNorm over each query head and each key head, with one scale of head_dim for each."""
     rotary: bool = True
     """Positions by rotation of queries and keys."""
-    window: int | None = None
+    window: Count | None = None
     """A token sees itself and the window - 1 tokens before it; None: all before it."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_heads", "num_kv_heads", "head_dim")
-        if self.window is not None:
-            check_sizes(self, "window")
+        check_limits(self)
         if self.num_heads % self.num_kv_heads:
             raise InputError(
                 f"num_kv_heads is {self.num_kv_heads}, which does not divide "
@@ -115,22 +101,21 @@ class LatentAttention:
     The latents' own RMSNorms belong to it.
     """
 
-    num_heads: int
-    query_rank: int | None
+    num_heads: Count
+    query_rank: Count | None
     """Width of the queries' latent; None: queries come from h directly."""
-    kv_rank: int
+    kv_rank: Count
     """Width of the latent that keys and values come from."""
-    nope_head_dim: int
+    nope_head_dim: Count
     """Of a query or key head, the part without positions."""
-    rope_head_dim: int
+    rope_head_dim: Count
     """Of a query head, the rotated part; keys share one of this width."""
-    value_head_dim: int
+    value_head_dim: Count
     bias: bool = False
     """On the projections from h to the latents and on the output projection."""
 
     def __post_init__(self) -> None:
-        names = ("num_heads", "kv_rank", "nope_head_dim", "rope_head_dim", "value_head_dim")
-        check_sizes(self, *names, *(() if self.query_rank is None else ("query_rank",)))
+        check_limits(self)
 
     @property
     def key_head_dim(self) -> int:
@@ -169,14 +154,14 @@ class LatentAttention:
 class Mlp:
     """A dense MLP."""
 
-    ffn_hidden_size: int
+    ffn_hidden_size: Count
     gated: bool
     """Three matrices (gate, up, down; arXiv 2002.05202) instead of two."""
     bias: bool = False
     """On every matrix."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, "ffn_hidden_size")
+        check_limits(self)
 
     def matrix_parameters(self, hidden: int, tp: int = 1) -> int:
         """Weights of the matrices."""
@@ -196,11 +181,11 @@ class Mlp:
 class Experts:
     """A router and its experts, of which each token goes to a few; and shared ones for all."""
 
-    num_experts: int
-    experts_per_token: int
-    expert_ffn_hidden_size: int
+    num_experts: Count
+    experts_per_token: Count
+    expert_ffn_hidden_size: Count
     """Of each routed expert."""
-    shared_ffn_hidden_size: int = 0
+    shared_ffn_hidden_size: CountOrZero = 0
     """Of all shared experts together; 0: none."""
     shared_gate: bool = False
     """The shared experts' output is weighed by a gate of h weights."""
@@ -210,8 +195,7 @@ class Experts:
     """On every matrix of routed and shared experts."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_experts", "experts_per_token", "expert_ffn_hidden_size")
-        check_sizes(self, "shared_ffn_hidden_size", least=0)
+        check_limits(self)
         if self.experts_per_token > self.num_experts:
             raise InputError(
                 f"experts_per_token is {self.experts_per_token}, more than num_experts "
@@ -341,11 +325,11 @@ class TransformerLayer:
 class LayerRun:
     """Equal transformer layers that follow each other."""
 
-    count: int
+    count: Count
     layer: TransformerLayer
 
     def __post_init__(self) -> None:
-        check_sizes(self, "count")
+        check_limits(self)
 
 
 def runs_of(layers: Iterator[TransformerLayer]) -> tuple[LayerRun, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from pathlib import Path as FilePath
 from typing import Annotated
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
-from hetplan.files.quantities import Count, Name
+from hetplan.files.quantities import Count, CountOrZero, FileForm, Name, value_of
 from hetplan.files.reading import Document, decode, read_document
 from hetplan.model.huggingface import is_huggingface, model_of_config
 from hetplan.model.layers import (
@@ -26,27 +26,22 @@ from hetplan.model.layers import (
     runs_of,
 )
 from hetplan.model.numerics import (
-    MAX_CONSTANT,
     Activation,
+    Constant,
+    Part,
     RotaryScaling,
-    RotaryScalingKind,
     Router,
-    ScoreFunction,
 )
 from hetplan.model.spec import MAX_LAYERS, Architecture, ModelSpec
 
 MODEL_SCHEMA = "hetplan.model/3"
 
 LayerCount = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-Constant = Annotated[float, Field(gt=0, le=MAX_CONSTANT)]
-Weight = Annotated[float, Field(ge=0, le=MAX_CONSTANT)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttentionForm:
+class LatentAttentionForm(FileForm):
     """Multi-head latent attention (arXiv 2405.04434, section 2.1)."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     query_rank: Count | None = None
     """Width of the queries' latent; left out: queries are projected from hidden_size directly."""
@@ -63,10 +58,8 @@ class LatentAttentionForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsForm:
+class ExpertsForm(FileForm):
     """A mixture of experts in the place of the MLP."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     num_experts: Count
     """Routed experts."""
@@ -74,7 +67,7 @@ class ExpertsForm:
     """Routed experts that each token goes to."""
     ffn_hidden_size: Count
     """Inner width of each routed expert."""
-    shared_ffn_hidden_size: Annotated[int, Field(ge=0, le=10**9)] = 0
+    shared_ffn_hidden_size: CountOrZero = 0
     """Inner width of all shared experts together, which every token goes to; 0: none."""
     shared_gate: bool = False
     """A gate of hidden_size weights weighs the shared experts' output."""
@@ -83,10 +76,8 @@ class ExpertsForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayersForm:
+class LayersForm(FileForm):
     """Transformer layers in a row that are alike; a key left out is as in the model."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     count: LayerCount = 1
     """How many."""
@@ -107,72 +98,16 @@ class LayersForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RotaryScalingForm:
-    """Stretching of rotary positions."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
-
-    kind: RotaryScalingKind
-    """The word of Hugging Face's rope_type."""
-    factor: Constant | None = None
-    """How far positions, or their slow frequencies, are stretched."""
-    original_length: Count | None = None
-    """Sequence length before the stretching."""
-    low_frequency_factor: Constant | None = None
-    """Of llama3: frequencies of fewer turns than this over the original length are stretched."""
-    high_frequency_factor: Constant | None = None
-    """Of llama3: those of more turns than this are left as they are."""
-    beta_fast: Constant | None = None
-    """Of yarn: as high_frequency_factor."""
-    beta_slow: Constant | None = None
-    """Of yarn: as low_frequency_factor."""
-    mscale: Weight | None = None
-    """Of yarn: weight of the logarithm of the factor in the rotation's length."""
-    mscale_all_dim: Weight | None = None
-    """Of yarn: the same in the scale of the attention scores."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterForm:
-    """How tokens are given to experts; a key left out is not said."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
-
-    score_function: ScoreFunction | None = None
-    """What makes the router's logits weights."""
-    normalized: bool | None = None
-    """Whether the weights of a token's experts add up to 1, before scaling_factor."""
-    scaling_factor: Constant | None = None
-    """The weights are multiplied by it."""
-    num_groups: Count | None = None
-    """Experts lie in this many groups of equal size; needs groups_per_token."""
-    groups_per_token: Count | None = None
-    """Groups that the experts of one token come from."""
-    group_experts: Count | None = None
-    """Best experts of a group whose scores, added up, are the group's."""
-    correction_bias: bool | None = None
-    """The choice adds a bias per expert, which follows its load (arXiv 2408.15664)."""
-    loss_coefficient: Weight | None = None
-    """Weight of the balancing loss."""
-    loss_per_sequence: bool | None = None
-    """Whether the balancing loss is that of each sequence; otherwise of a microbatch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MultiTokenPredictionForm:
+class MultiTokenPredictionForm(FileForm):
     """Layers that predict tokens further ahead while training (arXiv 2412.19437, section 2.2)."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     num_layers: LayerCount
     """How many; each holds a transformer layer like the model's last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelForm:
+class ModelForm(FileForm):
     """Shape of a transformer language model."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     name: Name
     """Name of the model in reports."""
@@ -228,7 +163,7 @@ class ModelForm:
     """Attention and MLP read the same input."""
     rotary: bool | None = None
     """Positions by rotation of queries and keys; left out: as the architecture."""
-    learned_positions: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    learned_positions: CountOrZero | None = None
     """Rows of the table of learned positions; left out: max_sequence_length for gpt, else 0."""
     final_norm: bool = True
     """Whether the head has a norm."""
@@ -242,11 +177,11 @@ class ModelForm:
     """Function of every MLP and expert."""
     rotary_base: Constant | None = None
     """Base of the rotary frequencies (rope_theta)."""
-    rotary_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    rotary_fraction: Part | None = None
     """Part of each head that is rotated; left out: all of it."""
-    rotary_scaling: RotaryScalingForm | None = None
+    rotary_scaling: RotaryScaling | None = None
     """Stretching of rotary positions; left out: there is none."""
-    router: RouterForm | None = None
+    router: Router | None = None
     """Router of every layer with experts."""
 
 
@@ -277,25 +212,15 @@ def model_of_document(document: Document) -> ModelSpec:
     mtp = form.multi_token_prediction
     width = form.embedding_size
     try:
-        return ModelSpec(
-            name=form.name,
-            hidden_size=form.hidden_size,
-            vocab_size=form.vocab_size,
-            max_sequence_length=form.max_sequence_length,
+        return value_of(
+            ModelSpec,
+            form,
             layer_runs=runs,
             final_norm=last.norm if form.final_norm else None,
             learned_positions=positions,
             embedding_size=None if width == form.hidden_size else width,
-            head_bias=form.head_bias,
-            tied_embeddings=form.tied_embeddings,
             num_mtp_layers=0 if mtp is None else mtp.num_layers,
             mtp_layer=None if mtp is None else last,
-            norm_epsilon=form.norm_epsilon,
-            activation=form.activation,
-            rotary_base=form.rotary_base,
-            rotary_fraction=form.rotary_fraction,
-            rotary_scaling=_rotary_scaling(form.rotary_scaling),
-            router=builder.router(form.router),
         )
     except InputError as error:
         if any(fault.file for fault in error.faults):
@@ -314,12 +239,6 @@ def _check_uses(builder: _Builder, runs: tuple[LayerRun, ...]) -> None:
             raise builder.error((key,), "the model has no rotary positions; leave it out")
     if form.router is not None and not any(isinstance(run.layer.mlp, Experts) for run in runs):
         raise builder.error(("router",), "the model has no experts; leave it out")
-
-
-def _rotary_scaling(form: RotaryScalingForm | None) -> RotaryScaling | None:
-    if form is None:
-        return None
-    return RotaryScaling(**{field.name: getattr(form, field.name) for field in fields(form)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,15 +269,6 @@ class _Builder:
             f"the counts add up to {total}, num_layers is {form.num_layers}; make them equal"
             + ("" if form.repeat_layers else ", or say repeat_layers: true"),
         )
-
-    def router(self, form: RouterForm | None) -> Router | None:
-        """The router, whose keys must agree with each other."""
-        if form is None:
-            return None
-        try:
-            return Router(**{field.name: getattr(form, field.name) for field in fields(form)})
-        except InputError as error:
-            raise self.error(("router",), str(error)) from error
 
     def error(self, path: Path, message: str) -> InputError:
         return InputError(self.document.fault(path, message))
@@ -402,15 +312,7 @@ class _Builder:
                     "latent attention has no num_kv_heads, head_dim, window or qk_norm; "
                     "leave those out",
                 )
-            return LatentAttention(
-                num_heads=heads,
-                query_rank=latent.query_rank,
-                kv_rank=latent.kv_rank,
-                nope_head_dim=latent.nope_head_dim,
-                rope_head_dim=latent.rope_head_dim,
-                value_head_dim=latent.value_head_dim,
-                bias=latent.bias,
-            )
+            return value_of(LatentAttention, latent, num_heads=heads)
         return Attention(
             num_heads=heads,
             num_kv_heads=entry.num_kv_heads or form.num_kv_heads or heads,
@@ -441,7 +343,9 @@ class _Builder:
         experts = entry.experts or (None if dense else form.experts)
         if experts is not None:
             try:
-                return _experts(experts, gated)
+                return value_of(
+                    Experts, experts, expert_ffn_hidden_size=experts.ffn_hidden_size, gated=gated
+                )
             except InputError as error:
                 place = path if entry.experts else ()
                 raise self.error((*place, "experts"), str(error)) from error
@@ -459,18 +363,6 @@ def runs_of_counts(shapes: list[tuple[int, TransformerLayer]]) -> tuple[LayerRun
             count += runs.pop().count
         runs.append(LayerRun(count=count, layer=layer))
     return tuple(runs)
-
-
-def _experts(form: ExpertsForm, gated: bool) -> Experts:
-    return Experts(
-        num_experts=form.num_experts,
-        experts_per_token=form.experts_per_token,
-        expert_ffn_hidden_size=form.ffn_hidden_size,
-        shared_ffn_hidden_size=form.shared_ffn_hidden_size,
-        shared_gate=form.shared_gate,
-        gated=gated,
-        bias=form.bias,
-    )
 
 
 def _default(given: bool | None, otherwise: bool) -> bool:

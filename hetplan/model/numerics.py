@@ -12,11 +12,14 @@ arXiv 2309.00071 (YaRN) and transformers, modeling_rope_utils.py (the others); r
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
 
 from hetplan.errors import InputError
+from hetplan.files.quantities import Count, FileForm, check_limits
 
 OWN_NORM_EPSILON = 1e-5
 """Of hetplan's own layers: LayerNorm's default in torch and GPT-2, RMSNorm's in Llama 2."""
@@ -24,6 +27,9 @@ OWN_ROTARY_BASE = 10000.0
 """Of hetplan's own layers: arXiv 2104.09864, section 3.2.2."""
 MAX_CONSTANT = 1e12
 """Largest value of a constant; the largest published rotary base is 1e9 or less."""
+Constant: TypeAlias = Annotated[float, Field(gt=0, le=MAX_CONSTANT)]
+Weight: TypeAlias = Annotated[float, Field(ge=0, le=MAX_CONSTANT)]
+Part: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 
 
 class Activation(StrEnum):
@@ -52,31 +58,30 @@ class RotaryScalingKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RotaryScaling:
-    """Stretching of rotary positions; None: not said, or not of this kind."""
+class RotaryScaling(FileForm):
+    """Stretching of rotary positions."""
 
     kind: RotaryScalingKind
-    factor: float | None = None
+    """The word of Hugging Face's rope_type."""
+    factor: Constant | None = None
     """How far positions, or their slow frequencies, are stretched."""
-    original_length: int | None = None
+    original_length: Count | None = None
     """Sequence length before the stretching."""
-    low_frequency_factor: float | None = None
-    """llama3: frequencies of fewer turns than this over the original length are stretched."""
-    high_frequency_factor: float | None = None
-    """llama3: those of more turns than this are left as they are."""
-    beta_fast: float | None = None
-    """yarn: the same as high_frequency_factor."""
-    beta_slow: float | None = None
-    """yarn: the same as low_frequency_factor."""
-    mscale: float | None = None
-    """yarn: weight of the logarithm of the factor in the rotation's length."""
-    mscale_all_dim: float | None = None
-    """yarn: the same in the scale of the attention scores."""
+    low_frequency_factor: Constant | None = None
+    """Of llama3: frequencies of fewer turns than this over the original length are stretched."""
+    high_frequency_factor: Constant | None = None
+    """Of llama3: those of more turns than this are left as they are."""
+    beta_fast: Constant | None = None
+    """Of yarn: as high_frequency_factor."""
+    beta_slow: Constant | None = None
+    """Of yarn: as low_frequency_factor."""
+    mscale: Weight | None = None
+    """Of yarn: weight of the logarithm of the factor in the rotation's length."""
+    mscale_all_dim: Weight | None = None
+    """Of yarn: the same in the scale of the attention scores."""
 
     def __post_init__(self) -> None:
-        names = ("factor", "original_length", "low_frequency_factor", "high_frequency_factor")
-        check_constants(self, *names, "beta_fast", "beta_slow")
-        check_constants(self, "mscale", "mscale_all_dim", zero=True)
+        check_limits(self)
 
 
 class ScoreFunction(StrEnum):
@@ -87,30 +92,30 @@ class ScoreFunction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Router:
-    """How tokens are given to experts; None: not said."""
+class Router(FileForm):
+    """How tokens are given to experts; a key left out is not said."""
 
     score_function: ScoreFunction | None = None
+    """What makes the router's logits weights."""
     normalized: bool | None = None
-    """The weights of a token's experts add up to 1, before `scaling_factor`."""
-    scaling_factor: float | None = None
+    """Whether the weights of a token's experts add up to 1, before scaling_factor."""
+    scaling_factor: Constant | None = None
     """The weights are multiplied by it."""
-    num_groups: int | None = None
-    """Experts lie in this many groups of equal size."""
-    groups_per_token: int | None = None
+    num_groups: Count | None = None
+    """Experts lie in this many groups of equal size; needs groups_per_token."""
+    groups_per_token: Count | None = None
     """Groups that the experts of one token come from."""
-    group_experts: int | None = None
+    group_experts: Count | None = None
     """Best experts of a group whose scores, added up, are the group's."""
     correction_bias: bool | None = None
     """The choice adds a bias per expert, which follows its load (arXiv 2408.15664)."""
-    loss_coefficient: float | None = None
-    """Weight of the balancing loss, as the model's source states it."""
+    loss_coefficient: Weight | None = None
+    """Weight of the balancing loss."""
     loss_per_sequence: bool | None = None
-    """The balancing loss is that of each sequence; otherwise of a microbatch."""
+    """Whether the balancing loss is that of each sequence; otherwise of a microbatch."""
 
     def __post_init__(self) -> None:
-        check_constants(self, "scaling_factor", "num_groups", "groups_per_token", "group_experts")
-        check_constants(self, "loss_coefficient", zero=True)
+        check_limits(self)
         if (self.num_groups is None) != (self.groups_per_token is None):
             raise InputError("num_groups and groups_per_token belong together; give both or none")
         if (self.groups_per_token or 0) > (self.num_groups or 0):
@@ -118,16 +123,3 @@ class Router:
                 f"groups_per_token is {self.groups_per_token}, num_groups {self.num_groups}; a "
                 "token has no more groups than there are"
             )
-
-
-def check_constants(value: object, *names: str, zero: bool = False) -> None:
-    """Raise an InputError unless every named field is None or a positive number that can be."""
-    for name in names:
-        found = getattr(value, name)
-        if found is None:
-            continue
-        least = found >= 0 if zero else found > 0
-        if not math.isfinite(found) or not least or found > MAX_CONSTANT:
-            above = "0 or more" if zero else "above 0"
-            limits = f"it must be {above} and at most {MAX_CONSTANT:g}"
-            raise InputError(f"{name} is {found:g}; {limits}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hetplan.errors import InputError
+from hetplan.files.quantities import Count, CountOrZero, check_limits
 from hetplan.model.layer_units import own_layer_fault, unlike_layers
 from hetplan.model.layers import (
     Attention,
@@ -26,9 +27,8 @@ from hetplan.model.layers import (
     Mlp,
     Norm,
     TransformerLayer,
-    check_sizes,
 )
-from hetplan.model.numerics import Activation, RotaryScaling, Router, check_constants
+from hetplan.model.numerics import Activation, Constant, Part, RotaryScaling, Router
 
 MAX_LAYERS = 100_000
 """Most transformer layers of a model: a hundred times the deepest that was trained (DeepNet,
@@ -64,34 +64,34 @@ class ModelSpec:
     """Shape of a transformer language model."""
 
     name: str
-    hidden_size: int
-    vocab_size: int
-    max_sequence_length: int
+    hidden_size: Count
+    vocab_size: Count
+    max_sequence_length: Count
     """Longest sequence, in tokens."""
     layer_runs: tuple[LayerRun, ...]
     """The transformer layers in order, equal neighbours together."""
     final_norm: Norm | None
     """Norm of the head; None: it has none."""
-    learned_positions: int = 0
+    learned_positions: CountOrZero = 0
     """Rows of the table of learned positions; some models keep a few that no token uses."""
-    embedding_size: int | None = None
+    embedding_size: Count | None = None
     """Width of the vocabulary's matrices where it is not hidden_size: a projection without bias
     leads from it to hidden_size, and back before the logits (arXiv 2205.01068, the 350M model)."""
     head_bias: bool = False
     """The output projection has a bias of one element per vocabulary entry."""
     tied_embeddings: bool = False
     """The head's projection is the embedding's matrix."""
-    num_mtp_layers: int = 0
+    num_mtp_layers: CountOrZero = 0
     """Multi-token prediction layers, which predict tokens further ahead while training."""
     mtp_layer: TransformerLayer | None = None
     """The transformer layer inside each of them."""
-    norm_epsilon: float | None = None
+    norm_epsilon: Constant | None = None
     """Epsilon of every norm; as all below None where nobody said (`hetplan.model.numerics`)."""
     activation: Activation | None = None
     """Function of every MLP and expert."""
-    rotary_base: float | None = None
+    rotary_base: Constant | None = None
     """Base of the rotary frequencies; None as well where layers have different ones."""
-    rotary_fraction: float | None = None
+    rotary_fraction: Part | None = None
     """Part of each head that is rotated; None: all of it."""
     rotary_scaling: RotaryScaling | None = None
     """Stretching of rotary positions; None: there is none."""
@@ -99,13 +99,7 @@ class ModelSpec:
     """Router of every layer with experts."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, "hidden_size", "vocab_size", "max_sequence_length")
-        check_sizes(self, "learned_positions", "num_mtp_layers", least=0)
-        check_constants(self, "norm_epsilon", "rotary_base", "rotary_fraction")
-        if self.rotary_fraction is not None and self.rotary_fraction > 1:
-            raise InputError(f"rotary_fraction is {self.rotary_fraction:g}; at most 1 is rotated")
-        if self.embedding_size is not None:
-            check_sizes(self, "embedding_size")
+        check_limits(self)
         layers = self.num_layers
         if not 1 <= layers + self.num_mtp_layers <= MAX_LAYERS or not layers:
             raise InputError(

@@ -28,7 +28,7 @@ from hetplan.plans.assemble import (
     stages_with_room,
 )
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.pieces import own_depth, stage_copies, stage_shards
+from hetplan.plans.pieces import stage_copies, stage_shards
 from hetplan.plans.plan import (
     DeviceRange,
     LayerRange,
@@ -39,12 +39,10 @@ from hetplan.plans.plan import (
     RecomputeGranularity,
     RecomputeModule,
     Replica,
-    Schedule,
     Sharding,
     Stage,
     expand,
 )
-from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import target
 
 SELECTIVE_MODULES = (RecomputeModule.CORE_ATTENTION,)
@@ -294,50 +292,6 @@ class Degrees:
     full_recompute: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageChoice:
-    """One stage: the island it runs on and how many transformer layers it holds."""
-
-    island: str
-    transformer_layers: int
-
-
-def build_plan(
-    model: ModelSpec,
-    cluster: Cluster,
-    job: Job,
-    choices: Sequence[StageChoice],
-    degrees: Degrees,
-) -> Plan:
-    """The plan of one 1F1B pipeline whose stages share degrees; InputError where there is none."""
-    _check_choices(model, job, choices, degrees)
-    trainer = target(job.target)
-    count = job.global_batch_size // (degrees.microbatch_size * degrees.dp)
-    shape = Shape(
-        tp=degrees.tp,
-        dp=degrees.dp,
-        microbatch_size=degrees.microbatch_size,
-        # Without expert parallelism experts are cut like the other weights.
-        etp=degrees.tp if experts_of(model, 0, len(model.layers)) else 1,
-    )
-    full = RecomputeGranularity.FULL if degrees.full_recompute else RecomputeGranularity.NONE
-    pipeline = ChosenPipeline(
-        stages=tuple(
-            ChosenStage(
-                parts=(Part(island=choice.island, shape=shape),),
-                layers=(choice.transformer_layers,),
-                recompute=full,
-                warmup_depth=own_depth("1f1b", at, len(choices), count),
-            )
-            for at, choice in enumerate(choices)
-        ),
-        num_microbatches=count,
-        schedule=Schedule(name="1f1b"),
-    )
-    sharding = Sharding.OPTIMIZER if trainer.optimizer_sharding else Sharding.NONE
-    return plan_of(model, cluster, job, ChosenPlan(pipelines=(pipeline,), sharding=sharding))
-
-
 def check_model(model: ModelSpec, job: Job) -> None:
     """Raise an InputError where no plan of this model can be priced, or the target lacks it."""
     faults = planning_faults(model, job.sequence_length)
@@ -347,47 +301,6 @@ def check_model(model: ModelSpec, job: Job) -> None:
         faults = (f"target {trainer.name} cannot train it: {own}",) if own else ()
     if faults:
         raise InputError(*(Fault(field="model", message=fault) for fault in faults))
-
-
-def _check_choices(
-    model: ModelSpec, job: Job, choices: Sequence[StageChoice], degrees: Degrees
-) -> None:
-    check_model(model, job)
-    if min(degrees.tp, degrees.dp, degrees.microbatch_size) < 1:
-        raise InputError(
-            f"tp {degrees.tp}, dp {degrees.dp} and microbatch size {degrees.microbatch_size} "
-            "must all be at least 1"
-        )
-    if not choices:
-        raise InputError("a plan needs at least one stage")
-    if len(choices) > model.num_layers:
-        raise InputError(
-            f"{len(choices)} pipeline stages for {model.num_layers} transformer layers of "
-            f"{model.name}; every stage needs at least one, so use at most {model.num_layers}"
-        )
-    samples = degrees.microbatch_size * degrees.dp
-    if job.global_batch_size % samples:
-        raise InputError(
-            f"global_batch_size {job.global_batch_size} is not a multiple of microbatch size "
-            f"{degrees.microbatch_size} x dp {degrees.dp} = {samples}"
-        )
-    num_microbatches = job.global_batch_size // samples
-    if num_microbatches < len(choices) and not target(job.target).fewer_microbatches_than_stages:
-        raise InputError(
-            f"{num_microbatches} microbatches for {len(choices)} stages: target {job.target} needs "
-            "at least one microbatch per stage; use fewer stages, a smaller dp or microbatch size"
-        )
-    names = [choice.island for choice in choices]
-    for at, name in enumerate(names[1:], start=1):
-        if name != names[at - 1] and name in names[:at]:
-            raise InputError(
-                f"the stages of island {name} are not next to each other in the pipeline"
-            )
-
-
-def stages_that_fit(island: Island, degrees: Degrees) -> int:
-    """How many stages of `tp * dp` devices fit on the island; 0 if the degrees do not suit it."""
-    return stages_with_room(island, degrees.tp, degrees.tp * degrees.dp)
 
 
 def stage_link(island: Island, stage_devices: int) -> Link:

@@ -1,73 +1,78 @@
-"""Whether a plan is legal: every rule a plan must obey, checked in one place.
+"""Whether a plan is legal: every rule that a plan must obey, in one table.
 
-Used on plans that were searched, built from a layout or read from a file. Each fault names the
-rule that is broken (`hetplan.plans.rules`), the place and what was found. Rules come in three
-rows, and a row is asked only where the ones before it hold: which devices there are; which layers
-and devices each stage has; everything that follows from those.
+Searched plans, layouts and plan files are checked alike. Each fault names the place, what is wrong
+and the rule (`hetplan.plans.rules`). A later group of rules is checked only where the groups before
+it hold: it lists ranges device by device and divides by degrees, so one zero too many would fill
+the memory and a degree of 0 would end the program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 from typing import TypeAlias
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.check_stages import (
-    boundaries,
-    degrees,
-    devices_exist,
-    devices_once,
-    layers,
-    nodes,
-    recompute,
-    reductions,
-    sharding,
-    tied,
-)
-from hetplan.plans.check_target import (
-    batch,
-    schedule,
-    sequence,
-    settings,
-    target_limits,
-    vocabulary,
-)
+from hetplan.plans import check_stages as stages
+from hetplan.plans import check_target as target
 from hetplan.plans.pieces import Places
 from hetplan.plans.plan import Plan
-from hetplan.plans.rules import Asked, Found, faults
+from hetplan.plans.rules import CheckedPlan, Found, Rule
 
-_Check: TypeAlias = Callable[[Asked], Found]
+_Check: TypeAlias = Callable[[CheckedPlan], Found]
 
-# Later rules list ranges device by device and divide by degrees: one zero too many would fill the
-# memory, one degree of 0 would end the program.
-_ROWS: tuple[tuple[_Check, ...], ...] = (
-    (devices_exist,),
-    (settings, layers, devices_once, degrees),
+_GROUPS: tuple[tuple[tuple[Rule, _Check], ...], ...] = (
+    ((Rule.DEVICES_EXIST, stages.devices_exist),),
     (
-        nodes,
-        recompute,
-        sequence,
-        batch,
-        schedule,
-        boundaries,
-        vocabulary,
-        sharding,
-        reductions,
-        tied,
-        target_limits,
+        (Rule.JOB, target.job_settings),
+        (Rule.OFFLOAD, target.offload),
+        (Rule.OVERLAP, target.overlap),
+        (Rule.LAYERS_ONCE, stages.layers_exist),
+        (Rule.CHUNKS, stages.chunks),
+        (Rule.DEVICES_ONCE, stages.devices_once),
+        (Rule.DEGREES, stages.degrees),
+    ),
+    (
+        (Rule.LAYERS_ONCE, stages.layers_once),
+        (Rule.LAYERS_IN_ORDER, stages.layers_in_order),
+        (Rule.TRANSFORMER_LAYER, stages.transformer_layer),
+        (Rule.DEVICES_COUNTED, stages.devices_counted),
+        (Rule.EXPERT_DEGREES, stages.expert_degrees),
+    ),
+    (
+        (Rule.NODES_USABLE, stages.nodes_usable),
+        (Rule.ONE_ISLAND, stages.one_island),
+        (Rule.TP_IN_NODE, stages.tp_in_node),
+        (Rule.SLICES, stages.slices),
+        (Rule.RECOMPUTE, stages.recompute),
+        (Rule.SEQUENCE, target.sequence),
+        (Rule.SEQUENCE_PARALLEL, target.sequence_parallel),
+        (Rule.BATCH, target.batch),
+        (Rule.SCHEDULE, target.schedule),
+        (Rule.WARMUP, target.warmup),
+        (Rule.BOUNDARIES, stages.boundaries),
+        (Rule.VOCABULARY, target.vocabulary),
+        (Rule.SHARDING, stages.sharding),
+        (Rule.REDUCTION, stages.reductions),
+        (Rule.TIED, stages.tied),
+        (Rule.TARGET, target.target_limits),
     ),
 )
 
 
 def check_plan(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> tuple[Fault, ...]:
     """Every rule that the plan breaks; empty when it is legal and its target can express it."""
-    asked = Asked(plan=plan, model=model, cluster=cluster, job=job, places=Places(cluster=cluster))
-    for row in _ROWS:
-        found = tuple(chain.from_iterable(check(asked) for check in row))
-        if found:
-            return faults(found)
+    checked = CheckedPlan(
+        plan=plan, model=model, cluster=cluster, job=job, places=Places(cluster=cluster)
+    )
+    for group in _GROUPS:
+        faults = tuple(
+            Fault(field=field, message=f"{message} [{rule}]")
+            for rule, check in group
+            for field, message in check(checked)
+        )
+        if faults:
+            return faults
     return ()

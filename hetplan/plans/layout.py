@@ -11,30 +11,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.assemble import assemble_pipeline, assemble_plan
-from hetplan.plans.build import Degrees, stages_that_fit
+from hetplan.plans.assemble import stages_with_room
+from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
     SCHEDULES,
-    LayerRange,
     OverlapSettings,
-    Pipeline,
     Plan,
     Recompute,
     RecomputeGranularity,
     RecomputeModule,
-    Replica,
     Schedule,
     Sharding,
-    Stage,
-    compress,
 )
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import target
@@ -93,30 +88,24 @@ class Layout:
 def plan_of_layout(layout: Layout, model: ModelSpec, cluster: Cluster, job: Job) -> Plan:
     """The legal plan of this layout; an InputError names what does not divide or fit."""
     _check_counts(layout)
-    virtual = layout.virtual_stages
-    if layout.layers is not None and len(layout.layers) % virtual:
-        raise InputError(
-            f"layers has {len(layout.layers)} entries for {virtual} virtual stages; give that many "
-            "for each stage"
-        )
+    virtual, stages = layout.virtual_stages, _stage_count(layout)
+    layers = layout.layers or _even_layers(model, stages * virtual)
     islands = layout.islands
     if islands is not None:
         islands = tuple(cluster.island(name).name for name in islands)
-    stages = _stage_count(layout)
-    layers = layout.layers or _even_layers(model, stages * virtual)
-    _check_layers(layers, stages, virtual, model)
-    if islands is not None and len(islands) == 1:
-        islands *= stages
-    if islands is not None and len(islands) != stages:
-        raise InputError(f"islands has {len(islands)} entries for {stages} pipeline stages")
-    degrees, islands = _place(layout, job, cluster, stages, islands)
-    pipeline = _pipeline(layout, model, cluster, job, layers, islands, degrees)
-    sharding, shards = _sharding(layout, job, degrees.dp)
-    plan = assemble_plan(
-        model,
-        cluster,
-        job,
-        (pipeline,),
+        islands *= stages if len(islands) == 1 else 1
+        if len(islands) != stages:
+            raise InputError(f"islands has {len(islands)} entries for {stages} pipeline stages")
+    dp, islands = _place(layout, job, cluster, stages, islands)
+    pipeline = _pipeline(layout, model, job, layers, islands, dp)
+    plan = plan_of(model, cluster, job, ChosenPlan(pipelines=(pipeline,)))
+    recompute = _recompute(layout)
+    sharding, shards = _sharding(layout, job, dp * layout.cp)
+    (placed,) = plan.pipelines
+    placed_stages = tuple(replace(stage, recompute=recompute) for stage in placed.stages)
+    plan = replace(
+        plan,
+        pipelines=(replace(placed, stages=placed_stages),),
         sharding=sharding,
         optimizer_shards=shards,
         optimizer_offload=layout.offload,
@@ -149,34 +138,15 @@ def _check_counts(layout: Layout) -> None:
             raise InputError(f"{name} is {value}; it must be at least 1")
 
 
-def _check_layers(layers: tuple[int, ...], stages: int, virtual: int, model: ModelSpec) -> None:
-    if len(layers) != stages * virtual:
-        raise InputError(f"layers has {len(layers)} entries for {stages} pipeline stages")
-    if len(layers) > model.num_layers:
-        raise InputError(
-            f"{len(layers)} pipeline stages for {model.num_layers} transformer layers of "
-            f"{model.name}; every stage needs at least one, so use at most {model.num_layers}"
-        )
-    if min(layers) < 1:
-        raise InputError(f"stage {layers.index(min(layers))} has no transformer layer; give it one")
-    if sum(layers) != model.num_layers:
-        raise InputError(
-            f"the stages hold {sum(layers)} transformer layers, {model.name} has "
-            f"{model.num_layers}; the numbers must add up to that"
-        )
-
-
 def _pipeline(
     layout: Layout,
     model: ModelSpec,
-    cluster: Cluster,
     job: Job,
     layers: tuple[int, ...],
     islands: tuple[str, ...],
-    degrees: Degrees,
-) -> Pipeline:
+    dp: int,
+) -> ChosenPipeline:
     stages, virtual = len(islands), layout.virtual_stages
-    dp = degrees.dp // layout.cp
     samples = dp * layout.microbatch_size
     if job.global_batch_size % samples:
         raise InputError(
@@ -187,48 +157,32 @@ def _pipeline(
     name = layout.schedule or ("interleaved-1f1b" if virtual > 1 else "1f1b")
     if name not in SCHEDULES:
         raise InputError(f"schedule is {name}; it is one of {', '.join(SCHEDULES)}")
-    chunks = _chunks(layers, model)
-    devices = _devices(cluster, islands, degrees)
-    etp = layout.tp if layout.etp is None and layout.ep == 1 else layout.etp or 1
-    if not experts_of(model, 0, len(model.layers)):
-        etp = layout.etp or 1
-    recompute = _recompute(layout)
-    return assemble_pipeline(
-        cluster,
-        job,
-        [
-            Stage(
-                chunks=tuple(chunks[s + k * stages] for k in range(virtual)),
-                replicas=(
-                    Replica(
-                        devices=compress(devices[s]),
-                        tp=layout.tp,
-                        cp=layout.cp,
-                        ep=layout.ep,
-                        etp=etp,
-                        microbatch_size=layout.microbatch_size,
-                        sequence_parallel=layout.sequence_parallel,
-                    ),
-                ),
-                recompute=recompute,
+    etp = layout.etp
+    if etp is None:
+        # Without expert parallelism experts are cut like the other weights.
+        experts = experts_of(model, 0, len(model.layers))
+        etp = layout.tp if experts and layout.ep == 1 else 1
+    shape = Shape(
+        tp=layout.tp,
+        cp=layout.cp,
+        dp=dp,
+        microbatch_size=layout.microbatch_size,
+        ep=layout.ep,
+        etp=etp,
+        sequence_parallel=layout.sequence_parallel,
+    )
+    return ChosenPipeline(
+        stages=tuple(
+            ChosenStage(
+                parts=(Part(island=island, shape=shape),),
+                layers=layers[s::stages],
                 warmup_depth=own_depth(name, s, stages, num_microbatches, virtual),
             )
-            for s in range(stages)
-        ],
+            for s, island in enumerate(islands)
+        ),
         num_microbatches=num_microbatches,
         schedule=Schedule(name=name, virtual_stages=virtual),
     )
-
-
-def _chunks(layers: tuple[int, ...], model: ModelSpec) -> list[LayerRange]:
-    """Layer range of every virtual stage; embedding first, what follows the layers last."""
-    total, at, ranges = len(model.layers), 0, []
-    for index, count in enumerate(layers):
-        stop = at + count + (index == 0)
-        stop = total if index == len(layers) - 1 else stop
-        ranges.append(LayerRange(start=at, stop=stop))
-        at = stop
-    return ranges
 
 
 def _recompute(layout: Layout) -> Recompute:
@@ -280,48 +234,31 @@ def _overlap(names: tuple[str, ...] | None) -> OverlapSettings:
     return OverlapSettings(**{field: name in names for name, field in OVERLAPS})
 
 
-def _devices(cluster: Cluster, islands: tuple[str, ...], degrees: Degrees) -> list[tuple[int, ...]]:
-    """Device numbers of every stage, in (dp, cp, tp) order."""
-    size = degrees.tp * degrees.dp
-    devices: list[tuple[int, ...]] = []
-    for name, run in groupby(islands):
-        island, count = cluster.island(name), len(list(run))
-        if any(name == other for other in islands[: len(devices)]):
-            raise InputError(
-                f"the stages of island {name} are not next to each other in the pipeline"
-            )
-        if stages_that_fit(island, degrees) < count:
-            raise InputError(
-                f"island {name} ({len(island.usable_nodes)} usable nodes of "
-                f"{island.devices_per_node} devices) has no room for {count} stages of tp x cp x "
-                f"dp = {size} devices; tp must divide a node, and tp x cp x dp a node or be whole "
-                "nodes"
-            )
-        first = cluster.first_device(name)
-        usable = [
-            first + node * island.devices_per_node + local
-            for node in island.usable_nodes
-            for local in range(island.devices_per_node)
-        ]
-        devices += [tuple(usable[at * size : (at + 1) * size]) for at in range(count)]
-    return devices
-
-
 def _stage_count(layout: Layout) -> int:
-    if layout.layers is not None:
-        virtual = layout.virtual_stages
-        stages = len(layout.layers) // virtual
-        if layout.pp not in (None, stages):
-            share = f" ({virtual} numbers for each)" if virtual > 1 else ""
-            raise InputError(f"pp is {layout.pp}, layers has {stages} stages{share}; leave one out")
-        return stages
-    return layout.pp or (len(layout.islands) if layout.islands else 1)
+    if layout.layers is None:
+        return layout.pp or (len(layout.islands) if layout.islands else 1)
+    virtual = layout.virtual_stages
+    stages, rest = divmod(len(layout.layers), virtual)
+    if rest:
+        raise InputError(
+            f"layers has {len(layout.layers)} entries for {virtual} virtual stages; give that many "
+            "for each stage"
+        )
+    if layout.pp not in (None, stages):
+        share = f" ({virtual} numbers for each)" if virtual > 1 else ""
+        raise InputError(f"pp is {layout.pp}, layers has {stages} stages{share}; leave one out")
+    return stages
 
 
 def _even_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
     """As equal as they can be, the first stages with one more where they do not divide."""
-    each, more = divmod(model.num_layers, stages)
-    return tuple(each + (stage < more) for stage in range(stages))
+    if stages > model.num_layers:
+        raise InputError(
+            f"{stages} pipeline stages for {model.num_layers} transformer layers of {model.name}; "
+            f"every stage needs at least one, so use at most {model.num_layers}"
+        )
+    layers, more = divmod(model.num_layers, stages)
+    return tuple(layers + (stage < more) for stage in range(stages))
 
 
 def _place(
@@ -330,19 +267,16 @@ def _place(
     cluster: Cluster,
     stages: int,
     islands: tuple[str, ...] | None,
-) -> tuple[Degrees, tuple[str, ...]]:
-    """Degrees, and the island of every stage: as given, or where they have room."""
+) -> tuple[int, tuple[str, ...]]:
+    """Data-parallel degree, and the island of every stage: as given, or where they have room."""
     for dp in _data_degrees(layout, job, cluster):
-        degrees = Degrees(
-            tp=layout.tp,
-            # Context-parallel ranks lie like data-parallel ones.
-            dp=dp * layout.cp,
-            microbatch_size=layout.microbatch_size,
-        )
-        found = islands if islands is not None else _islands_with_room(cluster, degrees, stages)
-        if found is not None and (layout.dp is not None or _has_room(cluster, degrees, found)):
-            # With a given dp, `_devices` says what is wrong with islands that were given.
-            return degrees, found
+        size = layout.tp * layout.cp * dp
+        room = {x.name: stages_with_room(x, layout.tp, size) for x in cluster.islands}
+        row = islands or _islands_with_room(room, stages)
+        fits = row is not None and all(room[name] >= row.count(name) for name in row)
+        if row is not None and (fits or layout.dp is not None):
+            # With a given dp, `plan_of` says what is wrong with islands that were given.
+            return dp, row
     cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
     where = f"islands {', '.join(dict.fromkeys(islands))}" if islands else "the cluster"
     raise InputError(
@@ -363,18 +297,10 @@ def _data_degrees(layout: Layout, job: Job, cluster: Cluster) -> Iterator[int]:
             yield dp
 
 
-def _islands_with_room(cluster: Cluster, degrees: Degrees, stages: int) -> tuple[str, ...] | None:
+def _islands_with_room(room: dict[str, int], stages: int) -> tuple[str, ...] | None:
     """One island for all stages, or the islands in file order, each filled before the next."""
-    room = {island.name: stages_that_fit(island, degrees) for island in cluster.islands}
     for name, count in room.items():
         if count >= stages:
             return (name,) * stages
     row = [name for name, count in room.items() for _ in range(count)]
     return tuple(row[:stages]) if len(row) >= stages else None
-
-
-def _has_room(cluster: Cluster, degrees: Degrees, islands: tuple[str, ...]) -> bool:
-    return all(
-        len(list(run)) <= stages_that_fit(cluster.island(name), degrees)
-        for name, run in groupby(islands)
-    )

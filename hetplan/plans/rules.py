@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import TypeAlias
 
 from hetplan.cluster.spec import Cluster
-from hetplan.errors import Fault
 from hetplan.job.spec import Job
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
@@ -51,7 +51,7 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class CheckedPlan:
     """A plan and what it is for."""
 
     plan: Plan
@@ -77,9 +77,15 @@ class Asked:
             for r, replica in enumerate(stage.replicas):
                 yield f"{field}.replicas[{r}]", replica
 
-    def experts_at(self, start: int, stop: int) -> tuple[Experts, ...]:
-        """The different sets of experts among these layers."""
-        return experts_of(self.model, start, stop)
+    @property
+    def experts(self) -> tuple[Experts, ...]:
+        """The different sets of routed experts in the model."""
+        return experts_of(self.model, 0, len(self.model.layers))
+
+    def experts_in(self, stage: Stage) -> tuple[Experts, ...]:
+        """The different sets of routed experts in a stage."""
+        chunks = (experts_of(self.model, chunk.start, chunk.stop) for chunk in stage.chunks)
+        return tuple(dict.fromkeys(chain.from_iterable(chunks)))
 
 
 def experts_of(model: ModelSpec, start: int, stop: int) -> tuple[Experts, ...]:
@@ -95,15 +101,8 @@ def experts_of(model: ModelSpec, start: int, stop: int) -> tuple[Experts, ...]:
     return tuple(dict.fromkeys(layer.mlp for layer in found if isinstance(layer.mlp, Experts)))
 
 
-Found: TypeAlias = Iterator[tuple[Rule, str, str]]
-"""(rule, field, what was found) of every fault."""
-
-
-def faults(found: Iterable[tuple[Rule, str, str]]) -> tuple[Fault, ...]:
-    """These as faults whose messages end with the name of the rule."""
-    return tuple(
-        Fault(field=field, message=f"{message} [{rule}]") for rule, field, message in found
-    )
+Found: TypeAlias = Iterator[tuple[str, str]]
+"""(field, what is wrong with it) of every place that breaks one rule."""
 
 
 def some(numbers: Iterable[int], most: int = 6) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError
-from hetplan.job.check import CAN_PIN, CanPin
 from hetplan.job.spec import Optimizer
 from hetplan.plans.plan import SCHEDULES, OverlapSettings, RecomputeModule, Sharding
 
@@ -19,11 +18,29 @@ MAX_EXTRA_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target(CanPin):
+class Target:
     """Capabilities of one trainer."""
 
     name: str
     description: str
+    context_parallel: bool = False
+    expert_parallel: bool = False
+    sequence_parallel: bool = False
+    experts_need_sequence_parallel: bool = False
+    """Experts with tp above 1 run with sequence parallelism only."""
+    several_pipelines: bool = False
+    """More than one pipeline, each with its own devices, layers per stage and microbatches."""
+    other_warmup: bool = False
+    """Warm-up depths other than the schedule's own."""
+    fewer_microbatches_than_stages: bool = False
+    """1F1B runs with fewer microbatches than the pipeline has stages."""
+    context_shards: bool = False
+    """Context-parallel ranks always share the optimizer state."""
+    tied_stages: bool = True
+    """A matrix that embedding and head share may lie on the first and the last of several stages;
+    otherwise a model that ties them is trained in one stage."""
+    copied_heads: bool = True
+    """Where tp exceeds the key-value heads, several ranks hold the same head."""
     rendezvous_sends: bool
     """A send between stages holds the sender until the receiver has posted."""
     vocab_multiple: int
@@ -90,6 +107,11 @@ class Target(CanPin):
     """A boundary may have another number format than the plan, and a sum of gradients another than
     the trainer's own."""
 
+    @property
+    def interleaving(self) -> bool:
+        """Whether a stage may have several chunks of layers."""
+        return "interleaved-1f1b" in self.schedules
+
     def shardings(self, optimizer: str) -> tuple[Sharding, ...]:
         """What of `sharding` a plan with this update rule may have."""
         if self.shards_adam_only and optimizer != Optimizer.ADAMW:
@@ -103,7 +125,12 @@ class Target(CanPin):
 
 
 _MEGATRON = Target(
-    **asdict(CAN_PIN["megatron"]),
+    context_parallel=True,
+    expert_parallel=True,
+    sequence_parallel=True,
+    # core/transformer/moe/moe_layer.py raises while training.
+    experts_need_sequence_parallel=True,
+    fewer_microbatches_than_stages=True,
     name="megatron",
     description="what stock Megatron-LM can express: one tp, dp and microbatch size for all "
     "stages, uneven layers per stage",
@@ -148,7 +175,10 @@ _MEGATRON = Target(
 
 TARGETS: dict[str, Target] = {
     "native": Target(
-        **asdict(CAN_PIN["native"]),
+        # torch.distributed.pipelining's Schedule1F1B, whose order it is, refuses fewer microbatches
+        # than stages.
+        several_pipelines=True,
+        other_warmup=True,
         name="native",
         description="hetplan's reference trainer (hetplan launch)",
         # gloo sends are rendezvous; hetplan.runtime.passes runs hetplan.cost.replay.programs, whose
@@ -189,7 +219,9 @@ TARGETS: dict[str, Target] = {
     # A patched Megatron-LM: what is not named here is as there.
     "flagscale": replace(
         _MEGATRON,
-        **asdict(CAN_PIN["flagscale"]),
+        # hetero/parallel_context.py asserts cp == 1; ep of meshes is not guaranteed to work.
+        context_parallel=False,
+        expert_parallel=False,
         name="flagscale",
         description="FlagScale's Megatron-LM with --enable-hetero: every mesh (stages of one "
         "device kind next to each other) has its own tp, dp and microbatch size",
@@ -208,7 +240,14 @@ TARGETS: dict[str, Target] = {
         overlap=OverlapSettings(reduction=True, gathering=True, tensor_parallel=True),
     ),
     "torchtitan": Target(
-        **asdict(CAN_PIN["torchtitan"]),
+        context_parallel=True,
+        expert_parallel=True,
+        sequence_parallel=True,
+        context_shards=True,
+        # models/common/decoder.py: `Weight tying is not supported with Pipeline Parallel.`
+        tied_stages=False,
+        # The view of a part of a head fails (pytorch/torchtitan#2574, #2577).
+        copied_heads=False,
         name="torchtitan",
         description="torchtitan: one tp, cp, dp and microbatch size for all stages, uneven layers "
         "per stage (parallelism.module_fqns_per_model_part), FSDP2 over dp x cp",
@@ -244,7 +283,12 @@ TARGETS: dict[str, Target] = {
         other_formats=False,
     ),
     "any": Target(
-        **asdict(CAN_PIN["any"]),
+        context_parallel=True,
+        expert_parallel=True,
+        sequence_parallel=True,
+        several_pipelines=True,
+        other_warmup=True,
+        fewer_microbatches_than_stages=True,
         name="any",
         description="no trainer in particular: whatever can be priced, to ask what a trainer would "
         "gain; no plan of it can be launched",

@@ -1,4 +1,4 @@
-"""What a layer or a link costs when nothing of its kind was measured: datasheet and priors.
+"""What a layer costs when nothing of its kind was measured: datasheet and priors.
 
     layer  = launches * operations
            + matrix flops / (peak * MATRIX_EFFICIENCY) + attention flops / (peak * ATTENTION_...)
@@ -14,13 +14,10 @@ Data behind the priors, each on fp16 or bf16 and single operators: the operator 
 Sailor authors published for five NVIDIA devices (github.com/eth-easl/sailor, MIT) and SimuMax's
 efficiency tables of A100-PCIe and B200 (github.com/MooreThreads/SimuMax).
 
-What other kernels than the default ones cost besides (`kernel_costs`): bytes, launches, attention
-over the whole square.
-
 The default layer has one causal attention kernel, no dropout, and a loss in place
-(`hetplan.model.operators.DEFAULT_KERNELS`). Per microbatch and tensor-parallel rank, with b
-sequences of s tokens, a heads, width h, vocabulary V, degree t and e bytes per element, what
-another choice reads and writes besides:
+(`hetplan.model.operators.DEFAULT_KERNELS`). Other kernels read and write more (`kernel_costs`). Per
+microbatch and tensor-parallel rank, with b sequences of s tokens, a heads, width h, vocabulary V,
+degree t and e bytes per element:
 
     scores in memory        b (a / t) s^2 elements. Forward: scores written, read by the softmax,
                             probabilities written, read by the context: 4 e. Backward: gradient of
@@ -49,9 +46,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.layers import Experts, LatentAttention
@@ -65,9 +62,7 @@ from hetplan.model.operators import (
 )
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.layer.columns import layer_columns
-from hetplan.predict.link import prior as links_prior
-from hetplan.predict.link.shapes import lane_bytes, ring_shape
-from hetplan.predict.predictor import DATASHEET, LayerQuery, Prediction, SendLaw
+from hetplan.predict.predictor import DATASHEET, LayerQuery, Prediction
 
 # Matrix products of at least 100 GFLOP, median per device of rate / dense peak with float32
 # accumulation: A100-40 .79 (of 312 TFLOP/s), GH200 .59 (989), V100 .71 (125), RTX 3090 1.00 (71),
@@ -100,13 +95,38 @@ LAUNCH_SECONDS_BACKWARD = 0.5 * 0.964e-3 / 13
 # Up to the whole profile constant (log 2); down to a graph of kernels at 5 us each (log 6).
 LAUNCH_LOG_HALFWIDTH = 1.4
 
+BACKWARD_WORK = 2.0
+"""Backward over forward operations and bytes: a gradient of the input and one of the weights."""
+
+
+class PassPrior(NamedTuple):
+    """What the datasheet's arithmetic takes of one direction."""
+
+    work: float
+    """Operations and bytes over the forward's."""
+    launch_seconds: float
+    elementwise_efficiency: float
+
+
+_FORWARD_PRIOR = PassPrior(1.0, LAUNCH_SECONDS_FORWARD, ELEMENTWISE_EFFICIENCY_FORWARD)
+_BACKWARD_PRIOR = PassPrior(BACKWARD_WORK, LAUNCH_SECONDS_BACKWARD, ELEMENTWISE_EFFICIENCY_BACKWARD)
+
+
+def pass_prior(*, backward: bool) -> PassPrior:
+    """The arithmetic of a forward or a backward pass."""
+    return _BACKWARD_PRIOR if backward else _FORWARD_PRIOR
+
+
+def elementwise_bytes_per_second(device: DeviceKind, *, backward: bool) -> float:
+    """Rate of passes over memory by the datasheet; 0 where the bandwidth is not known."""
+    share = pass_prior(backward=backward).elementwise_efficiency
+    return device.memory_bandwidth_bytes_per_second * share
+
+
 LAYER_LAUNCHES = 10.0
 """Kernels of a GPT layer, for laws that count no operators."""
 SCORE_PASSES = 8.0
 """How often attention's scores cross the memory where they are kept (`layer.weak_prior`)."""
-
-BACKWARD_WORK = 2.0
-"""Backward over forward operations and bytes: a gradient of the input and one of the weights."""
 
 # Once per microbatch: 2 where the product adds to the gradient itself (read and written), 4 where
 # the gradient is written, then read with the sum, which is written back.
@@ -125,9 +145,6 @@ OPTIMIZER_TRAFFIC_FACTOR = math.sqrt(33.5 * 42.7) / ADAMW_UPDATE_BYTES
 # Kinds: log(42.7 / 37.8) = .12. The passes over 16-bit gradients and their norm are counted, not
 # measured, and an optimizer without a fused kernel takes up to twice as long: half of log 2.
 OPTIMIZER_LOG_HALFWIDTH = 0.12 + 0.5 * math.log(2.0)
-
-LINK_LOG_HALFWIDTH = links_prior.OTHERS_LOG_HALFWIDTH
-"""Of a link's figures, where nothing better is known."""
 
 
 def _operations(model: ModelSpec, layer: LayerKind) -> int:
@@ -170,10 +187,7 @@ def layer(device: DeviceKind, query: LayerQuery, notes: tuple[str, ...] = ()) ->
     """
     columns = layer_columns(query)
     peak = device.peak(query.precision.value)
-    work, launch, streaming = 1.0, LAUNCH_SECONDS_FORWARD, ELEMENTWISE_EFFICIENCY_FORWARD
-    if query.is_backward:
-        work, launch = BACKWARD_WORK, LAUNCH_SECONDS_BACKWARD
-        streaming = ELEMENTWISE_EFFICIENCY_BACKWARD
+    work, launch, streaming = pass_prior(backward=query.is_backward)
     bandwidth = _memory_bandwidth(device) * streaming
     more = kernel_costs(query)
     launches = launch * (_operations(query.model, query.layer) + more.launches)
@@ -216,12 +230,12 @@ class KernelCosts:
     moved_bytes: float = 0.0
     launches: int = 0
     square_flops: float = 0.0
-    """Of one forward pass: scores and context as products over the full square, in place of the
+    """Forward operations of scores and context as products over the full square, in place of the
     causal kernel's operations; 0: there is that kernel."""
 
 
 def kernel_costs(query: LayerQuery) -> KernelCosts:
-    """Of one pass. The transformer layers of the model must be equal where the kind is one."""
+    """Costs of one pass. A model whose transformer layer is asked for must have equal ones."""
     kernels, model = query.kernels, query.model
     tokens = float(query.microbatch_size * query.sequence_length)
     element_bytes = query.precision.bytes_per_element
@@ -232,13 +246,13 @@ def kernel_costs(query: LayerQuery) -> KernelCosts:
             return KernelCosts()
         moved = tokens * model.hidden_size * (2 * element_bytes + _MASK_BYTES)
         return KernelCosts(moved_bytes=moved, launches=1)
-    found = _transformer_costs(query, tokens, element_bytes)
+    costs = _transformer_costs(query, tokens, element_bytes)
     if not query.is_backward:
-        return found
+        return costs
     more = sum(
         op.count * operator_bytes(op, BACKWARD, element_bytes) for op in query.gradient_operators()
     )
-    return replace(found, moved_bytes=found.moved_bytes + more)
+    return replace(costs, moved_bytes=costs.moved_bytes + more)
 
 
 def _transformer_costs(query: LayerQuery, tokens: float, e: int) -> KernelCosts:
@@ -304,57 +318,6 @@ def optimizer_update(
     return Prediction(
         seconds=traffic / _memory_bandwidth(device),
         log_halfwidth=OPTIMIZER_LOG_HALFWIDTH,
-        source=DATASHEET,
-        extrapolating=notes,
-    )
-
-
-def send(link: Link, notes: tuple[str, ...] = (), *, nodes: int = 1) -> SendLaw:
-    """Point-to-point law of a link without samples; device-direct as `links_prior` has it.
-
-    Host-staged, or where the figures themselves were measured: latency, and goodput for the bytes.
-
-    The data crosses once after the receiver is known to be ready: wire = latency. With both sides
-    posting together the receiver's readiness has to cross to the sender first, another one-way
-    latency: rendezvous = 2 * latency. (gloo over a 10.3 ms round trip: 10.3 ms when posted
-    together, 5.5 to 5.7 ms with the receiver early.)
-    """
-    if link.transport is Transport.DEVICE_DIRECT and not link.measured:
-        return links_prior.send(link, nodes=nodes, notes=notes)
-    return SendLaw(
-        rendezvous_latency_seconds=2.0 * link.latency_seconds,
-        wire_latency_seconds=link.latency_seconds,
-        seconds_per_byte=1.0 / link.goodput_bytes_per_second,
-        log_halfwidth=LINK_LOG_HALFWIDTH,
-        source=DATASHEET,
-        extrapolating=notes,
-    )
-
-
-def collective(
-    link: Link,
-    operation: str,
-    group_size: int,
-    message_bytes: float,
-    notes: tuple[str, ...] = (),
-    *,
-    nodes: int = 1,
-) -> Prediction:
-    """A collective over a link without samples; device-direct ones as `links_prior` has it.
-
-    Host-staged, or where the figures themselves were measured, by latency and goodput: for
-    all_reduce 2 (n - 1) (alpha + S / n / beta).
-    """
-    if link.transport is Transport.DEVICE_DIRECT and not link.measured:
-        return links_prior.collective(
-            link, operation, group_size, message_bytes, nodes=nodes, notes=notes
-        )
-    message_bytes = lane_bytes(operation, group_size, nodes, message_bytes)
-    steps, share = ring_shape(operation, group_size)
-    step = link.latency_seconds + share * message_bytes / link.goodput_bytes_per_second
-    return Prediction(
-        seconds=steps * step,
-        log_halfwidth=LINK_LOG_HALFWIDTH,
         source=DATASHEET,
         extrapolating=notes,
     )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from hetplan.cluster.devices import DeviceKind
@@ -20,23 +21,23 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.predict import datasheet
 from hetplan.predict.calibration.values import Calibration, corrected, corrected_law, factor_of
-from hetplan.predict.kinds.few_points import ShiftedOperators, with_prior
-from hetplan.predict.kinds.operators import RelatedLaws
+from hetplan.predict.kinds.few_points import OwnOperators, with_prior
 from hetplan.predict.kinds.related import Related
-from hetplan.predict.laws import ALL_LAYERS, SCHEMA, FittedLaws, LayerLaw, LinkLaw, outside
+from hetplan.predict.law_parts import outside
+from hetplan.predict.laws import ALL_LAYERS, SCHEMA, FittedLaws, LayerLaw
 from hetplan.predict.layer import float8
 from hetplan.predict.layer.answer import by_layer_law
-from hetplan.predict.layer.columns import Column
 from hetplan.predict.layer.composed import layer_prediction
 from hetplan.predict.layer.laws import fit_layer_laws
+from hetplan.predict.link import prior
 from hetplan.predict.link.laws import (
     collective_law,
     fit_link_laws,
     of_transport,
     send_law,
 )
-from hetplan.predict.link.prior import fabric_bytes_per_second
-from hetplan.predict.operator.answer import DeviceOperators, index_operators
+from hetplan.predict.link.shapes import LinkLaw
+from hetplan.predict.operator.answer import DeviceOperators
 from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.predict.populations import choose
 from hetplan.predict.predictor import (
@@ -51,40 +52,47 @@ from hetplan.profiling.samples import LinkOperation, Phase, ProfileSet
 from hetplan.version import __version__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FittedPredictor:
     """A `Predictor` over fitted laws; the datasheet answers, visibly, where there is no law."""
 
     laws: FittedLaws
-    _layers: dict[tuple[str, str, str, str], LayerLaw] = field(
-        init=False, repr=False, compare=False
-    )
-    _measured: frozenset[tuple[str, str]] = field(init=False, repr=False, compare=False)
-    _links: dict[tuple[str, bool], LinkLaw] = field(init=False, repr=False, compare=False)
-    _related: Related = field(init=False, repr=False, compare=False)
-    _shifted: ShiftedOperators = field(init=False, repr=False, compare=False)
-    _operators: dict[tuple[str, str], DeviceOperators] = field(
-        init=False, repr=False, compare=False
-    )
 
-    def __post_init__(self) -> None:
-        laws = self.laws
-        index = {(law.device, law.precision, law.layer, law.phase): law for law in laws.layers}
-        object.__setattr__(self, "_layers", index)
-        object.__setattr__(
-            self, "_measured", frozenset((law.device, law.precision) for law in laws.layers)
-        )
-        object.__setattr__(self, "_related", Related(laws))
-        object.__setattr__(self, "_operators", index_operators(laws.operators))
-        object.__setattr__(self, "_shifted", ShiftedOperators(laws.operators, self._related))
-        links = {
+    def __reduce__(self) -> tuple[type[FittedPredictor], tuple[FittedLaws]]:
+        # Another process makes the look-ups anew: most would be longer than the laws.
+        return FittedPredictor, (self.laws,)
+
+    @cached_property
+    def _layers(self) -> dict[tuple[str, str, str, str], LayerLaw]:
+        laws = self.laws.layers
+        return {(law.device, law.precision, law.layer, law.phase): law for law in laws}
+
+    @cached_property
+    def _measured(self) -> frozenset[tuple[str, str]]:
+        return frozenset((law.device, law.precision) for law in self.laws.layers)
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, bool], LinkLaw]:
+        """Laws by link name and whether they are of host-staged transfers."""
+        return {
             (law.link, staged): own
-            for law in laws.links
+            for law in self.laws.links
             for staged in (False, True)
-            for own in [of_transport(law, staged=staged)]
-            if own is not None
+            if (own := of_transport(law, staged=staged)) is not None
         }
-        object.__setattr__(self, "_links", links)
+
+    @cached_property
+    def related(self) -> Related:
+        """What laws of other kinds say of a kind."""
+        return Related(self.laws)
+
+    @cached_property
+    def _operators(self) -> OwnOperators:
+        return OwnOperators(self.laws.operators, self.related)
+
+    def operators(self, device: DeviceKind, precision: Precision) -> DeviceOperators | None:
+        """The operators of this kind that were measured on it; None: none were."""
+        return self._operators.of(device, precision)
 
     @classmethod
     def datasheet_only(cls) -> FittedPredictor:
@@ -98,7 +106,7 @@ class FittedPredictor:
         return corrected(self._layer(device, query), factor_of(self.laws.calibration, device.kind))
 
     def _layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
-        """By a law of whole layers, by operators, by other kinds, by the datasheet: the first.
+        """The first that answers: law of whole layers, operators, other kinds, datasheet.
 
         Narrow products change a law of whole layers as they change the sum of its operators.
         """
@@ -111,40 +119,33 @@ class FittedPredictor:
         if law is None:
             return self._by_parts(device, query)
         own = by_layer_law(law, query)
-        return with_prior(
-            own, law, query, lambda other: self._by_parts(device, other, shifted=True)
-        )
+        return with_prior(own, law, query, lambda other: self._by_parts(device, other))
 
-    def _by_parts(
-        self, device: DeviceKind, query: LayerQuery, *, shifted: bool = False
-    ) -> Prediction:
-        """The same without any whole layer of this kind.
-
-        `shifted`: the answer will be scaled to measured points of the kind.
-        """
+    def _by_parts(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        """One pass of a layer without any law of whole layers of this kind."""
         # A search asks this millions of times: without laws nothing is walked through.
         if self.laws.operators or self.laws.layers:
             composed = layer_prediction(
-                self._shifted.index(device, query.precision, self._operators),
+                self.operators(device, query.precision),
                 device,
                 query,
-                lent=self._related.operators,
+                lent=self.related.operators,
             )
-            found = composed or self._related.layer(device, query, shifted=shifted)
-            if found is not None:
-                return found
+            answer = composed or self.related.layer(device, query)
+            if answer is not None:
+                return answer
         notes = self._missing(device, query.precision, f"{query.layer.value} {query.phase}")
-        found = datasheet.layer(device, query, notes)
+        answer = datasheet.layer(device, query, notes)
         if not query.kernels.product_format:
-            return found
-        return float8.by_datasheet(found, device, query)
+            return answer
+        return float8.by_datasheet(answer, device, query)
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
     ) -> Prediction:
         """Time to update this many parameters on one rank."""
-        found = self._update(device, optimizer, parameters, precision)
-        return corrected(found, factor_of(self.laws.calibration, device.kind))
+        update = self._update(device, optimizer, parameters, precision)
+        return corrected(update, factor_of(self.laws.calibration, device.kind))
 
     def _update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
@@ -152,7 +153,7 @@ class FittedPredictor:
         phase = f"{Phase.OPTIMIZER.value}:{optimizer.value}"
         law = self._layers.get((device.kind, precision.value, ALL_LAYERS, phase))
         if law is None:
-            related = self._related.optimizer_update(device, optimizer, parameters, precision)
+            related = self.related.optimizer_update(device, optimizer, parameters, precision)
             if related is not None:
                 return related
             notes = self._missing(device, precision, phase)
@@ -162,13 +163,12 @@ class FittedPredictor:
                 return Prediction(
                     seconds=each.seconds, log_halfwidth=each.log_halfwidth, source=MEASURED
                 )
-        seconds = sum(
-            term.coefficient * (parameters if term.column == Column.PARAMETERS else 1.0)
-            for term in law.terms
-        )
         halfwidth, warnings = outside(law.ranges, (max(parameters, 1.0),), law.log_halfwidth)
         return Prediction(
-            seconds=seconds, log_halfwidth=halfwidth, source=MEASURED, extrapolating=warnings
+            seconds=law.update_seconds(parameters),
+            log_halfwidth=halfwidth,
+            source=MEASURED,
+            extrapolating=warnings,
         )
 
     def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
@@ -176,7 +176,7 @@ class FittedPredictor:
         measured, notes = self._measured_link(link)
         law = send_law(measured.tables, message_bytes) if measured else None
         if law is None:
-            law = datasheet.send(link, notes, nodes=nodes)
+            law = prior.send(link, notes, nodes=nodes)
         return corrected_law(law, factor_of(self.laws.calibration, link_cause(link)))
 
     def collective(
@@ -206,17 +206,11 @@ class FittedPredictor:
                 message_bytes,
                 nodes=nodes,
                 groups=groups,
-                fabric_bytes_per_second=fabric_bytes_per_second(link),
+                fabric_bytes_per_second=prior.fabric_bytes_per_second(link),
             )
         if law is None:
-            law = datasheet.collective(
-                link, operation, group_size, message_bytes, notes, nodes=nodes
-            )
+            law = prior.collective(link, operation, group_size, message_bytes, notes, nodes=nodes)
         return corrected(law, factor_of(self.laws.calibration, link_cause(link)))
-
-    def lent(self, device: DeviceKind, precision: Precision) -> RelatedLaws | None:
-        """Laws of single operators that other kinds lend this one; None where nothing can be."""
-        return self._related.lent(device, precision)
 
     @property
     def calibration(self) -> Calibration | None:

@@ -12,37 +12,11 @@ from dataclasses import dataclass
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
 from hetplan.predict.calibration.values import Calibration
-from hetplan.predict.law_parts import (
-    OWN_ROWS,
-    UNTESTED_LOG_PER_DOUBLING,
-    WIDENING_PER_DOUBLING,
-    MeasuredRange,
-    Validation,
-    outside,
-    validation_of,
-)
+from hetplan.predict.law_parts import MeasuredRange, Validation
 from hetplan.predict.layer.columns import Column, LayerColumns
 from hetplan.predict.layer.tables import LayerTable, MeasuredLayer, MeasuredUpdate
-from hetplan.predict.link.shapes import LinkLaw, SizeTable
+from hetplan.predict.link.shapes import LinkLaw
 from hetplan.predict.operator.values import OperatorLaw
-
-__all__ = (
-    "ALL_LAYERS",
-    "OWN_ROWS",
-    "SCHEMA",
-    "UNTESTED_LOG_PER_DOUBLING",
-    "WIDENING_PER_DOUBLING",
-    "FittedLaws",
-    "LayerLaw",
-    "LinkLaw",
-    "MeasuredRange",
-    "SizeTable",
-    "Term",
-    "Validation",
-    "outside",
-    "range_names",
-    "validation_of",
-)
 
 SCHEMA = "hetplan.predictor/2"
 
@@ -81,9 +55,9 @@ class LayerLaw:
     """`forward`, `backward` or `optimizer:<name>`."""
     terms: tuple[Term, ...]
     ranges: tuple[MeasuredRange, ...]
-    """Of the quantities `range_names` lists, in its order."""
+    """Measured ranges of the quantities that `range_names` lists, in its order."""
     log_halfwidth: float
-    """Of the 90 % interval inside the measured ranges."""
+    """Half-width of the 90 % interval inside the measured ranges."""
     calibration: str
     """Which errors set the interval, in words."""
     rows: int
@@ -96,15 +70,22 @@ class LayerLaw:
     """Measured times of the very layers that were measured, where leaving sizes out shows that
     going between them is better than the sum of columns; else empty."""
     table_log_halfwidth: float = 0.0
-    """Of the 90 % interval of a time between two of a table's."""
+    """Half-width of the 90 % interval of a time between two of a table's."""
     measured: tuple[MeasuredLayer, ...] = ()
     """The very layers that were measured, where they answer for themselves."""
     measured_updates: tuple[MeasuredUpdate, ...] = ()
-    """The same of an optimizer's law."""
+    """The very updates that were measured, of an optimizer's law."""
 
     def sum_of_columns(self, columns: LayerColumns) -> float:
         """Seconds by the terms alone, without tables and measured layers."""
         return sum(term.coefficient * columns.value(term.column) for term in self.terms)
+
+    def update_seconds(self, parameters: float) -> float:
+        """Seconds of an optimizer's update of so many parameters, by the terms alone."""
+        return sum(
+            term.coefficient * (parameters if term.column == Column.PARAMETERS else 1.0)
+            for term in self.terms
+        )
 
     def __post_init__(self) -> None:
         names = tuple(measured.quantity for measured in self.ranges)

@@ -6,6 +6,7 @@ goes by its samples, or by the figures of the cluster file where it has none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -74,7 +75,7 @@ class PredictionPart:
     else to do)."""
     seconds: float
     log_halfwidth: float
-    """Of its 90 % interval."""
+    """Half-width of its 90 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,18 +134,14 @@ class LayerQuery:
 
     def operators(self) -> tuple[Operator, ...]:
         """Operators of the layer's forward pass, in order."""
-        return layer_operators(
-            self.model,
-            self.layer,
-            microbatch_size=self.microbatch_size,
-            sequence_length=self.sequence_length,
-            tp=self.tp,
-            kernels=self.kernels,
-        )
+        return self._of(layer_operators)
 
     def gradient_operators(self) -> tuple[Operator, ...]:
         """What the layer's backward pass runs besides that of its operators."""
-        return gradient_operators(
+        return self._of(gradient_operators)
+
+    def _of(self, list_operators: Callable[..., tuple[Operator, ...]]) -> tuple[Operator, ...]:
+        return list_operators(
             self.model,
             self.layer,
             microbatch_size=self.microbatch_size,

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 
 COVERAGE = 0.9
-"""Of every interval in this package."""
+"""Probability that every interval of this package aims at."""
 NORMAL_90 = 1.6448536269514722
 """Standard deviations of a normal law from its middle to an end of its 90 % interval."""
 MIN_CALIBRATION_ROWS = 9

@@ -1,8 +1,8 @@
 """Layers and operators as torch runs them, and the rows of samples that timing them gives.
 
-Layers: `hetplan.profiling.layers` builds the trained layers of the parts below and adds the
-communication of the tensor-parallel group. `LayerSlice` is rank 0's slice without a group, which is
-what is measured: the same parts in the same order. Symbols: b microbatch, s sequence, h hidden.
+Layers: `LayerBody` is the forward pass of a tensor-parallel slice. `LayerSlice` is rank 0's without
+its group, which is what is measured; `hetplan.profiling.layers` adds what the group communicates,
+which is what is trained. Symbols: b microbatch, s sequence, h hidden.
 
 Operators: a product with weights is three products, each timed alone: forward, the gradient of its
 input, and the gradient of its weights, added to the one that is there. Every other class runs
@@ -113,31 +113,118 @@ class CrossEntropy(torch.autograd.Function):
         return softmax.to(ctx.dtype), None, None, None
 
 
-class LayerSlice(torch.nn.Module):
+class LayerBody(torch.nn.Module):
+    """Forward passes of a rank's slice of a layer; parameters are attributes, None where absent.
+
+    The methods up to `row_product` communicate in a trained layer; alone nothing is communicated.
+    """
+
+    is_gpt: bool
+    tp: int
+    tp_rank: int
+    query: int
+    """Width of the rank's queries."""
+    head_dim: int
+
+    def replicated(self, x: Tensor) -> Tensor:
+        """The input of a column-parallel product, which every rank has whole."""
+        return x
+
+    def summed(self, x: Tensor) -> Tensor:
+        """The sum of the ranks' tensors."""
+        return x
+
+    def shared_kv(self, parameter: Tensor | None) -> Tensor | None:
+        """A fused query-key-value parameter, whose key-value heads several ranks may hold."""
+        return parameter
+
+    def row_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A row-parallel product, whose partial results are summed."""
+        return functional.linear(x, weight, bias)
+
+    def embedding(self, tokens: Tensor) -> Tensor:
+        """[b, s] -> [b, s, h]; each rank looks up the tokens of its part of the vocabulary."""
+        own: Any = self  # its parameters have no types
+        if self.tp == 1:
+            x = functional.embedding(tokens, own.weight)
+        else:
+            rows = own.weight.shape[0]
+            local = tokens - self.tp_rank * rows
+            mine = (local >= 0) & (local < rows)
+            vectors = functional.embedding(local.clamp(0, rows - 1), own.weight)
+            x = self.summed(vectors * mine.unsqueeze(-1))
+        return x + own.position_weight[: tokens.shape[1]] if self.is_gpt else x
+
+    def transformer(self, x: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h], pre-norm.
+
+        gpt: LayerNorm, biases, GELU; llama: RMSNorm, rotary positions, gated SiLU.
+        """
+        own: Any = self
+        y = self.replicated(norm(x, own.attention_norm_weight, own.attention_norm_bias))
+        weight, bias = self.shared_kv(own.qkv_weight), self.shared_kv(own.qkv_bias)
+        qkv = functional.linear(y, weight, bias)  # type: ignore[arg-type]
+        tables = None if self.is_gpt else self._rotary(qkv)
+        y = attention(qkv, self.query, self.head_dim, tables)
+        x = x + self.row_product(y, own.out_weight, own.out_bias)
+        y = self.replicated(norm(x, own.mlp_norm_weight, own.mlp_norm_bias))
+        if self.is_gpt:
+            y = functional.gelu(functional.linear(y, own.up_weight, own.up_bias))
+        else:
+            gate = functional.silu(functional.linear(y, own.gate_weight))
+            y = gate * functional.linear(y, own.up_weight)
+        return x + self.row_product(y, own.down_weight, own.down_bias)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, rows of the vocabulary that the rank has]."""
+        own: Any = self
+        y = self.replicated(norm(x, own.norm_weight, own.norm_bias))
+        return functional.linear(y, own.weight)
+
+    def _rotary(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary tables, computed once per sequence length."""
+        kept: Any = getattr(self, "_rotary_tables", None)
+        key = (like.shape[1], like.dtype, like.device)
+        if kept is None or (len(kept[0]), kept[0].dtype, kept[0].device) != key:
+            kept = self._rotary_tables = rotary_tables(like.shape[1], self.head_dim, like)
+        return kept  # type: ignore[no-any-return]
+
+
+ONLY_GPT = frozenset(
+    ("attention_norm_bias", "qkv_bias", "out_bias", "mlp_norm_bias", "up_bias", "down_bias",
+     "norm_bias", "position_weight")
+)  # fmt: skip
+"""Parameters that llama has not; gpt has no `gate_weight`."""
+
+
+class LayerSlice(LayerBody):
     """Rank 0's slice of one layer; `row` is a row of `TASK["layers"]` with its model's sizes."""
 
     def __init__(self, row: dict[str, Any], device: torch.device) -> None:
         super().__init__()
         self.row, self.is_gpt = row, row["architecture"] == "gpt"
         h, tp, d = row["hidden_size"], row["tp"], row["head_dim"]
+        self.tp, self.tp_rank, self.head_dim = tp, 0, d
         self.query = row["num_attention_heads"] * d // tp
         kv, ffn = max(1, row["num_kv_heads"] // tp) * d, row["ffn_hidden_size"] // tp
         vocabulary = -(-row["vocab_size"] // tp)
         shapes: Any = {
             "transformer": [
-                ("norm1", h), ("norm1_bias", h), ("qkv", self.query + 2 * kv, h),
-                ("qkv_bias", self.query + 2 * kv), ("out", h, self.query), ("out_bias", h),
-                ("norm2", h), ("norm2_bias", h), ("gate", ffn, h), ("up", ffn, h),
-                ("up_bias", ffn), ("down", h, ffn), ("down_bias", h),
+                ("attention_norm_weight", h), ("attention_norm_bias", h),
+                ("qkv_weight", self.query + 2 * kv, h), ("qkv_bias", self.query + 2 * kv),
+                ("out_weight", h, self.query), ("out_bias", h), ("mlp_norm_weight", h),
+                ("mlp_norm_bias", h), ("gate_weight", ffn, h), ("up_weight", ffn, h),
+                ("up_bias", ffn), ("down_weight", h, ffn), ("down_bias", h),
             ],
-            "embedding": [("weight", vocabulary, h), ("positions", row["max_sequence_length"], h)],
-            "head": [("norm", h), ("norm_bias", h), ("weight", vocabulary, h)],
+            "embedding": [("weight", vocabulary, h),
+                          ("position_weight", row["max_sequence_length"], h)],
+            "head": [("norm_weight", h), ("norm_bias", h), ("weight", vocabulary, h)],
         }[row["layer"]]  # fmt: skip
         for name, *shape in shapes:
-            is_other = name == "gate" if self.is_gpt else "bias" in name or name == "positions"
+            is_absent = name == "gate_weight" if self.is_gpt else name in ONLY_GPT
             value = torch.empty(shape, dtype=DTYPES[row["precision"]], device=device)
             value.normal_(0.0, INITIAL_STD)
-            self.register_parameter(name, None if is_other else torch.nn.Parameter(value))
+            self.register_parameter(name, None if is_absent else torch.nn.Parameter(value))
 
     def inputs(self, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """Arguments of `forward`, and the gradient of its result (None for the scalar loss)."""
@@ -153,40 +240,13 @@ class LayerSlice(torch.nn.Module):
         return (stream.requires_grad_(),), torch.randn_like(stream)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Tokens [b, s] -> [b, s, h]; [b, s, h] -> [b, s, h]; or [b, s, h] -> loss."""
-        own: Any = self  # its parameters have no types
+        """The layer's pass; the head's with its loss, a scalar."""
         if self.row["layer"] == "embedding":
-            return self._embedding(x)
-        if self.row["layer"] == "head":
-            logits = functional.linear(norm(x, own.norm, own.norm_bias), own.weight)
-            loss: Tensor = CrossEntropy.apply(logits, targets, 0)  # type: ignore[no-untyped-call]
-            return loss
-        y = norm(x, own.norm1, own.norm1_bias)
-        qkv = functional.linear(y, own.qkv, own.qkv_bias)
-        tables = None if self.is_gpt else self._tables(x)
-        y = attention(qkv, self.query, self.row["head_dim"], tables)
-        x = x + functional.linear(y, own.out, own.out_bias)
-        y = norm(x, own.norm2, own.norm2_bias)
-        if self.is_gpt:
-            y = functional.gelu(functional.linear(y, own.up, own.up_bias))
-        else:
-            y = functional.silu(functional.linear(y, own.gate)) * functional.linear(y, own.up)
-        return x + functional.linear(y, own.down, own.down_bias)
-
-    def _embedding(self, tokens: Tensor) -> Tensor:
-        own: Any = self
-        rows = own.weight.shape[0]
-        if self.row["tp"] == 1:
-            x = functional.embedding(tokens, own.weight)
-        else:
-            vectors = functional.embedding(tokens.clamp(0, rows - 1), own.weight)
-            x = vectors * (tokens < rows).unsqueeze(-1)
-        return x + own.positions[: tokens.shape[1]] if self.is_gpt else x
-
-    def _tables(self, x: Tensor) -> Any:
-        if not hasattr(self, "_kept_tables"):
-            self._kept_tables = rotary_tables(x.shape[1], self.row["head_dim"], x)
-        return self._kept_tables
+            return self.embedding(x)
+        if self.row["layer"] == "transformer":
+            return self.transformer(x)
+        loss: Tensor = CrossEntropy.apply(self.logits(x), targets, 0)  # type: ignore[no-untyped-call]
+        return loss
 
 
 def time_layer(

@@ -28,17 +28,8 @@ from torch import Tensor, nn
 
 from hetplan.errors import InputError
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
-from hetplan.profiling.bodies import (
-    NORM_EPSILON,
-    ROTARY_BASE,
-    CrossEntropy,
-    attention,
-    norm,
-    rotary_tables,
-)
+from hetplan.profiling.bodies import ONLY_GPT, CrossEntropy, LayerBody
 from hetplan.profiling.weights import initial_value, kv_block, parameter_slices
-
-__all__ = ["NORM_EPSILON", "ROTARY_BASE"]
 
 
 def build_layer(
@@ -63,14 +54,7 @@ def build_layer(
             f"layer position is {position}; model {model.name} has 0 to {len(model.layers) - 1}"
         )
     kind = model.layers[position]
-    layer_type: type[_Layer] = LlamaLayer
-    if kind is LayerKind.EMBEDDING:
-        layer_type = Embedding
-    elif kind is LayerKind.HEAD:
-        layer_type = Head
-    elif model.architecture is Architecture.GPT:
-        layer_type = GptLayer
-    layer = layer_type(
+    layer = _TYPES[kind](
         model, kind, tp=tp, tp_rank=tp_rank, group=group, dtype=dtype, device=torch.device(device)
     )
     tied = kind is LayerKind.HEAD and model.tied_embeddings
@@ -80,14 +64,6 @@ def build_layer(
             origin = 0 if tied and part.name == "weight" else position
             layer.get_parameter(part.name).copy_(initial_value(part, seed=seed, position=origin))
     return layer
-
-
-def cross_entropy(
-    logits: Tensor, targets: Tensor, *, tp_rank: int, group: dist.ProcessGroup | None
-) -> Tensor:
-    """Mean loss of the head's logits [b, s, ceil(vocab / tp)] against targets [b, s]; a scalar."""
-    communication = Communication(group)
-    return group_cross_entropy(logits, targets, tp_rank=tp_rank, communication=communication)
 
 
 class Communication:
@@ -187,7 +163,7 @@ def sum_replicas(
     return result
 
 
-def group_cross_entropy(
+def cross_entropy(
     logits: Tensor, targets: Tensor, *, tp_rank: int, communication: Communication
 ) -> Tensor:
     """Mean loss of logits [b, s, vocab/tp] against targets [b, s] in [0, vocab).
@@ -204,8 +180,8 @@ def group_cross_entropy(
     return loss
 
 
-class _Layer(nn.Module):
-    """What all layers share: the model's shape, the rank's slice and the group."""
+class Layer(LayerBody):
+    """One rank's slice of a layer, with the group that it communicates in."""
 
     def __init__(
         self,
@@ -220,44 +196,50 @@ class _Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.kind, self.tp, self.tp_rank = model, kind, tp, tp_rank
+        self.is_gpt = model.architecture is Architecture.GPT
+        self.query, self.head_dim = model.attention_size // tp, model.head_dim
         self.communication = Communication(group)
         for part in parameter_slices(model, kind, tp=tp, tp_rank=tp_rank):
             empty = torch.empty(part.shape, dtype=dtype, device=device)
             self.register_parameter(part.name, nn.Parameter(empty))
+        if not self.is_gpt:
+            for name in ONLY_GPT:
+                self.register_parameter(name, None)
 
-    def _attention(self, qkv: Tensor, *, rotate: bool) -> Tensor:
-        """Causal attention of the rank's heads: [b, s, q + 2 kv] -> [b, s, q]."""
-        tables = self._rotary(qkv) if rotate else None
-        return attention(qkv, self.model.attention_size // self.tp, self.model.head_dim, tables)
+    def replicated(self, x: Tensor) -> Tensor:
+        """The tensor itself; its gradient is summed over the group."""
+        return copy_to_group(x, self.communication)
 
-    def _rotary(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [s, d / 2], computed once per sequence length."""
-        kept: tuple[Tensor, Tensor] | None = getattr(self, "_rotary_table", None)
-        key = (like.shape[1], like.dtype, like.device)
-        if kept is None or (len(kept[0]), kept[0].dtype, kept[0].device) != key:
-            kept = rotary_tables(like.shape[1], self.model.head_dim, like)
-            self._rotary_table = kept
-        return kept
+    def summed(self, x: Tensor) -> Tensor:
+        """The sum over the group; its gradient passes unchanged."""
+        return sum_over_group(x, self.communication)
 
-    def _shared_kv(self, parameter: Tensor) -> Tensor:
-        """A fused query-key-value parameter whose replicated part sums its gradient."""
+    def shared_kv(self, parameter: Tensor | None) -> Tensor | None:
+        """The parameter, whose replicated part sums its gradient."""
         copies = self.model.num_kv_heads
-        if self.tp <= copies:
+        if parameter is None or self.tp <= copies:
             return parameter
         return sum_replicas(
             parameter,
             self.communication,
-            start=self.model.attention_size // self.tp,
+            start=self.query,
             copy=kv_block(self.model, self.tp, self.tp_rank),
             copies=copies,
         )
 
+    def row_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A product of the rank's rows, summed over the group."""
+        if self.communication.group is None:
+            return functional.linear(x, weight, bias)
+        total = self.summed(functional.linear(x, weight))
+        # The bias is replicated: it is added once, after the sum.
+        return total if bias is None else total + bias
 
-class Embedding(_Layer):
-    """Tokens [b, s] -> [b, s, h]; each rank looks up the tokens of its part of the vocabulary."""
+
+class Embedding(Layer):
+    """Tokens [b, s] -> [b, s, h]."""
 
     weight: Tensor
-    position_weight: Tensor
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Vectors of the tokens, with learned positions added where the architecture has them."""
@@ -266,96 +248,37 @@ class Embedding(_Layer):
                 f"a sequence has {tokens.shape[1]} tokens; model {self.model.name} has "
                 f"max_sequence_length {self.model.max_sequence_length}"
             )
-        if self.tp == 1:
-            x = functional.embedding(tokens, self.weight)
-        else:
-            rows = self.weight.shape[0]
-            local = tokens - self.tp_rank * rows
-            mine = (local >= 0) & (local < rows)
-            found = functional.embedding(local.clamp(0, rows - 1), self.weight)
-            x = sum_over_group(found * mine.unsqueeze(-1), self.communication)
-        if self.model.architecture is Architecture.GPT:
-            x = x + self.position_weight[: tokens.shape[1]]
-        return x
+        return self.embedding(tokens)
 
 
-class GptLayer(_Layer):
-    """[b, s, h] -> [b, s, h]: LayerNorm, biases everywhere, GELU MLP."""
-
-    attention_norm_weight: Tensor
-    attention_norm_bias: Tensor
-    qkv_weight: Tensor
-    qkv_bias: Tensor
-    out_weight: Tensor
-    out_bias: Tensor
-    mlp_norm_weight: Tensor
-    mlp_norm_bias: Tensor
-    up_weight: Tensor
-    up_bias: Tensor
-    down_weight: Tensor
-    down_bias: Tensor
+class TransformerLayer(Layer):
+    """[b, s, h] -> [b, s, h]."""
 
     def forward(self, x: Tensor) -> Tensor:
         """One pre-norm transformer layer."""
-        y = norm(x, self.attention_norm_weight, self.attention_norm_bias)
-        y = copy_to_group(y, self.communication)
-        weight, bias = self._shared_kv(self.qkv_weight), self._shared_kv(self.qkv_bias)
-        y = self._attention(functional.linear(y, weight, bias), rotate=False)
-        x = x + self._row(y, self.out_weight, self.out_bias)
-        y = norm(x, self.mlp_norm_weight, self.mlp_norm_bias)
-        y = copy_to_group(y, self.communication)
-        y = functional.gelu(functional.linear(y, self.up_weight, self.up_bias))
-        return x + self._row(y, self.down_weight, self.down_bias)
-
-    def _row(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        if self.communication.group is None:
-            return functional.linear(x, weight, bias)
-        # The bias is replicated: it is added once, after the sum.
-        return sum_over_group(functional.linear(x, weight), self.communication) + bias
+        return self.transformer(x)
 
 
-class LlamaLayer(_Layer):
-    """[b, s, h] -> [b, s, h]: RMSNorm, no biases, rotary positions, gated SiLU MLP."""
-
-    attention_norm_weight: Tensor
-    qkv_weight: Tensor
-    out_weight: Tensor
-    mlp_norm_weight: Tensor
-    gate_weight: Tensor
-    up_weight: Tensor
-    down_weight: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """One pre-norm transformer layer."""
-        y = norm(x, self.attention_norm_weight, None)
-        y = copy_to_group(y, self.communication)
-        qkv = functional.linear(y, self._shared_kv(self.qkv_weight))
-        y = functional.linear(self._attention(qkv, rotate=True), self.out_weight)
-        x = x + sum_over_group(y, self.communication)
-        y = norm(x, self.mlp_norm_weight, None)
-        y = copy_to_group(y, self.communication)
-        gate = functional.silu(functional.linear(y, self.gate_weight))
-        y = functional.linear(gate * functional.linear(y, self.up_weight), self.down_weight)
-        return x + sum_over_group(y, self.communication)
-
-
-class Head(_Layer):
+class Head(Layer):
     """[b, s, h] -> logits [b, s, ceil(vocab / tp)]: final norm and output projection."""
 
-    norm_weight: Tensor
-    norm_bias: Tensor
     weight: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the rank's part of the vocabulary; padding has the least finite value."""
-        bias = self.norm_bias if self.model.architecture is Architecture.GPT else None
-        y = copy_to_group(norm(x, self.norm_weight, bias), self.communication)
-        logits = functional.linear(y, self.weight)
+        logits = self.logits(x)
         real = self.model.vocab_size - self.tp_rank * self.weight.shape[0]
         if real < self.weight.shape[0]:
             # Out of the softmax, and without a gradient: padded rows stay zero.
             logits[..., max(0, real) :].fill_(torch.finfo(logits.dtype).min)
         return logits
+
+
+_TYPES: dict[LayerKind, type[Layer]] = {
+    LayerKind.EMBEDDING: Embedding,
+    LayerKind.TRANSFORMER: TransformerLayer,
+    LayerKind.HEAD: Head,
+}
 
 
 class HeadWithLoss(nn.Module):
@@ -368,6 +291,6 @@ class HeadWithLoss(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of [b, s, h] against targets [b, s]; a scalar."""
-        return group_cross_entropy(
+        return cross_entropy(
             self.head(x), targets, tp_rank=self.head.tp_rank, communication=self.communication
         )

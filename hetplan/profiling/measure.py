@@ -21,8 +21,8 @@ import json
 import os
 import re
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,35 +32,23 @@ import torch.distributed as dist
 
 from hetplan.errors import InputError
 from hetplan.profiling.backends import Backend, open_backend, use_threads
-from hetplan.profiling.bodies import (
-    TIMES,
-    layer_passes,
-    layer_rows,
-    operator_passes,
-    operator_rows,
-    timing_columns,
-)
+from hetplan.profiling.bodies import TIMES, timing_columns
 from hetplan.profiling.measure_links import LinkCase, LinkProfiler, process_group
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, Timing, TimingLimits
+from hetplan.profiling.work import SIZES, Work, layer_work, measure_all, operator_work
 
 TASK: dict[str, Any] = {}
 """`version` of hetplan; `models`: sizes; per device kind `layers` (rows that name a model by its
 number) and `operators`; per link its `cases` (operation, group size, message bytes)."""
 PROVENANCE_SCHEMA = "hetplan.provenance/2"
 TOOL = "hetplan measure.py"
-_REFUSALS = (RuntimeError, NotImplementedError, MemoryError)
-"""What torch raises where a device has no memory or no kernel for something."""
 _MAX_DEATHS = 2
 """Times that a unit may kill the process (as a kernel short of memory does) before it is left."""
 
 # The columns of `hetplan.profiling.samples`, in their order.
-_SIZES = (
-    "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads", "head_dim",
-    "vocab_size", "sequence_length", "microbatch_size", "tp",
-)  # fmt: skip
 COLUMNS = {
     "layers": (
-        "device", "architecture", "layer", "phase", "precision", *_SIZES, "copies", *TIMES,
+        "device", "architecture", "layer", "phase", "precision", *SIZES, "copies", *TIMES,
         "steady", "activation_bytes", "peak_memory_bytes", "clock_hertz", "measured_on",
     ),
     "operators": (
@@ -174,64 +162,46 @@ class SampleFile:
             os.fsync(file.fileno())
 
 
-def measure_units(file: SampleFile, units: list[Any], budget_seconds: float, retry: bool) -> None:
-    """Measure the units (name, wanted keys, function that gives rows) that are not there."""
-    started = time.monotonic()
-    left = [unit for unit in units if not all(map(file.has, unit[1]))]
-    left = [unit for unit in left if retry or unit[0] not in file.left_out]
-    for number, (name, wanted, rows) in enumerate(left):
-        spent = time.monotonic() - started
-        if spent > budget_seconds:
-            print(f"the budget is spent, {len(left) - number} units are left; start again")
-            return
-        rest = spent / number * (len(left) - number) if number else 0.0
-        print(f"{number + 1}/{len(left)}, at least {rest:.0f} s left, {name}", flush=True)
-        lacking = [keys for keys in wanted if not file.has(keys)]
-        file.comment(f"begin {name}")
+def measure_units(file: SampleFile, work: Sequence[Work], budget_seconds: float) -> None:
+    """Measure what the file lacks of this work; comments in it say what was begun and failed."""
+
+    def commented(each: Work) -> Iterator[dict[str, Any]]:
+        file.comment(f"begin {each.name}")
         try:
-            for row in rows():
-                if any(all(row[key] == keys[key] for key in keys) for keys in lacking):
-                    file.add(row)
-        except _REFUSALS as error:
-            reason = _reason(error)
-            file.comment(f"failed {name}: {reason}")
-            print(f"not measured: {name}: {reason}", file=sys.stderr)
-            gc.collect()
-        except KeyboardInterrupt:
-            file.comment(f"end {name}")
-            raise
-        file.comment(f"end {name}")
+            yield from each.rows()
+        finally:
+            file.comment(f"end {each.name}")
+
+    def failed(each: Work, error: Exception) -> None:
+        reason = _reason(error)
+        file.comment(f"failed {each.name}: {reason}")
+        print(f"not measured: {each.name}: {reason}", file=sys.stderr)
+        gc.collect()
+
+    def progress(finished: int, total: int, left: float, name: str) -> None:
+        print(f"{finished}/{total}, at least {left:.0f} s left, {name}", flush=True)
+
+    measure_all(
+        [Work(each.name, each.keys, partial(commented, each)) for each in work],
+        file.has,
+        file.add,
+        budget_seconds=budget_seconds,
+        on_progress=progress,
+        on_failure=failed,
+    )
+    if not all(file.has(keys) for each in work for keys in each.keys):
+        print("not everything was measured; the same command goes on from there")
 
 
-def layer_units(kind: str, backend: Backend, limits: TimingLimits) -> list[Any]:
-    """Every layer of the task for this kind, cheapest first as the task has them."""
-    units = []
-    for entry in TASK["kinds"][kind]["layers"]:
-        row = {**TASK["models"][entry["model"]], **entry, "device": kind}
-        sizes = {name: row[name] for name in ("architecture", "layer", "precision", *_SIZES)}
-        wanted = [
-            {**sizes, "phase": phase, "copies": copies} for phase, copies in layer_passes(row)
-        ]
-        words = ("layer", "hidden_size", "sequence_length", "microbatch_size", "tp", "precision")
-        name = " ".join(str(row[word]) for word in words)
-        units.append((name, wanted, lambda row=row: layer_rows(row, backend, limits)))
-    return units
-
-
-def operator_units(kind: str, backend: Backend, limits: TimingLimits) -> list[Any]:
-    """Every operator of the task for this kind."""
-    units = []
-    for entry in TASK["kinds"][kind]["operators"]:
-        op = SimpleNamespace(**entry)
-        wanted = operator_passes(op, op.precision)
-
-        def rows(op: Any = op) -> Any:
-            for row in operator_rows(op, op.precision, op.architecture, backend, limits):
-                yield {**row, "device": kind}
-
-        name = f"{op.operator} {op.batch} x [{op.m} {op.n} {op.k}] {op.precision}"
-        units.append((name, wanted, rows))
-    return units
+def task_work(what: str, kind: str, backend: Backend, limits: TimingLimits) -> Iterator[Work]:
+    """Every layer or operator of the task for this kind, cheapest first as the task has them."""
+    for entry in TASK["kinds"][kind][what]:
+        if what == "layers":
+            row = {**TASK["models"][entry["model"]], **entry, "device": kind}
+            yield layer_work(row, backend, limits)
+        else:
+            op = SimpleNamespace(**entry)
+            yield operator_work(op, op.precision, op.architecture, kind, backend, limits)
 
 
 def measure_link(options: argparse.Namespace) -> None:
@@ -326,11 +296,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         backend = open_backend(options.device, index=options.index)
         use_threads(options.threads)
         file = SampleFile(options.out, COLUMNS[options.what], _provenance(options, backend))
-        find_units = layer_units if options.what == "layers" else operator_units
         limits = ACCELERATOR_LIMITS if backend.is_accelerator else CPU_LIMITS
-        units = find_units(options.kind, backend, limits)
+        work = list(task_work(options.what, options.kind, backend, limits))
+        if not options.retry:
+            work = [each for each in work if each.name not in file.left_out]
         try:
-            measure_units(file, units, options.budget, options.retry)
+            measure_units(file, work, options.budget)
         finally:
             file.close()
         print(f"done; send back {options.out}")

@@ -8,9 +8,8 @@ microbatch of a step on. The head includes the loss.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -18,11 +17,10 @@ from torch import nn
 from hetplan.job.spec import Optimizer
 from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
 from hetplan.profiling.backends import Backend
-from hetplan.profiling.bodies import layer_passes, layer_rows
 from hetplan.profiling.grid import GridPoint
-from hetplan.profiling.profiler import Profiler, Shape
-from hetplan.profiling.samples import LayerSample, Phase
-from hetplan.profiling.timing import TimingLimits
+from hetplan.profiling.samples import LAYER_SHAPE, Phase, Shape
+from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS
+from hetplan.profiling.work import Work, layer_keys, layer_work
 
 if TYPE_CHECKING:
     from hetplan.profiling.pacing import PacedKind, Pacer
@@ -43,7 +41,7 @@ class Unit:
     """Whether the optimizer's updates of the layer are measured too."""
 
     def __str__(self) -> str:
-        """The unit without its device, as in `transformer hidden 256 microbatch 2 tp 1`."""
+        """As in `transformer hidden 256 sequence 1024 microbatch 2 tp 1 float32`."""
         point = self.point
         update = " and updates" if self.with_updates else ""
         return (
@@ -90,46 +88,25 @@ def _without_microbatch(point: GridPoint) -> tuple[object, ...]:
     return (point.model, point.sequence_length, point.tp, point.precision)
 
 
-class LayerProfiler(Profiler[Unit, LayerSample]):
-    """Measures layers on one device; `pacer`: each takes another device's time."""
+def unit_work(unit: Unit, device: str, backend: Backend, pacer: Pacer | None = None) -> Work:
+    """How the unit is measured; its samples are of the kind `device`, whose time a pacer plays."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        *,
-        device: str,
-        limits: TimingLimits | None = None,
-        pacer: Pacer | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        super().__init__(backend, device=device, limits=limits, clock=clock)
-        self.pacer = pacer
+    def wrap(layer: nn.Module) -> nn.Module:
+        if pacer is None:
+            return layer
+        return pacer.wrap(layer, unit.kind, unit.point.microbatch_size, unit.point.tp)
 
-    def work(self, unit: Unit) -> tuple[str, float]:
-        """Layers of one kind have rates that are alike."""
-        return unit.kind.value, unit.point.flops(unit.kind)
+    limits = ACCELERATOR_LIMITS if backend.is_accelerator else CPU_LIMITS
+    return layer_work(_row(unit) | {"device": device}, backend, limits, wrap)
 
-    def shapes(self, unit: Unit) -> set[Shape]:
-        """Shapes of both passes and of the updates."""
-        row = unit_columns(unit) | model_columns(unit.point.model)
-        return {
-            _sample(_NOTHING | row | {"phase": phase, "copies": copies}, self.device).shape
-            for phase, copies in layer_passes(row)
-        }
 
-    def measure_unit(self, unit: Unit) -> tuple[LayerSample, ...]:
-        """Samples of both passes and of the updates."""
-        point, row = unit.point, unit_columns(unit) | model_columns(unit.point.model)
+def unit_shapes(unit: Unit) -> tuple[Shape, ...]:
+    """`LayerSample.shape` of each of the unit's samples."""
+    return tuple(tuple(keys[name] for name in LAYER_SHAPE) for keys in layer_keys(_row(unit)))
 
-        def wrap(layer: nn.Module) -> nn.Module:
-            if self.pacer is None:
-                return layer
-            return self.pacer.wrap(layer, unit.kind, point.microbatch_size, point.tp)
 
-        rows = layer_rows(row, self.backend, self.limits, self._clock, wrap)
-        samples = tuple(_sample(each, self.device) for each in rows)
-        self.check_clock(unit, samples)
-        return samples
+def _row(unit: Unit) -> dict[str, Any]:
+    return unit_columns(unit) | model_columns(unit.point.model)
 
 
 def model_columns(model: ModelSpec) -> dict[str, Any]:
@@ -171,13 +148,3 @@ def updates(unit: Unit) -> tuple[tuple[Optimizer, int], ...]:
         for copies in UPDATE_COPIES
         if copies == 1 or copies * parameters <= MAX_UPDATE
     )
-
-
-_COLUMNS = tuple(field.name for field in fields(LayerSample) if field.default is MISSING)
-_NOTHING: dict[str, Any] = dict.fromkeys(_COLUMNS, 0)
-"""Of a sample that only tells its shape."""
-
-
-def _sample(row: dict[str, Any], device: str) -> LayerSample:
-    columns = {name: row[name] for name in (*_COLUMNS, "copies") if name in row}
-    return LayerSample(**columns | {"device": device})

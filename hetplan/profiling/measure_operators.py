@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hetplan.job.spec import Precision
 from hetplan.model.operators import (
@@ -22,10 +21,12 @@ from hetplan.model.operators import (
     operator_flops,
 )
 from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind
-from hetplan.profiling.bodies import TIMES, operator_passes, operator_rows
+from hetplan.profiling.backends import Backend
+from hetplan.profiling.bodies import operator_passes
 from hetplan.profiling.grid import GridPoint
-from hetplan.profiling.profiler import Profiler, Shape
-from hetplan.profiling.samples import OperatorSample
+from hetplan.profiling.samples import OPERATOR_SHAPE, Shape
+from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS
+from hetplan.profiling.work import Work, operator_work
 
 # Operations that take about as long as moving one byte on current accelerators (312 TFLOP/s over
 # 1.6 TB/s on an A100); only for the order, cheapest first.
@@ -84,33 +85,13 @@ def operator_units(
 
 
 def unit_shapes(unit: OperatorUnit) -> tuple[Shape, ...]:
-    """Shapes of the operator's samples, in the order of its passes."""
-    nothing: dict[str, Any] = dict.fromkeys(TIMES, 0)
+    """`OperatorSample.shape` of the operator's samples, in the order of its passes."""
     passes = operator_passes(unit.operator, unit.precision.value)
-    return tuple(OperatorSample(device="", **keys, **nothing).shape for keys in passes)
+    return tuple(tuple(keys[name] for name in OPERATOR_SHAPE) for keys in passes)
 
 
-class OperatorProfiler(Profiler[OperatorUnit, OperatorSample]):
-    """Measures operators on one device."""
-
-    def work(self, unit: OperatorUnit) -> tuple[str, float]:
-        """Operators of one class have rates that are alike."""
-        return unit.operator.operator.value, unit.cost
-
-    def shapes(self, unit: OperatorUnit) -> set[Shape]:
-        """Shapes of the operator's passes."""
-        return set(unit_shapes(unit))
-
-    def measure_unit(self, unit: OperatorUnit) -> tuple[OperatorSample, ...]:
-        """One sample per pass of the operator."""
-        rows = operator_rows(
-            unit.operator,
-            unit.precision.value,
-            unit.architecture,
-            self.backend,
-            self.limits,
-            self._clock,
-        )
-        samples = tuple(OperatorSample(device=self.device, **row) for row in rows)
-        self.check_clock(unit, samples)
-        return samples
+def unit_work(unit: OperatorUnit, device: str, backend: Backend) -> Work:
+    """How the operator is measured; its samples are of the kind `device`."""
+    limits = ACCELERATOR_LIMITS if backend.is_accelerator else CPU_LIMITS
+    architecture, precision = unit.architecture.value, unit.precision.value
+    return operator_work(unit.operator, precision, architecture, device, backend, limits)

@@ -18,11 +18,10 @@ from hetplan.cluster.spec import Cluster, Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.backends import CpuBackend, open_backend
+from hetplan.profiling.backends import open_backend
 from hetplan.profiling.grid import TP_DEGREES, ShapeOptions
-from hetplan.profiling.measure_layers import LayerProfiler, Unit, units
+from hetplan.profiling.measure_layers import Unit, unit_shapes, units
 from hetplan.profiling.measure_links import LinkCase, LinkLimits, link_cases, message_sizes
-from hetplan.profiling.profiler import Shape
 from hetplan.profiling.provenance import kind_here
 from hetplan.profiling.samples import LayerSample, LinkSample, Phase
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, expected_seconds
@@ -89,13 +88,6 @@ class LinkNeed:
     """Expected for those missing, from the cluster file's figures."""
 
 
-def unit_shapes(units: Sequence[Unit]) -> tuple[tuple[Shape, ...], ...]:
-    """What the samples of each unit will measure."""
-    # Shapes do not depend on the device; the CPU's backend is there everywhere.
-    profiler = LayerProfiler(CpuBackend(), device=CPU_KIND, limits=CPU_LIMITS)
-    return tuple(tuple(sorted(profiler.shapes(unit), key=repr)) for unit in units)
-
-
 def layer_need(
     kind: str,
     device: DeviceKind | None,
@@ -111,8 +103,7 @@ def layer_need(
     """
     own = [sample for sample in (*held, *alike) if sample.device == kind]
     have = {sample.shape for sample in held if sample.device == kind}
-    shapes = unit_shapes(units)
-    pairs = [(unit, set(each) - have) for unit, each in zip(units, shapes, strict=True)]
+    pairs = [(unit, set(unit_shapes(unit)) - have) for unit in units]
     missing = tuple(unit for unit, lacking in pairs if lacking)
     seconds: list[float | None] = []
     bases = set()

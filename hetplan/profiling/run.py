@@ -11,26 +11,38 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, ProfileError
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import LayerKind
 from hetplan.profiling.backends import Backend, open_backend
 from hetplan.profiling.grid import ShapeOptions
-from hetplan.profiling.measure_layers import LayerProfiler, Unit, has_pace, units
+from hetplan.profiling.measure_layers import Unit, has_pace, unit_work, units
 from hetplan.profiling.measure_links import LinkCase, LinkProfiler, link_cases, process_group
-from hetplan.profiling.measure_operators import OperatorProfiler, operator_units
+from hetplan.profiling.measure_operators import operator_units
+from hetplan.profiling.measure_operators import unit_work as operator_unit_work
 from hetplan.profiling.needs import link_case, link_sizes
 from hetplan.profiling.pacing import SAMPLE_DEBT_LIMIT_SECONDS, PacedKind, Pacer
-from hetplan.profiling.profiler import Profiler, SampleT, Shape, UnitT
 from hetplan.profiling.provenance import provenance_here
-from hetplan.profiling.samples import LinkSample, ProfileSet, Provenance
+from hetplan.profiling.samples import (
+    SHAPE_COLUMNS,
+    LayerSample,
+    LinkSample,
+    OperatorSample,
+    ProfileSet,
+    Provenance,
+    Shape,
+)
 from hetplan.profiling.store import LayerWriter, LinkWriter, OperatorWriter, SampleWriter
 from hetplan.profiling.timing import Timing
+from hetplan.profiling.work import Work, measure_all
+
+SampleT = TypeVar("SampleT", LayerSample, OperatorSample)
 
 ShowProgress = Callable[[int, int, float | None, str], None]
 """Called with finished, total, seconds left and what was measured last."""
@@ -69,16 +81,16 @@ def profile_layers(measuring: Measuring, shapes: ShapeOptions) -> ProfileSet | N
     pace = measuring.pace
     if pace is not None and backend.is_accelerator:
         raise InputError("--pace plays another device on a CPU; add --device cpu")
-    work = units(shapes.grid(is_accelerator=backend.is_accelerator))
+    wanted = units(shapes.grid(is_accelerator=backend.is_accelerator))
     if pace is not None:
-        work = _paced_units(work, pace, measuring.tell)
+        wanted = _paced_units(wanted, pace, measuring.tell)
     provenance = _provenance(measuring, backend, together=processes_together())
     pacer = Pacer(pace, debt_limit_seconds=SAMPLE_DEBT_LIMIT_SECONDS) if pace else None
-    profiler = LayerProfiler(backend, device=provenance.device, pacer=pacer)
-    with core_contention(profiler, work) as measures:
+    work = [unit_work(unit, provenance.device, backend, pacer) for unit in wanted]
+    with core_contention(work) as measures:
         if not measures:
             return None
-        layers = measure_into(measuring, profiler, work, LayerWriter(measuring.store, provenance))
+        layers = measure_into(measuring, work, LayerWriter(measuring.store, provenance))
     if pacer is not None and pacer.overruns:
         measuring.tell(
             f"{pacer.overruns} of {pacer.passes} paced passes took longer than their nominal "
@@ -93,45 +105,32 @@ def profile_operators(measuring: Measuring, shapes: ShapeOptions) -> ProfileSet:
         raise InputError("operators are measured by one process; start it without torchrun")
     backend = open_backend(measuring.device)
     kernels = None if shapes.job is None else trainer_settings(shapes.job).kernels
-    work = operator_units(shapes.grid(is_accelerator=backend.is_accelerator), kernels)
+    wanted = operator_units(shapes.grid(is_accelerator=backend.is_accelerator), kernels)
     provenance = _provenance(measuring, backend)
-    profiler = OperatorProfiler(backend, device=provenance.device)
-    operators = measure_into(measuring, profiler, work, OperatorWriter(measuring.store, provenance))
+    work = [operator_unit_work(unit, provenance.device, backend) for unit in wanted]
+    operators = measure_into(measuring, work, OperatorWriter(measuring.store, provenance))
     return ProfileSet(layers=(), links=(), provenance=(provenance,), operators=operators)
 
 
 def measure_into(
-    measuring: Measuring,
-    profiler: Profiler[UnitT, SampleT],
-    work: Sequence[UnitT],
-    writer: SampleWriter[SampleT],
+    measuring: Measuring, work: Sequence[Work], writer: SampleWriter[SampleT]
 ) -> tuple[SampleT, ...]:
     """Measure what the population lacks of this work; all its samples of this work."""
-    held: dict[Shape, SampleT] = {sample.shape: sample for sample in writer.samples}
-    samples = dict(held)
-    fresh = 0
 
-    def failed(unit: UnitT, error: Exception) -> None:
+    def failed(each: Work, error: Exception) -> None:
         reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-        measuring.tell(f"not measured: {unit}: {reason}")
+        measuring.tell(f"not measured: {each.name}: {reason}")
 
-    for progress in profiler.run(
+    samples, fresh = measure_missing(
         work,
-        measured=() if measuring.again else held.keys(),
+        writer,
+        again=measuring.again,
         budget_seconds=measuring.budget_seconds,
+        on_progress=measuring.progress,
         on_failure=failed,
-    ):
-        for sample in progress.samples:
-            # A unit that a kill cut in half has some of its samples already.
-            if measuring.again or sample.shape not in held:
-                dated = replace(sample, measured_on=datetime.date.today().isoformat())
-                writer.append(dated)
-                samples[sample.shape] = dated
-                fresh += 1
-        measuring.progress(
-            progress.finished, progress.total, progress.left_seconds, str(progress.unit)
-        )
-    wanted = {shape for unit in work for shape in profiler.shapes(unit)}
+    )
+    names = SHAPE_COLUMNS[writer.sample_type]
+    wanted = {tuple(keys[name] for name in names) for each in work for keys in each.keys}
     if missing := len(wanted - samples.keys()):
         measuring.tell(
             f"{missing} of {len(wanted)} samples are missing; the same command goes on from there"
@@ -139,6 +138,48 @@ def measure_into(
     result = tuple(sample for shape, sample in samples.items() if shape in wanted)
     measuring.tell(f"{fresh} samples measured, {len(result)} in {writer.folder}")
     return result
+
+
+def measure_missing(
+    work: Sequence[Work],
+    writer: SampleWriter[SampleT],
+    *,
+    on_failure: Callable[[Work, Exception], None],
+    again: bool = False,
+    budget_seconds: float = float("inf"),
+    on_progress: ShowProgress = lambda *_: None,
+) -> tuple[dict[Shape, SampleT], int]:
+    """Measure what the population lacks (`again`: all) of this work: its samples, how many are new.
+
+    Raises ProfileError where the device's clock does not advance.
+    """
+    names = SHAPE_COLUMNS[writer.sample_type]
+    columns = tuple(field.name for field in fields(writer.sample_type))
+    samples: dict[Shape, SampleT] = {sample.shape: sample for sample in writer.samples}
+    fresh: set[Shape] = set()
+
+    def has(keys: dict[str, Any]) -> bool:
+        return tuple(keys[name] for name in names) in (fresh if again else samples)
+
+    def keep(row: dict[str, Any]) -> None:
+        if row["median_seconds"] <= 0:
+            raise ProfileError(f"the clock of {row['device']} did not advance")
+        values = {name: row[name] for name in columns if name in row}
+        today = datetime.date.today().isoformat()
+        sample = writer.sample_type(**values | {"measured_on": today})
+        writer.append(sample)
+        samples[sample.shape] = sample
+        fresh.add(sample.shape)
+
+    measure_all(
+        work,
+        has,
+        keep,
+        budget_seconds=budget_seconds,
+        on_progress=on_progress,
+        on_failure=on_failure,
+    )
+    return samples, len(fresh)
 
 
 def profile_link(
@@ -231,7 +272,7 @@ def _paced_units(
 
 
 @contextmanager
-def core_contention(profiler: LayerProfiler, work: Sequence[Unit]) -> Iterator[bool]:
+def core_contention(work: Sequence[Work]) -> Iterator[bool]:
     """Measure while the machine's other cores do the same, as they do in training.
 
     Cores share caches, memory and execution units: one that is measured while the others rest is
@@ -246,7 +287,7 @@ def core_contention(profiler: LayerProfiler, work: Sequence[Unit]) -> Iterator[b
         measures = dist.get_rank() == 0
         dist.barrier()
         if not measures:
-            _work_until_all_are_done(profiler, work)
+            _work_until_all_are_done(work)
         yield measures
         if measures:
             dist.barrier()
@@ -254,9 +295,9 @@ def core_contention(profiler: LayerProfiler, work: Sequence[Unit]) -> Iterator[b
         dist.destroy_process_group()
 
 
-def _work_until_all_are_done(profiler: LayerProfiler, work: Sequence[Unit]) -> None:
-    for unit in work:
-        profiler.measure_unit(unit)
+def _work_until_all_are_done(work: Sequence[Work]) -> None:
+    for each in work:
+        list(each.rows())
     done = dist.barrier(async_op=True)
     while not done.is_completed():
-        profiler.measure_unit(work[-1])
+        list(work[-1].rows())

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, get_type_hints
 
@@ -28,6 +29,10 @@ from hetplan.model.operators import OperatorClass
 
 if TYPE_CHECKING:
     import pandas
+
+
+Shape: TypeAlias = tuple[str | int, ...]
+"""What samples of the same thing have in common: all columns but the device and the result."""
 
 
 class Phase(StrEnum):
@@ -80,24 +85,18 @@ class LayerSample:
     """ISO date of this row; empty: the date of its population."""
 
     @property
-    def shape(self) -> tuple[str | int, ...]:
+    def shape(self) -> Shape:
         """What was measured: everything but the device and the result."""
-        return (
-            self.architecture,
-            self.layer,
-            self.phase,
-            self.precision,
-            self.hidden_size,
-            self.ffn_hidden_size,
-            self.num_attention_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.vocab_size,
-            self.sequence_length,
-            self.microbatch_size,
-            self.tp,
-            self.copies,
-        )
+        return _LAYER_SHAPE(self)
+
+
+LAYER_SHAPE = (
+    "architecture", "layer", "phase", "precision", "hidden_size", "ffn_hidden_size",
+    "num_attention_heads", "num_kv_heads", "head_dim", "vocab_size", "sequence_length",
+    "microbatch_size", "tp", "copies",
+)  # fmt: skip
+"""Columns of `LayerSample.shape`."""
+_LAYER_SHAPE: Callable[[LayerSample], Shape] = attrgetter(*LAYER_SHAPE)
 
 
 class OperatorPhase(StrEnum):
@@ -144,18 +143,14 @@ class OperatorSample:
     """ISO date of this row; empty: the date of its population."""
 
     @property
-    def shape(self) -> tuple[str | int, ...]:
+    def shape(self) -> Shape:
         """What was measured: everything but the device and the result."""
-        return (
-            self.operator,
-            self.phase,
-            self.precision,
-            self.output_precision,
-            self.batch,
-            self.m,
-            self.n,
-            self.k,
-        )
+        return _OPERATOR_SHAPE(self)
+
+
+OPERATOR_SHAPE = ("operator", "phase", "precision", "output_precision", "batch", "m", "n", "k")
+"""Columns of `OperatorSample.shape`."""
+_OPERATOR_SHAPE: Callable[[OperatorSample], Shape] = attrgetter(*OPERATOR_SHAPE)
 
 
 class LinkOperation(StrEnum):
@@ -285,6 +280,10 @@ _ROW_TYPES: Mapping[str, type] = {
 
 AnySample: TypeAlias = LayerSample | LinkSample | OperatorSample
 SampleType: TypeAlias = type[LayerSample] | type[LinkSample] | type[OperatorSample]
+SHAPE_COLUMNS: Mapping[SampleType, tuple[str, ...]] = {
+    LayerSample: LAYER_SHAPE,
+    OperatorSample: OPERATOR_SHAPE,
+}
 SAMPLE_TYPES: tuple[SampleType, ...] = (LayerSample, LinkSample, OperatorSample)
 """Every kind of row that a store keeps."""
 Sample = TypeVar("Sample", LayerSample, LinkSample, OperatorSample)
@@ -376,7 +375,7 @@ def inspect_samples(path: Path, sample_type: type[Sample]) -> SampleFile[Sample]
     if not lines:
         fault = Fault(file=str(path), line=1, message="the header line is missing")
         return SampleFile(samples=(), faults=(fault,), torn=torn)
-    names = _header_names(lines[0])
+    names = _cells(lines[0].removeprefix(_MARK)) or []
     faults = list(header_faults(path, lines[0], sample_type))
     samples: list[Sample] = []
     # Every row is one line (a writer refuses others), so one spoilt line spoils itself only.
@@ -388,19 +387,51 @@ def inspect_samples(path: Path, sample_type: type[Sample]) -> SampleFile[Sample]
     return SampleFile(samples=tuple(samples), faults=tuple(faults), torn=torn)
 
 
+def header_faults(path: Path, line: str, sample_type: SampleType) -> tuple[Fault, ...]:
+    """What is wrong with the first line of a file of samples."""
+    names = _cells(line.removeprefix(_MARK))
+    if names is None:
+        found = [
+            ("", f"the header cannot be read: {line[:40]!a}; samples are text, one row a line")
+        ]
+    else:
+        wanted = [field.name for field in fields(sample_type)]
+        required = [name for name in wanted if name not in LATER_COLUMNS]
+        found = [(name, "the column is missing") for name in required if name not in names]
+        unknown = f"unknown column; {', '.join(wanted)}"
+        found += [(name, unknown) for name in names if name not in wanted]
+        if len(set(names)) != len(names):
+            found.append(("", "a column appears twice"))
+    return tuple(
+        Fault(file=str(path), line=1, field=name, message=message) for name, message in found
+    )
+
+
 def parse_row(
     path: Path, number: int, names: list[str], line: str, sample_type: type[Sample]
 ) -> tuple[Sample | None, list[Fault]]:
     """The sample of one line under a header of these names, or what is wrong with it."""
     cells = _cells(line)
+    wrong: list[tuple[str, str]] = []
+    values: dict[str, Any] = dict(LATER_COLUMNS)
     if cells is None:
-        message = f"cannot be read as a row: {line[:40]!a}; remove the line or mend it"
-        return None, [Fault(file=str(path), line=number, message=message)]
-    if len(cells) != len(names):
+        wrong = [("", f"cannot be read as a row: {line[:40]!a}; remove the line or mend it")]
+    elif len(cells) != len(names):
         message = f"found {len(cells)} columns where the header has {len(names)}; mend the line"
-        return None, [Fault(file=str(path), line=number, message=message)]
-    values, faults = _read_row(path, number, dict(zip(names, cells, strict=True)), sample_type)
-    return (None if faults else sample_type(**values)), faults
+        wrong = [("", message)]
+    else:
+        texts = dict(zip(names, cells, strict=True))
+        for name, type_ in _COLUMNS[sample_type]:
+            if name in texts:
+                values[name], message = _read_cell(name, texts[name], type_)
+                message = message or _wrong_word(sample_type, name, values[name])
+                wrong += [(name, message)] if message else []
+    if wrong:
+        return None, [
+            Fault(file=str(path), line=number, field=name, message=message)
+            for name, message in wrong
+        ]
+    return sample_type(**{name: values[name] for name, _ in _COLUMNS[sample_type]}), []
 
 
 def _cells(line: str) -> list[str] | None:
@@ -413,60 +444,10 @@ def _cells(line: str) -> list[str] | None:
         return None
 
 
-def header_faults(path: Path, line: str, sample_type: SampleType) -> tuple[Fault, ...]:
-    """What is wrong with the first line of a file of samples."""
-    if _cells(line.removeprefix(_MARK)) is None:
-        message = f"the header cannot be read: {line[:40]!a}; samples are text, one row a line"
-        return (Fault(file=str(path), line=1, message=message),)
-    return tuple(_header_faults(path, _header_names(line), sample_type))
-
-
-def _header_names(line: str) -> list[str]:
-    return _cells(line.removeprefix(_MARK)) or []
-
-
-def _header_faults(path: Path, names: list[str], sample_type: SampleType) -> list[Fault]:
-    wanted = [field.name for field in fields(sample_type)]
-    faults = [
-        Fault(file=str(path), line=1, field=name, message="the column is missing")
-        for name in wanted
-        if name not in names and name not in LATER_COLUMNS
-    ]
-    faults += [
-        Fault(file=str(path), line=1, field=name, message=f"unknown column; {', '.join(wanted)}")
-        for name in names
-        if name not in wanted
-    ]
-    if len(set(names)) != len(names):
-        faults.append(Fault(file=str(path), line=1, message="a column appears twice"))
-    return faults
-
-
-# Found once: looking the types up takes six times as long as reading a row.
+# Looking the types up takes six times as long as reading a row.
 _COLUMNS: Mapping[type, tuple[tuple[str, Callable[[str], object]], ...]] = {
     sample_type: tuple(get_type_hints(sample_type).items()) for sample_type in SAMPLE_TYPES
 }
-
-
-def _read_row(
-    path: Path,
-    line: int,
-    cells: dict[str, str],
-    sample_type: SampleType,
-) -> tuple[dict[str, Any], list[Fault]]:
-    values: dict[str, Any] = {}
-    faults: list[Fault] = []
-    for name, type_ in _COLUMNS[sample_type]:
-        if name not in cells:
-            values[name] = LATER_COLUMNS[name]
-            continue
-        value, message = _read_cell(name, cells[name], type_)
-        if sample_type is OperatorSample and value and value not in _WORDS.get(name, (value,)):
-            message = f"found {str(value)[:60]!a}; it is one of {', '.join(_WORDS[name])}"
-        values[name] = value
-        if message:
-            faults.append(Fault(file=str(path), line=line, field=name, message=message))
-    return values, faults
 
 
 def _read_cell(name: str, text: str, type_: Callable[[str], object]) -> tuple[object, str]:
@@ -487,6 +468,13 @@ def _read_cell(name: str, text: str, type_: Callable[[str], object]) -> tuple[ob
     if not value and name in (*_TIMES, *_POSITIVE):
         return None, f"found {text!r}; the number must be above 0"
     return value, ""
+
+
+def _wrong_word(sample_type: SampleType, name: str, value: object) -> str:
+    words = _WORDS.get(name) if sample_type is OperatorSample else None
+    if words is None or value in words:
+        return ""
+    return f"found {str(value)[:60]!a}; it is one of {', '.join(words)}"
 
 
 def _is_date(text: str) -> bool:

@@ -46,7 +46,7 @@ from hetplan.profiling.store import (
 from hetplan.version import __version__
 
 MODULES = (
-    "timing", "backends", "bodies", "measure_links", "measure",
+    "timing", "backends", "bodies", "work", "measure_links", "measure",
 )  # fmt: skip
 """Joined in this order; they import the standard library, torch, each other and two errors."""
 _ERRORS = '''class InputError(Exception):

@@ -25,17 +25,17 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
 from pathlib import Path
-from typing import Generic
+from typing import Any, Generic
 
 from hetplan.errors import Fault, HetplanError, InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import append_line, write_atomically
 from hetplan.profiling.samples import (
+    AnySample,
     LayerSample,
     LinkSample,
     OperatorSample,
@@ -56,6 +56,12 @@ PROVENANCE_FILE = "provenance.json"
 LAYERS_FILE = "layers.csv"
 LINKS_FILE = "links.csv"
 OPERATORS_FILE = "operators.csv"
+FILES: Mapping[SampleType, str] = {
+    LayerSample: LAYERS_FILE,
+    OperatorSample: OPERATORS_FILE,
+    LinkSample: LINKS_FILE,
+}
+"""The file of each kind of sample in a population's folder."""
 LINKS_FOLDER = "links"
 
 _NAMED = re.compile(r"[a-z0-9_.-]+-[0-9a-f]{12}")
@@ -73,35 +79,29 @@ class PopulationState:
     """One population's folder as it is."""
 
     folder: Path
-    provenance: Provenance | None
-    """None where the file is missing or cannot be read."""
-    layers: tuple[LayerSample, ...]
-    links: tuple[LinkSample, ...]
+    profiles: ProfileSet
+    """Every sample that can be read, and the provenance where it can be."""
     damage: tuple[Fault, ...]
     """What cannot be used, with file and line."""
     torn: tuple[str, ...]
     """Half rows at the ends of files, which a kill left; they are left out and no damage."""
-    operators: tuple[OperatorSample, ...] = ()
 
     @property
-    def profiles(self) -> ProfileSet:
-        """The samples as a set with its provenance."""
-        provenance = () if self.provenance is None else (self.provenance,)
-        return ProfileSet(
-            layers=self.layers,
-            links=self.links,
-            provenance=provenance,
-            operators=self.operators,
-        )
+    def provenance(self) -> Provenance | None:
+        """None where the file is missing or cannot be read."""
+        return next(iter(self.profiles.provenance), None)
 
     @property
     def dates(self) -> tuple[str, ...]:
         """ISO dates on which rows were measured, earliest first."""
         default = self.provenance.measured_on if self.provenance else ""
-        found = {layer.measured_on or default for layer in self.layers}
-        found |= {link.measured_on or default for link in self.links}
-        found |= {operator.measured_on or default for operator in self.operators}
-        return tuple(sorted(date for date in found or {default} if date))
+        rows: tuple[AnySample, ...] = (
+            *self.profiles.layers,
+            *self.profiles.links,
+            *self.profiles.operators,
+        )
+        dates = {row.measured_on or default for row in rows} or {default}
+        return tuple(sorted(dates - {""}))
 
 
 def store_state(*folders: Path) -> tuple[PopulationState, ...]:
@@ -113,7 +113,7 @@ def store_state(*folders: Path) -> tuple[PopulationState, ...]:
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder; name a profile store")
-        names = (PROVENANCE_FILE, LAYERS_FILE, LINKS_FILE, OPERATORS_FILE)
+        names = (PROVENANCE_FILE, *FILES.values())
         parents = {path.parent for name in names for path in folder.rglob(name)}
         for parent in sorted(parents):
             if parent.resolve() not in found:
@@ -124,27 +124,31 @@ def store_state(*folders: Path) -> tuple[PopulationState, ...]:
 def population_state(folder: Path) -> PopulationState:
     """The population of this folder."""
     provenance, damage = held_provenance(folder)
-    layers: SampleFile[LayerSample] = SampleFile(samples=())
-    links: SampleFile[LinkSample] = SampleFile(samples=())
-    operators: SampleFile[OperatorSample] = SampleFile(samples=())
-    if (folder / LAYERS_FILE).exists():
-        layers = inspect_samples(folder / LAYERS_FILE, LayerSample)
-    if (folder / LINKS_FILE).exists():
-        links = inspect_samples(folder / LINKS_FILE, LinkSample)
-    if (folder / OPERATORS_FILE).exists():
-        operators = inspect_samples(folder / OPERATORS_FILE, OperatorSample)
-    damage += (*layers.faults, *links.faults, *operators.faults)
+    files: list[SampleFile[Any]] = []
+
+    def samples(sample_type: type[Sample]) -> tuple[Sample, ...]:
+        path = folder / FILES[sample_type]
+        if not path.exists():
+            return ()
+        file = inspect_samples(path, sample_type)
+        files.append(file)
+        return file.samples
+
+    profiles = ProfileSet(
+        layers=samples(LayerSample),
+        links=samples(LinkSample),
+        operators=samples(OperatorSample),
+        provenance=() if provenance is None else (provenance,),
+    )
+    damage += tuple(fault for file in files for fault in file.faults)
     if provenance is not None:
-        damage += _of_others(folder / LAYERS_FILE, provenance, layers.samples)
-        damage += _of_others(folder / OPERATORS_FILE, provenance, operators.samples)
+        damage += _of_others(folder / LAYERS_FILE, provenance, profiles.layers)
+        damage += _of_others(folder / OPERATORS_FILE, provenance, profiles.operators)
     return PopulationState(
         folder=folder,
-        provenance=provenance,
-        layers=layers.samples,
-        links=links.samples,
+        profiles=profiles,
         damage=damage,
-        torn=tuple(filter(None, (layers.torn, links.torn, operators.torn))),
-        operators=operators.samples,
+        torn=tuple(file.torn for file in files if file.torn),
     )
 
 
@@ -152,7 +156,6 @@ def _of_others(
     path: Path, provenance: Provenance, samples: Sequence[LayerSample] | Sequence[OperatorSample]
 ) -> tuple[Fault, ...]:
     """Rows of another device kind than that of the population."""
-    others = {sample.device for sample in samples} - {provenance.device}
     return tuple(
         Fault(
             file=str(path),
@@ -160,7 +163,7 @@ def _of_others(
             message=f"rows of {other} stand in a population of {provenance.device}; move them "
             "to a population of their own",
         )
-        for other in sorted(others)
+        for other in sorted({sample.device for sample in samples} - {provenance.device})
     )
 
 
@@ -220,12 +223,10 @@ def control_faults(path: Path, provenance: Provenance, *, line: int = 0) -> tupl
 
 def read_store(*folders: Path) -> ProfileSet:
     """Every sample and provenance under these folders."""
-    populations = read_populations(*folders)
+    parts = read_populations(*folders)
+    names = [field.name for field in fields(ProfileSet)]
     return ProfileSet(
-        layers=tuple(chain.from_iterable(population.layers for population in populations)),
-        links=tuple(chain.from_iterable(population.links for population in populations)),
-        provenance=tuple(chain.from_iterable(each.provenance for each in populations)),
-        operators=tuple(chain.from_iterable(each.operators for each in populations)),
+        **{name: tuple(row for part in parts for row in getattr(part, name)) for name in names}
     )
 
 
@@ -251,12 +252,10 @@ def read_populations(*folders: Path) -> tuple[ProfileSet, ...]:
 class SampleWriter(Generic[Sample]):
     """Adds samples to one population, one row on disk at a time."""
 
-    def __init__(
-        self, folder: Path, name: str, provenance: Provenance, sample_type: type[Sample]
-    ) -> None:
+    def __init__(self, folder: Path, provenance: Provenance, sample_type: type[Sample]) -> None:
         self.folder = folder
-        self._type: type[Sample] = sample_type
-        self._path = _open_population(folder, provenance, name, sample_type)
+        self.sample_type: type[Sample] = sample_type
+        self._path = _open_population(folder, provenance, sample_type)
         self.samples: tuple[Sample, ...] = read_samples(self._path, sample_type)
         """What the population held when it was opened."""
 
@@ -265,7 +264,7 @@ class SampleWriter(Generic[Sample]):
         line = row(sample)
         with _locked(self.folder):
             # A full disk or a kill may have left half a row of another writer since.
-            _cut_torn_line(self._path, self._type)
+            _cut_torn_line(self._path, self.sample_type)
             append_line(self._path, line)
 
     def add_new(self, samples: Sequence[Sample]) -> int:
@@ -274,8 +273,8 @@ class SampleWriter(Generic[Sample]):
         Rows that are equal in every column, date and times included, are one measurement.
         """
         with _locked(self.folder):
-            _cut_torn_line(self._path, self._type)
-            held = Counter(row(sample) for sample in read_samples(self._path, self._type))
+            _cut_torn_line(self._path, self.sample_type)
+            held = Counter(row(sample) for sample in read_samples(self._path, self.sample_type))
             new = []
             for line in map(row, samples):
                 if held[line] > 0:
@@ -292,16 +291,14 @@ class LayerWriter(SampleWriter[LayerSample]):
     """Adds layer samples to their population."""
 
     def __init__(self, store: Path, provenance: Provenance) -> None:
-        folder = device_folder(store, provenance)
-        super().__init__(folder, LAYERS_FILE, provenance, LayerSample)
+        super().__init__(_device_folder(store, provenance), provenance, LayerSample)
 
 
 class OperatorWriter(SampleWriter[OperatorSample]):
     """Adds operator samples to their population."""
 
     def __init__(self, store: Path, provenance: Provenance) -> None:
-        folder = device_folder(store, provenance)
-        super().__init__(folder, OPERATORS_FILE, provenance, OperatorSample)
+        super().__init__(_device_folder(store, provenance), provenance, OperatorSample)
 
 
 class LinkWriter(SampleWriter[LinkSample]):
@@ -310,11 +307,10 @@ class LinkWriter(SampleWriter[LinkSample]):
     def __init__(self, store: Path, link: str, provenance: Provenance) -> None:
         _check_name("link", link)
         folder = store / LINKS_FOLDER / link / population_name(provenance)
-        super().__init__(folder, LINKS_FILE, provenance, LinkSample)
+        super().__init__(folder, provenance, LinkSample)
 
 
-def device_folder(store: Path, provenance: Provenance) -> Path:
-    """Folder of everything measured on this device under these circumstances."""
+def _device_folder(store: Path, provenance: Provenance) -> Path:
     _check_name("device kind", provenance.device)
     return store / provenance.device / population_name(provenance)
 
@@ -352,12 +348,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _open_population(
-    folder: Path,
-    provenance: Provenance,
-    name: str,
-    sample_type: type[Sample],
-) -> Path:
+def _open_population(folder: Path, provenance: Provenance, sample_type: type[Sample]) -> Path:
     """Path of the samples file, ready for rows: provenance and header written, torn end cut off."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -365,7 +356,7 @@ def _open_population(
         raise InputError(
             f"{folder}: cannot be made ({error.strerror}); name a store you may write to"
         ) from error
-    path = folder / name
+    path = folder / FILES[sample_type]
     with _locked(folder):
         if (folder / PROVENANCE_FILE).exists():
             # The folder is named after `provenance`, so what is held is the same or was changed.

@@ -6,7 +6,8 @@ import math
 
 from rich.table import Table
 
-from hetplan.predict.laws import OWN_ROWS, FittedLaws, LayerLaw
+from hetplan.predict.law_parts import OWN_ROWS
+from hetplan.predict.laws import FittedLaws, LayerLaw
 from hetplan.predict.layer.columns import COEFFICIENT_UNITS, Column
 from hetplan.predict.operator.values import (
     OPERATOR_COEFFICIENT_UNITS,

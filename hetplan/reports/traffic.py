@@ -1,7 +1,8 @@
-"""What `hetplan explain traffic` prints: bytes per link and class, switches, other models."""
+"""What `hetplan explain traffic` prints: bytes per link and class, and switches."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,24 +11,15 @@ from rich.table import Table
 
 from hetplan.cost.network.segments import LinkScope, TrafficClass
 from hetplan.cost.traffic import Ledger, all_classes, ledger
-from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.predict.predictor import Predictor
-from hetplan.reports.published_traffic import (
-    SWITCH_BITS_PER_SECOND,
-    ArticleRow,
-    Slip,
-    article_rows,
-    article_slips,
-    inputs_of,
-    switches_for,
-)
 from hetplan.reports.terminal import new_table, print_table
 from hetplan.search.result import SearchResult
 from hetplan.units import format_rate, format_seconds
 
 TRAFFIC_SCHEMA = "hetplan.traffic/1"
-ARTICLE_SCHEMA = "hetplan.traffic-model/1"
+SWITCH_BITS_PER_SECOND = 51.2e12
+"""One switch of 64 ports of 800 Gbit/s, one direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,67 +44,32 @@ class TrafficReport:
     step_seconds: float
     """As estimated in the plan's file."""
     switching: tuple[Switching, ...]
-    article: tuple[ArticleRow, ...] = ()
-    """The article's formulas for this plan's whole run, where they were asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArticleReport:
-    """The article's own table, and what is wrong in it."""
-
-    rows: tuple[ArticleRow, ...]
-    slips: tuple[Slip, ...]
 
 
 def traffic_report(
     result: SearchResult, model: str, tokens: int | None, predictor: Predictor | None
 ) -> TrafficReport:
-    """A plan's traffic by `ring`, `priced` (with a predictor) or `asterfusion`."""
+    """A plan's traffic by `ring` or `priced` (with a predictor)."""
     inputs, step = result.inputs, result.estimate.step_seconds
     counted = ledger(
         result.plan, inputs.model, inputs.cluster, inputs.job, predictor, total_tokens=tokens
     )
-    article: tuple[ArticleRow, ...] = ()
-    if model == "asterfusion":
-        if counted.total_tokens is None:
-            raise InputError(
-                "the article counts whole runs: give --tokens, or total_tokens in the job"
-            )
-        article = article_rows(
-            inputs_of(result.plan, inputs.model, inputs.job, counted.total_tokens)
-        )
     names = tuple(island.name for island in inputs.cluster.islands)
     return TrafficReport(
-        model="priced" if model == "priced" else "ring",
+        model=model,
         ledger=counted,
         step_seconds=step,
         switching=switching_of(counted, names, step),
-        article=article,
     )
 
 
 def print_traffic(report: TrafficReport, *, as_json: bool) -> None:
-    """The ledger, the switches and, where it was asked for, the article's formulas."""
+    """The ledger and the switches."""
     if as_json:
         print(encode(report, schema=TRAFFIC_SCHEMA), end="", flush=True)
         return
     print_table(ledger_table(report))
     for line in ledger_lines(report):
-        print(line, flush=True)
-    if report.article:
-        title = "the whole run by the article's formulas, with the first stage's degrees"
-        print_table(article_table(report.article, title))
-
-
-def print_article(*, as_json: bool) -> None:
-    """The article's own table beside rings, and its errors."""
-    report = ArticleReport(rows=article_rows(), slips=article_slips())
-    if as_json:
-        print(encode(report, schema=ARTICLE_SCHEMA), end="", flush=True)
-        return
-    title = "Llama-3 70B, one epoch of C4: G = 8; 3D with dp 16, tp 8, pp 8"
-    print_table(article_table(report.rows, title))
-    for line in slip_lines(report.slips):
         print(line, flush=True)
 
 
@@ -129,7 +86,7 @@ def switching_of(
                 island=island,
                 bytes_per_step=size,
                 bits_per_second=bits,
-                switches=switches_for(bits),
+                switches=math.ceil(bits / SWITCH_BITS_PER_SECOND),
             )
         )
     return tuple(switching)
@@ -192,39 +149,6 @@ def ledger_lines(report: TrafficReport) -> Iterator[str]:
         yield f"storage: {_bytes(stored)} per step"
 
 
-def article_table(rows: tuple[ArticleRow, ...], title: str) -> Table:
-    """The article's formulas beside rings."""
-    published = any(row.published_bytes is not None for row in rows)
-    more = " | >published | >with its slip" if published else ""
-    columns = f"row | formula{more} | >formula gives | >rings send | >formula / rings"
-    table = new_table(columns, title=title)
-    for row in rows:
-        cells = [row.name, row.formula]
-        if published:
-            cells.append("" if row.published_bytes is None else _peta(row.published_bytes))
-            cells.append("" if row.slipped_bytes is None else _peta(row.slipped_bytes))
-        cells += [_peta(row.bytes), _peta(row.ring_bytes)]
-        cells.append(f"{row.bytes / row.ring_bytes:.2f}" if row.ring_bytes else "")
-        table.add_row(*cells)
-    return table
-
-
-def slip_lines(slips: tuple[Slip, ...]) -> Iterator[str]:
-    """One line for each error of the article."""
-    yield "errors of the article, recomputed from its own inputs:"
-    for slip in slips:
-        yield f"  {slip.what}: {slip.article}; {slip.right} (factor {_factor(slip.factor)})"
-
-
-def _factor(factor: float) -> str:
-    return f"{factor:.3g}" if factor < 1e6 else f"{factor:.1e}"
-
-
 def _bytes(size: float) -> str:
     """In powers of 1000, as networks count, up to exabytes."""
     return f"{size / 1e18:,.4g} EB" if size >= 1e18 else format_rate(size, "B")
-
-
-def _peta(size: float) -> str:
-    """In PB whatever the size, so that a column can be compared."""
-    return f"{size / 1e15:,.4g} PB" if size < 1e18 else f"{size / 1e15:,.0f} PB"

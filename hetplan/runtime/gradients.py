@@ -29,7 +29,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange
-from hetplan.profiling.layers import Embedding, GptLayer, Head, LlamaLayer
+from hetplan.profiling.layers import Layer
 from hetplan.profiling.weights import make_rule, rule_state, set_updates
 from hetplan.runtime.communicator.channels import Channel
 from hetplan.runtime.placement import RankPlace
@@ -43,11 +43,7 @@ def named_parameters(modules: Sequence[nn.Module], chunks: Sequence[LayerRange])
     """The parameters of a stage's modules, one module per layer range."""
     named: dict[tuple[int, str], nn.Parameter] = {}
     for module, chunk in zip(modules, chunks, strict=True):
-        layers = [
-            module_part
-            for module_part in module.modules()
-            if isinstance(module_part, Embedding | GptLayer | LlamaLayer | Head)
-        ]
+        layers = [module_part for module_part in module.modules() if isinstance(module_part, Layer)]
         for position, layer in zip(range(chunk.start, chunk.stop), layers, strict=True):
             for name, parameter in layer.named_parameters(recurse=False):
                 named[position, name] = parameter

@@ -353,9 +353,11 @@ def vendor_environment(agent: Agent) -> tuple[tuple[str, str], ...]:
 
 def libraries(agents: tuple[Agent, ...]) -> tuple[str, ...]:
     """Collective libraries of the agents' devices, each once; more than one cannot make a group."""
-    return tuple(
-        dict.fromkeys(vendor_of(each.host.vendor, each.host.device_kind).library for each in agents)
-    )
+    return tuple(dict.fromkeys(_library(agent.host) for agent in agents))
+
+
+def _library(host: Host) -> str:
+    return vendor_of(host.vendor, host.device_kind).library
 
 
 def mixed_library_faults(ranks: RankLayout, trainer: str) -> Iterator[Fault]:
@@ -363,11 +365,14 @@ def mixed_library_faults(ranks: RankLayout, trainer: str) -> Iterator[Fault]:
 
     For trainers with one backend for all groups; `trainer`: its name for a reader.
     """
-    found = libraries(ranks.agents)
-    if len(found) > 1:
+    kinds: dict[str, dict[str, None]] = {}
+    for host in ranks.hosts:
+        kinds.setdefault(_library(host), {})[host.device_kind] = None
+    if len(kinds) > 1:
+        text = "; ".join(f"{library} on {', '.join(names)}" for library, names in kinds.items())
         yield Fault(
             field="plan.pipelines[0].stages",
-            message=f"devices whose collective libraries are {', '.join(found)}; {trainer} has one "
-            "backend for all groups: forbid the islands of all vendors but one, or use target "
-            "flagscale or native",
+            message=f"its devices speak through {len(kinds)} libraries ({text}), and a run of "
+            f"{trainer} has one for all groups: forbid the islands of all vendors but one, or emit "
+            "for target flagscale, which goes through host memory between meshes",
         )

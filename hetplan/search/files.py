@@ -15,10 +15,10 @@ from hetplan.files.encoding import encode
 from hetplan.files.reading import Document, decode, read_document
 from hetplan.files.settings import Setting, with_settings
 from hetplan.files.writing import write_atomically
-from hetplan.job.check import check_job_against
 from hetplan.job.load import read_job
 from hetplan.model.load import load_model
 from hetplan.plans.check import check_plan
+from hetplan.plans.check_job import check_job_against
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InfeasibleError, InputError, LimitError
-from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job
 from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import check_model
+from hetplan.plans.check_job import check_job_against
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import describe_space

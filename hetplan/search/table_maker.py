@@ -38,9 +38,16 @@ from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family, FamilyTable, Mesh
 from hetplan.search.space.optimizer_phase import Ends
 from hetplan.search.space.plan_evaluator import PlanEvaluator, is_exact
-from hetplan.search.space.stage_passes import StagePasses, stage_passes
-from hetplan.search.space.stage_pricer import ROLES, StagePricer
-from hetplan.search.space.stage_table import FIRST, LAST, NormSums, StageTable
+from hetplan.search.space.stage_passes import Bools, stage_passes
+from hetplan.search.space.stage_pricer import StagePricer
+from hetplan.search.space.stage_table import (
+    FIRST,
+    LAST,
+    MAX_FREE_ISLANDS,
+    ROLES,
+    StageTable,
+    num_islands,
+)
 from hetplan.search.space.transfers import Transfers
 
 
@@ -75,7 +82,8 @@ class TableMaker:
         )
 
     @cached_property
-    def _transfers(self) -> Transfers:
+    def transfers(self) -> Transfers:
+        """Transfers between the meshes of the job."""
         return Transfers(self.stage_pricer)
 
     @cached_property
@@ -93,7 +101,7 @@ class TableMaker:
 
     @cached_property
     def _crossing_bound(self) -> CrossingBounds:
-        return CrossingBounds(self._order_free, self._transfers, self._ends)
+        return CrossingBounds(self._order_free, self.transfers, self._ends)
 
     def units(self) -> LayerUnits:
         """Where the model can be cut; an InputError where it has no such units."""
@@ -109,7 +117,7 @@ class TableMaker:
         An InputError for models without units, and where the predictor lacks something.
         """
         meshes, units = family.meshes, self.units()
-        stages = stage_passes(self.stage_pricer, family)
+        passes, waited_for = stage_passes(self.stage_pricer, family)
         most_stages = np.array([min(each.max_stages, units.count) for each in meshes])
         limit = most_stages_of(
             self.job,
@@ -119,44 +127,50 @@ class TableMaker:
             one=is_one_stage(self.job, self.model),
         )
         flights = most_flights(most_stages, limit, family, units)
-        links, node_links, norm_links, norm_nodes = self._transfers.between(meshes)
-        norm = None
-        if clips_gradients(self.job):
-            inside = np.array([self._transfers.norm_inside(mesh) for mesh in meshes])
-            norm = NormSums(inside=inside, links=norm_links, node_links=norm_nodes)
+        links, node_links, norm_links, norm_nodes = self.transfers.between(meshes)
+        clips = clips_gradients(self.job)
+        norm_inside = np.zeros(len(meshes))
+        if clips:
+            norm_inside = np.array([self.transfers.norm_inside(mesh) for mesh in meshes])
         most_layers = self._memory(family, flights)
-        after, leaving = self._after(family, stages, norm, most_layers[..., 1].max(axis=0))
+        after, leaving = self._after(family, waited_for, most_layers[..., 1].max(axis=0))
+        after += float(norm_inside.min())
+        masks = np.array([mesh.mask for mesh in meshes], dtype=np.int64)
         pin, trainer = self.job.pin, target(self.job.target)
         return StageTable(
-            family=family,
             num_layers=units.count,
             layers_per_unit=units.layers_per_unit,
             front_layers=units.front_layers,
             back_layers=units.back_layers,
             num_microbatches=family.num_microbatches,
+            most_extra_depth=family.most_extra_depth,
             stages=pin.pp or 0,
             stage_limit=limit,
+            regions_apart=num_islands(masks) > MAX_FREE_ISLANDS,
+            rendezvous=trainer.rendezvous_sends and not family.early_sends,
+            clips_gradients=clips,
             region=np.array([self._region(mesh) for mesh in meshes], dtype=np.int64),
-            island_mask=np.array([mesh.mask for mesh in meshes], dtype=np.int64),
+            island_mask=masks,
             max_stages=most_stages,
-            forward=stages.forward,
-            backward=stages.backward,
-            extra_forward=stages.extra_forward,
-            extra_backward=stages.extra_backward,
+            may_be_first=np.array([self._may(mesh, pin.embedding_on) for mesh in meshes]),
+            may_be_last=np.array([self._may(mesh, pin.head_on) for mesh in meshes]),
+            forward=passes.forward,
+            backward=passes.backward,
+            extra_forward=passes.extra_forward,
+            extra_backward=passes.extra_backward,
             links=links,
             node_links=node_links,
             stages_per_node=np.array(
-                [self._transfers.side(mesh).stages_per_node for mesh in meshes], dtype=np.int64
+                [self.transfers.side(mesh).stages_per_node for mesh in meshes], dtype=np.int64
             ),
-            tied=self._tied(meshes, stages),
-            rendezvous=trainer.rendezvous_sends and not family.early_sends,
+            tied=self._tied(meshes, waited_for),
             most_layers=most_layers,
             after=after,
-            leaving=leaving,
-            norm=norm,
-            may_be_first=np.array([self._may(mesh, pin.embedding_on) for mesh in meshes]),
-            may_be_last=np.array([self._may(mesh, pin.head_on) for mesh in meshes]),
-        )
+            leaving=leaving if clips else np.zeros_like(leaving),
+            norm_inside=norm_inside - norm_inside.min(),
+            norm_links=norm_links if clips else np.zeros_like(norm_links),
+            norm_node_links=norm_nodes if clips else np.zeros_like(norm_nodes),
+        ).contiguous()
 
     def unchunked_space(self, family: Family) -> StageTable:
         """The space of an interleaved family's meshes as if its stages had one chunk each.
@@ -235,9 +249,9 @@ class TableMaker:
         regions = {self.cluster.islands[at].region for at in mesh.islands}
         return self.cluster.regions.index(min(regions)) if len(regions) == 1 else -1
 
-    def _tied(self, meshes: Sequence[Mesh], stages: StagePasses) -> Floats:
+    def _tied(self, meshes: Sequence[Mesh], waited_for: Sequence[Bools]) -> Floats:
         """[M, M], infinite for ends that the target cannot have together."""
-        found, trainer = self._transfers.tied(meshes, stages.waited_for), target(self.job.target)
+        found, trainer = self.transfers.tied(meshes, waited_for), target(self.job.target)
         if trainer.equal_ends:
             for i, first in enumerate(meshes):
                 for j, last in enumerate(meshes):
@@ -249,7 +263,7 @@ class TableMaker:
         return mesh_matches(mesh, self.cluster, place)
 
     def _after(
-        self, family: Family, stages: StagePasses, norm: NormSums | None, most: Ints
+        self, family: Family, waited_for: Sequence[Bools], most: Ints
     ) -> tuple[Floats, Floats]:
         """[4, M, L + 1] after the last backward pass, and of that what waits for all stages.
 
@@ -257,16 +271,12 @@ class TableMaker:
         """
         each = [
             self._ends.least(mesh, family.sharding, fits, waited)
-            for mesh, waited, fits in zip(
-                family.meshes, stages.waited_for, most.T.tolist(), strict=True
-            )
+            for mesh, waited, fits in zip(family.meshes, waited_for, most.T.tolist(), strict=True)
         ]
         leaving = np.stack([left for _, left in each], axis=1)
         after = np.stack([reduction for reduction, _ in each], axis=1) + leaving
         after += self.job.data_loading_seconds
-        if norm is None:
-            return after, np.zeros_like(leaving)
-        return after + float(norm.inside.min()), leaving
+        return after, leaving
 
     def _memory(self, family: Family, flights: int) -> Ints:
         """[V, 4, M, W + 1] units that fit; none with nothing in flight."""

@@ -239,6 +239,12 @@ def option_faults(options: EmissionOptions) -> Iterator[Fault]:
             yield Fault(field=field, message=message)
     if any(not text for text in options.data):
         yield Fault(field="--data", message="is empty; say a prefix or a folder, or leave it out")
+    if options.data and not options.tokenizer:
+        message = "is missing; with --data it says which tokenizer made them, or is to read them"
+        yield Fault(field="--tokenizer", message=message)
+    if options.data and rate is None:
+        message = "is missing; with --data the run learns, and no plan says how fast"
+        yield Fault(field="--learning-rate", message=message)
     yield from _extra_faults(options)
 
 

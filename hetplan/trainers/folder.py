@@ -20,12 +20,12 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hetplan.cost.traffic import checkpoint_bytes_per_parameter
 from hetplan.errors import Fault, HetplanError, InputError
-from hetplan.files.encoding import to_plain
 from hetplan.files.writing import write_atomically
 from hetplan.plans.pieces import Places, stage_array
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch
@@ -50,7 +50,7 @@ class Written:
 
 
 def check_place(folder: Path, *, force: bool) -> None:
-    """An InputError where no folder can be written; asked before work is put into it."""
+    """An InputError where the folder cannot be written; called before any work is done."""
     if any(ord(each) < 32 or ord(each) == 127 for each in str(folder.absolute())):
         raise _fault(
             folder, "has a control character in its path, which scripts refuse; choose another name"
@@ -187,82 +187,49 @@ SCHEMA = "hetplan.emitted/3"
 _ALL_READ = ("torchtitan",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedHost:
-    """What one host must have."""
-
-    name: str
-    address: str
-    vendor: str
-    device_kind: str
-    devices: tuple[int, ...]
-    """Devices of the host that ranks use."""
-    memory_bytes: float
-    """What the plan needs on the fullest of them."""
-    interface: str
-    """Network interface that must be up; empty: any."""
-    fabric_devices: tuple[str, ...]
-    reads_data: bool
-    container: bool
-    """Its ranks run in an image: what is installed beside it does not matter."""
+Checks = dict[str, Any]
+"""What check.py knows of a plan, as JSON has it (`host_checks` names the keys)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostChecks:
-    """Everything that check.py knows of a plan."""
-
-    port: int
-    """Of the rendezvous, on the first host."""
-    hosts: tuple[CheckedHost, ...]
-    """In the order of their agents; rank 0 is on the first one."""
-    python: str
-    trainer_folder: str
-    """Empty: the variable TRAINER_FOLDER of the environment."""
-    program: str
-    """File of the trainer, relative to its folder; empty: it has none there."""
-    data: tuple[str, ...]
-    save: str
-    load: str
-    checkpoint_bytes: float
-    """Weights and optimizer state of the whole model."""
-
-
-def check_text(checks: HostChecks, files: Iterable[EmittedFile]) -> str:
+def check_text(checks: Checks, files: Iterable[EmittedFile]) -> str:
     """The program with what it looks for; `files` are the other files of the folder."""
     program = Path(__file__).with_name("check_program.py").read_text(encoding="utf-8")
     texts = {CHECK_FILE: program, **{each.path: each.text for each in files}}
     emitted = {
         "schema": SCHEMA,
         "hetplan_version": __version__,
-        "files": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
-        "checks": to_plain(checks),
+        "files": {name: _sha256(text.encode()) for name, text in texts.items()},
+        "checks": checks,
     }
     return f"{program}# {json.dumps(emitted, sort_keys=True)}\n"
 
 
 def host_checks(
     result: SearchResult, ranks: RankLayout, launch: TrainerLaunch, options: EmissionOptions
-) -> HostChecks:
-    """What the plan needs of its hosts."""
+) -> Checks:
+    """What the plan needs of its hosts.
+
+    Hosts are in the order of their agents, rank 0 on the first one. An empty trainer_folder is that
+    of the variable TRAINER_FOLDER; an empty program is none in that folder.
+    """
     program = launch.program[0]
     parameters = result.inputs.model.parameter_count
-    return HostChecks(
-        port=ranks.port,
-        hosts=_checked_hosts(result, ranks, every=launch.target in _ALL_READ),
-        python=options.python,
-        trainer_folder=options.trainer_folder,
-        program="" if program.startswith(("-", "/", "{")) else program,
-        data=options.data,
-        save=options.save,
-        load=options.load,
-        checkpoint_bytes=float(parameters * checkpoint_bytes_per_parameter(result.inputs.job)),
-    )
+    return {
+        "port": ranks.port,
+        "hosts": _checked_hosts(result, ranks, all_read=launch.target in _ALL_READ),
+        "python": options.python,
+        "trainer_folder": options.trainer_folder,
+        "program": "" if program.startswith(("-", "/", "{")) else program,
+        "data": options.data,
+        "save": options.save,
+        "load": options.load,
+        # Weights and optimizer state of the whole model.
+        "checkpoint_bytes": float(parameters * checkpoint_bytes_per_parameter(result.inputs.job)),
+    }
 
 
-def _checked_hosts(
-    result: SearchResult, ranks: RankLayout, *, every: bool
-) -> tuple[CheckedHost, ...]:
-    """`every`: all ranks read data."""
+def _checked_hosts(result: SearchResult, ranks: RankLayout, *, all_read: bool) -> list[Checks]:
+    """`all_read`: all ranks read data, otherwise those of the first and last stages."""
     places = Places(cluster=result.inputs.cluster)
     used = used_devices(ranks)
     memory: dict[int, float] = {}
@@ -273,26 +240,28 @@ def _checked_hosts(
         for stage in pipeline.stages:
             nodes = np.unique(places.nodes(stage_array(stage))).tolist()
             cost = next(costs, None)
+            needed = cost.memory.total_bytes if cost else 0.0
             for node in nodes:
-                needed = cost.memory.total_bytes if cost else 0.0
                 memory[node] = max(memory.get(node, 0.0), needed)
-            if every or stage in ends:
+            if all_read or stage in ends:
                 readers.update(nodes)
-    return tuple(
-        CheckedHost(
-            name=host.name,
-            address=host.address,
-            vendor=host.vendor,
-            device_kind=host.device_kind,
-            devices=used[host.name],
-            memory_bytes=memory[_node_number(places, host)],
-            interface=host.domain.interface,
-            fabric_devices=host.domain.fabric_devices,
-            reads_data=_node_number(places, host) in readers,
-            container=bool(host.domain.image_of(host.device_kind)),
-        )
+    return [
+        {
+            "name": host.name,
+            "address": host.address,
+            "vendor": host.vendor,
+            "device_kind": host.device_kind,
+            "devices": used[host.name],
+            # On the fullest device.
+            "memory_bytes": memory[_node_number(places, host)],
+            "interface": host.domain.interface,
+            "fabric_devices": host.domain.fabric_devices,
+            "reads_data": _node_number(places, host) in readers,
+            # In an image, what is installed beside it does not matter.
+            "container": bool(host.domain.image_of(host.device_kind)),
+        }
         for host in ranks.hosts
-    )
+    ]
 
 
 def _node_number(places: Places, host: Host) -> int:

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
+
+import numpy as np
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import shown
-from hetplan.job.spec import Job, Optimizer, Precision, TrainerOptions
-from hetplan.model.layers import Attention, LatentAttention
+from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
 from hetplan.plans.check import check_plan
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
     LayerRange,
-    OverlapSettings,
     Plan,
     Replica,
     Schedule,
@@ -39,7 +40,6 @@ from hetplan.trainers.launch_values import (
     fault_of,
     flag,
     number_of,
-    visible_devices,
 )
 from hetplan.trainers.read import facts_of
 
@@ -67,7 +67,7 @@ def launch_plan(
     """The legal plan of a launch on its hosts, or on the cluster's usable nodes in their order.
 
     `job` gives what a launch does not say (objective, reserve of memory); `target` is whose limits
-    the plan is held to, its trainer's by default; `islands` those whose nodes a launch without
+    the plan must keep, its trainer's by default; `islands` those whose nodes a launch without
     hosts takes, in this order. An InputError where the launch contradicts the
     model, has no place on the cluster, or asks for what plans cannot have.
     """
@@ -75,14 +75,17 @@ def launch_plan(
     faults = (*facts.refusals, *_contradictions(facts, model), *_layer_faults(facts, model))
     if faults:
         raise InputError(*faults)
-    asked = job_of(facts, job, text.trainer if target is None else target)
+    own_job = job_of(facts, job, text.trainer if target is None else target)
     devices = devices_of_ranks(facts, cluster, islands)
-    plan = _plan(facts, model, cluster, asked, devices)
-    illegal = check_plan(plan, model, cluster, asked)
+    plan = _plan(facts, model, cluster, own_job, devices)
+    illegal = check_plan(plan, model, cluster, own_job)
     if illegal:
         raise InputError(*_named(facts, illegal))
     return PlannedLaunch(
-        facts=facts, job=asked, plan=plan, remarks=tuple(_remarks(facts, model, plan, job, asked))
+        facts=facts,
+        job=own_job,
+        plan=plan,
+        remarks=tuple(_remarks(facts, model, plan, job, own_job)),
     )
 
 
@@ -98,31 +101,21 @@ def job_of(facts: LaunchFacts, job: Job | None, target: str) -> Job:
         message = f"precision {facts.precision} is not one of {', '.join(Precision)}"
         raise InputError(fault_of(None, facts.text, message))
     stem = facts.text.file.rpartition("/")[2].partition(".")[0]
-    base = job or Job(
-        name=stem if stem.isprintable() and stem else "launch",
-        global_batch_size=facts.global_batch_size,
-        sequence_length=facts.sequence_length,
-        precision=Precision(facts.precision),
-        optimizer=Optimizer(facts.optimizer),
-        target=target,
-    )
-    lengths = base.sequence_lengths if base.sequence_length == facts.sequence_length else ()
-    said = {
-        each.name: getattr(facts.options, each.name)
-        for each in fields(TrainerOptions)
-        if getattr(facts.options, each.name) is not None
+    said: dict[str, Any] = {
+        "global_batch_size": facts.global_batch_size,
+        "sequence_length": facts.sequence_length,
+        "precision": Precision(facts.precision),
+        "optimizer": Optimizer(facts.optimizer),
+        "target": target,
+        "gradient_clipping": None if facts.gradient_clipping else False,
+        "trainer": facts.options,
     }
-    return replace(
-        base,
-        global_batch_size=facts.global_batch_size,
-        sequence_length=facts.sequence_length,
-        sequence_lengths=lengths,
-        precision=Precision(facts.precision),
-        optimizer=Optimizer(facts.optimizer),
-        target=target,
-        gradient_clipping=None if facts.gradient_clipping else False,
-        trainer=TrainerOptions(**said),
-    )
+    if job is None:
+        name = stem if stem.isprintable() and stem else "launch"
+        return Job(name=name, **said)
+    if job.sequence_length != facts.sequence_length:
+        said["sequence_lengths"] = ()
+    return replace(job, **said)
 
 
 # ---- what does not agree
@@ -131,19 +124,19 @@ def job_of(facts: LaunchFacts, job: Job | None, target: str) -> Job:
 def _contradictions(facts: LaunchFacts, model: ModelSpec) -> Iterator[Fault]:
     """Sizes that the launch and the model file give differently."""
     attention = model.layer_runs[0].layer.attention
-    heads = attention.num_heads if isinstance(attention, Attention | LatentAttention) else None
-    for names, size in (
-        (("num-layers",), model.num_layers),
-        (("hidden-size",), model.hidden_size),
-        (("num-attention-heads",), heads),
+    for name, size in (
+        ("num-layers", model.num_layers),
+        ("hidden-size", model.hidden_size),
+        ("num-attention-heads", getattr(attention, "num_heads", None)),
     ):
-        said = number_of(facts.text, None, *names)
+        said = number_of(facts.text, None, name)
         if said is not None and size is not None and said != size:
             message = f"{said}, and the model {model.name} has {size}; is it another model?"
-            yield fault_of(flag(facts.text, *names), facts.text, message)
-    if facts.tied_embeddings is not None and facts.tied_embeddings != model.tied_embeddings:
-        here = "ties" if facts.tied_embeddings else "does not tie"
-        there = "ties" if model.tied_embeddings else "does not tie"
+            yield fault_of(flag(facts.text, name), facts.text, message)
+    if facts.tied_embeddings not in (None, model.tied_embeddings):
+        here, there = "ties", "does not tie"
+        if model.tied_embeddings:
+            here, there = there, here
         setting = flag(facts.text, "untie-embeddings-and-output-weights")
         message = (
             f"the launch {here} embedding and head (--untie-embeddings-and-output-weights), the "
@@ -153,23 +146,20 @@ def _contradictions(facts: LaunchFacts, model: ModelSpec) -> Iterator[Fault]:
 
 
 def _layer_faults(facts: LaunchFacts, model: ModelSpec) -> Iterator[Fault]:
-    """Layers that the launch loses; a plan holds every one."""
-    held = sum(sum(row) for row in facts.layers)
-    if held != model.num_layers:
+    """Layers that the launch loses, and batches that do not divide; a plan has all of both."""
+    placed = sum(sum(row) for row in facts.layers)
+    if placed != model.num_layers:
         setting = flag(facts.text, "pipeline-model-parallel-layout", "num-layers", "n-layers")
         message = (
-            f"{held} layers stand on its {facts.pp} stages, the model has {model.num_layers}; a "
+            f"{placed} layers are on its {facts.pp} stages, the model has {model.num_layers}; a "
             "plan holds every layer: give uneven stages their numbers (Megatron-LM: "
             "--pipeline-model-parallel-layout)"
         )
         yield fault_of(setting, facts.text, message)
-    copies = facts.meshes[0].dp * facts.meshes[0].microbatch_size
-    if facts.global_batch_size % copies:
+    dp, size = facts.meshes[0].dp, facts.meshes[0].microbatch_size
+    if facts.global_batch_size % (dp * size):
         setting = flag(facts.text, "global-batch-size")
-        message = (
-            f"{facts.global_batch_size} is no multiple of dp {facts.meshes[0].dp} x microbatch "
-            f"size {facts.meshes[0].microbatch_size}"
-        )
+        message = f"{facts.global_batch_size} is no multiple of dp {dp} x microbatch size {size}"
         yield fault_of(setting, facts.text, message)
 
 
@@ -227,7 +217,10 @@ def _plan(
         sharding=sharding,
         optimizer_shards=shards,
         optimizer_offload=facts.optimizer_offload,
-        overlap=_overlap(facts, sharding),
+        # Without shards nothing is gathered, whatever the flag says.
+        overlap=replace(
+            facts.overlap, gathering=facts.overlap.gathering and sharding is not Sharding.NONE
+        ),
     )
 
 
@@ -292,12 +285,6 @@ def _sharding(facts: LaunchFacts) -> tuple[Sharding, int]:
     return (Sharding.OPTIMIZER, shards) if shards > 1 else (Sharding.NONE, 1)
 
 
-def _overlap(facts: LaunchFacts, sharding: Sharding) -> OverlapSettings:
-    """What is asked for and exists: without shards nothing is gathered, whatever the flag says."""
-    gathering = facts.overlap.gathering and sharding is not Sharding.NONE
-    return replace(facts.overlap, gathering=gathering)
-
-
 # ---- remarks
 
 
@@ -339,59 +326,44 @@ def devices_of_ranks(
 
     `islands`: those whose nodes are taken where no hosts are named, in this order; empty: all.
     """
-    if facts.text.hosts:
-        devices = [*_of_hosts(facts, cluster)]
-    else:
-        devices = [*_in_order(facts, cluster, tuple(map(cluster.island, islands)))]
+    hosts = facts.text.hosts
+    if not hosts:
+        return tuple(_in_order(facts, cluster, tuple(map(cluster.island, islands))))
+    devices = tuple(_of_hosts(facts, cluster))
     if len(devices) != facts.world_size:
-        raise InputError(
-            Fault(
-                file=facts.text.hosts[0].file if facts.text.hosts else "",
-                message=f"the hosts have {len(devices)} devices, the launch starts "
-                f"{facts.world_size} ranks",
-            )
+        message = (
+            f"the hosts have {len(devices)} devices, the launch starts {facts.world_size} ranks"
         )
-    return tuple(devices)
+        raise InputError(Fault(file=hosts[0].file, message=message))
+    return devices
 
 
 def _of_hosts(facts: LaunchFacts, cluster: Cluster) -> Iterator[int]:
     nodes = _nodes_by_name(cluster)
     seen: set[int] = set()
     for host in _in_mesh_order(facts):
-        found = nodes.get(host.name)
-        if found is None:
+        if host.name not in nodes:
             raise InputError(_unknown_host(host, cluster))
-        island, node = found
-        first = cluster.first_device(island.name) + node * island.devices_per_node
-        count = host.devices if host.devices is not None else facts.text.devices_per_node
-        local = host.local_devices or _local(facts, count or island.devices_per_node)
-        if max(local) >= island.devices_per_node:
+        island, node = nodes[host.name]
+        count = host.devices or facts.text.devices_per_node or island.devices_per_node
+        devices = host.local_devices or range(count)
+        if max(devices) >= island.devices_per_node:
             message = (
                 f"{host.name} has {island.devices_per_node} devices in the cluster file; the "
-                f"launch wants number {max(local)}"
+                f"launch wants number {max(devices)}"
             )
             raise InputError(Fault(file=host.file, line=host.line, message=message))
-        for each in local:
-            if first + each in seen:
-                message = f"device {each} of {host.name} is given to two ranks"
+        first = _first_device(cluster, island, node)
+        for device in devices:
+            if first + device in seen:
+                message = f"device {device} of {host.name} is given to two ranks"
                 raise InputError(Fault(file=host.file, line=host.line, message=message))
-            seen.add(first + each)
-            yield first + each
+            seen.add(first + device)
+            yield first + device
 
 
-def _local(facts: LaunchFacts, count: int) -> tuple[int, ...]:
-    """Devices of a host in the order of its ranks: those that it lets processes see, or the first.
-
-    A process takes the device of its local rank among the visible ones.
-    """
-    for setting in reversed(facts.text.environment):
-        # A name with a dot, HOST.NAME, is one host's.
-        of_all = "." not in setting.name
-        if of_all and setting.name.endswith("_VISIBLE_DEVICES") and setting.values:
-            found = visible_devices(setting.values[0])
-            if len(found) >= count:
-                return found[:count]
-    return tuple(range(count))
+def _first_device(cluster: Cluster, island: Island, node: int) -> int:
+    return cluster.first_device(island.name) + node * island.devices_per_node
 
 
 def _in_mesh_order(facts: LaunchFacts) -> tuple[LaunchHost, ...]:
@@ -412,15 +384,14 @@ def _in_mesh_order(facts: LaunchFacts) -> tuple[LaunchHost, ...]:
 
 def _nodes_by_name(cluster: Cluster) -> dict[str, tuple[Island, int]]:
     """Nodes by their names and by the addresses of their domain; a name goes before an address."""
-    found: dict[str, tuple[Island, int]] = {}
+    names: dict[str, tuple[Island, int]] = {}
+    addresses: dict[str, tuple[Island, int]] = {}
     for island in cluster.islands:
         domain = cluster.domain_of_island(island.name)
         for number, name in enumerate(island.names_of_nodes):
-            found.setdefault(domain.address_of(name), (island, number))
-    for island in cluster.islands:
-        for number, name in enumerate(island.names_of_nodes):
-            found[name] = (island, number)
-    return found
+            names[name] = (island, number)
+            addresses.setdefault(domain.address_of(name), (island, number))
+    return addresses | names
 
 
 def _unknown_host(host: LaunchHost, cluster: Cluster) -> Fault:
@@ -438,29 +409,22 @@ def _unknown_host(host: LaunchHost, cluster: Cluster) -> Fault:
 
 def _in_order(facts: LaunchFacts, cluster: Cluster, islands: tuple[Island, ...]) -> Iterator[int]:
     """Usable nodes as the cluster file has them, those of a mesh's type where its name says one."""
-    per_node = facts.text.devices_per_node
     left = facts.world_size
     for island, nodes in _rows(facts, cluster, islands):
+        count = facts.text.devices_per_node or island.devices_per_node
+        if left > 0 and nodes and count > island.devices_per_node:
+            message = (
+                f"the launch starts {count} ranks on each node, and those of island {island.name} "
+                f"have {island.devices_per_node} devices; name the hosts with --hosts FILE, or "
+                "islands with --island"
+            )
+            raise InputError(Fault(message=message))
         for node in nodes:
-            if left <= 0:
-                return
-            count = island.devices_per_node if per_node is None else per_node
-            if count > island.devices_per_node:
-                message = (
-                    f"the launch starts {count} ranks on each node, and those of island "
-                    f"{island.name} have {island.devices_per_node} devices; name the hosts with "
-                    "--hosts FILE, or islands with --island"
-                )
-                raise InputError(Fault(message=message))
-            first = cluster.first_device(island.name) + node * island.devices_per_node
-            for local in _local(facts, min(count, left)):
-                if local >= island.devices_per_node:
-                    message = f"the launch wants device {local} of a node; {island.name} has none"
-                    raise InputError(Fault(message=message))
-                yield first + local
-            left -= count
+            first = _first_device(cluster, island, node)
+            yield from range(first, first + min(count, left))
+            left -= min(count, left)
     if left > 0:
-        where = ", ".join(each.name for each in islands or cluster.islands)
+        where = ", ".join(island.name for island in islands or cluster.islands)
         message = (
             f"the launch starts {facts.world_size} ranks; the usable nodes of {where} have room "
             f"for {facts.world_size - left}"
@@ -471,27 +435,29 @@ def _in_order(facts: LaunchFacts, cluster: Cluster, islands: tuple[Island, ...])
 def _rows(
     facts: LaunchFacts, cluster: Cluster, chosen: tuple[Island, ...]
 ) -> Iterator[tuple[Island, tuple[int, ...]]]:
-    """Islands that were chosen; otherwise those of the meshes' types in the order of the meshes,
-    where all types name some; or all as they stand.
+    """(island, its usable nodes) in the order in which ranks take them.
+
+    The chosen islands; otherwise those of the meshes' types in the order of the meshes, where every
+    type names some; otherwise all as they stand.
     """
     types = [*dict.fromkeys(mesh.device_type for mesh in facts.meshes)]
-    named = [
-        [each for each in cluster.islands if kind in (each.name, each.device.kind)]
+    of_type = [
+        [island for island in cluster.islands if kind in (island.name, island.device.kind)]
         for kind in types
     ]
-    if not chosen and len(types) > 1 and all(named):
-        for kind, islands in zip(types, named, strict=True):
-            left = sum(mesh.ranks for mesh in facts.meshes if mesh.device_type == kind)
-            for island in islands:
-                nodes = island.usable_nodes[: -(-left // island.devices_per_node)]
-                left -= len(nodes) * island.devices_per_node
-                yield island, nodes
+    if chosen or len(types) < 2 or not all(of_type):
+        for island in chosen or cluster.islands:
+            yield island, island.usable_nodes
         return
-    for island in chosen or cluster.islands:
-        yield island, island.usable_nodes
+    for kind, islands in zip(types, of_type, strict=True):
+        left = sum(mesh.ranks for mesh in facts.meshes if mesh.device_type == kind)
+        for island in islands:
+            nodes = island.usable_nodes[: -(-left // island.devices_per_node)]
+            left -= len(nodes) * island.devices_per_node
+            yield island, nodes
 
 
-def stage_ranks(facts: LaunchFacts) -> Iterator[range | list[int]]:
+def stage_ranks(facts: LaunchFacts) -> Iterator[list[int]]:
     """Ranks of every stage in the order (dp, cp, tp).
 
     Megatron-LM counts tp, cp, dp, pp (megatron/core/parallel_state.py, RankGenerator), or with
@@ -499,15 +465,8 @@ def stage_ranks(facts: LaunchFacts) -> Iterator[range | list[int]]:
     """
     start = 0
     for mesh in facts.meshes:
-        slice_ = mesh.tp * mesh.cp
-        size = slice_ * mesh.dp
-        for stage in range(mesh.pp):
-            if not facts.data_outermost:
-                yield range(start + stage * size, start + (stage + 1) * size)
-                continue
-            yield [
-                start + slice_ * (stage + mesh.pp * copy) + at
-                for copy in range(mesh.dp)
-                for at in range(slice_)
-            ]
-        start += size * mesh.pp
+        axes = (mesh.dp, mesh.pp) if facts.data_outermost else (mesh.pp, mesh.dp)
+        ranks = np.arange(start, start + mesh.ranks).reshape(*axes, mesh.tp * mesh.cp)
+        by_stage = ranks.swapaxes(0, 1) if facts.data_outermost else ranks
+        yield from by_stage.reshape(mesh.pp, -1).tolist()
+        start += mesh.ranks

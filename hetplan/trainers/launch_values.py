@@ -24,7 +24,7 @@ GIVEN_FILE = "--set"
 MAX_STAGES = 100_000
 """As many as a model has layers at most (`hetplan.model.spec.MAX_LAYERS`)."""
 _MAX_RANKS = 1 << 21
-_AROUND = ("torchrun.", "srun.", "sbatch.", "experiment.")
+_AROUND = ("torchrun.", "experiment.")
 """Prefixes of settings that belong to what starts the trainer."""
 
 
@@ -56,8 +56,8 @@ class Setting:
 
     @property
     def is_of_trainer(self) -> bool:
-        """Whether the trainer gets it, not torchrun, srun or a scheduler."""
-        return not self.name.startswith(_AROUND) and self.name != "program"
+        """Whether the trainer gets it, not what starts it."""
+        return not self.name.startswith(_AROUND)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +82,9 @@ class LaunchText:
     """megatron, flagscale or torchtitan."""
     settings: tuple[Setting, ...]
     """In order; of a flag that is given twice the last one counts."""
-    environment: tuple[Setting, ...] = ()
-    """Variables that it exports."""
     hosts: tuple[LaunchHost, ...] = ()
     nodes: int | None = None
-    """torchrun --nnodes (or SBATCH --nodes); None: not given."""
+    """torchrun --nnodes; None: not given."""
     devices_per_node: int | None = None
     """torchrun --nproc-per-node; None: not given."""
     unread: tuple[Setting, ...] = ()

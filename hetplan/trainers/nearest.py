@@ -16,8 +16,8 @@ from typing import Any
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
 from hetplan.errors import Fault, HetplanError, InfeasibleError, LimitError
-from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job, Pins, TrainerOptions
+from hetplan.plans.check_job import check_job_against
 from hetplan.plans.pieces import Places, stage_array
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
@@ -31,7 +31,7 @@ from hetplan.trainers.emission import plan_faults, refusals
 from hetplan.units import format_each
 
 _MAX_ROUNDS = 8
-"""Searches in a row, each with pins that the one before asked for."""
+"""Searches in a row, each with the pins that faults of the one before name."""
 _PIN = re.compile(r"\bpin ([a-z_]+): ([a-z0-9-]+)", re.ASCII)
 _OPTION = "inputs.job.trainer."
 _PINS = {field.name for field in fields(Pins)}
@@ -59,7 +59,7 @@ def nearest_plan(
 ) -> Nearest:
     """The fastest plan that the trainer can run, by search; `digest`: sha256 of the predictor.
 
-    InfeasibleError where none was found, with what stands against it; LimitError where the job's
+    InfeasibleError where none was found, with the reasons; LimitError where the job's
     time limit came first.
     """
     inputs = result.inputs
@@ -166,7 +166,7 @@ class _NearestSearch:
 
 
 def _job_for(result: SearchResult, trainer: Trainer) -> tuple[Job, tuple[str, ...]]:
-    """The job for the trainer's target, without what only other targets can be asked."""
+    """The job for the trainer's target, without settings that only other targets have."""
     inputs, changes = result.inputs, []
     job = replace(inputs.job, target=trainer.plan_target)
     for fault in check_job_against(job, inputs.model, inputs.cluster):

@@ -1,4 +1,4 @@
-"""Whose launch a file is, what it says, and what it asks for."""
+"""Detects the trainer of a launch file, reads its settings, and works out what they mean."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_launch(
 ) -> LaunchText:
     """The launch in a script, a list of arguments, a log, a YAML or a TOML file.
 
-    `trainer` is one of TRAINERS; None: whoever's the file is. `given` are values of variables and
+    `trainer` is one of TRAINERS; None: detected. `given` are values of variables and
     settings, `hosts` override the launch's own. An InputError where it cannot be read.
     """
     if trainer is not None and trainer not in TRAINERS:
@@ -54,9 +54,7 @@ def read_launch(
         raise InputError(Fault(file=str(path), message=message))
     trainer = trainer or trainer_of(path)
     if trainer is None:
-        message = (
-            f"is no launch that is known here; --trainer says whose it is ({', '.join(TRAINERS)})"
-        )
+        message = f"is not recognised as a launch; give --trainer ({', '.join(TRAINERS)})"
         raise InputError(Fault(file=str(path), message=message))
     suffix = path.suffix.lower()
     if trainer == "flagscale" and suffix in (".yaml", ".yml"):
@@ -69,8 +67,9 @@ def read_launch(
 
 
 def facts_of(text: LaunchText, num_layers: int | None = None) -> LaunchFacts:
-    """What a launch asks for; `num_layers` is the model's, for a launch that does not give it.
+    """The settings of a launch with the trainer's defaults filled in.
 
+    `num_layers` is the model's, for a launch that does not give it.
     An InputError with file and line where a setting without default is missing, is known to the
     host only, or has the wrong form.
     """
@@ -78,7 +77,7 @@ def facts_of(text: LaunchText, num_layers: int | None = None) -> LaunchFacts:
 
 
 def trainer_of(path: Path) -> str | None:
-    """Whose launch a file is, by what it holds; None where it is no launch."""
+    """The trainer of a launch file, detected from its content; None: the file is no launch."""
     suffix = path.suffix.lower()
     if suffix in (".yaml", ".yml"):
         return "flagscale" if _is_experiment(path) else None

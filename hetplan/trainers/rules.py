@@ -16,19 +16,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import TypeAlias
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.estimate_values import MemoryUse
-from hetplan.cost.memory.device import device_memory
-from hetplan.cost.memory.values import MemoryLayout
+from hetplan.cost.estimate import estimate
 from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.pieces import expert_copies, stage_shards
-from hetplan.trainers.launch_plan import PlannedLaunch, launch_plan
+from hetplan.predict.fit import FittedPredictor
+from hetplan.trainers.launch_plan import launch_plan
 from hetplan.trainers.launch_values import LaunchFacts, LaunchText, Setting, ValueNotGivenError
 from hetplan.trainers.read import facts_of
 from hetplan.units import format_bytes
@@ -37,8 +35,14 @@ _OFF = ("false", "none", "null", "no")
 _MANY = re.compile(r"\$\W*\w*(ARG|OPT|EXTRA|FLAG)", re.IGNORECASE)
 """Names of variables that hold flags, not a value."""
 _MAX_SHOWN = 3
-_LAYER_LISTS = ("pipeline-model-parallel-layout", "module-fqns-per-model-part")
-"""Flags with rules of their own, which need no number of ranks."""
+_OF_THE_BATCH = (
+    "global-batch-size",
+    "micro-batch-size",
+    "local-batch-size",
+    "num-pp-microbatches",
+    "pipeline-model-parallel-size",
+    "pipeline-parallel-degree",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +173,6 @@ class Launch:
         """Context-parallel degree."""
         return self._degree("context-parallel-size", "context-parallel-degree")
 
-    @property
-    def ep(self) -> int | None:
-        """Expert-parallel degree."""
-        return self._degree("expert-model-parallel-size", "expert-parallel-degree")
-
     def _degree(self, megatron: str, torchtitan: str) -> int | None:
         return self.number(megatron if self.is_megatron_like else torchtitan, 1)
 
@@ -240,10 +239,11 @@ class Launch:
     @property
     def dp(self) -> int | None:
         """Data-parallel degree; None: not known, or it differs between stages."""
-        model, world = product((self.tp, self.pp, self.cp)), self.world_size
-        if self.is_hetero or world is None or model is None or world % model:
+        world, (tp, pp, cp) = self.world_size, (self.tp, self.pp, self.cp)
+        if self.is_hetero or not world or not tp or not pp or not cp:
             return None
-        return world // model
+        copies, rest = divmod(world, tp * pp * cp)
+        return None if rest else copies
 
 
 Check: TypeAlias = tuple[LaunchRule, Callable[[Launch], Iterable[Violation]]]
@@ -256,51 +256,15 @@ def whole(word: str) -> int | None:
     return int(word) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else None
 
 
-def product(values: Iterable[int | None]) -> int | None:
-    """The product; None where a value is not known or below 1."""
-    result = 1
-    for value in values:
-        if value is None or value < 1:
-            return None
-        result *= value
-    return result
+# ---- rules of every trainer
 
-
-def nearest_multiples(number: int, factor: int) -> str:
-    """The multiples of `factor` below and above a number, in words."""
-    below, above = number // factor * factor, -(-number // factor) * factor
-    return f"{below} or {above}" if below else str(above)
-
-
-# ---- rules that several trainers break in their own ways
-
-BATCH = LaunchRule(
-    id="launch-batch-does-not-divide",
-    certain=True,
-    title="a global batch that microbatches and copies do not divide",
-    explanation="A step trains the same number of microbatches on every data-parallel copy. "
-    "Megatron-LM and torchtitan stop where the batch is no multiple of them; with "
-    "--decrease-batch-size-if-needed Megatron-LM trains fewer sequences.",
-    advice="Choose a global batch that is a multiple of the microbatch size times the "
-    "data-parallel degree (ranks over tp x pp x cp).",
-)
-MICROBATCHES = LaunchRule(
+_MICROBATCHES = LaunchRule(
     id="launch-too-few-microbatches",
     certain=False,
     title="fewer microbatches than stages",
     explanation="A pipeline is full only while it has a microbatch for every stage. With fewer it "
     "never is, and most of the step is waiting.",
     advice="Make microbatches smaller, the batch larger, or the pipeline shorter.",
-)
-SIZES = LaunchRule(
-    id="launch-sizes-do-not-divide",
-    certain=True,
-    title="heads, sequence or experts that a degree does not divide",
-    explanation="Tensor parallelism splits attention heads, context parallelism the sequence in "
-    "two pieces per rank, sequence parallelism the rest of it, expert parallelism the experts. The "
-    "trainer stops where the split is no whole number, at times at the first step.",
-    advice="Choose degrees that divide the model; tp may exceed the key-value heads of Megatron-LM "
-    "only as their multiple.",
 )
 _REFUSED = LaunchRule(
     id="launch-is-refused",
@@ -358,8 +322,24 @@ def _refused(launch: Launch) -> Iterator[Violation]:
     except InputError as error:
         for fault in error.faults:
             setting = Setting(name=fault.field, values=(), file=fault.file, line=fault.line)
-            if setting.flag not in _LAYER_LISTS:
+            # The rule of torchtitan's lists needs no number of ranks.
+            if setting.flag != "module-fqns-per-model-part":
                 yield violation(fault.message, setting)
+
+
+def _few_microbatches(launch: Launch) -> Iterator[Violation]:
+    facts = launch.facts
+    grows = ("rampup-batch-size", "step-batch-size-schedule")
+    if facts is None or any(map(launch.may_have, grows)):
+        return
+    count, pp = facts.num_microbatches, facts.pp
+    if 0 < count < pp:
+        yield violation(
+            f"{count} microbatch{'es' if count > 1 else ''} for {pp} stages: with equal stages "
+            f"each device idles {(pp - 1) / (count + pp - 1):.0%} of the step; make a batch of "
+            f"{2 * pp} microbatches or more, or fewer stages",
+            *map(launch.get, _OF_THE_BATCH),
+        )
 
 
 def _spanning_groups(launch: Launch) -> Iterator[Violation]:
@@ -482,9 +462,12 @@ def _memory(launch: Launch) -> Iterator[Violation]:
         return
     try:
         planned = launch_plan(launch.text, launch.model, launch.cluster)
+        # Memory needs no measurements.
+        predictor = FittedPredictor.datasheet_only()
+        priced = estimate(planned.plan, launch.model, launch.cluster, planned.job, predictor)
     except InputError:
         return  # sizes that do not fit each other have rules of their own
-    uses = list(_stage_memory(planned, launch.model, launch.cluster))
+    uses = [stage.memory for stage in priced.stages]
     short = [at for at, use in enumerate(uses) if not use.fits]
     if not short:
         return
@@ -504,45 +487,10 @@ def _memory(launch: Launch) -> Iterator[Violation]:
     )
 
 
-def _stage_memory(
-    planned: PlannedLaunch, model: ModelSpec, cluster: Cluster
-) -> Iterator[MemoryUse]:
-    """Memory of the fullest device of every stage."""
-    plan, (pipeline,) = planned.plan, planned.plan.pipelines
-    padded = replace(model, vocab_size=plan.padded_vocab_size)
-    for at, stage in enumerate(pipeline.stages):
-        uses = []
-        for replica in stage.replicas:
-            plain = replica.ep == 1 and replica.etp in (1, replica.tp)
-            layout = MemoryLayout(
-                chunks=stage.chunks,
-                tp=replica.tp,
-                cp=replica.cp,
-                ep=replica.ep,
-                etp=replica.tp if plain else replica.etp,
-                dp=replica.dp,
-                microbatch_size=replica.microbatch_size,
-                num_microbatches=pipeline.num_microbatches,
-                schedule=pipeline.schedule.name,
-                stage=at,
-                num_stages=len(pipeline.stages),
-                sequence_parallel=replica.sequence_parallel,
-                recompute=stage.recompute,
-                sharding=plan.sharding,
-                shards=stage_shards(plan.optimizer_shards, stage),
-                expert_shards=None
-                if plain
-                else math.gcd(plan.optimizer_shards, expert_copies(stage)),
-                offload=plan.optimizer_offload,
-            )
-            island = cluster.island_of_device(replica.devices[0].start)
-            uses.append(device_memory(padded, planned.job, layout, island.memory_bytes))
-        yield max(uses, key=lambda use: use.total_bytes - use.available_bytes)
-
-
 CHECKS: tuple[Check, ...] = (
     (_REFUSED, _refused),
     (_MEMORY, _memory),
+    (_MICROBATCHES, _few_microbatches),
     (_SPANS, _spanning_groups),
     (_HOSTS, _disagreeing_hosts),
     (_ORDER, _rendezvous),

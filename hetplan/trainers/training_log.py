@@ -1,4 +1,4 @@
-"""The lines of a trainer's log, and its steps and timers in base units.
+"""A trainer's log as steps and timers in base units.
 
 A logged step is one metrics line: the mean over the steps since the line before. What happened in
 those steps besides training (a checkpoint, an evaluation) is kept as its marks; which steps count
@@ -8,32 +8,24 @@ Every rank may print its own line of a step, in one file with or without a rank 
 file per rank. A rank's iteration number that does not rise is a restart from a checkpoint: the
 steps after it are another attempt, and both attempts were measured. Of the lines of one step the
 slowest counts, because a step ends when its last rank ends.
-
-Logs are read once, line by line: a log of a gigabyte takes no more memory than its longest line,
-and lines longer than `MAX_LINE_LENGTH` are cut there. gzip is read as it is. torchrun writes
-`[rank0]:` or `[default0]:` before a line, srun `0: `, several of them one behind the other, colours
-are ANSI escape sequences, a progress bar leaves carriage returns, and a job that is killed leaves
-half a line.
 """
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
-from typing import IO, cast
+from typing import Any
 
-from hetplan.errors import Fault, InputError
+from hetplan.errors import InputError
+from hetplan.importers.lines import finite_number
+from hetplan.trainers.log_lines import LogLine
 
 
 class Trainer(StrEnum):
-    """Whose log it is."""
+    """The trainer that wrote a log."""
 
     MEGATRON = "megatron"
     """Megatron-LM and what prints its lines: FlagScale, MindSpeed, Bridge."""
@@ -55,7 +47,7 @@ class Mark(StrEnum):
 
 
 class TimerRanks(StrEnum):
-    """Whose time a timer is."""
+    """The ranks that a timer covers."""
 
     ALL = "all ranks"
     FIRST = "rank 0"
@@ -185,7 +177,7 @@ MAX_STEPS = 20_000
 """Steps of a file that are kept, evenly spread over it: with 20 timers each some 60 MB."""
 
 MAX_STEP_SECONDS = 1e8
-"""Three years: a step that is said to take longer is a damaged line."""
+"""Three years: a line with a longer step is damaged."""
 
 
 @dataclass(slots=True)
@@ -260,6 +252,101 @@ class FileLog:
     def values(self) -> tuple[LoggedFact, ...]:
         """The settings, by name."""
         return tuple(LoggedFact(name=name, value=self.facts[name]) for name in sorted(self.facts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogForm:
+    """What a trainer prints about a step, as patterns of one line."""
+
+    trainer: Trainer
+    words: tuple[bytes, ...]
+    """A line without one of these says nothing."""
+    example: str
+    """A metrics line, for a reader whose file has none."""
+    iteration: re.Pattern[str]
+    """Number of the step, in front of its time."""
+    first_iteration: int = 1
+    """What the trainer calls its first step."""
+    time: tuple[str, tuple[tuple[re.Pattern[str], float], ...]]
+    """Field of LoggedStep, and its number's patterns with the factors to base units."""
+    figures: tuple[tuple[str, re.Pattern[str], float], ...] = ()
+    """The same for fields that a line may lack."""
+    metrics: tuple[str, ...] = ()
+    """A line with a number of a step and all of these words lacks its time: it is damaged."""
+    ends_with_line: bool = True
+    """Whether the time may be cut off where the line is; otherwise a sign follows its number."""
+    skipped: re.Pattern[str] | None = None
+    """In lines of steps without an update."""
+    events: tuple[tuple[re.Pattern[str], Mark], ...] = ()
+    """What happens between steps; a group holds the iteration before it, empty: the last one."""
+    memory_kind: MemoryKind = MemoryKind.ALLOCATED
+
+
+class LogReader:
+    """Reads the lines of one file, in order."""
+
+    def __init__(self, form: LogForm) -> None:
+        self.form = form
+        self.log = FileLog(trainer=form.trainer, memory_kind=form.memory_kind)
+        self.has_step = False
+        """Whether the last metrics line became the log's last step."""
+        self._attempts = Attempts()
+        self._at = 0
+
+    def take(self, line: LogLine) -> None:
+        """One line; most say nothing to this reader."""
+        if self.form.iteration.search(line.text) is not None:
+            self._step(line)
+            return
+        for pattern, mark in self.form.events:
+            found = pattern.search(line.text)
+            if found is not None:
+                self.log.events.append((int(found.group(1) or self._at), mark))
+                return
+        self.other(line.text)
+
+    def other(self, text: str) -> None:
+        """A line that is neither a step nor an event."""
+
+    def _step(self, line: LogLine) -> None:
+        form, text = self.form, line.text
+        time_field, patterns = form.time
+        found = next(((m, f) for p, f in patterns if (m := p.search(text)) is not None), None)
+        time = None if found is None else _number(found[0], found[1])
+        if found is None or not time or time < 0 or (form.ends_with_line and line.cut):
+            self.log.cut_lines += all(word in text for word in form.metrics)
+            self.has_step = False
+            return
+        # A line that another rank's cut in two has two numbers: the time is the second's.
+        numbers = list(form.iteration.finditer(text[: found[0].start()]))
+        if not numbers:
+            return
+        figures: dict[str, Any] = {time_field: time}
+        for field_name, pattern, factor in form.figures:
+            figure = pattern.search(text)
+            if figure is not None:
+                figures[field_name] = _number(figure, factor)
+        batch = figures.get("global_batch_size")
+        figures |= {"global_batch_size": None if batch is None else int(batch)}
+        figures.setdefault("seconds", None)
+        self._at = int(numbers[-1].group(1)) + 1 - form.first_iteration
+        self.log.peak_memory_bytes = max(
+            self.log.peak_memory_bytes, figures.get("peak_memory_bytes") or 0.0
+        )
+        skipped = form.skipped is not None and form.skipped.search(text) is not None
+        self.has_step = self.log.add(
+            LoggedStep(
+                iteration=self._at,
+                attempt=self._attempts.of(line.rank, self._at),
+                marks=(Mark.SKIPPED,) if skipped else (),
+                **figures,
+            )
+        )
+
+
+def _number(found: re.Match[str], factor: float) -> float | None:
+    number = finite_number(found.group(1).replace(",", ""))
+    return None if number is None else number * factor
 
 
 def merged(files: Sequence[FileLog]) -> tuple[LoggedStep, ...]:
@@ -356,116 +443,3 @@ def _marked(
 def _between(values: Sequence[int], start: int, stop: int) -> Sequence[int]:
     """Those of the sorted values from start up to but not including stop."""
     return values[bisect_left(values, start) : bisect_left(values, stop)]
-
-
-# ---- lines
-
-MAX_LINE_LENGTH = 1 << 16
-"""Bytes of a line that are looked at; a metrics line has a few hundred."""
-
-_GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
-_WIDE = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of UTF-16; UTF-32's begins alike
-_PACKED = (
-    (b"\xfd7zXZ\x00", "xz"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"BZh", "bzip2"),
-    (b"PK\x03\x04", "zip"),
-)
-_MAX_RANKS = 4  # before one line: of srun, mpirun and torchrun inside of each other, and to spare
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[ -/]?[@-~]")
-_RANK = re.compile(
-    r"\s{0,8}(?:"
-    r"\[(?:rank|default|[a-z_]{0,20})[ _-]?(\d{1,7})\]:?[ \t]?"  # torchrun
-    r"|(\d{1,7}):[ \t]"  # srun --label
-    r"|\[\d{1,7},(\d{1,7})\]<std\w{1,6}>:?[ \t]?"  # Open MPI --tag-output
-    r"|\[(\d{1,7})\][ \t]"  # MPICH -prepend-rank
-    r")",
-    re.ASCII,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """One line as its process wrote it."""
-
-    number: int
-    """From 1."""
-    text: str
-    rank: str
-    """What the launcher says of who wrote it; empty where it says nothing."""
-    cut: bool = False
-    """Whether its end is missing: the job was killed, or still runs."""
-
-
-def log_lines(path: Path, words: tuple[bytes, ...]) -> Iterator[LogLine]:
-    """The lines that hold one of these words, in order; InputError for what is no text."""
-    number = 0
-    # One pattern for all words is three times as fast as looking for each of 20.
-    wanted = re.compile(b"|".join(map(re.escape, words)))
-    with ExitStack() as stack:
-        stream = _opened(path, stack)
-        whole = True
-        try:
-            while raw := stream.readline(MAX_LINE_LENGTH):
-                number += whole
-                # What follows the first part of a very long line is no line of its own.
-                if whole and wanted.search(raw):
-                    yield _cleaned(number, raw)
-                whole = raw.endswith(b"\n")
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            if number == 0:
-                message = f"is no gzip file, or a broken one: {error}; unpack it"
-                raise InputError(Fault(file=str(path), message=message)) from error
-            # A log that is still being packed, or was cut: what could be read counts.
-
-
-def _opened(path: Path, stack: ExitStack) -> IO[bytes]:
-    """The file's bytes, unpacked; an InputError where it is missing, empty or no text."""
-    file = str(path)
-    try:
-        if path.is_dir():
-            raise InputError(Fault(file=file, message="is a folder; name the log files in it"))
-        if path.exists() and not path.is_file():
-            raise InputError(Fault(file=file, message="is not a regular file; name a file"))
-        plain = stack.enter_context(path.open("rb"))
-        head = plain.read(MAX_LINE_LENGTH)
-        plain.seek(0)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(Fault(file=file, message=f"cannot be read: {reason}")) from error
-    if head.startswith(_GZIP):
-        packed = gzip.GzipFile(fileobj=plain)
-        stack.enter_context(packed)
-        return cast("IO[bytes]", packed)
-    packed_by = next((name for magic, name in _PACKED if head.startswith(magic)), None)
-    if packed_by is not None:
-        message = f"is packed by {packed_by}; unpack it (gzip is read as it is)"
-        raise InputError(Fault(file=file, message=message))
-    if head.startswith(_WIDE) or _looks_wide(head):
-        message = "is UTF-16 (a PowerShell redirection writes that); save it as UTF-8 text"
-        raise InputError(Fault(file=file, message=message))
-    if not head.strip():
-        raise InputError(Fault(file=file, message="the file is empty"))
-    return plain
-
-
-def _looks_wide(head: bytes) -> bool:
-    """Whether every other byte is zero, as in ASCII text in UTF-16 without a mark.
-
-    Letters beyond ASCII leave fewer of them; a fifth of all bytes is more than any text has. Zeros
-    side by side are no letters: a log that was truncated while it was written begins with them.
-    """
-    few, many = sorted((head[0::2].count(0), head[1::2].count(0)))
-    return len(head) >= 8 and many > len(head) / 5 and few < many / 2
-
-
-def _cleaned(number: int, raw: bytes) -> LogLine:
-    text = raw.decode("utf-8", errors="replace").lstrip("\ufeff").rstrip("\r\n")
-    # A progress bar writes over itself: what was written last stands at the end.
-    text = _ANSI.sub("", text.rpartition("\r")[2])
-    ranks: list[str] = []
-    while (found := _RANK.match(text)) is not None and len(ranks) < _MAX_RANKS:
-        ranks.append(next(group for group in found.groups() if group is not None))
-        text = text[found.end() :]
-    cut = not raw.endswith(b"\n")
-    return LogLine(number=number, text=text, rank="/".join(ranks), cut=cut)

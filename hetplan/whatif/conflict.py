@@ -27,9 +27,9 @@ from itertools import combinations
 
 from hetplan.cluster.spec import MAX_DEVICES, Cluster, Island
 from hetplan.errors import InputError
-from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job
 from hetplan.plans.build import check_model
+from hetplan.plans.check_job import check_job_against
 from hetplan.predict.predictor import Predictor
 from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.one_f_one_b.order_program import OrderProgram

@@ -13,12 +13,12 @@ from typer.testing import CliRunner, Result
 from hetplan.advice.candidates import Candidate
 from hetplan.advice.local import LocalBackend
 from hetplan.advice.loop import View, measure_for_job, plan_order
-from hetplan.advice.measurement_order import Leaves, Measurement, Part, PlanParts, standing
+from hetplan.advice.measurement_order import Leaves, Part, PlanParts, standing
 from hetplan.cli.main import app
 from hetplan.cli.options import read_inputs
 from hetplan.errors import ProfileError
+from hetplan.profiling import work
 from hetplan.profiling.backends import CpuBackend
-from hetplan.profiling.measure_layers import LayerProfiler
 from hetplan.profiling.provenance import provenance_here
 from hetplan.profiling.run import Measuring
 from hetplan.profiling.store import population_name, read_store
@@ -46,13 +46,17 @@ target: native
 pin: {tp: 1}
 """
 SHARES = {"large": 0.74, "middle": 0.25, "small": 0.01}
+EQUAL = {str(number): 1.0 / 12 for number in range(12)}
 
 
 @dataclass
 class Fake:
     """A backend of one plan whose half-widths fall to what was promised, or do not."""
 
-    widths: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SHARES, 0.5))
+    shares: dict[str, float] = field(default_factory=lambda: SHARES)
+    widths: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys({**SHARES, **EQUAL}, 0.5)
+    )
     leaves: float = 0.1
     promised: float = 0.1
     seconds: float = 1.0
@@ -67,26 +71,28 @@ class Fake:
             step_seconds=1.0,
             parts=tuple(
                 Part(asked=name, source=(name, ""), seconds=share, log_halfwidth=self.widths[name])
-                for name, share in SHARES.items()
+                for name, share in self.shares.items()
             ),
         )
         return View(
             plans=(plan,),
             log_halfwidth=standing([plan]).log_halfwidth,
-            candidates=tuple(self._candidate(name) for name in SHARES),
+            candidates=tuple(self._candidate(name) for name in self.shares),
         )
 
     def _candidate(self, name: str) -> Candidate:
         leaves = Leaves(asked=name, least_log_halfwidth=self.promised)
         return Candidate(
-            measurement=Measurement(name=name, seconds=1.0, leaves=(leaves,)),
+            name=name,
+            seconds=1.0,
+            leaves=(leaves,),
             kinds=("k",),
             here=name not in self.elsewhere,
         )
 
     def measure(self, candidate: Candidate, seconds_left: float) -> float:
         assert seconds_left > 0
-        name = candidate.measurement.name
+        name = candidate.name
         if len(self.measured) == self.interrupt_at:
             raise KeyboardInterrupt
         self.measured.append(name)
@@ -136,45 +142,9 @@ def test_an_interval_that_no_longer_shrinks_ends_it() -> None:
     assert backend.measured == ["large", "middle"]
     assert report.after.log_halfwidth == pytest.approx(report.before.log_halfwidth, rel=0.01)
     # A budget of which each measurement is a batch: three of them without a gain are enough.
-    stopped = measure_for_job(Many(12), 14.0)
+    stopped = measure_for_job(Fake(shares=EQUAL, leaves=0.499), 7.0)
     assert len(stopped.done) == 3
     assert "the last 3 batches" in stopped.ended
-
-
-class Many:
-    """A backend of equal parts of which no measurement keeps what it promises."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def look(self) -> View:
-        names = [str(number) for number in range(self.count)]
-        plan = PlanParts(
-            name="p",
-            step_seconds=1.0,
-            parts=tuple(
-                Part(asked=name, source=(name, ""), seconds=1.0 / self.count, log_halfwidth=0.5)
-                for name in names
-            ),
-        )
-        candidates = tuple(
-            Candidate(
-                measurement=Measurement(
-                    name=name,
-                    seconds=2.0,
-                    leaves=(Leaves(asked=name, least_log_halfwidth=0.1),),
-                ),
-                kinds=("k",),
-                here=True,
-            )
-            for name in names
-        )
-        width = standing([plan]).log_halfwidth
-        return View(plans=(plan,), log_halfwidth=width, candidates=candidates)
-
-    def measure(self, candidate: Candidate, seconds_left: float) -> float:
-        del candidate, seconds_left
-        return 2.0
 
 
 def test_what_only_others_can_measure_is_not_measured_here() -> None:
@@ -244,20 +214,20 @@ def test_a_short_run_on_this_machine_and_the_same_command_again(files: Path) -> 
 def test_an_interrupted_run_keeps_its_rows_and_goes_on(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, calls = LayerProfiler.measure_unit, []
+    plain, calls = work.layer_rows, []
 
-    def interrupted(self, unit):  # type: ignore[no-untyped-def]
-        calls.append(unit)
+    def interrupted(*arguments, **names):  # type: ignore[no-untyped-def]
+        calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return plain(self, unit)
+        return plain(*arguments, **names)
 
-    monkeypatch.setattr(LayerProfiler, "measure_unit", interrupted)
+    monkeypatch.setattr(work, "layer_rows", interrupted)
     first = run_for(files, "--budget", "1min")
     assert first.exit_code == 130
     assert "the same command goes on from there" in first.stderr
     assert len(read_store(files / "store").layers) == 4
-    monkeypatch.setattr(LayerProfiler, "measure_unit", plain)
+    monkeypatch.setattr(work, "layer_rows", plain)
     # Embeddings alone are there: enough to have a law, not enough to price a plan.
     listed = run_for(files, "--dry-run")
     assert listed.exit_code == 2
@@ -268,13 +238,6 @@ def test_an_interrupted_run_keeps_its_rows_and_goes_on(
     assert "4 layers are measured first; 1 are" in again.stderr
     held = [sample.shape for sample in read_store(files / "store").layers]
     assert len(held) == len(set(held)) == 6
-
-
-def test_a_budget_too_small_for_anything(files: Path) -> None:
-    found = run_for(files, "--budget", "1us")
-    assert found.exit_code == 2
-    assert "--budget is too small" in found.stderr
-    assert "goes on from there" in found.stderr
 
 
 MIXED = """schema: hetplan.cluster/2

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates
-from hetplan.advice.loop import Basis, bases, explain_growth
-from hetplan.advice.plan_sensitivities import PlanSensitivities, PredictionKey, plan_sensitivities
+from hetplan.advice.loop import View, bases, explain_growth
+from hetplan.advice.plan_sensitivities import PredictionKey, plan_sensitivities
 from hetplan.cli.options import read_inputs
 from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
+from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor, fit_populations
 from hetplan.predict.predictor import LayerQuery
 from hetplan.profiling.needs import Here
@@ -112,8 +113,8 @@ def wanted(
         job=inputs.job,
         predictor=predictor,
         asked=(asked,),
-        largest_messages=(),
-        log_halfwidths=((asked.name, width(inputs, predictor, microbatch)),),
+        largest_messages={},
+        log_halfwidths={asked.name: width(inputs, predictor, microbatch)},
         layers=samples,
         links=(),
     )
@@ -121,7 +122,7 @@ def wanted(
 
 
 def left(asked: PredictionKey, candidate: Candidate, now: float) -> float:
-    (leaves,) = [each for each in candidate.measurement.leaves if each.asked == asked.name]
+    (leaves,) = [each for each in candidate.leaves if each.asked == asked.name]
     return leaves.of(now)
 
 
@@ -133,7 +134,7 @@ def test_the_very_shape_leaves_what_the_fit_says_after_it(
     """Before any size was left out, on a machine with little, some and much other work."""
     samples = rows(held, ratio)
     asked, found, predictor = wanted(inputs, samples, 4)
-    (very,) = [each for each in found if "microbatch 4 " in each.measurement.name]
+    (very,) = [each for each in found if "microbatch 4 " in each.name]
     now = width(inputs, predictor, 4)
     after = width(inputs, fitted((*samples, *rows((4,), ratio))), 4)
     assert left(asked, very, now) == pytest.approx(min(now, after), rel=0.02)
@@ -148,29 +149,21 @@ def test_a_law_that_was_checked_bounds_what_the_shape_leaves(inputs: Inputs) -> 
     assert now < 0.3
     after = width(inputs, fitted((*samples, *rows((4,), QUIET))), 4)
     words = "hidden 64 sequence 128 microbatch 4 "
-    (very,) = [each for each in found if words in each.measurement.name]
+    (very,) = [each for each in found if words in each.name]
     assert left(asked, very, now) == pytest.approx(after, rel=0.25)
     assert after <= now * 1.25  # one more row moves the law's own errors a little
 
 
-@dataclass(frozen=True)
-class Now:
-    """How things stand."""
-
-    log_halfwidth: float
-    sensitivities: tuple[PlanSensitivities, ...]
-    bases: tuple[Basis, ...]
-
-
-def stand(inputs: Inputs, samples: tuple[LayerSample, ...], plan: object = None) -> Now:
+def stand(inputs: Inputs, samples: tuple[LayerSample, ...], plan: Plan | None = None) -> View:
     predictor = fitted(samples)
     model, cluster, job = inputs.model, inputs.cluster, inputs.job
     best = plan or search(model, cluster, job, predictor).plan
-    one = plan_sensitivities("0", best, inputs, predictor)  # type: ignore[arg-type]
-    return Now(
-        log_halfwidth=one.estimate.own_log_halfwidth or 0.0,
-        sensitivities=(one,),
-        bases=bases(predictor, model, job, one.asked),
+    priced = plan_sensitivities("0", best, inputs, predictor)
+    return View(
+        plans=(priced,),
+        log_halfwidth=priced.estimate.own_log_halfwidth or 0.0,
+        candidates=(),
+        bases=bases(predictor, model, job, priced.asked),
     )
 
 
@@ -187,7 +180,7 @@ def everything(samples: tuple[LayerSample, ...]) -> tuple[LayerSample, ...]:
 
 def test_what_widened_is_named_with_its_reason_and_nothing_else(inputs: Inputs) -> None:
     before = stand(inputs, everything(rows((1, 2, 4, 8), QUIET)))
-    plan = before.sensitivities[0].plan
+    plan = before.priced[0].plan
     size = plan.pipelines[0].stages[0].replicas[0].microbatch_size
     noisy = everything(rows((1, 2, 4, size), 30.0, off=0.7))
     after = stand(inputs, noisy, plan)

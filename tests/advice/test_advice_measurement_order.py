@@ -112,32 +112,26 @@ def test_errors_that_two_plans_share_do_not_make_them_alike() -> None:
     assert [each.name for each in near_best([one, other], most=2)] == ["one", "other"]
 
 
-@pytest.mark.parametrize(("slower", "halfwidth"), [(0.02, 0.1), (0.1, 0.3), (0.3, 0.6)])
-def test_the_regret_is_that_of_two_normal_plans(slower: float, halfwidth: float) -> None:
+def regret_of_two(slower: float, halfwidth: float) -> float:
     """E max(0, d) of a normal d = log step_b - log step_p: closed form."""
-    best = plan("best", part("a", 1.0, halfwidth))
-    rival = plan("rival", fixed=math.exp(slower))
     sigma = halfwidth / 1.6448536
     away = slower / sigma
-    wanted = sigma * NORMAL.pdf(away) - slower * NORMAL.cdf(-away)
-    found = standing([best, rival])
-    assert found.regret == pytest.approx(wanted, rel=0.02)
-    assert found.chance("rival") == pytest.approx(NORMAL.cdf(-away), abs=0.005)
+    return sigma * NORMAL.pdf(away) - slower * NORMAL.cdf(-away)
 
 
-def test_the_regret_that_a_measurement_leaves_is_that_of_what_stays_unknown() -> None:
-    slower, before, after = 0.05, 0.4, 0.2
-    best = plan("best", part("a", 1.0, before))
-    rival = plan("rival", fixed=math.exp(slower))
-
-    def loss(halfwidth: float) -> float:
-        sigma = halfwidth / 1.6448536
-        away = slower / sigma
-        return sigma * NORMAL.pdf(away) - slower * NORMAL.cdf(-away)
-
-    (choice,) = order([best, rival], [measurement("a", "a", least=after)])
-    known = math.sqrt(before**2 - after**2)
-    assert choice.regret == pytest.approx(loss(before) - loss(known), rel=0.05)
+@pytest.mark.parametrize(("slower", "halfwidth"), [(0.02, 0.1), (0.1, 0.3), (0.3, 0.6)])
+def test_the_regret_is_that_of_two_normal_plans(slower: float, halfwidth: float) -> None:
+    plans = [plan("best", part("a", 1.0, halfwidth)), plan("rival", fixed=math.exp(slower))]
+    found = standing(plans)
+    assert found.regret == pytest.approx(regret_of_two(slower, halfwidth), rel=0.02)
+    chance = NORMAL.cdf(-slower * 1.6448536 / halfwidth)
+    assert found.chances["rival"] == pytest.approx(chance, abs=0.005)
+    # A measurement leaves what stays unknown.
+    after = halfwidth / 2
+    (choice,) = order(plans, [measurement("a", "a", least=after)])
+    known = math.sqrt(halfwidth**2 - after**2)
+    left = regret_of_two(slower, halfwidth) - regret_of_two(slower, known)
+    assert choice.regret == pytest.approx(left, rel=0.05)
     assert choice.log_halfwidth == pytest.approx(after)
 
 
@@ -211,14 +205,6 @@ def test_what_a_factor_leaves_counts_again_and_stops_at_its_least() -> None:
         for number in range(3)
     )
     assert [each.log_halfwidth for each in order([whole], half)] == pytest.approx([0.4, 0.3])
-
-
-def test_gains_below_the_least_are_not_worth_it() -> None:
-    whole = plan("p", part("large", 10.0, 0.5), part("small", 0.1, 0.5))
-    offered = [measurement("small", "small"), measurement("large", "large")]
-    assert len(order([whole], offered)) == 2
-    chosen = order([whole], offered, least_gain=0.02)
-    assert [each.measurement.name for each in chosen] == ["large"]
 
 
 def test_certain_plans_and_no_plans() -> None:

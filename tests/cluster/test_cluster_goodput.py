@@ -17,7 +17,7 @@ from hetplan.cluster.links import (
 )
 from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
-from hetplan.predict import datasheet
+from hetplan.predict.link import prior
 from hetplan.profiling.samples import LinkOperation
 
 REFERENCE = Path(
@@ -155,8 +155,8 @@ def test_predictions_from_figures_use_the_goodput():
     goodput = LONG.goodput_bytes_per_second
     # Four windows of 16 MiB in 30 ms; the loss allows 4 * 1460 * 1.22 / (.03 * sqrt(1e-7)).
     assert goodput == pytest.approx(min(4 * 16 * 2**20 / 0.03, 7124.8 / (0.03 * 1e-7**0.5)))
-    assert datasheet.send(LONG).seconds_per_byte == 1 / goodput
-    told = datasheet.collective(LONG, LinkOperation.ALL_REDUCE.value, 2, 1e9)
+    assert prior.send(LONG).seconds_per_byte == 1 / goodput
+    told = prior.collective(LONG, LinkOperation.ALL_REDUCE.value, 2, 1e9)
     assert told.seconds == pytest.approx(2 * (0.015 + 0.5e9 / goodput))
 
 

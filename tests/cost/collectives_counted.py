@@ -273,44 +273,6 @@ def chained(
     return world, phases
 
 
-def halved_and_doubled(ranks: Unit, *, operation: str, far_first: bool) -> Machine:
-    """Recursive halving, doubling, or both, its result checked."""
-    count = len(ranks)
-    bits = [1 << bit for bit in range(count.bit_length() - 1)]
-    if far_first:
-        bits.reverse()
-    world = machine(ranks, {Fraction(part, count) for part in range(count)})
-    whole = sums(world)
-    # Atom a belongs to rank a: before a bit is exchanged a rank has all atoms whose bits that were
-    # exchanged already are its own.
-    if operation == "all_gather":
-        for index, rank in enumerate(ranks):
-            world.values[rank][index] = whole[index]
-    else:
-        done = 0
-        for bit in bits:
-            sends = [
-                (ranks[i], ranks[i ^ bit], atom)
-                for i, atom in product(range(count), repeat=2)
-                if (atom ^ i) & done == 0 and (atom ^ i) & bit
-            ]
-            world.step(sends, add=True)
-            done |= bit
-        assert all(world.values[rank][index] == whole[index] for index, rank in enumerate(ranks))
-    if operation != "reduce_scatter":
-        done = count - 1
-        for bit in reversed(bits):
-            sends = [
-                (ranks[i], ranks[i ^ bit], atom)
-                for i, atom in product(range(count), repeat=2)
-                if (atom ^ i) & done == 0
-            ]
-            world.step(sends, add=False)
-            done &= ~bit
-        assert all(world.values[rank] == whole for rank in ranks)
-    return world
-
-
 def through_trees(
     ranks: Unit,
     trees: Callable[[int], Sequence[Sequence[tuple[int, int]]]],

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
-from hetplan.cost.arrays import Floats, Ints
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
-from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH
+from hetplan.predict.link.prior import LINK_LOG_HALFWIDTH
 from hetplan.predict.link.shapes import lane_bytes, ring_shape
 from hetplan.predict.predictor import LayerQuery, Prediction, SendLaw
 
@@ -184,63 +181,3 @@ def job(**changes: object) -> Job:
         "target": "native",
     }
     return Job(**(asked | changes))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """Arguments of a replay."""
-
-    forward: Floats
-    backward: Floats
-    send_forward: Floats
-    send_backward: Floats
-    wire_latency: Floats
-    rendezvous_extra: Floats
-    warmup: Ints
-    num_microbatches: int
-    after: Floats
-
-    def arguments(self) -> tuple[Floats | Ints | int, ...]:
-        return (
-            self.forward,
-            self.backward,
-            self.send_forward,
-            self.send_backward,
-            self.wire_latency,
-            self.rendezvous_extra,
-            self.warmup,
-            self.num_microbatches,
-            self.after,
-        )
-
-
-def random_case(
-    rng: np.random.Generator,
-    *,
-    transfers: float,
-    most_stages: int = 8,
-    most_microbatches: int = 24,
-    plain: bool = True,
-) -> Case:
-    """Uneven stages, transfers up to this long (a stage's forward is 0.2 to 1).
-
-    plain: depths of 1F1B; otherwise depths that fall by 0 or 1 to the end, from 1 to 3 there.
-    """
-    stages = int(rng.integers(1, most_stages + 1))
-    boundaries = stages - 1
-    forward = rng.uniform(0.2, 1.0, stages)
-    warmup = np.arange(stages, 0, -1, dtype=np.int64)
-    if not plain:
-        steps = np.concatenate(([rng.integers(1, 4)], rng.integers(0, 2, boundaries)))
-        warmup = np.ascontiguousarray(np.cumsum(steps)[::-1], dtype=np.int64)
-    return Case(
-        forward=forward,
-        backward=forward * rng.uniform(0.8, 2.6, stages),
-        send_forward=rng.uniform(0, transfers, boundaries),
-        send_backward=rng.uniform(0, transfers, boundaries),
-        wire_latency=rng.uniform(0, transfers, boundaries),
-        rendezvous_extra=rng.uniform(0, transfers, boundaries),
-        warmup=warmup,
-        num_microbatches=int(rng.integers(1, most_microbatches + 1)),
-        after=rng.uniform(0, 1, stages),
-    )

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
+from hetplan.cost.arrays import Floats
+from hetplan.cost.replay.kernel import StageTimes
 from hetplan.cost.replay.times import PipelineTimes
 from hetplan.plans.plan import SCHEDULES
 
@@ -140,29 +142,50 @@ def even_times(
     )
 
 
-def one_pipeline(
-    forward: Sequence[float],
-    backward: Sequence[float],
-    send_forward: Sequence[float],
-    send_backward: Sequence[float],
-    wire_latency: Sequence[float],
-    rendezvous_extra: Sequence[float],
-    warmup: Sequence[int],
-    num_microbatches: int,
-) -> PipelineTimes:
-    """1F1B over wires of its own, from the arguments of `pipeline_ends`."""
-    nothing = np.zeros(len(warmup) - 1)
+def random_plain(
+    rng: np.random.Generator,
+    *,
+    transfers: float,
+    most_stages: int = 8,
+    most_microbatches: int = 24,
+    deeper: bool = False,
+) -> tuple[StageTimes, Floats]:
+    """Uneven stages of 1F1B, and what each does after its last pass; `deeper` as above."""
+    stages = int(rng.integers(1, most_stages + 1))
+    forward = rng.uniform(0.2, 1.0, stages)
+    warmup = np.arange(stages, 0, -1, dtype=np.int64)
+    if deeper:
+        steps = np.concatenate(([rng.integers(1, 4)], rng.integers(0, 2, stages - 1)))
+        warmup = np.ascontiguousarray(np.cumsum(steps)[::-1], dtype=np.int64)
+    times = StageTimes(
+        forward,
+        forward * rng.uniform(0.8, 2.6, stages),
+        *(rng.uniform(0, transfers, stages - 1) for _ in range(4)),
+        warmup,
+        int(rng.integers(1, most_microbatches + 1)),
+    )
+    return times, rng.uniform(0, 1, stages)
+
+
+def plain_times(*rows: Sequence[float], warmup: Sequence[int], microbatches: int) -> StageTimes:
+    """From lists of seconds, in the order of `StageTimes`."""
+    return StageTimes(*map(np.array, rows), np.array(warmup), microbatches)
+
+
+def one_pipeline(times: StageTimes) -> PipelineTimes:
+    """1F1B over wires of its own."""
+    nothing = np.zeros(len(times.warmup) - 1)
     return PipelineTimes(
         schedule="1f1b",
-        num_microbatches=num_microbatches,
-        warmup=tuple(int(depth) for depth in warmup),
-        forward=np.array(forward).reshape(-1, 1),
-        backward=np.array(backward).reshape(-1, 1),
-        weight=np.zeros((len(warmup), 1)),
-        send_forward=np.array(send_forward),
-        send_backward=np.array(send_backward),
-        wire_latency=np.array(wire_latency),
-        rendezvous_extra=np.array(rendezvous_extra),
+        num_microbatches=times.num_microbatches,
+        warmup=tuple(int(depth) for depth in times.warmup),
+        forward=times.forward.reshape(-1, 1),
+        backward=times.backward.reshape(-1, 1),
+        weight=np.zeros((len(times.warmup), 1)),
+        send_forward=times.send_forward,
+        send_backward=times.send_backward,
+        wire_latency=times.wire_latency,
+        rendezvous_extra=times.rendezvous_extra,
         link_forward=np.full(len(nothing), -1),
         link_backward=np.full(len(nothing), -1),
         shared_forward=nothing,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from cost_fakes import random_case
-from whole_bounds import lower_bound_seconds, stage_bounds_seconds
+from replay_cases import random_plain
+from whole_bounds import stage_bounds_seconds
 
 from hetplan.cost.bounds import (
     busy_seconds,
@@ -16,27 +14,26 @@ from hetplan.cost.bounds import (
     interval_seconds,
     wait_once_seconds,
 )
-from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.cost.replay.kernel import StageTimes, replay_seconds
 
 
 def test_never_above_a_replay_and_each_of_the_five_is_the_best_one_somewhere() -> None:
     rng = np.random.default_rng(12)
     ratios, best = [], set()
     for index in range(1500):
-        case = random_case(rng, transfers=(0.0, 0.1, 2.0)[index % 3], plain=index % 2 == 0)
+        times, after = random_plain(
+            rng, transfers=(0.0, 0.1, 2.0)[index % 3], deeper=index % 2 == 1
+        )
         for rendezvous in (False, True):
-            bounds = stage_bounds_seconds(*case.arguments(), rendezvous)
-            bound = lower_bound_seconds(*case.arguments(), rendezvous)
-            assert bound == bounds.max()
-            step = replay_seconds(*case.arguments(), rendezvous)
-            assert bound <= step * (1 + 1e-9)
-            ratios.append(step / bound)
+            bounds = stage_bounds_seconds(times, after, rendezvous)
+            step = replay_seconds(times, after, rendezvous)
+            assert bounds.max() <= step * (1 + 1e-9)
+            ratios.append(step / bounds.max())
             best.add(int(np.argmax(bounds.max(axis=0))))
         upstream = 0.0
-        for s, (forward, backward) in enumerate(zip(case.forward, case.backward, strict=True)):
-            own = busy_seconds(upstream, forward + backward, case.num_microbatches)
-            assert own <= step * (1 + 1e-9), s
-            upstream += forward + backward
+        for s, own in enumerate(times.forward + times.backward):
+            assert busy_seconds(upstream, own, times.num_microbatches) <= step * (1 + 1e-9), s
+            upstream += own
     # A bound that had lost a part would be far off.
     assert np.mean(ratios) < 1.03
     assert best == {0, 1, 2, 3, 4}
@@ -45,25 +42,19 @@ def test_never_above_a_replay_and_each_of_the_five_is_the_best_one_somewhere() -
 def test_exact_for_even_stages() -> None:
     for stages, m in ((1, 4), (4, 4), (5, 32)):
         none = np.zeros(stages - 1)
-        bound = lower_bound_seconds(
-            np.full(stages, 1.0),
-            np.full(stages, 2.0),
-            *(none,) * 4,
-            np.arange(stages, 0, -1),
-            m,
-            np.full(stages, 0.5),
-            False,
+        times = StageTimes(
+            np.full(stages, 1.0), np.full(stages, 2.0), *(none,) * 4, np.arange(stages, 0, -1), m
         )
-        assert bound == (m + stages - 1) * 3.0 + 0.5
+        bounds = stage_bounds_seconds(times, np.full(stages, 0.5), False)
+        assert bounds.max() == (m + stages - 1) * 3.0 + 0.5
 
 
 def test_the_parts_that_the_search_uses_are_those_of_the_bound() -> None:
     rng = np.random.default_rng(19)
     for _ in range(300):
-        case = random_case(rng, transfers=1.0)
-        case = replace(case, after=np.zeros_like(case.after))
+        case, _ = random_plain(rng, transfers=1.0)
         m, last = case.num_microbatches, len(case.forward) - 1
-        bounds = stage_bounds_seconds(*case.arguments(), False)
+        bounds = stage_bounds_seconds(case, np.zeros(len(case.forward)), False)
         wires = np.append(case.send_forward + case.wire_latency, 0.0)
         wires_back = np.append(case.send_backward + case.wire_latency, 0.0)
         own = case.forward + case.backward

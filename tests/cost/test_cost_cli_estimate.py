@@ -81,7 +81,6 @@ def test_islands_as_given() -> None:
         ({"pp": 0}, "pp is 0"),
         ({"layers": "4,4", "islands": "a,b,a"}, "islands has 3 entries for 2"),
         ({"islands": "c"}, "no island is named c; the cluster has a, b"),
-        ({"layers": "2,2,4", "islands": "a,b,a", "dp": 1}, "not next to each other"),
         ({"tp": 3}, "1 stages of tp 3 x dp .any. devices do not fit on the cluster"),
         ({"tp": 0}, "tp is 0"),
         ({"dp": 0}, "dp is 0"),

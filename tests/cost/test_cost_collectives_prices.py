@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 
 from hetplan.cluster.spec import Cluster, IslandLink, Link, RegionLink
 from hetplan.cost.collectives import (
-    ALL,
     Algorithm,
     CollectiveCost,
     collective,
@@ -73,7 +72,7 @@ def cost(
         message,
         PREDICTOR,
         algorithm=algorithm,
-        **{"among": ALL, **more},  # type: ignore[arg-type]
+        **more,  # type: ignore[arg-type]
     )
 
 
@@ -88,11 +87,6 @@ def test_closed_forms_on_one_level(ranks: int, message: float) -> None:
     assert cost(own, RS, message, Algorithm.RING).seconds == pytest.approx(half)
     assert cost(own, AG, message, Algorithm.RING).seconds == pytest.approx(half)
     assert cost(own, A2A, message, Algorithm.DIRECT).seconds == pytest.approx(half)
-    if n & (n - 1) == 0:
-        doubled = math.log2(n) * alpha + (n - 1) / n * message * beta
-        for operation, times in ((AR, 2), (RS, 1), (AG, 1)):
-            found = cost(own, operation, message, Algorithm.HALVING_DOUBLING)
-            assert found.seconds == pytest.approx(times * doubled)
 
 
 def test_trees_reach_the_bandwidth_term_keep_few_latencies_and_take_the_best_chunks() -> None:
@@ -173,10 +167,10 @@ def test_a_shared_link_is_divided_among_the_lanes() -> None:
     free = group(places)
     tight = group(places, cluster=replace(plain_cluster(places), across_regions=narrow))
     message = 4e9
-    for form in (Algorithm.TWO_LEVEL, Algorithm.HALVING_DOUBLING):
-        # S in each direction over 3 GB/s instead of 4 * 2 GB/s.
-        more = cost(tight, AR, message, form).seconds - cost(free, AR, message, form).seconds
-        assert more == pytest.approx(message / 3e9 - message / 8e9)
+    # S in each direction over 3 GB/s instead of 4 * 2 GB/s.
+    form = Algorithm.TWO_LEVEL
+    more = cost(tight, AR, message, form).seconds - cost(free, AR, message, form).seconds
+    assert more == pytest.approx(message / 3e9 - message / 8e9)
 
 
 def test_lanes_of_trees_share_a_link_too() -> None:
@@ -188,14 +182,6 @@ def test_lanes_of_trees_share_a_link_too() -> None:
     shared = cost(tight, AR, message, Algorithm.TREE).seconds
     assert message / 3e9 <= shared < 1.1 * message / 3e9
     assert cost(group(places), AR, message, Algorithm.TREE).seconds < 0.5 * shared
-
-
-def test_the_exchange_across_regions_comes_last() -> None:
-    own = group(((0, (8, 8)), (1, (8, 8))))
-    chosen = cost(own, AR, 1e9, Algorithm.HALVING_DOUBLING)
-    assert chosen.detail == "near first"
-    # S in each direction together, and not n S / 2.
-    assert chosen.terms[-1].seconds == pytest.approx(2 * (5e-3 + 1e9 / 32 / 2e9))
 
 
 def clock(own: Group, world: Machine, phases: Sequence[Sequence[range]], message: float) -> float:
@@ -366,7 +352,6 @@ def test_islands_of_two_regions_share_their_link_unless_they_have_one_of_their_o
     message = 8e9
     for operation, algorithm, sent in (
         (AR, Algorithm.TWO_LEVEL, message),
-        (AR, Algorithm.HALVING_DOUBLING, message),
         (A2A, Algorithm.DIRECT, 4 * 4 * message / 8),
     ):
         shared = cost(region, operation, message, algorithm)
@@ -423,7 +408,7 @@ def test_no_law_beats_a_measured_curve() -> None:
     assert found.seconds == 5.0 + 1e-3
     assert found.terms[0].cause == "link fabric"
     assert found.terms[0].prediction.log_halfwidth == 0.1
-    forced = collective(own.cluster, own.shape, AR, 1e6, slow, algorithm=Algorithm.HALVING_DOUBLING)
+    forced = collective(own.cluster, own.shape, AR, 1e6, slow, algorithm=Algorithm.TREE)
     assert forced.seconds < 1
 
 
@@ -461,12 +446,9 @@ def test_one_rank_costs_nothing() -> None:
 @pytest.mark.parametrize(
     ("places", "operation", "algorithm", "said"),
     [
-        (((0, (3,)),), AR, Algorithm.HALVING_DOUBLING, "ranks in a node: 3, which is no power"),
-        (((0, (2, 1)),), AR, Algorithm.HALVING_DOUBLING, "1 here and 2 there"),
-        (((0, (2,)), (1, (2, 2))), AR, Algorithm.HALVING_DOUBLING, "nodes in an island"),
         (((0, (4,)),), AR, Algorithm.TWO_LEVEL, "ranks on two levels"),
         (((0, (4,)),), LinkOperation.BROADCAST, None, "part of no step"),
-        (((0, (4,)),), RS, Algorithm.TREE, "choose from halving-doubling, ring, two-level"),
+        (((0, (4,)),), RS, Algorithm.TREE, "choose from ring, two-level"),
         (((0, (4,)),), AR, Algorithm.DIRECT, "all_reduce by direct"),
         (((0, (3,)),), LinkOperation.SEND_RECV, None, "it takes two"),
     ],

@@ -19,7 +19,6 @@ from hetplan.cluster.spec import Cluster, Transport
 from hetplan.cost.collectives import Algorithm, CollectiveCost, collective, group_shape
 from hetplan.cost.collectives.trees import double_tree
 from hetplan.cost.network.segments import LinkName, LinkScope
-from hetplan.errors import InputError
 from hetplan.profiling.samples import LinkOperation
 
 PREDICTOR = Figures()
@@ -140,8 +139,3 @@ def test_half_of_a_pair_of_lanes_changes_rails() -> None:
     found = traffic(cost(railed(((0, 1), (0, 2))), AR, Algorithm.TWO_LEVEL))
     assert found[BETWEEN] == pytest.approx(2 * MESSAGE)
     assert found[NODE] == pytest.approx((2 * 2 + 0.5 * 2) * MESSAGE)
-
-
-def test_halving_doubling_wants_its_partners_on_its_rail() -> None:
-    with pytest.raises(InputError, match="other rails"):
-        cost(railed(((0,), (1,))), AR, Algorithm.HALVING_DOUBLING)

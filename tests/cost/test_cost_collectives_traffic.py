@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
-from collectives_counted import chained, exchanged, halved_and_doubled, through_trees
+from collectives_counted import chained, exchanged, through_trees
 from collectives_groups import (
     Populations,
-    equal_halves,
     group,
     per_rank,
     populations,
@@ -20,9 +17,9 @@ from hypothesis import strategies as st
 
 from hetplan.cost.collectives import Algorithm, collective
 from hetplan.cost.collectives.layout import chains
-from hetplan.cost.collectives.rings import halving_doubling, rings
+from hetplan.cost.collectives.rings import rings
 from hetplan.cost.collectives.trees import double_tree
-from hetplan.cost.collectives.values import Asking, ExchangeOrder
+from hetplan.cost.collectives.values import Asking
 from hetplan.cost.network.segments import LinkName
 from hetplan.profiling.samples import LinkOperation
 
@@ -54,33 +51,6 @@ def test_rings_in_every_form(found: Populations, operation: LinkOperation, seed:
             assert sum(each.bytes for each in cost.traffic) == pytest.approx(
                 passes * (len(own.ranks) - 1) * MESSAGE
             )
-
-
-@FEW
-@given(equal_halves(), st.sampled_from(RINGS), st.sampled_from(ExchangeOrder))
-def test_halving_doubling_in_both_orders(
-    found: Populations, operation: LinkOperation, order: ExchangeOrder
-) -> None:
-    own = group(found)
-    cost = halving_doubling(own.cluster, own.shape, operation, MESSAGE, ASKING, order)
-    far_first = order is ExchangeOrder.FAR_FIRST
-    world = halved_and_doubled(own.ranks, operation=operation.value, far_first=far_first)
-    assert_same(own.by_link(world.sent), traffic(cost))
-
-
-@pytest.mark.parametrize("ranks", [2, 8, 16])
-def test_the_order_of_exchanges_decides_what_crosses_between_two_regions(ranks: int) -> None:
-    """S per direction with the regions' exchange last, n S / 2 with it first, counted."""
-    own = group(((0, (ranks // 2,)), (1, (ranks // 2,))))
-    for far_first, wanted in ((False, Fraction(1)), (True, Fraction(ranks, 2))):
-        world = halved_and_doubled(own.ranks, operation="all_reduce", far_first=far_first)
-        for way in ((0, 1), (1, 0)):
-            crossing = [
-                part
-                for (source, target), part in world.sent.items()
-                if (source.region, target.region) == way
-            ]
-            assert sum(crossing, start=Fraction(0)) == wanted
 
 
 @FEW

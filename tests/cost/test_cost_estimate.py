@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 from cost_fakes import LinearPredictor, job, model, two_islands
-from replay_cases import one_pipeline
+from one_pipeline import StageChoice, build_plan
+from replay_cases import one_pipeline, plain_times
 
 from hetplan.cost.estimate import estimate, misfits
 from hetplan.cost.replay.step import replay_step
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Plan
 
 SHAPE, ASKED, CLUSTER = model(), job(), two_islands()
@@ -54,16 +55,9 @@ def test_composition_by_hand() -> None:
     ]
     after = [count * (4 / 100e9 + 1e-9) for count in parameters]
     # Stages of four devices fill a node, so 0 | 1 lies between nodes; 1 | 2 crosses to island b.
-    times = one_pipeline(
-        forward,
-        backward,
-        [hidden / 10e9, hidden / 1e9],
-        [hidden / 10e9, hidden / 1e9],
-        [1e-5, 5e-3],
-        [1e-5, 5e-3],
-        [3, 2, 1],
-        8,
-    )
+    sends, latencies = [hidden / 10e9, hidden / 1e9], [1e-5, 5e-3]
+    rows = (forward, backward, sends, sends, latencies, latencies)
+    times = one_pipeline(plain_times(*rows, warmup=[3, 2, 1], microbatches=8))
     step = replay_step((times,), rendezvous=True).pipelines[0]
     seconds = max(own.end_seconds + more for own, more in zip(step.stages, after, strict=True))
     assert found.step_seconds == pytest.approx(seconds)

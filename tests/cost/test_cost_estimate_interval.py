@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from cost_fakes import LinearPredictor, island, job, link, model, two_islands
+from one_pipeline import StageChoice, build_plan
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, RegionLink
@@ -23,7 +24,7 @@ from hetplan.cost.terms import (
 )
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Plan
 from hetplan.predict.calibration.factors import calibrate, devices_of, regime_of
 from hetplan.predict.calibration.values import (

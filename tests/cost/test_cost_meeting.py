@@ -105,11 +105,11 @@ def test_tensor_parallel_groups_of_two_stages_share_pcie_switches() -> None:
     slow = priced(two_stages(shared, 2, tp=2), shared)
     alone = priced(two_stages(apart, 2, tp=2), apart)
     for one, two in zip(slow.work[0].stages, alone.work[0].stages, strict=True):
-        assert one.unit.kept.tensor == pytest.approx(0.5, rel=0.05)
+        assert one.unit.kept.passes[0] == pytest.approx(0.5, rel=0.05)
         assert sum(one.forward) > sum(two.forward)
     # A stage of both pairs slows itself in the same way.
     both = group_among(shared, [(0, 1), (2, 3)])
-    assert both.share == slow.work[0].stages[0].unit.kept.tensor
+    assert both.share == slow.work[0].stages[0].unit.kept.passes[0]
 
 
 def over_two_islands(cluster: Cluster, stages: int) -> Plan:
@@ -187,9 +187,9 @@ def test_what_is_kept_is_a_part_and_order_does_not_matter(
     turned = kept_by_stages(cluster, parties(cluster, replicas[::-1]), 1)
     assert len(found) == len(replicas)
     for one, two in zip(found, turned[::-1], strict=True):
-        parts = (one.tensor, one.context, one.expert, *one.dense, *one.experts)
+        parts = (*one.passes, *one.dense, *one.experts)
         assert all(0 < each <= 1 for each in parts)
-        assert one.tensor == pytest.approx(two.tensor)
+        assert one.passes == pytest.approx(two.passes)
         assert one.dense == pytest.approx(two.dense)
 
 
@@ -222,7 +222,7 @@ def test_experts_of_two_stages_share_a_nic_in_every_microbatch() -> None:
         costs.append(Pricer(shape, cluster, FREE, PREDICTOR).step(plan))
     slow, fast = costs
     for one, two in zip(slow.work[0].stages, fast.work[0].stages, strict=True):
-        assert (one.unit.kept.expert, two.unit.kept.expert) == (0.5, 1.0)
+        assert (one.unit.kept.passes[2], two.unit.kept.passes[2]) == (0.5, 1.0)
         # Experts are cut over all ranks of a stage: no copies, nothing to reduce.
         assert one.unit.kept.experts == (1.0, 1.0, 1.0)
         assert sum(one.forward) > sum(two.forward)

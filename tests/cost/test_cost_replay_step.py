@@ -8,15 +8,23 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from cost_fakes import random_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_cases import SHAPES, Shape, even_times, one_pipeline, random_shape, random_times
+from replay_cases import (
+    SHAPES,
+    Shape,
+    even_times,
+    one_pipeline,
+    plain_times,
+    random_plain,
+    random_shape,
+    random_times,
+)
 from replay_oracle import World
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.ends import replayed, step_ends
-from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.cost.replay.kernel import StageTimes, replay_seconds
 from hetplan.cost.replay.step import StepReplay, replay_step
 from hetplan.cost.replay.times import PipelineTimes
 from hetplan.errors import InputError
@@ -63,23 +71,23 @@ def test_compiled_ends_are_the_replays(
 def test_the_kernel_of_a_search_adds_what_follows_and_knows_what_it_cannot_order() -> None:
     rng = np.random.default_rng(1)
     for index in range(200):
-        case = random_case(rng, transfers=TRANSFERS[index % 3], plain=index % 2 == 0)
-        times = one_pipeline(*case.arguments()[:-1])
+        times, after = random_plain(rng, transfers=TRANSFERS[index % 3], deeper=index % 2 == 1)
         for rendezvous in (False, True):
-            (ends,) = replayed((times,), rendezvous).ends
-            step = replay_seconds(*case.arguments(), rendezvous)
-            assert step == (ends + case.after).max()
+            (ends,) = replayed((one_pipeline(times),), rendezvous).ends
+            step = replay_seconds(times, after, rendezvous)
+            assert step == (ends + after).max()
         # The same operations in the same order, and every further wait only delays.
-        assert replay_seconds(*case.arguments(), False) <= step * (1 + 1e-12)
+        assert replay_seconds(times, after, False) <= step * (1 + 1e-12)
     nothing = np.zeros(1)
-    deep = (np.ones(2), np.ones(2), *[nothing] * 4, np.array([4, 1]), 8, np.zeros(2))
-    assert replay_seconds(*deep, True) == np.inf
-    assert np.isfinite(replay_seconds(*deep, False))
+    deep = StageTimes(np.ones(2), np.ones(2), *[nothing] * 4, np.array([4, 1]), 8)
+    assert replay_seconds(deep, np.zeros(2), True) == np.inf
+    assert np.isfinite(replay_seconds(deep, np.zeros(2), False))
 
 
 def test_two_stages_with_rendezvous_by_hand() -> None:
     # f 1, b 2, wire 0.5 + latency 0.25, extra 0.25, two microbatches, depths 2 and 1.
-    times = one_pipeline([1.0, 1.0], [2.0, 2.0], [0.5], [0.5], [0.25], [0.25], [2, 1], 2)
+    rows = ([1.0, 1.0], [2.0, 2.0], [0.5], [0.5], [0.25], [0.25])
+    times = one_pipeline(plain_times(*rows, warmup=[2, 1], microbatches=2))
     step = replay_step((times,), rendezvous=True).pipelines[0]
     spans = {
         (o.stage, o.kind, o.microbatch): (o.start_seconds, o.end_seconds)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plans"))
 
+from one_pipeline import StageChoice, build_plan
 from plans_of_many import (
     Case,
     Want,
@@ -35,7 +36,7 @@ from hetplan.cost.traffic import Ledger, ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.plans.assemble import assemble_plan
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.build import Degrees
 from hetplan.plans.plan import (
     LayerRange,
     OverlapSettings,

@@ -10,7 +10,7 @@ from cost_fakes import LinearPredictor, job, model
 from estimate_plans import expert_model, plan_with, seconds_of, stages_of, wide_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_cases import Shape, even_times, one_pipeline
+from replay_cases import Shape, even_times, one_pipeline, plain_times
 from rule_names import rule_of
 
 from hetplan.cluster.devices import DeviceKind
@@ -162,7 +162,8 @@ def times(
     none = [0.0] * len(send)
     back = [1.5 * each for each in send]
     depths = range(len(forward), 0, -1)
-    one = one_pipeline(forward, backward, send, back, none, none, depths, m)
+    rows = (forward, backward, send, back, none, none)
+    one = one_pipeline(plain_times(*rows, warmup=depths, microbatches=m))
     return replace(one, exchange=Exchange.DEEPSPEED)
 
 

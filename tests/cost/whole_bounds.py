@@ -7,88 +7,36 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.arrays import Floats
 from hetplan.cost.bounds import interval_seconds
+from hetplan.cost.replay.kernel import StageTimes
 from hetplan.kernels import kernel, sum_of
 
 
 @kernel
-def _two_forms(
-    forward: Floats,
-    backward: Floats,
-    send_forward: Floats,
-    send_backward: Floats,
-    wire_latency: Floats,
-    rendezvous_extra: Floats,
-    rendezvous: bool,
-) -> Floats:
+def _two_forms(times: StageTimes, rendezvous: bool) -> Floats:
     """F', B', F, B of every stage, [4, stages]."""
-    times = np.empty((4, forward.shape[0]))
-    times[0] = times[2] = forward
-    times[1] = times[3] = backward
-    for s in range(forward.shape[0] - 1):
-        times[0, s + 1] += send_forward[s] + wire_latency[s]
-        times[1, s] += send_backward[s] + wire_latency[s]
+    forms = np.empty((4, times.forward.shape[0]))
+    forms[0] = forms[2] = times.forward
+    forms[1] = forms[3] = times.backward
+    for s in range(times.forward.shape[0] - 1):
+        down = times.send_forward[s] + times.wire_latency[s]
+        up = times.send_backward[s] + times.wire_latency[s]
+        forms[0, s + 1] += down
+        forms[1, s] += up
         if rendezvous:
-            times[2, s + 1] += rendezvous_extra[s] + send_forward[s] + wire_latency[s]
-            times[3, s] += rendezvous_extra[s] + send_backward[s] + wire_latency[s]
-    return times
+            forms[2, s + 1] += times.rendezvous_extra[s] + down
+            forms[3, s] += times.rendezvous_extra[s] + up
+    return forms
 
 
 @kernel
-def lower_bound_seconds(
-    forward: Floats,
-    backward: Floats,
-    send_forward: Floats,
-    send_backward: Floats,
-    wire_latency: Floats,
-    rendezvous_extra: Floats,
-    warmup: Ints,
-    num_microbatches: int,
-    after: Floats,
-    rendezvous: bool,
-) -> float:
-    """Seconds that no 1F1B step of these stages can beat: the best of (a), (b), (c), (i), (l).
-
-    Arguments as in `replay_seconds`.
-    """
-    return float(
-        stage_bounds_seconds(
-            forward,
-            backward,
-            send_forward,
-            send_backward,
-            wire_latency,
-            rendezvous_extra,
-            warmup,
-            num_microbatches,
-            after,
-            rendezvous,
-        ).max()
-    )
-
-
-@kernel
-def stage_bounds_seconds(
-    forward: Floats,
-    backward: Floats,
-    send_forward: Floats,
-    send_backward: Floats,
-    wire_latency: Floats,
-    rendezvous_extra: Floats,
-    warmup: Ints,
-    num_microbatches: int,
-    after: Floats,
-    rendezvous: bool,
-) -> Floats:
+def stage_bounds_seconds(times: StageTimes, after: Floats, rendezvous: bool) -> Floats:
     """(a), (b), (c), (i), (l) of every stage, [stages, 5]; minus infinity where there is none."""
-    m, num_stages = num_microbatches, forward.shape[0]
-    times = _two_forms(
-        forward, backward, send_forward, send_backward, wire_latency, rendezvous_extra, rendezvous
-    )
-    way_down, way_up, serial_forward, serial_backward = times[0], times[1], times[2], times[3]
+    m, num_stages = times.num_microbatches, times.forward.shape[0]
+    way_down, way_up, serial_forward, serial_backward = _two_forms(times, rendezvous)
     sigma = sum_of(way_down) + sum_of(way_up)
-    depth = np.minimum(warmup, m)
+    depth = np.minimum(times.warmup, m)
     # Largest after[q] - U_q over the stages up to s, and over all.
     ending = np.empty(num_stages)
     upstream, largest = 0.0, -np.inf
@@ -129,7 +77,8 @@ def stage_bounds_seconds(
             bounds[s, 3] = max(bounds[s, 3], sigma + interval)
         if s < num_stages - 1:
             bounds[s, 4] = sigma + max(
-                (m - 1) * send_forward[s] + largest, (m - 1) * send_backward[s] + ending[s]
+                (m - 1) * times.send_forward[s] + largest,
+                (m - 1) * times.send_backward[s] + ending[s],
             )
         downstream += way_down[s] + way_up[s]
     return bounds

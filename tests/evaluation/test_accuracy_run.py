@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from evaluation_tables import (
     COLLECTIVE_HEADER,
-    LAYER_HEADER,
     collective_row,
-    layer_row,
     write_profile,
     write_runs,
     write_table,
@@ -128,9 +126,7 @@ def test_no_run_is_in_what_its_interval_stands_on(folder: Path) -> None:
     # One cell's measurements become absurd: its own intervals must not notice.
     cell = {row.place for row in rows if (row.tp, row.pp) == (2, 1)}
     changed = [
-        replace(run, run=replace(run.run, row=replace(run.row, step_seconds=500.0)))
-        if run.row.place in cell
-        else run
+        replace(run, row=replace(run.row, step_seconds=500.0)) if run.row.place in cell else run
         for run in done
     ]
     after = run_intervals(changed, changed)
@@ -194,18 +190,6 @@ def test_messages_and_ranks_are_left_out(tmp_path: Path) -> None:
     assert found["rows"].to_dict() == {OCTAVES: 24, "each of 2, 4, 8 ranks": 24}
     # A line in between is a line: only the ends, which are beyond what is left, can be off.
     assert found["median"][OCTAVES] < 0.01
-
-
-def test_unit_data_of_a_judge_that_cannot_be_read_end_nothing(folder: Path, tmp_path: Path) -> None:
-    judge = measured(tmp_path / "judge")
-    good = layer_row("enc-MLP-GEMM-1", 900.0, 1000.0)
-    write_table(judge, "layer_times.csv", LAYER_HEADER, good)
-    units = {row["what"]: row["rows"] for row in accuracy(folder, judge).document()["unit"]}
-    assert units == {}  # nothing is known of the device
-    write_table(judge, "layer_times.csv", LAYER_HEADER, good, layer_row("enc-MLP-GEMM-1", "x", 1))
-    found = accuracy(folder, judge).document()
-    assert len(found["rows"]) == len(LAYOUTS)
-    assert any("are not read" in note and "'x'" in note for note in found["notes"])
 
 
 # ---- the published data, where they are

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import median
 
 import pytest
 from evaluation_tables import (
@@ -24,10 +23,6 @@ from hetplan.errors import InputError
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
 
 A100 = "nvidia-a100-40gb-sxm"
-REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
-needs_reference = pytest.mark.skipif(
-    not (REFERENCE / "unit").is_dir(), reason="published measurements are not here"
-)
 
 
 def operators(found: UnitData) -> list[OperatorSample]:
@@ -319,42 +314,3 @@ def test_an_efficiency_that_is_no_time_says_why(tmp_path: Path) -> None:
     assert operators(found) == []
     for reason in ("no operator of a layer", "cannot be read", "(at most 1.25)", "(at most 2)"):
         assert has_note(found, "1 row not used", reason)
-
-
-# ---- the published data, where they are
-
-
-@pytest.fixture(scope="module")
-def published() -> UnitData:
-    return read_unit(REFERENCE)
-
-
-@needs_reference
-def test_as_many_rows_are_counted_out_as_the_readme_names(published: UnitData) -> None:
-    notes = "\n".join(published.notes)
-    assert "90 rows not used: layer_times.csv, single passes: 1e7 us" in notes
-    assert "2368 rows not used: collectives.csv: 1e12 us" in notes
-    assert "106 rows not used: collectives.csv: 1e9 us" in notes
-    assert "layer_profiles: OPT-30 on A100-40 is not read: float32 itself" in notes
-
-
-@needs_reference
-def test_what_remains_of_sliced_layers_is_their_slice(published: UnitData) -> None:
-    rows: dict[tuple[str, int, str, int, int], LayerSample] = {
-        (each.device, each.hidden_size, each.phase, each.microbatch_size, each.tp): each
-        for population in published.populations
-        for each in population.layers
-        if each.layer == "transformer"
-    }
-    shares = [
-        each.median_seconds * tp / rows[device, hidden, phase, size, 1].median_seconds
-        for (device, hidden, phase, size, tp), each in rows.items()
-        if device in (A100, "nvidia-gh200-96gb")
-        and tp in (2, 4)
-        and size >= 8
-        and phase != "optimizer:adamw"
-        if (device, hidden, phase, size, 1) in rows
-    ]
-    assert len(shares) > 20
-    assert median(shares) == pytest.approx(1.05, abs=0.05)
-    assert all(0.9 < share < 1.3 for share in shares)

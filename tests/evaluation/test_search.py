@@ -25,7 +25,7 @@ from evaluation.search.sailor import (
 )
 from evaluation.search.scaling import INSTANCES, instance_inputs, measure
 from hetplan.errors import InputError
-from hetplan.job.check import check_job_against
+from hetplan.plans.check_job import check_job_against
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 needs_reference = pytest.mark.skipif(

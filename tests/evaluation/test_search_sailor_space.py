@@ -15,7 +15,7 @@ from evaluation.search.peers import files_of
 from evaluation.search.sailor_search import SailorMaker
 from evaluation.search.sailor_tables import Tables, tables_of
 from hetplan.cost.arrays import Ints
-from hetplan.search.one_f_one_b.replay import NEVER, numbers_of, step_seconds
+from hetplan.search.one_f_one_b.replay import NEVER, step_seconds
 from hetplan.search.one_f_one_b.solver import chosen_of_row
 from hetplan.search.result import Inputs
 
@@ -61,16 +61,18 @@ def test_no_number_of_the_space_is_above_the_formula(at: int) -> None:
         maker = _maker(inputs, tables, judge)
         for family in families_of(inputs, tables):
             space = maker.space(family)
-            numbers, order_free = numbers_of(space), maker.order_free(family)
+            order_free = maker.order_free(family)
             for _ in range(20):
                 mesh, units = _random_row(
                     draw, space.max_stages, space.island_mask, space.num_layers
                 )
                 nothing = np.zeros_like(mesh)
-                said = judge.seconds(chosen_of_row(space, names, mesh, nothing, units, nothing))
+                said = judge.seconds(
+                    chosen_of_row(family, space, names, (mesh, nothing, units, nothing))
+                )
                 if said == math.inf:
                     continue
-                step = step_seconds(numbers, mesh, nothing, units, nothing)
+                step = step_seconds(space, mesh, nothing, units, nothing)
                 assert step < NEVER
                 assert step <= said * (1 + 1e-9)
                 assert order_free.bound_seconds <= said * (1 + 1e-9)

@@ -2,7 +2,7 @@ import json
 from dataclasses import dataclass
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -11,20 +11,18 @@ from hypothesis import strategies as st
 from hetplan.cluster.devices import DeviceKind, HostInterface
 from hetplan.cluster.launch_domains import DEFAULT_DOMAIN, LaunchDomain, Scheduler
 from hetplan.cluster.node import Nics, RingNics
-from hetplan.cluster.spec import Cluster, Island, Link
+from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
-from hetplan.job.spec import Job, LengthShare
+from hetplan.job.spec import Forbids, Job, LengthShare
 from hetplan.model.layers import (
     Attention,
     Experts,
-    LatentAttention,
     LayerRun,
-    Mlp,
     TransformerLayer,
 )
-from hetplan.model.numerics import RotaryScaling, Router
+from hetplan.model.numerics import Router
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Prediction
@@ -39,6 +37,73 @@ steady = settings(
 )
 
 
+def within(kind, notes):
+    """Numbers, or words, within the limits of an annotated type."""
+    limits = {}
+    for note in (limit for field in notes for limit in getattr(field, "metadata", ())):
+        limits |= {
+            key: getattr(note, key) for key in ("ge", "gt", "le", "lt") if hasattr(note, key)
+        }
+    if kind is str:
+        return st.from_regex(r"[a-z][a-z0-9]{0,4}", fullmatch=True)
+    least, most = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+    if kind is int:
+        return st.integers(least, most)
+    return st.floats(
+        least, most, exclude_min="gt" in limits, exclude_max="lt" in limits, allow_nan=False
+    )
+
+
+def special_fields(hint):
+    """Fields that must go together with others of the same value."""
+    if hint is Nics:
+        alone = {"rails": st.none(), "of_device": st.just(())}
+        return alone | {"rings": st.none() | st.sampled_from(RingNics)}
+    if hint is Island:
+        fields = {name: st.just(()) for name in ("switch_of_device", "numa_node_of_device")}
+        fields |= {"nodes": st.integers(3, 99), "nodes_out": st.sampled_from([(), (0,), (2, 1)])}
+        return (
+            fields
+            | {"node_names": st.just(()), "power_cap_watts": st.none()}
+            | {"devices_per_node": st.integers(1, 99)}
+        )
+    if hint is HostInterface:
+        return {"pcie_generation": st.integers(1, 6), "lanes": st.sampled_from([1, 8, 16])}
+    if hint is DeviceKind:
+        names = ("overlap_compute_slowdown", "overlap_communication_slowdown")
+        return dict.fromkeys(names, st.just(0.0) | st.floats(1, 10))
+    if hint is Cluster:
+        islands = st.lists(strategy(Island), max_size=2, unique_by=lambda island: island.name)
+        return {"islands": islands.map(tuple), "launch_domains": st.just(())}
+    if hint is Attention:
+        heads = {"num_heads": st.just(12), "num_kv_heads": st.sampled_from([1, 2, 3, 4, 6, 12])}
+        return heads | {"head_dim": st.integers(1, 10**4)}
+    if hint is Experts:
+        return {"num_experts": st.just(8), "experts_per_token": st.integers(1, 8)} | {
+            "shared_ffn_hidden_size": st.integers(1, 10**4)
+        }
+    if hint is TransformerLayer:
+        return {"num_norms": st.sampled_from([2, 4])}
+    if hint is LayerRun:
+        return {"count": st.integers(1, 10**4)}
+    if hint is ModelSpec:
+        runs = st.lists(strategy(LayerRun), min_size=1, max_size=2).map(tuple)
+        return {"layer_runs": runs, "num_mtp_layers": st.just(1)} | {
+            "mtp_layer": strategy(TransformerLayer)
+        }
+    if hint is Router:
+        return {"num_groups": st.just(8), "groups_per_token": st.just(4)}
+    if hint is Job:
+        alone = st.builds(LengthShare, length=st.integers(1, 2**20), share=st.just(1.0))
+        lengths = st.lists(alone, max_size=1).map(tuple)
+        return {"sequence_length": st.just(2**20), "sequence_lengths": lengths}
+    if hint is Forbids:
+        return {"nodes": st.sampled_from([(), ("a/0",), ("a/0", "b/17")])}
+    if hint is SearchResult:
+        return {"schema": st.just("hetplan.plan/8")}
+    return {}
+
+
 def strategy(hint):
     """Values of a frozen dataclass's type, without registering anything for other tests."""
     special = {
@@ -50,6 +115,9 @@ def strategy(hint):
     }
     if hint in special:
         return special[hint]
+    if get_origin(hint) is Annotated:
+        kind, *notes = get_args(hint)
+        return within(kind, notes)
     if get_origin(hint) in (Union, UnionType):
         return st.one_of(*map(strategy, get_args(hint)))
     if get_origin(hint) is tuple:
@@ -59,96 +127,24 @@ def strategy(hint):
         return st.tuples(*map(strategy, parts))
     if issubclass(hint, Enum):
         return st.sampled_from(hint)
-    fields = {name: strategy(each) for name, each in get_type_hints(hint).items()}
-    positive = st.floats(0, 1e30, exclude_min=True)
-    positive_constant = st.floats(0, 1e12, exclude_min=True)
-    if hint is Link:
-        fields |= {"bandwidth_bytes_per_second": positive, "latency_seconds": st.floats(0, 1e30)}
-        fields |= {"segment_bytes": positive, "oversubscription": st.floats(1, 1e6)}
-        for name in ("shared_bandwidth_bytes_per_second", "window_bytes", "price_usd_per_byte"):
-            fields[name] = st.none() | positive
-        fields["loss"] = st.none() | st.floats(0, 1, exclude_max=True)
-        fields["compute_share"] = st.floats(0, 1, exclude_max=True)
-    if hint is Nics:
-        fields |= {"bandwidth_bytes_per_second": positive, "of_device": st.just(())}
-        fields |= {"per_node": st.integers(1, 64), "most_per_device": st.integers(1, 8)}
-        # With rails a ring stays on the rail of its devices: no other NICs may be said.
-        railed = {"rails": st.just(1), "rings": st.none() | st.just(RingNics.OWN)}
-        plain = {"rails": st.none(), "rings": st.none() | st.sampled_from(RingNics)}
-        return st.builds(hint, **fields | railed) | st.builds(hint, **fields | plain)
-    if hint is Island:
-        fields |= {"nodes": st.integers(3, 99), "devices_per_node": st.integers(1, 99)}
-        fields |= {"memory_bytes": positive, "nodes_out": st.sampled_from([(), (0,), (2, 1)])}
-        fields |= {"clock_ratio": st.floats(0.1, 1.5), "power_cap_watts": st.none()}
-        fields["speed_spread"] = st.none() | st.floats(0, 0.5)
-        for name in ("switch_of_device", "numa_node_of_device", "node_names"):
-            fields[name] = st.just(())
-    if hint is HostInterface:
-        fields = {"pcie_generation": st.integers(1, 6), "lanes": st.sampled_from([1, 8, 16])}
-    if hint is DeviceKind:
-        slowdown = st.just(0.0) | st.floats(1, 10)
-        fields |= {"overlap_compute_slowdown": slowdown, "overlap_communication_slowdown": slowdown}
-    if hint is Cluster:
-        islands = st.lists(strategy(Island), max_size=2, unique_by=lambda island: island.name)
-        fields["islands"] = islands.map(tuple)
-        fields["launch_domains"] = st.just(())
     if hint is LaunchDomain:
         words = st.from_regex(r"[a-z][a-z0-9]{0,9}", fullmatch=True)
-        fields = {"name": words.filter(lambda name: name != DEFAULT_DOMAIN)}
-        fields |= {"islands": st.lists(words, min_size=1, max_size=2, unique=True).map(tuple)}
-        fields |= {"interface": st.just("") | words, "image": st.just("") | words}
-        fields |= {"first_port": st.integers(1024, 2000), "last_port": st.integers(2001, 65535)}
-        fields |= {"fabric_devices": st.lists(words, max_size=2).map(tuple)}
-        fields["addresses"] = st.sampled_from([(), (("n[1-2]", "10.0.0.[1-2]"), ("m", "fd00::1"))])
-        limit = st.none() | st.floats(60, 1e6)
-        slurm = {"scheduler": st.just(Scheduler.SLURM), "time_limit_seconds": limit}
-        return st.builds(hint, **fields) | st.builds(hint, **fields | slurm)
-    if hint in (ModelSpec, LayerRun, Attention, LatentAttention, Mlp, Experts):
-        fields |= {
-            name: st.integers(1, 10**4) if each is int else st.none() | st.integers(1, 10**4)
-            for name, each in get_type_hints(hint).items()
-            if each in (int, int | None)
-        }
-    if hint is Attention:
-        fields["num_heads"] = st.just(12)
-        fields["num_kv_heads"] = st.sampled_from([1, 2, 3, 4, 6, 12])
-    if hint is Experts:
-        fields["num_experts"] = st.just(10**4)
-    if hint is TransformerLayer:
-        fields["num_norms"] = st.sampled_from([2, 4])
-    if hint is ModelSpec:
-        fields["layer_runs"] = st.lists(strategy(LayerRun), min_size=1, max_size=2).map(tuple)
-        fields["num_mtp_layers"], fields["mtp_layer"] = st.just(1), strategy(TransformerLayer)
-        fields |= {name: st.none() | positive_constant for name in ("norm_epsilon", "rotary_base")}
-        fields["rotary_fraction"] = st.none() | st.floats(0, 1, exclude_min=True)
-    if hint in (RotaryScaling, Router):
-        fields |= {
-            name: st.none() | (positive_constant if float in get_args(each) else st.integers(1, 9))
-            for name, each in get_type_hints(hint).items()
-            if {int, float} & {*get_args(each)}
-        }
-    if hint is Router:
-        groups = st.sampled_from([(None, None), (8, 4)])
-        return groups.flatmap(
-            lambda pair: st.builds(
-                Router,
-                **fields | {"num_groups": st.just(pair[0]), "groups_per_token": st.just(pair[1])},
-            )
+        addresses = [(), (("n[1-2]", "10.0.0.[1-2]"), ("m", "fd00::1"))]
+        return st.builds(
+            hint,
+            name=words.filter(lambda name: name != DEFAULT_DOMAIN),
+            islands=st.lists(words, min_size=1, max_size=2, unique=True).map(tuple),
+            interface=st.just("") | words,
+            first_port=st.integers(1024, 2000),
+            last_port=st.integers(2001, 65535),
+            fabric_devices=st.lists(words, max_size=2).map(tuple),
+            addresses=st.sampled_from(addresses),
+            scheduler=st.just(Scheduler.SLURM),
+            time_limit_seconds=st.none() | st.floats(60, 1e6),
         )
-    if hint is Job:
-        fraction = st.floats(0, 1, exclude_max=True)
-        fields |= {"gap": fraction, "memory_reserve_fraction": fraction}
-        fields |= {"expert_load_factor": st.floats(1, 1e6)}
-        fields["data_loading_seconds"] = st.floats(0, 1e9)
-        fields["sequence_length"] = st.just(2**40)
-        alone = st.builds(LengthShare, length=st.integers(1, 2**40), share=st.just(1.0))
-        fields["sequence_lengths"] = st.lists(alone, max_size=1).map(tuple)
-        fields |= {"seed": st.integers(0, 2**31 - 1), "total_tokens": st.none() | st.just(10**18)}
-        fields |= {"quantile": st.none() | st.floats(0.5, 0.99)}
-        fields["checkpoint_interval_steps"] = st.none() | st.integers(1, 2**40)
-    if hint is SearchResult:
-        fields["schema"] = st.just("hetplan.plan/8")
-    return st.builds(hint, **fields)
+    hints = get_type_hints(hint, include_extras=True)
+    fields = special_fields(hint)
+    return st.builds(hint, **fields, **{n: strategy(hints[n]) for n in hints if n not in fields})
 
 
 def read_back(folder, value, schema):
@@ -218,7 +214,7 @@ def test_core_values_check_themselves_on_reading(tmp_path):
     }
     path = tmp_path / "value.json"
     path.write_text(json.dumps({"schema": "x/1", **job}))
-    with pytest.raises(InputError, match="global_batch_size is 0"):
+    with pytest.raises(InputError, match="global_batch_size: found 0"):
         decode(read_document(path), Job, schema="x/1")
 
 

@@ -41,7 +41,7 @@ from hetplan.importers.records import (
     TopologyPath,
 )
 from hetplan.importers.topology import nearest_nics, nic_layout, pcie_switches
-from hetplan.predict.datasheet import collective, send
+from hetplan.predict.link.prior import collective, send
 from hetplan.profiling.samples import LinkOperation, LinkSample
 
 KINDS = {kind.kind: kind for kind in load_catalogue()}

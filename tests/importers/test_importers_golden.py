@@ -35,5 +35,9 @@ def test_an_input_gives_its_records_whatever_its_line_ends(golden: GoldenInput) 
 def test_every_input_is_detected_as_its_own_kind() -> None:
     for golden in GOLDEN_INPUTS:
         detected = importer_of(golden.text)
-        plain = golden.path.name in ("hostnames.txt", "mpich.txt")  # names alone, or with counts
+        plain = golden.path.name in (
+            "hostnames.txt",
+            "mpich.txt",
+            "scontrol.txt",
+        )  # names alone, or with counts
         assert detected == golden.importer or (plain and detected is None), golden.path

@@ -12,12 +12,12 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_document
 from hetplan.files.shipped import shipped_folder
-from hetplan.job.check import check_job_against
 from hetplan.job.load import load_job
 from hetplan.job.spec import Job, Objective, Pins
 from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.check_job import check_job_against
 
 CONFIGS = shipped_folder("configs")
 

@@ -6,7 +6,6 @@ from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
-from hetplan.job.check import check_job_against
 from hetplan.job.load import load_job
 from hetplan.job.spec import (
     Forbids,
@@ -20,6 +19,7 @@ from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_faults, trainer_settin
 from hetplan.model.load import load_model
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind
+from hetplan.plans.check_job import check_job_against
 from hetplan.plans.targets import TARGETS
 
 CONFIGS = shipped_folder("configs")

@@ -9,10 +9,10 @@ from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.files.reading import read_document
 from hetplan.files.shipped import shipped_folder
-from hetplan.job.check import check_job_against
 from hetplan.job.load import TARGET_NAMES, load_job
 from hetplan.job.spec import Forbids, LengthShare, Optimizer, Pins, Precision
 from hetplan.model.load import load_model
+from hetplan.plans.check_job import check_job_against
 from hetplan.plans.targets import TARGETS
 
 CONFIGS = shipped_folder("configs")
@@ -194,7 +194,7 @@ def test_packing_needs_lengths(tmp_path):
         ({"sequence_lengths": (LengthShare(length=4096, share=1.0),)}, "sequence_length 2048"),
         ({"sequence_lengths": (LengthShare(length=0, share=1.0),)}, "from 1 to"),
         ({"sequence_lengths": (LengthShare(length=5, share=0.5),)}, "sum to 0.5"),
-        ({"sequence_lengths": (LengthShare(length=5, share=1.5),)}, "share of 1.5"),
+        ({"sequence_lengths": (LengthShare(length=5, share=1.5),)}, "share is 1.5"),
         ({"expert_load_factor": 0.9}, "at least 1"),
         ({"expert_load_factor": float("nan")}, "at least 1"),
         ({"data_loading_seconds": -1.0}, "at least 0"),

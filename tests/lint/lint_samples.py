@@ -16,17 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.files.encoding import encode
-from hetplan.lint.known import known_device, known_model
-from hetplan.model.spec import LayerKind
-from hetplan.model.work import layer_work
+from hetplan.lint.known import known_device
 from hetplan.profiling.samples import LayerSample, LinkSample, Provenance, header, row
 from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 
 NOISE = 0.03
-MODELS = ("OPT-350", "GPT-Neo-2.7", "OPT-30")
 DEVICES = ("A100-40", "V100-16")
 MICROBATCHES = (1, 2, 4, 8)
-TP = (1, 2, 4)
 Rows = list[dict[str, Any]]
 
 
@@ -35,14 +31,21 @@ def noisy(value: float, random_: random.Random) -> float:
     return value * math.exp(max(-3.0, min(3.0, random_.gauss(0.0, 1.0))) * NOISE)
 
 
+def timed(sample: Any, seconds: float) -> Any:
+    """The sample with this median, and quantiles near it."""
+    return replace(
+        sample,
+        median_seconds=seconds,
+        p10_seconds=seconds * 0.97,
+        p90_seconds=seconds * 1.03,
+    )
+
+
 @dataclass
 class Bundle:
     """Tables as lists of rows and documents as plain data; the files' names do not matter."""
 
-    layers: Rows = field(default_factory=list)
-    operators: Rows = field(default_factory=list)
     collectives: Rows = field(default_factory=list)
-    efficiencies: Rows = field(default_factory=list)
     cluster: dict[str, Any] = field(default_factory=dict)
     layer_samples: list[LayerSample] = field(default_factory=list)
     other_samples: list[LayerSample] = field(default_factory=list)
@@ -57,13 +60,7 @@ class Bundle:
             if name != "other_samples":
                 setattr(bundle, name, DRAWN[name](random.Random(f"{name} {seed}")))
         bundle.other_samples = [
-            replace(
-                sample,
-                median_seconds=sample.median_seconds * 1.05,
-                p10_seconds=sample.p10_seconds * 1.05,
-                p90_seconds=sample.p90_seconds * 1.05,
-            )
-            for sample in bundle.layer_samples
+            timed(sample, sample.median_seconds * 1.05) for sample in bundle.layer_samples
         ]
         return bundle
 
@@ -109,93 +106,6 @@ def _write_store(folder: Path, samples: list[Any]) -> None:
     (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _rate(device: str, random_: random.Random) -> float:
-    known = known_device(device)
-    assert known is not None
-    return known.half_flops_per_second * random_.uniform(0.35, 0.8)
-
-
-def _seconds(
-    model: str, layer: int, size: int, tp: int, rate: float, random_: random.Random
-) -> tuple[float, float]:
-    spec = known_model(model)
-    assert spec is not None
-    kind = spec.layers[layer]
-    work = layer_work(spec, kind, size, 2048, tp)
-    if kind is LayerKind.EMBEDDING:
-        seconds = 1e-3 * size
-        return noisy(seconds, random_), noisy(seconds, random_)
-    seconds = 20e-6 + work.flops / rate
-    return noisy(seconds, random_), noisy(2.05 * seconds, random_)
-
-
-def _layers(random_: random.Random) -> Rows:
-    rows: Rows = []
-    for device in DEVICES:
-        rate = _rate(device, random_)
-        for model in MODELS:
-            spec = known_model(model)
-            assert spec is not None
-            ours = rate * random_.uniform(0.75, 1.0)
-            for layer in (0, 1, spec.num_layers + 1):
-                for size in MICROBATCHES:
-                    for tp in TP:
-                        forward, backward = _seconds(model, layer, size, tp, ours, random_)
-                        rows.append(
-                            {
-                                "source": "drawn",
-                                "dtype": "fp16",
-                                "gpu": device,
-                                "model": model,
-                                "op": "layer",
-                                "mbs": size,
-                                "tp": tp,
-                                "algo": "",
-                                "fwd_us": round(forward * 1e6, 3),
-                                "bwd_us": round(backward * 1e6, 3),
-                                "weights_mb": "",
-                                "act_mb": "",
-                                "layer": layer,
-                            }
-                        )
-    return rows
-
-
-def _operators(random_: random.Random) -> Rows:
-    """The four products of a layer and what lies between them, h 2048, fp16."""
-    rows: Rows = []
-    hidden, sequence, rate = 2048, 2048, _rate("A100-40", random_)
-    for name, inputs, outputs in (
-        ("dense", 1, 1),
-        ("qkv", 1, 3),
-        ("mlp-1", 1, 4),
-        ("mlp-2", 4, 1),
-    ):
-        weights = 2.0 * inputs * outputs * hidden * hidden
-        for size in MICROBATCHES:
-            for tp in TP:
-                flops = size * sequence * weights / tp
-                forward = 10e-6 + flops / rate
-                rows.append(
-                    {
-                        "source": "drawn",
-                        "dtype": "fp16",
-                        "gpu": "A100-40",
-                        "model": "a-model",
-                        "op": name,
-                        "mbs": size,
-                        "tp": tp,
-                        "algo": 0,
-                        "fwd_us": round(noisy(forward, random_) * 1e6, 3),
-                        "bwd_us": round(noisy(2 * forward, random_) * 1e6, 3),
-                        "weights_mb": weights / tp / 2**20,
-                        "act_mb": 2.0 * size * sequence * outputs * hidden / 2**20,
-                        "layer": "",
-                    }
-                )
-    return rows
-
-
 def _collectives(random_: random.Random) -> Rows:
     rows: Rows = []
     for device in DEVICES:
@@ -225,37 +135,24 @@ def _collectives(random_: random.Random) -> Rows:
     return rows
 
 
-def _efficiencies(random_: random.Random) -> Rows:
-    return [
-        {
-            "source": "drawn",
-            "gpu": "a100",
-            "op": operation,
-            "peak_tflops": 312,
-            "default_eff": 0.7,
-            "shape": f"m={size}, k={2 * size}, n={size}, layout=TN, out_dtype=bf16",
-            "efficiency": round(random_.uniform(0.3, 0.9), 6),
-        }
-        for operation in ("matmul", "sdp_fwd")
-        for size in range(1024, 8192, 512)
-    ]
-
-
 def _layer_samples(random_: random.Random) -> list[LayerSample]:
     rate, found = random_.uniform(0.5e12, 200e12), []
     for hidden in (512, 2048):
         for size in MICROBATCHES:
             for tp in (1, 2):
-                for layer in ("transformer", "head"):
-                    flops = (
-                        size * 2048 * hidden * (24.0 * hidden if layer == "transformer" else 64e3)
-                    )
+                for layer in ("embedding", "transformer", "head"):
+                    per_token = {
+                        "embedding": 0.0,
+                        "transformer": 24.0 * hidden * hidden,
+                        "head": 64e3 * hidden,
+                    }[layer]
+                    flops = size * 2048 * per_token
                     for phase, times in (("forward", 1.0), ("backward", 2.05)):
                         median = noisy(times * (2e-3 + flops / tp / rate), random_)
                         activations = 17.0 * size * 2048 * hidden * 2 if phase == "forward" else 0.0
                         found.append(
                             LayerSample(
-                                device="a-device",
+                                device="nvidia-a100-40gb-sxm",
                                 architecture="gpt",
                                 layer=layer,
                                 phase=phase,
@@ -321,10 +218,7 @@ def _cluster(random_: random.Random) -> dict[str, Any]:
 
 
 DRAWN: dict[str, Callable[[random.Random], Any]] = {
-    "layers": _layers,
-    "operators": _operators,
     "collectives": _collectives,
-    "efficiencies": _efficiencies,
     "cluster": _cluster,
     "layer_samples": _layer_samples,
     "link_samples": _link_samples,

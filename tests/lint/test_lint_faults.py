@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from lint_samples import Bundle
+from lint_samples import Bundle, timed
 
 from hetplan.lint.findings import Findings
-from hetplan.lint.known import known_model
 from hetplan.lint.launches import RULES as LAUNCH_RULES
 from hetplan.lint.reading import LaunchContext, read_all
 from hetplan.lint.registry import RULES, findings
-from hetplan.model.spec import LayerKind
-from hetplan.model.work import layer_work
+from hetplan.profiling.samples import LayerSample
 
 # A failing seed tells as much as a small one: there is nothing to shrink.
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
@@ -38,7 +36,7 @@ def test_nothing_is_said_of_measurements_that_obey_physics(seed: int) -> None:
     found = check(Bundle.draw(seed))
     assert found.findings == ()
     assert found.skipped == ()
-    assert len(found.files) == 11  # 8 parts, three of them with a provenance beside them
+    assert len(found.files) == 8  # 5 parts, three of them with a provenance beside them
 
 
 class Damage(NamedTuple):
@@ -62,80 +60,77 @@ def scaled(table: list[dict[str, Any]], column: str, factor: float) -> None:
         row[column] = round(row[column] * factor, 6)
 
 
-def set_all(table: list[dict[str, Any]], **values: Any) -> None:
-    for row in table:
-        row.update(values)
+def retimed(bundle: Bundle, seconds: Callable[[LayerSample], float], **wanted: Any) -> None:
+    """The layer samples with these columns take what `seconds` says."""
+    for at, sample in enumerate(bundle.layer_samples):
+        if all(getattr(sample, name) == value for name, value in wanted.items()):
+            bundle.layer_samples[at] = timed(sample, seconds(sample))
 
 
-def time_not_positive(bundle: Bundle) -> None:
-    bundle.layers[7]["fwd_us"] = 0.0
+def at_rate(flops_per_second: float) -> Callable[[LayerSample], float]:
+    """Seconds of a transformer layer's pass at this rate."""
 
+    def seconds(sample: LayerSample) -> float:
+        h, s = sample.hidden_size, sample.sequence_length
+        flops = sample.microbatch_size * s * h * (24 * h + 2 * s) / sample.tp
+        return (1 if sample.phase == "forward" else 2) * flops / flops_per_second
 
-def time_sentinel(bundle: Bundle) -> None:
-    bundle.layers[7].update(fwd_us=1e7, bwd_us=1e7)
+    return seconds
 
 
 def faster_than_peak(bundle: Bundle) -> None:
-    for column in ("fwd_us", "bwd_us"):
-        scaled(rows(bundle.operators, gpu="A100-40"), column, 0.2)
+    retimed(bundle, at_rate(700e12), layer="transformer")
 
 
 def slower_than_class(bundle: Bundle) -> None:
-    for column in ("fwd_us", "bwd_us"):
-        scaled(rows(bundle.layers, gpu="A100-40", model="OPT-30"), column, 8.0)
+    retimed(bundle, at_rate(200e12), layer="transformer", hidden_size=512)
+    retimed(bundle, at_rate(20e12), layer="transformer", hidden_size=2048)
 
 
 def one_label_two_precisions(bundle: Bundle) -> None:
     """The narrow model in TF32, the wide one in true float32: 19.5 TFLOP/s and less."""
-    set_all(bundle.layers, dtype="fp32")
-    bundle.layers[:] = [
-        row for row in rows(bundle.layers, gpu="A100-40") if row["model"] != "GPT-Neo-2.7"
+    bundle.layer_samples[:] = [
+        replace(sample, precision="float32")
+        for sample in bundle.layer_samples
+        if sample.layer == "transformer"
     ]
-    for row in rows(bundle.layers, layer=1):
-        spec = known_model(row["model"])
-        assert spec is not None
-        work = layer_work(spec, LayerKind.TRANSFORMER, row["mbs"], 2048, row["tp"])
-        rate = 17e12 if row["model"] == "OPT-30" else 80e12
-        row["fwd_us"] = round(work.flops / rate * 1e6, 3)
-        row["bwd_us"] = round(2 * work.flops / rate * 1e6, 3)
+    retimed(bundle, at_rate(80e12), hidden_size=512)
+    retimed(bundle, at_rate(17e12), hidden_size=2048)
+    bundle.layer_samples[:] = [
+        replace(sample, activation_bytes=sample.activation_bytes * 2)
+        for sample in bundle.layer_samples
+    ]
 
 
 def backward_not_measured(bundle: Bundle) -> None:
-    set_all(rows(bundle.layers, layer=0), bwd_us=2.0)
+    retimed(bundle, lambda sample: sample.median_seconds / 100, phase="backward", layer="embedding")
 
 
 def input_gradient_only(bundle: Bundle) -> None:
-    scaled(bundle.operators, "bwd_us", 0.5)
+    retimed(bundle, lambda sample: sample.median_seconds / 2, phase="backward", layer="transformer")
 
 
 def backward_faster(bundle: Bundle) -> None:
-    for row in rows(bundle.layers, layer=25):
-        row["fwd_us"], row["bwd_us"] = row["bwd_us"], row["fwd_us"]
-
-
-def communication_inside(bundle: Bundle) -> None:
-    for row in rows(bundle.operators, op="mlp-2"):
-        row["fwd_us"] += 300.0 * row["mbs"] * (row["tp"] > 1)
+    retimed(bundle, lambda sample: sample.median_seconds / 4, phase="backward", layer="head")
 
 
 def warm_up_inside(bundle: Bundle) -> None:
-    for row in rows(bundle.layers, model="OPT-30", mbs=1, layer=1):
-        row["fwd_us"] *= 3
-        row["bwd_us"] *= 3
+    retimed(
+        bundle,
+        lambda sample: sample.median_seconds * 3,
+        microbatch_size=1,
+        hidden_size=2048,
+        layer="transformer",
+    )
 
 
 def times_do_not_grow(bundle: Bundle) -> None:
-    for row in rows(bundle.layers, model="OPT-30", layer=1, mbs=4):
-        wanted = {"tp": row["tp"], "gpu": row["gpu"], "mbs": 8}
-        after = rows(bundle.layers, model="OPT-30", layer=1, **wanted)[0]
-        row["fwd_us"], row["bwd_us"] = after["fwd_us"], after["bwd_us"]
-
-
-def mixed_precisions(bundle: Bundle) -> None:
-    bundle.layers += [
-        {**row, "dtype": "bf16", "fwd_us": row["fwd_us"] * 1.01, "bwd_us": row["bwd_us"] * 1.01}
-        for row in bundle.layers
-    ]
+    large = {
+        replace(sample, microbatch_size=4).shape: sample.median_seconds
+        for sample in bundle.layer_samples
+        if sample.microbatch_size == 8
+    }
+    retimed(bundle, lambda sample: large[sample.shape], microbatch_size=4, hidden_size=2048)
 
 
 def failure_as_number(bundle: Bundle) -> None:
@@ -177,24 +172,6 @@ def no_small_messages(bundle: Bundle) -> None:
     bundle.collectives[:] = [row for row in bundle.collectives if row["size_bytes"] >= 2**20]
 
 
-def efficiency_above_one(bundle: Bundle) -> None:
-    rows(bundle.efficiencies, op="matmul")[3]["efficiency"] = 1.07
-
-
-def efficiency_not_positive(bundle: Bundle) -> None:
-    bundle.efficiencies[3]["efficiency"] = 0.0
-
-
-def causal_full(bundle: Bundle) -> None:
-    rows(bundle.efficiencies, op="sdp_fwd")[3]["efficiency"] = 1.19
-
-
-def key_ignored(bundle: Bundle) -> None:
-    row = bundle.efficiencies[3]
-    shape = row["shape"].replace("bf16", "fp32")
-    bundle.efficiencies.append({**row, "shape": shape, "efficiency": row["efficiency"] * 0.8})
-
-
 def quantiles(bundle: Bundle) -> None:
     sample = bundle.layer_samples[4]
     bundle.layer_samples[4] = replace(sample, p10_seconds=sample.median_seconds * 1.01)
@@ -217,13 +194,7 @@ def clocks(bundle: Bundle) -> None:
 
 def populations(bundle: Bundle) -> None:
     bundle.other_samples[:] = [
-        replace(
-            sample,
-            median_seconds=sample.median_seconds * 1.7,
-            p10_seconds=sample.p10_seconds * 1.7,
-            p90_seconds=sample.p90_seconds * 1.7,
-        )
-        for sample in bundle.other_samples
+        timed(sample, sample.median_seconds * 1.7) for sample in bundle.other_samples
     ]
 
 
@@ -260,23 +231,19 @@ def milliseconds(bundle: Bundle) -> None:
 
 
 FAULTS = (
-    Damage("time-not-positive", ("layers",), time_not_positive),
-    Damage("time-sentinel", ("layers",), time_sentinel),
-    Damage("faster-than-peak", ("operators",), faster_than_peak),
-    Damage("slower-than-class", ("layers",), slower_than_class),
+    Damage("faster-than-peak", ("layer_samples",), faster_than_peak),
+    Damage("slower-than-class", ("layer_samples",), slower_than_class),
     Damage(
         "one-label-two-precisions",
-        ("layers",),
+        ("layer_samples",),
         one_label_two_precisions,
         frozenset({"faster-than-peak"}),  # TF32 is above the float32 peak
     ),
-    Damage("backward-not-measured", ("layers",), backward_not_measured),
-    Damage("input-gradient-only", ("operators",), input_gradient_only),
-    Damage("backward-faster-than-forward", ("layers",), backward_faster),
-    Damage("communication-inside", ("operators",), communication_inside),
-    Damage("warm-up-inside", ("layers",), warm_up_inside),
-    Damage("times-do-not-grow", ("layers",), times_do_not_grow),
-    Damage("mixed-precisions", ("layers",), mixed_precisions),
+    Damage("backward-not-measured", ("layer_samples",), backward_not_measured),
+    Damage("input-gradient-only", ("layer_samples",), input_gradient_only),
+    Damage("backward-faster-than-forward", ("layer_samples",), backward_faster),
+    Damage("warm-up-inside", ("layer_samples",), warm_up_inside),
+    Damage("times-do-not-grow", ("layer_samples",), times_do_not_grow),
     Damage("failure-as-number", ("collectives",), failure_as_number),
     Damage("bandwidth-not-positive", ("collectives",), bandwidth_not_positive),
     Damage("missing-size", ("collectives",), missing_size),
@@ -285,10 +252,6 @@ FAULTS = (
     Damage("columns-disagree", ("collectives",), columns_disagree),
     Damage("flat-then-steep", ("collectives",), flat_then_steep),
     Damage("no-small-messages", ("collectives",), no_small_messages),
-    Damage("efficiency-above-one", ("efficiencies",), efficiency_above_one),
-    Damage("efficiency-not-positive", ("efficiencies",), efficiency_not_positive),
-    Damage("causal-attention-counted-full", ("efficiencies",), causal_full),
-    Damage("key-ignores-a-column", ("efficiencies",), key_ignored),
     Damage("copied-values", ("layer_samples", "other_samples"), another_device),
     Damage("quantiles-out-of-order", ("layer_samples",), quantiles),
     Damage("more-outliers-than-runs", ("link_samples",), outliers),

@@ -34,7 +34,7 @@ TRAIN = """system:
     enable_hetero: true
     hetero_process_meshes: [2, 1, 1, 2, 1, 1, 1, 1, 4, 1]
     hetero_device_types: [A, B]
-    hetero_pipeline_layer_split: [20, 11]
+    hetero_pipeline_layer_split: [20, 12]
 model:
   num_layers: 32
   num_attention_heads: 32
@@ -63,7 +63,7 @@ def test_a_script_is_a_launch(tmp_path: Path) -> None:
     result = run(script)
     assert result.exit_code == 2
     assert "error: launch-loses-layers (lines 5, 6)" in result.stdout
-    assert "builds 7 on each, 28 in all" in result.stdout
+    assert "28 of 30 layers are on the 4 stages" in result.stdout
     assert "1 file read (megatron launch): 1 errors, 0 warnings" in result.stdout
     script.write_text(SCRIPT.replace("--num-layers 30", "--num-layers 32"))
     assert run(script, "--strict").exit_code == 0
@@ -86,16 +86,16 @@ def test_sizes_that_only_the_hosts_know_are_said_and_can_be_given(tmp_path: Path
 
 def test_an_experiment_and_the_files_that_it_includes_are_one_launch(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    (tmp_path / "hosts").write_text("a0 slots=4 type=A\nb0 slots=4 type=B\n")
+    (tmp_path / "hosts").write_text("a0 slots=6 type=A\nb0 slots=2 type=B\n")
     (tmp_path / "run.yaml").write_text(EXPERIMENT.replace("HOSTS", str(tmp_path / "hosts")))
     (tmp_path / "train" / "plan.yaml").write_text(TRAIN)
     result = run(tmp_path / "run.yaml")
     assert result.exit_code == 2
-    assert "hetero_pipeline_layer_split adds up to 31, num_layers is 32" in result.stdout
+    assert "meshes of type A have 4 ranks, its hosts 6" in result.stdout
     assert str(tmp_path / "train" / "plan.yaml") + "\n  error" in result.stdout
     reading = read_all([tmp_path], LaunchContext())
     assert len(reading.inputs.launches) == 1
-    assert [each.rule for each in findings(reading).findings] == ["launch-meshes-do-not-fit"]
+    assert {each.rule for each in findings(reading).findings} == {"launch-mesh-types"}
 
 
 def test_a_configuration_of_torchtitan_is_a_launch(tmp_path: Path) -> None:

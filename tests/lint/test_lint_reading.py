@@ -37,8 +37,7 @@ def test_kinds_are_recognised_by_shape_and_not_by_name(tmp_path: Path) -> None:
     reading = read(tmp_path)
     assert reading.skipped == ()
     assert reading.faults == ()
-    tables = ("layers", "collectives", "efficiencies")
-    for name in (*tables, "layer_samples", "link_samples", "clusters"):
+    for name in ("collectives", "layer_samples", "link_samples", "clusters"):
         assert getattr(reading.inputs, name), name
 
 

@@ -23,7 +23,8 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.laws import FittedLaws, LayerLaw, MeasuredRange, Term, range_names
+from hetplan.predict.law_parts import MeasuredRange
+from hetplan.predict.laws import FittedLaws, LayerLaw, Term, range_names
 from hetplan.predict.predictor import LayerQuery
 from hetplan.profiling.grid import job_grid
 from hetplan.profiling.layers import build_layer

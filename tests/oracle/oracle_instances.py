@@ -2,16 +2,28 @@
 
 `AXES` names what a plan may choose, and what makes the choice hard. `axes_of` says which of them an
 instance has on, from the instance alone: an axis is on where the target, the cluster, the model and
-the job leave it at least two values. `table.csv` lists the instances of `make oracle`.
+the job leave it at least two values. `table.csv` lists the instances of `make oracle`; targets and
+axes are drawn at random until there are enough instances and every pair of axes is on together
+often enough, without jobs that the oracle cannot try in full:
+
+    python tests/oracle/oracle_instances.py     draw a new table.csv (minutes)
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
+
 import numpy as np
+from oracle_optimum import Enumeration, TooManyPlansError
+from oracle_price import Prices
+from oracle_space import SmallSpace
 from search_jobs import device, model
 
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Transport
@@ -20,6 +32,7 @@ from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import RecomputeModule, Sharding
 from hetplan.plans.targets import TARGETS
+from hetplan.predict.fit import FittedPredictor
 
 TABLE = Path(__file__).parent / "table.csv"
 
@@ -423,3 +436,96 @@ def _forbids(rng: np.random.Generator, wanted: frozenset[str], cluster: Cluster)
         return Forbids()
     large = [island for island in cluster.islands if island.nodes > 1 and not island.nodes_out]
     return Forbids(nodes=(f"{large[0].name}/1",) if large else ())
+
+
+# ---- the table
+
+MIN_INSTANCES = 2000
+MIN_TOGETHER = 100
+MIN_PRICED = 25
+"""Of pairs with an axis that the product prices."""
+MAX_PRICED_PLANS = 400
+MAX_PLANS = 10_000
+MAX_DEVICES = 6
+MAX_EMPTY = 0.02
+"""Part of the instances that may have no plan by their divisors alone."""
+TARGET_WEIGHTS = {
+    "any": 0.36,
+    "native": 0.22,
+    "megatron": 0.18,
+    "flagscale": 0.12,
+    "torchtitan": 0.12,
+}
+
+Pair = tuple[str, str]
+
+
+def pairs_of(rows: list[frozenset[str]]) -> Counter[Pair]:
+    """How many of these have both axes on."""
+    found: Counter[Pair] = Counter()
+    for on in rows:
+        found.update(combinations([name for name in AXES if name in on], 2))
+    return found
+
+
+def every_pair() -> Iterator[Pair]:
+    """All pairs, in the order of `AXES`."""
+    return combinations(AXES, 2)
+
+
+def least_of(pair: Pair) -> int:
+    """In how many instances a pair has to be on."""
+    return MIN_PRICED if set(pair) & set(PRICED) else MIN_TOGETHER
+
+
+def draw() -> list[Listed]:
+    """Enough instances; equal for equal code."""
+    rng = np.random.default_rng(20261121)
+    predictor = FittedPredictor.datasheet_only()
+    found: list[Listed] = []
+    together: Counter[Pair] = Counter()
+    empty = seed = 0
+    while (
+        len(found) < MIN_INSTANCES
+        or min(together[pair] - least_of(pair) for pair in every_pair()) < 0
+    ):
+        seed += 1
+        target = str(rng.choice([*TARGET_WEIGHTS], p=[*TARGET_WEIGHTS.values()]))
+        scarce = min(every_pair(), key=lambda pair: together[pair] / least_of(pair))
+        part = {name: 0.04 if name in PRICED else 0.36 for name in FREE}
+        wanted = {name for name in FREE if rng.random() < part[name]} | set(scarce) & set(FREE)
+        wanted = {name for name in wanted if possible(target, frozenset({name}))}
+        names = tuple(name for name in FREE if name in wanted)
+        one = Listed(len(found), target, names, seed, 0).instance()
+        if one.cluster.num_devices > MAX_DEVICES or one.cluster.num_devices < 2:
+            continue
+        on = axes_of(one)
+        full = len(found) >= MIN_INSTANCES
+        if full and not any(together[pair] < least_of(pair) for pair in pairs_of([on])):
+            continue
+        prices = Prices(one.model, one.cluster, one.job, predictor)
+        try:
+            space = SmallSpace(one.model, one.cluster, one.job)
+            most = MAX_PRICED_PLANS if one.priced else MAX_PLANS
+            every = Enumeration(space, prices, most, only_count=True)
+            every.run()
+        except TooManyPlansError:
+            continue
+        if not every.plans:
+            if empty >= MAX_EMPTY * len(found):
+                continue
+            empty += 1
+        together.update(pairs_of([on]))
+        found.append(Listed(len(found), target, names, seed, every.plans))
+    return found
+
+
+def write_table(rows: list[Listed]) -> None:
+    """table.csv."""
+    lines = ["number,target,wanted,seed,plans"]
+    lines += [f"{r.number},{r.target},{' '.join(r.wanted)},{r.seed},{r.plans}" for r in rows]
+    TABLE.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    write_table(draw())

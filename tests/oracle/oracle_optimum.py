@@ -1,33 +1,26 @@
 """The best of all plans of a small job, by trying every one of them.
 
-Pipelines alone are tried row by row in compiled loops over layers and recomputation, with tables of
-what a stage takes and whether it fits. Several pipelines are put together from all rows whose
-samples make up the batch.
+Every sequence of pipelines that makes up the batch is placed; of each pipeline every cut and every
+recomputation is replayed, and every combination of them composed. What a stage takes, and whether
+it fits, is made once for each pipeline and number of layers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
-import numpy.typing as npt
-from oracle_costs import Costs, PlacedPipeline, Replicas
-from oracle_meshes import Mesh
-from oracle_plans import chosen_plan
-from oracle_price import Prices
-from oracle_replay import Floats, Ints, Program
-from oracle_space import Row, SmallSpace
-from oracle_tables import VARIANTS, Tables, best_of_row
+from oracle_price import Costs, PlacedPipeline, Prices, Replicas, shape_of
+from oracle_replay import Floats
+from oracle_space import Mesh, Row, SmallSpace
 
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.build import plan_of
-from hetplan.plans.plan import RecomputeGranularity, Sharding
-
-Bools = npt.NDArray[np.bool_]
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
+from hetplan.plans.pieces import own_depth
+from hetplan.plans.plan import Schedule, Sharding
 
 
 class TooManyPlansError(Exception):
@@ -44,19 +37,8 @@ class Found:
     sharding: Sharding
 
 
-@dataclass
-class Optimum:
-    """What trying everything gives."""
-
-    best: Found | None = None
-    plans: int = 0
-    """All that were looked at."""
-    fitting: int = 0
-
-    def offer(self, found: Found) -> None:
-        """Keep the faster one."""
-        if self.best is None or found.seconds < self.best.seconds:
-            self.best = found
+_Ended = tuple[PlacedPipeline, list[int], Floats]
+"""A pipeline, the slowest part of every stage, and when the stages end."""
 
 
 @dataclass
@@ -70,130 +52,20 @@ class Enumeration:
     """Nothing is priced."""
     product: Pricer | None = None
     """Prices the plans instead of the oracle's own sums."""
-    found: Optimum = field(default_factory=Optimum)
+    plans: int = 0
+    """All that were looked at."""
+    best: Found | None = None
 
-    @cached_property
-    def tables(self) -> Tables:
-        """What stages take."""
-        return Tables(self.space, self.prices)
-
-    def run(self) -> Optimum:
-        """The optimum; TooManyPlansError past `most_plans`."""
-        pipelines = self.space.job.pin.pipelines
-        if pipelines in (None, 1):
+    def run(self, *, only_several: bool = False) -> Found | None:
+        """The best plan, or the best of several pipelines; TooManyPlansError past `most_plans`."""
+        wanted = self.space.job.pin.pipelines
+        if wanted in (None, 1) and not only_several:
             for row in self.space.rows():
-                self._row(row)
-        if self.space.trainer.several_pipelines and pipelines != 1:
-            self._several(pipelines)
-        return self.found
-
-    def _count(self, plans: int) -> None:
-        self.found.plans += plans
-        if self.found.plans > self.most_plans:
-            raise TooManyPlansError
-
-    def _row(self, row: Row) -> None:
-        space, prices = self.space, self.prices
-        placed = space.placed((row,))
-        if placed is None:
-            return
-        replicas = placed[0]
-        cuts = np.array(space.cuts(row), dtype=np.int64)
-        choices = space.recomputes(row)
-        variants = np.array([[VARIANTS.index(one) for one in each] for each in choices])
-        if not cuts.size or not variants.size:
-            return
-        run = prices.program(
-            len(replicas), row.microbatches, row.virtual, row.depths, early=row.early
-        )
-        ranks = [sum(one.dp * one.cp for one in each) for each in replicas]
-        together = any(len(each) > 1 for each in replicas)
-        tps = [one.tp for each in replicas for one in each]
-        for sharding in space.shardings(row, ranks):
-            self._count(len(cuts) * len(variants))
-            if self.only_count:
-                continue
-            if self.product is not None:
-                for each in self._all(row, replicas):
-                    self._product((row,), (each,), sharding)
-                continue
-            shards = 1 if sharding is Sharding.NONE else math.lcm(*ranks)
-            costs = prices.of(tps, sharding, shards)
-            if together and len(replicas) > 1 and space.model.tied_embeddings:
-                # Which part of a stage is the slowest decides who sums the matrix: plan by plan.
-                ready = [*self._ready(costs, [*self._all(row, replicas)])]
-                self._combine(costs, (row,), [ready], [])
-                continue
-            self._try(row, replicas, costs, cuts, variants, choices, run, together)
-
-    def _all(self, row: Row, replicas: tuple[Replicas, ...]) -> Iterator[PlacedPipeline]:
-        for cut in self.space.cuts(row):
-            for recompute in self.space.recomputes(row):
-                yield self.space.pipeline(row, replicas, cut, recompute)
-
-    def _try(
-        self,
-        row: Row,
-        replicas: tuple[Replicas, ...],
-        costs: Costs,
-        cuts: Ints,
-        variants: Ints,
-        choices: list[tuple[RecomputeGranularity, ...]],
-        run: Program,
-        together: bool,
-    ) -> None:
-        used = np.unique(variants)
-        stages = range(len(replicas))
-        # Lists of tables: one per stage.
-        tables = [
-            self.tables.table(costs, row, replicas, s, np.unique(cuts[:, s]), used, together)
-            for s in stages
-        ]
-        fits = np.stack([self.tables.fits(costs, row, replicas, s, cuts, used) for s in stages])
-        sample = self.space.pipeline(row, replicas, tuple(cuts[0]), choices[0])
-        hops = self.prices.hops(costs, sample)
-        send = [x for hop in hops for x in (hop.send_forward_seconds, hop.send_backward_seconds)]
-        reduction = np.stack([table.reduction for table in tables])
-        if costs.model.tied_embeddings and len(replicas) > 1:
-            tied = self.prices.tied(costs, replicas[0][0], replicas[-1][0])
-            reduction[0] += tied
-            reduction[-1] += tied
-        offset = costs.job.data_loading_seconds
-        if self.prices.clips:
-            offset += self._norm(costs, sample)
-        best = math.inf if self.found.best is None else self.found.best.seconds - offset
-        step, c, r, fitting = best_of_row(
-            run.steps,
-            run.first,
-            run.lane_of,
-            run.lanes,
-            run.lane_first,
-            run.hop_of,
-            np.stack([table.seconds for table in tables]),
-            reduction,
-            np.stack([table.leaving for table in tables]),
-            fits,
-            cuts,
-            variants,
-            np.array(send, dtype=np.float64),
-            np.array([hop.wire_latency_seconds for hop in hops], dtype=np.float64),
-            np.array([hop.rendezvous_extra_seconds for hop in hops], dtype=np.float64),
-            self.prices.rendezvous and not row.early,
-            self.prices.clips,
-            best,
-        )
-        self.found.fitting += fitting
-        if c >= 0:
-            cut = tuple(int(n) for n in cuts[c])
-            pipeline = self.space.pipeline(row, replicas, cut, choices[r])
-            self.found.offer(Found(step + offset, (pipeline,), (row,), costs.sharding))
-
-    def _norm(self, costs: Costs, sample: PlacedPipeline) -> float:
-        return self.prices.norm(costs, [sample], [sample.stages[0].replicas[0]])
-
-    def _several(self, wanted: int | None) -> None:
-        for rows in self.sequences(wanted):
-            self._pipelines(rows)
+                self._try((row,))
+        if self.space.trainer.several_pipelines and wanted != 1:
+            for rows in self.sequences(wanted):
+                self._try(rows)
+        return self.best
 
     def sequences(self, wanted: int | None) -> list[tuple[Row, ...]]:
         """Pipelines, in order, that make up the batch and may have room together."""
@@ -243,83 +115,116 @@ class Enumeration:
                 # Pipelines beside others send in the usual way and have the usual warm-up.
                 yield from (row for row in rows if not row.early)
 
-    def _pipelines(self, rows: tuple[Row, ...]) -> None:
+    def _try(self, rows: tuple[Row, ...]) -> None:
         space, prices = self.space, self.prices
         placed = space.placed(rows)
         if placed is None:
             return
         ranks = [sum(one.dp * one.cp for one in each) for row in placed for each in row]
-        open_choices: list[list[PlacedPipeline]] = []
-        counts: list[int] = []
-        for row, replicas in zip(rows, placed, strict=True):
-            counts.append(len(space.cuts(row)) * len(space.recomputes(row)))
-            if not self.only_count:
-                open_choices.append([*self._all(row, replicas)])
         tps = [one.tp for row in placed for each in row for one in each]
+        counts = [len(space.cuts(row)) * len(space.recomputes(row)) for row in rows]
         for sharding in space.shardings(rows[0], ranks):
-            shards = 1 if sharding is Sharding.NONE else math.lcm(*ranks)
-            costs = prices.of(tps, sharding, shards)
-            self._count(math.prod(counts))
+            self.plans += math.prod(counts)
+            if self.plans > self.most_plans:
+                raise TooManyPlansError
             if self.only_count:
                 continue
+            pairs = zip(rows, placed, strict=True)
+            every = [[*self._all(row, replicas)] for row, replicas in pairs]
             if self.product is not None:
-                for every in product(*open_choices):
-                    self._product(rows, every, sharding)
+                for pipelines in product(*every):
+                    self._product(rows, pipelines, sharding)
                 continue
-            ready = [[*self._ready(costs, each)] for each in open_choices]
-            self._combine(costs, rows, ready, [])
+            shards = 1 if sharding is Sharding.NONE else math.lcm(*ranks)
+            costs = prices.of(tps, sharding, shards)
+            for ended in product(*([*self._ended(costs, each)] for each in every)):
+                pipelines, slow, ends = zip(*ended, strict=True)
+                self._offer(prices.compose(costs, pipelines, slow, ends), pipelines, rows, sharding)
+
+    def _all(self, row: Row, replicas: tuple[Replicas, ...]) -> Iterator[PlacedPipeline]:
+        for cut, recompute in product(self.space.cuts(row), self.space.recomputes(row)):
+            yield self.space.pipeline(row, replicas, cut, recompute)
+
+    def _ended(self, costs: Costs, pipelines: list[PlacedPipeline]) -> Iterator[_Ended]:
+        """Those cuts and recomputations of one placed row that fit."""
+        stages: dict[object, tuple[int, tuple[float, ...], tuple[float, ...]] | None] = {}
+        for each in pipelines:
+            times = []
+            for s, stage in enumerate(each.stages):
+                key = (s, stage.chunks, stage.recompute)
+                if key not in stages:
+                    fits = all(self.prices.fits(costs, each, s, one) for one in stage.replicas)
+                    stages[key] = costs.stage(stage) if fits else None
+                times.append(stages[key])
+            known = [time for time in times if time is not None]
+            ends = self.prices.ends(costs, each, known) if len(known) == len(times) else None
+            if ends is not None:
+                yield each, [slow for slow, _, _ in known], ends
 
     def _product(
         self, rows: tuple[Row, ...], pipelines: tuple[PlacedPipeline, ...], sharding: Sharding
     ) -> None:
-        """The product's price of a plan."""
+        """By the product's price."""
         space = self.space
         chosen = chosen_plan(space, pipelines, rows, sharding)
         assert self.product is not None
         step = self.product.step(plan_of(space.model, space.cluster, space.job, chosen))
         if all(use.fits for memory in step.memory for use in memory):
-            self.found.fitting += 1
-            self.found.offer(Found(step.step_seconds, pipelines, rows, sharding))
+            self._offer(step.step_seconds, pipelines, rows, sharding)
 
-    def _ready(
-        self, costs: Costs, pipelines: list[PlacedPipeline]
-    ) -> Iterator[tuple[PlacedPipeline, list[int], Floats]]:
-        """Those that fit, with their slowest parts and ends."""
-        for each in pipelines:
-            if all(
-                self.prices.fits(costs, each, s, one)
-                for s, stage in enumerate(each.stages)
-                for one in stage.replicas
-            ):
-                times = [costs.stage(stage) for stage in each.stages]
-                ends = self.prices.ends(costs, each, times)
-                if ends is not None:
-                    yield each, [slow for slow, _, _ in times], ends
-
-    def _combine(
+    def _offer(
         self,
-        costs: Costs,
+        seconds: float,
+        pipelines: tuple[PlacedPipeline, ...],
         rows: tuple[Row, ...],
-        ready: list[list[tuple[PlacedPipeline, list[int], Floats]]],
-        taken: list[tuple[PlacedPipeline, list[int], Floats]],
+        sharding: Sharding,
     ) -> None:
-        if len(taken) < len(ready):
-            for one in ready[len(taken)]:
-                self._combine(costs, rows, ready, [*taken, one])
-            return
-        self.found.fitting += 1
-        pipelines = tuple(each for each, _, _ in taken)
-        step = self.prices.compose(
-            costs, pipelines, [slow for _, slow, _ in taken], [ends for _, _, ends in taken]
+        if self.best is None or seconds < self.best.seconds:
+            self.best = Found(seconds, pipelines, rows, sharding)
+
+
+# ---- in the product's words
+
+
+def chosen_plan(
+    space: SmallSpace,
+    pipelines: tuple[PlacedPipeline, ...],
+    rows: tuple[Row, ...],
+    sharding: Sharding,
+) -> ChosenPlan:
+    """The same choices in the product's words; devices are left to it."""
+    return ChosenPlan(
+        pipelines=tuple(
+            _pipeline(space, each, row) for each, row in zip(pipelines, rows, strict=True)
+        ),
+        sharding=sharding,
+        early_sends=rows[0].early,
+    )
+
+
+def _pipeline(space: SmallSpace, placed: PlacedPipeline, row: Row) -> ChosenPipeline:
+    # Layers of multi-token prediction go with the head.
+    islands, last = space.cluster.islands, len(space.model.layers) - 1 - space.model.num_mtp_layers
+    m, count = placed.microbatches, len(placed.stages)
+    name = "1f1b" if row.virtual == 1 else "interleaved-1f1b"
+    stages = []
+    for s, (stage, mesh) in enumerate(zip(placed.stages, row.slots, strict=True)):
+        depth = stage.depth
+        if row.virtual > 1:
+            depth = own_depth(name, s, count, m, row.virtual)
+        stages.append(
+            ChosenStage(
+                parts=tuple(
+                    Part(island=islands[at].name, shape=shape_of(replica))
+                    for (at, _), replica in zip(mesh.parts, stage.replicas, strict=True)
+                ),
+                layers=tuple(min(stop, last) - max(start, 1) for start, stop in stage.chunks),
+                recompute=stage.recompute,
+                warmup_depth=depth,
+            )
         )
-        self.found.offer(Found(step, pipelines, rows, costs.sharding))
-
-
-def optimum(space: SmallSpace, prices: Prices, product: Pricer | None = None) -> Optimum:
-    """The best of all plans; by the oracle's own prices, or by the product's."""
-    return Enumeration(space, prices, product=product).run()
-
-
-def number_of_plans(space: SmallSpace, prices: Prices, most: int) -> int:
-    """How many plans there are to try; TooManyPlansError where there are more than `most`."""
-    return Enumeration(space, prices, most, only_count=True).run().plans
+    return ChosenPipeline(
+        stages=tuple(stages),
+        num_microbatches=m,
+        schedule=Schedule(name=name, virtual_stages=row.virtual),
+    )

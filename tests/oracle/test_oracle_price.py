@@ -10,8 +10,7 @@ import math
 import numpy as np
 import pytest
 from oracle_instances import PRICED, Listed, listed
-from oracle_optimum import Enumeration, Found, optimum
-from oracle_plans import chosen_plan
+from oracle_optimum import Enumeration, Found, chosen_plan
 from oracle_price import Prices
 from oracle_space import Row, SmallSpace
 
@@ -53,21 +52,6 @@ def _some(space: SmallSpace, prices: Prices, rng: np.random.Generator) -> list[F
     return found
 
 
-def _every(space: SmallSpace) -> list[Found]:
-    """All plans of one pipeline."""
-    found = []
-    for row in space.rows():
-        placed = space.placed((row,))
-        for cut in space.cuts(row) if placed else ():
-            for choice in space.recomputes(row):
-                assert placed is not None
-                pipelines = (space.pipeline(row, placed[0], cut, choice),)
-                ranks = [sum(one.dp * one.cp for one in each) for each in placed[0]]
-                for sharding in space.shardings(row, ranks):
-                    found.append(Found(0.0, pipelines, (row,), sharding))
-    return found
-
-
 def _compare(one: Listed) -> int:
     made = one.instance()
     predictor = FittedPredictor.datasheet_only()
@@ -92,25 +76,6 @@ def _compare(one: Listed) -> int:
         assert own.fits == all(use.fits for row in step.memory for use in row), chosen
         assert not check_plan(plan, made.model, made.cluster, made.job), chosen
     return len(plans)
-
-
-@pytest.mark.slow
-def test_tables_of_stages_change_nothing() -> None:
-    small = [row for row in _own() if 20 < row.plans < 120]
-    small = [row for row in small if row.instance().job.pin.pipelines == 1]
-    found = 0
-    for one in small[:: len(small) // 30]:
-        made = one.instance()
-        space = SmallSpace(made.model, made.cluster, made.job)
-        prices = Prices(made.model, made.cluster, made.job, FittedPredictor.datasheet_only())
-        tried = optimum(space, prices)
-        steps = [prices.plan(each.pipelines, each.sharding) for each in _every(space)]
-        fitting = [step.seconds for step in steps if step.fits]
-        assert (len(steps), len(fitting)) == (one.plans, tried.fitting)
-        if tried.best is not None:
-            assert tried.best.seconds == pytest.approx(min(fitting), rel=1e-12)
-            found += 1
-    assert found > 10
 
 
 def test_the_oracle_prices_as_the_product() -> None:

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from oracle_instances import AXES, FREE, axes_of, listed
+from oracle_instances import (
+    MIN_INSTANCES,
+    Listed,
+    axes_of,
+    every_pair,
+    least_of,
+    listed,
+    pairs_of,
+)
 from oracle_judge import Verdict, judge
-from oracle_table import MIN_INSTANCES, every_pair, least_of, pairs_of
+from oracle_optimum import Enumeration
+from oracle_price import Prices
+from oracle_space import SmallSpace
 from random_cases import seeds
+
+from hetplan.cost.step_model.pricer import Pricer
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
+from hetplan.search.solver import Best
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.table_maker import TableMaker
 
 SAMPLE = 60
 BLOCKS = 12
+SEVERAL = 29
 
 
 def _checked(numbers: list[int]) -> list[Verdict]:
@@ -42,17 +62,32 @@ def test_every_pair_of_axes_is_on_together() -> None:
     assert not few
 
 
-def test_every_instance_is_small_and_pins_what_is_off() -> None:
-    for row in listed():
-        made = row.instance()
-        assert 2 <= made.cluster.num_devices <= 6
-        assert 3 <= made.model.num_layers <= 10
-        kinds = {island.device.kind for island in made.cluster.islands}
-        assert 2 <= len(kinds) <= 3
-        off = set(FREE) - axes_of(made)
-        pin = made.job.pin
-        pinned = {"tp": pin.tp, "cp": pin.cp, "microbatch": pin.microbatch_size, "dp": pin.dp}
-        wide = any(island.devices_per_node > 1 for island in made.cluster.islands)
-        for name, value in pinned.items():
-            if name in off and (name == "microbatch" or wide) and name in AXES:
-                assert value is not None or name == "cp", (row.number, name)
+def _of_several() -> list[Listed]:
+    """Some jobs that may have several pipelines."""
+    rows = [row for row in listed() if "pipelines" in row.wanted][:: 540 // SEVERAL]
+    return [row for row in rows if "pipelines" in axes_of(row.instance())]
+
+
+@pytest.mark.parametrize("at", seeds(len(_of_several())))
+def test_bound_and_enumeration_of_several_pipelines_agree_with_every_plan(at: int) -> None:
+    made, predictor = _of_several()[at].instance(), FittedPredictor.datasheet_only()
+    prices = Prices(made.model, made.cluster, made.job, predictor)
+    product = Pricer(made.model, made.cluster, made.job, predictor) if made.priced else None
+    every = Enumeration(
+        SmallSpace(made.model, made.cluster, made.job), prices, product=product
+    ).run(only_several=True)
+    job = replace(made.job, gap=0.0)
+    cluster = allowed_cluster(made.cluster, job)
+    solver = MultiPipelineSolver(
+        0, TableMaker(model=made.model, cluster=cluster, job=job, predictor=predictor)
+    )
+    best = Best(bounds=[0.0])
+    solver.prove(best)
+    if every is None:
+        assert best.chosen is None
+        assert best.bounds[0] == math.inf
+        return
+    assert min(best.seconds, best.bounds[0]) == pytest.approx(every.seconds, rel=1e-8)
+    # Of the prices alone, no plan known and nothing enumerated.
+    bound = solver._bound(Best(bounds=[0.0]), math.inf, 3e-3, 30)
+    assert bound.seconds <= every.seconds * (1 + 1e-9)

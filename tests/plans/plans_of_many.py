@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from math import gcd
 
 from hypothesis import strategies as st
+from one_pipeline import StageChoice, build_plan
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
@@ -15,7 +16,7 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.build import Degrees
 from hetplan.plans.pieces import expert_copies, own_depth, stage_copies
 from hetplan.plans.plan import (
     LayerRange,

@@ -5,23 +5,20 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_pipeline import StageChoice, build_plan
 from plans_of_many import small_cluster, small_island, small_job, small_model
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import (
-    Degrees,
-    StageChoice,
-    build_plan,
-    stage_devices,
-    stages_that_fit,
-)
+from hetplan.plans.assemble import stages_with_room
+from hetplan.plans.build import Degrees, stage_devices
 from hetplan.plans.check import check_plan
+from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.plans.plan import DeviceRange, LayerRange, Plan, Sharding, compress, expand
 
-SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
+STEADY = settings(derandomize=True, deadline=None, max_examples=200)
 
 
 def two_stage_plan() -> tuple[Plan, ModelSpec, Cluster, Job]:
@@ -43,7 +40,7 @@ def two_stage_plan() -> tuple[Plan, ModelSpec, Cluster, Job]:
     return plan, shape, machines, task
 
 
-@SETTINGS
+@STEADY
 @given(st.lists(st.integers(0, 300), unique=True, max_size=40))
 def test_compressed_devices_expand_to_the_same_devices(devices: list[int]) -> None:
     assert list(expand(compress(devices))) == devices
@@ -53,7 +50,7 @@ def test_regular_devices_compress_to_one_range() -> None:
     assert compress(range(5, 400, 7)) == (DeviceRange(start=5, count=57, stride=7),)
 
 
-@SETTINGS
+@STEADY
 @given(st.data())
 def test_every_plan_that_is_built_is_legal(data: st.DataObject) -> None:
     islands = [
@@ -74,7 +71,9 @@ def test_every_plan_that_is_built_is_legal(data: st.DataObject) -> None:
     choices = [
         StageChoice(island=each.name, transformer_layers=data.draw(st.integers(1, 4)))
         for each in islands
-        for _ in range(data.draw(st.integers(0, stages_that_fit(each, degrees))))
+        for _ in range(
+            data.draw(st.integers(0, stages_with_room(each, degrees.tp, degrees.tp * degrees.dp)))
+        )
     ]
     if not choices:
         return
@@ -109,28 +108,23 @@ def test_megatron_pads_the_vocabulary_and_shards_the_optimizer() -> None:
     assert plan.sharding is Sharding.OPTIMIZER
 
 
-@pytest.mark.parametrize(
-    ("choices", "degrees", "words"),
-    [
-        ([("a", 7)], (1, 1, 1), "hold 7 transformer layers, small has 8"),
-        ([("a", 8), ("a", 0)], (1, 1, 1), "stage 1 has no transformer layer"),
-        ([("a", 1)] * 9, (1, 1, 1), "9 pipeline stages for 8 transformer layers"),
-        ([("a", 8)], (1, 3, 1), "not a multiple of microbatch size 1 x dp 3"),
-        ([("a", 8)], (3, 1, 1), "no room"),
-        ([("a", 4), ("b", 2), ("a", 2)], (1, 1, 1), "not next to each other"),
-        ([("b", 2)] * 4, (2, 1, 1), "no room for stage 3"),
-        ([("x", 8)], (1, 1, 1), "no island is named x"),
-        ([("a", 2)] * 4, (1, 1, 8), "2 microbatches for 4 stages"),
-    ],
+LAYOUTS = (
+    ({"layers": (7,)}, "hold 7 transformer layers, small has 8"),
+    ({"layers": (8, 0)}, "stage 1 has no transformer layer"),
+    ({"pp": 9}, "9 pipeline stages for 8 transformer layers"),
+    ({"microbatch_size": 3}, "not a multiple of microbatch size 3 x dp 1"),
+    ({"tp": 3}, "tp must divide the devices of a node"),
+    ({"layers": (4, 2, 2), "islands": ("b",), "tp": 2}, "no room for stage 3"),
+    ({"islands": ("x",)}, "no island is named x"),
+    ({"pp": 4, "microbatch_size": 8}, "needs at least one microbatch per stage"),
+    ({"layers": (4, 4), "pp": 3}, "layers has 2 stages"),
+    ({"layers": (4, 4, 4), "virtual_stages": 2}, "3 entries for 2 virtual stages"),
 )
-def test_choices_that_cannot_be_placed_are_refused(
-    choices: list[tuple[str, int]], degrees: tuple[int, int, int], words: str
-) -> None:
-    with pytest.raises(InputError, match=words):
-        build_plan(
-            small_model(),
-            small_cluster(small_island("a", 2, 4), small_island("b", 1, 4)),
-            small_job(16, "native"),
-            [StageChoice(island=name, transformer_layers=count) for name, count in choices],
-            Degrees(tp=degrees[0], dp=degrees[1], microbatch_size=degrees[2]),
-        )
+
+
+def test_layouts_that_cannot_be_placed_are_refused() -> None:
+    cluster = small_cluster(small_island("a", 2, 4), small_island("b", 1, 4))
+    for degrees, words in LAYOUTS:
+        layout = Layout(**{"dp": 1, **degrees})
+        with pytest.raises(InputError, match=words):
+            plan_of_layout(layout, small_model(), cluster, small_job(16, "native"))

@@ -25,7 +25,7 @@ def only_rule(case: Case, plan: Plan) -> Rule:
     return found
 
 
-@pytest.mark.parametrize("count", [4_000_000, 10**30])
+@pytest.mark.parametrize("count", [4_000_000, 5 * 10**8])
 def test_more_passes_than_a_step_can_have(count: int) -> None:
     case = plain_case()
     pipeline = case.plan.pipelines[0]
@@ -55,7 +55,7 @@ def test_a_vocabulary_beyond_any_model() -> None:
     [{"total_tokens": 0}, {"total_tokens": 10**400}, {"seed": -1}, {"seed": 2**31}],
 )
 def test_a_job_has_a_length_and_a_seed_that_can_be_used(figures: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=f"{next(iter(figures))} is .*must be from"):
+    with pytest.raises(InputError, match=f"{next(iter(figures))} is .*must be at least"):
         replace(plain_case().job, **figures)
 
 
@@ -75,5 +75,5 @@ def test_a_bus_whose_rate_nobody_knows(generation: int, lanes: int, named: str) 
 
 
 def test_more_nics_than_can_be_numbered() -> None:
-    with pytest.raises(InputError, match="per_node is 18446744073709551616; it must be from 1"):
+    with pytest.raises(InputError, match="per_node is 18446744073709551616; it must be at least"):
         Nics(per_node=2**64, bandwidth_bytes_per_second=1e9)

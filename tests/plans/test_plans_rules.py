@@ -12,6 +12,7 @@ import pytest
 from counted_steps import counted_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_pipeline import StageChoice, build_plan
 from plans_mutations import MUTATIONS, Mutation, with_pipeline
 from plans_of_many import (
     Case,
@@ -32,7 +33,7 @@ from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.plans.assemble import assemble_plan
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (

@@ -21,7 +21,6 @@ from plans_of_many import (
 from rule_names import rule_of
 
 from hetplan.cluster.catalogue import load_catalogue
-from hetplan.job.check import CAN_PIN
 from hetplan.job.spec import Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.build import chosen_of, plan_of
@@ -323,12 +322,6 @@ def test_megatron_shards_the_state_of_adam_only(target: str, optimizer: Optimize
 def test_torchtitan_interleaves_two_stages() -> None:
     case = plain_case("torchtitan")
     assert check_plan(interleaved(case), case.model, case.cluster, case.job) == ()
-
-
-def test_targets_that_let_a_job_pin_virtual_stages_interleave() -> None:
-    assert set(CAN_PIN) == set(TARGETS)
-    for trainer in TARGETS.values():
-        assert trainer.interleaving == ("interleaved-1f1b" in trainer.schedules)
 
 
 def test_narrow_products_need_devices_that_have_their_rate() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from predict_operators import operator_sample
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.model.operators import Operator, OperatorClass, operator_bytes, operator_flops
 from hetplan.predict.laws import FittedLaws
+from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.operator.laws import fit_operator_laws
-from hetplan.profiling.samples import OperatorSample
+from hetplan.profiling.samples import LayerSample, OperatorSample
 
 
 def device(
@@ -76,52 +77,45 @@ def samples(
     *,
     precision: str = "bfloat16",
     slower: float = 1.0,
-    noise: float = 0.0,
-    seed: int = 0,
 ) -> list[OperatorSample]:
-    """Every operator of one kind, `slower` times the truth, with log-normal noise."""
-    source = random.Random(seed)
+    """Every operator of one kind, `slower` times the truth."""
     return [
         operator_sample(
-            kind,
-            op,
+            op.operator,
             phase,
-            seconds(kind, op, phase, precision, slower=slower)
-            * math.exp(source.gauss(0.0, noise) if noise else 0.0),
+            batch=op.batch,
+            m=op.m,
+            n=op.n,
+            k=op.k,
+            seconds=seconds(kind, op, phase, precision, slower=slower),
             precision=precision,
+            device=kind.kind,
         )
         for op, phase in operators()
     ]
 
 
-def operator_sample(
-    kind: DeviceKind, op: Operator, phase: str, value: float, *, precision: str = "bfloat16"
-) -> OperatorSample:
-    return OperatorSample(
-        device=kind.kind,
-        operator=op.operator.value,
-        phase=phase,
-        precision=precision,
-        output_precision=precision,
-        batch=op.batch,
-        m=op.m,
-        n=op.n,
-        k=op.k,
-        median_seconds=value,
-        p10_seconds=value,
-        p90_seconds=value,
-        repeats=10,
-        outliers=0,
-    )
-
-
-def laws(rows: list[OperatorSample]) -> FittedLaws:
-    """The fit of these operator samples alone."""
+def laws(
+    operators: Sequence[OperatorSample] = (), layers: Sequence[LayerSample] = ()
+) -> FittedLaws:
+    """The fit of these samples alone."""
     return FittedLaws(
         hetplan_version="0",
-        layers=(),
+        layers=fit_layer_laws(layers),
         links=(),
         populations=(),
         notes=(),
-        operators=fit_operator_laws(rows),
+        operators=fit_operator_laws(operators),
     )
+
+
+KINDS = tuple(
+    device(name, tflops=tflops, gigabytes=gigabytes)
+    for name, tflops, gigabytes in (
+        ("one", 125, 900),
+        ("two", 312, 1555),
+        ("three", 989, 3350),
+        ("four", 71, 936),
+    )
+)
+NEW = device("new", tflops=500, gigabytes=2500)

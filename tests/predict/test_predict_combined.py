@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from predict_samples import DEVICE, REFERENCE, fitted, gpt, layer_grid, layer_sample
 
 from hetplan.predict.layer.laws import (
-    HEAD_LOG_HALFWIDTHS,
-    TRANSFORMER_LOG_HALFWIDTHS,
+    SPLIT_LOG_HALFWIDTHS,
     fit_layer_laws,
     sample_query,
     split_combined,
-    split_log_halfwidth,
 )
 from hetplan.profiling.samples import LayerSample, Phase
 
@@ -55,8 +53,8 @@ def test_a_law_from_combined_times_says_so_and_is_wider() -> None:
     alone = {law.phase: law for law in fit_layer_laws(layer_grid())}["forward"]
     laws = {law.phase: law for law in fit_layer_laws(together(layer_grid()))}
     assert set(laws) == {"forward", "backward"}
-    for (phase, law), added in zip(sorted(laws.items()), (0.18, 0.30), strict=True):
-        assert split_log_halfwidth("transformer", phase) == added
+    for phase, law in laws.items():
+        added = SPLIT_LOG_HALFWIDTHS["transformer", phase]
         assert law.log_halfwidth == pytest.approx(alone.log_halfwidth + added, abs=1e-6)
         assert any("split of measured forward+backward by operations" in n for n in law.notes)
         assert f"{added:g} more for the split" in law.calibration
@@ -107,10 +105,10 @@ def p90(errors: list[float]) -> float:
 
 @pytest.mark.skipif(not SAILOR.is_dir(), reason="Sailor's published profiles are not here")
 @pytest.mark.parametrize(
-    ("layer", "count", "ratios", "stated", "widths"),
+    ("layer", "count", "ratios", "stated"),
     [
-        ("transformer", 210, (0.7, 2.1, 3.3), (0.292, 0.178), TRANSFORMER_LOG_HALFWIDTHS),
-        ("head", 174, (0.7, 1.7, 9.1), (0.434, 0.291), HEAD_LOG_HALFWIDTHS),
+        ("transformer", 210, (0.7, 2.1, 3.3), (0.292, 0.178)),
+        ("head", 174, (0.7, 1.7, 9.1), (0.434, 0.291)),
     ],
 )
 def test_the_width_of_the_split_is_what_published_layers_show(
@@ -118,7 +116,6 @@ def test_the_width_of_the_split_is_what_published_layers_show(
     count: int,
     ratios: tuple[float, float, float],
     stated: tuple[float, float],
-    widths: tuple[float, float],
 ) -> None:
     pairs = measured_pairs()[layer]
     assert len(pairs) == count
@@ -127,5 +124,5 @@ def test_the_width_of_the_split_is_what_published_layers_show(
     forward = p90([abs(math.log(f / ((f + b) / 3))) for f, b in pairs])
     backward = p90([abs(math.log(b / (2 * (f + b) / 3))) for f, b in pairs])
     assert (forward, backward) == pytest.approx(stated, abs=0.0006)
-    assert forward <= widths[0] <= forward * 1.1
-    assert backward <= widths[1] <= backward * 1.1
+    assert forward <= SPLIT_LOG_HALFWIDTHS[layer, "forward"] <= forward * 1.1
+    assert backward <= SPLIT_LOG_HALFWIDTHS[layer, "backward"] <= backward * 1.1

@@ -78,15 +78,6 @@ def test_more_work_takes_no_less_time_and_slices_less() -> None:
         assert by_tp == sorted(by_tp, reverse=True)
 
 
-def test_the_host_shows_only_in_layers_too_small_for_the_device() -> None:
-    slow_host = predictor(operator_grid(floor=400e-6))
-    small = ask(slow_host, hidden=512, microbatch=1, tp=4)
-    # Thirteen launches of a Megatron layer, whatever little they do.
-    assert small.seconds >= 10 * 300e-6
-    large, quick = (ask(predictor(operator_grid(floor=f)), 7168, microbatch=8) for f in (400e-6, 0))
-    assert large.seconds == pytest.approx(quick.seconds, rel=0.03)
-
-
 def test_weight_gradients_that_were_not_measured_come_from_forward_and_say_so() -> None:
     found = ask(predictor(operator_grid()), backward=True)
     notes = " ".join(found.extrapolating)
@@ -176,6 +167,8 @@ def test_waits_for_the_host_are_a_part_of_their_own() -> None:
     slow = predictor(operator_grid(floor=400e-6))
     small, large = seconds(ask(slow, 512, **SMALL)), seconds(ask(slow, 7168, **SMALL))
     quick = seconds(ask(predictor(operator_grid(floor=0)), 512, **SMALL))
+    # Thirteen launches of a Megatron layer, whatever little they do.
+    assert sum(small.values()) >= 10 * 300e-6
     assert small[WAIT_PART] > 0
     assert WAIT_PART not in quick
     assert WAIT_PART not in large

@@ -148,77 +148,68 @@ def costs(
 # Backward passes of default kernels: of the additions 8 h elements per token are counted by
 # `layer_work` and none are moved; two forks add gradients (3 h each), the biases of products with
 # 3 h, h, 4 h and h columns are summed, those before attention and MLP cut by tp.
-DEFAULT_BACKWARD_BYTES = TOKENS * H * 2 * (2 * 3 - 8 + (3 + 4) / TP + 2)
+GRADIENTS = TOKENS * H * 2 * (2 * 3 - 8 + (3 + 4) / TP + 2)
+SQUARE = 2 * 2 * TOKENS * S * H / TP
+DROPPED = Kernels(hidden_dropout=True)
+CUT = Kernels(sequence_parallel=True)
 
 
-def test_default_kernels_cost_only_what_autograd_adds() -> None:
-    for kind in (LayerKind.EMBEDDING, LayerKind.TRANSFORMER, LayerKind.HEAD):
-        assert costs(kind, DEFAULT_KERNELS, backward=False) == KernelCosts()
-    for kind in (LayerKind.EMBEDDING, LayerKind.HEAD):
-        assert costs(kind, DEFAULT_KERNELS, backward=True) == KernelCosts()
-    assert costs(LayerKind.TRANSFORMER, DEFAULT_KERNELS, backward=True) == KernelCosts(
-        moved_bytes=DEFAULT_BACKWARD_BYTES
-    )
-
-
-def test_scores_are_written_and_read() -> None:
-    forward = costs(LayerKind.TRANSFORMER, UNFUSED, backward=False)
-    # Scores and probabilities, each written and read, of two bytes.
-    assert forward.moved_bytes == SCORES * 4 * 2
-    assert forward.square_flops == 2 * 2 * TOKENS * S * H / TP
-    for element in (2, 4):
-        found = costs(LayerKind.TRANSFORMER, UNFUSED, backward=True, element=element).moved_bytes
-        assert found == SCORES * 7 * element + DEFAULT_BACKWARD_BYTES * element / 2
-    windowed = replace(
-        SHAPE,
-        layer_runs=tuple(
-            replace(
-                run,
-                layer=replace(run.layer, attention=replace(run.layer.attention, window=64)),
-            )
-            for run in SHAPE.layer_runs
+@pytest.mark.parametrize(
+    ("layer", "kernels", "forward", "backward"),
+    [
+        (LayerKind.EMBEDDING, DEFAULT_KERNELS, (0, 0, 0), (0, 0, 0)),
+        (LayerKind.HEAD, DEFAULT_KERNELS, (0, 0, 0), (0, 0, 0)),
+        (LayerKind.TRANSFORMER, DEFAULT_KERNELS, (0, 0, 0), (GRADIENTS, 0, 0)),
+        # Scores and probabilities, each written and read, of two bytes; backward seven times.
+        (
+            LayerKind.TRANSFORMER,
+            UNFUSED,
+            (SCORES * 4 * 2, 2, SQUARE),
+            (SCORES * 7 * 2 + GRADIENTS, 4, SQUARE),
         ),
-    )
-    masked = costs(LayerKind.TRANSFORMER, UNFUSED, backward=False, shape=windowed)
-    assert masked == forward  # masked scores are computed too
+        # Their dropout reads and writes them, and a mask.
+        (
+            LayerKind.TRANSFORMER,
+            replace(UNFUSED, attention_dropout=True),
+            (SCORES * (8 + 5), 3, SQUARE),
+            (SCORES * (14 + 5) + GRADIENTS, 5, SQUARE),
+        ),
+        (LayerKind.TRANSFORMER, Kernels(attention_dropout=True), (0, 0, 0), (GRADIENTS, 0, 0)),
+        # Masks of both additions; backward those are kernels of their own.
+        (
+            LayerKind.TRANSFORMER,
+            DROPPED,
+            (2 * TOKENS * H, 0, 0),
+            (2 * TOKENS * H + GRADIENTS + 8 * TOKENS * H * 2, 0, 0),
+        ),
+        (LayerKind.EMBEDDING, DROPPED, (TOKENS * H * 5, 1, 0), (TOKENS * H * 5, 1, 0)),
+        # Two norms and two additions read and write, 8 h per token, all of it cut in halves; of the
+        # gradients' sums 6 h at the forks and the 2 h of row-cut biases, and twice the norms.
+        (
+            LayerKind.TRANSFORMER,
+            CUT,
+            (-8 * TOKENS * H * 2 / 2, 0, 0),
+            (GRADIENTS - (8 + 6 + 2) * TOKENS * H * 2 / 2, 0, 0),
+        ),
+    ],
+)  # fmt: skip
+def test_other_kernels_cost_so_much_more(
+    layer: LayerKind,
+    kernels: Kernels,
+    forward: tuple[float, int, float],
+    backward: tuple[float, int, float],
+) -> None:
+    for passed, (moved, launches, square) in ((False, forward), (True, backward)):
+        found = costs(layer, kernels, backward=passed)
+        assert found == KernelCosts(moved_bytes=moved, launches=launches, square_flops=square)
 
 
-def test_dropout_of_scores_moves_a_mask_as_well() -> None:
-    dropped = replace(UNFUSED, attention_dropout=True)
-    for backward in (False, True):
-        plain = costs(LayerKind.TRANSFORMER, UNFUSED, backward=backward)
-        found = costs(LayerKind.TRANSFORMER, dropped, backward=backward)
-        assert found.moved_bytes - plain.moved_bytes == SCORES * 5
-        assert found.launches == plain.launches + 1
-    inside = Kernels(attention_dropout=True)
-    assert costs(LayerKind.TRANSFORMER, inside, backward=True) == costs(
-        LayerKind.TRANSFORMER, DEFAULT_KERNELS, backward=True
-    )
-
-
-def test_dropout_of_the_residual_moves_masks() -> None:
-    found = costs(LayerKind.TRANSFORMER, Kernels(hidden_dropout=True), backward=False)
-    assert found.moved_bytes == 2 * TOKENS * H
-    embedding = costs(LayerKind.EMBEDDING, Kernels(hidden_dropout=True), backward=True)
-    assert embedding == KernelCosts(moved_bytes=TOKENS * H * 5, launches=1)
-
-
-def test_sequence_parallelism_cuts_norms_and_additions() -> None:
-    """Two norms read and write, two additions likewise: 8 h per token, all of it cut in halves."""
-    cut = Kernels(sequence_parallel=True)
-    found = costs(LayerKind.TRANSFORMER, cut, backward=False)
-    assert found == KernelCosts(moved_bytes=-8 * TOKENS * H * 2 / 2)
-    dropped = replace(cut, hidden_dropout=True)
-    masks = costs(LayerKind.TRANSFORMER, dropped, backward=False)
-    assert masks.moved_bytes - found.moved_bytes == TOKENS * H
-    # Backward: of the gradients' sums 6 h at the forks and the 2 h of row-cut biases.
-    for kernels, counted in ((cut, 8), (dropped, 16)):
-        whole = costs(
-            LayerKind.TRANSFORMER, replace(kernels, sequence_parallel=False), backward=True
-        )
-        less = whole.moved_bytes - costs(LayerKind.TRANSFORMER, kernels, backward=True).moved_bytes
-        mask = 2 if kernels.hidden_dropout else 0
-        assert less == (counted + 6 + 2 + mask / 2) * TOKENS * H * 2 / 2
+def test_masked_scores_are_computed_too() -> None:
+    (run,) = SHAPE.layer_runs
+    windowed = replace(run.layer, attention=replace(run.layer.attention, window=64))
+    shape = replace(SHAPE, layer_runs=(replace(run, layer=windowed),))
+    masked = costs(LayerKind.TRANSFORMER, UNFUSED, backward=False, shape=shape)
+    assert masked == costs(LayerKind.TRANSFORMER, UNFUSED, backward=False)
 
 
 @pytest.mark.parametrize(("element", "forward", "backward"), [(2, 40, 14), (4, 44, 24)])
@@ -249,8 +240,7 @@ def test_the_datasheet_prices_them() -> None:
     launch = datasheet.LAUNCH_SECONDS_FORWARD
     rate = datasheet.ELEMENTWISE_EFFICIENCY_FORWARD * 1e12
     assert extra == pytest.approx(SCORES * 5 / rate + launch)
-    square = 2 * 2 * TOKENS * S * H / TP
-    replaced = square / (1e14 * datasheet.MATRIX_EFFICIENCY) - square / 2 / (
+    replaced = SQUARE / (1e14 * datasheet.MATRIX_EFFICIENCY) - SQUARE / 2 / (
         1e14 * datasheet.ATTENTION_EFFICIENCY
     )
     assert seconds(UNFUSED) - seconds(DEFAULT_KERNELS) == pytest.approx(

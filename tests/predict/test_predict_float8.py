@@ -16,6 +16,7 @@ from predict_operators import (
 from predict_samples import DEVICE, gpt, layer_grid, provenance, query
 
 from hetplan.errors import InputError
+from hetplan.job.spec import Precision
 from hetplan.model.operators import (
     Kernels,
     Operator,
@@ -116,7 +117,7 @@ def test_measured_shapes_change_as_their_law_does() -> None:
         for each in samples
     )
     for found in (predictor(samples), predictor(slow)):
-        index = found._operators[DEVICE.kind, "bfloat16"]
+        index = found.operators(DEVICE, Precision.BFLOAT16)
         op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="up", m=8192, n=7680, k=2560)
         (wide,) = index.launches(op, backward=False, lent=lambda: None)
         narrow, _ = float8.narrowed(index, KIND, "float8").launches(

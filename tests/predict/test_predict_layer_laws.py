@@ -22,11 +22,8 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.laws import (
-    OWN_ROWS,
-    WIDENING_PER_DOUBLING,
-    LayerLaw,
-)
+from hetplan.predict.law_parts import OWN_ROWS, WIDENING_PER_DOUBLING
+from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.columns import layer_columns
 from hetplan.predict.layer.laws import UNVALIDATED_LOG_HALFWIDTH, fit_layer_laws
 from hetplan.predict.predictor import Prediction
@@ -78,14 +75,6 @@ def test_another_architecture_is_carried_by_its_columns() -> None:
     assert found.seconds == pytest.approx(truth(layer_columns(llama)), rel=1e-3)
 
 
-def test_left_out_errors_show_the_noise() -> None:
-    (law,) = fit_layer_laws(layer_grid(noise=0.05, seed=5))
-    # Half of normal errors lie below 0.67 standard deviations, 90 % below 1.64.
-    assert 0.015 < law.validation.median < 0.07
-    assert 0.05 < law.log_halfwidth < 0.15
-    assert law.validation.median <= law.validation.mean <= law.validation.worst
-
-
 def test_intervals_cover_nine_of_ten_unseen_rows() -> None:
     held = tried = 0
     source = random.Random(6)
@@ -103,7 +92,7 @@ def test_intervals_cover_nine_of_ten_unseen_rows() -> None:
     assert 0.86 <= held / tried <= 0.97
 
 
-def test_columns_are_dropped_where_one_hidden_size_cannot_tell_them_apart() -> None:
+def test_columns_are_dropped_where_samples_cannot_tell_them_apart() -> None:
     samples = layer_grid(hidden=(2048,), sequences=(2048,), tps=(1,), microbatches=(1, 2, 3, 4))
     (law,) = fit_layer_laws(samples)
     assert list(coefficients(law)) == ["constant", "flops"]
@@ -112,14 +101,8 @@ def test_columns_are_dropped_where_one_hidden_size_cannot_tell_them_apart() -> N
         law.notes
     )
     assert "cannot tell 5 columns apart" in " ".join(law.notes)
-
-
-def test_a_single_point_gives_a_rate_and_no_trust() -> None:
-    (law,) = fit_layer_laws(
-        layer_grid(hidden=(2048,), sequences=(2048,), tps=(1,), microbatches=(1,))
-    )
+    (law,) = fit_layer_laws(samples[:1])
     assert list(coefficients(law)) == ["flops"]
-    assert law.points == 1
     assert law.log_halfwidth >= UNVALIDATED_LOG_HALFWIDTH
     assert law.validation.left_out == ""
     assert "untested" in " ".join(law.notes)

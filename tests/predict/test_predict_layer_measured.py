@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict_samples import DEVICE, fitted, gpt, layer_grid, layer_sample, query
 
-from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import LayerKind
-from hetplan.predict.fit import FittedPredictor, load_predictor, save_predictor
+from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.layer.tables import (
     ACCELERATOR_REPEAT_LOG_HALFWIDTH,
@@ -102,19 +101,6 @@ def test_several_rows_of_a_shape_say_how_far_it_repeats() -> None:
     assert found.log_halfwidth == pytest.approx(math.log(0.025 / 0.020))
 
 
-def test_errors_on_left_out_sizes_do_not_know_the_medians_that_they_leave_out() -> None:
-    """The published errors of a law, and a fit without a size, hold no exact hit of it."""
-    samples = layer_grid(noise=0.3, seed=7)
-    (law,) = fit_layer_laws(samples)
-    assert law.validation.mean > 0.1  # what the noise is off from any smooth law
-    unseen = [each for each in samples if each.hidden_size == 4096]
-    rest = [each for each in samples if each.hidden_size != 4096]
-    (without,) = fit_layer_laws(rest)
-    assert all(each.hidden_size != 4096 for each in without.measured)
-    errors = [abs(ask(fitted(rest), each).seconds / each.median_seconds - 1) for each in unseen]
-    assert sum(errors) / len(errors) > 0.1
-
-
 def test_the_update_of_parameters_that_were_measured() -> None:
     phase = f"optimizer:{Optimizer.SGD.value}"
     samples = [
@@ -134,16 +120,3 @@ def test_the_update_of_parameters_that_were_measured() -> None:
             DEVICE, Optimizer.SGD, each.parameters + 1.0, Precision.BFLOAT16
         )
         assert beside.seconds != found.seconds
-
-
-def test_it_is_read_back_and_a_wrong_file_is_refused(tmp_path) -> None:
-    predictor = fitted(layer_grid(noise=NOISE))
-    save_predictor(predictor, tmp_path / "p.json")
-    assert load_predictor(tmp_path / "p.json") == predictor
-    (law,) = predictor.laws.layers
-    first = law.measured[0]
-    assert first.at(3) is None
-    with pytest.raises(InputError, match="one time and one half-width"):
-        replace(first, seconds=())
-    with pytest.raises(InputError, match="rising microbatch sizes"):
-        replace(first, microbatch_sizes=tuple(reversed(first.microbatch_sizes)))

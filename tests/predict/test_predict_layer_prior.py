@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from predict_samples import HIDDEN, fitted, layer_grid, query, truth
+from predict_samples import fitted, layer_grid, query
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.model.operators import Kernels
@@ -86,21 +86,6 @@ def test_float32_faster_than_float32_ran_in_tf32() -> None:
 
 def samples_in_float32(law) -> list[LayerSample]:
     return [replace(sample, precision="float32") for sample in samples_of(law, (4096,))]
-
-
-def test_laws_that_need_no_prior_have_none() -> None:
-    def exact(columns: LayerColumns, _: float = 1.0) -> float:
-        return truth(columns)
-
-    for law in fit_layer_laws(samples_of(exact, HIDDEN, noise=0.0)):
-        assert not any("datasheet" in note for note in law.notes)
-        assert law.validation.worst < 1e-6
-
-
-def test_kinds_without_a_datasheet_are_fitted_as_they_are() -> None:
-    for law in fit_layer_laws(samples_of(eager, device="testium-1")):
-        assert "score_bytes" not in {term.column for term in law.terms}
-        assert not any("datasheet" in note for note in law.notes)
 
 
 def test_left_out_sizes_choose_scores_where_scores_were_kept() -> None:

@@ -12,7 +12,7 @@ from hetplan.cluster.spec import Link, Transport
 from hetplan.predict.fit import fit
 from hetplan.predict.link.carried import ONE_GROUP_LOG_HALFWIDTHS, Joint, JointClass, joint_of
 from hetplan.predict.link.laws import collective_law, fit_link_laws
-from hetplan.predict.link.prior import NODE_BYTES, SEND_BYTES, fabric_bytes_per_second
+from hetplan.predict.link.prior import NODE, NODE_SEND, fabric_bytes_per_second
 from hetplan.profiling.samples import ProfileSet
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
@@ -47,7 +47,7 @@ def test_figures_and_sends_say_how_devices_are_joined(
 
 def test_a_pair_of_a_mesh_is_carried_to_all_links() -> None:
     """Two of four use a third of each device's links: four go about three times as fast."""
-    peer = 150e9 / SEND_BYTES
+    peer = 150e9 / NODE_SEND.bytes
     pair = [link_sample(60e-6 + size / peer, size) for size in SIZES]
     sends = [link_sample(60e-6 + size / peer, size, operation="send_recv") for size in SIZES]
     (law,) = fit_link_laws([*pair, *sends])
@@ -70,7 +70,7 @@ def test_a_pair_of_a_mesh_is_carried_to_all_links() -> None:
 
 def test_a_measured_figure_is_taken_for_what_the_hardware_has() -> None:
     """300 GB/s of NVLink or the 236 that its collectives reach: the same joint, the same answer."""
-    rate = 300e9 / SEND_BYTES
+    rate = 300e9 / NODE_SEND.bytes
     rows = [link_sample(60e-6 + size / rate, size) for size in SIZES]
     rows += [link_sample(60e-6 + size / rate, size, operation="send_recv") for size in SIZES]
     predictor = fit(ProfileSet(layers=(), links=tuple(rows), provenance=()))
@@ -80,7 +80,7 @@ def test_a_measured_figure_is_taken_for_what_the_hardware_has() -> None:
         transport=Transport.DEVICE_DIRECT,
         samples=rows[0].link,
     )
-    measured = replace(hardware, bandwidth_bytes_per_second=300e9 / NODE_BYTES, measured=True)
+    measured = replace(hardware, bandwidth_bytes_per_second=300e9 / NODE.bytes, measured=True)
     one, other = (
         predictor.collective(link, "all_reduce", 8, 1 << 26) for link in (hardware, measured)
     )
@@ -89,7 +89,7 @@ def test_a_measured_figure_is_taken_for_what_the_hardware_has() -> None:
 
 
 def test_group_sizes_of_its_own_have_seen_what_the_links_do() -> None:
-    peer = 150e9 / SEND_BYTES
+    peer = 150e9 / NODE_SEND.bytes
     times = {2: 1.0, 4: 1.5 / 3.0}
     groups = [
         link_sample(60e-6 + part * size / peer, size, ranks=ranks)

@@ -15,7 +15,6 @@ from evaluation.cost.collectives import (
     EXCHANGES,
     RINGS,
     SENDS,
-    Measured,
     between_nodes,
     inside_nodes,
     left_out_rows,
@@ -25,7 +24,6 @@ from hetplan.cluster.spec import Link, Transport
 from hetplan.lint.rows import CollectiveRow
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.link import prior
-from hetplan.predict.link.shapes import ShapeLaw
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 needs_table = pytest.mark.skipif(
@@ -50,102 +48,49 @@ def test_the_constants_are_what_the_published_times_say(rows: tuple[CollectiveRo
     rings = RINGS.coefficients([*inside_nodes(rows, "all_reduce"), *between_nodes(rows)])
     assert rings == pytest.approx(
         (
-            prior.NODE_BASE_SECONDS,
-            prior.NETWORK_BASE_SECONDS,
-            prior.STEP_SECONDS,
-            prior.CROSSING_SECONDS,
-            prior.NODE_BYTES,
-            prior.NODE_BYTES_OVER_RANKS,
-            prior.NETWORK_BYTES,
+            prior.NODE.base_seconds,
+            prior.NETWORK.base_seconds,
+            prior.NODE.step_seconds,
+            prior.NETWORK.crossing_seconds,
+            prior.NODE.bytes,
+            prior.NODE.bytes_over_ranks,
+            prior.NETWORK.bytes,
         ),
         rel=5e-3,
     )
-    assert EXCHANGES.coefficients(inside_nodes(rows, "all_to_all")) == pytest.approx(
-        (
-            prior.EXCHANGE_BASE_SECONDS,
-            prior.EXCHANGE_STEP_SECONDS,
-            prior.EXCHANGE_BYTES,
-            prior.EXCHANGE_BYTES_OVER_RANKS,
-        ),
-        rel=5e-3,
-    )
-    sends = [each for each in inside_nodes(rows, "send_recv") if "A100" in each.source]
-    assert SENDS.coefficients(sends) == pytest.approx(
-        (prior.SEND_BASE_SECONDS, prior.SEND_BYTES), rel=5e-3
-    )
-
-
-@needs_table
-def test_the_constants_of_buses_are_what_the_published_times_say(
-    rows: tuple[CollectiveRow, ...],
-) -> None:
-    said = {
-        ("all_reduce", BUS_RINGS): (
-            prior.BUS_BASE_SECONDS,
-            prior.BUS_STEP_SECONDS,
-            prior.BUS_BYTES,
-            prior.BUS_BYTES_OVER_RANKS,
-        ),
-        ("all_to_all", EXCHANGES): (
-            prior.BUS_EXCHANGE_BASE_SECONDS,
-            prior.BUS_EXCHANGE_STEP_SECONDS,
-            prior.BUS_EXCHANGE_BYTES,
-            prior.BUS_EXCHANGE_BYTES_OVER_RANKS,
-        ),
-        ("send_recv", SENDS): (prior.BUS_SEND_BASE_SECONDS, prior.BUS_SEND_BYTES),
-    }
-    for (operation, form), constants in said.items():
-        points = [
-            each
-            for each in on_buses(rows, operation)
-            if operation != "send_recv" or "3090" not in each.source
-        ]
+    of_a100 = [each for each in inside_nodes(rows, "send_recv") if "A100" in each.source]
+    of_pcie3 = [each for each in on_buses(rows, "send_recv") if "3090" not in each.source]
+    for form, points, law in (
+        (EXCHANGES, inside_nodes(rows, "all_to_all"), prior.NODE_EXCHANGE),
+        (BUS_RINGS, on_buses(rows, "all_reduce"), prior.BUS),
+        (EXCHANGES, on_buses(rows, "all_to_all"), prior.BUS_EXCHANGE),
+    ):
+        constants = law.base_seconds, law.step_seconds, law.bytes, law.bytes_over_ranks
         assert form.coefficients(points) == pytest.approx(constants, rel=5e-3)
+    for points, send in ((of_a100, prior.NODE_SEND), (of_pcie3, prior.BUS_SEND)):
+        assert SENDS.coefficients(points) == pytest.approx(
+            (send.base_seconds, send.bytes), rel=5e-3
+        )
 
 
 @needs_table
 def test_half_widths_are_those_of_what_was_left_out(rows: tuple[CollectiveRow, ...]) -> None:
     found = {each.law: each for each in left_out_rows(rows) if each.left_out == "each in turn"}
     said = {
-        "all_reduce inside a node": prior.NODE_LOG_HALFWIDTH,
-        "all_reduce between nodes": prior.NETWORK_LOG_HALFWIDTH,
-        "all_to_all inside a node": prior.EXCHANGE_LOG_HALFWIDTH,
-        "send_recv inside a node": prior.SEND_LOG_HALFWIDTH,
-        "all_reduce on a bus": prior.BUS_LOG_HALFWIDTH,
-        "all_to_all on a bus": prior.BUS_EXCHANGE_LOG_HALFWIDTH,
+        "all_reduce inside a node": prior.NODE,
+        "all_reduce between nodes": prior.NETWORK,
+        "all_to_all inside a node": prior.NODE_EXCHANGE,
+        "send_recv inside a node": prior.NODE_SEND,
+        "all_reduce on a bus": prior.BUS,
+        "all_to_all on a bus": prior.BUS_EXCHANGE,
     }
     assert set(found) == set(said)
-    for law, halfwidth in said.items():
-        assert found[law].log_halfwidth == pytest.approx(halfwidth, abs=0.01)
+    for name, law in said.items():
+        assert found[name].log_halfwidth == pytest.approx(law.log_halfwidth, abs=0.01)
     # Measured: 15.6 and 8.6 % mean, 10.0 and 4.9 % median.
     assert found["all_reduce inside a node"].mean_error < 0.17
     assert found["all_reduce inside a node"].median_error < 0.11
     assert found["all_reduce between nodes"].mean_error < 0.10
-
-
-def test_a_fit_finds_the_law_that_made_the_times() -> None:
-    truth = ShapeLaw(
-        base_seconds=5e-5,
-        step_seconds=2e-6,
-        crossing_seconds=2e-5,
-        seconds_per_byte=1.2 / 300e9,
-        seconds_per_byte_over_ranks=0.5 / 300e9,
-    )
-    points = [
-        Measured(
-            source="made up",
-            group_size=ranks,
-            nodes=nodes,
-            message_bytes=size,
-            seconds=truth.seconds("all_reduce", ranks, size, nodes),
-            bytes_per_second=300e9,
-        )
-        for ranks, nodes in ((2, 1), (4, 1), (8, 1), (16, 2), (64, 8))
-        for size in (2.0**20, 2.0**24, 2.0**28, 2.0**31)
-    ]
-    inside, across, step, crossing, *_ = RINGS.coefficients(points)
-    assert (inside, step, crossing) == pytest.approx((5e-5, 2e-6, 2e-5), rel=0.02)
-    assert across == pytest.approx(5e-5, rel=0.2)
 
 
 @REPEATABLE
@@ -169,7 +114,7 @@ def test_more_bytes_slower_links_and_more_latency_never_take_less(
 
     base = seconds(NIC, size)
     # No message is faster than the call.
-    assert base >= min(prior.NODE_BASE_SECONDS, prior.EXCHANGE_BASE_SECONDS)
+    assert base >= min(prior.NODE.base_seconds, prior.NODE_EXCHANGE.base_seconds)
     assert seconds(NIC, size * larger) >= base
     slower = replace(NIC, bandwidth_bytes_per_second=25e9 / larger)
     assert seconds(slower, size) >= base

@@ -7,8 +7,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from predict_operators import (
     BYTES_PER_SECOND,
     FLOOR,
@@ -21,13 +19,12 @@ from predict_operators import (
 
 from hetplan.errors import InputError
 from hetplan.model.operators import Operator, OperatorClass
-from hetplan.predict.operator.laws import fit_operator_laws, gain_is_earned, sustained_rate
+from hetplan.predict.operator.laws import fit_operator_laws, sustained_rate
 from hetplan.predict.operator.values import (
     REACHES,
     point_of,
     residual,
     sample_operator,
-    size_groups,
     tiled_flops,
 )
 from hetplan.predict.regression import COVERAGE
@@ -64,21 +61,6 @@ def test_a_floor_is_the_hosts_and_changes_no_rate() -> None:
         for column, value in terms(small[key]).items():
             if column != "launches":
                 assert terms(large[key])[column] == pytest.approx(value, rel=0.1)
-
-
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_noise_earns_no_more_than_the_interval_says(seed: int) -> None:
-    rows = [
-        sample
-        for sample in operator_grid(noise=0.1, seed=seed)
-        if (sample.operator, sample.phase) == ("norm", "forward")
-    ]
-    law = by_key(rows)["norm", "forward"]
-    assert terms(law)["bytes"] == pytest.approx(1 / BYTES_PER_SECOND, rel=0.15)
-    assert 0.0 < law.log_halfwidth < 0.5
-    assert len(rows) == law.rows
-    assert all(coefficient >= 0 for coefficient in terms(law).values())
 
 
 def test_half_widths_hold_new_rows() -> None:
@@ -156,19 +138,6 @@ def test_runs_of_half_a_second_say_what_is_kept_up() -> None:
     assert sustained_rate((*short, *(replace(each, repeats=1000) for each in slow[:2]))) == 0.0
 
 
-def test_whole_models_are_left_out() -> None:
-    products = [s for s in operator_grid() if s.operator == "matrix_product"]
-    (name, groups), _ = size_groups([s for s in products if s.phase == "forward"])
-    assert name == "hidden"
-    assert sorted(set(groups)) == [1024.0, 2560.0, 7168.0]
-    of_weight = [
-        operator_sample(OperatorClass.MATRIX_PRODUCT, "weight_gradient", m=s.n, n=s.k, k=s.m)
-        for s in products
-        if s.phase == "forward"
-    ]
-    assert size_groups(of_weight)[0][1] == groups
-
-
 def test_few_rows_are_said_and_wide() -> None:
     one = operator_sample(OperatorClass.MATRIX_PRODUCT, m=4096, n=4096, k=4096, seconds=1e-3)
     (law,) = fit_operator_laws([one])
@@ -201,13 +170,6 @@ def test_rows_that_cannot_be_are_refused_with_their_number(
     with pytest.raises(InputError, match="operator sample 2 of testium-1") as caught:
         fit_operator_laws([good, bad])
     assert words in str(caught.value)
-
-
-def test_gains_within_their_own_noise_are_not_earned() -> None:
-    assert gain_is_earned([0.1, 0.1, 0.1], [0.05, 0.05, 0.05], 1.0)
-    assert not gain_is_earned([0.1, 0.1, 0.1], [0.099, 0.099, 0.099], 1.0)
-    assert not gain_is_earned([0.5, 0.1, 0.1], [0.0, 0.2, 0.2], 1.0)
-    assert not gain_is_earned([0.1], [0.0], 1.0)
 
 
 def test_waves_are_not_believed_of_two_sizes() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from predict_kinds import device, laws, operators, samples, seconds
+from predict_kinds import KINDS, NEW, laws, operators, samples, seconds
 from predict_samples import DEVICE, fitted, gpt, layer_sample, query
 
 from hetplan.cluster.devices import DeviceKind
@@ -16,7 +16,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import OperatorClass
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.kinds.few_points import SHARED_VARIANCE, ShiftedOperators, shift
+from hetplan.predict.kinds.few_points import SHARED_VARIANCE, OwnOperators, shift
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.predictor import Prediction
 from hetplan.profiling.samples import LayerSample
@@ -101,12 +101,6 @@ def test_three_points_give_a_law() -> None:
     assert answer.seconds == pytest.approx(2.0 * forward(PAPER).seconds, rel=0.02)
 
 
-def test_points_of_one_phase_leave_the_other_alone() -> None:
-    predictor = fitted(slow_points(2.0, 1024))
-    backward, before = (each.layer(DEVICE, query(backward=True)) for each in (predictor, PAPER))
-    assert backward.seconds == before.seconds
-
-
 def test_without_a_datasheet_the_point_is_all_there_is() -> None:
     bare = replace(DEVICE, memory_bandwidth_bytes_per_second=0.0)
     with pytest.raises(InputError):
@@ -116,20 +110,13 @@ def test_without_a_datasheet_the_point_is_all_there_is() -> None:
     assert answer.seconds == pytest.approx(2.0 * forward(PAPER).seconds, rel=0.01)
 
 
-KINDS = tuple(
-    device(name, tflops=tflops, gigabytes=gigabytes)
-    for name, tflops, gigabytes in (("one", 125, 900), ("two", 312, 1555), ("three", 989, 3350))
-)
-NEW = device("new", tflops=500, gigabytes=2500)
-
-
 def test_one_operator_of_a_kind_moves_its_class_and_no_other() -> None:
     slow = [row for row in samples(NEW, slower=1.5) if row.operator == "matrix_product"]
     few = [row for row in slow if row.phase == "forward"][2:3]
-    found = laws([*(row for kind in KINDS for row in samples(kind)), *few])
+    found = laws([*(row for kind in KINDS[:3] for row in samples(kind)), *few])
     related = Related(found, (*KINDS, NEW))
-    moved = ShiftedOperators(found.operators, related)
-    own = moved.index(NEW, Precision.BFLOAT16, {})["new", "bfloat16"]
+    own = OwnOperators(found.operators, related).of(NEW, Precision.BFLOAT16)
+    assert own is not None
     lent = related.operators(NEW, Precision.BFLOAT16)
     assert lent is not None
     op = next(op for op, _ in operators() if op.operator is OperatorClass.MATRIX_PRODUCT)
@@ -142,6 +129,3 @@ def test_one_operator_of_a_kind_moves_its_class_and_no_other() -> None:
     assert after[0].work_seconds == pytest.approx(true, rel=0.15)
     assert after[0].log_halfwidth < before[0].log_halfwidth
     assert not own.has("norm", "forward")
-    # Kinds whose laws stand on enough points are left alone.
-    same: dict[tuple[str, str], object] = {}
-    assert moved.index(KINDS[0], Precision.BFLOAT16, same) is same  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import pytest
-from predict_kinds import device, laws, operators, samples, seconds
+from predict_kinds import KINDS, NEW, device, laws, operators, samples, seconds
 from predict_samples import layer_grid, query
 
 from hetplan.cluster.devices import DeviceKind
@@ -18,27 +18,14 @@ from hetplan.predict.kinds.operators import (
     SAME_CHIP_LOG_HALFWIDTH,
     asked_format,
     measured_format,
-    published_spread,
     rates,
     same_chip,
+    spread_group,
 )
-from hetplan.predict.kinds.operators import seconds as law_seconds
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.operator.values import OperatorLaw
 from hetplan.predict.predictor import Prediction
-
-KINDS = tuple(
-    device(name, tflops=tflops, gigabytes=gigabytes)
-    for name, tflops, gigabytes in (
-        ("one", 125, 900),
-        ("two", 312, 1555),
-        ("three", 989, 3350),
-        ("four", 71, 936),
-    )
-)
-NEW = device("new", tflops=500, gigabytes=2500)
 
 
 @lru_cache(maxsize=16)
@@ -54,16 +41,21 @@ def ask(found: FittedLaws, kind: DeviceKind, *others: DeviceKind) -> Prediction:
     return answer
 
 
+def lent_laws(related: Related, kind: DeviceKind, precision: Precision) -> tuple[OperatorLaw, ...]:
+    lent = related.lent(kind, precision)
+    return () if lent is None else lent.laws
+
+
 def law_of(lent: tuple[OperatorLaw, ...], operator: str, phase: str = "forward") -> OperatorLaw:
     return next(law for law in lent if (law.operator, law.phase) == (operator, phase))
 
 
 def test_kinds_that_reach_the_same_shares_tell_what_a_new_one_takes() -> None:
-    lent = Related(known(*KINDS), KINDS).operator_laws(NEW, Precision.BFLOAT16)
+    lent = lent_laws(Related(known(*KINDS), KINDS), NEW, Precision.BFLOAT16)
     for op, phase in operators():
         if op.m < 4096:
             continue  # small ones are launches
-        mine = law_seconds(law_of(lent, op.operator.value, phase), op)
+        mine = law_of(lent, op.operator.value, phase).seconds(op)
         assert mine == pytest.approx(seconds(NEW, op, phase, "bfloat16"), rel=0.03), (op, phase)
 
 
@@ -76,7 +68,7 @@ def test_kinds_that_differ_more_give_a_wider_interval() -> None:
 def test_fewer_than_three_chips_have_the_published_spread() -> None:
     two = ask(known(*KINDS[:2]), NEW).log_halfwidth
     four = ask(known(*KINDS), NEW).log_halfwidth
-    assert two > 1.645 * published_spread("norm")
+    assert two > 1.645 * spread_group("norm")[1]
     # Two kinds that happen to agree are no evidence that a third will.
     apart = ask(known(*KINDS[:2], slower=(1.0, 3.0)), NEW).log_halfwidth
     assert apart == pytest.approx(two, rel=0.1)
@@ -86,7 +78,7 @@ def test_fewer_than_three_chips_have_the_published_spread() -> None:
 def test_another_vendors_laws_are_no_better_than_a_datasheet() -> None:
     foreign = replace(NEW, vendor="elsewhere")
     assert ask(known(*KINDS), foreign).log_halfwidth > ask(known(*KINDS), NEW).log_halfwidth
-    lent = Related(known(*KINDS), KINDS).operator_laws(foreign, Precision.BFLOAT16)
+    lent = lent_laws(Related(known(*KINDS), KINDS), foreign, Precision.BFLOAT16)
     product = law_of(lent, "matrix_product")
     assert product.log_halfwidth >= datasheet.MATRIX_LOG_HALFWIDTH
 
@@ -96,12 +88,12 @@ def test_the_same_chip_lends_its_laws_by_bandwidth() -> None:
     source = KINDS[2]
     assert same_chip(source, board)
     related = Related(known(*KINDS), (*KINDS, board))
-    lent = related.operator_laws(board, Precision.BFLOAT16)
+    lent = lent_laws(related, board, Precision.BFLOAT16)
     own = {(law.operator, law.phase): law for law in known(source).operators}
     for op, phase in operators():
         if op.m < 4096:
             continue
-        mine = law_seconds(law_of(lent, op.operator.value, phase), op)
+        mine = law_of(lent, op.operator.value, phase).seconds(op)
         assert mine == pytest.approx(seconds(board, op, phase, "bfloat16"), rel=0.03)
     for law in lent:
         here = own[law.operator, law.phase].log_halfwidth
@@ -119,7 +111,7 @@ def test_a_board_of_less_power_is_less_sure() -> None:
 
     def halfwidth(watts: float) -> float:
         board = device("three-slot", tflops=989, gigabytes=3350, watts=watts)
-        lent = Related(known(*KINDS), kinds).operator_laws(board, Precision.BFLOAT16)
+        lent = lent_laws(Related(known(*KINDS), kinds), board, Precision.BFLOAT16)
         return law_of(lent, "matrix_product").log_halfwidth
 
     assert halfwidth(350.0) > halfwidth(650.0) > halfwidth(700.0)
@@ -128,11 +120,11 @@ def test_a_board_of_less_power_is_less_sure() -> None:
 def test_float16_laws_answer_bfloat16_and_float32_does_not() -> None:
     rows = [row for kind in KINDS for row in samples(kind, precision="float16")]
     related = Related(laws(rows), KINDS)
-    in_bfloat16 = related.operator_laws(NEW, Precision.BFLOAT16)
+    in_bfloat16 = lent_laws(related, NEW, Precision.BFLOAT16)
     assert in_bfloat16
     assert {law.precision for law in in_bfloat16} == {"bfloat16"}
     wide = replace(NEW, peak_flops_per_second=(("float32", 20e12),))
-    assert related.operator_laws(wide, Precision.FLOAT32) == ()
+    assert lent_laws(related, wide, Precision.FLOAT32) == ()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +136,7 @@ def test_float16_laws_answer_bfloat16_and_float32_does_not() -> None:
 )
 def test_nothing_is_lent_to_a_kind_without_the_figures(kind: DeviceKind) -> None:
     related = Related(known(*KINDS), KINDS)
-    assert related.operator_laws(kind, Precision.BFLOAT16) == ()
+    assert lent_laws(related, kind, Precision.BFLOAT16) == ()
     assert related.layer(kind, query(backward=True)) is None
 
 
@@ -172,13 +164,7 @@ def test_float32_means_what_it_meant_where_it_was_measured() -> None:
 def test_layers_of_the_same_chip_are_carried_by_the_datasheet_ratio() -> None:
     source = device("two-small", tflops=312, gigabytes=1555)
     board = device("two-large", tflops=312, gigabytes=2039)
-    found = FittedLaws(
-        hetplan_version="0",
-        layers=fit_layer_laws(layer_grid(device=source.kind)),
-        links=(),
-        populations=(),
-        notes=(),
-    )
+    found = laws(layers=layer_grid(device=source.kind))
     predictor = FittedPredictor(found)
     related = Related(found, (source, board))
     for hidden in (1024, 8192):
@@ -198,9 +184,7 @@ def test_updates_go_by_bandwidth_on_the_same_chip_alone() -> None:
         replace(row, phase="optimizer:adamw", median_seconds=1e-4 * row.hidden_size)
         for row in layer_grid(device=source.kind, microbatches=(1,), sequences=(1024,), tps=(1,))
     ]
-    found = FittedLaws(
-        hetplan_version="0", layers=fit_layer_laws(rows), links=(), populations=(), notes=()
-    )
+    found = laws(layers=rows)
     related = Related(found, (source, board, NEW))
 
     def update(kind: DeviceKind) -> Prediction | None:

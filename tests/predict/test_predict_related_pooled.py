@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 import pytest
-from predict_kinds import device
+from predict_kinds import KINDS, NEW, device, laws
 from predict_samples import gpt, layer_sample, query
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.model.operators import Kernels
 from hetplan.model.spec import LayerKind
-from hetplan.predict.kinds.operators import Rates, rates
-from hetplan.predict.kinds.pooled import (
+from hetplan.predict.kinds.layers import (
+    FEW_CHIPS_LOG_HALFWIDTH,
     KindRows,
-    Row,
-    Size,
-    corrected_quality,
     pooled_layers,
-    sizes_of,
     values,
 )
+from hetplan.predict.kinds.operators import Rates, rates
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.layer.laws import fit_layer_laws, sample_query
+from hetplan.predict.layer.laws import sample_query
 from hetplan.predict.predictor import LayerQuery, Prediction
 from hetplan.profiling.samples import LayerSample
 
-KINDS = tuple(
-    device(name, tflops=tflops, gigabytes=gigabytes)
-    for name, tflops, gigabytes in (
-        ("one", 125, 900),
-        ("two", 312, 1555),
-        ("three", 989, 3350),
-        ("four", 71, 936),
-    )
-)
-NEW = device("new", tflops=500, gigabytes=2500)
 SIZES = tuple((hidden, microbatch) for hidden in (1024, 4096) for microbatch in (1, 2, 4, 8, 16))
 # Launches, launches of tp, products, tiles, scores, split bytes, bytes of every rank.
 TRUTH = (4e-4, 1e-4, 1.2, 0.0, 6.0, 3.0, 2.0)
@@ -70,16 +56,10 @@ def samples(kind: DeviceKind, *, slower: float = 1.0) -> list[LayerSample]:
     ]
 
 
-def laws(rows: Sequence[LayerSample]) -> FittedLaws:
-    return FittedLaws(
-        hetplan_version="0", layers=fit_layer_laws(rows), links=(), populations=(), notes=()
-    )
-
-
 @lru_cache(maxsize=8)
 def known(*slower: float) -> FittedLaws:
     pairs = zip(KINDS, slower or (1.0,) * len(KINDS), strict=True)
-    return laws([row for kind, by in pairs for row in samples(kind, slower=by)])
+    return laws(layers=[row for kind, by in pairs for row in samples(kind, slower=by)])
 
 
 def ask(
@@ -123,75 +103,50 @@ def test_another_board_of_the_chip_answers_first() -> None:
     assert 3350 / 4800 * here < answer.seconds < here
 
 
-def rows_of(kind: DeviceKind, slower: float = 1.0) -> KindRows:
-    found = []
+def rows_of(
+    kind: DeviceKind, slower: float = 1.0, *, one_size: bool = False, rounding: float = 0.0
+) -> KindRows:
+    """`one_size`: of hidden 1024 and tp 1, on which both kinds of bytes grow alike."""
+    rows, times = [], []
     for sample in samples(kind, slower=slower):
-        asked = sample_query(sample)
-        shown = values(rates_of(kind), asked)
-        assert shown is not None
-        found.append(Row(size=Size(query=asked, seconds=sample.median_seconds), values=shown))
-    return KindRows(rates=rates_of(kind), rows=tuple(found))
+        if one_size and (sample.hidden_size > 1024 or sample.tp > 1):
+            continue
+        row = values(rates_of(kind), sample_query(sample))
+        assert row is not None
+        sign = rounding * (-1) ** sample.microbatch_size
+        rows.append(tuple(value * (1.0 + sign * (-1) ** at) for at, value in enumerate(row)))
+        times.append(sample.median_seconds)
+    return KindRows(rates=rates_of(kind), rows=tuple(rows), seconds=tuple(times))
 
 
 def test_two_chips_are_too_few_to_leave_one_out() -> None:
-    kinds = [rows_of(kind) for kind in KINDS[:2]]
-    assert pooled_layers(kinds, rates_of(NEW), LayerKind.TRANSFORMER) is None
     # A second board makes no third chip.
-    kinds.append(rows_of(device("two-slot", tflops=312, gigabytes=1935)))
-    assert pooled_layers(kinds, rates_of(NEW), LayerKind.TRANSFORMER) is None
+    board = device("two-slot", tflops=312, gigabytes=1935)
+    for kinds in (KINDS[:1], KINDS[:2], (*KINDS[:2], board)):
+        law = pooled_layers(list(map(rows_of, kinds)), rates_of(NEW), LayerKind.TRANSFORMER)
+        assert law is not None
+        assert law.log_halfwidth == FEW_CHIPS_LOG_HALFWIDTH
+        asked = query(4096, microbatch=4)
+        assert law.seconds(rates_of(NEW), asked) == pytest.approx(seconds(NEW, asked), rel=0.3)
+    assert pooled_layers([], rates_of(NEW), LayerKind.TRANSFORMER) is None
 
 
 def test_left_out_errors_are_those_of_a_chip_nobody_measured() -> None:
     kinds = [rows_of(kind) for kind in KINDS]
     exact = pooled_layers(kinds, rates_of(NEW), LayerKind.TRANSFORMER)
-    assert exact is not None
-    assert exact.error < 0.02
     kinds[1] = rows_of(KINDS[1], slower=2.0)
     odd = pooled_layers(kinds, rates_of(NEW), LayerKind.TRANSFORMER)
+    assert exact is not None
     assert odd is not None
     # One of four chips is log 2 off, and may pull the others along.
-    assert math.log(2.0) / 4 * 0.8 < odd.error
-    assert odd.log_halfwidth > exact.log_halfwidth
-
-
-def test_a_point_takes_off_what_all_sizes_share() -> None:
-    kinds = [rows_of(kind) for kind in KINDS]
-    twice = corrected_quality(
-        kinds, LayerKind.TRANSFORMER, lambda _: lambda kind, row: row.seconds / 2.0
-    )
-    assert twice is not None
-    assert twice.off(shifted=False) == pytest.approx(math.log(2.0))
-    assert twice.off(shifted=True) == pytest.approx(0.0, abs=1e-12)
-
-
-def test_sizes_without_a_table_are_those_between_the_ends() -> None:
-    (law,) = fit_layer_laws([row for row in samples(KINDS[0]) if row.microbatch_size in (1, 16)])
-    assert law.tables == ()
-    sizes = list(sizes_of(law))
-    assert {size.query.model.hidden_size for size in sizes} == {1024, 4096}
-    assert {size.query.microbatch_size for size in sizes} == {1, 2, 4, 8, 16}
-    assert {size.query.tp for size in sizes} == {1, 2}
-
-
-def kind_rows(kind: DeviceKind, *, microbatches: Sequence[int], rounding: float) -> KindRows:
-    """Rows of one hidden size and tp 1, on which both kinds of bytes grow alike."""
-    rows = []
-    for microbatch in microbatches:
-        asked = query(1024, microbatch=microbatch)
-        shown = values(rates_of(kind), asked)
-        assert shown is not None
-        moved = tuple(
-            value * (1.0 + rounding * (-1) ** (at + microbatch)) for at, value in enumerate(shown)
-        )
-        rows.append(Row(size=Size(query=asked, seconds=seconds(kind, asked)), values=moved))
-    return KindRows(rates=rates_of(kind), rows=tuple(rows))
+    assert odd.log_halfwidth > exact.log_halfwidth + math.log(2.0) / 4
 
 
 def test_what_rows_leave_open_does_not_hang_on_rounding() -> None:
     """Either of two columns that are one on all rows fits them; the answer must not be a draw."""
     found = []
     for rounding in (0.0, 1e-15, -1e-15, 1e-13, -1e-13):
-        rows = [kind_rows(kind, microbatches=(1, 2, 4), rounding=rounding) for kind in KINDS]
+        rows = [rows_of(kind, one_size=True, rounding=rounding) for kind in KINDS]
         law = pooled_layers(rows, rates_of(NEW), LayerKind.TRANSFORMER)
         assert law is not None
         found.append(law.coefficients)

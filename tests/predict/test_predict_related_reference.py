@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import pytest
-from predict_reference import needs_reference, spec
 from predict_samples import REFERENCE, layer_sample, query
 
 from evaluation.accuracy.left_out import UnitData, read_unit
@@ -21,6 +20,7 @@ from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.operators import Kernels
+from hetplan.model.spec import Architecture, plain_model
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.kinds.few_points import SHARED_VARIANCE
 from hetplan.predict.kinds.operators import same_chip
@@ -31,12 +31,36 @@ from hetplan.predict.operator.answer import index_operators
 from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.profiling.samples import LayerSample
 
-pytestmark = [needs_reference, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(
+        not (REFERENCE / "unit").is_dir(), reason="published measurements are not here"
+    ),
+    pytest.mark.slow,
+]
 
 UNFUSED = Kernels(
     fused_attention=False, attention_dropout=True, hidden_dropout=True, fused_loss=False
 )
 KINDS = {kind.kind: kind for kind in load_catalogue()}
+MODELS = tuple(
+    plain_model(
+        name=name,
+        architecture=Architecture.GPT,
+        num_layers=1,
+        hidden_size=hidden,
+        ffn_hidden_size=4 * hidden,
+        num_attention_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        vocab_size=51200,
+        max_sequence_length=2048,
+    )
+    for name, hidden, heads in (
+        ("OPT-350", 1024, 16),
+        ("GPT-Neo-2.7", 2560, 32),
+        ("OPT-30", 7168, 56),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +114,12 @@ def without_chip(laws: FittedLaws, kind: DeviceKind) -> FittedLaws:
 
 def half_precision_layers(laws: FittedLaws, kind: DeviceKind) -> Iterator[LayerSample]:
     """Layers of three sizes as the sum of the kind's own operators."""
-    own = index_operators(laws.operators)
-    for name in ("OPT-350", "GPT-Neo-2.7", "OPT-30"):
+    own = index_operators(laws.operators)[kind.kind, Precision.FLOAT16.value]
+    for model in MODELS:
         for microbatch in (1, 4):
             for phase in ("forward", "backward"):
                 asked = query(
-                    spec(name),
+                    model,
                     microbatch=microbatch,
                     precision=Precision.FLOAT16,
                     kernels=UNFUSED,
@@ -104,7 +128,7 @@ def half_precision_layers(laws: FittedLaws, kind: DeviceKind) -> Iterator[LayerS
                 found = layer_prediction(own, kind, asked)
                 assert found is not None
                 yield layer_sample(
-                    spec(name),
+                    model,
                     found.seconds,
                     phase=phase,
                     microbatch=microbatch,

@@ -12,7 +12,7 @@ from torch import nn
 
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.profiling.layers import HeadWithLoss, build_layer, cross_entropy
+from hetplan.profiling.layers import Communication, HeadWithLoss, build_layer, cross_entropy
 from hetplan.profiling.weights import parameter_slices
 
 MODELS = (GPT, LLAMA)
@@ -116,7 +116,7 @@ def test_cross_entropy_is_torchs() -> None:
     logits = torch.randn(2, 5, 7, dtype=torch.float32, requires_grad=True)
     same = logits.detach().clone().requires_grad_()
     targets = torch.randint(0, 7, (2, 5))
-    loss = cross_entropy(logits, targets, tp_rank=0, group=None)
+    loss = cross_entropy(logits, targets, tp_rank=0, communication=Communication(None))
     expected = nn.functional.cross_entropy(same.flatten(0, 1), targets.flatten())
     loss.backward()
     expected.backward()

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -6,16 +7,13 @@ from profiling_models import GPT, LLAMA
 
 from hetplan.job.spec import Precision
 from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
+from hetplan.profiling import measure_layers
 from hetplan.profiling.backends import CpuBackend, open_backend
 from hetplan.profiling.grid import GridPoint, points
-from hetplan.profiling.measure_layers import (
-    LayerProfiler,
-    Unit,
-    has_pace,
-    units,
-)
+from hetplan.profiling.measure_layers import Unit, has_pace, unit_shapes, unit_work, units
 from hetplan.profiling.pacing import PacedKind, PaceEntry, Pacer
 from hetplan.profiling.timing import TimingLimits
+from hetplan.profiling.work import Work, measure_all
 
 QUICK = TimingLimits(
     window_passes=1,
@@ -39,13 +37,14 @@ def grid(*models: ModelSpec, microbatch_sizes=(1, 2), tp_degrees=(1,)):
     )
 
 
-def profiler(**changes) -> LayerProfiler:
-    arguments = {"device": "cpu", "limits": QUICK} | changes
-    return LayerProfiler(CpuBackend(), **arguments)
+@pytest.fixture(autouse=True)
+def quick(monkeypatch) -> None:
+    monkeypatch.setattr(measure_layers, "CPU_LIMITS", QUICK)
 
 
-def measured(point: GridPoint, kind: LayerKind):
-    return profiler().measure_unit(Unit(point=point, kind=kind, with_updates=True))
+def measured(point: GridPoint, kind: LayerKind) -> list[dict]:
+    unit = Unit(point=point, kind=kind, with_updates=True)
+    return list(unit_work(unit, "cpu", CpuBackend()).rows())
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA, replace(GPT, vocab_size=61)])
@@ -53,20 +52,16 @@ def measured(point: GridPoint, kind: LayerKind):
 def test_every_unit_can_be_measured(model, precision) -> None:
     point = replace(grid(model, tp_degrees=(2,))[0], precision=precision)
     for kind in TRAINED_KINDS:
-        samples = measured(point, kind)
-        assert [sample.phase for sample in samples] == [
-            "forward",
-            "backward",
-            *("optimizer:adamw",) * 2,
-            *("optimizer:sgd",) * 2,
-        ]
-        assert [sample.copies for sample in samples] == [1, 1, 1, 8, 1, 8]
-        for sample in samples:
-            assert sample.p10_seconds <= sample.median_seconds <= sample.p90_seconds
-            assert sample.repeats == 2
-            assert (sample.layer, sample.tp, sample.hidden_size) == (kind, 2, 32)
-        assert samples[0].activation_bytes > 0
-        assert samples[1].activation_bytes == 0
+        rows = measured(point, kind)
+        updates = [f"optimizer:{name}" for name in ("adamw", "adamw", "sgd", "sgd")]
+        assert [row["phase"] for row in rows] == ["forward", "backward", *updates]
+        assert [row["copies"] for row in rows] == [1, 1, 1, 8, 1, 8]
+        for row in rows:
+            assert row["p10_seconds"] <= row["median_seconds"] <= row["p90_seconds"]
+            assert row["repeats"] == 2
+            assert (row["layer"], row["tp"], row["hidden_size"]) == (kind, 2, 32)
+        assert rows[0]["activation_bytes"] > 0
+        assert rows[1]["activation_bytes"] == 0
 
 
 def test_activation_bytes_are_those_autograd_keeps() -> None:
@@ -74,17 +69,17 @@ def test_activation_bytes_are_those_autograd_keeps() -> None:
     b, s, h = 2, 16, GPT.hidden_size
     tokens = b * s
     (embedding, *_) = measured(point, LayerKind.EMBEDDING)
-    assert embedding.activation_bytes == tokens * 8  # int64 token numbers
+    assert embedding["activation_bytes"] == tokens * 8  # int64 token numbers
     (layer, *_) = measured(point, LayerKind.TRANSFORMER)
     # Inputs and outputs of two norms, q, k, v together, context, up and its GELU; and small
     # ones: mean and deviation of two norms, the attention's row sums (per head).
     large = tokens * (4 * h + 3 * h + h + 2 * GPT.ffn_hidden_size)
     small = tokens * (4 + GPT.num_attention_heads)
-    assert layer.activation_bytes == 4 * (large + small)
+    assert layer["activation_bytes"] == 4 * (large + small)
     (head, *_) = measured(point, LayerKind.HEAD)
     # Input and output of the norm, its mean and deviation, the softmax; the target's place
     # (int64) and whether it is here (bool). The logits themselves are not kept.
-    assert head.activation_bytes == 4 * tokens * (2 * h + 2 + GPT.vocab_size) + 9 * tokens
+    assert head["activation_bytes"] == 4 * tokens * (2 * h + 2 + GPT.vocab_size) + 9 * tokens
 
 
 def test_updates_are_measured_once_per_shape() -> None:
@@ -95,44 +90,67 @@ def test_updates_are_measured_once_per_shape() -> None:
     assert costs == sorted(costs)
 
 
-def test_a_second_run_measures_what_is_missing() -> None:
-    work = units(grid(GPT))
-    measurer = profiler()
-    first = [progress.samples for progress in measurer.run(work)]
-    assert len(first) == len(work) == 6
-    keys = {sample.shape for samples in first for sample in samples}
-    assert keys == {key for unit in work for key in measurer.shapes(unit)}
-    assert list(measurer.run(work, measured=keys)) == []
-    dropped = first[2][1].shape
-    (again,) = measurer.run(work, measured=keys - {dropped})
-    assert dropped in {sample.shape for sample in again.samples}
-    assert (again.finished, again.total, again.left_seconds) == (1, 1, 0.0)
+class Kept:
+    """Samples by what they measured, and a clock that moves a second per unit."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple, dict] = {}
+        self.now = 0.0
+        self.progress: list[tuple] = []
+        self.refused: list[str] = []
+
+    def measure(self, work: list[Work], budget_seconds: float = float("inf")) -> None:
+        def timed(each: Work):
+            yield from each.rows()
+            self.now += 1.0
+
+        measure_all(
+            [Work(each.name, each.keys, partial(timed, each)) for each in work],
+            lambda keys: tuple(keys.items()) in self.rows,
+            lambda row: self.rows.update({self.key(work, row): row}),
+            budget_seconds=budget_seconds,
+            on_progress=lambda *progress: self.progress.append(progress),
+            on_failure=lambda each, error: self.refused.append(f"{each.name}: {error}"),
+            clock=lambda: self.now,
+        )
+
+    def key(self, work: list[Work], row: dict) -> tuple:
+        keys = work[0].keys[0]
+        return tuple((name, row[name]) for name in keys)
 
 
-def test_the_budget_is_kept_and_the_cheapest_come_first() -> None:
-    class Clock:
-        now = 0.0
+def test_what_is_missing_is_measured_within_the_budget_and_the_cheapest_first() -> None:
+    wanted = units(grid(GPT))
+    work = [unit_work(unit, "cpu", CpuBackend()) for unit in wanted]
+    kept = Kept()
+    kept.measure(work, budget_seconds=0.01)  # too small for anything: the cheapest is measured
+    assert [each[3] for each in kept.progress] == [work[0].name]
+    kept.measure(work, budget_seconds=3.5)
+    assert [each[3] for each in kept.progress[1:]] == [each.name for each in work[1:4]]
+    kept.measure(work)
+    assert len(kept.progress) == len(work) == 6
+    assert kept.progress[-1][:3] == (2, 2, 0.0)
+    shapes = {shape for unit in wanted for shape in unit_shapes(unit)}
+    assert len(kept.rows) == len(shapes)
+    kept.measure(work)
+    assert len(kept.progress) == 6
+    dropped = next(iter(kept.rows))
+    before = kept.rows.copy()
+    del kept.rows[dropped]
+    kept.measure(work)
+    changed = [key for key, row in kept.rows.items() if row is not before[key]]
+    assert changed == [dropped]
 
-        def __call__(self) -> float:
-            return self.now
 
-    clock = Clock()
-    measurer = profiler(clock=clock)
-    plain = measurer.measure_unit
+def test_what_a_device_refuses_is_told_and_passed_over() -> None:
+    class Small(CpuBackend):
+        def device(self) -> torch.device:
+            raise RuntimeError("out of memory")
 
-    def slow(unit: Unit):
-        samples = plain(unit)
-        clock.now += 1.0
-        return samples
-
-    measurer.measure_unit = slow
-    work = units(grid(GPT))
-    done = list(measurer.run(work, budget_seconds=3.5))
-    assert 1 <= len(done) <= 3
-    assert [progress.unit for progress in done] == list(work[: len(done)])
-    assert done[0].left_seconds <= 3.5
-    # A budget that is too small for anything still measures the cheapest unit.
-    assert len(list(measurer.run(work, budget_seconds=0.01))) == 1
+    work = [unit_work(unit, "cpu", Small()) for unit in units(grid(GPT))[:2]]
+    kept = Kept()
+    kept.measure(work)
+    assert kept.refused == [f"{each.name}: out of memory" for each in work]
 
 
 def test_a_paced_layer_measures_its_nominal_time() -> None:
@@ -148,21 +166,20 @@ def test_a_paced_layer_measures_its_nominal_time() -> None:
     assert has_pace(kind, small)
     assert not has_pace(kind, large)
     pacer = Pacer(kind)
-    forward, backward = profiler(pacer=pacer, device="slow").measure_unit(small)
+    forward, backward = unit_work(small, "slow", CpuBackend(), pacer).rows()
     # At most half of a pass is paid back for sleeping too long; unpaced it takes a millisecond.
-    assert forward.median_seconds >= 0.01
-    assert backward.median_seconds >= 0.02
+    assert forward["median_seconds"] >= 0.01
+    assert backward["median_seconds"] >= 0.02
     assert pacer.passes >= 6
-    assert forward.device == "slow"
+    assert forward["device"] == "slow"
 
 
 @pytest.mark.accelerator
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 def test_an_accelerator_measures_all_units() -> None:
     backend = open_backend("cuda")
-    measurer = LayerProfiler(backend, device=backend.kind(), limits=QUICK)
-    for progress in measurer.run(units(grid(GPT))):
-        for sample in progress.samples:
-            assert sample.median_seconds > 0
-            if sample.phase == "forward":
-                assert sample.peak_memory_bytes > 0
+    for unit in units(grid(GPT)):
+        for row in unit_work(unit, backend.kind(), backend).rows():
+            assert row["median_seconds"] > 0
+            if row["phase"] == "forward":
+                assert row["peak_memory_bytes"] > 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 from profiling_models import GPT, LLAMA
 from profiling_samples import invoke
-from test_measure_layers import QUICK, grid
+from test_measure_layers import grid
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetplan.files.shipped import shipped_folder
@@ -22,14 +22,8 @@ from hetplan.model.operators import (
     operator_flops,
 )
 from hetplan.model.spec import TRAINED_KINDS, Architecture
-from hetplan.profiling.backends import CpuBackend
 from hetplan.profiling.bodies import Place, operator_body, operator_shapes
-from hetplan.profiling.measure_operators import (
-    OperatorProfiler,
-    OperatorUnit,
-    operator_units,
-    unit_shapes,
-)
+from hetplan.profiling.measure_operators import operator_units, unit_shapes
 from hetplan.profiling.store import read_store
 
 UNFUSED = Kernels(
@@ -41,11 +35,6 @@ CPU = Place(device=torch.device("cpu"), dtype=torch.float32, architecture=Archit
 
 def operator(kind: OperatorClass, m: int, n: int, k: int = 0, **others) -> Operator:
     return Operator(operator=kind, what="test", m=m, n=n, k=k, **others)
-
-
-def profiler(**changes) -> OperatorProfiler:
-    arguments = {"device": "cpu", "limits": QUICK} | changes
-    return OperatorProfiler(CpuBackend(), **arguments)
 
 
 EVERY = (
@@ -121,33 +110,6 @@ def test_samples_name_the_shapes_that_a_layer_runs(model, kernels) -> None:
             if op.operator is OperatorClass.MATRIX_PRODUCT:
                 assert (*key[:1], "input_gradient", *key[2:6], op.k, op.n) in found
                 assert (*key[:1], "weight_gradient", *key[2:5], op.n, op.k, op.m) in found
-
-
-def test_what_is_there_is_not_measured_again() -> None:
-    work = operator_units(grid(GPT, microbatch_sizes=(1,)))
-    every = [sample for progress in profiler().run(work) for sample in progress.samples]
-    assert {sample.shape for sample in every} == {key for unit in work for key in unit_shapes(unit)}
-    assert all(sample.device == "cpu" and sample.median_seconds > 0 for sample in every)
-    assert all(0 < sample.p10_seconds <= sample.p90_seconds for sample in every)
-    held = {sample.shape for sample in every}
-    assert list(profiler().run(work, measured=held)) == []
-    lacking = held - {unit_shapes(work[3])[-1]}
-    (again,) = profiler().run(work, measured=lacking)
-    assert (again.unit, again.total) == (work[3], 1)
-
-
-def test_what_a_device_refuses_is_told_and_passed_over() -> None:
-    class Small(CpuBackend):
-        def device(self) -> torch.device:
-            raise RuntimeError("out of memory")
-
-    work = operator_units(grid(GPT, microbatch_sizes=(1,)))[:2]
-    refused: list[OperatorUnit] = []
-    small = OperatorProfiler(Small(), device="cpu", limits=QUICK)
-    assert list(small.run(work, on_failure=lambda unit, error: refused.append(unit))) == []
-    assert tuple(refused) == work
-    with pytest.raises(RuntimeError, match="out of memory"):
-        list(small.run(work))
 
 
 SMALL = ("--device", "cpu", "--hidden", "64", "--seq", "16", "--vocab", "32", "--tp", "1")

@@ -10,12 +10,11 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Transport
 from hetplan.job.spec import Precision
 from hetplan.profiling.grid import points
-from hetplan.profiling.measure_layers import units
+from hetplan.profiling.measure_layers import unit_shapes, units
 from hetplan.profiling.needs import (
     layer_need,
     link_need,
     link_places,
-    unit_shapes,
 )
 from hetplan.profiling.store import LayerWriter, LinkWriter
 
@@ -60,7 +59,7 @@ def island(name: str, nodes: int, devices: int) -> Island:
 
 
 def test_what_is_held_is_not_missing() -> None:
-    shapes = [shape for unit in unit_shapes(WORK) for shape in unit]
+    shapes = [shape for unit in WORK for shape in unit_shapes(unit)]
     assert len(shapes) == len(set(shapes)) == 2 * 3 * 2 + 4
     nothing = layer_need("cpu", None, WORK, ())
     assert (nothing.missing, nothing.missing_samples, nothing.seconds) == (WORK, 16, None)

@@ -11,8 +11,8 @@ from profiling_samples import JOB, MODEL, invoke
 from hetplan.cli.options import positive_numbers
 from hetplan.cli.profile import _byte_sizes, _seconds
 from hetplan.errors import InputError
+from hetplan.profiling import work
 from hetplan.profiling.grid import ShapeOptions
-from hetplan.profiling.measure_layers import LayerProfiler
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry, save_pace
 from hetplan.profiling.store import read_store
 
@@ -54,15 +54,15 @@ def test_a_named_kind_and_threads_are_another_population(tmp_path) -> None:
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path, monkeypatch) -> None:
-    plain, calls = LayerProfiler.measure_unit, []
+    plain, calls = work.layer_rows, []
 
-    def interrupted(self, unit):
-        calls.append(unit)
+    def interrupted(*arguments, **names):
+        calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return plain(self, unit)
+        return plain(*arguments, **names)
 
-    monkeypatch.setattr(LayerProfiler, "measure_unit", interrupted)
+    monkeypatch.setattr(work, "layer_rows", interrupted)
     result = run("--store", tmp_path, *SMALL, code=130)
     assert "the same command goes on from there" in result.stderr
     assert len(read_store(tmp_path).layers) == 4

@@ -95,7 +95,7 @@ def test_a_writer_that_is_killed_loses_at_most_the_row_it_writes(tmp_path) -> No
         )
         found = store_state(tmp_path)
         assert not [fault for state in found for fault in state.damage]
-        rows = sum(len(state.layers) for state in found)
+        rows = sum(len(state.profiles.layers) for state in found)
         assert acknowledged <= rows <= acknowledged + kill + 1
     assert acknowledged >= 20
     assert (other.folder / "links.csv").read_bytes() == untouched
@@ -149,7 +149,7 @@ def test_provenance_that_was_cut_or_changed_is_refused_and_the_rest_is_listed(tm
     states = {state.folder: state for state in store_state(tmp_path)}
     assert states[cut.folder].provenance is None
     assert [fault.file for fault in states[cut.folder].damage] == [str(path)]
-    assert states[whole.folder].layers == states[cut.folder].layers == (LAYER,)
+    assert states[whole.folder].profiles.layers == states[cut.folder].profiles.layers == (LAYER,)
     with pytest.raises(InputError, match="damaged"):
         read_populations(tmp_path)
     with pytest.raises(InputError, match=r"provenance\.json"):
@@ -183,7 +183,7 @@ def test_a_spoilt_row_spoils_itself_only(tmp_path, line) -> None:
     path = writer.folder / "layers.csv"
     path.write_bytes(path.read_bytes() + line + b"\n" + row(layer(tp=2)).encode() + b"\n")
     (state,) = store_state(tmp_path)
-    assert state.layers == (LAYER, layer(tp=2))
+    assert state.profiles.layers == (LAYER, layer(tp=2))
     assert {(fault.file, fault.line) for fault in state.damage} == {(str(path), 3)}
     with pytest.raises(InputError, match=r"layers\.csv:3"):
         read_populations(tmp_path)
@@ -202,7 +202,7 @@ def test_a_file_of_the_older_form_is_read_and_brought_up_to_date_when_written(tm
     older = "\n".join((old_header, row(LAYER).removesuffix(","), ""))
     path.write_text(older)
     (state,) = store_state(tmp_path)
-    assert state.layers == (LAYER,)
+    assert state.profiles.layers == (LAYER,)
     assert state.dates == (PROVENANCE.measured_on,)
     assert path.read_text() == older
     again = layer(measured_on="2026-03-04")

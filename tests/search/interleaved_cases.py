@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations, product
 
 import numpy as np
-from synthetic_spaces import Wanted, small_space
+from synthetic_spaces import Wanted, family_of, small_space
 
-from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.arrays import Ints
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.search.solver import OrderFreeBound
@@ -79,10 +79,8 @@ def random_case(seed: int, *, most_layers: int = 11) -> Case:
     )
     if rng.random() < 0.6:  # stages enough for an interleaved pipeline, and calmer transfers
         scale = float(rng.choice([0.0, 0.02, 0.2]))
-        links = replace(space.links, **_scaled(space.links, scale))
-        nodes = replace(space.node_links, **_scaled(space.node_links, scale))
-        space = replace(space, links=links, node_links=nodes)
-    space = replace(space, max_stages=np.maximum(space.max_stages, 2))
+        space = space._replace(links=scale * space.links, node_links=scale * space.node_links)
+    space = space._replace(max_stages=np.maximum(space.max_stages, 2))
     count, width = len(space.max_stages), layers + 1
     room = np.full((variants, count, width), layers, dtype=np.int64)
     if rng.random() < 0.4:
@@ -91,17 +89,10 @@ def random_case(seed: int, *, most_layers: int = 11) -> Case:
             room[v, at, back] = max(0, min(layers, int(base[at] * (1 + v) - 0.7 * back)))
     return Case(
         space=space,
-        family=replace(
-            space.family, schedule="interleaved-1f1b", virtual_stages=chunks, most_extra_depth=0
-        ),
+        family=family_of(space, virtual_stages=chunks),
         room=room,
         exchange=Exchange.MEGATRON if rng.random() < 0.7 else Exchange.TORCH,
     )
-
-
-def _scaled(links: object, scale: float) -> dict[str, Floats]:
-    names = ("send_forward", "send_backward", "wire_latency", "rendezvous_extra")
-    return {name: getattr(links, name) * scale for name in names}
 
 
 def every_row(case: Case) -> Iterator[tuple[int, ...]]:
@@ -185,9 +176,8 @@ def step_of(case: Case, row: Sequence[int], variants: Sequence[int], units: Sequ
     ]
     leaving = [space.leaving[role, at, n] for role, at, n in zip(roles, row, units, strict=True)]
     step = max(arrived) + max(leaving)
-    if space.norm is not None:
-        inside = space.norm.inside
-        step += max(inside[list(row)]) - min(inside)
+    if space.clips_gradients:
+        step += max(space.norm_inside[list(row)])
         step += (slots - 1).bit_length() * max(hop[4] for hop in hops)
     return float(step)
 
@@ -201,20 +191,9 @@ def _hop(space: StageTable, row: Sequence[int], s: int) -> tuple[float, ...]:
         crosses = left == right and len(row) > per_node
     else:
         crosses = left == right and before % per_node == 0
-    norm = space.norm
     if crosses:
-        links, at = space.node_links, (left,)
-        level = 0.0 if norm is None else norm.node_links[left]
-    else:
-        links, at = space.links, (left, right)
-        level = 0.0 if norm is None else norm.links[left, right]
-    return (
-        float(links.send_forward[at]),
-        float(links.send_backward[at]),
-        float(links.wire_latency[at]),
-        float(links.rendezvous_extra[at]),
-        float(level),
-    )
+        return (*space.node_links[:, left].tolist(), float(space.norm_node_links[left]))
+    return (*space.links[:, left, right].tolist(), float(space.norm_links[left, right]))
 
 
 def every_plan(

@@ -9,10 +9,10 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
-from hetplan.search.multi_pipeline.microbatch_samples import tick_meshes
+from hetplan.search.multi_pipeline.stage_options import meshes_by_samples
 
 _Meshes = dict[int, set[tuple[tuple[int, ...], tuple[Shape, ...]]]]
-"""Islands and shapes by tick."""
+"""Islands and shapes by samples per microbatch."""
 
 
 def random_several(
@@ -21,7 +21,7 @@ def random_several(
     """A plan; None where no draw of a few has one."""
     meshes = {
         samples: {(mesh.islands, mesh.shapes) for mesh in each}
-        for samples, each in tick_meshes(model, cluster, job).items()
+        for samples, each in meshes_by_samples(model, cluster, job).items()
     }
     draws = (_drawn(rng, model, cluster, job, meshes) for _ in range(30))
     return next((found for found in draws if found is not None), None)
@@ -74,8 +74,8 @@ def _pipeline(
     last: bool,
 ) -> ChosenPipeline | None:
     every = job.global_batch_size
-    tick = rng.choice([each for each in (1, 2, 3, 4) if each <= batch and every % each == 0])
-    counts = [m for m in range(1, batch // tick + 1) if not last or m * tick == batch]
+    samples = rng.choice([each for each in (1, 2, 3, 4) if each <= batch and every % each == 0])
+    counts = [m for m in range(1, batch // samples + 1) if not last or m * samples == batch]
     if not counts:
         return None
     count = rng.choice(counts)
@@ -83,7 +83,7 @@ def _pipeline(
     names = rng.sample(sorted(free), len(free))
     while names and (not rows or rng.random() < 0.6):
         taken = [names.pop() for _ in range(min(len(names), rng.choice((1, 1, 1, 2))))]
-        parts = _parts(rng, model, cluster, free, taken, tick)
+        parts = _parts(rng, model, cluster, free, taken, samples)
         if parts is None:
             return None
         most = min(free[part.island] // part.shape.num_devices for part in parts)
@@ -119,10 +119,10 @@ def _parts(
     cluster: Cluster,
     free: dict[str, int],
     taken: list[str],
-    tick: int,
+    samples: int,
 ) -> tuple[Part, ...] | None:
-    """One part per island, which share the tick."""
-    shares = [tick] if len(taken) == 1 else [1, tick - 1]
+    """One part per island, which share a microbatch."""
+    shares = [samples] if len(taken) == 1 else [1, samples - 1]
     if min(shares) < 1:
         return None
     found = []

@@ -3,128 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from search_jobs import island
 from search_jobs import model as dense_model
+from synthetic_plans import Row, chain_of_row
 
 from hetplan.cluster.spec import Cluster, Link, Transport
-from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.plan import Schedule
+from hetplan.plans.chosen import ChosenPlan
+from hetplan.search.one_f_one_b.solver import chosen_of_row
+from hetplan.search.space.family import Family
 from hetplan.search.space.stage_table import FIRST, LAST, StageTable
-from hetplan.search.table_maker import transformer_layers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slots:
-    """A plan of a space: mesh, recomputation, units and extra depth of every stage."""
-
-    meshes: tuple[int, ...]
-    variants: tuple[int, ...]
-    units: tuple[int, ...]
-    extra: tuple[int, ...]
 
 
 def roles(count: int) -> list[int]:
     return [FIRST * (s == 0) + LAST * (s == count - 1) for s in range(count)]
 
 
-def in_flight(space: StageTable, slots: Slots, s: int) -> int:
-    return min(len(slots.meshes) - s + slots.extra[s], space.num_microbatches)
+def chosen(family: Family, space: StageTable, cluster: Cluster, row: Row) -> ChosenPlan:
+    """The plan of a row."""
+    arrays = tuple(np.array(each) for each in (row.meshes, row.variants, row.units, row.extra))
+    return chosen_of_row(family, space, [island.name for island in cluster.islands], arrays)
 
 
-def chosen(space: StageTable, cluster: Cluster, slots: Slots) -> ChosenPlan:
-    """The same plan as choices."""
-    family, count = space.family, len(slots.meshes)
-    stages = []
-    for s, (at, role) in enumerate(zip(slots.meshes, roles(count), strict=True)):
-        mesh = family.meshes[at]
-        stages.append(
-            ChosenStage(
-                parts=tuple(
-                    Part(island=cluster.islands[i].name, shape=shape)
-                    for i, shape in zip(mesh.islands, mesh.shapes, strict=True)
-                ),
-                layers=(transformer_layers(space, role, slots.units[s]),),
-                recompute=family.recompute[slots.variants[s]],
-                warmup_depth=in_flight(space, slots, s),
-            )
-        )
-    return ChosenPlan(
-        pipelines=(
-            ChosenPipeline(
-                stages=tuple(stages),
-                num_microbatches=family.num_microbatches,
-                schedule=Schedule(name="1f1b"),
-            ),
-        ),
-        sharding=family.sharding,
-        early_sends=family.early_sends,
-    )
-
-
-def step_seconds(space: StageTable, slots: Slots) -> float:
-    """Sum and replay of the space's numbers."""
-    count = len(slots.meshes)
-    at, v, n = (np.array(each) for each in (slots.meshes, slots.variants, slots.units))
-    role = np.array(roles(count))
-    names = ("send_forward", "send_backward", "wire_latency", "rendezvous_extra")
-    sends = {name: np.zeros(count - 1) for name in names}
-    level = 0.0
-    placed = 0
-    for s in range(count - 1):
-        left, right = int(at[s]), int(at[s + 1])
-        placed = placed + 1 if s and at[s - 1] == left else 0
-        out = left == right and (placed + 1) % space.stages_per_node[left] == 0
-        for name in names:
-            sends[name][s] = (
-                getattr(space.node_links, name)[left]
-                if out
-                else getattr(space.links, name)[left, right]
-            )
-        if space.norm is not None:
-            levels = space.norm.node_links[left] if out else space.norm.links[left, right]
-            level = max(level, float(levels))
-    after = space.after[role, at, n].copy()
-    leaving = space.leaving[role, at, n]
-    if count > 1:
-        after[[0, -1]] += space.tied[at[0], at[-1]]
-    if space.norm is not None:
-        after += float(space.norm.inside[at].max() - space.norm.inside.min())
-        after += (count - 1).bit_length() * level
-    times = PipelineTimes(
-        schedule="1f1b",
-        num_microbatches=space.num_microbatches,
-        warmup=tuple(in_flight(space, slots, s) for s in range(count)),
-        forward=(space.extra_forward[role, v, at] + n * space.forward[v, at])[:, None],
-        backward=(space.extra_backward[role, v, at] + n * space.backward[v, at])[:, None],
-        weight=np.zeros((count, 1)),
-        **sends,
-        link_forward=np.full(count - 1, -1),
-        link_backward=np.full(count - 1, -1),
-        shared_forward=np.zeros(count - 1),
-        shared_backward=np.zeros(count - 1),
-        exchange=Exchange.MEGATRON,
-    )
-    ends = step_ends([times], rendezvous=space.rendezvous)[0]
-    return float(leaving.max()) + float((ends + after - leaving).max())
-
-
-def fits(space: StageTable, slots: Slots) -> bool:
+def fits(space: StageTable, row: Row) -> bool:
     """Whether the memory of every stage holds what it has."""
-    return all(
-        slots.units[s]
-        <= space.most_layers[slots.variants[s], role, slots.meshes[s], in_flight(space, slots, s)]
-        for s, role in enumerate(roles(len(slots.meshes)))
-    )
+    most = chain_of_row(space, row).most_layers.max(axis=0)
+    return bool((np.array(row.units) <= most).all())
 
 
-def random_slots(rng: np.random.Generator, space: StageTable) -> Slots | None:
+def random_slots(rng: np.random.Generator, space: StageTable) -> Row | None:
     """Meshes with disjoint islands, one after the other, as many stages as there is room for."""
     order, used = [], 0
     for at in rng.permutation(len(space.max_stages)).tolist():
@@ -139,12 +50,12 @@ def random_slots(rng: np.random.Generator, space: StageTable) -> Slots | None:
     count = len(meshes)
     cuts = np.sort(rng.choice(np.arange(1, space.num_layers), count - 1, replace=False))
     units = np.diff([0, *cuts.tolist(), space.num_layers])
-    choices = len(space.family.recompute)
+    choices = len(space.forward)
     extra = [0] * count
     for s in range(count - 2, -1, -1):
         more = rng.integers(0, 2) if meshes[s] != meshes[s + 1] else 0
-        extra[s] = min(space.family.most_extra_depth, extra[s + 1] + int(more))
-    return Slots(
+        extra[s] = min(space.most_extra_depth, extra[s + 1] + int(more))
+    return Row(
         meshes=tuple(meshes),
         variants=tuple(int(each) for each in rng.integers(0, choices, count)),
         units=tuple(int(each) for each in units),

@@ -11,9 +11,16 @@ import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.cost.replay.kernel import StageTimes, replay_seconds
 from hetplan.cost.replay.times import PipelineTimes
-from hetplan.search.space.stage_table import FIRST, LAST, Links, StageTable
+from hetplan.search.space.stage_table import (
+    FIRST,
+    LAST,
+    RENDEZVOUS_EXTRA,
+    StageTable,
+    backward_wires,
+    forward_wires,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,8 +52,8 @@ class Chain:
     extra_forward: Floats
     """[V, P]"""
     extra_backward: Floats
-    links: Links
-    """[P - 1]"""
+    links: Floats
+    """[4, P - 1]"""
 
 
 def chain_of(
@@ -70,10 +77,10 @@ def chain_of(
     links = boundaries(space, at)
     zero = np.zeros(1)
     held = float(space.rendezvous)
-    wires_in = np.concatenate((zero, links.forward_wire))
-    wires_back = np.concatenate((links.backward_wire, zero))
-    posts_in = held * (wires_in + np.concatenate((zero, links.rendezvous_extra)))
-    posts_back = held * (wires_back + np.concatenate((links.rendezvous_extra, zero)))
+    wires_in = np.concatenate((zero, forward_wires(links)))
+    wires_back = np.concatenate((backward_wires(links), zero))
+    posts_in = held * (wires_in + np.concatenate((zero, links[RENDEZVOUS_EXTRA])))
+    posts_back = held * (wires_back + np.concatenate((links[RENDEZVOUS_EXTRA], zero)))
     after = space.after[roles, at] + norm_seconds(space, at)
     if last > 0:
         after[[0, last]] += space.tied[at[0], at[-1]]
@@ -112,13 +119,14 @@ def _by_slot(values: Floats, roles: Ints, at: Ints) -> Floats:
 
 def norm_seconds(space: StageTable, at: Ints) -> float:
     """The sum of the norms beyond the least that `StageTable.after` has of it."""
-    norm = space.norm
-    if norm is None:
+    if not space.clips_gradients:
         return 0.0
-    seconds = float(norm.inside[at].max()) - float(norm.inside.min())
+    seconds = float(space.norm_inside[at].max())
     if len(at) > 1:
         hops = np.where(
-            leaves_node(space, at), norm.node_links[at[:-1]], norm.links[at[:-1], at[1:]]
+            leaves_node(space, at),
+            space.norm_node_links[at[:-1]],
+            space.norm_links[at[:-1], at[1:]],
         )
         seconds += (len(at) - 1).bit_length() * float(hops.max())
     return seconds
@@ -134,22 +142,10 @@ def leaves_node(space: StageTable, at: Ints) -> npt.NDArray[np.bool_]:
     return left_node
 
 
-def boundaries(space: StageTable, at: Ints) -> Links:
-    """Transfers between neighbouring slots."""
+def boundaries(space: StageTable, at: Ints) -> Floats:
+    """[4, P - 1] transfers between neighbouring slots."""
     left, right = at[:-1], at[1:]
-    leaves = leaves_node(space, at)
-
-    def chosen(name: str) -> Floats:
-        between: Floats = getattr(space.node_links, name)[left]
-        within: Floats = getattr(space.links, name)[left, right]
-        return np.where(leaves, between, within)
-
-    return Links(
-        send_forward=chosen("send_forward"),
-        send_backward=chosen("send_backward"),
-        wire_latency=chosen("wire_latency"),
-        rendezvous_extra=chosen("rendezvous_extra"),
-    )
+    return np.where(leaves_node(space, at), space.node_links[:, left], space.links[:, left, right])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +185,7 @@ def sequences(space: StageTable, *, contiguous: bool = False) -> Iterator[tuple[
 def extras(space: StageTable, slots: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Extra depth of every slot: equal inside a mesh, none on the last, growing to the front."""
     blocks = [slots[0]] + [b for a, b in pairwise(slots) if a != b]
-    for chosen in product(range(space.family.most_extra_depth + 1), repeat=len(blocks) - 1):
+    for chosen in product(range(space.most_extra_depth + 1), repeat=len(blocks) - 1):
         if all(a >= b for a, b in pairwise(chosen)):
             by_mesh = dict(zip(blocks, (*chosen, 0), strict=True))
             yield tuple(by_mesh[i] for i in slots)
@@ -228,18 +224,15 @@ def step_of(space: StageTable, row: Row) -> float:
     chain = chain_of_row(space, row)
     at, n, v = np.arange(len(row.meshes)), np.array(row.units), np.array(row.variants)
     leaving = chain.leaving[at, n]
-    arguments = (
+    chained = StageTimes(
         chain.extra_forward[v, at] + n * chain.forward[v, at],
         chain.extra_backward[v, at] + n * chain.backward[v, at],
-        chain.links.send_forward,
-        chain.links.send_backward,
-        chain.links.wire_latency,
-        chain.links.rendezvous_extra,
+        *chain.links.copy(),
+        chain.in_flight,
+        space.num_microbatches,
     )
     after = chain.after[at, n] - leaving
-    step = replay_seconds(
-        *arguments, chain.in_flight, space.num_microbatches, after, space.rendezvous
-    )
+    step = replay_seconds(chained, after, space.rendezvous)
     if not np.isfinite(step):
         # Depths that only the general replay can order, or nobody.
         try:
@@ -248,13 +241,13 @@ def step_of(space: StageTable, row: Row) -> float:
                 schedule="1f1b",
                 num_microbatches=space.num_microbatches,
                 warmup=tuple(int(w) for w in chain.in_flight),
-                forward=arguments[0].reshape(-1, 1),
-                backward=arguments[1].reshape(-1, 1),
+                forward=chained.forward.reshape(-1, 1),
+                backward=chained.backward.reshape(-1, 1),
                 weight=np.zeros((len(at), 1)),
-                send_forward=arguments[2],
-                send_backward=arguments[3],
-                wire_latency=arguments[4],
-                rendezvous_extra=arguments[5],
+                send_forward=chained.send_forward,
+                send_backward=chained.send_backward,
+                wire_latency=chained.wire_latency,
+                rendezvous_extra=chained.rendezvous_extra,
                 link_forward=np.full(len(none), -1),
                 link_backward=np.full(len(none), -1),
                 shared_forward=none,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +10,7 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.search.space.family import Family, Mesh
-from hetplan.search.space.stage_table import Links, NormSums, StageTable
-
-_GRANULARITIES = (
-    RecomputeGranularity.NONE,
-    RecomputeGranularity.FULL,
-    RecomputeGranularity.SELECTIVE,
-)
+from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable, num_islands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,36 +83,45 @@ def small_space(rng: np.random.Generator, wanted: Wanted | None = None) -> Stage
     if long_links:
         wire = np.where(rng.random((count, count)) < 0.5, wire * 0.05, wire + 1.5)
     regions = _regions(islands, ask.regions)
+    links, node_links = _links(rng, wire), _links(rng, np.diagonal(wire) * 1.7)
+    node_counts = rng.integers(1, 3, count)
+    rendezvous = bool(rng.random() < 0.5) if ask.rendezvous is None else ask.rendezvous
+    leaving = after * rng.uniform(0.0, 0.8) if ask.leaving else np.zeros_like(after)
+    inside = rng.uniform(0.0, 0.05, count) * ask.norm
+    norm_links = rng.uniform(0.01, 0.1, (count, count)) * ask.norm
+    norm_node_links = rng.uniform(0.01, 0.1, count) * ask.norm
     return StageTable(
-        family=_family(
-            masks, stages, m, samples=1, variants=v, most_extra_depth=ask.most_extra_depth
-        ),
         num_layers=layers,
         layers_per_unit=1,
         front_layers=0,
         back_layers=0,
         num_microbatches=m,
+        most_extra_depth=ask.most_extra_depth,
         stages=ask.pinned_stages,
         stage_limit=layers,
+        regions_apart=num_islands(masks) > MAX_FREE_ISLANDS,
+        rendezvous=rendezvous,
+        clips_gradients=ask.norm,
         region=_region_of(masks, regions),
         island_mask=masks,
         max_stages=np.minimum(stages, layers),
+        may_be_first=may_be_first,
+        may_be_last=may_be_last,
+        stages_per_node=node_counts,
         forward=forward,
         backward=backward,
         extra_forward=extra_forward,
         extra_backward=extra_backward,
-        links=_links(rng, wire),
-        node_links=_links(rng, np.diagonal(wire) * 1.7),
-        stages_per_node=rng.integers(1, 3, count),
+        links=links,
+        node_links=node_links,
         tied=tied,
-        rendezvous=bool(rng.random() < 0.5) if ask.rendezvous is None else ask.rendezvous,
         most_layers=most,
         after=after,
-        leaving=after * rng.uniform(0.0, 0.8) if ask.leaving else np.zeros_like(after),
-        norm=_norm(rng, count) if ask.norm else None,
-        may_be_first=may_be_first,
-        may_be_last=may_be_last,
-    )
+        leaving=leaving,
+        norm_inside=inside - inside.min(),
+        norm_links=norm_links,
+        norm_node_links=norm_node_links,
+    ).contiguous()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,36 +181,39 @@ def large_space(seed: int, scale: Scale) -> StageTable:
     extra = np.zeros((4, scale.variants, count))
     extra[[1, 3]] += 0.1 * forward
     extra[[2, 3]] += 0.8 * forward
+    every = np.ones(count, dtype=np.bool_)
     return StageTable(
-        family=_family(
-            np.array(masks), np.array(stages), scale.microbatches, samples=8,
-            variants=scale.variants, most_extra_depth=scale.most_extra_depth,
-        ),
         num_layers=scale.layers,
         layers_per_unit=1,
         front_layers=0,
         back_layers=0,
         num_microbatches=scale.microbatches,
+        most_extra_depth=scale.most_extra_depth,
         stages=0,
         stage_limit=min(scale.layers, scale.microbatches),
+        regions_apart=scale.islands > MAX_FREE_ISLANDS,
+        rendezvous=scale.rendezvous,
+        clips_gradients=False,
         region=at,
         island_mask=np.array(masks),
         max_stages=np.array(stages),
+        may_be_first=every,
+        may_be_last=every,
+        stages_per_node=np.ones(count, dtype=np.int64),
         forward=forward,
         backward=backward,
         extra_forward=extra,
         extra_backward=2.0 * extra,
         links=_links(rng, wire),
         node_links=_links(rng, np.full(count, 0.003)),
-        stages_per_node=np.ones(count, dtype=np.int64),
         tied=np.zeros((count, count)),
-        rendezvous=scale.rendezvous,
         most_layers=most,
         after=after,
         leaving=np.zeros_like(after),
-        may_be_first=np.ones(count, dtype=np.bool_),
-        may_be_last=np.ones(count, dtype=np.bool_),
-    )  # fmt: skip
+        norm_inside=np.zeros(count),
+        norm_links=np.zeros((count, count)),
+        norm_node_links=np.zeros(count),
+    ).contiguous()
 
 
 def _small_meshes(rng: np.random.Generator, ask: Wanted, islands: int) -> tuple[Ints, Ints]:
@@ -232,45 +237,26 @@ def _region_of(masks: Ints, regions: Ints) -> Ints:
     return np.array(found, dtype=np.int64)
 
 
-def _family(
-    masks: Sequence[int] | Ints,
-    stages: Ints,
-    microbatches: int,
-    *,
-    samples: int,
-    variants: int,
-    most_extra_depth: int,
-) -> Family:
+def family_of(table: StageTable, *, virtual_stages: int = 1) -> Family:
+    """A family whose meshes lie as those of the table do."""
     meshes = []
-    for at, mask in enumerate(masks):
-        on = tuple(i for i in range(int(mask).bit_length()) if int(mask) >> i & 1)
-        shape = Shape(tp=1 + at, dp=1, microbatch_size=samples)
-        meshes.append(Mesh(islands=on, shapes=tuple(shape for _ in on), max_stages=int(stages[at])))
+    for at, mask in enumerate(table.island_mask.tolist()):
+        on = tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
+        shapes = (Shape(tp=1 + at, dp=1, microbatch_size=1),) * len(on)
+        meshes.append(Mesh(islands=on, shapes=shapes, max_stages=int(table.max_stages[at])))
     return Family(
-        samples=samples,
-        num_microbatches=microbatches,
-        schedule="1f1b",
+        samples=1,
+        num_microbatches=table.num_microbatches,
+        schedule="1f1b" if virtual_stages == 1 else "interleaved-1f1b",
+        virtual_stages=virtual_stages,
         sharding=Sharding.NONE,
-        recompute=_GRANULARITIES[:variants],
-        most_extra_depth=most_extra_depth,
+        recompute=tuple(RecomputeGranularity)[: len(table.forward)],
         meshes=tuple(meshes),
     )
 
 
-def _norm(rng: np.random.Generator, count: int) -> NormSums:
-    return NormSums(
-        inside=rng.uniform(0.0, 0.05, count),
-        links=rng.uniform(0.01, 0.1, (count, count)),
-        node_links=rng.uniform(0.01, 0.1, count),
-    )
-
-
-def _links(rng: np.random.Generator, wire: Floats) -> Links:
+def _links(rng: np.random.Generator, wire: Floats) -> Floats:
     """Transfers that take `wire` from end to end; what the receiver's notice takes is small."""
     mirrored = (wire + wire.T) / 2
-    return Links(
-        send_forward=mirrored * 0.8,
-        send_backward=mirrored * 0.7,
-        wire_latency=mirrored * 0.2,
-        rendezvous_extra=mirrored * rng.uniform(0.0, 0.2),
-    )
+    posted = mirrored * rng.uniform(0.0, 0.2)
+    return np.stack((mirrored * 0.8, mirrored * 0.7, mirrored * 0.2, posted))

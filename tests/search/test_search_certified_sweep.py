@@ -17,7 +17,6 @@ from hetplan.search.one_f_one_b import certified_sweep
 from hetplan.search.one_f_one_b import solver as single_solver
 from hetplan.search.one_f_one_b.certified_sweep import Met, Walk, together
 from hetplan.search.one_f_one_b.enumerate import few_plans
-from hetplan.search.one_f_one_b.heuristic import rules_of
 from hetplan.search.one_f_one_b.order_program import OrderProgram
 from hetplan.search.one_f_one_b.order_relaxation import NONE
 from hetplan.search.one_f_one_b.solver import OneFOneBSolver
@@ -120,7 +119,7 @@ def test_families_of_many_meshes_are_bounded_below_their_best_plan(
             listed = OneFOneBSolver(0, every[at], maker)
             if listed.order_free.bound_seconds == math.inf:
                 continue
-            if few_plans(listed.space, rules_of(listed.space), FEW) is None:
+            if few_plans(listed.space, FEW) is None:
                 continue
             listed.__dict__["_priced_whole"] = False
             best = Best(bounds=[0.0])

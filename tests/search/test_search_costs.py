@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from random_cases import seeds
 from search_costs_cases import (
-    Slots,
     chosen,
     fits,
     random_slots,
     regions_cluster,
     roles,
-    step_seconds,
     unlike_model,
 )
 from search_jobs import job
+from synthetic_plans import Row, step_of
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.step_model.pricer import Pricer, StepCost
@@ -68,11 +67,11 @@ def drawn(rng: np.random.Generator, families: tuple[Family, ...], count: int) ->
             for k in range(count)]  # fmt: skip
 
 
-def unlike_parts(cluster: Cluster, space: StageTable, slots: Slots) -> bool:
+def unlike_parts(cluster: Cluster, family: Family, slots: Row) -> bool:
     """Whether a stage has parts of unlike kinds or links, which may take turns at being slowest."""
     parts = [
         {(cluster.islands[i].device.kind, cluster.islands[i].intra_node) for i in mesh.islands}
-        for mesh in (space.family.meshes[at] for at in slots.meshes)
+        for mesh in (family.meshes[at] for at in slots.meshes)
     ]
     return any(len(each) > 1 for each in parts)
 
@@ -106,25 +105,29 @@ def test_a_space_adds_up_to_what_the_plan_costs(target: str, seed: int) -> None:
             slots = random_slots(rng, space)
             if not np.isfinite(space.tied[slots.meshes[0], slots.meshes[-1]]):
                 continue
-            plan = plan_of(model, cluster, asked, chosen(space, cluster, slots))
+            plan = plan_of(model, cluster, asked, chosen(family, space, cluster, slots))
             assert check_plan(plan, model, cluster, asked) == ()
             step = pricer.step(plan)
             assert holds(step) is fits(space, slots), (family, slots)
             if not fits(space, slots):
                 continue
-            mine = step_seconds(space, slots)
+            mine = step_of(space, slots)
             assert order_free.bound_seconds <= crossing <= step.step_seconds
             assert mine <= step.step_seconds * (1 + EXACT)
-            assert maker.evaluator.seconds(chosen(space, cluster, slots)) == step.step_seconds
-            if maker.exact(family) or not unlike_parts(cluster, space, slots):
+            assert (
+                maker.evaluator.seconds(chosen(family, space, cluster, slots)) == step.step_seconds
+            )
+            if maker.exact(family) or not unlike_parts(cluster, family, slots):
                 assert mine == pytest.approx(step.step_seconds, rel=EXACT), (family, slots)
                 priced += 1
     assert priced
 
 
-def chunked(space: StageTable, cluster: Cluster, meshes: list[int], units: list[int]) -> ChosenPlan:
+def chunked(
+    family: Family, space: StageTable, cluster: Cluster, meshes: list[int], units: list[int]
+) -> ChosenPlan:
     """An interleaved pipeline whose stages hold so many units, dealt as evenly as possible."""
-    family, count, v = space.family, len(meshes), space.family.virtual_stages
+    count, v = len(meshes), family.virtual_stages
     stages = []
     for s, (at, role) in enumerate(zip(meshes, roles(count), strict=True)):
         each, more = divmod(units[s], v)
@@ -178,7 +181,7 @@ def test_stages_of_interleaved_plans_cost_what_the_space_says(target: str) -> No
             if not count or len(family.meshes[mesh].islands) > 1:
                 continue
             cuts = rng.multinomial(space.num_layers - count * v, np.full(count, 1 / count)) + v
-            choices = chunked(space, cluster, [mesh] * count, cuts.tolist())
+            choices = chunked(family, space, cluster, [mesh] * count, cuts.tolist())
             plan = plan_of(model, cluster, asked, choices)
             step = pricer.step(plan)
             looked_at += 1
@@ -193,7 +196,7 @@ def test_stages_of_interleaved_plans_cost_what_the_space_says(target: str) -> No
                 use = step.memory[0][s]
                 if use.total_bytes <= use.available_bytes:
                     assert n <= space.most_layers[0, role, mesh, depth]
-                    if space.norm is not None:
+                    if space.clips_gradients:
                         assert end.leaves == pytest.approx(space.leaving[role, mesh, n], rel=EXACT)
             if holds(step):
                 assert order_free.bound_seconds <= maker.crossing_bound(family) <= step.step_seconds

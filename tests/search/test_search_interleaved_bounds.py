@@ -15,7 +15,7 @@ from hetplan.cost.replay.ends import step_ends
 from hetplan.search.interleaved.bound import capacity_bound, least_bound
 from hetplan.search.interleaved.enumerate import list_cuts
 from hetplan.search.interleaved.rows import row_of, row_terms
-from hetplan.search.one_f_one_b.replay import NEVER, numbers_of
+from hetplan.search.one_f_one_b.replay import NEVER
 
 
 @pytest.mark.parametrize("seed", seeds(60))
@@ -32,7 +32,7 @@ def test_paths_are_below_the_replay(seed: int) -> None:
 def test_row_bounds_are_below_the_best_cut(seed: int) -> None:
     case = random_case(seed)
     numbers, layers, chunks = (
-        numbers_of(case.space),
+        case.space,
         case.space.num_layers,
         case.family.virtual_stages,
     )

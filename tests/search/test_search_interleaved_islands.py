@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from interleaved_cases import Case, every_plan, random_case
 from random_cases import seeds
-from synthetic_spaces import Scale, large_space
+from synthetic_spaces import Scale, family_of, large_space
 
 from hetplan.cost.replay.times import Exchange
 from hetplan.search.interleaved.enumerate import stage_counts
@@ -42,13 +41,13 @@ def test_no_plan_is_denied(seed: int) -> None:
 
 def _large(islands: int) -> Case:
     space = large_space(5, Scale(islands=islands, stages=32, layers=64, microbatches=128))
-    space = replace(space, max_stages=np.maximum(space.max_stages, 2))
+    space = space._replace(max_stages=np.maximum(space.max_stages, 2))
     fits = space.most_layers[:, 0, :, 1:]
     room = np.repeat(fits[..., -1:], 65, axis=2)
     room[..., : fits.shape[2]] = fits
     return Case(
         space=space,
-        family=replace(space.family, schedule="interleaved-1f1b", virtual_stages=2),
+        family=family_of(space, virtual_stages=2),
         room=room,
         exchange=Exchange.MEGATRON,
     )

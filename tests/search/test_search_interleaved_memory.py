@@ -21,7 +21,7 @@ from hetplan.plans.chosen import ChosenPlan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.interleaved.memory import ChunkMemory
 from hetplan.search.interleaved.rows import row_of
-from hetplan.search.one_f_one_b.replay import NEVER, numbers_of
+from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family
 from hetplan.search.table_maker import TableMaker
@@ -97,7 +97,7 @@ def test_row_is_priced_as_its_plan(seed: int) -> None:
         use = price.memory[0]
         for s, (n, v) in enumerate(zip(units, variant, strict=True)):
             assert (n <= most[s, v]) == (use[s].total_bytes <= use[s].available_bytes), (s, n)
-        row = row_of(numbers_of(space), mesh, most, family.virtual_stages, maker.exchange)
+        row = row_of(space, mesh, most, family.virtual_stages, maker.exchange)
         fits = all(each.total_bytes <= each.available_bytes for each in use)
         seconds = row.seconds(variant, units)
         assert (seconds < NEVER) == fits

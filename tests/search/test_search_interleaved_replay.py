@@ -11,7 +11,6 @@ from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.search.interleaved.rows import lockstep_applies, lockstep_ends, row_of
-from hetplan.search.one_f_one_b.replay import numbers_of
 
 
 def times_of(forward: Floats, backward: Floats, hops: Floats, m: int) -> PipelineTimes:
@@ -68,7 +67,7 @@ def test_lockstep_needs_whole_groups_and_two_of_them() -> None:
 def test_step_of_a_row_is_that_of_its_plan(seed: int) -> None:
     case: Case = random_case(seed)
     rng = np.random.default_rng(1000 + seed)
-    numbers, layers = numbers_of(case.space), case.space.num_layers
+    numbers, layers = case.space, case.space.num_layers
     for mesh in list(every_row(case))[:6]:
         most = case.most_units(case.family, mesh, layers)
         row = row_of(numbers, mesh, most, case.family.virtual_stages, case.exchange)

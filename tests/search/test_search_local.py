@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from synthetic_plans import every_row, step_of
@@ -12,9 +10,9 @@ from synthetic_spaces import Wanted, small_space
 from hetplan.cost.arrays import Ints
 from hetplan.search.one_f_one_b.cut import cut, estimate
 from hetplan.search.one_f_one_b.enumerate import cheapest, few_plans, row_arrays
-from hetplan.search.one_f_one_b.heuristic import expand, polish, rules_of, search_rows
-from hetplan.search.one_f_one_b.replay import NEVER, numbers_of, step_seconds
-from hetplan.search.space.stage_table import StageTable
+from hetplan.search.one_f_one_b.heuristic import expand, polish, search_rows
+from hetplan.search.one_f_one_b.replay import NEVER, step_seconds
+from hetplan.search.space.stage_table import StageTable, most_stages
 
 _CASES = [
     Wanted(),
@@ -46,14 +44,14 @@ def test_listing_finds_what_plain_enumeration_finds(case: int) -> None:
     for _ in range(3 if case else 1):
         space = small_space(rng, _CASES[case])
         every = _every_plan(space)
-        numbers, spent = numbers_of(space), np.zeros(3, dtype=np.int64)
+        spent = np.zeros(3, dtype=np.int64)
         for step, mesh, variant, units, extra in every:
-            priced = step_seconds(numbers, mesh, variant, units, extra)
+            priced = step_seconds(space, mesh, variant, units, extra)
             assert priced == pytest.approx(step, rel=1e-9)
             if priced < NEVER:
-                assert estimate(numbers, mesh, variant, units, extra, True) <= priced * (1 + 1e-9)
+                assert estimate(space, mesh, variant, units, extra, True) <= priced * (1 + 1e-9)
         best = min((plan[0] for plan in every), default=NEVER)
-        listed = few_plans(space, rules_of(space), 10**6)
+        listed = few_plans(space, 10**6)
         assert listed is not None
         least = NEVER
         for row in listed:
@@ -61,7 +59,7 @@ def test_listing_finds_what_plain_enumeration_finds(case: int) -> None:
             for kept in (1, 5):
                 steps = np.zeros(kept)
                 slots = [np.zeros((kept, len(mesh)), dtype=np.int64) for _ in range(2)]
-                count = cheapest(numbers, mesh, extra, least, 10**9, steps, *slots, spent)
+                count = cheapest(space, mesh, extra, least, 10**9, steps, *slots, spent)
                 own = sorted(
                     plan[0]
                     for plan in every
@@ -90,7 +88,7 @@ def test_a_listing_in_slices_finds_the_same_and_can_be_ended_at_any(
     slice_: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = small_space(np.random.default_rng(5), Wanted(islands=2, layers=8, variants=2))
-    numbers, listed = numbers_of(space), few_plans(space, rules_of(space), 10**6)
+    listed = few_plans(space, 10**6)
     assert listed is not None
 
     def found(seen: list[int], after: int) -> list[object]:
@@ -101,7 +99,7 @@ def test_a_listing_in_slices_finds_the_same_and_can_be_ended_at_any(
             slots = [np.zeros((3, len(mesh)), dtype=np.int64) for _ in range(2)]
             arrays = (steps, *slots, spent)
             count = cheapest(
-                *(numbers, mesh, extra, NEVER, 10**9, *arrays), lambda: _looked(after, seen)
+                *(space, mesh, extra, NEVER, 10**9, *arrays), lambda: _looked(after, seen)
             )
             answers.append((count, *(each.tolist() for each in arrays)))
         return answers
@@ -120,45 +118,42 @@ def test_a_listing_in_slices_finds_the_same_and_can_be_ended_at_any(
 
 def test_rows_are_listed_with_a_look_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     space = small_space(np.random.default_rng(5), Wanted(islands=3, most_stages=3))
-    whole = few_plans(space, rules_of(space), 10**6)
+    whole = few_plans(space, 10**6)
     assert whole is not None
     monkeypatch.setattr("hetplan.search.one_f_one_b.enumerate._ROWS_BETWEEN", 10)
     seen: list[int] = []
-    assert few_plans(space, rules_of(space), 10**6, lambda: _looked(10**9, seen)) == whole
+    assert few_plans(space, 10**6, lambda: _looked(10**9, seen)) == whole
     assert len(seen) >= len(whole) // 10
     ended: list[int] = []
     with pytest.raises(_EnoughError):
-        few_plans(space, rules_of(space), 10**6, lambda: _looked(1, ended))
+        few_plans(space, 10**6, lambda: _looked(1, ended))
     assert len(ended) == 2
 
 
 def test_no_row_is_found_where_every_one_takes_for_ever() -> None:
     space = small_space(np.random.default_rng(3), Wanted(islands=2, tight=False))
-    slow = replace(space, after=np.full_like(space.after, 1e300))
+    slow = space._replace(after=np.full_like(space.after, 1e300))
     keep, counts = np.zeros((6, 4, 3), dtype=np.int64), np.zeros(6, dtype=np.int64)
-    scores, start = np.full(6, np.inf), np.zeros((4, 3), dtype=np.int64)
-    rules = rules_of(slow)
-    search_rows(numbers_of(slow), rules, start, 0, 0, 12, 10**6, keep, counts, scores)
+    scores = np.full(6, np.inf)
+    search_rows(slow, most_stages(slow), 0, 12, 10**6, keep, counts, scores)
     assert min(scores) >= NEVER
     assert not counts.any()
 
 
 def _found(space: StageTable) -> float:
-    numbers, rules = numbers_of(space), rules_of(space)
     keep, counts = np.zeros((6, 4, 3), dtype=np.int64), np.zeros(6, dtype=np.int64)
     scores, best = np.full(6, np.inf), NEVER
-    start = np.zeros((4, 3), dtype=np.int64)
-    search_rows(numbers, rules, start, 0, 0, 12, 10**6, keep, counts, scores)
+    search_rows(space, most_stages(space), 0, 12, 10**6, keep, counts, scores)
     for k in range(6):
         if scores[k] >= 1e24:
             continue
         mesh, extra = expand(keep[k], int(counts[k]))
         for slack in (0.0, 0.01, 0.03):
             variant, units = np.zeros_like(mesh), np.zeros_like(mesh)
-            if cut(numbers, mesh, extra, slack, NEVER, variant, units):
+            if cut(space, mesh, extra, slack, NEVER, variant, units):
                 spent = np.zeros(2, dtype=np.int64)
-                step = polish(numbers, mesh, variant, units, extra, 1e-9, 10**8, spent)
-                assert step == step_seconds(numbers, mesh, variant, units, extra)
+                step = polish(space, mesh, variant, units, extra, 1e-9, 10**8, spent)
+                assert step == step_seconds(space, mesh, variant, units, extra)
                 best = min(best, step)
     return best
 

@@ -62,7 +62,7 @@ def test_no_plan_is_faster_than_the_bound(seed: int) -> None:
 def test_shares_are_the_best_of_all(seed: int) -> None:
     rng = np.random.default_rng(seed)
     count, batch = int(rng.integers(1, 4)), int(rng.integers(4, 25))
-    ticks = [int(rng.integers(1, 5)) for _ in range(count)]
+    samples = [int(rng.integers(1, 5)) for _ in range(count)]
     least = [int(rng.integers(1, 3)) for _ in range(count)]
     fill, turn = rng.uniform(0, 3, count), rng.uniform(0.2, 2, count)
 
@@ -70,12 +70,13 @@ def test_shares_are_the_best_of_all(seed: int) -> None:
         return float(fill[p] + turn[p] * m)
 
     shares = [
-        Share(sequences=ticks[p], least=least[p], seconds=partial(seconds, p)) for p in range(count)
+        Share(sequences=samples[p], least=least[p], seconds=partial(seconds, p))
+        for p in range(count)
     ]
     every = [
         numbers
         for numbers in itertools.product(*(range(low, batch + 1) for low in least))
-        if sum(m * tick for m, tick in zip(numbers, ticks, strict=True)) == batch
+        if sum(m * sequences for m, sequences in zip(numbers, samples, strict=True)) == batch
     ]
     found = balanced(shares, batch)
     if not every:
@@ -246,13 +247,13 @@ def test_a_pipeline_has_no_more_devices_than_there_are() -> None:
     for pricer in found._pricers:
         turn = float(pricer.layer.min()) * 12
         low, high = 0.3 * turn, 0.5 * turn
-        every = np.ones((1, len(pricer.tick.forward)), dtype=np.bool_)
-        weight, path = pricer.least(prices, every, (low, high), (1, pricer.tick.most_stages))
+        every = np.ones((1, len(pricer.options.forward)), dtype=np.bool_)
+        weight, path = pricer.least(prices, every, (low, high), (1, pricer.options.most_stages))
         if path is not None and any(path.surcharge):
             rose = True
-            use = np.array(path.use) * pricer.tick.samples
+            use = np.array(path.use) * pricer.options.samples
             charged = np.array(path.surcharge) > 0
             assert weight > 0
             # Between a path with too many devices of that class and one with fewer.
-            assert (use[charged] <= 2 * pricer.tick.devices[charged]).all()
+            assert (use[charged] <= 2 * pricer.options.devices[charged]).all()
     assert rose

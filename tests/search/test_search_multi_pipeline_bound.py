@@ -10,7 +10,7 @@ from random_cases import seeds
 from search_jobs import cluster, island, job, model
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.predict.fit import fit_populations
 from hetplan.search.multi_pipeline.bound import _Cell
 from hetplan.search.multi_pipeline.paths import Path
@@ -87,11 +87,9 @@ def test_the_cheapest_path_is_the_cheapest_of_all(seed: int) -> None:
 
 def _replayed(forward: Floats, backward: Floats, depths: list[int], microbatches: int) -> float:
     zero = np.zeros(len(forward) - 1)
-    ends = pipeline_ends(
-        forward, backward, zero, zero, zero, zero,
-        np.array([min(each, microbatches) for each in depths]), microbatches, False,
-    )  # fmt: skip
-    return float(ends.max())
+    depth = np.array([min(each, microbatches) for each in depths])
+    times = StageTimes(forward, backward, zero, zero, zero, zero, depth, microbatches)
+    return float(pipeline_ends(times, False).max())
 
 
 @pytest.mark.parametrize("seed", seeds(60))
@@ -126,23 +124,25 @@ def test_parts_of_a_cell_allow_every_legal_row(alike: bool) -> None:
     where = cluster(*(island(name, kind=kinds[name], nodes=2) for name in names))
     asked, wanted = model(6), job(4, target="native")
     maker = TableMaker(model=asked, cluster=where, job=wanted, predictor=fit_populations(()))
-    pricer = next(each for each in MultiPipelineSolver(0, maker)._pricers if each.tick.samples == 1)
-    tick = pricer.tick
+    pricer = next(
+        each for each in MultiPipelineSolver(0, maker)._pricers if each.options.samples == 1
+    )
+    options = pricer.options
     one = {
         name: next(
             o
-            for o, m in enumerate(tick.mesh.tolist())
-            if len(tick.meshes[m].islands) == 1
-            and kinds[where.islands[tick.meshes[m].islands[0]].name] == kinds[name]
+            for o, m in enumerate(options.mesh.tolist())
+            if len(options.meshes[m].islands) == 1
+            and kinds[where.islands[options.meshes[m].islands[0]].name] == kinds[name]
         )
         for name in names
     }
-    every = np.ones((1, len(tick.mesh)), dtype=np.bool_)
+    every = np.ones((1, len(options.mesh)), dtype=np.bool_)
 
-    def parts_of(options: tuple[int, ...]) -> tuple[Bools, ...]:
+    def parts_of(row: tuple[int, ...]) -> tuple[Bools, ...]:
         path = Path(
-            samples=1, options=options, layers=(2,) * len(options), bottleneck_seconds=1.0,
-            use=(0.0,) * len(tick.devices), weight_without_price=0.0, microbatches=1,
+            samples=1, options=row, layers=(2,) * len(row), bottleneck_seconds=1.0,
+            use=(0.0,) * len(options.devices), weight_without_price=0.0, microbatches=1,
             surcharge=(), mode=pricer.modes[0],
         )  # fmt: skip
         return _Cell(pricer, 1.0, 1.0, every, path).split()

@@ -1,4 +1,4 @@
-"""Listing of all plans of several pipelines: its prices, its bounds, pins, and what is too much."""
+"""Enumeration of all plans of several pipelines: prices, bounds, pins, and what is too much."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Job, Pins
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.plan import RecomputeGranularity
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.multi_pipeline.assembly import Assembler, keeps_pins
-from hetplan.search.multi_pipeline.enumerate import Listing, enough, least_prices, least_step
-from hetplan.search.multi_pipeline.enumerate_steps import Steps
+from hetplan.search.multi_pipeline.enumerate import (
+    Enumeration,
+    _Placed,
+    enough,
+    least_prices,
+    least_step,
+)
 from hetplan.search.search import search
 from hetplan.search.solver import Best
-from hetplan.search.space.plan_evaluator import PlanEvaluator
-from hetplan.search.space.stage_pricer import StagePricer
+from hetplan.search.table_maker import TableMaker
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -35,12 +40,11 @@ def small() -> tuple[ModelSpec, Cluster, Job]:
     return model(5), where, replace(job(4, target="native"), gap=0.0)
 
 
-def listing(asked: ModelSpec, where: Cluster, wanted: Job) -> Listing:
-    placed = StagePricer(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
-    assembler = Assembler(
-        PlanEvaluator(asked, where, wanted, PREDICTOR), placed.units.layers_per_unit
+def enumeration(asked: ModelSpec, where: Cluster, wanted: Job) -> Enumeration:
+    maker = TableMaker(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
+    return Enumeration(
+        maker=maker, assembler=Assembler(maker.evaluator, maker.units().layers_per_unit)
     )
-    return Listing(assembler=assembler, units=placed.units)
 
 
 def fresh() -> Best:
@@ -48,30 +52,27 @@ def fresh() -> Best:
 
 
 def test_composed_steps_are_what_the_cost_room_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, where, wanted = small()
-    found = listing(asked, where, wanted)
+    every = enumeration(*small())
     composed: list[float] = []
-    seconds = Steps.seconds
+    seconds, whole = _Placed.seconds, Assembler.whole
+    compared = 0
 
-    def noted(self: Steps, *picks: object) -> float:
-        composed.append(seconds(self, *picks))  # type: ignore[arg-type]
+    def noted(self: _Placed, *cut: object) -> float:
+        composed.append(seconds(self, *cut))  # type: ignore[arg-type]
         return composed[-1]
 
-    monkeypatch.setattr(Steps, "seconds", noted)
-    compared = 0
-    whole = found.assembler.whole
-
-    def priced(chosen: object) -> object:
+    def priced(self: Assembler, chosen: ChosenPlan) -> None:
         nonlocal compared
-        again = whole(chosen)  # type: ignore[arg-type]
+        again = whole(self, chosen)
         if again is not None:
             compared += 1
             assert composed[-1] == pytest.approx(again.seconds, rel=1e-9)
-        return None  # never better: every plan is compared until the budget ends
+        # Never better: every plan is compared until the budget ends.
 
-    monkeypatch.setattr(Assembler, "whole", lambda self, chosen: priced(chosen))
+    monkeypatch.setattr(_Placed, "seconds", noted)
+    monkeypatch.setattr(Assembler, "whole", priced)
     monkeypatch.setattr("hetplan.search.multi_pipeline.enumerate._MAX_PRICED", 150)
-    found.run(0, fresh())
+    every.run(0, fresh())
     assert compared >= 150
 
 
@@ -98,7 +99,7 @@ def test_pins_are_kept_and_plans_found_where_there_are(pin: Pins) -> None:
         pin = replace(pin, head_on="two")
     wanted = replace(wanted, pin=pin)
     best = fresh()
-    bound = listing(asked, where, wanted).run(0, best)
+    bound = enumeration(asked, where, wanted).run(0, best)
     two_pipelines_of_tp_2 = pin.tp == 2  # one node has two devices: one stage of tp 2
     two_embeddings = pin.embedding_on is not None
     deeper = bool(pin.depth)  # the sends of several pipelines wait
@@ -135,7 +136,7 @@ def test_too_many_rows_prove_nothing() -> None:
     where = cluster(*(island(f"i{k}", kind=f"k{k}", nodes=8, per_node=4) for k in range(3)))
     best = fresh()
     best.seconds = 1e-9
-    assert listing(asked, where, wanted).run(0, best) in (0.0, best.target)
+    assert enumeration(asked, where, wanted).run(0, best) in (0.0, best.target)
 
 
 @pytest.mark.parametrize("seed", seeds(20))

@@ -13,7 +13,7 @@ from synthetic_spaces import Scale, Wanted, large_space, small_space
 from hetplan.search.one_f_one_b.certified_sweep import Walk, prove
 from hetplan.search.one_f_one_b.order_program import Order, OrderProgram, depth_levels
 from hetplan.search.one_f_one_b.order_relaxation import NONE
-from hetplan.search.space.stage_table import Links, StageTable
+from hetplan.search.space.stage_table import StageTable
 
 FEATURES = {
     "plain": Wanted(),
@@ -48,21 +48,15 @@ def spaces(name: str, count: int) -> list[StageTable]:
 def plain(space: StageTable) -> StageTable:
     """The space without what the program over orders relaxes."""
 
-    def line(times: np.ndarray) -> np.ndarray:
-        return np.diagonal(times).copy()
-
-    links = space.links
-    return replace(
-        space,
-        node_links=Links(
-            send_forward=line(links.send_forward),
-            send_backward=line(links.send_backward),
-            wire_latency=line(links.wire_latency),
-            rendezvous_extra=line(links.rendezvous_extra),
-        ),
+    inside = np.diagonal(space.links, axis1=1, axis2=2)
+    return space._replace(
+        node_links=inside,
         tied=np.where(np.isfinite(space.tied), 0.0, np.inf),
-        norm=None,
-    )
+        clips_gradients=False,
+        norm_inside=0.0 * space.norm_inside,
+        norm_links=0.0 * space.norm_links,
+        norm_node_links=0.0 * space.norm_node_links,
+    ).contiguous()
 
 
 def row_of(order: Order) -> Row:
@@ -150,8 +144,11 @@ def test_regions_stand_together_where_they_have_to() -> None:
         rng = np.random.default_rng([77, k])
         space = plain(small_space(rng, Wanted(islands=3, regions=2, layers=5)))
         # The middle island belongs to another region than its neighbours.
-        space = replace(space, region=np.array([0, 1, 0]))
-        both = [OrderProgram(space, contiguous=c, prune=bool(k % 2)) for c in (True, False)]
+        space = space._replace(region=np.array([0, 1, 0]))
+        both = [
+            OrderProgram(space._replace(regions_apart=apart), prune=bool(k % 2))
+            for apart in (True, False)
+        ]
         found = [
             [sigma_and_x(space, row) for row in every_row(space, contiguous=c)]
             for c in (True, False)
@@ -176,7 +173,7 @@ def test_meshes_over_several_regions_stand_anywhere() -> None:
         space = plain(small_space(rng, replace(wanted, rendezvous=True, norm=bool(k % 2))))
         if (space.region < 0).sum() == 0:
             continue
-        program = OrderProgram(space, contiguous=True, prune=bool(k % 3))
+        program = OrderProgram(space._replace(regions_apart=True), prune=bool(k % 3))
         found = [
             (*sigma_and_x(space, row), row.meshes) for row in every_row(space, contiguous=True)
         ]
@@ -185,7 +182,7 @@ def test_meshes_over_several_regions_stand_anywhere() -> None:
                 ((s, meshes) for s, x, meshes in found if x <= limit * (1 + 1e-12)),
                 default=(NONE, ()),
             )
-            if space.norm is None:
+            if not space.clips_gradients:
                 assert program.least(limit) == pytest.approx(least, rel=1e-9)
             else:
                 assert program.least(limit) <= least * (1 + 1e-9)
@@ -218,40 +215,11 @@ def test_equal_islands_are_taken_in_their_order() -> None:
 
 def _twins(space: StageTable) -> StageTable:
     """The second island is a copy of the first one."""
-    copy = np.array([0, 0, 2])
-    square = np.ix_(copy, copy)
-
-    def mirrored(times: np.ndarray) -> np.ndarray:
-        taken: np.ndarray = times[square].copy()
-        # A boundary between the twins costs the same both ways.
-        taken[0, 1] = taken[1, 0] = times[0, 1]
-        return taken
-
-    def links(of: Links, pick: object) -> Links:
-        return Links(
-            **{
-                name: pick(getattr(of, name))  # type: ignore[operator]
-                for name in ("send_forward", "send_backward", "wire_latency", "rendezvous_extra")
-            }
-        )
-
-    return replace(
-        space,
-        max_stages=space.max_stages[copy],
-        forward=space.forward[:, copy],
-        backward=space.backward[:, copy],
-        extra_forward=space.extra_forward[..., copy],
-        extra_backward=space.extra_backward[..., copy],
-        links=links(space.links, mirrored),
-        node_links=links(space.node_links, lambda line: line[copy]),
-        stages_per_node=space.stages_per_node[copy],
-        tied=space.tied[square],
-        most_layers=space.most_layers[:, :, copy],
-        after=space.after[:, copy],
-        leaving=space.leaving[:, copy],
-        may_be_first=space.may_be_first[copy],
-        may_be_last=space.may_be_last[copy],
-    )
+    twins = space.of_meshes(np.array([0, 0, 2]))
+    links = twins.links.copy()
+    # A boundary between the twins costs the same both ways.
+    links[:, 0, 1] = links[:, 1, 0] = space.links[:, 0, 1]
+    return twins._replace(links=links, region=space.region, island_mask=space.island_mask)
 
 
 def test_joined_levels_of_depth_are_a_bound() -> None:
@@ -262,7 +230,7 @@ def test_joined_levels_of_depth_are_a_bound() -> None:
         # Every microbatch in flight takes the room of a layer.
         flights = np.arange(space.most_layers.shape[3])
         fitting = np.broadcast_to(np.clip(7 - flights, 0, 6), space.most_layers.shape)
-        space = replace(space, most_layers=fitting)
+        space = space._replace(most_layers=fitting).contiguous()
         exact = OrderProgram(space)
         coarse = OrderProgram(space, levels=((0, 0), (2, 1)))
         for limit in np.geomspace(0.5, 80.0, 20):

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from random_cases import seeds
-from search_costs_cases import Slots, chosen, fits, roles, step_seconds
+from search_costs_cases import chosen, fits, roles
 from search_jobs import cluster, island, job, model
+from synthetic_plans import Row, step_of
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.step_model.pricer import Pricer, StepCost
@@ -57,15 +58,15 @@ def mixed(family: Family) -> list[int]:
     return [at for at, mesh in enumerate(family.meshes) if len(mesh.islands) > 1]
 
 
-def drawn(rng: np.random.Generator, space: StageTable, mesh: int) -> Slots:
+def drawn(rng: np.random.Generator, space: StageTable, mesh: int) -> Row:
     """A pipeline of this mesh alone."""
     most = min(int(space.max_stages[mesh]), space.num_layers, space.stage_limit)
     count = int(rng.integers(1, most + 1))
     cuts = np.sort(rng.choice(np.arange(1, space.num_layers), count - 1, replace=False))
     units = np.diff([0, *cuts.tolist(), space.num_layers])
-    return Slots(
+    return Row(
         meshes=(mesh,) * count,
-        variants=tuple(rng.integers(0, len(space.family.recompute), count).tolist()),
+        variants=tuple(rng.integers(0, len(space.forward), count).tolist()),
         units=tuple(int(each) for each in units),
         extra=(0,) * count,
     )
@@ -110,8 +111,8 @@ def test_the_part_that_is_waited_for_counts_by_recomputation(target: str, vocabu
             slots = drawn(rng, space, mesh)
             if not fits(space, slots):
                 continue
-            step = pricer.step(plan_of(one, islands, asked, chosen(space, islands, slots)))
-            assert step_seconds(space, slots) <= step.step_seconds * (1 + 1e-9)
+            step = pricer.step(plan_of(one, islands, asked, chosen(family, space, islands, slots)))
+            assert step_of(space, slots) <= step.step_seconds * (1 + 1e-9)
             assert maker.order_free(family).bound_seconds <= step.step_seconds
             assert maker.crossing_bound(family) <= step.step_seconds
             priced += 1
@@ -125,7 +126,7 @@ def plain(family: Family) -> bool:
 
 
 def middle_stages_cost_what_they_cost(
-    space: StageTable, mesh: int, slots: Slots, step: StepCost
+    space: StageTable, mesh: int, slots: Row, step: StepCost
 ) -> None:
     """There is no vocabulary that could be padded."""
     for s, role in enumerate(roles(len(slots.units))):

@@ -13,7 +13,6 @@ from search_jobs import job
 from hetplan.predict.fit import fit_populations
 from hetplan.search.one_f_one_b.certified_sweep import apart, prove
 from hetplan.search.one_f_one_b.enumerate import few_plans
-from hetplan.search.one_f_one_b.heuristic import rules_of
 from hetplan.search.one_f_one_b.order_program import OrderProgram
 from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.solver import Best
@@ -47,7 +46,7 @@ def test_bounds_of_the_parts_are_below_the_best_plan() -> None:
             solver = OneFOneBSolver(0, unions[at], maker)
             if solver.order_free.bound_seconds == math.inf:
                 continue
-            if few_plans(solver.space, rules_of(solver.space), FEW) is None:
+            if few_plans(solver.space, FEW) is None:
                 continue
             solver.__dict__["_priced_whole"] = False
             best = Best(bounds=[0.0])

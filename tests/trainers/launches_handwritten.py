@@ -89,6 +89,9 @@ cd /opt/megatron && srun -N "$NNODES" --ntasks-per-node=8 --label \\
     python -u pretrain_gpt.py "${ARGS[@]}"
 """
 
+EIGHT_NODES = (("NNODES", "8"), ("nnodes", "8"), ("nproc-per-node", "8"))
+"""What the script above leaves to srun."""
+
 ARGUMENTS = """\
 --num-layers 24
 --hidden-size 1024 --num-attention-heads 16

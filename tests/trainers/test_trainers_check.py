@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from hetplan.trainers.folder import CheckedHost, HostChecks, check_text
+from hetplan.trainers.folder import Checks, check_text
 
 PYTHON = """#!/bin/sh
 echo '{"python": "3.11.1", "torch": "2.9", "nccl": "2.27", "devices": [["A100", 70e9, 80e9]]}'
 """
 
 
-def host(name: str, **more: object) -> CheckedHost:
-    settings: dict[str, object] = {
+def host(name: str, **more: object) -> Checks:
+    return {
         "name": name,
         "address": "127.0.0.1",
         "vendor": "nvidia",
@@ -29,11 +29,10 @@ def host(name: str, **more: object) -> CheckedHost:
         "fabric_devices": (),
         "reads_data": False,
         "container": False,
-    }
-    return CheckedHost(**settings | more)  # type: ignore[arg-type]
+    } | more
 
 
-def emitted(folder: Path, *hosts: CheckedHost, **more: object) -> Path:
+def emitted(folder: Path, *hosts: Checks, **more: object) -> Path:
     """A folder with check.py; the interpreter of the plan tells of one A100 with 70 GB free."""
     python = folder / "python"
     python.write_text(PYTHON)
@@ -41,7 +40,7 @@ def emitted(folder: Path, *hosts: CheckedHost, **more: object) -> Path:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    settings: dict[str, object] = {
+    checks = {
         "port": port,
         "hosts": hosts,
         "python": str(python),
@@ -52,8 +51,7 @@ def emitted(folder: Path, *hosts: CheckedHost, **more: object) -> Path:
         "load": "",
         "checkpoint_bytes": 1e3,
     }
-    checks = HostChecks(**settings | more)  # type: ignore[arg-type]
-    (folder / "check.py").write_text(check_text(checks, ()))
+    (folder / "check.py").write_text(check_text(checks | more, ()))
     return folder / "check.py"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flagscale_plans import random_result
+from trainer_plans import flagscale, random_results, ranks_of
 
 from hetplan.plans.formats import needs_meshes, reshardable
 from hetplan.schedulers.launch import EmissionOptions
@@ -14,8 +14,8 @@ from hetplan.trainers.readme import readme_text
 
 def test_plans_need_meshes_where_the_launch_has_them():
     seen = set()
-    for seed in range(60):
-        found, sheet = random_result(seed)
+    for found in random_results(flagscale, seed=1, count=60):
+        sheet = ranks_of(found)
         several = len(libraries(sheet.agents)) > 1
         hetero = meshes_of(found.plan, sheet).hetero
         assert needs_meshes(found.plan, several_libraries=several) is hetero
@@ -25,8 +25,8 @@ def test_plans_need_meshes_where_the_launch_has_them():
 
 def test_the_readme_names_the_format_that_the_launch_writes():
     seen = set()
-    for seed in range(12):
-        found, sheet = random_result(seed)
+    for found in random_results(flagscale, seed=2, count=12):
+        sheet = ranks_of(found)
         options = EmissionOptions(save="/checkpoints")
         launch = TRAINER.launch(found, sheet, options)
         ((_, written),) = [each for each in launch.arguments if each[0] == "--ckpt-format"]

@@ -8,29 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from emit_cases import JOB, chosen, result_of, two_regions
-from emit_cases import MODEL as MODEL_OF_CASES
+from trainer_models import MODEL
+from trainer_plans import JOB, chosen, result_of, two_regions
 
 from hetplan.cli.emit import emit
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
-from hetplan.model.spec import Architecture, plain_model
 from hetplan.plans.build import plan_of
 from hetplan.search.files import save_result
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = plain_model(
-    name="small",
-    architecture=Architecture.GPT,
-    num_layers=4,
-    hidden_size=1024,
-    ffn_hidden_size=4096,
-    num_attention_heads=16,
-    num_kv_heads=16,
-    head_dim=64,
-    vocab_size=1024,
-    max_sequence_length=4096,
-)
 
 
 def trainer_plan(folder: Path, **changes: object) -> Path:
@@ -100,7 +87,7 @@ def test_hosts_and_domains_of_a_later_cluster_file_are_taken(tmp_path: Path) -> 
     bare = re.sub(r"^ *node_names:.*\n", "", source[: source.index("\nlaunch:")], flags=re.M)
     (tmp_path / "bare.yaml").write_text(bare + "\n")
     machines = load_cluster(tmp_path / "bare.yaml")
-    made = plan_of(MODEL_OF_CASES, machines, JOB, chosen(("h100", 4), ("a100", 8), tp=8))
+    made = plan_of(MODEL, machines, JOB, chosen(("h100", 4), ("a100", 8), tp=8))
     path = tmp_path / "plan.json"
     save_result(result_of(machines, made), path)
     out = tmp_path / "run"

@@ -7,20 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from emit_cases import JOB, MODEL, PLAIN, TIED, chosen, cluster, island, result_of, two_regions
+from trainer_models import MODEL, TIED
+from trainer_plans import JOB, PLAIN, chosen, cluster, island, result_of, two_regions
 
 import hetplan
-from hetplan.cli.emit import SCHEDULERS, TRAINERS
 from hetplan.errors import Fault, InputError
 from hetplan.plans.build import plan_of
 from hetplan.plans.plan import Recompute, RecomputeGranularity
-from hetplan.schedulers import SCHEDULERS as TABLE_OF_SCHEDULERS
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import RankLayout
 from hetplan.search.files import load_plan, result_text, save_result
 from hetplan.search.result import SearchResult
-from hetplan.trainers import TRAINERS as TABLE
-from hetplan.trainers import trainer_named
 from hetplan.trainers.emission import (
     emission_for,
     merged_faults,
@@ -121,13 +118,6 @@ def test_names_that_no_shell_should_see_fail_before_anything_is_written(tmp_path
         with pytest.raises(InputError):
             hetplan.emit(hostile, "megatron", tmp_path / "run")
         assert not (tmp_path / "run").exists()
-
-
-def test_every_trainer_is_known_to_the_command() -> None:
-    assert TRAINERS == TABLE
-    assert tuple(TABLE_OF_SCHEDULERS) == SCHEDULERS
-    with pytest.raises(InputError, match="no such trainer; megatron, "):
-        trainer_named("word")
 
 
 def test_the_library_verb_writes_a_folder(tmp_path: Path) -> None:

@@ -6,39 +6,58 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from emit_cases import MODEL, TIED
-from flagscale_plans import (
+from flagscale_reader import RefusedError, expanded, hosts, places, read, train_words, validate
+from trainer_models import MODEL, TIED
+from trainer_plans import (
     A100,
-    FLAGSCALE_JOB,
     FULL,
     H100,
+    JOB,
     MI300,
-    legal,
-    machines,
-    planned,
-    random_result,
-    stage,
+    NO_OPTIONS,
+    cluster,
+    flagscale,
+    island,
+    made,
+    one_pipeline,
+    random_results,
+    ranks_of,
+    with_plan,
 )
-from flagscale_reader import RefusedError, expanded, hosts, places, read, train_words, validate
+from trainer_plans import flagscale_stage as stage
 
 from hetplan.cluster.launch_domains import Scheduler
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.chosen import ChosenStage
 from hetplan.plans.plan import Sharding
 from hetplan.plans.ranks import rank_rows
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
 from hetplan.schedulers.rank_layout import RankLayout
 from hetplan.search.result import SearchResult
-from hetplan.trainers.flagscale.meshes import mapped_ranks, meshes_of
 from hetplan.trainers.flagscale.write import TRAINER, runner_obstacles
 
-PLAIN = EmissionOptions()
+
+def planned(
+    *stages: ChosenStage,
+    kinds: tuple[str, str] = (A100, MI300),
+    model: ModelSpec = MODEL,
+    sharding: Sharding = Sharding.NONE,
+    **changes: object,
+) -> tuple[SearchResult, RankLayout]:
+    """Stages on islands a and b of these kinds."""
+    machines = cluster(
+        *(island(name, nodes=4, kind=kind) for name, kind in zip("ab", kinds, strict=True))
+    )
+    chosen = one_pipeline(*stages, microbatches=16, sharding=sharding)
+    result = made(machines, chosen, model, replace(JOB, target="flagscale"), **changes)
+    return result, ranks_of(result)
 
 
 def launched(
-    made: tuple[SearchResult, RankLayout], options: EmissionOptions = PLAIN
+    plan: tuple[SearchResult, RankLayout], options: EmissionOptions = NO_OPTIONS
 ) -> TrainerLaunch:
-    found, sheet = made
-    assert TRAINER.faults(found, sheet, options) == ()
-    return TRAINER.launch(found, sheet, options)
+    assert TRAINER.faults(*plan, options) == ()
+    return TRAINER.launch(*plan, options)
 
 
 def text(launch: TrainerLaunch, path: str) -> str:
@@ -49,8 +68,10 @@ def words(launch: TrainerLaunch) -> list[str]:
     return [word for argument in launch.arguments for word in argument]
 
 
-def faults(made: tuple[SearchResult, RankLayout], options: EmissionOptions = PLAIN) -> list[str]:
-    return [f"{each.field}: {each.message}" for each in TRAINER.faults(*made, options)]
+def faults(
+    plan: tuple[SearchResult, RankLayout], options: EmissionOptions = NO_OPTIONS
+) -> list[str]:
+    return [f"{each.field}: {each.message}" for each in TRAINER.faults(*plan, options)]
 
 
 def agent_types(launch: TrainerLaunch, sheet: RankLayout) -> list[str]:
@@ -63,8 +84,8 @@ def agent_types(launch: TrainerLaunch, sheet: RankLayout) -> list[str]:
     ]
 
 
-def check_ranks(made: tuple[SearchResult, RankLayout], launch: TrainerLaunch) -> None:
-    found, sheet = made
+def check_ranks(plan: tuple[SearchResult, RankLayout], launch: TrainerLaunch) -> None:
+    found, sheet = plan
     stages = found.plan.pipelines[0].stages
     rows = [*rank_rows(found.plan, found.inputs.cluster)]
     read_places = places(words(launch), agent_types(launch, sheet))
@@ -87,17 +108,16 @@ def check_ranks(made: tuple[SearchResult, RankLayout], launch: TrainerLaunch) ->
 )
 def test_random_plans_are_mapped_by_flagscale_as_planned(first: int) -> None:
     hetero = 0
-    for seed in range(first, first + (50 if first else 15)):
-        made = random_result(seed)
-        found, sheet = made
-        launch = launched(made)
+    for found in random_results(flagscale, seed=first, count=50 if first else 15):
+        sheet = ranks_of(found)
+        launch = launched((found, sheet))
         assert words(launch) == train_words(text(launch, "flagscale.yaml"))
         args = read(words(launch))
-        assert args.global_batch_size == FLAGSCALE_JOB.global_batch_size
+        assert args.global_batch_size == JOB.global_batch_size
         if not args.enable_hetero:
             continue
         hetero += 1
-        check_ranks(made, launch)
+        check_ranks((found, sheet), launch)
         check_recompute(found, launch)
         lines = hosts(text(launch, "hostfile")) if "hostfile" in files(launch) else []
         if lines:
@@ -130,9 +150,8 @@ def check_recompute(found: SearchResult, launch: TrainerLaunch) -> None:
 
 
 def test_one_shape_needs_no_meshes() -> None:
-    found = machines(A100, H100)
-    plan = planned(found, stage("a", 7, tp=8, dp=1), stage("b", 5, tp=8, dp=1))
-    launch = launched(legal(found, plan))
+    plan = planned(stage("a", 7, tp=8, dp=1), stage("b", 5, tp=8, dp=1), kinds=(A100, H100))
+    launch = launched(plan)
     assert "--enable-hetero" not in words(launch)
     assert ("--pipeline-model-parallel-layout", "Et*7|t*5L") in launch.arguments
     assert ("--ckpt-format", "torch_dist") in launch.arguments
@@ -143,9 +162,8 @@ def test_one_shape_needs_no_meshes() -> None:
 
 
 def test_vendors_with_libraries_of_their_own_talk_through_host_memory() -> None:
-    found = machines(A100, MI300)
-    plan = planned(found, stage("a", 7, tp=8, dp=1), stage("b", 5, tp=8, dp=1))
-    launch = launched(legal(found, plan))
+    plan = planned(stage("a", 7, tp=8, dp=1), stage("b", 5, tp=8, dp=1))
+    launch = launched(plan)
     args = read(words(launch))
     assert args.enable_hetero
     assert args.hetero_use_cpu_communication
@@ -155,40 +173,35 @@ def test_vendors_with_libraries_of_their_own_talk_through_host_memory() -> None:
 
 
 def test_a_tied_matrix_is_reduced_in_parts_where_dp_differs() -> None:
-    found = machines(A100, MI300)
     plan = planned(
-        found,
         stage("a", 7, tp=2, dp=2),
         stage("b", 5, tp=2, dp=4),
         model=TIED,
         sharding=Sharding.OPTIMIZER,
     )
-    made = legal(found, plan, TIED)
-    launch = launched(made)
+    launch = launched(plan)
     args = read(words(launch))
     assert args.use_partial_reduce_for_shared_embedding
     assert args.use_distributed_optimizer
-    check_ranks(made, launch)
-    odd = replace(made[0], plan=replace(plan, padded_vocab_size=plan.padded_vocab_size + 2))
-    assert any("does not divide" in each for each in faults((odd, made[1])))
+    check_ranks(plan, launch)
+    odd = with_plan(plan[0], padded_vocab_size=plan[0].plan.padded_vocab_size + 2)
+    assert any("does not divide" in each for each in faults((odd, plan[1])))
 
 
 def test_both_ends_pad_the_vocabulary_alike() -> None:
-    found = machines(A100, MI300)
-    plan = planned(found, stage("a", 7, tp=1, dp=4), stage("b", 5, tp=8, dp=1))
-    args = read(words(launched(legal(found, plan))))
+    plan = planned(stage("a", 7, tp=1, dp=4), stage("b", 5, tp=8, dp=1))
+    args = read(words(launched(plan)))
     for tp in (1, 8):
         unit = args.make_vocab_size_divisible_by * tp
-        assert -(-MODEL.vocab_size // unit) * unit == plan.padded_vocab_size
+        assert -(-MODEL.vocab_size // unit) * unit == plan[0].plan.padded_vocab_size
 
 
 # ---- files
 
 
 def test_the_experiment_says_hosts_and_environment() -> None:
-    found = machines(A100, MI300)
-    plan = planned(found, stage("a", 7, tp=8, dp=2), stage("b", 5, tp=4, dp=1))
-    launch = launched(legal(found, plan))
+    plan = planned(stage("a", 7, tp=8, dp=2), stage("b", 5, tp=4, dp=1))
+    launch = launched(plan)
     experiment = yaml.safe_load(text(launch, "flagscale.yaml"))
     runner = experiment["experiment"]["runner"]
     assert (runner["rdzv_backend"], runner["master_addr"]) == ("static", "a0000")
@@ -209,19 +222,12 @@ def test_the_experiment_says_hosts_and_environment() -> None:
 
 
 def test_broken_meshes_are_refused_here_and_there() -> None:
-    found = machines(A100, MI300)
-    plan = planned(found, stage("a", 7, tp=2, dp=4), stage("b", 5, tp=8, dp=1))
-    good, sheet = legal(found, plan)
-    pipeline = plan.pipelines[0]
+    plan = planned(stage("a", 7, tp=2, dp=4), stage("b", 5, tp=8, dp=1))
+    good, sheet = plan
+    (pipeline,) = good.plan.pipelines
     first, second = pipeline.stages
-    bigger = replace(second.replicas[0], microbatch_size=3)
-    bad = replace(
-        good,
-        plan=replace(
-            plan,
-            pipelines=(replace(pipeline, stages=(first, replace(second, replicas=(bigger,)))),),
-        ),
-    )
+    second = replace(second, replicas=(replace(second.replicas[0], microbatch_size=3),))
+    bad = with_plan(good, pipelines=(replace(pipeline, stages=(first, second)),))
     assert any("microbatch size 3" in each for each in faults((bad, sheet)))
     launch = launched((good, sheet))
     given = words(launch)
@@ -238,45 +244,23 @@ def test_broken_meshes_are_refused_here_and_there() -> None:
 
 
 def test_what_flagscale_would_train_otherwise_is_refused() -> None:
-    found = machines(A100, MI300)
 
-    def said(*shapes: tuple[int, int, bool], sharding: Sharding = Sharding.NONE) -> str:
-        (tp, dp, parallel), (tp2, dp2, parallel2) = shapes
-        plan = planned(
-            found,
-            stage("a", 7, tp=tp, dp=dp, sequence_parallel=parallel),
-            stage("b", 5, tp=tp2, dp=dp2, sequence_parallel=parallel2),
-            sharding=sharding,
+    def said(*shapes: tuple[int, int, bool], **changes: object) -> str:
+        stages = (
+            stage(name, layers, tp=tp, dp=dp, sequence_parallel=parallel)
+            for name, layers, (tp, dp, parallel) in zip("ab", (7, 5), shapes, strict=True)
         )
-        if sharding is Sharding.OPTIMIZER:
-            plan = replace(plan, optimizer_shards=2)
-        return " ".join(faults(legal(found, plan)))
+        return " ".join(faults(planned(*stages, **changes)))  # type: ignore[arg-type]
 
     assert said((2, 1, False), (2, 1, False)) == ""
     assert "along the sequence" in said((2, 1, False), (4, 1, False))
     assert "one switch" in said((2, 1, True), (2, 1, False))
-    assert "shards stage 0 over 2" in said((1, 4, False), (2, 4, True), sharding=Sharding.OPTIMIZER)
-
-
-def test_ranks_that_types_would_move_are_refused() -> None:
-    found = machines(A100, MI300)
-    plan = planned(found, stage("a", 7, tp=8, dp=1), stage("b", 5, tp=4, dp=1))
-    made = legal(found, plan)
-    agents = made[1].agents
-    fewer = replace(agents[1], local_devices=(0, 1, 2))
-    assert any(
-        "would put" in each
-        for each in faults((made[0], replace(made[1], agents=(agents[0], fewer))))
-    )
-    meshes = meshes_of(plan, made[1]).meshes
-    swapped = tuple(replace(each, device_type=A100) for each in meshes[:1]) + meshes[1:]
-    assert mapped_ranks(swapped, made[1]) == tuple(range(12))
+    halves = {"sharding": Sharding.OPTIMIZER, "optimizer_shards": 2}
+    assert "shards stage 0 over 2" in said((1, 4, False), (2, 4, True), **halves)
 
 
 def test_texts_that_its_script_would_change_are_refused() -> None:
-    found = machines(A100, MI300)
-    plan = planned(found, stage("a", 7, tp=1, dp=1), stage("b", 5, tp=1, dp=1))
-    made = legal(found, plan)
+    plan = planned(stage("a", 7, tp=1, dp=1), stage("b", 5, tp=1, dp=1))
     options = EmissionOptions(
         data=("/data/$(reboot)",),
         tokenizer='/a"b',
@@ -284,7 +268,7 @@ def test_texts_that_its_script_would_change_are_refused() -> None:
         save="/save; reboot",
         extra_arguments=("word", "--x", "a`b"),
     )
-    found_faults = faults(made, options)
+    found_faults = faults(plan, options)
     for field in (
         "--data",
         "--tokenizer",
@@ -296,9 +280,8 @@ def test_texts_that_its_script_would_change_are_refused() -> None:
 
 
 def test_what_its_own_runner_cannot_start_is_said() -> None:
-    found = machines(A100, MI300)
-    plan = planned(found, stage("a", 7, tp=8, dp=2), stage("b", 5, tp=8, dp=1))
-    made, sheet = legal(found, plan)
+    plan = planned(stage("a", 7, tp=8, dp=2), stage("b", 5, tp=8, dp=1))
+    made, sheet = plan
     first, *rest = sheet.agents
     domain = first.host.domain
 

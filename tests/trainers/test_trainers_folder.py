@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from emit_cases import PLAIN, plain_launch, two_regions
+from trainer_plans import PLAIN, plain_launch, two_regions
 
 from hetplan.errors import InputError
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch

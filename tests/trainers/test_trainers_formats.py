@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from emit_cases import JOB, MODEL, chosen, cluster, island, result_of
+from trainer_models import MODEL
+from trainer_plans import JOB, chosen, cluster, island, result_of
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision, TrainerOptions

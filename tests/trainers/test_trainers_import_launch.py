@@ -146,7 +146,7 @@ def test_wrong_options_are_refused(folder: Path) -> None:
         (("run.sh", *ON, "--set", "T=2"), "no such variable"),
         (("run.sh", "--cluster", "run.sh"), "run.sh:"),
         (("run.sh", *ON, "--trainer", "x"), "unknown trainer"),
-        (("cluster.yaml", *ON), "is no launch that is known here"),
+        (("cluster.yaml", *ON), "is not recognised as a launch"),
         (("run.sh", *ON, "--hosts", "hosts", "--island", "A100"), "give one"),
     ):
         assert message in run(*arguments, code=2).stderr, arguments

@@ -10,7 +10,7 @@ import pytest
 
 from hetplan.errors import InputError
 from hetplan.trainers.launch_command import LaunchNotFollowedError, script_launch
-from hetplan.trainers.launch_script import read_script
+from hetplan.trainers.launch_script import Script
 from hetplan.trainers.launch_values import LaunchText
 
 RUN = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8"
@@ -18,7 +18,7 @@ RUN = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8"
 
 def words(script: str, **given: str) -> list[str]:
     """Words of the last command."""
-    return [word.text for word in read_script("a.sh", script, given).commands[-1].words]
+    return [word.text for word in Script("a.sh", script, given).commands[-1]]
 
 
 def launch(script: str) -> LaunchText:
@@ -47,12 +47,12 @@ def test_words_are_those_of_bash() -> None:
 
 
 def test_a_variable_that_only_the_host_knows_is_named() -> None:
-    script = read_script("a.sh", 'A=$(hostname)\necho $A $B ${1} "$@" x${C}y ${D#pre}\n', {})
+    script = Script("a.sh", 'A=$(hostname)\necho $A $B ${1} "$@" x${C}y ${D#pre}\n', {})
     command = script.commands[-1]
-    assert [word.unknown for word in command.words[1:]] == [
-        ("(hostname)",), ("B",), ("1",), ("@",), ("C",), ("D",)
-    ]  # fmt: skip
-    assert command.words[-2].text == "x$Cy"
+    assert [word.text for word in command[1:]] == [
+        *("$(hostname)", "$B", "$1", "$@", "x$Cy", "${D#pre}")
+    ]
+    assert not any(word.known for word in command[1:])
     assert words("A=1\necho $A $B", A="2", B="3") == ["echo", "2", "3"]
 
 
@@ -94,7 +94,7 @@ def test_a_blank_after_a_backslash_is_named() -> None:
 def test_text_that_is_no_bash_has_its_line() -> None:
     for script in ("A=1\necho 'x\n", "A=1\necho ${\n", "A=1\nif true; then\n"):
         with pytest.raises(InputError, match="cannot be read as bash"):
-            read_script("a.sh", script, {})
+            Script("a.sh", script, {})
 
 
 def test_scripts_that_grow_without_end_are_refused_or_read() -> None:
@@ -105,4 +105,4 @@ def test_scripts_that_grow_without_end_are_refused_or_read() -> None:
         "echo " + "$((" * 2000 + "))" * 2000 + "\n",
     ):
         with contextlib.suppress(InputError):
-            assert len(read_script("a.sh", script, {}).commands) == 1
+            assert len(Script("a.sh", script, {}).commands) == 1

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from megatron_plans import outermost_results, random_results
 from megatron_reader import MegatronRun, read_run
+from trainer_plans import launched, megatron, outermost_results, random_results, ranks_of
 
 from hetplan.model.spec import LayerKind
 from hetplan.plans.check import check_plan
@@ -31,13 +31,11 @@ REFUSED = 4
 
 
 def emitted(result: SearchResult, trainer: Trainer) -> tuple[RankLayout, MegatronRun]:
-    """The sheet, and what Megatron-core makes of the arguments on as many ranks."""
-    plan, cluster = result.plan, result.inputs.cluster
-    sheet = rank_layout(plan, cluster, data_outermost=trainer.data_outermost)
-    assert trainer.faults(result, sheet, EmissionOptions()) == ()
-    launch = trainer.launch(result, sheet, EmissionOptions())
+    """The rank layout, and what Megatron-core makes of the arguments on as many ranks."""
+    sheet = ranks_of(result, trainer)
     added = 1 if trainer.name == "mindspeed" else 0
-    return sheet, read_run(launch.arguments, sheet.world_size, added_tokens=added)
+    arguments = launched(result, trainer=trainer).arguments
+    return sheet, read_run(arguments, sheet.world_size, added_tokens=added)
 
 
 def check_agreement(result: SearchResult, trainer: Trainer = TRAINER) -> RankLayout:
@@ -71,7 +69,7 @@ def check_agreement(result: SearchResult, trainer: Trainer = TRAINER) -> RankLay
 @pytest.mark.parametrize("count", [60, pytest.param(320, marks=pytest.mark.slow)])
 def test_megatron_makes_of_random_plans_what_they_say(count: int) -> None:
     seen: Counter[str] = Counter()
-    for result in random_results(seed=7, count=count):
+    for result in random_results(megatron, seed=7, count=count):
         check_agreement(result)
         degrees = degrees_of(result.plan)
         stages = result.plan.pipelines[0].stages
@@ -154,7 +152,7 @@ BREAKS = (lost_layer, no_head, odd_batch, wide_tp)
 
 
 def broken(change: Callable[[SearchResult], SearchResult | None]) -> Iterator[SearchResult]:
-    for result in random_results(seed=11, count=10_000):
+    for result in random_results(megatron, seed=11, count=10_000):
         found = change(result)
         if found is not None:
             yield found
@@ -173,7 +171,7 @@ def test_broken_plans_are_refused_by_both() -> None:
 
 def test_the_reader_refuses_what_megatron_refuses() -> None:
     """The agreement above means something: the wheel's parser is not lenient."""
-    for result in random_results(seed=3, count=10_000):
+    for result in random_results(megatron, seed=3, count=10_000):
         if degrees_of(result.plan).pp == 2 and result.inputs.model.name == "llama":
             break
     sheet = rank_layout(result.plan, result.inputs.cluster)

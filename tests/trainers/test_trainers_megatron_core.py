@@ -1,4 +1,4 @@
-"""Megatron-core takes what the reader and the rules take, and refuses what they call wrong."""
+"""Megatron-core reads layouts, and deals layers to stages, as the reader of launches does."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import warnings
 from pathlib import Path
 
 import pytest
-from rule_launches import MEGATRON, Flags, judged, launch
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 with warnings.catch_warnings():
     # Importing warns about missing accelerator libraries.
     warnings.simplefilter("ignore")
-    from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
     from megatron.core.transformer.pipeline_parallel_layer_layout import (
         PipelineParallelLayerLayout,
     )
@@ -26,112 +24,8 @@ import torch
 from hetplan import trainers
 from hetplan.errors import InputError
 from hetplan.trainers.launch_command import script_launch
-from hetplan.trainers.megatron.flags import FLAGS, RENAMED, known_names
+from hetplan.trainers.megatron.flags import FLAGS, RENAMED
 from hetplan.trainers.megatron.read import layers_of_layout, segments_of, stage_layers
-
-REFUSALS = (AssertionError, ValueError, ZeroDivisionError)
-DRAWS = 400
-
-
-def rules(flags: Flags) -> set[str]:
-    """Rules that a launch with as many ranks as its degrees need breaks."""
-    tp, pp = (flags.get(f"{name}-model-parallel-size", 1) for name in ("tensor", "pipeline"))
-    ranks = {"torchrun.nnodes": pp, "torchrun.nproc-per-node": tp, "micro-batch-size": 1}
-    return {each.rule for each in judged(launch({**ranks, **flags}))}
-
-
-def drawn(rng: random.Random) -> dict[str, int | str | bool | None]:
-    flags: dict[str, int | str | bool | None] = {
-        "num-layers": rng.choice([12, 16, 24, 30, 32]),
-        "hidden-size": 4096,
-        "num-attention-heads": rng.choice([16, 32, 24, 64]),
-        "group-query-attention": True,
-        "num-query-groups": rng.choice([2, 4, 8, 6, 16]),
-        "tensor-model-parallel-size": rng.choice([1, 2, 4, 8, 16]),
-        "pipeline-model-parallel-size": rng.choice([1, 2, 3, 4]),
-        "seq-length": 4096,
-        "bf16": True,
-    }
-    if 4096 % int(flags["num-attention-heads"] or 1):
-        flags["kv-channels"] = 128
-    for end in ("first", "last"):
-        if rng.random() < 0.3:
-            flags[f"decoder-{end}-pipeline-num-layers"] = rng.choice([2, 4, 6, 8, 12])
-    if rng.random() < 0.5:
-        flags["recompute-granularity"] = rng.choice(["full", "selective"])
-    if rng.random() < 0.4:
-        flags["recompute-method"] = rng.choice(["uniform", "block"])
-    if rng.random() < 0.4:
-        flags["recompute-num-layers"] = 1
-    return flags
-
-
-def taken_by_core(flags: dict[str, int | str | bool | None]) -> bool:
-    """Whether a configuration of these sizes is made and its stages have all its layers."""
-    pp = int(flags["pipeline-model-parallel-size"] or 1)
-    granularity, method = flags.get("recompute-granularity"), flags.get("recompute-method")
-    if granularity == "selective" and method is not None:
-        return False  # training/arguments.py, which the wheel does not have
-    try:
-        config = TransformerConfig(
-            num_layers=flags["num-layers"],
-            hidden_size=4096,
-            num_attention_heads=flags["num-attention-heads"],
-            num_query_groups=flags["num-query-groups"],
-            kv_channels=flags.get("kv-channels"),
-            tensor_model_parallel_size=flags["tensor-model-parallel-size"],
-            pipeline_model_parallel_size=pp,
-            pipeline_dtype=torch.bfloat16,
-            num_layers_in_first_pipeline_stage=flags.get("decoder-first-pipeline-num-layers"),
-            num_layers_in_last_pipeline_stage=flags.get("decoder-last-pipeline-num-layers"),
-            recompute_granularity=granularity,
-            recompute_method=method,
-            recompute_num_layers=flags.get("recompute-num-layers"),
-            bf16=True,
-        )
-        counts = [get_num_layers_to_build(config, pp_rank=stage) for stage in range(pp)]
-    except REFUSALS:
-        return False
-    # Core 0.16.1 takes ends that have more layers than the model, and a stage of minus eight.
-    return sum(counts) == flags["num-layers"] and min(counts) >= 0
-
-
-# It warns of what it does not like about configurations that it takes.
-@pytest.mark.filterwarnings("ignore::UserWarning:megatron.core")
-def test_sizes_are_judged_as_megatron_core_does() -> None:
-    rng = random.Random(1)
-    wrong = {
-        "launch-is-refused",
-        "launch-loses-layers",
-        "launch-sizes-do-not-divide",
-        "launch-flags-contradict",
-    }
-    outcomes = []
-    for _ in range(DRAWS):
-        flags = drawn(rng)
-        if flags.get("recompute-granularity") is None:
-            # Nothing is recomputed: taken, and not what was asked.
-            flags.pop("recompute-method", None)
-            flags.pop("recompute-num-layers", None)
-        found = rules(flags) & wrong
-        assert (not found) == taken_by_core(flags), repr((flags, found))
-        outcomes.append(not found)
-    assert 20 < sum(outcomes) < DRAWS - 50
-
-
-def test_batches_are_judged_as_megatron_core_does() -> None:
-    for batch in range(1, 25):
-        for size in (1, 2, 3):
-            try:
-                ConstantNumMicroBatchesCalculator(batch, size, 2, False, 0)
-                taken = True
-            except AssertionError:
-                taken = False
-            found = rules({**MEGATRON, "global-batch-size": batch, "micro-batch-size": size})
-            assert ("launch-batch-does-not-divide" not in found) == taken
-
-
-# ---- layouts and layers of stages, as they are read
 
 
 def layers(arguments: str, pp: int, num_layers: int | None = None) -> tuple[tuple[int, ...], ...]:
@@ -268,4 +162,3 @@ def test_every_flag_that_is_read_is_in_the_table() -> None:
         names = own.findall((folder / file).read_text())
         flags = {name for name in names if not name.startswith("launch-")}
         assert flags <= {*FLAGS, *RENAMED} | others
-    assert len(known_names()) > 1500

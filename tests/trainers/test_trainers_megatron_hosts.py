@@ -8,23 +8,25 @@ from importlib.metadata import files
 
 import pytest
 import yaml
-from megatron_launches import (
+from trainer_models import device
+from trainer_plans import (
+    STAGED,
+    cluster,
     flags,
     here,
     island,
     launched,
-    machines,
-    planned,
-    sheet,
+    megatron,
+    random_results,
+    ranks_of,
+    stage_per_island,
 )
-from megatron_models import device
-from megatron_plans import random_results
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.launch_domains import LaunchDomain
 from hetplan.schedulers.rank_layout import Agent, Host, libraries, vendor_environment
 from hetplan.schedulers.vendors import VENDORS, vendor_of
-from hetplan.trainers.megatron.parallel import group_networks, transport_text
+from hetplan.trainers.megatron.parallel import group_networks
 from hetplan.trainers.megatron.write import (
     BOOTSTRAP_RINGS,
     OWN_MINUTES,
@@ -35,16 +37,15 @@ from hetplan.trainers.megatron.write import (
 )
 
 
-def test_no_transport_file_where_all_links_are_the_devices_own() -> None:
-    result = here()
-    assert transport_text(result.plan, result.inputs.cluster, sheet(result)) == ""
-    assert launched(result).files == ()
-    assert "--nccl-communicator-config-path" not in flags(result)
-
-
 def test_only_the_groups_that_are_staged_get_sockets() -> None:
     """Two nodes a stage in two regions: pipelines cross, data-parallel groups stay inside."""
-    result = planned(machines(island("a", "n"), island("b", "s"), fabric=True), 3, 5, tp=8, dp=2)
+    result = stage_per_island(
+        cluster(island("a", "n"), island("b", "s"), across=STAGED, fabric=("mlx5_0",)),
+        3,
+        5,
+        tp=8,
+        dp=2,
+    )
     launch = launched(result)
     (file,) = launch.files
     networks = yaml.safe_load(file.text)
@@ -67,7 +68,7 @@ def test_names_of_groups_are_megatrons() -> None:
     known = set(re.findall(r'get_nccl_options\("(\w+)"', source))
     named = {
         network.group
-        for result in random_results(seed=5, count=50)
+        for result in random_results(megatron, seed=5, count=100)
         for network in group_networks(result.plan, result.inputs.cluster)
     }
     assert named <= known
@@ -76,18 +77,24 @@ def test_names_of_groups_are_megatrons() -> None:
 
 def test_timeouts_grow_with_steps_and_links() -> None:
     near = here()
-    assert timeout_minutes(near, sheet(near)) is None
+    assert timeout_minutes(near, ranks_of(near)) is None
     slow = replace(near, estimate=replace(near.estimate, step_seconds=600.0, p95_seconds=700.0))
-    assert timeout_minutes(slow, sheet(slow)) == OWN_MINUTES + STEPS * 700 // 60 + 1
+    assert timeout_minutes(slow, ranks_of(slow)) == OWN_MINUTES + STEPS * 700 // 60 + 1
     assert flags(slow)["--distributed-timeout-minutes"] == ("46",)
-    far = planned(machines(island("a", "n", nodes=8), island("b", "s", nodes=8)), 3, 5, tp=8, dp=8)
+    far = stage_per_island(
+        cluster(island("a", "n", nodes=8), island("b", "s", nodes=8), across=STAGED),
+        3,
+        5,
+        tp=8,
+        dp=8,
+    )
     wanted = BOOTSTRAP_RINGS * 127 * 0.05 + STEPS * 1.0
-    assert added_seconds(far, sheet(far)) == pytest.approx(wanted)
-    assert dict(hccl_timeouts(slow, sheet(slow))) == {
+    assert added_seconds(far, ranks_of(far)) == pytest.approx(wanted)
+    assert dict(hccl_timeouts(slow, ranks_of(slow))) == {
         "HCCL_CONNECT_TIMEOUT": "2760",
         "HCCL_EXEC_TIMEOUT": "2760",
     }
-    assert hccl_timeouts(near, sheet(near)) == ()
+    assert hccl_timeouts(near, ranks_of(near)) == ()
 
 
 # ---- environment
@@ -166,11 +173,11 @@ def test_the_catalogues_vendors_are_known() -> None:
 
 
 def test_connections_are_ordered_before_blackwell() -> None:
-    mixed = planned(
-        machines(island("a", "n"), island("b", "n", kind="nvidia-b200-180gb-sxm")), 3, 5
+    mixed = stage_per_island(
+        cluster(island("a", "n"), island("b", "n", kind="nvidia-b200-180gb-sxm")), 3, 5
     )
     first, second = launched(mixed).agent_environment
     assert ("CUDA_DEVICE_MAX_CONNECTIONS", "1") in first
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in dict(second)
-    alone = planned(machines(island("a", "n"), island("b", "n")), 3, 5, tp=1, dp=1)
+    alone = stage_per_island(cluster(island("a", "n"), island("b", "n")), 3, 5, tp=1, dp=1)
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in dict(launched(alone).agent_environment[0])

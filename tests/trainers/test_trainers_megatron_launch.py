@@ -5,38 +5,35 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from megatron_launches import (
+from megatron_reader import read_run
+from one_pipeline import StageChoice, build_plan
+from trainer_models import llama
+from trainer_plans import (
+    any_estimate,
+    cluster,
     flags,
     here,
     island,
+    job_of,
     launched,
-    machines,
     messages,
-    planned,
+    result_of,
+    stage_per_island,
     with_job,
     with_plan,
-    with_recompute,
 )
-from megatron_models import llama
-from megatron_plans import job_of, result_for
-from megatron_reader import read_run
 
 from hetplan.cluster.load import load_cluster
 from hetplan.job.spec import Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.model.load import load_model
-from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import (
     LayerRange,
     OverlapSettings,
-    Recompute,
-    RecomputeGranularity,
-    RecomputeModule,
     Sharding,
 )
 from hetplan.schedulers.launch import EmissionOptions
-from hetplan.trainers.megatron.model import model_arguments, model_faults
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).with_name("golden_megatron_llama_140b.txt")
@@ -45,15 +42,15 @@ GOLDEN = Path(__file__).with_name("golden_megatron_llama_140b.txt")
 def test_the_arguments_of_a_known_plan() -> None:
     """Llama-140B over H100 and A100 nodes of the example cluster, byte for byte."""
     model = load_model(CONFIGS / "models/llama-140b.yaml")
-    cluster = load_cluster(CONFIGS / "clusters/three-regions.yaml")
+    machines = load_cluster(CONFIGS / "clusters/three-regions.yaml")
     job = replace(job_of(1536), sequence_length=4096)
     choices = [
         *(StageChoice(island="h100", transformer_layers=10) for _ in range(7)),
         *(StageChoice(island="a100", transformer_layers=count) for count in (7, 7, 6, 6)),
     ]
-    plan = build_plan(model, cluster, job, choices, Degrees(tp=8, dp=8, microbatch_size=1))
-    assert check_plan(plan, model, cluster, job) == ()
-    launch = launched(result_for(plan, model, cluster, job))
+    plan = build_plan(model, machines, job, choices, Degrees(tp=8, dp=8, microbatch_size=1))
+    assert check_plan(plan, model, machines, job) == ()
+    launch = launched(result_of(machines, plan, model, job, priced=any_estimate()))
     text = "".join(f"{' '.join(entry)}\n" for entry in launch.arguments)
     assert text == GOLDEN.read_text()
     assert read_run(launch.arguments, 704).num_microbatches == 192
@@ -65,7 +62,7 @@ def test_the_arguments_of_a_known_plan() -> None:
 def test_multi_token_prediction_stands_with_the_head() -> None:
     model = llama(8)
     model = replace(model, num_mtp_layers=2, mtp_layer=model.layer_runs[0].layer)
-    result = planned(machines(island("a", "n"), island("b", "n")), 3, 5, model=model)
+    result = stage_per_island(cluster(island("a", "n"), island("b", "n")), 3, 5, model=model)
     found = flags(result)
     assert found["--pipeline-model-parallel-layout"] == ("Et*3|t*5m*2L",)
     assert found["--mtp-num-layers"] == ("2",)
@@ -80,50 +77,13 @@ def test_multi_token_prediction_stands_with_the_head() -> None:
     assert any("cut between stages 0 and 1" in each for each in messages(cut))
 
 
-@pytest.mark.parametrize(
-    ("recompute", "wanted"),
-    [
-        (Recompute(), {}),
-        (
-            Recompute(granularity=RecomputeGranularity.FULL),
-            {
-                "--recompute-granularity": ("full",),
-                "--recompute-method": ("uniform",),
-                "--recompute-num-layers": ("1",),
-            },
-        ),
-        (
-            Recompute(granularity=RecomputeGranularity.FULL, layers=2),
-            {
-                "--recompute-granularity": ("full",),
-                "--recompute-method": ("block",),
-                "--recompute-num-layers": ("2",),
-            },
-        ),
-        (
-            Recompute(
-                granularity=RecomputeGranularity.SELECTIVE,
-                modules=(RecomputeModule.CORE_ATTENTION, RecomputeModule.MLP),
-            ),
-            {
-                "--recompute-granularity": ("selective",),
-                "--recompute-modules": ("core_attn", "mlp"),
-            },
-        ),
-    ],
-)
-def test_recomputation(recompute: Recompute, wanted: dict[str, tuple[str, ...]]) -> None:
-    found = flags(with_recompute(here(), recompute))
-    assert {name: value for name, value in found.items() if "recompute" in name} == wanted
-
-
 def test_formats_and_kernels() -> None:
     plain = flags(here())
     assert "--bf16" in plain
     assert "--accumulate-allreduce-grads-in-fp32" in plain
-    half = flags(with_job(here(), precision=Precision.FLOAT16))
+    half = flags(here(precision=Precision.FLOAT16))
     assert ("--fp16" in half, "--bf16" in half) == (True, False)
-    full = flags(with_job(here(), precision=Precision.FLOAT32))
+    full = flags(here(precision=Precision.FLOAT32))
     assert not {"--bf16", "--fp16", "--accumulate-allreduce-grads-in-fp32"} & {*full}
     options = TrainerOptions(
         fused_attention=False,
@@ -133,7 +93,7 @@ def test_formats_and_kernels() -> None:
         gradient_precision=Precision.BFLOAT16,
         product_format=ProductFormat.FLOAT8,
     )
-    other = flags(with_job(here(), trainer=options))
+    other = flags(here(trainer=options))
     assert other["--attention-backend"] == ("unfused",)
     assert other["--attention-dropout"] == ("0.1",)
     assert other["--hidden-dropout"] == ("0.0",)
@@ -143,11 +103,11 @@ def test_formats_and_kernels() -> None:
     assert "--accumulate-allreduce-grads-in-fp32" not in other
     assert other["--fp8-recipe"] == ("tensorwise",)
     four = TrainerOptions(product_format=ProductFormat.NVFP4)
-    assert flags(with_job(here(), trainer=four))["--fp4-format"] == ("e2m1",)
+    assert flags(here(trainer=four))["--fp4-format"] == ("e2m1",)
 
 
 def test_optimizers() -> None:
-    result = planned(machines(island("a", "n"), island("b", "n")), 3, 5, tp=4, dp=4)
+    result = stage_per_island(cluster(island("a", "n"), island("b", "n")), 3, 5, tp=4, dp=4)
     assert result.plan.sharding is Sharding.OPTIMIZER
     found = flags(result)
     assert found["--optimizer"] == ("adam",)
@@ -186,7 +146,7 @@ def test_the_run_and_its_data() -> None:
         steps=7,
         extra_arguments=("--rotary-base", "500000", "--log-throughput"),
     )
-    real = launched(with_job(here(), seed=5, checkpoint_interval_steps=3), options)
+    real = launched(here(seed=5, checkpoint_interval_steps=3), options)
     entries = {entry[0]: entry[1:] for entry in real.arguments}
     assert entries["--data-path"] == ("0.5", "/data/a b", "0.5", "/data/c")
     assert entries["--tokenizer-type"] == ("SentencePieceTokenizer",)
@@ -197,25 +157,3 @@ def test_the_run_and_its_data() -> None:
     assert entries["--train-iters"] == ("7",)
     assert real.arguments[-2:] == (("--rotary-base", "500000"), ("--log-throughput",))
     assert "--mock-data" not in entries
-
-
-def test_deepseek_v3_has_all_of_its_flags() -> None:
-    model = load_model(CONFIGS / "models/deepseek-v3.yaml")
-    assert [*model_faults(model, job_of(8))] == []
-    entries = dict((entry[0], entry[1:]) for entry in model_arguments(model, job_of(8)))
-    wanted = {
-        "--num-layers": "61",
-        "--num-experts": "256",
-        "--moe-router-topk": "8",
-        "--moe-ffn-hidden-size": "2048",
-        "--ffn-hidden-size": "18432",
-        "--moe-layer-freq": "([0]*3+[1]*58)",
-        "--q-lora-rank": "1536",
-        "--kv-lora-rank": "512",
-        "--qk-head-dim": "128",
-        "--qk-pos-emb-head-dim": "64",
-        "--v-head-dim": "128",
-        "--mtp-num-layers": "1",
-    }
-    assert {name: entries[name] for name in wanted} == {k: (v,) for k, v in wanted.items()}
-    assert {"--multi-latent-attention", "--qk-layernorm", "--disable-bias-linear"} <= {*entries}

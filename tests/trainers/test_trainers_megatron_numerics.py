@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from megatron_models import ROUTER, gpt, llama, with_experts, with_numerics
+from trainer_models import ROUTER, gpt, llama, with_experts, with_numerics
 
 from hetplan.model.layers import Experts
 from hetplan.model.numerics import (
@@ -52,28 +52,6 @@ def test_nothing_said_is_nothing_emitted_and_remarked() -> None:
     assert "router.loss_coefficient" in experts
     # Latent attention has YaRN where nothing is said.
     assert flags(with_experts(2, latent=True)) == {"--rope-type": ("rope",), "--no-rope-fusion": ()}
-
-
-def test_deepseek() -> None:
-    model = with_numerics(with_experts(2, latent=True))
-    assert flags(model) == {
-        "--norm-epsilon": ("1e-06",),
-        "--rotary-base": ("500000",),
-        "--rope-type": ("yarn",),
-        "--rotary-scaling-factor": ("40.0",),
-        "--mscale": ("1.0",),
-        "--mscale-all-dim": ("1.0",),
-        "--no-rope-fusion": (),
-        "--moe-router-score-function": ("sigmoid",),
-        "--moe-router-topk-scaling-factor": ("2.5",),
-        "--moe-router-num-groups": ("4",),
-        "--moe-router-group-topk": ("2",),
-        "--moe-router-enable-expert-bias": (),
-        "--moe-router-load-balancing-type": ("seq_aux_loss",),
-        "--moe-aux-loss-coeff": ("0.001",),
-    }
-    (remark,) = numerics_remarks(model)
-    assert "as it stands" in remark
 
 
 def test_one_expert_per_token_keeps_its_probability() -> None:

@@ -2,62 +2,43 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
-from typing import Any
 
-from megatron_models import device
-from megatron_plans import outermost_results, random_results
 from megatron_reader import read_run
+from trainer_models import device
+from trainer_plans import (
+    ASCEND,
+    NO_OPTIONS,
+    launched,
+    megatron,
+    messages,
+    outermost_results,
+    random_results,
+    with_job,
+    with_plan,
+)
+from trainer_plans import ranks_of as sheet
 
 from hetplan.job.spec import ProductFormat, TrainerOptions
 from hetplan.plans.plan import OverlapSettings
-from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
-from hetplan.schedulers.rank_layout import RankLayout, rank_layout
 from hetplan.search.result import SearchResult
-from hetplan.trainers import Trainer
 from hetplan.trainers.megatron.mindspeed import PROGRAM
 from hetplan.trainers.megatron.mindspeed import TRAINER as MINDSPEED
 from hetplan.trainers.megatron.parallel import degrees_of
-from hetplan.trainers.megatron.write import TRAINER as MEGATRON
 from hetplan.trainers.megatron.write import megatron_arguments
-
-NO_OPTIONS = EmissionOptions()
-
-
-def sheet(result: SearchResult) -> RankLayout:
-    return rank_layout(result.plan, result.inputs.cluster, data_outermost=True)
-
-
-def launched(
-    trainer: Trainer, result: SearchResult, options: EmissionOptions = NO_OPTIONS
-) -> TrainerLaunch:
-    assert trainer.faults(result, sheet(result), options) == ()
-    return trainer.launch(result, sheet(result), options)
-
-
-def messages(
-    trainer: Trainer, result: SearchResult, options: EmissionOptions = NO_OPTIONS
-) -> list[str]:
-    return [fault.message for fault in trainer.faults(result, sheet(result), options)]
 
 
 def on_ascend(result: SearchResult) -> SearchResult:
     """The same plan on a cluster whose islands all have Ascend devices."""
     cluster = result.inputs.cluster
-    islands = tuple(
-        replace(island, device=device("huawei-ascend-910b2-64gb")) for island in cluster.islands
-    )
+    islands = tuple(replace(island, device=device(ASCEND)) for island in cluster.islands)
     changed = replace(cluster, islands=islands)
     return replace(result, inputs=replace(result.inputs, cluster=changed))
 
 
-# ---- MindSpeed
-
-
 def test_mindspeed_takes_megatrons_arguments() -> None:
     count = 0
-    for result in itertools.islice(random_results(seed=31, count=10_000), 60):
+    for result in random_results(megatron, seed=31, count=60):
         ascend = on_ascend(result)
         if MINDSPEED.faults(ascend, sheet(ascend), NO_OPTIONS):
             asked = {entry[0] for entry in megatron_arguments(ascend, sheet(ascend), NO_OPTIONS)}
@@ -65,7 +46,7 @@ def test_mindspeed_takes_megatrons_arguments() -> None:
             assert degrees_of(result.plan).cp > 1 or result.plan.optimizer_shards > 1 or later
             continue
         count += 1
-        mine = launched(MINDSPEED, ascend).arguments
+        mine = launched(ascend, trainer=MINDSPEED).arguments
         megatrons = megatron_arguments(ascend, sheet(ascend), NO_OPTIONS)
         own = ("--transformer-impl", "--vocab-size", "--nccl-communicator-config-path")
         theirs = [entry for entry in megatrons if entry[0] not in own]
@@ -78,7 +59,7 @@ def test_mindspeed_takes_megatrons_arguments() -> None:
 def test_mindspeeds_program_and_environment() -> None:
     result = next(outermost_results())
     slow = replace(result, estimate=replace(result.estimate, step_seconds=900.0))
-    launch = launched(MINDSPEED, slow)
+    launch = launched(slow, trainer=MINDSPEED)
     assert launch.program == (f"{{folder}}/{PROGRAM}",)
     (file,) = launch.files
     compile(file.text, file.path, "exec")
@@ -92,22 +73,17 @@ def test_mindspeeds_program_and_environment() -> None:
 
 
 def test_mindspeed_refuses_what_its_code_does_not_show() -> None:
-    nvidia = next(random_results(seed=31, count=1))
-    assert any("Ascend alone" in message for message in messages(MINDSPEED, nvidia))
+    nvidia = next(random_results(megatron, seed=31, count=1))
+    assert any("Ascend alone" in message for message in messages(nvidia, trainer=MINDSPEED))
     result = next(outermost_results())
-    assert messages(MEGATRON, result) != []
+    assert messages(result) != []
 
-    def with_plan(**changes: Any) -> SearchResult:
-        return replace(result, plan=replace(result.plan, **changes))
-
-    eight_bit = replace(
-        result.inputs.job, trainer=TrainerOptions(product_format=ProductFormat.FLOAT8)
-    )
     wrong = (
-        replace(result, inputs=replace(result.inputs, job=eight_bit)),
-        with_plan(overlap=OverlapSettings(tensor_parallel=True)),
+        with_job(result, trainer=TrainerOptions(product_format=ProductFormat.FLOAT8)),
+        with_plan(result, overlap=OverlapSettings(tensor_parallel=True)),
     )
     for each in wrong:
         assert any(
-            "found in neither MindSpeed's code" in message for message in messages(MINDSPEED, each)
+            "found in neither MindSpeed's code" in message
+            for message in messages(each, trainer=MINDSPEED)
         )

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from emit_cases import MODEL, PLAIN, cluster, island
+from trainer_models import MODEL
+from trainer_plans import PLAIN, cluster, island
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InfeasibleError

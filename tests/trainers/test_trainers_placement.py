@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from emit_cases import JOB, MODEL, TIED, chosen, cluster, island, two_regions
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainer_models import MODEL, TIED
+from trainer_plans import JOB, chosen, cluster, island, two_regions
 
 from hetplan.cluster.launch_domains import LaunchDomain
 from hetplan.cluster.spec import Cluster

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from emit_cases import (
-    JOB,
-    MODEL,
-    TIED,
-    chosen,
-    cluster,
-    island,
-    plain_launch,
-    result_of,
-    two_regions,
-)
+from trainer_models import MODEL, TIED
+from trainer_plans import JOB, chosen, cluster, island, plain_launch, result_of, two_regions
 
 from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions

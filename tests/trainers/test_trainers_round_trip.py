@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 
 import pytest
-from flagscale_plans import random_result as random_flagscale
-from megatron_plans import outermost_results, random_results
-from test_trainers_torchtitan import random_case as random_torchtitan
+from trainer_plans import (
+    flagscale,
+    megatron,
+    outermost_results,
+    random_results,
+    ranks_of,
+    torchtitan,
+)
 
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Experts, LatentAttention
@@ -18,16 +24,14 @@ from hetplan.model.numerics import Activation, Router, ScoreFunction
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.schedulers.launch import EmissionOptions
-from hetplan.schedulers.rank_layout import RankLayout, rank_layout
 from hetplan.search.result import SearchResult
 from hetplan.trainers import Trainer, trainer_named
 from hetplan.trainers.launch_plan import PlannedLaunch, launch_plan
-from hetplan.trainers.launch_values import LaunchHost, LaunchText
+from hetplan.trainers.launch_values import LaunchHost
 from hetplan.trainers.megatron.read_model import launch_model
 from hetplan.trainers.read import read_launch
 
 PLAIN = EmissionOptions()
-FAST, SLOW = 20, 200
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,7 @@ class Emitted:
 
 def emitted(folder: Path, result: SearchResult, trainer: Trainer) -> Emitted | None:
     """The trainer's own files of a plan that it can be told, without hetplan's scripts."""
-    plan, where = result.plan, result.inputs.cluster
-    sheet = rank_layout(plan, where, data_outermost=trainer.data_outermost)
+    sheet = ranks_of(result, trainer)
     if trainer.faults(result, sheet, PLAIN):
         return None
     launch = trainer.launch(result, sheet, PLAIN)
@@ -78,14 +81,14 @@ def read(launch: Emitted, trainer: str, result: SearchResult) -> PlannedLaunch:
     return launch_plan(text, result.inputs.model, result.inputs.cluster, target=result.plan.target)
 
 
-def check(folder: Emitted, reader: str, result: SearchResult) -> LaunchText:
+def check(folder: Emitted, reader: str, result: SearchResult) -> PlannedLaunch:
     """The folder reads back as the plan, without remarks about it, for a job like the plan's."""
     found = read(folder, reader, result)
     assert normal(found.plan) == normal(result.plan)
     job = result.inputs.job
     for name in ("global_batch_size", "sequence_length", "precision", "optimizer", "target"):
         assert getattr(found.job, name) == getattr(job, name)
-    return found.facts.text
+    return found
 
 
 def trained(model: ModelSpec) -> ModelSpec:
@@ -145,86 +148,35 @@ def _router(model: ModelSpec) -> Router | None:
     )
 
 
-def megatron_results(count: int) -> Iterator[SearchResult]:
-    yield from random_results(29, count)
-    yield from outermost_results()
+CASES = (
+    ("megatron", "megatron", megatron),
+    ("flagscale", "flagscale", flagscale),
+    ("torchtitan", "torchtitan", torchtitan),
+    ("mindspeed", "megatron", None),
+)
+"""Trainer, whose reader reads its arguments, and how plans are drawn; None: `outermost_results`."""
 
 
-def first_of(
-    draw: Callable[[int], tuple[SearchResult, RankLayout]], count: int
-) -> Iterator[SearchResult]:
-    for seed in range(1000, 1000 + count):
-        yield draw(seed)[0]
-
-
-def check_megatron(tmp_path: Path, count: int, target: str = "megatron") -> int:
-    trainer, done = trainer_named(target), 0
-    for at, result in enumerate(megatron_results(count)):
-        folder = emitted(tmp_path / str(at), result, trainer)
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "reader", "draw"), CASES)
+def test_folders_read_back(
+    tmp_path: Path,
+    name: str,
+    reader: str,
+    draw: Callable[[Random], SearchResult | None] | None,
+    count: int,
+) -> None:
+    results = outermost_results() if draw is None else random_results(draw, 29, count)
+    done = []
+    for at, result in enumerate(results):
+        folder = emitted(tmp_path / str(at), result, trainer_named(name))
+        done.append(folder is not None)
         if folder is None:
             continue
-        text = check(folder, "megatron", result)
-        # The trainer's own choices come back as they were priced.
-        found = read(folder, "megatron", result).job
-        assert trainer_settings(found) == trainer_settings(result.inputs.job)
-        found_model = launch_model(text, result.inputs.model.name)
-        assert trained(found_model) == trained(result.inputs.model)
-        done += 1
-    return done
-
-
-def test_megatron_folders_read_back(tmp_path: Path) -> None:
-    assert check_megatron(tmp_path, FAST) >= FAST * 0.8
-
-
-@pytest.mark.slow
-def test_many_megatron_folders_read_back(tmp_path: Path) -> None:
-    assert check_megatron(tmp_path, SLOW) >= SLOW * 0.8
-
-
-def check_flagscale(tmp_path: Path, count: int) -> int:
-    trainer, done = trainer_named("flagscale"), 0
-    for at, result in enumerate(first_of(random_flagscale, count)):
-        folder = emitted(tmp_path / str(at), result, trainer)
-        if folder is None:
-            continue
-        check(folder, "flagscale", result)
-        done += 1
-    return done
-
-
-def test_flagscale_folders_read_back(tmp_path: Path) -> None:
-    assert check_flagscale(tmp_path, FAST) >= FAST * 0.8
-
-
-@pytest.mark.slow
-def test_many_flagscale_folders_read_back(tmp_path: Path) -> None:
-    assert check_flagscale(tmp_path, SLOW) >= SLOW * 0.8
-
-
-def check_torchtitan(tmp_path: Path, count: int) -> int:
-    trainer, done = trainer_named("torchtitan"), 0
-    for at, result in enumerate(first_of(random_torchtitan, count)):
-        folder = emitted(tmp_path / str(at), result, trainer)
-        if folder is None:
-            continue
-        check(folder, "torchtitan", result)
-        done += 1
-    return done
-
-
-def test_torchtitan_folders_read_back(tmp_path: Path) -> None:
-    assert check_torchtitan(tmp_path, FAST) >= FAST * 0.8
-
-
-@pytest.mark.slow
-def test_many_torchtitan_folders_read_back(tmp_path: Path) -> None:
-    assert check_torchtitan(tmp_path, SLOW) >= SLOW * 0.8
-
-
-def test_mindspeed_folders_read_back_as_megatrons(tmp_path: Path) -> None:
-    """Its arguments are Megatron-LM's and its devices Ascend."""
-    for at, result in enumerate(outermost_results()):
-        folder = emitted(tmp_path / str(at), result, trainer_named("mindspeed"))
-        assert folder is not None
-        check(folder, "megatron", result)
+        found = check(folder, reader, result)
+        if name == "megatron" and draw is not None:
+            # The trainer's own choices, and the model, come back as they were priced.
+            assert trainer_settings(found.job) == trainer_settings(result.inputs.job)
+            model = launch_model(found.facts.text, result.inputs.model.name)
+            assert trained(model) == trained(result.inputs.model)
+    assert sum(done) >= 0.8 * len(done)

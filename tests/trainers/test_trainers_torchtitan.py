@@ -7,125 +7,59 @@ import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
-from emit_cases import MODEL, TIED, cluster, island
-from flagscale_plans import any_estimate
+from trainer_models import MODEL, TIED
+from trainer_plans import (
+    JOB,
+    NO_OPTIONS,
+    NONE,
+    cluster,
+    island,
+    made,
+    one_pipeline,
+    random_results,
+    ranks_of,
+    stage,
+    torchtitan,
+)
 
-from hetplan.cluster.spec import Cluster
-from hetplan.errors import InputError
 from hetplan.job.spec import Job, LengthShare, Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.model.layers import Attention, Experts, LayerRun, Norm
 from hetplan.model.numerics import Activation, RotaryScaling, RotaryScalingKind
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import plan_of
-from hetplan.plans.check import check_plan
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.pieces import own_depth
-from hetplan.plans.plan import Plan, RecomputeGranularity, Schedule, Sharding
+from hetplan.plans.plan import Sharding
 from hetplan.plans.ranks import rank_rows
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
-from hetplan.schedulers.rank_layout import RankLayout, rank_layout
-from hetplan.search.result import Inputs, SearchResult
+from hetplan.schedulers.rank_layout import RankLayout
+from hetplan.search.result import SearchResult
 from hetplan.trainers.torchtitan.write import TRAINER
 
-JOB = Job(
-    name="test",
-    global_batch_size=64,
-    sequence_length=2048,
-    precision=Precision.BFLOAT16,
-    optimizer=Optimizer.ADAMW,
-    target="torchtitan",
-)
-PLAIN = EmissionOptions()
-FULL, NONE = RecomputeGranularity.FULL, RecomputeGranularity.NONE
+TITAN_JOB = replace(JOB, target="torchtitan")
+MACHINES = cluster(island("a"), island("b"))
+Case = tuple[SearchResult, RankLayout]
 
 
-def planned(
-    found: Cluster,
-    *stages: tuple[str, tuple[int, ...]],
-    shape: Shape,
+def case_of(
     model: ModelSpec = MODEL,
-    job: Job = JOB,
-    sharding: Sharding = Sharding.NONE,
-    recompute: RecomputeGranularity = NONE,
-) -> Plan:
-    count = job.global_batch_size // shape.samples
-    virtual = len(stages[0][1])
-    name = "interleaved-1f1b" if virtual > 1 else "1f1b"
-    pipeline = ChosenPipeline(
-        stages=tuple(
-            ChosenStage(
-                parts=(Part(island=where, shape=shape),),
-                layers=layers,
-                recompute=recompute,
-                warmup_depth=own_depth(name, at, len(stages), count, virtual),
-            )
-            for at, (where, layers) in enumerate(stages)
-        ),
-        num_microbatches=count,
-        schedule=Schedule(name=name, virtual_stages=virtual),
-    )
-    return plan_of(model, found, job, ChosenPlan(pipelines=(pipeline,), sharding=sharding))
+    job: Job = TITAN_JOB,
+    *,
+    layers: tuple[int, ...] = (7, 5),
+    **more: bool,
+) -> Case:
+    """A stage on each island, tp 2 and dp 2."""
+    shape = {"tp": 2, "dp": 2, "microbatch_size": 1, "sequence_parallel": True}
+    stages = (stage(name, count, **shape) for name, count in zip("ab", layers, strict=False))
+    result = made(MACHINES, one_pipeline(*stages, microbatches=32), model, job, **more)
+    return result, ranks_of(result)
 
 
-def made(
-    found: Cluster, plan: Plan, model: ModelSpec = MODEL, job: Job = JOB, *, legal: bool = True
-) -> tuple[SearchResult, RankLayout]:
-    faults = check_plan(plan, model, found, job)
-    assert not (legal and faults), faults
-    result = SearchResult(
-        schema="hetplan.plan/5",
-        hetplan_version="test",
-        seed=0,
-        inputs=Inputs(model=model, cluster=found, job=job, sha256=()),
-        plan=plan,
-        estimate=any_estimate(),
-        certificate=None,
-    )
-    return result, rank_layout(plan, found)
-
-
-def random_case(seed: int) -> tuple[SearchResult, RankLayout]:
-    """A legal plan with one shape for all stages, some of several virtual stages."""
-    draw = Random(seed)
-    while True:
-        stages = draw.choice((1, 2, 3, 4))
-        virtual = draw.choice((1, 1, 2)) if stages > 1 else 1
-        tp, dp, cp = draw.choice((1, 2, 4)), draw.choice((1, 2, 4)), draw.choice((1, 1, 2))
-        shape = Shape(
-            tp=tp,
-            dp=dp,
-            cp=cp,
-            microbatch_size=draw.choice((1, 2)),
-            sequence_parallel=tp > 1 and draw.random() < 0.7,
-        )
-        cuts = sorted(draw.sample(range(1, 12), stages * virtual - 1))
-        counts = [b - a for a, b in zip((0, *cuts), (*cuts, 12), strict=True)]
-        rows = [
-            ("ab"[s * 2 // stages], tuple(counts[s + v * stages] for v in range(virtual)))
-            for s in range(stages)
-        ]
-        found = cluster(island("a", nodes=8), island("b", nodes=8))
-        sharding = Sharding.OPTIMIZER if cp > 1 or draw.random() < 0.5 else Sharding.NONE
-        recompute = draw.choice((FULL, NONE))
-        try:
-            plan = planned(found, *rows, shape=shape, sharding=sharding, recompute=recompute)
-        except InputError:
-            continue
-        if not check_plan(plan, MODEL, found, JOB):
-            return made(found, plan)
-
-
-def launched(
-    case: tuple[SearchResult, RankLayout], options: EmissionOptions = PLAIN
-) -> TrainerLaunch:
+def launched(case: Case, options: EmissionOptions = NO_OPTIONS) -> TrainerLaunch:
     assert TRAINER.faults(*case, options) == ()
     return TRAINER.launch(*case, options)
 
 
-def faults(case: tuple[SearchResult, RankLayout], options: EmissionOptions = PLAIN) -> list[str]:
+def faults(case: Case, options: EmissionOptions = NO_OPTIONS) -> list[str]:
     return [f"{each.field}: {each.message}" for each in TRAINER.faults(*case, options)]
 
 
@@ -151,8 +85,8 @@ def coordinates(launch: TrainerLaunch) -> list[tuple[int, int, int, int]]:
 
 
 def test_every_rank_holds_its_layers() -> None:
-    for seed in range(30):
-        check_layers(*random_case(seed))
+    for result in random_results(torchtitan, seed=1, count=30):
+        check_layers(result, ranks_of(result))
 
 
 def check_layers(result: SearchResult, sheet: RankLayout) -> None:
@@ -209,21 +143,8 @@ def check_batch(result: SearchResult, launch: TrainerLaunch) -> None:
     assert shards == (plan.optimizer_shards if plan.sharding is not Sharding.NONE else 1)
 
 
-def two_stages(**changes: object) -> Plan:
-    return planned(
-        cluster(island("a"), island("b")),
-        ("a", (7,)),
-        ("b", (5,)),
-        shape=Shape(tp=2, dp=2, microbatch_size=1, sequence_parallel=True),
-        **changes,  # type: ignore[arg-type]
-    )
-
-
-MACHINES = cluster(island("a"), island("b"))
-
-
 def test_the_model_stands_in_a_module() -> None:
-    launch = launched(made(MACHINES, two_stages()))
+    launch = launched(case_of())
     (file,) = launch.files
     assert file.path == "hetplan_torchtitan.py"
     tree = ast.parse(file.text)
@@ -254,7 +175,7 @@ def test_the_model_stands_in_a_module() -> None:
 def test_what_the_model_computes_with_its_weights_stands_there_too() -> None:
     scaling = RotaryScaling(kind=RotaryScalingKind.LLAMA3, factor=32.0, original_length=8192)
     model = replace(MODEL, norm_epsilon=1e-6, rotary_base=250000.0, rotary_scaling=scaling)
-    launch = launched(made(MACHINES, two_stages(model=model), model))
+    launch = launched(case_of(model))
     (text,) = [file.text for file in launch.files]
     for line in ("NORM_EPSILON = 1e-06", "ROTARY_BASE = 250000", '"scaling_factor": 32.0,'):
         assert line in text
@@ -264,7 +185,7 @@ def test_what_the_model_computes_with_its_weights_stands_there_too() -> None:
 def test_a_name_cannot_leave_its_text() -> None:
     name = 'x", model=__import__("os").system("reboot"), y="'
     model = replace(MODEL, name=name)
-    launch = launched(made(MACHINES, two_stages(model=model), model))
+    launch = launched(case_of(model))
     tree = ast.parse(launch.files[0].text)
     assert name in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
 
@@ -275,8 +196,8 @@ def test_product_formats_are_converters() -> None:
         (ProductFormat.MXFP8, "MXFP8LinearConverter"),
         (ProductFormat.NVFP4, "NVFP4LinearConverter"),
     ):
-        job = replace(JOB, trainer=TrainerOptions(product_format=product))
-        (file,) = launched(made(MACHINES, two_stages(), job=job, legal=False)).files
+        job = replace(TITAN_JOB, trainer=TrainerOptions(product_format=product))
+        (file,) = launched(case_of(job=job, legal=False)).files
         calls = [node.id for node in ast.walk(ast.parse(file.text)) if isinstance(node, ast.Name)]
         assert converter in calls
 
@@ -284,26 +205,10 @@ def test_product_formats_are_converters() -> None:
 # ---- what is refused
 
 
-LLAMA3 = RotaryScaling(
-    kind=RotaryScalingKind.LLAMA3,
-    factor=32.0,
-    original_length=8192,
-    low_frequency_factor=1.0,
-    high_frequency_factor=4.0,
-)
-
-
 def test_tied_embeddings_with_stages_are_refused() -> None:
     model = replace(MODEL, tied_embeddings=True)
-    plan = two_stages(model=model)
-    assert any("pin pp: 1" in each for each in faults(made(MACHINES, plan, model, legal=False)))
-    one = planned(
-        MACHINES,
-        ("a", (12,)),
-        shape=Shape(tp=2, dp=2, microbatch_size=1, sequence_parallel=True),
-        model=model,
-    )
-    launch = launched(made(MACHINES, one, model))
+    assert any("pin pp: 1" in each for each in faults(case_of(model, legal=False)))
+    launch = launched(case_of(model, layers=(12,)))
     assert "TIED = True" in launch.files[0].text
 
 
@@ -332,24 +237,24 @@ def test_what_it_has_not_is_refused() -> None:
         (with_layer(mlp=experts), "experts"),
         (with_layer(attention=replace(_ATTENTION, qk_norm=True)), "query and key norms"),
     ):
-        found = faults(made(MACHINES, two_stages(), model, legal=False))
+        found = faults(case_of(model, legal=False))
         assert any(message in each for each in found), message
     lengths = (LengthShare(length=128, share=1.0),)
     for job, field in (
-        (replace(JOB, precision=Precision.FLOAT16), "inputs.job.precision"),
-        (replace(JOB, optimizer=Optimizer.SGD), "inputs.job.optimizer"),
-        (replace(JOB, sequence_lengths=lengths), "inputs.job.packing"),
+        (replace(TITAN_JOB, precision=Precision.FLOAT16), "inputs.job.precision"),
+        (replace(TITAN_JOB, optimizer=Optimizer.SGD), "inputs.job.optimizer"),
+        (replace(TITAN_JOB, sequence_lengths=lengths), "inputs.job.packing"),
     ):
-        found = faults(made(MACHINES, two_stages(), job=job, legal=False))
+        found = faults(case_of(job=job, legal=False))
         assert any(each.startswith(field) for each in found), field
 
 
 def test_options_that_it_cannot_use_are_refused() -> None:
-    case = made(MACHINES, two_stages())
+    case = case_of()
     found = faults(case, EmissionOptions(data=("/a", "/b")))
-    assert {each.split(":")[0] for each in found} >= {"--data", "--tokenizer"}
+    assert {each.split(":")[0] for each in found} >= {"--data"}
     small = replace(MODEL, vocab_size=1000)
-    case = made(MACHINES, two_stages(model=small), small)
+    case = case_of(small)
     assert any("test texts" in each for each in faults(case))
 
 
@@ -363,8 +268,8 @@ def test_its_own_code_reads_the_configuration(
 ) -> None:
     """ConfigManager, the model's checks of degrees and the whole model on the meta device."""
     pytest.importorskip("torchtitan.models.llama3", reason="torchtitan is not installed")
-    result, sheet = random_case(seed)
-    launch = launched((result, sheet))
+    (result,) = random_results(torchtitan, seed=seed, count=1)
+    launch = launched((result, ranks_of(result)))
     (tmp_path / launch.files[0].path).write_text(launch.files[0].text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "hetplan_torchtitan", raising=False)

@@ -1,8 +1,7 @@
 """Which algorithm is the cheapest for a collective, and what does it, or a forced one, cost?
 
-Cheapest of what the library that serves the group has, since that is what runs; of all there are
-where `among` says so. Sums over several islands that hetplan's own trainer makes are
-its own (`direct_levels`).
+Cheapest of what the library that serves the group has, since that is what runs. Sums over several
+islands that hetplan's own trainer makes are its own (`direct_levels`).
 
 What was measured on a link is not beaten by a law: where a group has one level (one node, or one
 rank in each node of an island) and its operation was measured there, that is the price; elsewhere
@@ -29,11 +28,11 @@ Rings of a device-direct library run node by node, one per channel, each into an
 once, by NICs of its own. So a NIC carries 2 (n - 1) / n S / NICs bytes of an all_reduce, n ranks,
 which is the flat ring here (`layout`: lanes). Of its 2 (n - 1) steps 2 (nodes - 1) wait for the
 network and the rest for links inside nodes (NCCL, graph/tuning.cc, nInterSteps): so say the laws
-of links without samples (`predict.links_prior`), learned from such rings. Samples of links between
+of links without samples (`predict.link.prior`), learned from such rings. Samples of links between
 single devices say it of the network's steps alone: by them every step of the flat ring waits for
 the network, and the two-level form cut at the nodes, which has just the network's steps, stands for
-the rings where it is cheaper. Cuts at islands or regions and halving-doubling are what a library
-could do, not what these do.
+the rings where it is cheaper. Cuts at islands or regions are what a library could do, not what
+these do.
 
 Inside one node and in two nodes of a device-direct library rings are what was measured (two nodes:
 Galvatron, `cost.network.paths`; a tree over two would send half as much out of each, which
@@ -55,9 +54,7 @@ from hetplan.cost.collectives.pairwise import direct_all_to_all, send
 from hetplan.cost.collectives.rings import (
     RING_OPERATIONS,
     describe,
-    halving_doubling,
     rings,
-    unequal_halves,
 )
 from hetplan.cost.collectives.shape import GroupShape, transport_of
 from hetplan.cost.collectives.trees import tree_all_reduce
@@ -65,31 +62,27 @@ from hetplan.cost.collectives.values import (
     Algorithm,
     Asking,
     CollectiveCost,
-    ExchangeOrder,
     only_measured,
 )
 from hetplan.errors import InputError
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import SENDS, LinkOperation
 
-_REDUCE = {Algorithm.RING, Algorithm.TWO_LEVEL, Algorithm.HALVING_DOUBLING}
-_NODE_BY_NODE = describe(((RANK, NODE), (NODE, WHOLE)))
-"""The two-level form that stands for a library's rings."""
-
-_ALGORITHMS = {
-    LinkOperation.ALL_REDUCE: _REDUCE | {Algorithm.TREE},
-    LinkOperation.REDUCE_SCATTER: _REDUCE,
-    LinkOperation.ALL_GATHER: _REDUCE,
-    LinkOperation.ALL_TO_ALL: {Algorithm.DIRECT},
-    LinkOperation.SEND_RECV: {Algorithm.DIRECT},
-    LinkOperation.SEND_RECV_LATE: {Algorithm.DIRECT},
-}
-
-
 _RINGS = frozenset({Algorithm.RING, Algorithm.TWO_LEVEL})
 _RING, _TREE, _DIRECT = (
     frozenset({each}) for each in (Algorithm.RING, Algorithm.TREE, Algorithm.DIRECT)
 )
+_NODE_BY_NODE = describe(((RANK, NODE), (NODE, WHOLE)))
+"""The two-level form that stands for a library's rings."""
+
+_ALGORITHMS = {
+    LinkOperation.ALL_REDUCE: _RINGS | _TREE,
+    LinkOperation.REDUCE_SCATTER: _RINGS,
+    LinkOperation.ALL_GATHER: _RINGS,
+    LinkOperation.ALL_TO_ALL: _DIRECT,
+    LinkOperation.SEND_RECV: _DIRECT,
+    LinkOperation.SEND_RECV_LATE: _DIRECT,
+}
 
 _RINGS_ONLY = 2
 """Nodes up to which no tree is taken."""
@@ -131,19 +124,17 @@ def collective(
     predictor: Predictor,
     *,
     algorithm: Algorithm | None = None,
-    among: frozenset[Algorithm] | None = None,
     share: float = 1.0,
     by_levels: bool = False,
 ) -> CollectiveCost:
     """Cost of one collective of a group, by the cheapest algorithm or by the one asked for.
 
-    `message_bytes` as in `LinkSample.message_bytes`. `among`: the algorithms to choose from, in
-    every form (`ALL`: whatever there is); None: what the library that serves the group has.
-    `algorithm` forces one, whatever `among` says. `share` is the part of the bandwidth that
-    groups beside this one leave it, on the links between nodes, or inside the node where the
-    group is in one. `by_levels`: a sum of hetplan's own trainer, by messages where it takes
-    them (`direct_levels`). A group of one rank costs nothing. An InputError where the algorithm
-    cannot be used, islands have no link, or a number is out of its range.
+    `message_bytes` as in `LinkSample.message_bytes`. `algorithm` forces one, in its cheapest form.
+    `share` is the part of the bandwidth that groups beside this one leave it, on the links between
+    nodes, or inside the node where the group is in one. `by_levels`: a sum of hetplan's own
+    trainer, by messages where it takes them (`direct_levels`). A group of one rank costs nothing.
+    An InputError where the algorithm cannot be used, islands have no link, or a number is out of
+    its range.
     """
     _check(shape, operation, message_bytes, share)
     if shape.num_ranks == 1:
@@ -157,28 +148,23 @@ def collective(
         _check_algorithm(shape, operation, algorithm)
         found = list(_candidates(cluster, shape, operation, message_bytes, asking, algorithm))
         if not found:
-            raise InputError(_unusable(shape, operation, algorithm))
+            raise InputError(
+                f"two-level {operation.value} needs ranks on two levels; the group has one rank in "
+                "each unit, or all in one: choose another"
+            )
         return min(found, key=lambda each: each.seconds)
-    if len(nontrivial_levels(shape)) == 1 and (among is None or _default(operation) in among):
+    if len(nontrivial_levels(shape)) == 1:
         default = next(
             _candidates(cluster, shape, operation, message_bytes, asking, _default(operation))
         )
-        own = among is None and _library_rings(cluster, shape, operation)
-        if own or only_measured(default.terms):
+        if _library_rings(cluster, shape, operation) or only_measured(default.terms):
             return default
-    allowed = _ALGORITHMS[operation] & (
-        offered(cluster, shape, operation) if among is None else among
-    )
-    if not allowed:
-        raise InputError(_none_allowed(operation, among or frozenset()))
     found = [
         cost
-        for each in sorted(allowed)
+        for each in sorted(offered(cluster, shape, operation))
         for cost in _candidates(cluster, shape, operation, message_bytes, asking, each)
-        if among is not None or each is not Algorithm.TWO_LEVEL or _stands_for_rings(cost)
+        if each is not Algorithm.TWO_LEVEL or _stands_for_rings(cost)
     ]
-    if not found:
-        raise InputError(_unusable(shape, operation, min(allowed)))
     measured = [cost for cost in found if only_measured(cost.terms)]
     # Of equal costs the default's; `min` keeps the first.
     found = sorted(measured or found, key=lambda cost: cost.algorithm is not _default(operation))
@@ -221,11 +207,6 @@ def _candidates(
         yield direct_all_to_all(cluster, shape, message_bytes, asking)
     elif algorithm is Algorithm.TREE:
         yield tree_all_reduce(cluster, shape, message_bytes, asking)
-    elif algorithm is Algorithm.HALVING_DOUBLING:
-        if unequal_halves(shape) is None:
-            # On one level both orders are the same.
-            for each in tuple(ExchangeOrder)[: len(nontrivial_levels(shape))]:
-                yield halving_doubling(cluster, shape, operation, message_bytes, asking, each)
     else:
         for cost in rings(cluster, shape, operation, message_bytes, asking):
             if cost.algorithm is algorithm:
@@ -249,19 +230,3 @@ def _check_algorithm(shape: GroupShape, operation: LinkOperation, algorithm: Alg
         raise InputError(
             f"{operation.value} by {algorithm.value} is not known; choose from {names}"
         )
-
-
-def _none_allowed(operation: LinkOperation, among: frozenset[Algorithm]) -> str:
-    known = ", ".join(sorted(_ALGORITHMS[operation]))
-    given = ", ".join(sorted(among)) or "nothing"
-    return f"{operation.value} among {given}: none of these can do it; add one of {known}"
-
-
-def _unusable(shape: GroupShape, operation: LinkOperation, algorithm: Algorithm) -> str:
-    """Why no form of an algorithm fits the group."""
-    if algorithm is Algorithm.HALVING_DOUBLING:
-        return f"halving-doubling needs equal halves; {unequal_halves(shape)}: choose another"
-    return (
-        f"two-level {operation.value} needs ranks on two levels; the group has one rank in each "
-        "unit, or all in one: choose another"
-    )

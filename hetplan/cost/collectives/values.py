@@ -35,24 +35,10 @@ class Algorithm(StrEnum):
     """Neighbours only, the message in as many chunks as there are ranks."""
     TREE = "tree"
     """Two binary trees with half of the message each."""
-    HALVING_DOUBLING = "halving-doubling"
-    """Exchanges with partners at distances 1, 2, 4, ... of messages that halve, then double."""
     TWO_LEVEL = "two-level"
     """Each node, island or region first reduces inside, then its shards cross the longer links."""
     DIRECT = "direct"
     """Every rank sends to every other what is for it."""
-
-
-ALL = frozenset(Algorithm)
-"""Whatever can be done, offered by a library or not."""
-
-
-class ExchangeOrder(StrEnum):
-    """Which partners halving-doubling exchanges with first, when the messages are largest."""
-
-    NEAR_FIRST = "near first"
-    """Those in the same node, then island, then region: what crosses a long link is small."""
-    FAR_FIRST = "far first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

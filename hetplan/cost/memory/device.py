@@ -391,14 +391,12 @@ def device_memory(
     memory_bytes: float,
     *,
     habits: TrainerMemory | None = None,
-    reserve_factor: float = RESERVED_OVER_ALLOCATED,
-    runtime_bytes: float = 0.0,
 ) -> MemoryUse:
     """Bytes on the fullest rank of a stage; `model` has the padded vocabulary that is trained.
 
-    habits: of the job's target and trainer options unless given. runtime_bytes: what driver and
-    communication library take outside of the allocator; 0 leaves them to the job's reserve.
-    InputError for layer ranges that the model does not have and for schedules that do not exist.
+    habits: of the job's target and trainer options unless given. What driver and communication
+    library take outside of the allocator is left to the job's reserve. InputError
+    for layer ranges that the model does not have and for schedules that do not exist.
     """
     own = job_memory(job) if habits is None else habits
     each = state_bytes(job, own)
@@ -416,8 +414,7 @@ def device_memory(
         activation_bytes=kept,
         temporary_bytes=working + held.gathered_bytes,
         buffer_bytes=buffers,
-        reserve_factor=reserve_factor,
-        runtime_bytes=runtime_bytes,
+        reserve_factor=RESERVED_OVER_ALLOCATED,
         available_bytes=memory_bytes * (1 - job.memory_reserve_fraction),
     )
 

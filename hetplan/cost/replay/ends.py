@@ -114,17 +114,7 @@ def _interpreted(
 
 def _alone(index: int, times: PipelineTimes, rendezvous: bool) -> Floats:
     if times.schedule == "1f1b" and times.exchange is not Exchange.DEEPSPEED:
-        ends: Floats = pipeline_ends(
-            times.forward[:, 0],
-            times.backward[:, 0],
-            times.send_forward,
-            times.send_backward,
-            times.wire_latency,
-            times.rendezvous_extra,
-            np.array(times.warmup, dtype=np.int64),
-            times.num_microbatches,
-            rendezvous,
-        )
+        ends: Floats = pipeline_ends(times.plain(), rendezvous)
         # Infinite where neighbouring depths differ by more than that kernel can order.
         if not np.isinf(ends[0]):
             return _checked(index, times, ends)

@@ -16,44 +16,39 @@ microbatches than stages bring about, the activations have moved one round earli
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.kernels import kernel
 
 
-@kernel
-def replay_seconds(
-    forward: Floats,
-    backward: Floats,
-    send_forward: Floats,
-    send_backward: Floats,
-    wire_latency: Floats,
-    rendezvous_extra: Floats,
-    warmup: Ints,
-    num_microbatches: int,
-    after: Floats,
-    rendezvous: bool,
-) -> float:
-    """Seconds of one step: the last stage to have reduced its gradients and updated its weights.
+class StageTimes(NamedTuple):
+    """A 1F1B pipeline with one chunk per stage, over wires of its own; seconds.
 
-    Stage arrays (`forward`, `backward`, `warmup`, `after`) have one entry per stage, boundary
-    arrays (`send_*`, `wire_latency`, `rendezvous_extra`) one fewer. Float arrays are float64,
-    `warmup` is int64 and does not grow downstream; nothing is checked here. With rendezvous sends
-    the result is infinity unless neighbouring depths, capped at the number of microbatches, are
-    equal or one apart (other depths may make the schedule wait for itself; `step_ends` tells).
+    Arrays of stages have P entries, arrays of boundaries P - 1. (A NamedTuple: numba takes no
+    dataclass.)
     """
-    end = pipeline_ends(
-        forward,
-        backward,
-        send_forward,
-        send_backward,
-        wire_latency,
-        rendezvous_extra,
-        warmup,
-        num_microbatches,
-        rendezvous,
-    )
+
+    forward: Floats
+    backward: Floats
+    send_forward: Floats
+    send_backward: Floats
+    wire_latency: Floats
+    rendezvous_extra: Floats
+    warmup: Ints
+    """Forward passes of each stage before its first backward pass; does not grow downstream."""
+    num_microbatches: int
+
+
+@kernel
+def replay_seconds(times: StageTimes, after: Floats, rendezvous: bool) -> float:
+    """Seconds of one step whose stage s takes after[s] more when it has left the pipeline.
+
+    Nothing is checked here; infinity as for `pipeline_ends`.
+    """
+    end = pipeline_ends(times, rendezvous)
     step = 0.0
     for s in range(end.shape[0]):
         step = max(step, end[s] + after[s])
@@ -61,77 +56,44 @@ def replay_seconds(
 
 
 @kernel
-def pipeline_ends(
-    forward: Floats,
-    backward: Floats,
-    send_forward: Floats,
-    send_backward: Floats,
-    wire_latency: Floats,
-    rendezvous_extra: Floats,
-    warmup: Ints,
-    num_microbatches: int,
-    rendezvous: bool,
-) -> Floats:
-    """When each stage leaves the pipeline; arguments and infinities as in `replay_seconds`."""
+def pipeline_ends(times: StageTimes, rendezvous: bool) -> Floats:
+    """When each stage leaves the pipeline.
+
+    With rendezvous sends all are infinite unless neighbouring depths, capped at the number of
+    microbatches, are equal or one apart (other depths may make the schedule wait for itself;
+    `step_ends` tells).
+    """
     if rendezvous:
-        return _rendezvous_ends(
-            forward,
-            backward,
-            send_forward,
-            send_backward,
-            wire_latency,
-            rendezvous_extra,
-            warmup,
-            num_microbatches,
-        )
-    return _eager_ends(
-        forward, backward, send_forward, send_backward, wire_latency, warmup, num_microbatches
-    )
+        return _rendezvous_ends(times)
+    return _eager_ends(times)
 
 
 @kernel
-def ends_of_draws(
-    forward: Floats,
-    backward: Floats,
-    send_forward: Floats,
-    send_backward: Floats,
-    wire_latency: Floats,
-    rendezvous_extra: Floats,
-    warmup: Ints,
-    num_microbatches: int,
-    rendezvous: bool,
-) -> Floats:
-    """`pipeline_ends` of the same pipeline with other times in every draw: [draws, stages].
+def ends_of_draws(times: StageTimes, rendezvous: bool) -> Floats:
+    """`pipeline_ends` of one pipeline in many draws, [draws, stages].
 
-    Times have the draws as their first axis.
+    The seconds of `times` have the draws as their first axis.
     """
-    count, num_stages = forward.shape
+    count, num_stages = times.forward.shape
     found = np.empty((count, num_stages))
     for d in range(count):
-        found[d] = pipeline_ends(
-            forward[d],
-            backward[d],
-            send_forward[d],
-            send_backward[d],
-            wire_latency[d],
-            rendezvous_extra[d],
-            warmup,
-            num_microbatches,
-            rendezvous,
+        drawn = StageTimes(
+            times.forward[d],
+            times.backward[d],
+            times.send_forward[d],
+            times.send_backward[d],
+            times.wire_latency[d],
+            times.rendezvous_extra[d],
+            times.warmup,
+            times.num_microbatches,
         )
+        found[d] = pipeline_ends(drawn, rendezvous)
     return found
 
 
 @kernel
-def _eager_ends(
-    forward: Floats,
-    backward: Floats,
-    send_forward: Floats,
-    send_backward: Floats,
-    wire_latency: Floats,
-    warmup: Ints,
-    m: int,
-) -> Floats:
+def _eager_ends(times: StageTimes) -> Floats:
+    forward, backward, send_forward, send_backward, wire_latency, _, warmup, m = times
     num_stages = forward.shape[0]
     arrived = np.empty((num_stages, m))  # activations of microbatch i at stage s
     end = np.zeros(num_stages)
@@ -162,16 +124,8 @@ def _eager_ends(
 
 
 @kernel
-def _rendezvous_ends(
-    forward: Floats,
-    backward: Floats,
-    send_forward: Floats,
-    send_backward: Floats,
-    wire_latency: Floats,
-    rendezvous_extra: Floats,
-    warmup: Ints,
-    m: int,
-) -> Floats:
+def _rendezvous_ends(times: StageTimes) -> Floats:
+    forward, backward, send_forward, send_backward, wire_latency, extra, warmup, m = times
     last = forward.shape[0] - 1
     depth = np.minimum(warmup, m)
     now = np.zeros(last + 1)
@@ -189,7 +143,7 @@ def _rendezvous_ends(
             if j >= depth[s]:
                 break
             if s > 0:
-                ready = max(now[s - 1], now[s] + rendezvous_extra[s - 1])
+                ready = max(now[s - 1], now[s] + extra[s - 1])
                 left_down[s - 1] = max(ready, left_down[s - 1]) + send_forward[s - 1]
                 now[s] = max(now[s], left_down[s - 1] + wire_latency[s - 1])
             now[s] += forward[s]
@@ -202,14 +156,14 @@ def _rendezvous_ends(
         for s in range(last, -1, -1):
             if s < last:
                 posted = now[s]
-                ready = max(posted_up[s + 1], posted + rendezvous_extra[s])
+                ready = max(posted_up[s + 1], posted + extra[s])
                 left_up[s] = max(ready, left_up[s]) + send_backward[s]
                 now[s] = max(posted, left_up[s] + wire_latency[s])
                 if j <= m - depth[s]:
                     # One deeper than the next stage: it meets that stage's fused pair j. As deep:
                     # the next stage has taken these activations already.
                     if depth[s] > depth[s + 1]:
-                        ready = max(posted, posted_up[s + 1] + rendezvous_extra[s])
+                        ready = max(posted, posted_up[s + 1] + extra[s])
                         left_down[s] = max(ready, left_down[s]) + send_forward[s]
                     now[s] = max(now[s], left_down[s])
             now[s] += backward[s]
@@ -222,7 +176,7 @@ def _rendezvous_ends(
                 continue
             if s > 0:
                 if depth[s - 1] == depth[s]:
-                    ready = max(now[s - 1], posted_up[s] + rendezvous_extra[s - 1])
+                    ready = max(now[s - 1], posted_up[s] + extra[s - 1])
                     left_down[s - 1] = max(ready, left_down[s - 1]) + send_forward[s - 1]
                 arrived = left_down[s - 1] + wire_latency[s - 1]
                 now[s] = max(now[s], max(arrived, left_up[s - 1]))

@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.replay.kernel import StageTimes
 from hetplan.cost.schedules import check_shape
 from hetplan.errors import InputError
 
@@ -115,6 +116,19 @@ class PipelineTimes:
                     f"{name} times hold {values[~(np.isfinite(values) & (values >= 0))][0]}; every "
                     "time is a finite number of seconds, 0 or more"
                 )
+
+    def plain(self) -> StageTimes:
+        """What the replay of 1F1B with one chunk per stage takes; shared wires are left out."""
+        return StageTimes(
+            self.forward[:, 0],
+            self.backward[:, 0],
+            self.send_forward,
+            self.send_backward,
+            self.wire_latency,
+            self.rendezvous_extra,
+            np.array(self.warmup, dtype=np.int64),
+            self.num_microbatches,
+        )
 
     @property
     def num_stages(self) -> int:

@@ -18,10 +18,9 @@ from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.estimate_values import Component, ComponentSeconds
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.step import without_transfers
-from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
+from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
-from hetplan.cost.step_model.step import StageEnd, norm_parts, owned
-from hetplan.cost.step_model.values import repeated, seconds_of_parts
+from hetplan.cost.step_model.step import StageEnd, norm_parts
 from hetplan.cost.terms import Part
 from hetplan.model.layers import Experts
 from hetplan.plans.plan import Plan
@@ -77,24 +76,23 @@ def break_down(
 ) -> BreakDown:
     """Of a step that was priced, and takes `straggler_wait` seconds more in the mean."""
     alone = _ends_without_transfers(plan, step.work)
-    own = owned(plan, costs, step.work)
     norm = norm_parts(costs, step.work) if step.composed.barrier else ()
     loading = costs.settings.job.data_loading_seconds
     rows = []
     for p, pipeline in enumerate(step.work):
         row = []
-        for s, stage in enumerate(pipeline.stages):
-            sums, end = Sums(), step.composed.stages[p][s]
-            _before(sums, pipeline, stage, end, float(alone[p][s]))
+        for s, end in enumerate(step.composed.stages[p]):
+            sums = Sums()
+            _before(sums, pipeline, end, float(alone[p][s]))
             sums.parts(norm)
-            _leaving(sums, stage, end, own[p][s])
+            _leaving(sums, end)
             sums.add(Component.DATA_LOADING, loading)
             rest = step.step_seconds + straggler_wait - sum(sums.seconds.values())
             if rest > _ROUNDING * step.step_seconds:
                 sums.add(Component.OTHER_STAGES, rest)
             row.append(sums.values())
         rows.append(tuple(row))
-    sums = _critical(step, alone, own, norm, loading)
+    sums = _critical(step, alone, norm, loading)
     sums.add(Component.STRAGGLERS, straggler_wait)
     return BreakDown(stages=tuple(rows), critical=sums.values(tuple(_notes(costs, step))))
 
@@ -102,25 +100,22 @@ def break_down(
 def _critical(
     step: StepCost,
     alone: Sequence[Floats],
-    own: Sequence[Sequence[float]],
     norm: Sequence[Part],
     loading: float,
 ) -> Sums:
     sums = Sums()
     p, s = step.composed.last_to_arrive
-    pipeline = step.work[p]
-    _before(sums, pipeline, pipeline.stages[s], step.composed.stages[p][s], float(alone[p][s]))
+    _before(sums, step.work[p], step.composed.stages[p][s], float(alone[p][s]))
     sums.parts(norm)
     q, t = step.composed.last_to_leave
-    _leaving(sums, step.work[q].stages[t], step.composed.stages[q][t], own[q][t])
+    _leaving(sums, step.composed.stages[q][t])
     sums.add(Component.DATA_LOADING, loading)
     return sums
 
 
-def _before(
-    sums: Sums, pipeline: PipelineWork, stage: StageWork, end: StageEnd, alone: float
-) -> None:
+def _before(sums: Sums, pipeline: PipelineWork, end: StageEnd, alone: float) -> None:
     """Passes, waits and reduction of a stage."""
+    stage = end.stage
     m = pipeline.pipeline.num_microbatches
     for start, stop in stage.ranges:
         for backward in (False, True):
@@ -141,35 +136,10 @@ def _before(
     sums.add(Component.EMBEDDING, end.embedding)
 
 
-def _leaving(sums: Sums, stage: StageWork, end: StageEnd, own: float) -> None:
-    held = stage.parameters + stage.expert_parameters
-    sums.parts(stage.unit.end.update_of(own, held))
+def _leaving(sums: Sums, end: StageEnd) -> None:
+    sums.parts(end.updates)
     sums.add(Component.GATHERING, end.gathering.exposed_seconds, end.gathering.hidden_seconds)
     sums.add(Component.SLOWED, end.gathering.compute_delay_seconds)
-
-
-def end_parts(
-    stage: StageWork, end: StageEnd, own: float
-) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Predicted parts of a stage's end, before and after the norm of all gradients, as exposed."""
-    ending = stage.unit.end
-    plain, experts = stage.parameters, stage.expert_parameters
-    if end.reduced is None:
-        before = ending.reduction(plain, experts)
-        gathered = ending.gathering(plain, experts)
-    else:
-        before, gathered = end.reduced, end.gathered
-    return (
-        (*_scaled(before, end.reduction.added_seconds), *end.tied),
-        (*ending.update_of(own, plain + experts), *_scaled(gathered, end.gathering.added_seconds)),
-    )
-
-
-def _scaled(parts: tuple[Part, ...], seconds: float) -> tuple[Part, ...]:
-    whole = seconds_of_parts(parts)
-    if seconds == whole:
-        return parts
-    return repeated(parts, seconds / whole) if whole else ()
 
 
 def _ends_without_transfers(plan: Plan, work: Sequence[PipelineWork]) -> tuple[Floats, ...]:

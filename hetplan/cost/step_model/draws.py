@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
 
@@ -25,12 +24,12 @@ from hetplan.cost.arrays import Floats
 from hetplan.cost.components.step import straggler_factor
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.kernel import ends_of_draws
-from hetplan.cost.step_model.break_down import end_parts
+from hetplan.cost.replay.kernel import StageTimes, ends_of_draws
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
-from hetplan.cost.step_model.step import norm_parts, owned
+from hetplan.cost.step_model.step import norm_parts, step_of_stages
 from hetplan.cost.step_model.units import Unit
+from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.cost.terms import Draws, Part, Source, Term, sources_of
 from hetplan.plans.plan import Plan
 
@@ -43,10 +42,10 @@ _NUDGE = 1e-4
 
 def drawn_steps(plan: Plan, costs: PlanCosts, step: StepCost) -> Floats:
     """A step that was priced, in every draw; all alike where every prediction is certain."""
-    ends = _ends(plan, costs, step)
-    sources = _sources(costs, step, ends)
+    parts = _end_parts(step)
     seed = costs.settings.job.seed
-    return _steps(plan, costs, step, ends, _Samples(Draws(sources, DRAWS, seed), seed))
+    draws = Draws(_sources(costs, step, parts), DRAWS, seed)
+    return _steps(plan, costs, step, parts, _Samples(draws, seed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +59,9 @@ class SourcePart:
 
 def step_sources(plan: Plan, costs: PlanCosts, step: StepCost) -> tuple[SourcePart, ...]:
     """What a step that was priced is made of; all parts add up to it, data loading left out."""
-    ends = _ends(plan, costs, step)
-    sources = _sources(costs, step, ends)
-    steps = _steps(plan, costs, step, ends, _NudgedSamples(_Nudged(sources), 0))
+    parts = _end_parts(step)
+    sources = _sources(costs, step, parts)
+    steps = _steps(plan, costs, step, parts, _Samples(_Nudged(sources), None))
     fixed = costs.settings.job.data_loading_seconds
     moved = (steps - steps[-1]) / _NUDGE
     shares, errors = moved[: len(sources)], moved[len(sources) : -1]
@@ -91,77 +90,61 @@ def straggler_wait(plan: Plan, costs: PlanCosts, step: StepCost) -> float:
         stage.unit.island.speed_spread for pipeline in step.work for stage in pipeline.stages
     ):
         return 0.0
-    certain = _Samples(_Certain(), costs.settings.job.seed)
-    steps = _steps(plan, costs, step, _ends(plan, costs, step), certain)
+    seed = costs.settings.job.seed
+    steps = _steps(plan, costs, step, _end_parts(step), _Samples(_Certain((), DRAWS, seed), seed))
     return max(0.0, float(np.mean(steps)) - step.step_seconds)
 
 
-def _ends(plan: Plan, costs: PlanCosts, step: StepCost) -> _Ends:
-    own = owned(plan, costs, step.work)
-    return [
-        [
-            end_parts(stage, step.composed.stages[p][s], own[p][s])
-            for s, stage in enumerate(pipeline.stages)
-        ]
-        for p, pipeline in enumerate(step.work)
-    ]
+_EndParts = Sequence[tuple[tuple[Part, ...], tuple[Part, ...]]]
+"""Of every stage, before and after the norm of all gradients."""
 
 
-def _steps(plan: Plan, costs: PlanCosts, step: StepCost, ends: _Ends, samples: _Samples) -> Floats:
+def _end_parts(step: StepCost) -> _EndParts:
+    return [stage.parts for row in step.composed.stages for stage in row]
+
+
+def _steps(
+    plan: Plan, costs: PlanCosts, step: StepCost, parts: _EndParts, samples: _Samples
+) -> Floats:
     """The step in every draw."""
-    norm = norm_parts(costs, step.work) if step.composed.barrier else ()
+    barrier = step.composed.barrier
+    norm = norm_parts(costs, step.work) if barrier else ()
     finished = _replays(plan, step.work, samples)
-    before = np.stack([samples.of(parts[0]) for row in ends for parts in row], axis=1)
-    after = np.stack([samples.of(parts[1]) for row in ends for parts in row], axis=1)
-    central = np.concatenate(step.ends)
-    whole = _composed(step, central, _seconds(ends, 0), _seconds(ends, 1), 0.0)
+    before, after = (
+        np.stack([samples.of(each[side]) for each in parts], axis=1) for side in (0, 1)
+    )
+    central_before, central_after = (
+        np.array([seconds_of_parts(each[side]) for each in parts]) for side in (0, 1)
+    )
+    arrive = np.concatenate(step.ends) + central_before
+    whole = step_of_stages(arrive, central_after, 0.0, barrier=barrier)
     fixed = costs.settings.job.data_loading_seconds
-    steps = _composed(step, finished, before, after, samples.of(norm))
+    steps = step_of_stages(finished + before, after, samples.of(norm), barrier=barrier)
     exact = step.step_seconds - fixed
     found: Floats = steps * (exact / (whole + step.composed.norm_seconds)) + fixed
     return found
 
 
-class _AnyDraws(Protocol):
-    """What steps are drawn from: random (`Draws`), one value (`_Certain`), nudges (`_Nudged`)."""
-
-    count: int
-
-    def factor(self, source: Source, log_halfwidth: float) -> Floats:
-        """Of a prediction of this source, in every draw."""
-        ...
-
-    def sample(self, terms: Iterable[Term]) -> Floats:
-        """The sum of the terms in every draw."""
-        ...
-
-
-class _Certain:
+class _Certain(Draws):
     """Draws in which every prediction has its central value."""
 
-    count = DRAWS
-
     def factor(self, source: Source, log_halfwidth: float) -> Floats:
-        """Of any source."""
+        """1 for any source."""
         del source, log_halfwidth
         return np.ones(self.count)
 
-    def sample(self, terms: Iterable[Term]) -> Floats:
-        """Their sum."""
-        return np.full(self.count, sum(term.seconds for term in terms))
 
-
-class _Nudged:
+class _Nudged(Draws):
     """Per source one draw in which all of its times are a little longer, then one in which they are
     by their half-widths times as much; the last draw is the centre.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
+        super().__init__(sources, 2 * len(sources) + 1, 0)
         self._place = {source: place for place, source in enumerate(sources)}
-        self.count = 2 * len(sources) + 1
 
     def factor(self, source: Source, log_halfwidth: float) -> Floats:
-        """Of a source, in every draw."""
+        """Factor of a prediction of this source in each draw."""
         found = np.ones(self.count)
         place = self._place[source]
         found[place] += _NUDGE
@@ -169,7 +152,7 @@ class _Nudged:
         return found
 
     def sample(self, terms: Iterable[Term]) -> Floats:
-        """Their sum."""
+        """Sum of the terms in each draw; what is certain is nudged as well."""
         total = np.zeros(self.count)
         for term in terms:
             total += term.seconds
@@ -180,52 +163,38 @@ class _Nudged:
         return total
 
 
-_Ends = Sequence[Sequence[tuple[tuple[Part, ...], tuple[Part, ...]]]]
-
-
-def _seconds(ends: _Ends, side: int) -> Floats:
-    return np.array([sum(part.seconds for part in parts[side]) for row in ends for parts in row])
-
-
-def _composed(
-    step: StepCost, ends: Floats, before: Floats, after: Floats, norm: Floats | float
-) -> Floats:
-    """Steps by the formula of `compose`, of one draw or of all; stages are the last axis."""
-    if step.composed.barrier:
-        found: Floats = (ends + before).max(axis=-1) + norm + after.max(axis=-1)
-    else:
-        found = (ends + before + after).max(axis=-1)
-    return found
-
-
-def _sources(costs: PlanCosts, step: StepCost, ends: _Ends) -> tuple[Source, ...]:
+def _sources(costs: PlanCosts, step: StepCost, parts: _EndParts) -> tuple[Source, ...]:
     """Everything whose errors move the step, once."""
     norm = norm_parts(costs, step.work) if step.composed.barrier else ()
     found: dict[Source, None] = {}
-    for part in _every_part(step.work, ends, norm):
+    for part in _every_part(step.work, parts, norm):
         found.update(dict.fromkeys(source for source, _, _ in sources_of(part.term)))
     for pipeline in step.work:
         found.update(dict.fromkeys((hop.link, "") for hop in pipeline.hops.hops))
     return tuple(found)
 
 
-def _every_part(work: Sequence[PipelineWork], ends: _Ends, norm: Sequence[Part]) -> Iterator[Part]:
+def _every_part(
+    work: Sequence[PipelineWork], parts: _EndParts, norm: Sequence[Part]
+) -> Iterator[Part]:
     for pipeline in work:
         for stage in pipeline.stages:
             for cost in stage.unit.costs:
                 yield from (*cost.forward, *cost.backward, *cost.again)
-    for row in ends:
-        for parts in row:
-            yield from (*parts[0], *parts[1])
+    for before, after in parts:
+        yield from (*before, *after)
     yield from norm
 
 
 class _Samples:
-    """Draws of parts, those of one unit's layers kept."""
+    """Draws of parts, those of one unit's layers kept.
 
-    def __init__(self, draws: _AnyDraws, seed: int) -> None:
+    `seed`: of how slow the slowest of each stage's ranks is; None: its mean in every draw.
+    """
+
+    def __init__(self, draws: Draws, seed: int | None) -> None:
         self.draws = draws
-        self._random = np.random.default_rng((seed, 1))
+        self._random = None if seed is None else np.random.default_rng((seed, 1))
         self._known: dict[Unit, list[tuple[Floats, ...]]] = {}
 
     def of(self, parts: Sequence[Part]) -> Floats:
@@ -282,23 +251,16 @@ class _Samples:
         if not spread:
             return np.ones(self.draws.count)
         ranks = stage.unit.pricer.shape.ranks
+        mean = straggler_factor(spread, ranks)
+        if self._random is None:
+            return np.full(self.draws.count, mean)
         # Never 0 or 1, whose quantiles are infinite.
         even = np.clip(self._random.random(self.draws.count), 1e-12, 1 - 1e-12) ** (1.0 / ranks)
         even = np.minimum(even, 1 - 1e-16)
         drawn = np.exp(spread * np.array([NormalDist().inv_cdf(float(each)) for each in even]))
         # The mean of 200 draws errs; what the central step says is exact.
-        scaled: Floats = drawn * (straggler_factor(spread, ranks) / float(np.mean(drawn)))
+        scaled: Floats = drawn * (mean / float(np.mean(drawn)))
         return scaled
-
-
-class _NudgedSamples(_Samples):
-    """The same with every stage's slowest rank at its mean."""
-
-    def slowest(self, stage: StageWork) -> Floats:
-        """Time of the slowest of a stage's ranks over a typical one."""
-        unit = stage.unit
-        mean = straggler_factor(unit.island.speed_spread, unit.pricer.shape.ranks)
-        return np.full(self.draws.count, mean)
 
 
 def _replays(plan: Plan, work: Sequence[PipelineWork], samples: _Samples) -> Floats:
@@ -351,10 +313,9 @@ def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
 
 def _at_once(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
     """A pipeline that shares no wire with others, by the kernel where that can order it."""
-    described, hops = pipeline.pipeline, pipeline.hops
-    kernel_orders = described.schedule.name == "1f1b" and not pipeline.blocking
-    if kernel_orders and drawn.passes.shape[3] == 1:
-        found: Floats = ends_of_draws(
+    if pipeline.is_plain:
+        hops = pipeline.hops
+        times = StageTimes(
             np.ascontiguousarray(drawn.passes[0, :, :, 0]),
             np.ascontiguousarray(drawn.passes[1, :, :, 0]),
             hops.send_forward * drawn.factors,
@@ -362,9 +323,9 @@ def _at_once(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
             hops.wire_latency * drawn.factors,
             hops.rendezvous_extra * drawn.factors,
             np.array(drawn.depths, dtype=np.int64),
-            described.num_microbatches,
-            rendezvous,
+            pipeline.pipeline.num_microbatches,
         )
+        found: Floats = ends_of_draws(times, rendezvous)
         if np.isfinite(found).all():
             return found
     return _one_by_one((pipeline,), (drawn,), rendezvous)

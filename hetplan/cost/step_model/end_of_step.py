@@ -49,14 +49,10 @@ class EndSeconds:
     update: float
     """Optimizer, and this rank's part of norm and scaling where gradients are clipped."""
     gathering: float
-
+    own: float
+    """Parameters whose state the rank keeps."""
     alone: tuple[Overlap, Overlap]
     """Reduction and gathering, nothing hidden."""
-
-    @property
-    def after(self) -> float:
-        """All of them."""
-        return self.reduction + self.update + self.gathering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +88,13 @@ class EndOfStep:
                 reduction=reduction,
                 update=seconds_of_parts(self.update(*key)),
                 gathering=gathering,
+                own=self.own(*key),
                 alone=(not_overlapped(reduction), not_overlapped(gathering)),
             )
         return found
 
     def reduction(self, parameters: float, expert_parameters: float = 0.0) -> tuple[Part, ...]:
         """The collectives of the gradients; none where no weight has a copy."""
-        if self.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS):
-            return self._of_shards(parameters, expert_parameters)
         size = self.reduction_precision.bytes_per_element
         return tuple(
             part
@@ -108,24 +103,15 @@ class EndOfStep:
         )
 
     def _reduced(self, copies: Copies, message_bytes: float) -> Iterable[Part]:
-        if self.sharding is Sharding.NONE or copies.shard.size == 1:
+        scattered = self.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS)
+        if self.sharding is Sharding.NONE or (copies.shard.size == 1 and not scattered):
             return self._parts(copies.whole, LinkOperation.ALL_REDUCE, message_bytes)
         shard = message_bytes / copies.shard.size
-        return (
-            *self._parts(copies.shard, LinkOperation.REDUCE_SCATTER, message_bytes),
-            *self._parts(copies.across, LinkOperation.ALL_REDUCE, shard),
-        )
-
-    def _of_shards(self, parameters: float, expert_parameters: float) -> tuple[Part, ...]:
-        """Between sharding groups; inside them every microbatch has been reduced already."""
-        size = self.reduction_precision.bytes_per_element
-        return tuple(
-            part
-            for copies, count in ((self.dense, parameters), (self.experts, expert_parameters))
-            for part in self._parts(
-                copies.across, LinkOperation.ALL_REDUCE, count * size / copies.shard.size
-            )
-        )
+        across = self._parts(copies.across, LinkOperation.ALL_REDUCE, shard)
+        if scattered:  # Inside sharding groups every microbatch has been reduced already.
+            return across
+        inside = self._parts(copies.shard, LinkOperation.REDUCE_SCATTER, message_bytes)
+        return (*inside, *across)
 
     def _parts(
         self, group: Group, operation: LinkOperation, message_bytes: float
@@ -201,20 +187,6 @@ def tied_embedding_parts(
     Both stages do it after their own reduction; `model` has the padded vocabulary. Empty where
     the model does not tie. Only for pipelines of at least two stages.
     """
-    terms = tied_embedding_terms(model, cluster, first, last, precision, degrees, known)
-    return tuple(Part(component=Component.EMBEDDING, term=term) for term in terms)
-
-
-def tied_embedding_terms(
-    model: ModelSpec,
-    cluster: Cluster,
-    first: Island,
-    last: Island,
-    precision: Precision,
-    degrees: Degrees,
-    known: KnownCollectives,
-) -> tuple[Term, ...]:
-    """The terms of `tied_embedding_parts`."""
     if not model.tied_embeddings:
         return ()
     # Every device of the one stage sums with its own of the other, all at once.
@@ -224,15 +196,15 @@ def tied_embedding_terms(
     if known.by_levels and staged and first.name != last.name:
         use = LinkUse(link=alone, senders=senders, nodes=2)
         asking = Asking(predictor=known.predictor, share=1.0)
-        return (asking.send(use, message_bytes, "tied embedding exchange"),)
-    link = alone.among(senders)
-    return (
-        Term(
+        term = asking.send(use, message_bytes, "tied embedding exchange")
+    else:
+        link = alone.among(senders)
+        term = Term(
             what="tied embedding all_reduce",
             cause=link_cause(link),
             count=1,
             prediction=known.predictor.collective(
                 link, LinkOperation.ALL_REDUCE.value, 2, message_bytes, nodes=2
             ),
-        ),
-    )
+        )
+    return (Part(component=Component.EMBEDDING, term=term),)

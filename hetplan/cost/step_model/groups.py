@@ -38,6 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -133,24 +134,20 @@ class Group:
         return self if kept >= 1 else replace(self, share=self.share * kept)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(NamedTuple):
     """Parts of their speed that a replica's groups keep beside those of other stages."""
 
-    tensor: float = 1.0
-    context: float = 1.0
-    expert: float = 1.0
-    expert_tensor: float = 1.0
-    dense: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """Ranks with the same weights: all of them, a sharding group, those with the same shard."""
-    experts: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    passes: tuple[float, ...] = (1.0,) * 4
+    """In the order of `Groups`."""
+    dense: tuple[float, ...] = (1.0,) * 3
+    """Ranks with the same weights, in the order of `Copies`."""
+    experts: tuple[float, ...] = (1.0,) * 3
 
 
 ALL_KEPT = Kept()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
+class Groups(NamedTuple):
     """The groups of a replica by what they do; a group of one rank communicates nothing."""
 
     tensor: Group
@@ -161,17 +158,11 @@ class Groups:
     @property
     def share(self) -> bool:
         """Whether groups of one kind slow each other."""
-        each = (self.tensor, self.context, self.expert, self.expert_tensor)
-        return any(group.among < 1 for group in each)
+        return any(group.among < 1 for group in self)
 
     def beside(self, kept: Kept) -> Groups:
         """The same beside the groups of other stages."""
-        return Groups(
-            tensor=self.tensor.beside(kept.tensor),
-            context=self.context.beside(kept.context),
-            expert=self.expert.beside(kept.expert),
-            expert_tensor=self.expert_tensor.beside(kept.expert_tensor),
-        )
+        return Groups(*(group.beside(part) for group, part in zip(self, kept.passes, strict=True)))
 
 
 Members = Sequence[Sequence[int]]
@@ -180,13 +171,7 @@ Members = Sequence[Sequence[int]]
 
 def groups_of(cluster: Cluster, replica: Replica) -> Groups:
     """The groups of this replica; InputError where its degrees do not divide its devices."""
-    tensor, context, expert, expert_tensor = members_of(replica)
-    return Groups(
-        tensor=group_among(cluster, tensor),
-        context=group_among(cluster, context),
-        expert=group_among(cluster, expert),
-        expert_tensor=group_among(cluster, expert_tensor),
-    )
+    return Groups(*(group_among(cluster, members) for members in members_of(replica)))
 
 
 def members_of(replica: Replica) -> tuple[Members, Members, Members, Members]:
@@ -318,8 +303,7 @@ class KnownCollectives:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class Copies(NamedTuple):
     """The ranks that hold copies of the same weights, and how they share the state of them."""
 
     whole: Group
@@ -328,15 +312,9 @@ class Copies:
     across: Group
     """Ranks with the same shard."""
 
-    def beside(self, kept: tuple[float, float, float]) -> Copies:
+    def beside(self, kept: tuple[float, ...]) -> Copies:
         """The same beside the groups of other stages."""
-        if min(kept) >= 1:
-            return self
-        return Copies(
-            whole=self.whole.beside(kept[0]),
-            shard=self.shard.beside(kept[1]),
-            across=self.across.beside(kept[2]),
-        )
+        return Copies(*(group.beside(part) for group, part in zip(self, kept, strict=True)))
 
 
 Holders = Sequence[tuple[Sequence[int], int]]
@@ -404,20 +382,11 @@ def kept_by_stages(cluster: Cluster, parties: Sequence[Party], shards: int) -> t
     """What each of these replicas of all stages keeps beside the others."""
     if len(parties) < 2 or not shares_anything(cluster):
         return (ALL_KEPT,) * len(parties)
-    passes = [_passes(each) for each in parties]
-    inside = _columns(cluster, passes)
-    ends = [_copies(each, shards) for each in parties]
-    after = _columns(cluster, ends)
+    passes = zip(*_columns(cluster, [_passes(each) for each in parties]), strict=True)
+    ends = zip(*_columns(cluster, [_copies(each, shards) for each in parties]), strict=True)
     return tuple(
-        Kept(
-            tensor=inside[0][at],
-            context=inside[1][at],
-            expert=inside[2][at],
-            expert_tensor=inside[3][at],
-            dense=(after[0][at], after[1][at], after[2][at]),
-            experts=(after[3][at], after[4][at], after[5][at]),
-        )
-        for at in range(len(parties))
+        Kept(passes=inside, dense=after[:3], experts=after[3:])
+        for inside, after in zip(passes, ends, strict=True)
     )
 
 
@@ -426,17 +395,16 @@ def kept_by_reductions(
     reductions: Sequence[tuple[Holders, Copies]],
     shards: int,
     apart: Callable[[int, int], bool],
-) -> tuple[tuple[float, float, float], ...]:
+) -> tuple[tuple[float, ...], ...]:
     """What reduction groups keep beside those that are active with them.
 
     `apart`: whether two have no stage in common; those that have one take turns. With each group
     are taken, in their order, all that take turns neither with it nor with one that was taken.
     """
-    whole = (1.0, 1.0, 1.0)
     if len(reductions) < 2 or not shares_anything(cluster):
-        return (whole,) * len(reductions)
+        return (ALL_KEPT.dense,) * len(reductions)
     kinds = [_of_copies(copies, holders, shards) for holders, copies in reductions]
-    known: dict[tuple[int, ...], list[list[float]]] = {}
+    known: dict[tuple[int, ...], tuple[tuple[float, ...], ...]] = {}
     found = []
     for at in range(len(reductions)):
         taken = [at]
@@ -445,9 +413,9 @@ def kept_by_reductions(
                 taken.append(other)
         key = tuple(sorted(taken))
         if key not in known:
-            known[key] = _columns(cluster, [kinds[each] for each in key])
-        place = key.index(at)
-        found.append((known[key][0][place], known[key][1][place], known[key][2][place]))
+            columns = _columns(cluster, [kinds[each] for each in key])
+            known[key] = tuple(zip(*columns, strict=True))
+        found.append(known[key][key.index(at)])
     return tuple(found)
 
 
@@ -462,11 +430,9 @@ def shares_anything(cluster: Cluster) -> bool:
 
 
 def _passes(party: Party) -> list[_Kind]:
-    groups = party.groups
-    each = (groups.tensor, groups.context, groups.expert, groups.expert_tensor)
     return [
         _Kind(members, group.among)
-        for members, group in zip(members_of(party.replica), each, strict=True)
+        for members, group in zip(members_of(party.replica), party.groups, strict=True)
     ]
 
 
@@ -481,10 +447,9 @@ def _copies(party: Party, shards: int) -> list[_Kind]:
 
 
 def _of_copies(copies: Copies, holders: Holders, shards: int) -> list[_Kind]:
-    each = (copies.whole, copies.shard, copies.across)
     return [
         _Kind(members, group.among)
-        for members, group in zip(copied_among(holders, shards), each, strict=True)
+        for members, group in zip(copied_among(holders, shards), copies, strict=True)
     ]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from hetplan.cluster.spec import Island, Link
+from hetplan.cluster.spec import Island
 from hetplan.cost.components.layers import expert_load
 from hetplan.cost.components.overlap import exposed_ring, slowdowns
 from hetplan.cost.estimate_values import Component
@@ -28,6 +28,7 @@ from hetplan.cost.step_model.values import (
     Shape,
     as_recompute,
     compute_seconds,
+    hidden_beside,
     repeated,
     seconds_of_parts,
 )
@@ -69,6 +70,18 @@ class LayerPricer:
             predictor=self.predictor,
         )
 
+    def at(self, position: int) -> LayerCost:
+        """The layer at this position of the row."""
+        model = self.model
+        if position == 0:
+            return self.embedding()
+        if position > model.num_layers + model.num_mtp_layers:
+            return self.head()
+        layer = model.layer_at(position).at(self.job.sequence_length)
+        if position <= model.num_layers:
+            return self.transformer(layer)
+        return self.multi_token_prediction(layer)
+
     def transformer(self, layer: TransformerLayer) -> LayerCost:
         """One transformer layer."""
         forward = self._compute.parts(LayerKind.TRANSFORMER, layer, backward=False)
@@ -101,30 +114,26 @@ class LayerPricer:
 
     def embedding(self) -> LayerCost:
         """The embedding; all of its backward pass is the gradient of its weights."""
-        forward = self._compute.parts(LayerKind.EMBEDDING, None, backward=False)
-        backward = self._compute.parts(LayerKind.EMBEDDING, None, backward=True)
-        summed = self._parts(self._calls.embedding(backward=False))
-        gathered = self._parts(self._calls.embedding(backward=True))
-        backward = without_waits(backward, gathered)
-        return LayerCost(
-            forward=(*without_waits(forward, summed), *summed),
-            backward=(*backward, *gathered),
-            again=(),
-            weight_seconds=compute_seconds(backward),
-        )
+        calls = self._calls.embedding(backward=False), self._calls.embedding(backward=True)
+        return self._end_layer(LayerKind.EMBEDDING, calls, for_weights=1.0)
 
     def head(self) -> LayerCost:
         """Final norm, output projection and loss."""
-        forward = self._compute.parts(LayerKind.HEAD, None, backward=False)
-        backward = self._compute.parts(LayerKind.HEAD, None, backward=True)
-        before = self._parts(self._calls.head(backward=False))
-        after = self._parts(self._calls.head(backward=True))
-        backward = without_waits(backward, after)
+        calls = self._calls.head(backward=False), self._calls.head(backward=True)
+        return self._end_layer(LayerKind.HEAD, calls, for_weights=0.5)
+
+    def _end_layer(
+        self, kind: LayerKind, calls: tuple[Iterable[Call], Iterable[Call]], for_weights: float
+    ) -> LayerCost:
+        """A layer at an end of the row; `for_weights`: part of its backward compute."""
+        before, after = map(self._parts, calls)
+        forward = without_waits(self._compute.parts(kind, None, backward=False), before)
+        backward = without_waits(self._compute.parts(kind, None, backward=True), after)
         return LayerCost(
-            forward=(*without_waits(forward, before), *before),
+            forward=(*forward, *before),
             backward=(*backward, *after),
             again=(),
-            weight_seconds=compute_seconds(backward) / 2.0,
+            weight_seconds=compute_seconds(backward) * for_weights,
         )
 
     def multi_token_prediction(self, layer: TransformerLayer) -> LayerCost:
@@ -196,25 +205,10 @@ class LayerPricer:
         whole, beside = seconds_of_parts(parts), compute_seconds(compute)
         if whole <= 0 or beside <= 0:
             return parts
-        slow = slowdowns(self.island.device, self._link(group))
-        found = exposed_ring(whole, share * beside, ranks, slow)
-        left = found.exposed_seconds / whole
-        delay = repeated(compute, found.compute_delay_seconds / beside)
-        return (
-            *(
-                replace(
-                    part,
-                    term=part.term.times(left),
-                    hidden_seconds=part.hidden_seconds + (1.0 - left) * part.seconds,
-                )
-                for part in parts
-            ),
-            *(replace(part, component=Component.SLOWED) for part in delay),
-        )
-
-    def _link(self, group: Group) -> Link:
         inside = group.shape.num_nodes == 1
-        return self.island.intra_node if inside else self.island.inter_node
+        link = self.island.intra_node if inside else self.island.inter_node
+        slow = slowdowns(self.island.device, link)
+        return hidden_beside(parts, compute, exposed_ring(whole, share * beside, ranks, slow))
 
     # ---- recomputation
 

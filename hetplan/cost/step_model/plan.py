@@ -21,7 +21,7 @@ from hetplan.cost.arrays import Floats
 from hetplan.cost.components.overlap import beside, send_slowdowns
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.cost.step_model.end_of_step import EndOfStep
 from hetplan.cost.step_model.groups import (
@@ -81,9 +81,11 @@ class PipelineWork:
     """Whose order of sends and receives."""
 
     @property
-    def blocking(self) -> bool:
-        """Whether sends and receives follow each other."""
-        return self.exchange is Exchange.DEEPSPEED
+    def is_plain(self) -> bool:
+        """Whether it is 1F1B with one chunk per stage, both ways moving at once."""
+        pipeline = self.pipeline
+        one = pipeline.schedule.name == "1f1b" and len(pipeline.stages[0].chunks) == 1
+        return one and self.exchange is not Exchange.DEEPSPEED
 
     @property
     def shares(self) -> bool:
@@ -92,6 +94,20 @@ class PipelineWork:
             unit.kept != ALL_KEPT or unit.pricer.groups.share
             for stage in self.stages
             for unit in stage.units
+        )
+
+    def plain_times(self) -> StageTimes:
+        """For the replay of a pipeline that `is_plain`."""
+        hops = self.hops
+        return StageTimes(
+            np.array([stage.forward[0] for stage in self.stages]),
+            np.array([stage.backward[0] for stage in self.stages]),
+            hops.send_forward,
+            hops.send_backward,
+            hops.wire_latency,
+            hops.rendezvous_extra,
+            np.array([stage.warmup_depth for stage in self.pipeline.stages], dtype=np.int64),
+            self.pipeline.num_microbatches,
         )
 
     def times(self) -> PipelineTimes:
@@ -148,31 +164,12 @@ def sends_wait(plan: Plan) -> bool:
 def replayed_ends(work: Sequence[PipelineWork], plan: Plan) -> tuple[Floats, ...]:
     """When every stage leaves its pipeline."""
     rendezvous = sends_wait(plan)
-    if (
-        len(work) == 1
-        and not work[0].hops.shares
-        and not work[0].blocking
-        and _plain(work[0].pipeline)
-    ):
-        one, hops = work[0], work[0].hops
-        ends: Floats = pipeline_ends(
-            np.array([stage.forward[0] for stage in one.stages]),
-            np.array([stage.backward[0] for stage in one.stages]),
-            hops.send_forward,
-            hops.send_backward,
-            hops.wire_latency,
-            hops.rendezvous_extra,
-            np.array([stage.warmup_depth for stage in one.pipeline.stages], dtype=np.int64),
-            one.pipeline.num_microbatches,
-            rendezvous,
-        )
+    if len(work) == 1 and work[0].is_plain and not work[0].hops.shares:
+        # What a search prices most, without the checks of `PipelineTimes`.
+        ends: Floats = pipeline_ends(work[0].plain_times(), rendezvous)
         if ends[0] < np.inf:
             return (ends,)
     return step_ends([each.times() for each in work], rendezvous=rendezvous)
-
-
-def _plain(pipeline: Pipeline) -> bool:
-    return pipeline.schedule.name == "1f1b" and len(pipeline.stages[0].chunks) == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +187,7 @@ class Reduction:
 _HopKey = tuple[tuple[Replica, ...], tuple[Replica, ...], bool, float]
 _Units = list[list[tuple[Unit, ...]]]
 """Of every stage, by pipeline."""
-_Kept = tuple[float, float, float]
+_Kept = tuple[float, ...]
 
 
 @dataclass(slots=True)

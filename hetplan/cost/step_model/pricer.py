@@ -68,7 +68,7 @@ def longest_part(costs: PlanCosts, work: Sequence[PipelineWork]) -> tuple[float,
                 seconds = hop.send_forward_seconds + hop.send_backward_seconds
                 seconds += hop.law.rendezvous_latency_seconds
                 found.append((seconds, f"send of {hop.link}", f"pipeline {p}, hop {number}"))
-        for part in (*tied_parts(costs, pipeline), *norm_parts(costs, work)):
+        for part in (*tied_parts(costs.settings, pipeline), *norm_parts(costs, work)):
             found.append((part.seconds, f"{part.term.what} of {part.term.cause}", "end of step"))
     return max(found, key=lambda each: math.inf if math.isnan(each[0]) else each[0])
 

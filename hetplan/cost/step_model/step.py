@@ -21,7 +21,7 @@ the latency of the slowest link of each kind; a second time in float16, for the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hetplan.cluster.spec import Link
@@ -37,14 +37,15 @@ from hetplan.cost.components.overlap import (
 )
 from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.end_of_step import tied_embedding_parts
-from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, Reduction, StageWork
-from hetplan.cost.step_model.values import seconds_of_parts
+from hetplan.cost.step_model.end_of_step import EndOfStep, tied_embedding_parts
+from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork
+from hetplan.cost.step_model.units import Settings, Unit
+from hetplan.cost.step_model.values import repeated, seconds_of_parts
 from hetplan.cost.terms import Part, Term
 from hetplan.job.spec import Job, Precision
 from hetplan.plans.build import Degrees, neighbour_link, stage_link
 from hetplan.plans.formats import reduction_formats
-from hetplan.plans.plan import Pipeline, Plan
+from hetplan.plans.plan import Pipeline, Plan, Replica
 from hetplan.predict.predictor import Prediction, Predictor, link_cause
 
 SCALAR_BYTES = 4.0
@@ -56,28 +57,41 @@ def norm_parts(costs: PlanCosts, work: Sequence[PipelineWork]) -> tuple[Part, ..
     key = tuple(pipeline.hops for pipeline in work)
     found = costs.norms.get(key)
     if found is None:
-        found = costs.norms[key] = _norm_parts(costs, work)
+        placed = [
+            [[unit.replica for unit in stage.units] for stage in pipeline.stages]
+            for pipeline in work
+        ]
+        leads = [pipeline.stages[0].unit.replica.devices[0].start for pipeline in work]
+        links = {hop.path for pipeline in work for hop in pipeline.hops.hops}
+        found = costs.norms[key] = norm_of(costs.settings, placed, leads, links)
     return found
 
 
-def _norm_parts(costs: PlanCosts, work: Sequence[PipelineWork]) -> tuple[Part, ...]:
-    predictor, job = costs.settings.predictor, costs.settings.job
-    stages = [stage for pipeline in work for stage in pipeline.stages]
+def norm_of(
+    settings: Settings,
+    placed: Sequence[Sequence[Sequence[Replica]]],
+    leads: Sequence[int],
+    links: Iterable[Link],
+) -> tuple[Part, ...]:
+    """The sum of one number: inside the slowest stage, and across stages and pipelines.
+
+    `placed`: replicas by pipeline and stage. `leads`: the device of each pipeline that meets those
+    of the others. `links`: those between neighbouring stages.
+    """
+    predictor, cluster = settings.predictor, settings.cluster
+    stages = [stage for pipeline in placed for stage in pipeline]
     inside = [
-        scalar_term(stage_link(unit.island, unit.replica.num_devices), predictor).times(
-            norm_depth(sum(each.replica.num_devices for each in stage.units))
+        scalar_term(stage_link(island, replica.num_devices), predictor).times(
+            norm_depth(sum(each.num_devices for each in stage))
         )
         for stage in stages
-        for unit in stage.units
+        for replica in stage
+        for island in (cluster.island_of_device(replica.devices[0].start),)
     ]
-    links = {hop.path for pipeline in work for hop in pipeline.hops.hops}
-    first = stages[0].unit.replica.devices[0].start
-    for pipeline in work[1:]:
-        other = pipeline.stages[0].unit.replica.devices[0].start
-        links.add(neighbour_link(costs.settings.cluster, (first,), (other,))[0])
+    meeting = {neighbour_link(cluster, leads[:1], (lead,))[0] for lead in leads[1:]}
     depth = norm_depth(len(stages))
-    across = [scalar_term(link, predictor).times(depth) for link in links]
-    rounds = norm_rounds(job)
+    across = [scalar_term(link, predictor).times(depth) for link in {*links, *meeting}]
+    rounds = norm_rounds(settings.job)
     return tuple(
         Part(component=Component.NORM, term=max(terms, key=lambda each: each.seconds).times(rounds))
         for terms in (inside, across)
@@ -86,7 +100,7 @@ def _norm_parts(costs: PlanCosts, work: Sequence[PipelineWork]) -> tuple[Part, .
 
 
 def norm_depth(count: int) -> int:
-    """Levels of a binary tree over so many."""
+    """Levels of a binary tree over this many."""
     return (count - 1).bit_length()
 
 
@@ -107,35 +121,65 @@ def scalar_term(link: Link, predictor: Predictor) -> Term:
     return Term(what="gradient norm", cause=link_cause(link), count=1, prediction=prediction)
 
 
+_Counts = tuple[float, float]
+"""Parameters on one rank, those of routed experts apart."""
+
+
 @dataclass(slots=True)
 class StageEnd:
     """One stage after its last pass, seconds."""
 
+    stage: StageWork
     end: float
     """When it leaves the pipeline."""
-    waits: float
-    """For others that reduce with it."""
     reduction: Overlap
-    tied: tuple[Part, ...]
-    """Sum of a tied matrix's gradients."""
-    embedding: float
-    """Seconds of that."""
-    update: float
     gathering: Overlap
-    reduced: tuple[Part, ...] | None = None
-    """Collectives that the reduction is made of, nothing hidden; None: those of the stage alone."""
-    gathered: tuple[Part, ...] = ()
-    """The same of the gathering."""
+    update: float
+    own: float
+    """Parameters whose state one of its ranks keeps."""
+    groups: tuple[tuple[EndOfStep, _Counts, _Counts], ...]
+    """Whom it reduces with, (parameters that the group's largest member sends, its own)."""
+    waits: float = 0.0
+    """For others that reduce with it."""
+    tied: tuple[Part, ...] = ()
+    """Sum of a tied matrix's gradients."""
+    embedding: float = 0.0
+    """Seconds of that."""
 
     @property
     def arrives(self) -> float:
         """When all of its gradients are reduced."""
-        return self.end + self.waits + self.reduction.added_seconds + self.embedding
+        added = self.reduction.exposed_seconds + self.reduction.compute_delay_seconds
+        return self.end + self.waits + self.embedding + added
 
     @property
     def leaves(self) -> float:
         """What it takes from there on."""
-        return self.update + self.gathering.added_seconds
+        return self.update + self.gathering.exposed_seconds + self.gathering.compute_delay_seconds
+
+    @property
+    def updates(self) -> tuple[Part, ...]:
+        """Predicted parts of the update."""
+        held = self.stage.parameters + self.stage.expert_parameters
+        return self.stage.unit.end.update_of(self.own, held)
+
+    @property
+    def parts(self) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+        """Predicted parts before and after the norm of all gradients, as far as exposed."""
+        reduced = [part for end, sent, _ in self.groups for part in end.reduction(*sent)]
+        gathered = [part for end, _, held in self.groups for part in end.gathering(*held)]
+        return (
+            (*_scaled(reduced, self.reduction.added_seconds), *self.tied),
+            (*self.updates, *_scaled(gathered, self.gathering.added_seconds)),
+        )
+
+
+def _scaled(parts: Sequence[Part], seconds: float) -> tuple[Part, ...]:
+    """The parts, all shortened or lengthened alike until they take so long."""
+    whole = seconds_of_parts(parts)
+    if seconds == whole:
+        return tuple(parts)
+    return repeated(parts, seconds / whole) if whole else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,32 +209,33 @@ def compose(
         stages = _together(plan, costs, work, ends)
     if costs.settings.model.tied_embeddings:
         for p, pipeline in enumerate(work):
-            tied = tied_parts(costs, pipeline)
+            tied = tied_parts(costs.settings, pipeline)
             for s in {0, len(pipeline.stages) - 1}:
                 stages[p][s].tied = tied
                 stages[p][s].embedding = seconds_of_parts(tied)
     barrier = clips_gradients(costs.settings.job)
     norm = seconds_of_parts(norm_parts(costs, work)) if barrier else 0.0
     loading = costs.settings.job.data_loading_seconds
-    arrive = leave = whole = -1.0
-    first = last = only = (0, 0)
-    for p, row in enumerate(stages):
-        for s, stage in enumerate(row):
-            reduction, gathering = stage.reduction, stage.gathering
-            arrives = stage.end + stage.waits + stage.embedding
-            arrives += reduction.exposed_seconds + reduction.compute_delay_seconds
-            leaves = stage.update + gathering.exposed_seconds + gathering.compute_delay_seconds
-            if arrives > arrive:
-                arrive, first = arrives, (p, s)
-            if leaves > leave:
-                leave, last = leaves, (p, s)
-            if arrives + leaves > whole:
-                whole, only = arrives + leaves, (p, s)
+    stage_ends = [stage for row in stages for stage in row]
+    places = [(p, s) for p, row in enumerate(stages) for s in range(len(row))]
+    arrive, leave = [each.arrives for each in stage_ends], [each.leaves for each in stage_ends]
     if barrier:
-        first = _waited_for(stages, first, leaving=False)
-        return Composed(arrive + norm + leave + loading, stages, norm, True, first, last)
-    only = _waited_for(stages, only, leaving=True)
-    return Composed(whole + loading, stages, 0.0, False, only, only)
+        reduced, left = max(arrive), max(leave)
+        first = _waited_for(stages, places[arrive.index(reduced)], leaving=False)
+        step = reduced + norm + left + loading
+        return Composed(step, stages, norm, True, first, places[leave.index(left)])
+    done = [one + other for one, other in zip(arrive, leave, strict=True)]
+    only = _waited_for(stages, places[done.index(max(done))], leaving=True)
+    return Composed(max(done) + loading, stages, 0.0, False, only, only)
+
+
+def step_of_stages(arrive: Floats, leave: Floats, norm: Floats | float, *, barrier: bool) -> Floats:
+    """The same formula of many steps at once, data loading left out; stages are the last axis."""
+    if barrier:
+        found: Floats = arrive.max(axis=-1) + norm + leave.max(axis=-1)
+    else:
+        found = (arrive + leave).max(axis=-1)
+    return found
 
 
 def _waited_for(
@@ -223,16 +268,19 @@ def _is_alone(plan: Plan, work: Sequence[PipelineWork]) -> bool:
 def _alone(costs: PlanCosts, work: PipelineWork, ends: Sequence[float]) -> list[StageEnd]:
     """Stages that reduce with nobody else."""
     overlap = costs.settings.overlap
-    hides, gathers = overlap.reduction, overlap.gathering
     found = []
     for stage, end in zip(work.stages, ends, strict=True):
-        seconds = stage.unit.end.seconds(stage.parameters, stage.expert_parameters)
+        counts = stage.parameters, stage.expert_parameters
+        seconds = stage.unit.end.seconds(*counts)
         reduction, gathering = seconds.alone
-        if hides and seconds.reduction:
+        if overlap.reduction and seconds.reduction:
             reduction = reduction_beside(stage, seconds.reduction, work.pipeline)
-        if gathers and seconds.gathering:
+        if overlap.gathering and seconds.gathering:
             gathering = gathering_beside(stage, seconds.gathering, work.pipeline)
-        found.append(StageEnd(end, 0.0, reduction, (), 0.0, seconds.update, gathering))
+        groups = ((stage.unit.end, counts, counts),)
+        found.append(
+            StageEnd(stage, end, reduction, gathering, seconds.update, seconds.own, groups)
+        )
     return found
 
 
@@ -293,53 +341,38 @@ def _together(
     """Stages of several pipelines, or of several replica entries, whose groups wait for members."""
     overlap = costs.settings.overlap
     now = [each.tolist() for each in ends]
-    began = [each.tolist() for each in ends]
+    rows = tuple(
+        [
+            StageEnd(stage, end, _NONE, _NONE, 0.0, stage.parameters + stage.expert_parameters, ())
+            for stage, end in zip(pipeline.stages, now[p], strict=True)
+        ]
+        for p, pipeline in enumerate(work)
+    )
     spent = [[0.0] * len(each) for each in now]
-    hidden = [[_NONE] * len(each) for each in now]
     gathered = [[0.0] * len(each) for each in now]
-    parts: list[list[list[Part]]] = [[[] for _ in each] for each in now]
-    gathers: list[list[list[Part]]] = [[[] for _ in each] for each in now]
-    own = [[stage.parameters + stage.expert_parameters for stage in each.stages] for each in work]
     for group in costs.reductions(plan, work):
-        seconds, reduced = group_seconds(group), group_parts(group)
+        most = max((count for _, _, count in group.members), default=0.0)
+        seconds = group.end.seconds(most).reduction
         start = max((now[p][s] for p, s, _ in group.members), default=0.0)
         for p, s, count in group.members:
+            end = rows[p][s]
             part = not_overlapped(seconds)
             if overlap.reduction:
-                part = _shared_buckets(work[p].stages[s], seconds, count)
+                part = _shared_buckets(end.stage, seconds, count)
             spent[p][s] += part.added_seconds
-            hidden[p][s] = hidden[p][s] + part
+            end.reduction = end.reduction + part
             now[p][s] = start + part.added_seconds
             gathered[p][s] += group.end.seconds(count).gathering
-            parts[p][s] += reduced
-            gathers[p][s] += group.end.gathering(count)
-            own[p][s] += group.end.own(count) - count
-    rows = []
-    for p, pipeline in enumerate(work):
-        row = []
-        for s, stage in enumerate(pipeline.stages):
-            gathering = not_overlapped(gathered[p][s])
+            end.groups += ((group.end, (most, 0.0), (count, 0.0)),)
+            end.own += group.end.own(count) - count
+    for p, row in enumerate(rows):
+        for s, end in enumerate(row):
+            end.waits = max(0.0, now[p][s] - end.end - spent[p][s])
+            end.update = seconds_of_parts(end.updates)
+            end.gathering = not_overlapped(gathered[p][s])
             if overlap.gathering:
-                gathering = gathering_beside(stage, gathered[p][s], pipeline.pipeline)
-            update = seconds_of_parts(
-                stage.unit.end.update_of(own[p][s], stage.parameters + stage.expert_parameters)
-            )
-            waits = max(0.0, now[p][s] - began[p][s] - spent[p][s])
-            row.append(
-                StageEnd(
-                    began[p][s],
-                    waits,
-                    hidden[p][s],
-                    (),
-                    0.0,
-                    update,
-                    gathering,
-                    tuple(parts[p][s]),
-                    tuple(gathers[p][s]),
-                )
-            )
-        rows.append(row)
-    return tuple(rows)
+                end.gathering = gathering_beside(end.stage, gathered[p][s], work[p].pipeline)
+    return rows
 
 
 def _shared_buckets(stage: StageWork, seconds: float, count: float) -> Overlap:
@@ -353,55 +386,27 @@ def _shared_buckets(stage: StageWork, seconds: float, count: float) -> Overlap:
     )
 
 
-def group_seconds(group: Reduction) -> float:
-    """A group's reduction; the member with most to send counts."""
-    most = max((count for _, _, count in group.members), default=0.0)
-    return group.end.seconds(most).reduction
-
-
-def group_parts(group: Reduction) -> tuple[Part, ...]:
-    """The terms of it."""
-    most = max((count for _, _, count in group.members), default=0.0)
-    return group.end.reduction(most)
-
-
-def owned(
-    plan: Plan, costs: PlanCosts, work: Sequence[PipelineWork]
-) -> tuple[tuple[float, ...], ...]:
-    """Parameters whose state a rank of each stage keeps."""
-    if _is_alone(plan, work):
-        return (
-            tuple(
-                stage.unit.end.own(stage.parameters, stage.expert_parameters)
-                for stage in work[0].stages
-            ),
-        )
-    own = [[stage.parameters + stage.expert_parameters for stage in each.stages] for each in work]
-    for group in costs.reductions(plan, work):
-        for p, s, count in group.members:
-            own[p][s] += group.end.own(count) - count
-    return tuple(map(tuple, own))
-
-
-def tied_parts(costs: PlanCosts, pipeline: PipelineWork) -> tuple[Part, ...]:
+def tied_parts(settings: Settings, pipeline: PipelineWork) -> tuple[Part, ...]:
     """The sum of a tied matrix's gradients between first and last stage."""
     if len(pipeline.stages) == 1:
         return ()
-    first, last = pipeline.stages[0].unit, pipeline.stages[-1].unit
-    replica, other, settings = first.replica, last.replica, costs.settings
+    return tied_between(settings, pipeline.stages[0].unit, pipeline.stages[-1].unit)
+
+
+def tied_between(settings: Settings, first: Unit, last: Unit) -> tuple[Part, ...]:
+    """The same for a first and another, last stage."""
     # A rank of the stage with the fewest slices sums with every one that holds a part of its own.
-    tp = min(replica.tp, other.tp)
-    senders = min(replica.num_devices, other.num_devices)
+    tp = min(first.replica.tp, last.replica.tp)
+    senders = min(first.replica.num_devices, last.replica.num_devices)
+    degrees = Degrees(
+        tp=tp, dp=max(1, senders // tp), microbatch_size=first.replica.microbatch_size
+    )
     return tied_embedding_parts(
         settings.model,
         settings.cluster,
         first.island,
         last.island,
         settings.tied_precision,
-        Degrees(
-            tp=tp,
-            dp=max(1, senders // tp),
-            microbatch_size=replica.microbatch_size,
-        ),
+        degrees,
         settings.known,
     )

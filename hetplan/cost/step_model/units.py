@@ -34,6 +34,7 @@ from hetplan.cost.step_model.values import (
     LayerCost,
     Shape,
     compute_seconds,
+    hidden_beside,
     repeated,
     seconds_of_parts,
 )
@@ -227,7 +228,46 @@ def make_unit(
         known=settings.known,
         predictor=settings.predictor,
     )
-    return _Table(settings=settings, pricer=pricer, kept=kept).unit(replica, recompute)
+    model = settings.model
+    kinds, kind_at = layer_kinds(model, settings.job.sequence_length)
+    counts = [
+        layer_parameters(model, position, tp=shape.tp, ep=shape.ep, etp=shape.etp)
+        for position in kinds
+    ]
+    costs = tuple(map(pricer.at, kinds))
+    if settings.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS):
+        copies = copies_within(settings, replica, shape, kept)
+        costs = tuple(
+            _with_sharding(settings, cost, held, copies, pricer.island)
+            for cost, held in zip(costs, counts, strict=True)
+        )
+
+    def summed(values: Iterable[float]) -> tuple[float, ...]:
+        each = tuple(values)
+        return tuple(accumulate((each[kind] for kind in kind_at), initial=0.0))
+
+    matrix = model.vocabulary_matrix(replica.tp) if model.tied_embeddings else 0
+    return Unit(
+        settings=settings,
+        island=pricer.island,
+        replica=replica,
+        pricer=pricer,
+        costs=costs,
+        kind_at=kind_at,
+        counts=tuple(
+            tuple(accumulate((int(each == kind) for each in kind_at), initial=0))
+            for kind in range(len(kinds))
+        ),
+        forward=summed(cost.forward_seconds for cost in costs),
+        backward=summed(cost.backward_seconds for cost in costs),
+        again=summed(cost.again_seconds for cost in costs),
+        weight=summed(cost.weight_seconds for cost in costs),
+        parameters=summed(plain for plain, _ in counts),
+        expert_parameters=summed(experts for _, experts in counts),
+        shared_parameters=float(matrix),
+        recompute=recompute,
+        kept=kept,
+    )
 
 
 def copies_within(
@@ -242,141 +282,59 @@ def copies_within(
     return dense.beside(kept.dense), experts.beside(kept.experts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
-    settings: Settings
-    pricer: LayerPricer
-    kept: Kept
+def _with_sharding(
+    settings: Settings,
+    cost: LayerCost,
+    counts: tuple[float, float],
+    copies: tuple[Copies, Copies],
+    island: Island,
+) -> LayerCost:
+    """The layer with what sharded gradients and parameters move in every microbatch."""
+    overlap = settings.overlap
 
-    def unit(self, replica: Replica, recompute: Recompute) -> Unit:
-        model, job = self.settings.model, self.settings.job
-        kinds, kind_at = layer_kinds(model, job.sequence_length)
-        costs = tuple(self._cost(position, replica) for position in kinds)
-        counts = [self._parameters(position) for position in kinds]
-
-        def summed(values: Iterable[float]) -> tuple[float, ...]:
-            each = tuple(values)
-            return tuple(accumulate((each[kind] for kind in kind_at), initial=0.0))
-
-        matrix = model.vocabulary_matrix(replica.tp) if model.tied_embeddings else 0
-        return Unit(
-            settings=self.settings,
-            island=self.pricer.island,
-            replica=replica,
-            pricer=self.pricer,
-            costs=costs,
-            kind_at=kind_at,
-            counts=tuple(
-                tuple(accumulate((int(each == kind) for each in kind_at), initial=0))
-                for kind in range(len(kinds))
-            ),
-            forward=summed(cost.forward_seconds for cost in costs),
-            backward=summed(cost.backward_seconds for cost in costs),
-            again=summed(cost.again_seconds for cost in costs),
-            weight=summed(cost.weight_seconds for cost in costs),
-            parameters=summed(plain for plain, _ in counts),
-            expert_parameters=summed(experts for _, experts in counts),
-            shared_parameters=float(matrix),
-            recompute=recompute,
-            kept=self.kept,
-        )
-
-    def _cost(self, position: int, replica: Replica) -> LayerCost:
-        model, pricer = self.settings.model, self.pricer
-        last = model.num_layers + model.num_mtp_layers + 1
-        if position == 0:
-            found = pricer.embedding()
-        elif position == last:
-            found = pricer.head()
-        else:
-            layer = model.layer_at(position).at(self.settings.job.sequence_length)
-            if position <= model.num_layers:
-                found = pricer.transformer(layer)
-            else:
-                found = pricer.multi_token_prediction(layer)
-        return self._moved(found, position, replica)
-
-    def _parameters(self, position: int) -> tuple[float, float]:
-        """(parameters, of routed experts apart) of one rank."""
-        shape = self.pricer.shape
-        return layer_parameters(
-            self.settings.model, position, tp=shape.tp, ep=shape.ep, etp=shape.etp
-        )
-
-    def _moved(self, cost: LayerCost, position: int, replica: Replica) -> LayerCost:
-        """The layer with what sharded gradients and parameters move in every microbatch."""
-        level = self.settings.sharding
-        if level not in (Sharding.GRADIENTS, Sharding.PARAMETERS):
-            return cost
-        plain, experts = self._parameters(position)
-        copies = copies_within(self.settings, replica, self.pricer.shape, self.kept)
-        scattered = self._collectives(
-            Component.DATA_PARALLEL,
-            LinkOperation.REDUCE_SCATTER,
-            self.settings.reduction_precision.bytes_per_element,
-            (plain, experts),
-            copies,
-        )
-        gathered: tuple[Part, ...] = ()
-        if level is Sharding.PARAMETERS:
-            gathered = self._collectives(
-                Component.GATHERING,
-                LinkOperation.ALL_GATHER,
-                self.settings.job.precision.bytes_per_element,
-                (plain, experts),
-                copies,
-            )
-        overlap = self.settings.overlap
-        return replace(
-            cost,
-            forward=(*cost.forward, *self._hidden(gathered, cost.forward, overlap.gathering)),
-            backward=(
-                *cost.backward,
-                *self._hidden(gathered, cost.backward, overlap.gathering),
-                *self._hidden(scattered, cost.backward, overlap.reduction),
-            ),
-        )
-
-    def _collectives(
-        self,
-        component: Component,
-        operation: LinkOperation,
-        size: float,
-        counts: tuple[float, float],
-        copies: tuple[Copies, Copies],
+    def collectives(
+        component: Component, operation: LinkOperation, precision: Precision
     ) -> tuple[Part, ...]:
         return tuple(
             Part(component=component, term=term)
             for each, count in zip(copies, counts, strict=True)
-            for term in self.settings.known.of(
-                each.shard, operation, count * size, f"sharded {operation.value}"
+            for term in settings.known.of(
+                each.shard,
+                operation,
+                count * precision.bytes_per_element,
+                f"sharded {operation.value}",
             )
         )
 
-    def _hidden(
-        self, parts: tuple[Part, ...], beside: tuple[Part, ...], overlapped: bool
+    def beside(
+        parts: tuple[Part, ...], layer: tuple[Part, ...], overlapped: bool
     ) -> tuple[Part, ...]:
-        """The parts, as far as the layer's own compute does not hide them."""
         # Everything that computes, as if alone: what other overlap makes it longer hides nothing.
-        own = [part for part in beside if part.computes and part.component is not Component.SLOWED]
+        own = [part for part in layer if part.computes and part.component is not Component.SLOWED]
         whole, compute = seconds_of_parts(parts), compute_seconds(own)
         if not overlapped or whole <= 0 or compute <= 0:
             return parts
         # One layer's message runs beside the next layer's compute: no layer waits for its own.
-        found = in_buckets(whole, compute, float("inf"), slowdowns(self.pricer.island.device))
-        left = found.exposed_seconds / whole
-        slowed = repeated(own, found.compute_delay_seconds / compute)
-        return (
-            *(
-                replace(
-                    part,
-                    term=part.term.times(left),
-                    hidden_seconds=part.hidden_seconds + (1.0 - left) * part.seconds,
-                )
-                for part in parts
-            ),
-            *(replace(part, component=Component.SLOWED) for part in slowed),
+        found = in_buckets(whole, compute, float("inf"), slowdowns(island.device))
+        return hidden_beside(parts, own, found)
+
+    scattered = collectives(
+        Component.DATA_PARALLEL, LinkOperation.REDUCE_SCATTER, settings.reduction_precision
+    )
+    gathered: tuple[Part, ...] = ()
+    if settings.sharding is Sharding.PARAMETERS:
+        gathered = collectives(
+            Component.GATHERING, LinkOperation.ALL_GATHER, settings.job.precision
         )
+    return replace(
+        cost,
+        forward=(*cost.forward, *beside(gathered, cost.forward, overlap.gathering)),
+        backward=(
+            *cost.backward,
+            *beside(gathered, cost.backward, overlap.gathering),
+            *beside(scattered, cost.backward, overlap.reduction),
+        ),
+    )
 
 
 @lru_cache(maxsize=64)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from hetplan.cost.components.overlap import Overlap
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.terms import Part
 from hetplan.errors import InputError
@@ -78,6 +79,27 @@ def repeated(parts: Iterable[Part], count: float) -> tuple[Part, ...]:
 def compute_seconds(parts: Iterable[Part]) -> float:
     """What the device computes of these."""
     return sum((part.seconds for part in parts if part.computes), 0.0)
+
+
+def hidden_beside(
+    parts: Sequence[Part], compute: Sequence[Part], found: Overlap
+) -> tuple[Part, ...]:
+    """What is left of communication that runs beside this compute, and what the compute takes
+    longer.
+    """
+    left = found.exposed_seconds / seconds_of_parts(parts)
+    delay = repeated(compute, found.compute_delay_seconds / compute_seconds(compute))
+    return (
+        *(
+            replace(
+                part,
+                term=part.term.times(left),
+                hidden_seconds=part.hidden_seconds + (1.0 - left) * part.seconds,
+            )
+            for part in parts
+        ),
+        *(replace(part, component=Component.SLOWED) for part in delay),
+    )
 
 
 def as_recompute(parts: Iterable[Part]) -> Iterator[Part]:

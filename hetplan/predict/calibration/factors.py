@@ -1,9 +1,9 @@
 """What measured steps change in the predictions of other steps: factors, and widths of intervals.
 
-Which factors on predictions would have made measured steps right, when a few runs are wild?
+    calibrate(runs) -> Calibration
 
-A step is the sum of its parts, S_j seconds predicted from cause j, so its measured time y is taken
-as
+Factors. A step is the sum of its parts, S_j seconds predicted from cause j, so its measured time y
+is taken as
 
     log y = log sum_j S_j exp(t_j) + e        e: Cauchy of scale s        t_j: Cauchy of scale r_j
 
@@ -12,31 +12,25 @@ fabrics), so one run far off has next to no say. And a law is either nearly righ
 amount: r_j is what the law says about itself, at most `_CAP`, so a few runs hardly move a well
 measured part, yet runs that agree on a large factor are believed. (A normal prior of that width
 holds on to a law that is 40 % off against eight runs; one as wide as a guess's half-width lets
-eight runs of a right law move it.) Symbols: S parts, t factors' logarithms, e errors.
+eight runs of a right law move it.)
 
-Solved by iteratively reweighted Gauss-Newton steps: the weight of run i is 2 / (s^2 + e_i^2), which
-is the derivative of log(1 + (e / s)^2) over e; the prior's is alike. The posterior may have several
+It is solved by iteratively reweighted Gauss-Newton steps: the weight of run i is 2 / (s^2 + e_i^2),
+the derivative of log(1 + (e / s)^2) over e; the prior's is alike. The posterior may have several
 modes (a few runs on a line, the others elsewhere), so it is solved from no factor and from the
 median error, and the likelier mode is kept.
 
-    calibrate(runs) -> Calibration     factors per device kind and link, and widths of intervals
+Factors must pass a gate: every cell of runs is left out once and predicted with factors from the
+other cells. They are kept only where left-out runs became better in more cases than a coin would
+make better (`_COIN`), in the median and in the mean; otherwise they are refused, with the numbers
+in `Calibration.held_back` and in words in its notes. On vTrain's runs (150 draws of 8 runs, judged
+on the other 65, predicted from unit samples) factors without the gate made 61 % of the draws worse,
+with it 1 %; of predictions that are 10 % wrong it accepts 9 in 10.
 
-Factors must pass a gate: every cell of runs is left out once and predicted with
-factors from the other cells. They are kept only where left-out runs became better in more cases
-than a coin would make better (`_COIN`), in the median and in the mean; otherwise they are refused,
-with the numbers in `Calibration.held_back` and in words in its notes. On vTrain's runs (150 draws
-of 8 runs, judged on the other 65, predicted from unit samples) factors without the gate made 61 %
-of the draws worse, with it 1 %; of predictions that are 10 % wrong it accepts 9 in 10.
-
-Widths come from the errors of the same left-out predictions.
-
-How wide must a step's 90 % interval be, by the errors of runs that were held back?
-
-Split conformal prediction (Papadopoulos 2008): of n errors |log(measured / predicted)| the one of
-rank ceil((n + 1) * 0.9) bounds the next one with 90 % probability if runs are exchangeable within a
-group, which needs n >= 9. Groups are a device kind (or a mix) and a regime; below 9 runs they are
-pooled, first with other regimes of the same devices, then with other devices, and say so; pools
-need twice as many.
+Widths come from the errors of the same left-out predictions, by split conformal prediction
+(Papadopoulos 2008): of n errors |log(measured / predicted)| the one of rank ceil((n + 1) * 0.9)
+bounds the next one with 90 % probability if runs are exchangeable within a group, which needs
+n >= 9. Groups are a device kind (or a mix) and a regime; below 9 runs they are pooled, first with
+other regimes of the same devices, then with other devices, and say so; pools need twice as many.
 
 Where predictions know which of them are worse, errors over the prediction's own half-width are more
 alike than errors (normalised scores: Papadopoulos 2008, Romano and others 2019); whether they do is
@@ -256,9 +250,9 @@ def calibrate(runs: Sequence[RunError], *, factors: bool = True) -> Calibration:
     order = sorted(
         runs, key=lambda run: (run.source, run.cell, run.predicted_seconds, run.measured_seconds)
     )
-    found, judged, notes = _factors(order) if factors else ((), None, ())
+    accepted, judged, notes = _factors(order) if factors else ((), None, ())
     errors = tuple(run.log_error for run in order)
-    if found:
+    if accepted:
         errors = left_out_errors(order)
     scores = tuple(
         Score(
@@ -273,7 +267,7 @@ def calibrate(runs: Sequence[RunError], *, factors: bool = True) -> Calibration:
     tails, kept, slow = slow_tails(scores)
     intervals, said = group_intervals(kept, slow)
     return Calibration(
-        factors=found,
+        factors=accepted,
         held_back=judged,
         intervals=intervals,
         tails=tails,
@@ -315,8 +309,8 @@ def _factors(
         fell = judged.median_after < judged.median_before and judged.mean_after < judged.mean_before
         text += ", which luck may do as well" if fell else ", not both less than before"
         return (), judged, (f"factors refused, predictions stay as they are; {text}",)
-    found = fit_factors(runs)
-    return found, judged, (f"factors accepted; {text}",)
+    fitted = fit_factors(runs)
+    return fitted, judged, (f"factors accepted; {text}",)
 
 
 def _judged(runs: Sequence[RunError]) -> HeldBack:
@@ -385,8 +379,8 @@ class Score:
 
 def conformal_quantile(values: Sequence[float]) -> float:
     """The size of rank ceil((n + 1) * 0.9) among n; infinite of fewer than 9."""
-    found = conformal_halfwidth(values)
-    return math.inf if found is None else found
+    halfwidth = conformal_halfwidth(values)
+    return math.inf if halfwidth is None else halfwidth
 
 
 def group_intervals(
@@ -400,20 +394,21 @@ def group_intervals(
     keys = [*groups, *((devices, "") for devices in sorted({key[0] for key in groups}))]
     keys += [((), regime) for regime in sorted({key[1] for key in groups})]
     keys.append(((), ""))
-    found = []
+    intervals = []
     for devices, regime in keys:
-        held = members(scores, devices, regime)
+        group = members(scores, devices, regime)
         pooled = not devices or not regime
-        if len(held) >= (MIN_POOLED if pooled else MIN_CALIBRATION_ROWS):
+        if len(group) >= (MIN_POOLED if pooled else MIN_CALIBRATION_ROWS):
             tail = len(members(slow, devices, regime))
-            found.append(_interval(held, (devices, regime), tail, pooled))
+            intervals.append(_interval(group, (devices, regime), tail, pooled))
+    sizes = {key: len(members(scores, *key)) for key in groups}
     few = [
-        f"{', '.join(devices)}, {regime}: {len(members(scores, devices, regime))} runs, fewer than "
-        f"the {MIN_CALIBRATION_ROWS} that an interval of their own needs"
-        for devices, regime in groups
-        if len(members(scores, devices, regime)) < MIN_CALIBRATION_ROWS
+        f"{', '.join(devices)}, {regime}: {size} runs, fewer than the {MIN_CALIBRATION_ROWS} that "
+        "an interval of their own needs"
+        for (devices, regime), size in sizes.items()
+        if size < MIN_CALIBRATION_ROWS
     ]
-    return tuple(found), tuple(few)
+    return tuple(intervals), tuple(few)
 
 
 def members(scores: Sequence[Score], devices: tuple[str, ...], regime: str) -> list[Score]:
@@ -473,23 +468,19 @@ def slow_tails(
 ) -> tuple[tuple[SlowTail, ...], tuple[Score, ...], tuple[Score, ...]]:
     """(tails of groups that have one, the runs that are in none, the runs that are in one)."""
     tails: list[SlowTail] = []
-    slow: set[int] = set()
+    slow: set[Score] = set()
     for devices, regime in sorted({(score.devices, score.regime) for score in scores}):
-        held = [
-            (place, score)
-            for place, score in enumerate(scores)
-            if score.devices == devices and score.regime == regime
-        ]
-        beyond = _beyond(held)
-        if not beyond or len(beyond) > _MAX_SLOW * len(held):
+        group = members(scores, devices, regime)
+        beyond = _beyond(group)
+        if not beyond or len(beyond) > _MAX_SLOW * len(group):
             continue
-        slow.update(place for place, _ in beyond)
-        errors = [math.expm1(score.log_error) for _, score in beyond]
+        slow.update(beyond)
+        errors = [math.expm1(score.log_error) for score in beyond]
         tails.append(
             SlowTail(
                 devices=devices,
                 regime=regime,
-                runs=len(held),
+                runs=len(group),
                 slow=len(beyond),
                 least=min(errors),
                 most=max(errors),
@@ -497,25 +488,25 @@ def slow_tails(
         )
     return (
         tuple(tails),
-        tuple(score for place, score in enumerate(scores) if place not in slow),
-        tuple(score for place, score in enumerate(scores) if place in slow),
+        tuple(score for score in scores if score not in slow),
+        tuple(score for score in scores if score in slow),
     )
 
 
-def _beyond(held: Sequence[tuple[int, Score]]) -> list[tuple[int, Score]]:
-    """Runs far above the median, by the spread of the runs and by what each's predictions give."""
-    if len(held) < _MIN_WITH_TAIL:
+def _beyond(group: Sequence[Score]) -> list[Score]:
+    """Runs far above the median, by the spread of the runs and by what their predictions give."""
+    if len(group) < _MIN_WITH_TAIL:
         return []
-    middle = statistics.median(score.log_error for _, score in held)
-    above = [score.log_error - middle for _, score in held]
+    middle = statistics.median(score.log_error for score in group)
+    above = [score.log_error - middle for score in group]
     limit = max(_TAIL_LOG, _TAIL_DEVIATIONS * _deviation(above))
     relative, most = above, limit
-    if all(score.own > 0 for _, score in held):
-        relative = [each / score.own for each, (_, score) in zip(above, held, strict=True)]
+    if all(score.own > 0 for score in group):
+        relative = [each / score.own for each, score in zip(above, group, strict=True)]
         most = _TAIL_DEVIATIONS * _deviation(relative)
     return [
-        entry
-        for entry, plain, own in zip(held, above, relative, strict=True)
+        score
+        for score, plain, own in zip(group, above, relative, strict=True)
         if plain > limit and own > most
     ]
 

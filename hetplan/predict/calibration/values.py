@@ -32,7 +32,7 @@ class RunPart:
     seconds: float
     """What the step would lose without it, by its elasticity: all parts add up to the step."""
     log_halfwidth: float
-    """Of the 90 % interval of this part; 0 for what is known."""
+    """Half-width of the 90 % interval of this part; 0 for what is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class RunError:
     """One of `calibration.REGIMES`."""
     predicted_seconds: float
     log_halfwidth: float
-    """Of the prediction's own 90 % interval."""
+    """Half-width of the prediction's own 90 % interval."""
     measured_seconds: float
     parts: tuple[RunPart, ...]
     source: str
@@ -81,7 +81,7 @@ class CauseFactor:
     name: str
     factor: float
     log_halfwidth: float
-    """Of the factor's 90 % interval."""
+    """Half-width of the factor's 90 % interval."""
     runs: int
     """Runs in which the cause has a part."""
 
@@ -100,7 +100,7 @@ class HeldBack:
     better: int
     """Runs whose |log error| fell."""
     median_before: float
-    """Of |log error|."""
+    """Median of |log error|."""
     median_after: float
     mean_before: float
     mean_after: float
@@ -132,10 +132,10 @@ class GroupInterval:
     def halfwidth(self, own: float) -> float:
         """Half-width of a step whose predictions alone give `own`."""
         if self.scale is None or own <= 0:
-            found = self.log_halfwidth
+            width = self.log_halfwidth
         else:
-            found = max(self.scale * own, self.least_log_halfwidth)
-        return max(found, own) if self.slow_runs else found
+            width = max(self.scale * own, self.least_log_halfwidth)
+        return max(width, own) if self.slow_runs else width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ class Calibration:
     tails: tuple[SlowTail, ...]
     runs: int
     sources: tuple[str, ...]
-    """Of the runs, sorted."""
+    """Sources of the runs, sorted."""
     notes: tuple[str, ...]
 
     def factor(self, cause: str, name: str) -> float:
@@ -211,15 +211,15 @@ class Calibration:
         """The interval of a step whose predictions alone give half-width `own`; None where no run
         says anything about it.
         """
-        found = self.group(devices, regime)
-        if found is None:
+        group = self.group(devices, regime)
+        if group is None:
             return None
-        kinds = ", ".join(found.devices) or "any device kind"
-        place = found.regime or "any size"
-        note = f"interval by {found.rows} measured runs of {kinds}, {place}"
-        if found.pooled:
+        kinds = ", ".join(group.devices) or "any device kind"
+        place = group.regime or "any size"
+        note = f"interval by {group.rows} measured runs of {kinds}, {place}"
+        if group.pooled:
             note += f": pooled, too few are of {', '.join(devices)}, {regime}"
-        return StepWidth(log_halfwidth=found.halfwidth(own), note=note)
+        return StepWidth(log_halfwidth=group.halfwidth(own), note=note)
 
 
 def factor_of(calibration: Calibration | None, cause: str) -> float:

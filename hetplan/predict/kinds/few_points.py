@@ -18,17 +18,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
-from hetplan.model.operators import Operator, OperatorClass
 from hetplan.predict.calibration.values import corrected
 from hetplan.predict.kinds.layers import ends_of
 from hetplan.predict.kinds.operators import MIN_POINTS, probes
-from hetplan.predict.kinds.operators import seconds as operator_seconds
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.answer import measured_itself
@@ -52,11 +51,11 @@ class Shift:
 
     log_mean: float
     log_halfwidth: float
-    """Of a prediction that was multiplied by exp(log_mean)."""
+    """Half-width of a prediction that was multiplied by exp(log_mean)."""
 
 
 def shift(log_ratios: Sequence[float], log_halfwidth: float) -> Shift:
-    """From log(measured / prior) of each point, and the prior's half-width without them."""
+    """The shift by log(measured / prior) of each point and the prior's own half-width."""
     variance = (log_halfwidth / NORMAL_90) ** 2
     shared = SHARED_VARIANCE * variance
     single = variance - shared
@@ -80,16 +79,16 @@ def with_prior(own: Prediction, law: LayerLaw, query: LayerQuery, prior: Answer)
     """
     if law.points >= MIN_POINTS or measured_itself(law, query):
         return own
-    found = _shifted_prior(law, query, prior)
-    if found is None:
+    shifted = _shifted_prior(law, query, prior)
+    if shifted is None:
         return own
-    return replace(found, extrapolating=(*found.extrapolating, *own.extrapolating))
+    return replace(shifted, extrapolating=(*shifted.extrapolating, *own.extrapolating))
 
 
 def _shifted_prior(law: LayerLaw, query: LayerQuery, prior: Answer) -> Prediction | None:
     """The prior times what the law's points say; None where nothing else is known of its kind."""
     try:
-        found = prior(query)
+        assumed = prior(query)
         ratios = [
             math.log(size.seconds / prior(size.query).seconds)
             for size in ends_of(law, query.kernels)
@@ -97,47 +96,40 @@ def _shifted_prior(law: LayerLaw, query: LayerQuery, prior: Answer) -> Predictio
     except InputError:
         return None  # a kind without a datasheet, such as a CPU
     # One point of a range with two ends is one point.
-    shifted = shift(ratios[: law.points], found.log_halfwidth)
+    shifted = shift(ratios[: law.points], assumed.log_halfwidth)
     count = f"{law.points} point{'s' if law.points > 1 else ''} measured"
     note = f"{law.device} {law.layer} {law.phase}: {count}, which scale the rest"
     return replace(
-        corrected(found, math.exp(shifted.log_mean)),
+        corrected(assumed, math.exp(shifted.log_mean)),
         log_halfwidth=shifted.log_halfwidth,
-        extrapolating=(note, *found.extrapolating),
+        extrapolating=(note, *assumed.extrapolating),
     )
 
 
-class ShiftedOperators:
-    """Operators of a kind, with the laws of one or two points shifted from what others lend."""
-
-    __slots__ = ("_few", "_laws", "_related", "_shifted")
+class OwnOperators:
+    """Operators of each kind by its own laws; those of one or two points shift what others lend."""
 
     def __init__(self, laws: Sequence[OperatorLaw], related: Related) -> None:
-        """`related` lends what the points shift."""
         self._laws = tuple(laws)
         self._few = {(law.device, law.precision) for law in laws if law.points < MIN_POINTS}
+        self._measured = index_operators(laws)
         self._related = related
-        self._shifted: dict[tuple[DeviceKind, str], dict[tuple[str, str], DeviceOperators]] = {}
+        self._shifted = cache(self._with_shifted_laws)
 
-    def index(
-        self,
-        device: DeviceKind,
-        precision: Precision,
-        own: Mapping[tuple[str, str], DeviceOperators],
-    ) -> Mapping[tuple[str, str], DeviceOperators]:
-        """`own` where every law of this kind stands on enough points, else shifted ones."""
+    def of(self, device: DeviceKind, precision: Precision) -> DeviceOperators | None:
+        """Laws of this kind and precision; None where no operator was measured."""
         key = (device.kind, precision.value)
-        if key not in self._few:
-            return own
-        kept = (device, precision.value)
-        if kept not in self._shifted:
-            lent = self._related.operator_laws(device, precision)
-            self._shifted[kept] = index_operators(
-                _shifted_law(law, lent) if law.points < MIN_POINTS else law
-                for law in self._laws
-                if (law.device, law.precision) == key
-            )
-        return self._shifted[kept]
+        return self._shifted(device, precision) if key in self._few else self._measured.get(key)
+
+    def _with_shifted_laws(self, device: DeviceKind, precision: Precision) -> DeviceOperators:
+        key = (device.kind, precision.value)
+        related = self._related.lent(device, precision)
+        lent = () if related is None else related.laws
+        return index_operators(
+            _shifted_law(law, lent) if law.points < MIN_POINTS else law
+            for law in self._laws
+            if (law.device, law.precision) == key
+        )[key]
 
 
 def _shifted_law(law: OperatorLaw, lent: Sequence[OperatorLaw]) -> OperatorLaw:
@@ -148,15 +140,15 @@ def _shifted_law(law: OperatorLaw, lent: Sequence[OperatorLaw]) -> OperatorLaw:
     ratios = [math.log(own / other) for own, other in _times(law, same[0]) if own > 0 and other > 0]
     if not ratios:
         return same[0]
-    found = shift([statistics.fmean(ratios)] * law.points, same[0].log_halfwidth)
-    factor = math.exp(found.log_mean)
+    moved = shift([statistics.fmean(ratios)] * law.points, same[0].log_halfwidth)
+    factor = math.exp(moved.log_mean)
     return replace(
         same[0],
         terms=tuple(
             OperatorTerm(column=term.column, coefficient=term.coefficient * factor)
             for term in same[0].terms
         ),
-        log_halfwidth=found.log_halfwidth,
+        log_halfwidth=moved.log_halfwidth,
         shapes=(),
         residual=None,
         calibration=f"{same[0].calibration}, moved to {law.points} measured",
@@ -166,17 +158,5 @@ def _shifted_law(law: OperatorLaw, lent: Sequence[OperatorLaw]) -> OperatorLaw:
 def _times(law: OperatorLaw, lent: OperatorLaw) -> list[tuple[float, float]]:
     """Measured seconds and those of the lent law, where the shapes are known; else both laws'."""
     if law.shapes:
-        kind = OperatorClass(law.operator)
-        return [
-            (
-                each.seconds,
-                operator_seconds(
-                    lent,
-                    Operator(
-                        operator=kind, what="point", batch=each.batch, m=each.m, n=each.n, k=each.k
-                    ),
-                ),
-            )
-            for each in law.shapes
-        ]
-    return [(operator_seconds(law, op), operator_seconds(lent, op)) for op in probes(law.operator)]
+        return [(shape.seconds, lent.seconds(shape.operator(law.operator))) for shape in law.shapes]
+    return [(law.seconds(op), lent.seconds(op)) for op in probes(law.operator)]

@@ -1,38 +1,79 @@
-"""Laws of whole layers carried to a kind that has none.
+"""A layer's time on a device kind without whole layers of its own, by the layers of other kinds.
 
-A law of whole layers cannot always tell its columns apart (with one hidden size all of them grow
-alike), so its coefficients are not carried one by one. Three ways carry it:
+    seconds = sum over columns of coefficient * column at the kind's own datasheet figures
 
-    same chip     seconds = law_s(x) * (P_t(x) / P_s(x))^BOARD_SHARE
-    pooled        seconds = P_t(x), one law of all kinds by datasheet figures (`pooled`)
-    corrected     seconds = A_t(x) * exp(sum_s w_s d_s / (PRIOR_WEIGHT + sum_s w_s)),
-                  d_s = mean of log(law_s(x') / A_s(x')) over sizes x' that s measured
+The columns are what the layer asks of a device, each in seconds at the figures of the kind:
 
-A is what is assumed of a kind without its layers: the sum of operators that it has or that others
-lend it (`operators`), where no operators were measured the datasheet; it stands in for P
-where there are too few chips for one. Weights w by likeness, PRIOR_WEIGHT for the assumption itself
-(d = 0). A is asked for the kernels that ran when the layers were measured (`kernels_that_ran`).
+    transformer   1, [tp > 1], products and the whole square of attention / rate, their tiles'
+                  bytes / bandwidth, the scores' bytes / bandwidth, bytes of what is split over
+                  ranks / bandwidth, bytes of what every rank does alone (norms, additions) /
+                  bandwidth
+    head          1, [tp > 1], products / rate, their tiles' bytes / bandwidth, the logits' bytes /
+                  bandwidth, the hidden states' bytes / bandwidth
+    embedding     1, [tp > 1], the hidden states' bytes / bandwidth, the table's bytes / bandwidth
 
-Another board of the chip answers where its law knows the size better than the others know the kind.
-Of the other two the pooled law answers unless chips that were left out say that the corrected
-assumption is clearly better.
+so coefficients are pure numbers (1 / share of the rate, passes over memory) and seconds of a
+launch, which kinds share as far as they share a trainer. tp > 1 has a constant of its own because
+trainers run their collectives' host code there. A product reads its operands tile by tile, bytes in
+proportion to its operations: that is why a kind with more rate per byte of bandwidth reaches less
+of its rate (A100 and GH200 in TF32: .65 to .95 and .5; five kinds in float32: .9).
+
+A row is one pass of one layer at one size that a law stands for: the times of its tables where it
+has them, else the law's sum of columns over the sizes between the ends of its ranges. Coefficients
+minimise the sum over rows of |log(measured / predicted)|; a row counts likeness^x / sqrt(rows of
+its kind). Which x (0: all kinds alike, 1: those with a like rate per byte of bandwidth) is decided
+by the kinds at hand: each chip is left out in turn and predicted by the others, and the x with the
+least mean error over chips is taken. With fewer than three chips of the vendor x is 1.
+
+Rows of few sizes leave the split between columns open that grow alike on all of them: any split
+fits them, and which one comes out hangs on the processor's rounding (GH200 in float32, left out:
+8 to 19 % off). Then the datasheet's arithmetic decides: coefficients are held near it so weakly
+that it settles nothing else (weights of 1e-7 to 1e-5 give the same answers).
+
+The same left-out errors set the interval. With o_c the mean and e_c the rest of the log errors of
+chip c, s_o^2 from all o_c and the published spread (as in `operators`) and s_e^2 the mean
+square of the e_c,
+
+    half-width = t(0.95) * sqrt(s_o^2 (1 + 1 / chips) / (1 + 1 / published chips) + s_e^2)
+
+Published float32 transformer layers of seven kinds, each left out: 12 % off, where the datasheet is
+15 to 25 % off. By a single one of the other kinds: 14 % in the median of all pairs. A kind's own
+coefficients cannot be carried one by one: with one hidden size its columns cannot be told apart.
+
+Another board of the same chip answers first where its law knows the size better than the others
+know the kind: seconds = its law's * (ratio of the law of all kinds)^BOARD_SHARE.
+
+A measured layer does not say which kernels ran. The law answers for those that ran in the layers
+it was fitted on, as a kind's own law of whole layers does.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
-from hetplan.model.spec import LayerKind
+from hetplan.model.layers import Attention, LatentAttention
+from hetplan.model.operators import BACKWARD, Kernels
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.predict import datasheet
+from hetplan.predict.datasheet import (
+    ELEMENTWISE_EFFICIENCY_FORWARD,
+    LAUNCH_SECONDS_FORWARD,
+    LAYER_LAUNCHES,
+    MATRIX_EFFICIENCY,
+    SCORE_PASSES,
+)
 from hetplan.predict.kinds.operators import (
     MIN_CHIPS,
+    PRIOR_KINDS,
+    PUBLISHED_CHIPS,
+    Rated,
     Rates,
+    by_chip,
     chip_halfwidth,
     common_ranges,
     different_chips,
@@ -40,18 +81,322 @@ from hetplan.predict.kinds.operators import (
     named,
     same_chip,
 )
-from hetplan.predict.kinds.pooled import LeftOutQuality, PooledLayers, Size, sizes_of, values
-from hetplan.predict.laws import LayerLaw, MeasuredRange, outside
+from hetplan.predict.law_parts import MeasuredRange, outside
+from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.answer import by_layer_law, with_features
+from hetplan.predict.layer.columns import LayerColumns, layer_columns
 from hetplan.predict.layer.laws import measured_values
+from hetplan.predict.layer.tables import LayerTable
 from hetplan.predict.predictor import RELATED, LayerQuery, Prediction
+from hetplan.predict.regression import fit_nonnegative, log_ratio, predict, t_quantile
 
-PRIOR_WEIGHT = 1.0
-"""Of the assumption against the laws of kinds: as much as one kind just like it."""
+RatedLayer = Rated[LayerLaw]
 
-# Sailor's float32 transformer layers of seven NVIDIA kinds, each chip left out: 89 % of the errors
-# lie within it, their mean is 19 % (tests/predict/test_predict_related_reference.py).
-OTHER_KINDS_LOG_HALFWIDTH = 0.46
+_CAUSAL = 2.0
+"""Attention's operations and scores are counted causally; the square has twice as many."""
+_TILE_INTENSITY = 100.0
+"""Operations per byte of a product's tiles: only a unit, its coefficient is fitted."""
+_WIDE_HIDDEN = 4096
+"""Published models have heads of 128 from about this hidden size on, of 64 below."""
+_VOCABULARY = 50000
+"""Vocabulary of a layer whose time does not depend on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """One layer at one size, and the time of it."""
+
+    query: LayerQuery
+    seconds: float
+
+
+def values(rates: Rates, query: LayerQuery) -> tuple[float, ...] | None:
+    """What a pass of this layer asks of a kind; None of kinds of layers that have no such form."""
+    columns, model = layer_columns(query), query.model
+    tokens = query.microbatch_size * query.sequence_length
+    width = query.precision.bytes_per_element
+    one, split = 1.0, float(query.tp > 1)
+    bandwidth = rates.bytes_per_second
+    hidden = tokens * model.hidden_size * width / bandwidth
+    if query.layer is LayerKind.EMBEDDING:
+        return one, split, hidden, columns.weight_bytes / bandwidth
+    if query.layer is LayerKind.HEAD:
+        logits = tokens * model.vocabulary_slice(query.tp) * width
+        return one, split, *_products(columns.matrix_flops, rates), logits / bandwidth, hidden
+    if query.layer is not LayerKind.TRANSFORMER:
+        return None
+    plain = model.common_layer(query.sequence_length)
+    alone = (2.0 * plain.num_norms + 4.0) * hidden  # as `model.work` counts them
+    flops = columns.matrix_flops + _CAUSAL * columns.attention_flops
+    return (
+        one,
+        split,
+        *_products(flops, rates),
+        _score_bytes(plain.attention, columns, query) / bandwidth,
+        max(0.0, columns.elementwise_bytes / bandwidth - alone),
+        alone,
+    )
+
+
+def arithmetic_coefficients(layer: LayerKind) -> tuple[float, ...]:
+    """What the datasheet's prior would have as coefficient of each of `values`, of a forward pass.
+
+    Empty of kinds of layers that have no such form.
+    """
+    launches = LAYER_LAUNCHES * LAUNCH_SECONDS_FORWARD
+    streaming = 1.0 / ELEMENTWISE_EFFICIENCY_FORWARD
+    products = 1.0 / MATRIX_EFFICIENCY, 1.0
+    if layer is LayerKind.EMBEDDING:
+        return launches, launches, streaming, streaming
+    if layer is LayerKind.HEAD:
+        return launches, launches, *products, streaming, streaming
+    if layer is LayerKind.TRANSFORMER:
+        return launches, launches, *products, SCORE_PASSES, streaming, streaming
+    return ()
+
+
+def _products(flops: float, rates: Rates) -> tuple[float, float]:
+    return flops / rates.flops_per_second, flops / _TILE_INTENSITY / rates.bytes_per_second
+
+
+def _score_bytes(
+    attention: Attention | LatentAttention, columns: LayerColumns, query: LayerQuery
+) -> float:
+    """Bytes of the square of scores of one rank's heads."""
+    queries, other = attention.slice_sizes(query.tp)
+    value = other if isinstance(attention, LatentAttention) else queries
+    heads = attention.num_heads / query.tp
+    # 2 operations per multiply-add, for queries with keys and scores with values.
+    pairs = columns.attention_flops / (2.0 * (queries + value))
+    return _CAUSAL * pairs * heads * query.precision.bytes_per_element
+
+
+def sizes_of(law: LayerLaw, others: Sequence[LayerLaw] = ()) -> Iterator[Size]:
+    """What the law was measured at: its tables, else sizes between the ends of its ranges.
+
+    `others` are laws of the same kind of device, whose tables know the shapes of its models.
+    """
+    if law.tables:
+        yield from _of_tables(law)
+        return
+    ranges = {each.quantity: (int(each.least), int(each.most)) for each in law.ranges}
+    known = {table.hidden_size: table for other in others for table in other.tables}
+    vocabulary = ranges.get("vocabulary", (_VOCABULARY, _VOCABULARY))[1]
+    for hidden in sorted({*ranges["hidden"], *known}):
+        if not ranges["hidden"][0] <= hidden <= ranges["hidden"][1]:
+            continue
+        table = known.get(hidden)
+        model = _plain_layer(hidden, vocabulary) if table is None else _model(table, vocabulary)
+        for tp in _doublings(*ranges["tp"]):
+            for microbatch in _doublings(*ranges["microbatch"]):
+                query = _query(law, model, microbatch, ranges["sequence"][1], tp)
+                seconds = law.sum_of_columns(layer_columns(query))
+                if seconds > 0:
+                    yield Size(query=query, seconds=seconds)
+
+
+def _of_tables(law: LayerLaw) -> Iterator[Size]:
+    for table in law.tables:
+        model = _model(table, table.vocab_size or _VOCABULARY)
+        for microbatch, seconds in zip(table.microbatch_sizes, table.seconds, strict=True):
+            query = _query(law, model, microbatch, table.sequence_length, table.tp)
+            yield Size(query=query, seconds=seconds)
+
+
+def _query(law: LayerLaw, model: ModelSpec, microbatch: int, length: int, tp: int) -> LayerQuery:
+    return LayerQuery(
+        model=model,
+        layer=LayerKind(law.layer),
+        microbatch_size=microbatch,
+        sequence_length=length,
+        tp=tp,
+        precision=Precision(law.precision),
+        is_backward=law.phase == BACKWARD,
+    )
+
+
+def _doublings(least: int, most: int) -> Iterator[int]:
+    value = least
+    while value < most:
+        yield value
+        value *= 2
+    yield most
+
+
+def _model(table: LayerTable, vocabulary: int) -> ModelSpec:
+    return plain_model(
+        name="sizes",
+        architecture=Architecture(table.architecture),
+        num_layers=1,
+        hidden_size=table.hidden_size,
+        ffn_hidden_size=table.ffn_hidden_size,
+        num_attention_heads=table.num_attention_heads,
+        num_kv_heads=table.num_kv_heads,
+        head_dim=table.head_dim,
+        vocab_size=vocabulary,
+        max_sequence_length=table.sequence_length,
+    )
+
+
+def _plain_layer(hidden: int, vocabulary: int = _VOCABULARY) -> ModelSpec:
+    """A GPT layer of which the hidden size alone is known."""
+    heads = max(1, hidden // (128 if hidden >= _WIDE_HIDDEN else 64))
+    return plain_model(
+        name="sizes",
+        architecture=Architecture.GPT,
+        num_layers=1,
+        hidden_size=hidden,
+        ffn_hidden_size=4 * hidden,
+        num_attention_heads=heads,
+        num_kv_heads=heads,
+        head_dim=max(1, hidden // heads),
+        vocab_size=vocabulary,
+        max_sequence_length=1 << 20,
+    )
+
+
+def ends_of(law: LayerLaw, kernels: Kernels) -> list[Size]:
+    """The least and the most work that a law's kind measured, with these kernels."""
+    sizes = list(sizes_of(law))
+    ends = sizes if len(sizes) < 2 else [sizes[0], sizes[-1]]
+    return [replace(size, query=replace(size.query, kernels=kernels)) for size in ends]
+
+
+LIKENESS_POWERS = (0.0, 0.5, 1.0)
+"""What x may be."""
+
+# Root of the mean square, over chips, of the mean log error of a chip that was left out (Sailor's
+# float32 profiles of seven NVIDIA kinds, forward and backward).
+_PUBLISHED_SPREADS = {
+    LayerKind.TRANSFORMER: 0.10,
+    LayerKind.HEAD: 0.14,
+    LayerKind.EMBEDDING: 0.69,
+}
+
+# Sailor's float32 transformer layers of seven NVIDIA kinds by one or two others: 97 and 84 % of the
+# errors lie within it, widened by how far the kind's figures lie from theirs.
+FEW_CHIPS_LOG_HALFWIDTH = 0.46
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindRows:
+    """All times that one kind showed of one kind of layer and pass."""
+
+    rates: Rates
+    rows: tuple[tuple[float, ...], ...]
+    """`values` of each size."""
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledLayers:
+    """The law of all kinds, weighted for one of them."""
+
+    coefficients: tuple[float, ...]
+    log_halfwidth: float
+    """Half-width of the 90 % interval of an unmeasured kind, inside the measured ranges."""
+
+    def seconds(self, rates: Rates, query: LayerQuery) -> float:
+        """Time of a layer on a kind; 0 of layers that the law has no columns for."""
+        row = values(rates, query)
+        return 0.0 if row is None else predict(self.coefficients, row)
+
+
+def kind_rows(source: RatedLayer, others: Sequence[LayerLaw]) -> KindRows:
+    """What the law's kind measured; `others`: laws of the same kind (`sizes_of`)."""
+    rows, seconds = [], []
+    for size in sizes_of(source.law, others):
+        row = values(source.rates, size.query)
+        if row is not None:
+            rows.append(row)
+            seconds.append(size.seconds)
+    return KindRows(rates=source.rates, rows=tuple(rows), seconds=tuple(seconds))
+
+
+def pooled_layers(
+    kinds: Sequence[KindRows], target: Rates, layer: LayerKind
+) -> PooledLayers | None:
+    """The law for the kind with these rates; None where no kind has rows."""
+    centre = arithmetic_coefficients(layer)
+    near = [kind for kind in kinds if kind.rates.kind.vendor == target.kind.vendor]
+    chips = by_chip(near, lambda kind: kind.rates.kind)
+    if len(chips) < MIN_CHIPS:
+        if not kinds:
+            return None
+        coefficients = _fit(kinds, target, 1.0, centre)
+        return PooledLayers(coefficients=coefficients, log_halfwidth=FEW_CHIPS_LOG_HALFWIDTH)
+    errors = {power: _left_out_errors(chips, power, centre) for power in LIKENESS_POWERS}
+    power = min(errors, key=lambda each: _mean_size(errors[each]))
+    return PooledLayers(
+        coefficients=_fit(near, target, power, centre),
+        log_halfwidth=_halfwidth(errors[power], _PUBLISHED_SPREADS[layer]),
+    )
+
+
+def _left_out_errors(
+    chips: Sequence[Sequence[KindRows]], power: float, centre: Sequence[float]
+) -> list[list[float]]:
+    """log(measured / predicted) of all rows of each chip, by a fit of the other chips."""
+    errors = []
+    for chip in chips:
+        others = [kind for other in chips if other is not chip for kind in other]
+        of_chip: list[float] = []
+        for kind in chip:
+            coefficients = _fit(others, kind.rates, power, centre)
+            of_chip += [
+                log_ratio(seconds, predict(coefficients, row))
+                for row, seconds in zip(kind.rows, kind.seconds, strict=True)
+            ]
+        errors.append(of_chip)
+    return errors
+
+
+def _mean_size(errors: Sequence[Sequence[float]]) -> float:
+    """Mean |error|; chips count alike, however many rows they have."""
+    return statistics.fmean(statistics.fmean(map(abs, of_chip)) for of_chip in errors)
+
+
+_TIE_WEIGHT = 1e-6
+"""Weight of the arithmetic coefficients beside the rows' own mean power."""
+
+
+def _fit(
+    kinds: Sequence[KindRows], target: Rates, power: float, centre: Sequence[float]
+) -> tuple[float, ...]:
+    rows = [row for kind in kinds for row in kind.rows]
+    counts = [
+        likeness(kind.rates, target) ** power / math.sqrt(len(kind.rows))
+        for kind in kinds
+        for _ in kind.rows
+    ]
+    coefficients = fit_nonnegative(
+        rows,
+        [seconds for kind in kinds for seconds in kind.seconds],
+        importance=counts,
+        centre=centre,
+        weight=_TIE_WEIGHT,
+    )
+    # Nothing is known of a column that no row has; its arithmetic is no part of this law.
+    return tuple(
+        coefficient if any(column) else 0.0
+        for coefficient, column in zip(coefficients, zip(*rows, strict=True), strict=True)
+    )
+
+
+def _halfwidth(errors: Sequence[Sequence[float]], published: float) -> float:
+    """Half-width of the 90 % interval of a further chip, by the errors of left-out chips."""
+    means = [statistics.fmean(of_chip) for of_chip in errors]
+    rest = [
+        (error - mean) ** 2
+        for of_chip, mean in zip(errors, means, strict=True)
+        for error in of_chip
+    ]
+    chips = len(errors)
+    between = (PRIOR_KINDS * published**2 + sum(mean * mean for mean in means)) / (
+        PRIOR_KINDS + chips
+    )
+    between *= (1.0 + 1.0 / chips) / (1.0 + 1.0 / PUBLISHED_CHIPS)
+    return t_quantile(PRIOR_KINDS + chips) * math.sqrt(between + statistics.fmean(rest))
 
 
 # Layers of A100-40 took 1.00 to 1.14 times as long as of A100-80 (the middle half of 92 transformer
@@ -61,229 +406,81 @@ BOARD_SHARE = 0.5
 """Share of the log ratio of two boards of one chip that layers follow: between none and all."""
 
 # 90 % of the log errors of layers that A100-40 and A100-80 predict for each other lie within.
-_SAME_CHIP_HALFWIDTHS = ((LayerKind.EMBEDDING, 1.2), (LayerKind.TRANSFORMER, 0.25))
-
-
-def _same_chip_halfwidth(layer: LayerKind) -> float:
-    known = dict(_SAME_CHIP_HALFWIDTHS)
-    return known.get(layer, known[LayerKind.TRANSFORMER])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RatedLayer:
-    """A law of whole layers and the figures of the kind that it was measured on."""
-
-    law: LayerLaw
-    rates: Rates
-    offsets: dict[tuple[Kernels, Assumed], tuple[float, ...]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    """What `offsets` worked out, which no size that is asked for changes."""
-
-
-def datasheet_prediction(rates: Rates, query: LayerQuery) -> Prediction:
-    """The datasheet's prediction on a kind in the number format that its rates are of."""
-    return datasheet.layer(_in_format(rates, query.precision.value), query)
-
-
-def _in_format(rates: Rates, precision: str) -> DeviceKind:
-    """The kind with the rate of its number format under the job's name for it (TF32: float32)."""
-    if rates.number_format == precision:
-        return rates.kind
-    others = tuple(pair for pair in rates.kind.peak_flops_per_second if pair[0] != precision)
-    return replace(rates.kind, peak_flops_per_second=(*others, (precision, rates.flops_per_second)))
-
-
-Assumed = Callable[[Rates, LayerQuery], Prediction]
-"""What is assumed of a kind without its whole layers: its operators' sum, or the datasheet."""
-
-
-EARNED = 0.75
-"""A sum of operators replaces the law of whole layers where its left-out error is below this part:
-a mean over six chips has a standard error of about a quarter of itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferEstimators:
-    """Both estimators of a layer of a kind by other kinds' laws, and how good they are.
-
-    None where there are too few chips of the kind's vendor to leave one out.
-    """
-
-    pooled: PooledLayers | None
-    """One law of all kinds in units of their datasheets."""
-    corrected: LeftOutQuality | None
-    """What is assumed of the kind (its operators, as others lend them), corrected as for others."""
+_SAME_CHIP_LOG_HALFWIDTH = 0.25
+_SAME_CHIP_EMBEDDING_LOG_HALFWIDTH = 1.2
 
 
 def related_layer(
-    sources: Sequence[RatedLayer],
-    target: Rates,
-    query: LayerQuery,
-    assumed: Assumed,
-    estimators: TransferEstimators,
-    *,
-    shifted: bool = False,
+    sources: Sequence[RatedLayer], target: Rates, query: LayerQuery, pooled: PooledLayers
 ) -> Prediction | None:
-    """From laws of this layer and phase on other kinds; None where there are none.
-
-    From another board of the same chip, else by the estimator that was less off on chips left out.
-    `shifted`: the answer will be scaled to points of the kind, so that only the rest of the errors
-    counts.
-    """
-    far = _of_other_chips(sources, target, query, assumed, estimators, shifted=shifted)
-    found = []
-    for source in sources:
-        if same_chip(source.rates.kind, target.kind):
-            own, near = _of_chip(source, target, query, assumed, estimators.pooled)
-            # A board that knows this size better than all others do; what a law of other chips is
-            # sure of is never how two boards of one chip differ.
-            if far is None or own.log_halfwidth <= far.log_halfwidth:
-                found.append(near)
-    return min(found, key=lambda each: each.log_halfwidth, default=far)
-
-
-def _of_other_chips(
-    sources: Sequence[RatedLayer],
-    target: Rates,
-    query: LayerQuery,
-    assumed: Assumed,
-    estimators: TransferEstimators,
-    *,
-    shifted: bool,
-) -> Prediction | None:
-    pooled, corrected = estimators.pooled, estimators.corrected
-    earned = corrected is not None and (
-        pooled is None or corrected.off(shifted) < EARNED * pooled.off(shifted)
-    )
-    if pooled is not None and not earned:
-        together = _of_all(sources, target, query, pooled)
-        if together is not None:
-            return together
-    if not sources:
+    """A layer's time by laws of other kinds; None of layers without columns."""
+    far = _by_all_kinds(sources, target, query, pooled)
+    if far is None:
         return None
-    there = corrected_layer(sources, target, query, assumed)
-    if corrected is None:
-        return there
-    halfwidth, outer = _outside(sources, target, query, corrected.log_halfwidth)
-    return replace(there, log_halfwidth=halfwidth, extrapolating=(*there.extrapolating, *outer))
+    best = far
+    for source in sources:
+        if not same_chip(source.rates.kind, target.kind):
+            continue
+        own = by_layer_law(source.law, replace(query, precision=Precision(source.law.precision)))
+        near = _by_board(source, own, target, query, pooled)
+        # A board that knows this size better than all others do; what a law of other chips is
+        # sure of is never how two boards of one chip differ.
+        if own.log_halfwidth <= far.log_halfwidth and (
+            best is far or near.log_halfwidth < best.log_halfwidth
+        ):
+            best = near
+    return best
 
 
-def _of_chip(
+def _by_board(
     source: RatedLayer,
+    own: Prediction,
     target: Rates,
     query: LayerQuery,
-    assumed: Assumed,
-    pooled: PooledLayers | None,
-) -> tuple[Prediction, Prediction]:
-    """What the law says of its own board, and that of the target."""
-    there = replace(query, precision=Precision(source.law.precision))
-    own = by_layer_law(source.law, there)
-    ratio = None
-    if pooled is not None:
-        mine, others = (pooled_seconds(pooled, each, query) for each in (target, source.rates))
-        ratio = None if mine is None or not others else mine / others
-    if ratio is None:
-        kernels = kernels_that_ran([source], target, query, assumed)
-        ratio = (
-            assumed(target, replace(query, kernels=kernels)).seconds
-            / assumed(source.rates, replace(there, kernels=kernels)).seconds
-        )
-    kind = source.rates.kind
-    what = f"{query.layer.value} {query.phase}"
-    added = max(chip_halfwidth(kind, target.kind), _same_chip_halfwidth(query.layer))
-    return own, Prediction(
+    pooled: PooledLayers,
+) -> Prediction:
+    """On the target, by another board of its chip; `own` is what its law says of itself."""
+    mine, others = (pooled.seconds(rates, query) for rates in (target, source.rates))
+    ratio = mine / others if others > 0 else 1.0
+    kind, boards = source.rates.kind, _SAME_CHIP_LOG_HALFWIDTH
+    if query.layer is LayerKind.EMBEDDING:
+        boards = _SAME_CHIP_EMBEDDING_LOG_HALFWIDTH
+    added = max(chip_halfwidth(kind, target.kind), boards)
+    return Prediction(
         seconds=own.seconds * ratio**BOARD_SHARE,
         log_halfwidth=math.hypot(own.log_halfwidth, added),
         source=RELATED,
         extrapolating=(
-            f"{target.kind.kind} {what} not measured: as {kind.kind}, the same chip",
+            f"{target.kind.kind} {query.layer.value} {query.phase} not measured: as {kind.kind}, "
+            "the same chip",
             *own.extrapolating,
         ),
     )
 
 
-def pooled_seconds(pooled: PooledLayers, rates: Rates, query: LayerQuery) -> float | None:
-    """What the law of all kinds says of one; None of layers that it has no columns for."""
-    found = values(rates, query)
-    return None if found is None else pooled.seconds(found)
-
-
-def _of_all(
+def _by_all_kinds(
     sources: Sequence[RatedLayer], target: Rates, query: LayerQuery, pooled: PooledLayers
 ) -> Prediction | None:
-    seconds = pooled_seconds(pooled, target, query)
+    seconds = pooled.seconds(target, query)
     if not seconds:
         return None
-    halfwidth, outer = _outside(sources, target, query, pooled.log_halfwidth)
+    halfwidth, beyond = _outside(sources, target, query, pooled.log_halfwidth)
     halfwidth, unlike = with_features(query, halfwidth)
+    if near_chips(sources, target.kind) < MIN_CHIPS:
+        # Too few of this vendor's to say how its kinds differ: no better than a datasheet.
+        halfwidth = max(halfwidth, datasheet.layer(target.kind, query).log_halfwidth)
+    kinds = tuple(dict.fromkeys(source.rates.kind.kind for source in sources))
     return Prediction(
         seconds=seconds,
         log_halfwidth=halfwidth,
         source=RELATED,
         extrapolating=(
             f"{target.kind.kind} {query.layer.value} {query.phase} not measured: law of "
-            f"{_named(sources)}, by datasheet figures, with the kernels that ran there",
-            *outer,
+            f"{named(kinds)}, by datasheet figures, with the kernels that ran there",
+            *beyond,
             *unlike,
         ),
     )
-
-
-def _outside(
-    sources: Sequence[RatedLayer], target: Rates, query: LayerQuery, log_halfwidth: float
-) -> tuple[float, tuple[str, ...]]:
-    """The half-width at this size and of this kind, and what of both nobody measured."""
-    return outside(
-        (
-            *common_ranges([source.law.ranges for source in sources]),
-            *_figures([source.rates for source in sources]),
-        ),
-        (*measured_values(query), target.flops_per_second / _TERA, target.bytes_per_second / _GIGA),
-        log_halfwidth,
-    )
-
-
-_TERA, _GIGA = 1e12, 1e9
-
-
-def _figures(rates: Sequence[Rates]) -> tuple[MeasuredRange, MeasuredRange]:
-    """Ranges of the figures that a law of all kinds stands on: beyond them is a new generation."""
-    flops = [each.flops_per_second / _TERA for each in rates]
-    bandwidths = [each.bytes_per_second / _GIGA for each in rates]
-    return (
-        MeasuredRange(quantity="TFLOP/s", least=min(flops), most=max(flops)),
-        MeasuredRange(quantity="GB/s", least=min(bandwidths), most=max(bandwidths)),
-    )
-
-
-def corrected_layer(
-    sources: Sequence[RatedLayer], target: Rates, query: LayerQuery, assumed: Assumed
-) -> Prediction:
-    """What is assumed of a kind, corrected by how far others lie from what is assumed of them."""
-    kernels = kernels_that_ran(sources, target, query, assumed)
-    there = assumed(target, replace(query, kernels=kernels))
-    weights = [likeness(source.rates, target) for source in sources]
-    means = [statistics.fmean(offsets(source, kernels, assumed) or [0.0]) for source in sources]
-    total = sum(weight * mean for weight, mean in zip(weights, means, strict=True))
-    halfwidth = OTHER_KINDS_LOG_HALFWIDTH
-    if near_chips(sources, target.kind) < MIN_CHIPS:
-        # Too few of this vendor's to say how its kinds differ: no better than a datasheet.
-        halfwidth = max(halfwidth, there.log_halfwidth)
-    return Prediction(
-        seconds=there.seconds * math.exp(total / (PRIOR_WEIGHT + sum(weights))),
-        log_halfwidth=halfwidth,
-        source=RELATED,
-        extrapolating=(
-            f"{target.kind.kind} {query.layer.value} {query.phase} not measured: what is "
-            f"assumed of it, corrected as for {_named(sources)}",
-        ),
-    )
-
-
-def _named(sources: Sequence[RatedLayer]) -> str:
-    names = tuple(dict.fromkeys(source.rates.kind.kind for source in sources))
-    return named(names)
 
 
 def near_chips(sources: Sequence[RatedLayer], kind: DeviceKind) -> int:
@@ -292,51 +489,24 @@ def near_chips(sources: Sequence[RatedLayer], kind: DeviceKind) -> int:
     return different_chips(each for each in kinds if each.vendor == kind.vendor)
 
 
-# A sample of a whole layer does not say which kernels ran.
-_LIKELY_KERNELS = (DEFAULT_KERNELS, Kernels(fused_attention=False, fused_loss=False))
+_TERA, _GIGA = 1e12, 1e9
 
 
-# Kinds of one trainer scatter by about this (mean |log|): less does not tell kernels apart.
-_CLEARLY = 0.1
+def _outside(
+    sources: Sequence[RatedLayer], target: Rates, query: LayerQuery, log_halfwidth: float
+) -> tuple[float, tuple[str, ...]]:
+    """The half-width at this size and of this kind, and a warning for each unmeasured quantity.
 
-
-def kernels_that_ran(
-    sources: Sequence[RatedLayer], target: Rates, query: LayerQuery, assumed: Assumed
-) -> Kernels:
-    """The kernels with which what is assumed of the sources lies nearest to what they showed.
-
-    Those that are asked for, unless likely other ones lie clearly nearer (attention whose scores go
-    through memory, say): then those ran when the layers were measured.
+    Beyond the figures of all measured kinds is a new generation of devices.
     """
-    weights = [likeness(source.rates, target) for source in sources]
-
-    def far(kernels: Kernels) -> float:
-        logs = [
-            (weight, abs(value))
-            for source, weight in zip(sources, weights, strict=True)
-            for value in offsets(source, kernels, assumed)
-        ]
-        total = sum(weight for weight, _ in logs)
-        return sum(weight * value for weight, value in logs) / total if total > 0 else 0.0
-
-    nearest = min(_LIKELY_KERNELS, key=far)
-    here = query.kernels
-    return nearest if far(nearest) < far(here) - _CLEARLY else here
-
-
-def offsets(source: RatedLayer, kernels: Kernels, assumed: Assumed) -> tuple[float, ...]:
-    """log(measured / what is assumed of its kind) at sizes that the kind measured."""
-    key = (kernels, assumed)
-    if key not in source.offsets:
-        source.offsets[key] = tuple(
-            math.log(size.seconds / assumed(source.rates, size.query).seconds)
-            for size in ends_of(source.law, kernels)
-        )
-    return source.offsets[key]
-
-
-def ends_of(law: LayerLaw, kernels: Kernels) -> Iterator[Size]:
-    """The least and the most work that a law's kind measured, with these kernels."""
-    sizes = list(sizes_of(law))
-    for size in {id(each): each for each in (*sizes[:1], *sizes[-1:])}.values():
-        yield replace(size, query=replace(size.query, kernels=kernels))
+    flops = [source.rates.flops_per_second / _TERA for source in sources]
+    bandwidths = [source.rates.bytes_per_second / _GIGA for source in sources]
+    return outside(
+        (
+            *common_ranges([source.law.ranges for source in sources]),
+            MeasuredRange(quantity="TFLOP/s", least=min(flops), most=max(flops)),
+            MeasuredRange(quantity="GB/s", least=min(bandwidths), most=max(bandwidths)),
+        ),
+        (*measured_values(query), target.flops_per_second / _TERA, target.bytes_per_second / _GIGA),
+        log_halfwidth,
+    )

@@ -51,7 +51,8 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import cache
+from typing import Generic, TypeVar
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
@@ -62,12 +63,11 @@ from hetplan.predict.datasheet import (
     MATRIX_LOG_HALFWIDTH,
 )
 from hetplan.predict.law_parts import WIDENING_PER_DOUBLING, MeasuredRange
+from hetplan.predict.laws import LayerLaw
 from hetplan.predict.operator.values import (
-    MeasuredShape,
     OperatorColumn,
     OperatorLaw,
     OperatorTerm,
-    column_value,
     multiprocessors,
 )
 from hetplan.predict.regression import t_quantile
@@ -91,7 +91,7 @@ class Rates:
 
     kind: DeviceKind
     number_format: str
-    """Of its matrix products: a precision, or `tf32`."""
+    """Number format of its matrix products: a precision, or `tf32`."""
     flops_per_second: float
     bytes_per_second: float
 
@@ -185,12 +185,18 @@ BY_RATE = frozenset({OperatorColumn.FLOPS.value, OperatorColumn.TILED_FLOPS.valu
 BY_BANDWIDTH = frozenset({OperatorColumn.BYTES.value, OperatorColumn.TABLE_BYTES.value})
 
 
+_Law = TypeVar("_Law", bound="OperatorLaw | LayerLaw")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rated:
+class Rated(Generic[_Law]):
     """A law and the figures of the kind that it was measured on."""
 
-    law: OperatorLaw
+    law: _Law
     rates: Rates
+
+
+RatedOperator = Rated[OperatorLaw]
 
 
 def factor(column: str, source: Rates, target: Rates) -> float:
@@ -202,52 +208,33 @@ def factor(column: str, source: Rates, target: Rates) -> float:
     return 1.0
 
 
-def seconds(law: OperatorLaw, op: Operator) -> float:
-    """Time of one launch by the law's columns and floor alone, without shapes and residual."""
-    total = sum(
-        term.coefficient
-        * column_value(term.column, op, law.phase, law.precision, waves_of=law.multiprocessors)
-        for term in law.terms
-    )
-    return max(law.floor_seconds, total)
-
-
-def carried(source: Rated, target: Rates, precision: str) -> OperatorLaw:
+def carried(source: RatedOperator, target: Rates, precision: str) -> OperatorLaw:
     """The law on another kind of the same chip: measured shapes go with it, at the law's ratio."""
     law = source.law
+    added = chip_halfwidth(source.rates.kind, target.kind)
     there = replace(
         law,
         device=target.kind.kind,
         precision=precision,
         terms=tuple(
-            OperatorTerm(
-                column=term.column,
-                coefficient=term.coefficient * factor(term.column, source.rates, target),
-            )
+            replace(term, coefficient=term.coefficient * factor(term.column, source.rates, target))
             for term in law.terms
         ),
         sustained_flops_per_second=_sustained(source, target),
         multiprocessors=multiprocessors(target.kind.kind) or law.multiprocessors,
+        log_halfwidth=math.hypot(law.log_halfwidth, added),
+        large_log_halfwidth=math.hypot(law.large_log_halfwidth, added),
     )
-    shapes = tuple(_carried_shape(shape, law, there) for shape in law.shapes)
-    return replace(there, shapes=shapes)
+    shapes = []
+    for shape in law.shapes:
+        op = shape.operator(law.operator)
+        here = law.seconds(op)
+        ratio = there.seconds(op) / here if here > 0 else 1.0
+        shapes.append(replace(shape, seconds=shape.seconds * ratio))
+    return replace(there, shapes=tuple(shapes))
 
 
-def _carried_shape(shape: MeasuredShape, law: OperatorLaw, there: OperatorLaw) -> MeasuredShape:
-    op = Operator(
-        operator=OperatorClass(law.operator),
-        what="shape",
-        batch=shape.batch,
-        m=shape.m,
-        n=shape.n,
-        k=shape.k,
-    )
-    here = seconds(law, op)
-    ratio = seconds(there, op) / here if here > 0 else 1.0
-    return replace(shape, seconds=shape.seconds * ratio)
-
-
-def pooled(sources: Sequence[Rated], target: Rates, precision: str) -> OperatorLaw:
+def pooled(sources: Sequence[RatedOperator], target: Rates, precision: str) -> OperatorLaw:
     """The mean of laws of one class and pass of other kinds, at the target's figures.
 
     The half-width is the middle one of the laws' own: how far shapes of one kind lie from its law.
@@ -283,7 +270,7 @@ def pooled(sources: Sequence[Rated], target: Rates, precision: str) -> OperatorL
     )
 
 
-def _sustained(source: Rated, target: Rates) -> float:
+def _sustained(source: RatedOperator, target: Rates) -> float:
     return (
         source.law.sustained_flops_per_second
         * target.flops_per_second
@@ -291,15 +278,17 @@ def _sustained(source: Rated, target: Rates) -> float:
     )
 
 
-def _mean_sustained(sources: Sequence[Rated], weights: Sequence[float], target: Rates) -> float:
-    """Of the kinds that showed one, where they are most of the weight; 0: no such limit."""
-    found = [
+def _mean_sustained(
+    sources: Sequence[RatedOperator], weights: Sequence[float], target: Rates
+) -> float:
+    """Mean of the kinds that showed a limit, where they are most of the weight; 0: no limit."""
+    weighted = [
         (weight, _sustained(source, target))
         for source, weight in zip(sources, weights, strict=True)
         if source.law.sustained_flops_per_second
     ]
-    total = sum(weight for weight, _ in found)
-    return sum(weight * rate for weight, rate in found) / total if total > 0.5 else 0.0
+    total = sum(weight for weight, _ in weighted)
+    return sum(weight * rate for weight, rate in weighted) / total if total > 0.5 else 0.0
 
 
 def _weights(sources: Sequence[Rates], target: Rates) -> list[float]:
@@ -310,7 +299,7 @@ def _weights(sources: Sequence[Rates], target: Rates) -> list[float]:
 def common_ranges(
     ranges: Sequence[tuple[MeasuredRange, ...]],
 ) -> tuple[MeasuredRange, ...]:
-    """Of each quantity from the least to the most that any of them measured."""
+    """Each quantity's range from the least to the most that any of them measured."""
     return tuple(
         MeasuredRange(
             quantity=same[0].quantity,
@@ -348,18 +337,15 @@ _SPREADS = (
     (frozenset({OperatorClass.LOSS}), 0.10),
     (frozenset({OperatorClass.EMBEDDING}), 0.20),
 )
-_PASSES = frozenset(OperatorClass) - {each for group, _ in _SPREADS for each in group}
-_PASSES_SPREAD = 0.13
+_PASSES = frozenset(OperatorClass) - {each for group, _ in _SPREADS for each in group}, 0.13
 
 
-def published_spread(operator: str) -> float:
-    """Standard deviation of a kind's log ratio to the mean of others, from published tables."""
-    return next((spread for group, spread in _SPREADS if operator in group), _PASSES_SPREAD)
+def spread_group(operator: str) -> tuple[frozenset[str], float]:
+    """Classes whose kinds differ by about the same, and by how much in published tables.
 
-
-def spread_group(operator: str) -> frozenset[str]:
-    """Classes whose kinds differ by about the same."""
-    return next((group for group, _ in _SPREADS if operator in group), _PASSES)
+    Standard deviation of a kind's log ratio to the mean of others.
+    """
+    return next((entry for entry in _SPREADS if operator in entry[0]), _PASSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +362,7 @@ class RelatedLaws:
 
     @property
     def lenders(self) -> str:
-        """Whose laws they are, in words."""
+        """The kinds that lent the laws, in words."""
         parts = []
         if self.same_chip:
             parts.append(f"laws of {', '.join(self.same_chip)} (same chip)")
@@ -386,10 +372,10 @@ class RelatedLaws:
 
 
 def related_laws(
-    target: Rates, precision: str, sources: Sequence[Rated], spreads: Spreads
+    target: Rates, precision: str, sources: Sequence[RatedOperator], spreads: Spreads
 ) -> RelatedLaws:
     """One law per class and pass that any of the sources has."""
-    found: list[OperatorLaw] = []
+    laws: list[OperatorLaw] = []
     near: dict[str, None] = {}
     far: dict[str, None] = {}
     averaged: set[str] = set()
@@ -398,28 +384,30 @@ def related_laws(
         chip = nearest_board(of_class, target.kind, precision)
         if chip:
             near[chip[0].rates.kind.kind] = None
-            found.extend(_of_chip(source, target, precision) for source in chip)
+            laws.extend(carried(source, target, precision) for source in chip)
             continue
         for phase in dict.fromkeys(source.law.phase for source in of_class):
             same = [source for source in of_class if source.law.phase == phase]
             averaged.add(operator)
             far |= dict.fromkeys(source.rates.kind.kind for source in same)
-            found.append(_of_others(same, target, precision, spreads))
+            laws.append(_of_others(same, target, precision, spreads))
     return RelatedLaws(
-        laws=tuple(found),
+        laws=tuple(laws),
         same_chip=tuple(near),
         others=tuple(far),
         classes_of_others=frozenset(averaged),
     )
 
 
-def nearest_board(sources: Sequence[Rated], kind: DeviceKind, precision: str) -> list[Rated]:
+def nearest_board(
+    sources: Sequence[RatedOperator], kind: DeviceKind, precision: str
+) -> list[RatedOperator]:
     """The laws of the kind and precision of this chip whose board is nearest; empty: none."""
     same = [source for source in sources if same_chip(source.rates.kind, kind)]
     if not same:
         return []
 
-    def distance(source: Rated) -> tuple[float, bool, str, str]:
+    def distance(source: RatedOperator) -> tuple[float, bool, str, str]:
         board = board_distance(source.rates.kind, kind)
         law = source.law
         return board, law.precision != precision, law.device, law.precision
@@ -432,25 +420,13 @@ def chip_halfwidth(source: DeviceKind, target: DeviceKind) -> float:
     """What boards of one chip differ by; nothing for the same kind."""
     if source.kind == target.kind:
         return 0.0
-    power = 0.0
-    if source.max_power_watts > 0 and target.max_power_watts > 0:
-        power = abs(math.log(source.max_power_watts / target.max_power_watts))
+    power = _log_ratio(source.max_power_watts, target.max_power_watts)
     clock = chip_distance(source, target) or 0.0
     return SAME_CHIP_LOG_HALFWIDTH + max(BOARD_LOG_PER_LOG_POWER * power, clock)
 
 
-def _of_chip(source: Rated, target: Rates, precision: str) -> OperatorLaw:
-    law = carried(source, target, precision)
-    added = chip_halfwidth(source.rates.kind, target.kind)
-    return replace(
-        law,
-        log_halfwidth=math.hypot(law.log_halfwidth, added),
-        large_log_halfwidth=math.hypot(law.large_log_halfwidth, added),
-    )
-
-
 def _of_others(
-    sources: Sequence[Rated], target: Rates, precision: str, spreads: Spreads
+    sources: Sequence[RatedOperator], target: Rates, precision: str, spreads: Spreads
 ) -> OperatorLaw:
     law = pooled(sources, target, precision)
     # The spread between chips is of all sizes, so the interval is.
@@ -463,7 +439,7 @@ def _of_others(
     return replace(law, log_halfwidth=halfwidth)
 
 
-def _beyond(law: OperatorLaw, sources: Sequence[Rated], target: Rates) -> float:
+def _beyond(law: OperatorLaw, sources: Sequence[RatedOperator], target: Rates) -> float:
     """How much wider the interval of a kind is whose figures none of the measured kinds has.
 
     Only figures that the law's columns follow count. A new generation is beyond both: GH200 beside
@@ -513,38 +489,33 @@ def different_chips(kinds: Iterable[DeviceKind]) -> int:
 class Spreads:
     """What kinds differ by in each class, learned from laws of one width of elements."""
 
-    __slots__ = ("_known", "_sources")
-
-    def __init__(self, sources: Sequence[Rated]) -> None:
+    def __init__(self, sources: Sequence[RatedOperator]) -> None:
         self._sources = tuple(sources)
-        self._known: dict[frozenset[str], tuple[float, float]] = {}
+        self._learned = cache(self._learn)
 
     def halfwidth(self, operator: str, chips: int) -> float:
         """90 % of kinds lie within it of the mean of this many chips."""
-        group = spread_group(operator)
-        if group not in self._known:
-            self._known[group] = self._learn(operator, group)
-        spread, freedom = self._known[group]
+        spread, freedom = self._learned(*spread_group(operator))
         return (
             t_quantile(freedom)
             * spread
             * math.sqrt((1.0 + 1.0 / max(chips, 1)) / (1.0 + 1.0 / PUBLISHED_CHIPS))
         )
 
-    def _learn(self, operator: str, group: frozenset[str]) -> tuple[float, float]:
+    def _learn(self, group: frozenset[str], published: float) -> tuple[float, float]:
         """Standard deviation and degrees of freedom."""
-        published = published_spread(operator)
         sources = [source for source in self._sources if source.law.operator in group]
         chips = different_chips(source.rates.kind for source in sources)
         if chips < MIN_CHIPS:
             return published, PRIOR_KINDS
         offsets = [value for value in map(self._offset, sources) if value is not None]
-        learned = statistics.fmean(offsets)
         # Classes and passes of one chip err together: chips count, not laws.
-        variance = (PRIOR_KINDS * published**2 + chips * learned) / (PRIOR_KINDS + chips)
+        variance = (PRIOR_KINDS * published**2 + chips * statistics.fmean(offsets)) / (
+            PRIOR_KINDS + chips
+        )
         return math.sqrt(variance), PRIOR_KINDS + chips
 
-    def _offset(self, source: Rated) -> float | None:
+    def _offset(self, source: RatedOperator) -> float | None:
         """Mean square of a law's log ratio to the mean of other chips' laws; None: no others.
 
         Over sizes, because kinds differ by size as well (caches, launches).
@@ -560,7 +531,7 @@ class Spreads:
         if not others:
             return None
         mean = pooled(others, source.rates, law.precision)
-        times = [(seconds(law, op), seconds(mean, op)) for op in probes(law.operator)]
+        times = [(law.seconds(op), mean.seconds(op)) for op in probes(law.operator)]
         logs = [math.log(own / other) for own, other in times if own > 0 and other > 0]
         return statistics.fmean(log * log for log in logs) if logs else None
 

@@ -15,7 +15,8 @@ from hetplan.model.layers import Attention, Mlp
 from hetplan.model.operators import Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
 from hetplan.predict import datasheet
-from hetplan.predict.laws import LayerLaw, outside
+from hetplan.predict.law_parts import outside
+from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.columns import Column, layer_columns
 from hetplan.predict.layer.laws import measured_values
 from hetplan.predict.layer.tables import LayerTable
@@ -58,7 +59,7 @@ def with_features(query: LayerQuery, log_halfwidth: float) -> tuple[float, tuple
 
 
 def kernel_notes(law: LayerLaw, kernels: Kernels) -> tuple[str, ...]:
-    """What of a job's kernels is not known to be in the law, because samples do not say theirs.
+    """Notes on kernels of a job that may not be in the law: samples do not say theirs.
 
     A law with a column of scores was measured with scores in memory, by all that its rows say.
     """
@@ -129,13 +130,15 @@ def _seconds(law: LayerLaw, query: LayerQuery) -> tuple[float, bool]:
 def _table(law: LayerLaw, query: LayerQuery) -> LayerTable | None:
     """The table of this very layer; of those that differ by vocabulary alone the nearest."""
     key = _key(query.model)
-    found = [
+    same_layer = [
         table
         for table in law.tables
         if table.key[:6] == key
         and (table.sequence_length, table.tp) == (query.sequence_length, query.tp)
     ]
-    return min(found, key=lambda each: abs(each.vocab_size - query.model.vocab_size), default=None)
+    return min(
+        same_layer, key=lambda table: abs(table.vocab_size - query.model.vocab_size), default=None
+    )
 
 
 def _key(model: ModelSpec) -> tuple[str | int, ...] | None:

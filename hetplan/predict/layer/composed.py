@@ -18,7 +18,7 @@ the sum's is the sum over classes of (seconds * half-width)^2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from hetplan.cluster.devices import DeviceKind
@@ -33,10 +33,9 @@ from hetplan.model.operators import (
     has_backward,
 )
 from hetplan.predict.datasheet import (
-    ELEMENTWISE_EFFICIENCY_BACKWARD,
-    ELEMENTWISE_EFFICIENCY_FORWARD,
     ELEMENTWISE_LOG_HALFWIDTH,
     LAUNCH_LOG_HALFWIDTH,
+    elementwise_bytes_per_second,
 )
 from hetplan.predict.layer.float8 import narrowed
 from hetplan.predict.operator.answer import DeviceOperators, Launch
@@ -48,7 +47,7 @@ WAIT_PART = "wait"
 
 
 def layer_prediction(
-    laws: Mapping[tuple[str, str], DeviceOperators],
+    own: DeviceOperators | None,
     device: DeviceKind,
     query: LayerQuery,
     *,
@@ -56,31 +55,30 @@ def layer_prediction(
 ) -> Prediction | None:
     """Time of one layer's pass on one tensor-parallel rank, without communication.
 
-    `lent` says what other kinds of device lend this one where a class of operators was not
-    measured on it. None where the device's laws do not cover the layer's products.
+    `own` are the device's operators. `lent` says what other kinds of device lend it where a class
+    of operators was not measured on it. None where `own` does not cover the layer's products.
     """
-    precision, backward = query.precision.value, query.is_backward
-    wide = laws.get((device.kind, precision))
-    if wide is None:
+    if own is None:
         return None
-    here = narrowed(wide, device, query.kernels.product_format)
+    precision, backward = query.precision.value, query.is_backward
+    here = narrowed(own, device, query.kernels.product_format)
     others = _Once(lent, device, query.precision)
     launches: list[tuple[int, Launch]] = []
     sums = True
     for op in query.operators():
         if backward and not has_backward(op):
             continue
-        found = here.launches(op, backward=backward, lent=others)
-        if found is None:
+        of_op = here.launches(op, backward=backward, lent=others)
+        if of_op is None:
             if op.operator in PRODUCTS:
                 return None
-            found = (_by_bandwidth(op, device, precision, backward=backward),)
-        launches.extend((op.count, launch) for launch in found)
+            of_op = (_by_bandwidth(op, device, precision, backward=backward),)
+        launches.extend((op.count, launch) for launch in of_op)
         if op.operator in WITH_WEIGHTS:
             # Laws of weight gradients are asked for float32 sums, stand-ins know of none.
             sums = sums and here.has(op.operator, WEIGHT_GRADIENT)
     if backward:
-        launches += _gradients(wide, others, device, query)
+        launches += _gradients(own, others, device, query)
     return replace(_sum(launches), float32_sums=backward and sums)
 
 
@@ -134,12 +132,11 @@ GRADIENTS_NOTE = (
 def _by_bandwidth(op: Operator, device: DeviceKind, precision: str, *, backward: bool) -> Launch:
     """A pass over memory on a device of which none was measured: datasheet bandwidth."""
     moved = column_value(OperatorColumn.BYTES, op, BACKWARD if backward else FORWARD, precision)
-    share = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
-    bandwidth = device.memory_bandwidth_bytes_per_second
+    rate = elementwise_bytes_per_second(device, backward=backward)
     note = f"{str(op.operator).replace('_', ' ')} not measured: from the memory bandwidth"
     return Launch(
         operator=op.operator,
-        work_seconds=moved / (bandwidth * share) if bandwidth > 0 else 0.0,
+        work_seconds=moved / rate if rate > 0 else 0.0,
         log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
         notes=(note,),
     )

@@ -32,17 +32,15 @@ from hetplan.model.operators import (
     FORWARD,
     WITH_WEIGHTS,
     Operator,
-    OperatorClass,
     operator_flops,
 )
 from hetplan.predict.datasheet import (
-    ELEMENTWISE_EFFICIENCY_BACKWARD,
-    ELEMENTWISE_EFFICIENCY_FORWARD,
     ELEMENTWISE_LOG_HALFWIDTH,
     MATRIX_EFFICIENCY,
+    elementwise_bytes_per_second,
 )
 from hetplan.predict.operator.answer import DeviceOperators, Launch, index_operators
-from hetplan.predict.operator.values import MeasuredShape, OperatorLaw, column_value
+from hetplan.predict.operator.values import MeasuredShape, OperatorLaw
 from hetplan.predict.predictor import LayerQuery, Prediction
 
 QUANTISE = "quantise"
@@ -89,19 +87,19 @@ class NarrowOperators:
         """The launches of one pass of this operator, quantising of a narrow product among them."""
         if not is_narrow(op):
             return self.wide.launches(op, backward=backward, lent=lent)
-        found = self.narrow.launches(op, backward=backward, lent=lent)
-        if found is None:
+        launches = self.narrow.launches(op, backward=backward, lent=lent)
+        if launches is None:
             return None
         note = assumed(self.device, self.format, self.wide.precision)
         added = _assumption(peak_ratio(self.device, self.format, self.wide.precision))
         return (
             *(
                 replace(
-                    each,
-                    log_halfwidth=math.hypot(each.log_halfwidth, added),
-                    notes=(*each.notes, note),
+                    launch,
+                    log_halfwidth=math.hypot(launch.log_halfwidth, added),
+                    notes=(*launch.notes, note),
                 )
-                for each in found
+                for launch in launches
             ),
             self._quantise(op, backward=backward),
         )
@@ -118,7 +116,7 @@ class NarrowOperators:
 
 
 def in_one_format(query: LayerQuery) -> LayerQuery:
-    """The same with products in the job's precision; the query itself where they are."""
+    """The query with products in the job's precision; the query itself where they are."""
     if not query.kernels.product_format:
         return query
     return replace(query, kernels=replace(query.kernels, product_format=""))
@@ -161,7 +159,7 @@ def assumed(device: DeviceKind, product_format: ProductFormat, precision: str) -
 def narrowed(
     here: DeviceOperators, device: DeviceKind, product_format: str
 ) -> DeviceOperators | NarrowOperators:
-    """The same laws with products in this format (a `ProductFormat` value, or empty: none)."""
+    """A device's laws with products in this format (a `ProductFormat` value, or empty: none)."""
     if not product_format:
         return here
     asked = ProductFormat(product_format)
@@ -176,7 +174,7 @@ def narrowed(
 def _narrow_law(law: OperatorLaw, ratio: float) -> OperatorLaw:
     if law.operator not in tuple(WITH_WEIGHTS) or ratio <= 1.0:
         return law
-    found = replace(
+    narrowed_law = replace(
         law,
         terms=tuple(
             replace(term, coefficient=term.coefficient / ratio) if "flops" in term.column else term
@@ -184,34 +182,22 @@ def _narrow_law(law: OperatorLaw, ratio: float) -> OperatorLaw:
         ),
         sustained_flops_per_second=law.sustained_flops_per_second * ratio,
     )
-    return replace(
-        found,
-        shapes=tuple(
-            replace(each, seconds=each.seconds * _by_terms(found, each) / _by_terms(law, each))
-            for each in law.shapes
-        ),
-    )
+    shapes = []
+    for shape in law.shapes:
+        narrow, wide = _device_seconds(narrowed_law, shape), _device_seconds(law, shape)
+        shapes.append(replace(shape, seconds=shape.seconds * narrow / wide))
+    return replace(narrowed_law, shapes=tuple(shapes))
 
 
-def _by_terms(law: OperatorLaw, each: MeasuredShape) -> float:
-    """Seconds of a measured shape by the law."""
-    op = Operator(
-        operator=OperatorClass(law.operator),
-        what="shape",
-        batch=each.batch,
-        m=each.m,
-        n=each.n,
-        k=each.k,
-    )
-    seconds = sum(
-        term.coefficient
-        * column_value(
-            term.column, op, law.phase, law.precision, each.output_precision, law.multiprocessors
-        )
-        for term in law.terms
-    )
+def _device_seconds(law: OperatorLaw, shape: MeasuredShape) -> float:
+    """Seconds of a measured shape by the law's terms and its sustained rate."""
+    op = shape.operator(law.operator)
     rate = law.sustained_flops_per_second
-    return max(seconds, operator_flops(op, law.phase) / rate if rate else 0.0, _TINY_SECONDS)
+    return max(
+        law.sum_of_columns(op, shape.output_precision),
+        operator_flops(op, law.phase) / rate if rate else 0.0,
+        _TINY_SECONDS,
+    )
 
 
 _TINY_SECONDS = 1e-12
@@ -251,6 +237,5 @@ def by_datasheet(wide: Prediction, device: DeviceKind, query: LayerQuery) -> Pre
 
 
 def _seconds_per_byte(device: DeviceKind, *, backward: bool) -> float:
-    bandwidth = device.memory_bandwidth_bytes_per_second
-    share = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
-    return 1.0 / (bandwidth * share) if bandwidth > 0 else 0.0
+    rate = elementwise_bytes_per_second(device, backward=backward)
+    return 1.0 / rate if rate > 0 else 0.0

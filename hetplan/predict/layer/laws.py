@@ -1,13 +1,4 @@
-"""Times of forward and backward together, as two: what a law needs where a tool wrote one.
-
-Backward is taken as twice the forward, by operations (`model.work`): a gradient of the inputs and
-one of the weights for every product. Kernels do not keep to that, so the interval of a law from
-such halves is wider. How far real layers are from it: Sailor's published profiles, 210 shapes (7
-GPU kinds, 4 models, microbatch 1 to 128, tp 1 to 8) with backward between 0.7 and 3.3 times the
-forward (median 2.1), and 174 heads with 0.7 to 9.1 times (median 1.7). 90 % of the halves lie
-within the factors below; tests/predict/test_predict_combined.py computes them.
-
-Layer samples of one population per device to laws, with errors on sizes left out.
+"""Layer samples of one population per device to laws, with errors on sizes left out.
 
 One law per (device kind, precision, layer kind, phase), whatever the architecture: the columns
 say how GPT and Llama layers differ. An optimizer has one law per (device kind, precision).
@@ -15,29 +6,28 @@ say how GPT and Llama layers differ. An optimizer has one law per (device kind, 
 Columns are dropped in the order of `layer.columns` until the rows can tell the remaining ones
 apart: at least as many distinct points as columns, and no column that is a mixture of others on
 all rows (with one hidden size, bytes of elementwise work and operations grow alike). A transformer
-layer's law may be held near a datasheet's rates instead (`predict.layer.weak_prior`).
+layer's law may be held near a datasheet's rates instead (`layer.weak_prior`).
+
+Where a tool wrote forward and backward as one time, backward is taken as twice the forward, by
+operations: a gradient of the inputs and one of the weights for every product. Kernels do not keep
+to that, so the interval of a law from such halves is wider. Sailor's published profiles have 210
+shapes (7 GPU kinds, 4 models, microbatch 1 to 128, tp 1 to 8) with backward between 0.7 and 3.3
+times the forward (median 2.1), and 174 heads with 0.7 to 9.1 times (median 1.7); 90 % of the halves
+lie within `SPLIT_LOG_HALFWIDTHS` (tests/predict/test_predict_combined.py computes them).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.job.spec import Precision
 from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, plain_model
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
-from hetplan.predict.law_parts import UNCHECKED, refuse
-from hetplan.predict.laws import (
-    ALL_LAYERS,
-    OWN_ROWS,
-    LayerLaw,
-    MeasuredRange,
-    Term,
-    range_names,
-    validation_of,
-)
+from hetplan.predict.law_parts import OWN_ROWS, UNCHECKED, MeasuredRange, refuse, validation_of
+from hetplan.predict.laws import ALL_LAYERS, LayerLaw, Term, range_names
 from hetplan.predict.layer.columns import OPTIMIZER_SETS, Column, column_sets, layer_columns
 from hetplan.predict.layer.tables import (
     LayerTable,
@@ -61,25 +51,31 @@ from hetplan.profiling.samples import LayerSample, Phase
 
 FORWARD_SHARE = 1 / 3  # 1 part forward, 2 parts backward, by operations
 
-TRANSFORMER_LOG_HALFWIDTHS = (0.30, 0.18)  # forward, backward: p90 of 210 shapes is 0.292, 0.178
-HEAD_LOG_HALFWIDTHS = (0.44, 0.30)  # p90 of 174 shapes is 0.434, 0.291
-# All of an embedding's time may be its forward, log(3 / 1) = 1.10; nobody publishes a backward that
-# was waited for (Sailor's are 3 us at every size), so its half gets the same.
-EMBEDDING_LOG_HALFWIDTHS = (1.10, 1.10)
+SPLIT_LOG_HALFWIDTHS = {
+    # Forward, backward: p90 of 210 shapes is 0.292, 0.178.
+    (LayerKind.TRANSFORMER.value, Phase.FORWARD.value): 0.30,
+    (LayerKind.TRANSFORMER.value, Phase.BACKWARD.value): 0.18,
+    # p90 of 174 shapes is 0.434, 0.291.
+    (LayerKind.HEAD.value, Phase.FORWARD.value): 0.44,
+    (LayerKind.HEAD.value, Phase.BACKWARD.value): 0.30,
+    # All of an embedding's time may be its forward, log(3 / 1) = 1.10; nobody publishes a backward
+    # that was waited for (Sailor's are 3 us at every size), so its half gets the same.
+    (LayerKind.EMBEDDING.value, Phase.FORWARD.value): 1.10,
+    (LayerKind.EMBEDDING.value, Phase.BACKWARD.value): 1.10,
+}
+"""Half-width that the split alone adds to a law, by layer and phase."""
 
-_HALVES = (Phase.FORWARD.value, Phase.BACKWARD.value)
-
-_SampleKey = tuple[str, str, str, str]
+_Key = tuple[str, str, str, str]
 """Device, precision, layer, phase."""
 
 
 @dataclass(frozen=True, slots=True)
 class CombinedRows:
-    """Which laws stand on halves of combined times, and which laws needed none."""
+    """How many rows of forward and backward together each law has."""
 
-    halves: Counter[_SampleKey]
-    """Rows that were split, per law."""
-    unused: Counter[_SampleKey]
+    halves: Counter[_Key]
+    """Rows that were split."""
+    unused: Counter[_Key]
     """Rows whose half was measured alone as well."""
 
     def widened(self, law: LayerLaw) -> LayerLaw:
@@ -92,8 +88,8 @@ class CombinedRows:
                 f"{law.phase} was measured alone",
             )
         if not self.halves[key]:
-            return law if notes == law.notes else replace(law, notes=notes)
-        added = split_log_halfwidth(law.layer, law.phase)
+            return replace(law, notes=notes)
+        added = SPLIT_LOG_HALFWIDTHS[law.layer, law.phase]
         return replace(
             law,
             log_halfwidth=law.log_halfwidth + added,
@@ -108,16 +104,6 @@ class CombinedRows:
         )
 
 
-def split_log_halfwidth(layer: str, phase: str) -> float:
-    """Half-width that the split alone adds to a law of this layer and phase."""
-    widths = TRANSFORMER_LOG_HALFWIDTHS
-    if layer == LayerKind.HEAD.value:
-        widths = HEAD_LOG_HALFWIDTHS
-    elif layer == LayerKind.EMBEDDING.value:
-        widths = EMBEDDING_LOG_HALFWIDTHS
-    return widths[_HALVES.index(phase)]
-
-
 def split_combined(
     samples: Sequence[LayerSample],
 ) -> tuple[tuple[LayerSample, ...], CombinedRows]:
@@ -127,47 +113,33 @@ def split_combined(
     """
     combined = Phase.FORWARD_BACKWARD.value
     rows = CombinedRows(Counter(), Counter())
-    if all(sample.phase != combined for sample in samples):
-        return tuple(samples), rows
-    alone = {_sample_key(sample, sample.phase) for sample in samples if sample.phase != combined}
+    alone = {_key(sample) for sample in samples if sample.phase != combined}
     result: list[LayerSample] = []
     for sample in samples:
         if sample.phase != combined:
             result.append(sample)
             continue
         for half in _split(sample):
-            key = _sample_key(half, half.phase)
-            if key in alone:
-                rows.unused[key] += 1
+            if _key(half) in alone:
+                rows.unused[_key(half)] += 1
             else:
-                rows.halves[key] += 1
+                rows.halves[_key(half)] += 1
                 result.append(half)
     return tuple(result), rows
 
 
-def _sample_key(sample: LayerSample, phase: str) -> _SampleKey:
-    return sample.device, sample.precision, sample.layer, phase
-
-
-def _split(sample: LayerSample) -> Iterator[LayerSample]:
-    """Its forward, and as backward what is left of each time."""
-    forward = replace(
-        sample,
-        phase=Phase.FORWARD.value,
-        median_seconds=sample.median_seconds * FORWARD_SHARE,
-        p10_seconds=sample.p10_seconds * FORWARD_SHARE,
-        p90_seconds=sample.p90_seconds * FORWARD_SHARE,
-    )
-    yield forward
-    yield replace(
-        sample,
-        phase=Phase.BACKWARD.value,
-        median_seconds=sample.median_seconds - forward.median_seconds,
-        p10_seconds=sample.p10_seconds - forward.p10_seconds,
-        p90_seconds=sample.p90_seconds - forward.p90_seconds,
-        activation_bytes=0.0,
+def _split(sample: LayerSample) -> tuple[LayerSample, LayerSample]:
+    """Its forward, and as backward the rest of each time."""
+    times = {name: getattr(sample, name) for name in _TIMES}
+    forward = {name: value * FORWARD_SHARE for name, value in times.items()}
+    backward = {name: value - forward[name] for name, value in times.items()}
+    return (
+        replace(sample, phase=Phase.FORWARD.value, **forward),
+        replace(sample, phase=Phase.BACKWARD.value, activation_bytes=0.0, **backward),
     )
 
+
+_TIMES = ("median_seconds", "p10_seconds", "p90_seconds")
 
 UNVALIDATED_LOG_HALFWIDTH = MATRIX_LOG_HALFWIDTH
 """Least half-width where too few errors set it: a law that was never tested on a size it had not
@@ -175,26 +147,18 @@ seen is trusted no more than a datasheet's, nor more than a second measurement."
 
 _OPTIMIZER_PREFIX = f"{Phase.OPTIMIZER.value}:"
 
-_Key = tuple[str, str, str, str]
-"""Device, precision, layer, phase."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """A law before its interval, with the errors that will set it."""
 
-    key: _Key
-    terms: tuple[Term, ...]
+    law: LayerLaw
+    """Its half-widths, their calibration and the layers that answer for themselves are not set."""
     originals: tuple[LayerSample, ...]
     """As measured."""
     samples: tuple[LayerSample, ...]
     """None slower than one of more work."""
-    points: int
-    left_out: str
-    folds: int
     errors: tuple[float, ...]
-    notes: tuple[str, ...]
-    tables: tuple[LayerTable, ...]
     table_errors: tuple[float, ...]
 
 
@@ -361,7 +325,8 @@ def _passes(samples: Sequence[LayerSample]) -> Passes:
 def _draft(
     key: _Key, originals: Sequence[LayerSample], both: Sequence[Sequence[LayerSample]]
 ) -> _Draft:
-    layer, samples = key[2], _as_more_work(key, originals)
+    device, precision, layer, phase = key
+    samples = _as_more_work(key, originals)
     sets = OPTIMIZER_SETS if layer == ALL_LAYERS else column_sets(LayerKind(layer))
     seconds = [sample.median_seconds for sample in samples]
     chosen = _chosen(key, sets, samples, both)
@@ -370,22 +335,29 @@ def _draft(
     errors = chosen.left_out(seconds, groups) if left_out else ()
     points = len({_row_values(sample, sets[0]) for sample in samples})
     tables, table_errors = _tables(layer, samples, chosen, seconds)
-    return _Draft(
-        key,
-        tuple(
+    columns = zip(*(_values(sample) for sample in samples), strict=True)
+    law = LayerLaw(
+        device=device,
+        precision=precision,
+        layer=layer,
+        phase=phase,
+        terms=tuple(
             Term(column=column.value, coefficient=coefficient)
             for column, coefficient in zip(chosen.columns, coefficients, strict=True)
         ),
-        tuple(originals),
-        samples,
-        points,
-        left_out,
-        len(set(groups)),
-        errors,
-        _notes(sets[0], chosen, samples, points, left_out),
-        tables,
-        table_errors,
+        ranges=tuple(
+            MeasuredRange(quantity=name, least=min(values), most=max(values))
+            for name, values in zip(range_names(layer), columns, strict=True)
+        ),
+        log_halfwidth=0.0,
+        calibration="",
+        rows=len(samples),
+        points=points,
+        validation=validation_of(left_out, len(set(groups)), errors),
+        notes=_notes(sets[0], chosen, samples, points, left_out, table_errors),
+        tables=tables,
     )
+    return _Draft(law, tuple(originals), samples, errors, table_errors)
 
 
 def _tables(
@@ -414,6 +386,7 @@ def _notes(
     samples: Sequence[LayerSample],
     points: int,
     left_out: str,
+    table_errors: Sequence[float],
 ) -> tuple[str, ...]:
     notes, columns = [], law.columns
     if law.centre:
@@ -430,6 +403,12 @@ def _notes(
     unsteady = sum(not sample.steady for sample in samples)
     if unsteady:
         notes.append(f"{unsteady} of {len(samples)} rows did not reach a steady time")
+    if table_errors:
+        mean = sum(abs(math.expm1(-error)) for error in table_errors) / len(table_errors)
+        notes.append(
+            "times between measured microbatch sizes of one layer from its own table: "
+            f"{mean:.1%} mean error on {len(table_errors)} sizes left out"
+        )
     return tuple(notes)
 
 
@@ -438,8 +417,8 @@ def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
     own = conformal_halfwidth(draft.errors)
     if own is not None:
         return own, OWN_ROWS
-    device = draft.key[0]
-    pooled = [error for other in drafts if other.key[0] == device for error in other.errors]
+    device = draft.law.device
+    pooled = [error for other in drafts if other.law.device == device for error in other.errors]
     together = conformal_halfwidth(pooled)
     largest = max((abs(error) for error in draft.errors), default=0.0)
     least = max(UNVALIDATED_LOG_HALFWIDTH, repeat_log_halfwidth(device))
@@ -458,53 +437,21 @@ def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
 
 
 def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> LayerLaw:
-    device, precision, layer, phase = draft.key
+    """The law with its interval, and what was measured beside it where that knows better."""
     halfwidth, calibration = _halfwidth(draft, drafts)
-    columns = tuple(zip(*(_values(sample) for sample in draft.samples), strict=True))
-    between = (conformal_halfwidth(draft.table_errors) or 0.0) if draft.tables else 0.0
-    inside = min(halfwidth, between) if draft.tables else halfwidth
-    checked = UNCHECKED not in calibration
-    updates = layer == ALL_LAYERS
-    return LayerLaw(
-        device=device,
-        precision=precision,
-        layer=layer,
-        phase=phase,
-        terms=draft.terms,
-        ranges=tuple(
-            MeasuredRange(quantity=name, least=min(values), most=max(values))
-            for name, values in zip(range_names(layer), columns, strict=True)
-        ),
+    inside, between, checked = halfwidth, 0.0, UNCHECKED not in calibration
+    if draft.law.tables:
+        between = conformal_halfwidth(draft.table_errors) or 0.0
+        inside = min(halfwidth, between)
+    law = replace(
+        draft.law,
         log_halfwidth=halfwidth,
         calibration=calibration,
-        rows=len(draft.samples),
-        points=draft.points,
-        validation=validation_of(draft.left_out, draft.folds, draft.errors),
-        notes=_with_tables(draft),
-        tables=draft.tables,
         table_log_halfwidth=between,
-        measured=(
-            ()
-            if updates
-            else measured_layers(draft.originals, draft.samples, inside, checked=checked)
-        ),
-        measured_updates=(
-            measured_updates(
-                draft.originals, [int(each) for each in columns[0]], inside, checked=checked
-            )
-            if updates
-            else ()
-        ),
     )
-
-
-def _with_tables(draft: _Draft) -> tuple[str, ...]:
-    if not draft.tables:
-        return draft.notes
-    count = len(draft.table_errors)
-    mean = sum(abs(math.expm1(-error)) for error in draft.table_errors) / count
-    return (
-        *draft.notes,
-        f"times between measured microbatch sizes of one layer from its own table: {mean:.1%} "
-        f"mean error on {count} sizes left out",
-    )
+    if law.layer != ALL_LAYERS:
+        layers = measured_layers(draft.originals, draft.samples, inside, checked=checked)
+        return replace(law, measured=layers)
+    parameters = [int(_updated_parameters(sample)) for sample in draft.samples]
+    updates = measured_updates(draft.originals, parameters, inside, checked=checked)
+    return replace(law, measured_updates=updates)

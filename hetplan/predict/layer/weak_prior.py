@@ -39,21 +39,17 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.predict.datasheet import (
     ATTENTION_EFFICIENCY,
-    BACKWARD_WORK,
-    ELEMENTWISE_EFFICIENCY_BACKWARD,
-    ELEMENTWISE_EFFICIENCY_FORWARD,
-    LAUNCH_SECONDS_BACKWARD,
-    LAUNCH_SECONDS_FORWARD,
     LAYER_LAUNCHES,
     MATRIX_EFFICIENCY,
     SCORE_PASSES,
+    pass_prior,
 )
 from hetplan.predict.layer.columns import Column
 from hetplan.predict.regression import Rows, fit_nonnegative, left_out_errors, log_ratio, predict
 from hetplan.profiling.samples import Phase
 
 WEIGHT = 0.001
-"""Of the prior, beside the rows' own mean power; see above for how little it matters."""
+"""Weight of the prior beside the rows' own mean power; see above for how little it matters."""
 _SQUARE = 2.0
 """Whole square over causal operations."""
 _TF32 = "tf32"
@@ -146,7 +142,7 @@ def _kinds() -> dict[str, DeviceKind]:
 
 def _reached(measured: Passes) -> float:
     """The highest rate of a whole layer; a rate below it is not what ran."""
-    work = BACKWARD_WORK if measured.phase == Phase.BACKWARD else 1.0
+    work = pass_prior(backward=measured.phase == Phase.BACKWARD).work
     flops = measured.rows_of((Column.FLOPS,))
     return max(work * row[0] / y for row, y in zip(flops, measured.seconds, strict=True))
 
@@ -161,10 +157,7 @@ def _distance(held: Candidate, seconds: Sequence[float]) -> float:
 
 def _held(kind: DeviceKind, reading: _Reading, measured: Passes) -> Candidate:
     bandwidth, rate = kind.memory_bandwidth_bytes_per_second, reading.flops_per_second
-    work, streaming, launch = 1.0, ELEMENTWISE_EFFICIENCY_FORWARD, LAUNCH_SECONDS_FORWARD
-    if measured.phase == Phase.BACKWARD:
-        work, streaming = BACKWARD_WORK, ELEMENTWISE_EFFICIENCY_BACKWARD
-        launch = LAUNCH_SECONDS_BACKWARD
+    work, launch, streaming = pass_prior(backward=measured.phase == Phase.BACKWARD)
     product = work / (MATRIX_EFFICIENCY * rate)
     centre = {
         Column.CONSTANT: LAYER_LAUNCHES * launch,

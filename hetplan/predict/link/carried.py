@@ -1,37 +1,34 @@
-"""How are the devices of a node joined, as its figures and sends say, and how far does that carry?
+"""What a collective over a link costs, by samples of some of its group sizes.
 
-With F, the figure of one device's links together, and p, what they reach to one peer (the largest
-measured send, over the part of a figure that sends reach: `links_prior.SEND_BYTES`):
-
-    bus      F is no more than PCIe has: no fabric of the devices' own
-    even     p is about F (a switch), or p to each peer of the group is no more than F (every pair
-             has links of its own, equally many): a group of n uses min(1, (n - 1) p / F) of them
-    uneven   everything else, as V100 in a hybrid mesh; and where no send was measured
-
-The half-widths are 90 % (conformal rank) of |log(measured / predicted)| where one group size is
-carried to another one, on published tables, every link weighing the same.
-
-What does a collective over a host-staged link cost, by samples of some group sizes?
-
-gloo's rings are as simple as their formula, so other group sizes follow from the steps alone: a
-ring of n ranks takes steps(n) steps that each carry 1 / n of the message, so the time of a step of
-x bytes, read off a table measured at n0 ranks, gives
+Host-staged: gloo's rings are as simple as their formula. A ring of n ranks takes steps(n) steps
+that each carry 1 / n of the message, so the time of a step of x bytes, read off a table measured at
+n0 ranks, gives
 
     T(n, S) = steps(n) / steps(n0) * T(n0, S * n0 / n)
 
-What does a collective over a device-direct link cost, by samples of some of its shapes?
-
-A shape that was measured (operation, ranks, nodes) is read off its table. Another one is carried by
-a law in the form of the algorithm (`link.shapes`), of which only ratios count. With L, the law's
-latency or the time of the smallest message if that is less, and everything above it due to bytes,
+Device-direct: a shape that was measured (operation, ranks, nodes) is read off its table. Another
+one is carried by a law in the form of the algorithm (`link.shapes`), of which only ratios count.
+With L, the law's latency or the time of the smallest message if that is less, and everything above
+it due to bytes,
 
     T(n, S) = L(n0) * latency(n) / latency(n0) + (T(n0, S0) - L(n0)) * bytes(n, S) / bytes(n0, S0)
 
 S0 of as many bytes per ring: so it rises with S as the table does. It is taken from the two
 measured group sizes around n (geometric mean, the nearer one counting more), or from the nearest
 one where n lies outside of them. The law is the link's own where several group sizes were measured,
-else that of links of its class at the rate that the largest measured message had, with as many
-links more or less as `link.carried` says. Everything that was not measured as asked says so.
+else that of links of its class at the rate that the largest measured message had, with more or
+fewer links by how the devices of a node are joined. With F, the figure of one device's links
+together, and p, what they reach to one peer (the largest measured send, over the part of a figure
+that sends reach: `prior.NODE_SEND`):
+
+    bus      F is no more than PCIe has: no fabric of the devices' own
+    even     p is about F (a switch), or p to each peer of the group is no more than F (every pair
+             has links of its own, equally many): a group of n uses min(1, (n - 1) p / F) of them
+    uneven   everything else, as V100 in a hybrid mesh; and where no send was measured
+
+Half-widths are 90 % (conformal rank) of |log(measured / predicted)| where one group size is carried
+to another one, on published tables, every link weighing the same. Whatever was not measured in the
+shape of the question says so.
 """
 
 from __future__ import annotations
@@ -40,19 +37,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
-from hetplan.predict.laws import LinkLaw, SizeTable
 from hetplan.predict.link.prior import (
-    OTHERS_LOG_HALFWIDTH,
+    LINK_LOG_HALFWIDTH,
+    NODE_SEND,
     PCIE_MOST_BYTES_PER_SECOND,
-    SEND_BYTES,
-    network_law,
-    node_law,
+    class_law,
 )
 from hetplan.predict.link.shapes import (
     RELATIVES,
+    LinkLaw,
     LinkShape,
     ShapeLaw,
+    SizeTable,
     lane_bytes,
     lanes,
     outside_sizes,
@@ -78,7 +76,7 @@ ONE_GROUP_LOG_HALFWIDTHS = (
     (JointClass.EVEN, 0.34),
     (JointClass.UNEVEN, 1.22),
 )
-"""Of a collective carried from the only group size that was measured to half or twice as many."""
+"""Half-width of a collective carried from the only measured group size to half or twice it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +99,13 @@ class Joint:
         return JointClass.UNEVEN
 
     def less_reach(self, ranks: int, others: int) -> float:
-        """Of its links, how many times as much a group of `ranks` uses as one of `others`."""
+        """Links that a group of `ranks` uses over those that a group of `others` uses."""
         if self.kind(max(ranks, others)) is JointClass.EVEN and self._own_links(max(ranks, others)):
             return (ranks - 1) / (others - 1)
         return 1.0
 
     def log_halfwidth(self, most_ranks: int) -> float:
-        """Of one group size carried to another, per doubling."""
+        """Half-width of one group size carried to another, per doubling."""
         return dict(ONE_GROUP_LOG_HALFWIDTHS)[self.kind(most_ranks)]
 
     def _own_links(self, most_ranks: int) -> bool:
@@ -118,14 +116,14 @@ class Joint:
 
 
 def joint_of(tables: Sequence[SizeTable], fabric_bytes_per_second: float) -> Joint | None:
-    """By a link's tables; None where its figure is not known (0)."""
+    """How a link's devices are joined, by its tables; None where its figure is not known (0)."""
     if not fabric_bytes_per_second:
         return None
     sends = (t for t in tables if t.operation == LinkOperation.SEND_RECV and t.nodes == 1)
     table = next(sends, None)
     reached = None
     if table is not None:
-        reached = SEND_BYTES * table.message_bytes[-1] / table.seconds[-1]
+        reached = NODE_SEND.bytes * table.message_bytes[-1] / table.seconds[-1]
     return Joint(fabric_bytes_per_second=fabric_bytes_per_second, one_peer_bytes_per_second=reached)
 
 
@@ -172,7 +170,7 @@ def _carried(
     notes: tuple[str, ...],
 ) -> Prediction:
     """The table's time at another group size, by the algorithm's steps; exact at its own."""
-    extra = OTHERS_LOG_HALFWIDTH if notes else 0.0
+    extra = LINK_LOG_HALFWIDTH if notes else 0.0
     equivalent = message_bytes
     if table.group_size != group_size:
         steps, share = ring_shape(operation, group_size)
@@ -200,7 +198,7 @@ def from_sends(
     halfwidth, warnings = outside_sizes(table, LinkOperation.SEND_RECV, share * message_bytes)
     return Prediction(
         seconds=steps * table_seconds(table, share * message_bytes),
-        log_halfwidth=halfwidth + OTHERS_LOG_HALFWIDTH,
+        log_halfwidth=halfwidth + LINK_LOG_HALFWIDTH,
         source=MEASURED,
         extrapolating=(f"{operation} not measured: {steps} sends", *warnings),
     )
@@ -259,7 +257,7 @@ def carried(
     *,
     joint: Joint | None = None,
 ) -> Prediction:
-    """By tables of one operation: this one's, or that of a relative.
+    """A collective by tables of one operation: its own, or a relative's.
 
     `joint` says how devices of the node are joined; None: nothing is known of it.
     """
@@ -277,16 +275,16 @@ def carried(
         notes = (*notes, _other_group(measured, group_size, nodes, near))
     asked = _Asked(operation=operation, group_size=group_size, nodes=nodes, lane_bytes=lane)
     moving = not exact or measured != operation
-    found = [_by_table(table, shape, asked, joint, moving=moving) for table, _ in near]
-    halfwidth = max(each.log_halfwidth for each in found)
+    answers = [_by_table(table, shape, asked, joint, moving=moving) for table, _ in near]
+    halfwidth = max(answer.log_halfwidth for answer in answers)
     if not exact:
         halfwidth = _carried_halfwidth(shape, near, group_size, halfwidth, joint)
     if measured != operation:
-        halfwidth += OTHERS_LOG_HALFWIDTH
+        halfwidth += LINK_LOG_HALFWIDTH
     # Both neighbours mostly warn of the same size: the first one's words are enough.
-    warnings = next((each.warnings for each in found if each.warnings), ())
+    warnings = next((answer.extrapolating for answer in answers if answer.extrapolating), ())
     return Prediction(
-        seconds=_between([each.seconds for each in found], [weight for _, weight in near]),
+        seconds=_between([answer.seconds for answer in answers], [weight for _, weight in near]),
         log_halfwidth=halfwidth,
         source=MEASURED,
         extrapolating=(*notes, *warnings),
@@ -303,15 +301,6 @@ class _Asked:
     lane_bytes: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ByTable:
-    """What one table says of it."""
-
-    seconds: float
-    log_halfwidth: float
-    warnings: tuple[str, ...]
-
-
 def _by_table(
     table: SizeTable,
     shape: LinkShape | None,
@@ -319,9 +308,9 @@ def _by_table(
     joint: Joint | None,
     *,
     moving: bool,
-) -> _ByTable:
+) -> Prediction:
     """The table's time; `moving`: changed by the law to the shape that is asked."""
-    law = shape.law if shape is not None else class_law(table, joint)
+    law = shape.law if shape is not None else table_class_law(table, joint)
     size = asked.lane_bytes * lanes(table.operation, table.group_size, table.nodes)
     latency = law.latency_seconds(table.operation, table.group_size, table.nodes)
     seconds = table_seconds(table, size, latency)
@@ -336,11 +325,13 @@ def _by_table(
             moved *= joint.less_reach(table.group_size, asked.group_size)
         more = law.latency_seconds(asked.operation, asked.group_size, asked.nodes)
         seconds = fixed * (more / latency if latency else 1.0) + moved
-    return _ByTable(seconds=seconds, log_halfwidth=halfwidth, warnings=warnings)
+    return Prediction(
+        seconds=seconds, log_halfwidth=halfwidth, source=MEASURED, extrapolating=warnings
+    )
 
 
 def _ring_byte_seconds(law: ShapeLaw, operation: str, group_size: int, nodes: int) -> float:
-    """Of one byte per ring: how much more its bytes cost does not depend on the size."""
+    """Seconds of one byte per ring; ratios of it do not depend on the size."""
     return law.byte_seconds(operation, group_size, lanes(operation, group_size, nodes), nodes)
 
 
@@ -354,19 +345,16 @@ def _between(seconds: Sequence[float], weights: Sequence[float]) -> float:
     return math.exp(sum(logs))
 
 
-def class_law(table: SizeTable, joint: Joint | None = None) -> ShapeLaw:
+def table_class_law(table: SizeTable, joint: Joint | None = None) -> ShapeLaw:
     """The law of links of the table's class, at the rate that the largest message had."""
     bus = joint is not None and joint.kind(table.group_size) is JointClass.BUS
-
-    def of_rate(rate: float) -> ShapeLaw:
-        return network_law(rate) if table.nodes > 1 else node_law(table.operation, rate, bus=bus)
-
-    unit = of_rate(1.0)
+    of_class = class_law(table.operation, nodes=table.nodes, bus=bus)
+    unit = of_class.at(1.0)
     size = table.message_bytes[-1]
     latency = unit.latency_seconds(table.operation, table.group_size, table.nodes)
     bytes_at_one = unit.seconds(table.operation, table.group_size, size, table.nodes) - latency
     moving = max(table.seconds[-1] - latency, _MIN_BYTES_PART * table.seconds[-1])
-    return of_rate(bytes_at_one / moving)
+    return of_class.at(bytes_at_one / moving)
 
 
 def _fits(table: SizeTable, group_size: int, nodes: int) -> bool:
@@ -392,8 +380,12 @@ def _around(
     # As many ranks in each node first: how they share the way out of it is not the law's.
     least = min(map(apart, tables))
     alike = [table for table in tables if apart(table) <= least + 1e-9]
-    below = max((t for t in alike if t.group_size < group_size), key=_group_size, default=None)
-    above = min((t for t in alike if t.group_size > group_size), key=_group_size, default=None)
+    below = max(
+        (t for t in alike if t.group_size < group_size), key=attrgetter("group_size"), default=None
+    )
+    above = min(
+        (t for t in alike if t.group_size > group_size), key=attrgetter("group_size"), default=None
+    )
     if below is None or above is None:
         nearest = below or above
         if nearest is None:
@@ -402,10 +394,6 @@ def _around(
     span = math.log(above.group_size / below.group_size)
     weight = math.log(group_size / below.group_size) / span
     return ((below, 1.0 - weight), (above, weight))
-
-
-def _group_size(table: SizeTable) -> int:
-    return table.group_size
 
 
 def _other_group(

@@ -1,13 +1,11 @@
-"""What does a message from one device to another cost, by a link's samples?
-
-Link samples to laws: tables by message size, and their shape over group sizes.
+"""Link samples to laws: tables by message size, their shape over group sizes, and sends.
 
 A table holds the measured times of one operation among so many ranks in so many nodes. Where times
 do not rise with size they are first made to: collectives by the isotonic fit of log time, which
 averages neighbours; device-direct sends by what a larger message took, because one cannot take
 longer with less to carry (first messages of a benchmark pay for its warm-up). Operations that
 were measured among several group sizes get a law in the form of their algorithm (`link.shapes`),
-by which `predict.link.carried` goes on to others.
+by which `link.carried` goes on to others.
 """
 
 from __future__ import annotations
@@ -16,15 +14,16 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
-from hetplan.predict.law_parts import refuse
-from hetplan.predict.laws import OWN_ROWS, LinkLaw, SizeTable, validation_of
+from hetplan.predict.law_parts import OWN_ROWS, refuse, validation_of
 from hetplan.predict.link.carried import carried, direct_collective, staged_collective
-from hetplan.predict.link.prior import OTHERS_LOG_HALFWIDTH
+from hetplan.predict.link.prior import LINK_LOG_HALFWIDTH
 from hetplan.predict.link.shapes import (
+    LinkLaw,
     LinkShape,
     ShapeLaw,
+    SizeTable,
     interpolate,
     lane_bytes,
     outside_sizes,
@@ -100,13 +99,11 @@ def _first(tables: Sequence[SizeTable], operation: str) -> SizeTable | None:
     return next((table for table in tables if table.operation == operation), None)
 
 
-__all__ = ("collective_law", "fit_link_laws", "of_transport", "send_law")
-
 HOST_BACKEND = "gloo"
 """Backend of host-staged transfers; every other one moves device memory."""
 
 _ROWS_PER_DOUBLING = 2
-"""Of a table's sizes in the fit of a shape: long tables must not outweigh short ones."""
+"""Sizes of a table that count in the fit of a shape: long tables must not outweigh short ones."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -133,7 +130,7 @@ def fit_link_laws(samples: Sequence[LinkSample]) -> tuple[LinkLaw, ...]:
 
 
 def of_transport(law: LinkLaw, *, staged: bool) -> LinkLaw | None:
-    """What of a link's law is of this transport; None where nothing is."""
+    """The part of a link's law that is of this transport; None where nothing is."""
     tables = tuple(each for each in law.tables if (each.backend == HOST_BACKEND) == staged)
     shapes = tuple(each for each in law.shapes if (each.backend == HOST_BACKEND) == staged)
     return LinkLaw(link=law.link, tables=tables, shapes=shapes) if tables else None
@@ -261,10 +258,10 @@ _COEFFICIENTS = (
 
 def _rows(table: SizeTable) -> list[tuple[float, float]]:
     """Sizes and times of a table, so many per doubling."""
-    found: dict[int, tuple[float, float]] = {}
+    rows: dict[int, tuple[float, float]] = {}
     for size, seconds in zip(table.message_bytes, table.seconds, strict=True):
-        found.setdefault(round(_ROWS_PER_DOUBLING * math.log2(size)), (size, seconds))
-    return list(found.values())
+        rows.setdefault(round(_ROWS_PER_DOUBLING * math.log2(size)), (size, seconds))
+    return list(rows.values())
 
 
 def _problem(sample: LinkSample) -> str:
@@ -287,30 +284,23 @@ def _problem(sample: LinkSample) -> str:
 def _points(key: _Key, samples: Sequence[LinkSample]) -> tuple[list[float], list[float]]:
     """Rising sizes and non-decreasing times: the least-squares isotonic fit of log time.
 
-    Pool adjacent violators (Barlow et al., Statistical Inference under Order Restrictions, 1972).
+    (Barlow et al., Statistical Inference under Order Restrictions, 1972.)
     """
     by_size: dict[int, list[float]] = {}
     for sample in samples:
         by_size.setdefault(sample.message_bytes, []).append(sample.median_seconds)
+    sizes = [float(size) for size in sorted(by_size)]
+    means = [_geometric_mean(by_size[size]) for size in sorted(by_size)]
     if key.operation in SENDS and key.backend != HOST_BACKEND:
-        means = [_geometric_mean(by_size[size]) for size in sorted(by_size)]
-        repaired = list(accumulate(reversed(means), min))[::-1]
-        return [float(size) for size in sorted(by_size)], repaired
-    pools: list[tuple[float, list[int]]] = []
-    for size in sorted(by_size):
-        seconds, sizes = _geometric_mean(by_size[size]), [size]
-        while pools and pools[-1][0] > seconds:
-            other, others = pools.pop()
-            weights = (len(others), len(sizes))
-            seconds = math.exp(
-                (math.log(other) * weights[0] + math.log(seconds) * weights[1]) / sum(weights)
-            )
-            sizes = others + sizes
-        pools.append((seconds, sizes))
-    return (
-        [float(size) for _, sizes in pools for size in sizes],
-        [seconds for seconds, sizes in pools for _ in sizes],
-    )
+        return sizes, list(accumulate(reversed(means), min))[::-1]
+    from scipy.optimize import isotonic_regression
+
+    blocks = isotonic_regression([math.log(seconds) for seconds in means]).blocks
+    return sizes, [
+        pooled
+        for start, stop in pairwise(blocks)
+        for pooled in [_geometric_mean(means[start:stop])] * (stop - start)
+    ]
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
@@ -368,10 +358,10 @@ def _table(
             halfwidth = max(together, largest)
             calibration = f"{len(pooled)} left-out sizes of all operations of the link"
         else:
-            halfwidth = max(largest, OTHERS_LOG_HALFWIDTH)
+            halfwidth = max(largest, LINK_LOG_HALFWIDTH)
             calibration = (
                 f"{len(pooled)} left-out sizes are too few ({MIN_CALIBRATION_ROWS} needed); "
-                f"at least the datasheet's {OTHERS_LOG_HALFWIDTH:g}"
+                f"at least the datasheet's {LINK_LOG_HALFWIDTH:g}"
             )
     return SizeTable(
         operation=key.operation,

@@ -1,4 +1,4 @@
-"""Which steps does a collective take, and what does it cost by the shape of its algorithm?
+"""The form of a collective's law, and tables of measured times by message size.
 
     T = base + steps(n) * step + steps(k) * crossing
       + steps(n) * share(n) * lane bytes * (per byte + per byte and rank / n)
@@ -9,10 +9,8 @@ n of the message: the lane bytes. steps and share are `ring_shape`. The form is 
 NCCL's own model (src/graph/tuning.cc: base latency, latency per step inside and between nodes,
 bytes over the bus bandwidth); per byte and rank / n: small groups reach less of a fabric's rate.
 
-What does a table of measured times say of a message of any size?
-
-Between two measured sizes time is linear in bytes; measured sizes are met exactly. Beyond the
-largest size the last segment goes on: alpha + bytes * beta of the largest messages.
+Between two measured sizes of a table time is linear in bytes; measured sizes are met exactly.
+Beyond the largest size the last segment goes on: alpha + bytes * beta of the largest messages.
 """
 
 from __future__ import annotations
@@ -115,7 +113,7 @@ class ShapeLaw:
     def byte_seconds(
         self, operation: str, group_size: int, message_bytes: float, nodes: int = 1
     ) -> float:
-        """What of it the bytes take; proportional to them."""
+        """The part that the bytes take; proportional to them."""
         steps, share = ring_shape(operation, group_size)
         carried = steps * share * lane_bytes(operation, group_size, nodes, message_bytes)
         return carried * (self.seconds_per_byte + self.seconds_per_byte_over_ranks / group_size)
@@ -142,7 +140,7 @@ class LinkShape:
     least_group: int
     most_group: int
     log_halfwidth: float | None
-    """Of the 90 % interval at a group size that was not measured, between those that were; None:
+    """Half-width at a group size that was not measured, between those that were; None:
     too few left-out rows."""
     rows: int
     validation: Validation
@@ -192,12 +190,7 @@ class LinkLaw:
     link: str
     tables: tuple[SizeTable, ...]
     shapes: tuple[LinkShape, ...] = ()
-    """Of the operations that several group sizes were measured of."""
-
-
-def segment(sizes: Sequence[float], size: float) -> int:
-    """Index of the right end of the segment that holds the size, or of the nearest one."""
-    return min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+    """Shapes of operations of which several group sizes were measured."""
 
 
 def slope(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
@@ -205,12 +198,13 @@ def slope(sizes: Sequence[float], seconds: Sequence[float], size: float) -> floa
     if len(sizes) == 1:
         # Latency and bandwidth cannot be told apart: all of it is taken to grow with size.
         return seconds[0] / sizes[0]
-    right = segment(sizes, size)
-    found = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
-    if size > sizes[-1] and found == 0.0:
+    # The right end of the segment that holds the size, or of the nearest one.
+    right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+    rate = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
+    if size > sizes[-1] and rate == 0.0:
         # A flat end is noise: bytes cost what they cost over the whole table.
-        found = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) or seconds[-1] / sizes[-1]
-    return found
+        rate = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) or seconds[-1] / sizes[-1]
+    return rate
 
 
 def interpolate(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
@@ -236,10 +230,10 @@ def table_seconds(table: SizeTable, message_bytes: float, floor_seconds: float =
 
     `floor_seconds`: what any message takes at least, as far as the smallest measured one does.
     """
-    found = interpolate(table.message_bytes, table.seconds, message_bytes)
+    seconds = interpolate(table.message_bytes, table.seconds, message_bytes)
     if message_bytes < table.message_bytes[0]:
-        return max(found, min(floor_seconds, table.seconds[0]))
-    return found
+        return max(seconds, min(floor_seconds, table.seconds[0]))
+    return seconds
 
 
 def outside_sizes(

@@ -1,15 +1,11 @@
-"""What one law of an operator answers for one launch: a measured shape, else its terms.
-
-A law's floor is the host's and is given apart: a row of launches hides it.
-
-What one operator takes on one device: measured shape, else its law, else a law that stands in.
+"""What one operator takes on one device: a measured shape, else its law, else a stand-in.
 
     measured shape   of exactly these sizes, pass and output format
-    law              of this class and pass; with the learned residual where it has one
+    law              of this class and pass, with the learned residual where it has one
     stand-in         another class or pass of the same device that does alike work; says so
 
-Everything is the device's own time; floors (the host's) are given apart, because launches of a row
-of operators hide behind the work of the one before.
+Everything is the device's own time; floors (the host's) are given apart, because the launches of a
+row of operators hide behind the work of the one before.
 """
 
 from __future__ import annotations
@@ -55,7 +51,7 @@ class Launch:
 
     operator: str
     work_seconds: float
-    """Of the device, without its cost of the launch."""
+    """The device's time, without its cost of the launch."""
     launch_seconds: float = 0.0
     """What the launch costs the device."""
     floor_seconds: float = 0.0
@@ -78,7 +74,7 @@ class Ready:
 
 def alone(ready: Ready, each: MeasuredShape) -> float:
     """Seconds of a measured shape by the law's terms."""
-    op = _shape_operator(ready.law, each)
+    op = each.operator(ready.law.operator)
     return ready.launch + _work(ready.law, ready.terms, op, ready.law.phase)
 
 
@@ -107,23 +103,12 @@ def _residuals(
     for each in law.shapes:
         if each.seconds <= law.floor_seconds:
             continue
-        op = _shape_operator(law, each)
+        op = each.operator(law.operator)
         seconds = launch + _work(law, work, op, law.phase, each.output_precision)
         if seconds > 0:
             points.append(point_of(each.batch, each.m, each.n, each.k))
             residuals.append(math.log(each.seconds / seconds))
     return tuple(points), tuple(residuals)
-
-
-def _shape_operator(law: OperatorLaw, each: MeasuredShape) -> Operator:
-    return Operator(
-        operator=OperatorClass(law.operator),
-        what="sample",
-        batch=each.batch,
-        m=each.m,
-        n=each.n,
-        k=each.k,
-    )
 
 
 def _work(
@@ -144,7 +129,7 @@ def _work(
 def by_law(
     ready: Ready, op: Operator, phase: str, precision: str, *, looked_up: bool = True
 ) -> Launch:
-    """By the law's shapes where they hold this one, else by its terms."""
+    """One launch by the law's measured shape, else by its terms."""
     law = ready.law
     # Sums of weights' gradients are kept in float32 by every trainer that is planned for.
     output = "float32" if phase == WEIGHT_GRADIENT else precision
@@ -188,9 +173,9 @@ def _look_up(ready: Ready, op: Operator, phase: str, output: str) -> float | Non
     if phase == WEIGHT_GRADIENT:
         keys.append((op.batch, op.n, op.m, op.k))  # the same product, its result transposed
     for key in keys:
-        found = ready.shapes.get((*key, output))
-        if found is not None:
-            return found
+        seconds = ready.shapes.get((*key, output))
+        if seconds is not None:
+            return seconds
     return None
 
 
@@ -227,7 +212,7 @@ class DeviceOperators:
     precision: str
     _laws: dict[tuple[str, str], Ready] = field(repr=False)
     kept: dict[object, DeviceOperators] = field(default_factory=dict, repr=False, compare=False)
-    """The same laws changed, each change made once (`predict.layer.float8`)."""
+    """Cache of changed copies of these laws (`predict.layer.float8`)."""
 
     @property
     def laws(self) -> Iterator[OperatorLaw]:
@@ -293,10 +278,10 @@ class DeviceOperators:
                 same = other is kind
                 if phase != FORWARD:
                     ready = self._product_alone(ready)
-                found = by_law(ready, op, other_phase, self.precision, looked_up=False)
+                launch = by_law(ready, op, other_phase, self.precision, looked_up=False)
                 note = f"{words(kind)} {words(phase)} not measured: from {words(other)} forward"
                 return changed(
-                    found, note, factor=factor, least=0.0 if same else MATRIX_LOG_HALFWIDTH
+                    launch, note, factor=factor, least=0.0 if same else MATRIX_LOG_HALFWIDTH
                 )
         return None
 
@@ -381,14 +366,14 @@ def index_operators(
     laws: Iterable[OperatorLaw],
 ) -> dict[tuple[str, str], DeviceOperators]:
     """Laws by device and precision."""
-    found: dict[tuple[str, str], dict[tuple[str, str], Ready]] = {}
+    by_device: dict[tuple[str, str], dict[tuple[str, str], Ready]] = {}
     for law in laws:
         phase = law.phase
         if law.operator == OperatorClass.LOSS and phase == INPUT_GRADIENT:
             phase = BACKWARD  # what a loss's own backward pass is; its product stands apart
-        here = found.setdefault((law.device, law.precision), {})
+        here = by_device.setdefault((law.device, law.precision), {})
         here[law.operator, phase] = ready_of(law)
-    return {key: DeviceOperators(key[1], _like_forward(here)) for key, here in found.items()}
+    return {key: DeviceOperators(key[1], _like_forward(here)) for key, here in by_device.items()}
 
 
 def _like_forward(laws: dict[tuple[str, str], Ready]) -> dict[tuple[str, str], Ready]:

@@ -1,17 +1,12 @@
-"""Which law a set of operator samples earns: a floor, columns, a learned residual.
+"""Operator samples of one population per device to laws, with errors on sizes left out.
 
-The floor comes first: rows on it show the host, not the device, so they say nothing about the
-columns and are judged by none. Then the column sets of `operator.values.column_sets` are each
-fitted without one whole size at a time and judged on it. The simplest one stands unless a richer
-one lowers the mean absolute log error by more than the standard error of that gain over the rows
-(the one-standard-error rule: Breiman et al., Classification and Regression Trees, 1984, section
-3.4.3): what noise can give does not count as physics. A learned residual has to gain twice as
-much, because several reaches are tried.
-
-Operator samples of one population per device to laws, with errors on sizes left out.
-
-One law per (device kind, precision, class of operators, pass). Which columns it has, whether it has
-a floor and a learned residual, leaving out whole sizes decides (`predict.operator.laws`).
+One law per (device kind, precision, class of operators, pass). The floor comes first: rows on it
+show the host, not the device, so they say nothing about the columns and are judged by none. Then
+the column sets of `operator.values.column_sets` are each fitted without one whole size at a time
+and judged on it. The simplest one stands unless a richer one lowers the mean absolute log error by
+more than the standard error of that gain over the rows (the one-standard-error rule: Breiman et
+al., Classification and Regression Trees, 1984, section 3.4.3): what noise can give does not count
+as physics. A learned residual has to gain twice as much, because several reaches are tried.
 """
 
 from __future__ import annotations
@@ -58,7 +53,7 @@ from hetplan.profiling.samples import OperatorPhase, OperatorSample
 # Floors that are tried: times that this share of the rows stays below.
 _FLOOR_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 _TURNS = 5
-"""Of sorting rows by the floor and fitting those above it, at most: it ends when no row moves."""
+"""Most rounds of sorting rows by the floor and fitting those above it; no row moves earlier."""
 _MIN_FOR_FLOOR = 8
 """Rows from which a floor is looked for: half of them on it still leave a fit of three columns."""
 _MIN_FOR_WAVES = 3
@@ -77,7 +72,7 @@ class Fit:
     floor: float
 
     def seconds(self, row: Sequence[float]) -> float:
-        """Of one launch alone; `row` has the values of `columns`."""
+        """Seconds of one launch alone; `row` has the values of `columns`."""
         return max(self.floor, predict(self.coefficients, row))
 
 
@@ -207,10 +202,10 @@ def _floor(
     errors = plain_errors = _errors(plain, rows, seconds)
     ordered = sorted(seconds)
     for share in _FLOOR_SHARES if len(seconds) >= _MIN_FOR_FLOOR else ():
-        found = _above(plain, rows, seconds, ordered[int(share * (len(ordered) - 1))])
-        if found is None:
+        above_edge = _above(plain, rows, seconds, ordered[int(share * (len(ordered) - 1))])
+        if above_edge is None:
             continue
-        fit, above = found
+        fit, above = above_edge
         tried = _errors(fit, rows, seconds)
         if fit.floor and sum(map(abs, tried)) < sum(map(abs, errors)):
             best, above_best, errors = fit, above, tried
@@ -303,7 +298,7 @@ class _Draft:
     key: _Key
     samples: tuple[OperatorSample, ...]
     sustained: tuple[tuple[str, float], ...]
-    """By what the products write."""
+    """Sustained rates by the format that the products write."""
     choice: Choice
 
     @property

@@ -1,28 +1,23 @@
-"""What a fit of operators found, as frozen values: one law per device, precision, class and pass.
+"""An operator's law as frozen values: one per device, precision, class and pass.
 
     seconds of one launch alone = max(floor, sum over terms of coefficient * column)
 
 The sum is the device's own time. The floor is the host's: below it a device waits for the next
-launch, which in a row of operators is hidden behind the one before (`layer.composed`). Columns:
-`predict.operator.values`.
+launch, which in a row of operators is hidden behind the one before (`layer.composed`).
 
-Values of an operator law's columns, for an operator that a layer runs or for a sample of one.
+Tiles: a product's result is cut into 128 x 128 tiles, each computed by one multiprocessor; tiles
+run in waves of as many as there are multiprocessors, and the last wave costs as much as a full one
+(NVIDIA, Matrix Multiplication Background User's Guide, sections 3.1 and 3.2). Where the number of
+multiprocessors is not known only the rounding to tiles counts.
 
-Tiles: a product's result is cut into 128 x 128 tiles, each of which one multiprocessor computes;
-tiles run in waves of as many as there are multiprocessors, and the last wave costs as much as a
-full one (NVIDIA, Matrix Multiplication Background User's Guide, sections 3.1 and 3.2). Where the
-number of multiprocessors is not known only the rounding to tiles counts.
-
-What measured shapes near the one asked for say beyond the physical law, and how far that holds.
+The learned residual is a kernel average of the law's own errors (Nadaraya 1964, Watson 1964),
 
     log seconds = log law + sum_i w_i r_i / (PRIOR_WEIGHT + sum_i w_i)
     w_i = exp(-d_i^2 / (2 reach^2)),  r_i = log(measured_i / law_i)
     d_i = distance to the i-th measured shape, in log2 of the sizes
 
-A kernel average of the law's own errors (Nadaraya 1964, Watson 1964), drawn to 0 where nothing
-near was measured: far from all measured shapes the law answers alone, so it cannot run away as a
-tree or a polynomial does. Whether a law has one at all, and its reach, leaving out whole sizes
-decides (`predict.operator.laws`).
+drawn to 0 far from all measured shapes, so it cannot run away as a tree or a polynomial does.
+Leaving out whole sizes decides whether a law has one (`operator.laws`).
 """
 
 from __future__ import annotations
@@ -62,9 +57,9 @@ class OperatorColumn(StrEnum):
     BYTES = "bytes"
     """`hetplan.model.operators.operator_bytes`."""
     OUTPUT_BYTES = "output_bytes"
-    """Of a product's result alone: written after the last operation, which nothing hides."""
+    """Bytes of a product's result: written after the last operation, which nothing hides."""
     TABLE_BYTES = "table_bytes"
-    """Of an embedding's backward pass: the table's gradient."""
+    """Bytes of the table's gradient in an embedding's backward pass."""
 
 
 OPERATOR_COEFFICIENT_UNITS: tuple[tuple[OperatorColumn, str], ...] = (
@@ -118,6 +113,17 @@ class MeasuredShape:
                 "time is more than 0: fit again"
             )
 
+    def operator(self, name: str) -> Operator:
+        """The shape as an operator of this class."""
+        return Operator(
+            operator=OperatorClass(name),
+            what="shape",
+            batch=self.batch,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedResidual:
@@ -149,9 +155,9 @@ class OperatorLaw:
     floor_seconds: float
     """Least time of one launch alone: the host's; 0: none was seen."""
     ranges: tuple[MeasuredRange, ...]
-    """Of `predict.operator.values.range_values`."""
+    """Measured ranges of what `range_values` names."""
     log_halfwidth: float
-    """Of the 90 % interval inside the measured ranges."""
+    """Half-width of the 90 % interval inside the measured ranges."""
     calibration: str
     """Which errors set the interval, in words."""
     rows: int
@@ -173,7 +179,26 @@ class OperatorLaw:
     large_seconds: float = 0.0
     """Times from which `large_log_halfwidth` holds: half of the rows; 0: all are as good."""
     large_log_halfwidth: float = 0.0
-    """Of the 90 % interval of the longer half, rows by their time: steps are made of those."""
+    """Half-width for the longer half, rows weighted by their time: steps are made of those."""
+
+    def sum_of_columns(self, op: Operator, output_precision: str = "") -> float:
+        """Seconds of one launch by the terms alone."""
+        return sum(
+            term.coefficient
+            * column_value(
+                term.column,
+                op,
+                self.phase,
+                self.precision,
+                output_precision,
+                self.multiprocessors,
+            )
+            for term in self.terms
+        )
+
+    def seconds(self, op: Operator) -> float:
+        """Seconds of one launch by the terms and the floor, without shapes and residual."""
+        return max(self.floor_seconds, self.sum_of_columns(op))
 
     def halfwidth_at(self, seconds: float) -> float:
         """Half-width inside the measured ranges of a launch that takes so long."""
@@ -211,7 +236,7 @@ _MULTIPROCESSORS = (
 
 
 def multiprocessors(device: str) -> int:
-    """Of this device kind; 0 where it is not known here."""
+    """Streaming multiprocessors of this device kind; 0: not known here."""
     for start, count in _MULTIPROCESSORS:
         if device.startswith(start):
             return count
@@ -354,7 +379,7 @@ def _weights(sample: OperatorSample) -> tuple[int, int]:
 
 
 _BLOCKS = 5
-"""As few as leave four fifths of the sizes to fit on."""
+"""Blocks of sizes: as few as leave four fifths of the sizes to fit on."""
 
 
 def _blocks(samples: Sequence[OperatorSample]) -> list[float]:
@@ -384,7 +409,7 @@ Point = tuple[float, ...]
 
 
 def point_of(batch: int, m: int, n: int, k: int) -> Point:
-    """Where a shape lies."""
+    """The shape's place: log2 of its sizes."""
     return (math.log2(max(batch, 1)), math.log2(m), math.log2(n), math.log2(max(k, 1)))
 
 

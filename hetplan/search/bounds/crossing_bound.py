@@ -58,8 +58,15 @@ from hetplan.search.bounds.order_free_bound import caps
 from hetplan.search.bounds.order_free_table import OrderFreeBounds
 from hetplan.search.space.family import Family
 from hetplan.search.space.optimizer_phase import Ends
-from hetplan.search.space.stage_pricer import ROLES
-from hetplan.search.space.stage_table import MIDDLE, Links
+from hetplan.search.space.stage_table import (
+    MIDDLE,
+    RENDEZVOUS_EXTRA,
+    ROLES,
+    SEND_BACKWARD,
+    SEND_FORWARD,
+    backward_wires,
+    forward_wires,
+)
 from hetplan.search.space.transfers import Transfers
 
 MAX_LISTED = 12
@@ -495,26 +502,26 @@ class CrossingBounds:
             [[not one.mask & two.mask for two in family.meshes] for one in family.meshes]
         )
         wire = np.full((islands, islands), np.inf)
-        busy = np.maximum(links.send_forward, links.send_backward)
+        busy = np.maximum(links[SEND_FORWARD], links[SEND_BACKWARD])
         for one in range(count):
             for two in range(count):
                 if apart[one, two]:
                     i, j = first[one], first[two]
                     wire[i, j] = min(wire[i, j], busy[one, two])
         alone = _sides(
-            first, islands, apart, (links.forward_wire, links.backward_wire),
-            (nodes.forward_wire, nodes.backward_wire), family,
+            first, islands, apart, (forward_wires(links), backward_wires(links)),
+            (forward_wires(nodes), backward_wires(nodes)), family,
         )  # fmt: skip
         batched = _sides(first, islands, apart, _exchanged(links), _exchanged(nodes), family)
         return _Wires(*alone, wire, batched)
 
 
-def _exchanged(links: Links) -> tuple[Floats, Floats]:
+def _exchanged(links: Floats) -> tuple[Floats, Floats]:
     """Seconds of an exchange for the stage below the boundary, and for the one above it."""
-    posted = links.rendezvous_extra
+    posted = links[RENDEZVOUS_EXTRA]
     return (
-        np.maximum(posted + links.forward_wire, links.send_backward),
-        np.maximum(posted + links.backward_wire, links.send_forward),
+        np.maximum(posted + forward_wires(links), links[SEND_BACKWARD]),
+        np.maximum(posted + backward_wires(links), links[SEND_FORWARD]),
     )
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.job.check import MIN_INTERLEAVED_STAGES
 from hetplan.kernels import kernel
+from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.search.bounds.order_free_bound import (

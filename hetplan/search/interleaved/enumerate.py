@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.job.check import MIN_INTERLEAVED_STAGES
 from hetplan.kernels import kernel
+from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.search.interleaved.memory import MemoryRoom
 from hetplan.search.interleaved.rows import (
     AWAY,
@@ -32,7 +32,7 @@ from hetplan.search.interleaved.rows import (
 )
 from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.space.family import Family
-from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
+from hetplan.search.space.stage_table import StageTable
 
 _INSIDE = 1e-12
 """A sum in another order differs by less than this part of itself."""
@@ -96,8 +96,7 @@ class _Listing:
     """Whether meshes of a region stand together."""
 
     def __post_init__(self) -> None:
-        islands = {island for each in self.space.family.meshes for island in each.islands}
-        self.regions = len(islands) > MAX_FREE_ISLANDS
+        self.regions = self.space.regions_apart
         left = [0]
         for place in reversed(self.held):
             left.append(left[-1] + max(place))

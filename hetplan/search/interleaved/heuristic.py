@@ -21,7 +21,7 @@ from hetplan.search.interleaved.rows import Row, passes_of
 from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.solver import RESOLUTION
 from hetplan.search.space.family import Family
-from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
+from hetplan.search.space.stage_table import StageTable
 
 
 def polish(row: Row, variant: Ints, units: Ints, budget: int) -> tuple[float, Ints, Ints, int]:
@@ -171,9 +171,7 @@ def legal(space: StageTable, runs: Runs) -> bool:
         used |= mask
     regions = [int(space.region[mesh]) for mesh, _ in runs]
     together = [region for region, _ in groupby(regions)]
-    if len({i for mesh in space.family.meshes for i in mesh.islands}) > MAX_FREE_ISLANDS and (
-        len(together) != len(set(together))
-    ):
+    if space.regions_apart and (len(together) != len(set(together))):
         return False
     return bool(space.may_be_first[runs[0][0]] and space.may_be_last[runs[-1][0]])
 

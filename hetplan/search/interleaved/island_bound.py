@@ -64,7 +64,7 @@ from hetplan.search.interleaved.rows import (
     row_terms,
 )
 from hetplan.search.interleaved.subsets import Slots, fill, most_behind, most_units
-from hetplan.search.one_f_one_b.replay import NEVER, Numbers, numbers_of
+from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.space.family import Family
 from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
 
@@ -86,22 +86,20 @@ class Borders(NamedTuple):
         return np.asarray(self.around < limit)
 
 
-def borders_of(
-    space: StageTable, numbers: Numbers, chunks: int, exchange: Exchange, stages: int
-) -> Borders:
+def borders_of(space: StageTable, chunks: int, exchange: Exchange, stages: int) -> Borders:
     """Of interleaved pipelines of so many stages."""
     m = space.num_microbatches
     passes = m * chunks * (space.forward + space.backward).min(axis=0)
     least = passes + space.after[:, :, chunks:].min(axis=(0, 2))
-    level = norm_levels(stages) * least_level(numbers)
-    norm = np.maximum(level, norm_levels(stages) * numbers.norm_links)
-    forward, backward, latency, posted = numbers.links
+    level = norm_levels(stages) * least_level(space)
+    norm = np.maximum(level, norm_levels(stages) * space.norm_links)
+    forward, backward, latency, posted = space.links
     below = np.maximum(posted + forward + latency, backward)
     above = np.maximum(posted + backward + latency, forward)
     found = []
     for messages, closing in ((m * chunks, norm), (m * (chunks - 1), level)):
         seconds = messages * np.maximum(forward, backward)
-        if exchange is Exchange.MEGATRON and numbers.rendezvous:
+        if exchange is Exchange.MEGATRON and space.rendezvous:
             seconds = np.maximum(seconds, least[None, :] + (messages - 1) * below + closing)
             seconds = np.maximum(seconds, least[:, None] + (messages - 1) * above + closing)
         found.append(seconds)
@@ -121,7 +119,7 @@ def norm_levels(stages: int) -> int:
     return (stages - 1).bit_length()
 
 
-def least_level(numbers: Numbers) -> float:
+def least_level(numbers: StageTable) -> float:
     """Least seconds of one level of it."""
     return float(min(numbers.norm_links.min(), numbers.norm_node_links.min()))
 
@@ -256,10 +254,9 @@ def island_program(
     space: StageTable, family: Family, room: MemoryRoom, exchange: Exchange, stages: int
 ) -> IslandProgram:
     """The program over all rows of so many stages."""
-    own = numbers_of(space)
-    numbers, both, least = _least_hops(space, own)
+    numbers, both, least = _least_hops(space)
     count, units, chunks = len(space.max_stages), space.num_layers, family.virtual_stages
-    norm = _least_norm(own, stages)
+    norm = _least_norm(space, stages)
     terms, allowed, alone, ending = [], [], [], NEVER
     n = np.arange(units + 1)
     for mesh in range(count):
@@ -284,7 +281,7 @@ def island_program(
         allowed=may,
         ending=ending,
         alone=np.array(alone),
-        borders=borders_of(space, own, chunks, exchange, stages),
+        borders=borders_of(space, chunks, exchange, stages),
         down=down._replace(extra=np.ascontiguousarray(extra[0])),
         up=tuple(each._replace(extra=np.ascontiguousarray(extra[1])) for each in up),
     )
@@ -315,24 +312,24 @@ def _slots(space: StageTable, costs: Sequence[Floats]) -> tuple[Slots, Sequence[
     ]
 
 
-def _least_norm(numbers: Numbers, stages: int) -> Floats:
+def _least_norm(numbers: StageTable, stages: int) -> Floats:
     """[M] least seconds of the sum of norms where a slot is of this mesh."""
     return numbers.norm_inside + norm_levels(stages) * least_level(numbers)
 
 
-def _least_hops(space: StageTable, numbers: Numbers) -> tuple[Numbers, Floats, Floats]:
+def _least_hops(space: StageTable) -> tuple[StageTable, Floats, Floats]:
     """With the least hop of every mesh inside it, [M, M] both ways of a hop, [M] of the least."""
-    links, at = numbers.links.copy(), np.arange(len(space.max_stages))
+    links, at = space.links.copy(), np.arange(len(space.max_stages))
     # A mesh has hops inside nodes where nodes have several of its stages, and others where more.
     inside = np.where(space.stages_per_node > 1, links[:, at, at], np.inf)
-    across = np.where(space.max_stages > space.stages_per_node, numbers.node_links, np.inf)
+    across = np.where(space.max_stages > space.stages_per_node, space.node_links, np.inf)
     links[:, at, at] = np.inf
     least = np.minimum(links.min(axis=2), links.min(axis=1))
     least = np.minimum(least, np.minimum(inside, across))
-    both = numbers.links[0] + numbers.links[1] + 2.0 * numbers.links[2]
+    both = space.links[0] + space.links[1] + 2.0 * space.links[2]
     links[:, at, at] = least
-    tied = np.broadcast_to(numbers.tied.min(axis=1)[:, None], numbers.tied.shape).copy()
-    changed = numbers._replace(links=links, node_links=least, tied=tied)
+    tied = np.broadcast_to(space.tied.min(axis=1)[:, None], space.tied.shape).copy()
+    changed = space._replace(links=links, node_links=least, tied=tied)
     return changed, both, least[0] + least[1] + 2.0 * least[2]
 
 

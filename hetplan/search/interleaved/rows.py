@@ -65,8 +65,8 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.kernels import kernel
-from hetplan.search.one_f_one_b.replay import NEVER, Numbers, boundaries_of, norm_seconds
-from hetplan.search.space.stage_table import FIRST, LAST
+from hetplan.search.one_f_one_b.replay import NEVER, boundaries_of, norm_seconds
+from hetplan.search.space.stage_table import FIRST, LAST, StageTable
 
 
 @kernel
@@ -332,7 +332,7 @@ class Row:
 
 
 def row_of(
-    numbers: Numbers,
+    numbers: StageTable,
     mesh: tuple[int, ...],
     most: Ints,
     chunks: int,
@@ -354,14 +354,14 @@ def row_of(
     batched = exchange is Exchange.MEGATRON and numbers.rendezvous
     return Row(
         mesh=mesh,
-        units=numbers.layers,
+        units=numbers.num_layers,
         exchange=exchange,
         rendezvous=numbers.rendezvous,
         arrays=Arrays(
-            microbatches=numbers.microbatches,
+            microbatches=numbers.num_microbatches,
             chunks=chunks,
-            lockstep=bool(batched and lockstep_applies(slots, numbers.microbatches)),
-            one_detour=numbers.microbatches == slots,
+            lockstep=bool(batched and lockstep_applies(slots, numbers.num_microbatches)),
+            one_detour=numbers.num_microbatches == slots,
             unit_forward=np.ascontiguousarray(numbers.forward[:, at].T),
             unit_backward=np.ascontiguousarray(numbers.backward[:, at].T),
             first=np.ascontiguousarray(ends[:, FIRST, :, at[0]]),
@@ -375,7 +375,7 @@ def row_of(
     )
 
 
-def _lead_back(numbers: Numbers, at: Ints, boundaries: Floats) -> None:
+def _lead_back(numbers: StageTable, at: Ints, boundaries: Floats) -> None:
     """Fill in the hop from the last slot to the first one."""
     last = len(at) - 1
     left, right = at[last], at[0]

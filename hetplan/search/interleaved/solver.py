@@ -33,7 +33,7 @@ from hetplan.search.interleaved.heuristic import (
 )
 from hetplan.search.interleaved.island_bound import IslandProgram, island_program, least_open
 from hetplan.search.interleaved.rows import Row, row_of, row_terms
-from hetplan.search.one_f_one_b.replay import NEVER, Numbers, numbers_of
+from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.solver import Best, OrderFreeBound
 from hetplan.search.space.family import Family
 from hetplan.search.space.stage_table import StageTable
@@ -99,10 +99,6 @@ class InterleavedSolver:
         """The numbers of the family's meshes."""
         return self._maker.unchunked_space(self.family)
 
-    @cached_property
-    def _numbers(self) -> Numbers:
-        return numbers_of(self.space)
-
     def _rows(self, limit: float) -> list[_Open]:
         """Rows that may have a step below `limit`, least bound first; kept once they are listed.
 
@@ -122,7 +118,7 @@ class InterleavedSolver:
     def _open(self, mesh: tuple[int, ...]) -> _Open:
         family, units = self.family, self.space.num_layers
         most = self._maker.chunk_memory.most_units(family, mesh, units)
-        row = row_of(self._numbers, mesh, most, family.virtual_stages, self._maker.exchange)
+        row = row_of(self.space, mesh, most, family.virtual_stages, self._maker.exchange)
         terms = row_terms(row.arrays, units)
         return _Open(row, terms, float(capacity_bound(row.arrays, terms, units)))
 

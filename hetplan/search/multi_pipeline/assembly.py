@@ -1,10 +1,10 @@
-"""From flows of templates to a legal plan whose pipelines are done together.
+"""From flows of columns to a legal plan whose pipelines are done together.
 
-Layers, recomputation and shapes come with the templates; how many microbatches each pipeline gets
-is decided on the plan's own times. Pipelines p with G_p sequences per tick need seconds T_p(m),
-which never falls with m. Wanted are whole m_p >= least_p with the sum of m_p G_p equal to the
-batch, and the least largest T_p(m_p). Exact: of all values that T_p(m) takes the least is found by
-bisection at which a sum of multiples, none above what each pipeline does in that time, is the
+Layers, recomputation and shapes come with the columns; how many microbatches each pipeline gets
+is decided on the plan's own times. A pipeline p with G_p sequences per microbatch needs seconds
+T_p(m), which never falls with m. Wanted are whole m_p >= least_p with the sum of m_p G_p equal to
+the batch, and the least largest T_p(m_p). Exact: of all values that T_p(m) takes the least is found
+by bisection at which a sum of multiples, none above what each pipeline does in that time, is the
 batch.
 
 """
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.kernel import pipeline_ends
 from hetplan.cost.step_model.plan import PipelineWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
@@ -25,8 +27,8 @@ from hetplan.job.spec import Job, Pins
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Shape
 from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
 from hetplan.plans.targets import target
-from hetplan.search.multi_pipeline.options import Options, shape_of
-from hetplan.search.multi_pipeline.templates import Flow
+from hetplan.search.multi_pipeline.columns import Flow
+from hetplan.search.multi_pipeline.stage_options import PartOptions
 from hetplan.search.space.allowed import matches
 from hetplan.search.space.family import Mesh
 from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
@@ -38,7 +40,7 @@ class Share:
     """One pipeline's part in the problem."""
 
     sequences: int
-    """Per tick, of all its data-parallel ranks."""
+    """Of a microbatch, over all data-parallel ranks."""
     least: int
     """Fewest microbatches that it can run."""
     seconds: Callable[[int], float]
@@ -213,17 +215,17 @@ class PricedPlan:
 
 
 def pipeline_of(
-    placed: StagePricer, options: Options, flow: Flow, microbatches: int
+    placed: StagePricer, options: PartOptions, flow: Flow, microbatches: int
 ) -> ChosenPipeline:
-    """The pipeline of a template with so many sequences per tick."""
-    template, units = flow.template, placed.units
-    last = len(template.options) - 1
+    """The pipeline of a column with so many sequences per microbatch."""
+    column, units = flow.column, placed.units
+    last = len(column.options) - 1
     names, stages = [island.name for island in placed.cluster.islands], []
     for s, (island, o, n) in enumerate(
-        zip(template.islands, template.options, template.layers, strict=True)
+        zip(column.islands, column.options, column.layers, strict=True)
     ):
         option = options.options[o]
-        shape = shape_of(placed, option, flow.flow // option.microbatch_size)
+        shape = replace(option.shape, dp=flow.flow // option.shape.microbatch_size)
         mesh = Mesh(islands=(island,), shapes=(shape,), max_stages=1)
         layers = (units.layers(n, first=s == 0, last=s == last),)
         stages.append(mesh.stage(names, layers, option.recompute, min(last + 1 - s, microbatches)))
@@ -269,13 +271,12 @@ class Assembler:
         except InputError:
             return None
         work = self.evaluator.pricer.costs(plan).work(plan)
-        rendezvous = sends_wait(plan)
         enough = not target(job.target).fewer_microbatches_than_stages
         shares = [
             Share(
                 sequences=sum(part.shape.samples for part in pipeline.stages[0].parts),
                 least=len(pipeline.stages) if enough else 1,
-                seconds=_ends(each, rendezvous=rendezvous),
+                seconds=partial(_unshared_seconds, each, rendezvous=sends_wait(plan)),
             )
             for pipeline, each in zip(chosen.pipelines, work, strict=True)
         ]
@@ -291,6 +292,10 @@ class Assembler:
         )
 
 
+def _unshared_seconds(work: PipelineWork, num_microbatches: int, *, rendezvous: bool) -> float:
+    return float(unshared_ends(work, num_microbatches, rendezvous=rendezvous).max())
+
+
 def with_microbatches(pipeline: ChosenPipeline, count: int) -> ChosenPipeline:
     """The same with so many microbatches and the schedule's own depths."""
     stages = len(pipeline.stages)
@@ -304,33 +309,16 @@ def with_microbatches(pipeline: ChosenPipeline, count: int) -> ChosenPipeline:
     )
 
 
-def _ends(work: PipelineWork, *, rendezvous: bool) -> Callable[[int], float]:
-    """Seconds of one pipeline by microbatches, as if it had its links for itself."""
-    hops = work.hops
+def unshared_ends(work: PipelineWork, num_microbatches: int, *, rendezvous: bool) -> Floats:
+    """[P] when the stages of one pipeline end, as if it had its links for itself."""
     depths = np.arange(len(work.stages), 0, -1)
-    forward = np.array([stage.forward[0] for stage in work.stages])
-    backward = np.array([stage.backward[0] for stage in work.stages])
-
-    def seconds(microbatches: int) -> float:
-        ends = pipeline_ends(
-            forward,
-            backward,
-            hops.send_forward,
-            hops.send_backward,
-            hops.wire_latency,
-            hops.rendezvous_extra,
-            depths,
-            microbatches,
-            rendezvous,
-        )
-        return float(ends.max())
-
-    return seconds
+    times = work.plain_times()._replace(warmup=depths, num_microbatches=num_microbatches)
+    return pipeline_ends(times, rendezvous)
 
 
 def plan_of_flows(
     placed: StagePricer,
-    options: Options,
+    options: PartOptions,
     flows: Sequence[Flow],
     counts: Sequence[int],
     *,

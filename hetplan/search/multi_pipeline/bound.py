@@ -1,6 +1,6 @@
 """No plan of several 1F1B pipelines whose sends wait has a shorter step than this.
 
-Proof. Pipeline p has the tick G_p and m_p microbatches, and the sum of all G_p m_p is the batch B.
+Proof. Pipeline p has m_p microbatches of G_p samples, and the sum of all G_p m_p is the batch B.
 Prices pi_k >= 0 of a device of class k (N_k of them) are such that sum N_k pi_k = B. If every
 pipeline that ends within T did fewer sequences G m than its devices cost, then
 
@@ -28,8 +28,8 @@ d = t_b + 2 t_c and g = t_b beta + t_c, is
 
     T / K >= m + sum over upstream C_j / K + sum over downstream (d C_j / K - g)
 
-With m >= price the right side is a sum over the stages, so its least value over all pipelines of a
-tick is found by a program over positions and layers (`multi_pipeline.pricing`), for K in an
+With m >= price the right side is a sum over the stages, so its least value over all pipelines of
+one G is found by a program over positions and layers (`multi_pipeline.pricing`), for K in an
 interval: its lower end stands for K, as the sum of all multiples of K is not negative where m >= r;
 where a pipeline may have fewer microbatches than stages its upper end does in what is taken off.
 
@@ -72,7 +72,7 @@ from hetplan.search.multi_pipeline.pricing import Bools
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """Paths of a tick whose bottleneck takes `low` to `high` seconds, of allowed options only."""
+    """Paths whose bottleneck takes `low` to `high` seconds, of allowed options only."""
 
     pricer: PathPricer
     low: float
@@ -87,15 +87,17 @@ class _Cell:
 
     def _orders(self) -> tuple[Bools, ...]:
         """Stages of a mesh stand next to each other: another one is before or after it."""
-        tick = self.pricer.tick
+        options = self.pricer.options
         if len(self.allowed) > 1:
             return ()
-        row = [mesh for mesh, _ in itertools.groupby(tick.mesh[list(self.path.options)].tolist())]
+        row = [
+            mesh for mesh, _ in itertools.groupby(options.mesh[list(self.path.options)].tolist())
+        ]
         for mesh in dict.fromkeys(row):
-            here = tick.mesh == mesh
+            here = options.mesh == mesh
             if row.count(mesh) > 1 and self._only_once(here):
                 between = row[row.index(mesh) + 1]
-                there = tick.mesh == between
+                there = options.mesh == between
                 # Not disjoint ones are told apart by `_shapes`; alike islands are one mesh here,
                 # so that another of them may stand on the other side.
                 if not self._disjoint(here, there) or not self._only_once(there):
@@ -109,26 +111,28 @@ class _Cell:
 
     def _only_once(self, here: Bools) -> bool:
         """Whether a pipeline cannot have two such meshes: one of its classes has one island."""
-        tick = self.pricer.tick
-        return bool((tick.use[here][0][tick.alone] > 0).any())
+        options = self.pricer.options
+        return bool((options.use[here][0][options.alone] > 0).any())
 
     def _disjoint(self, here: Bools, there: Bools) -> bool:
-        tick = self.pricer.tick
-        return not bool(((tick.use[here][0] > 0) & (tick.use[there][0] > 0) & tick.alone).any())
+        options = self.pricer.options
+        return not bool(
+            ((options.use[here][0] > 0) & (options.use[there][0] > 0) & options.alone).any()
+        )
 
     def _shapes(self) -> tuple[Bools, ...]:
         """An island is in one mesh."""
-        tick = self.pricer.tick
-        for place in np.flatnonzero(tick.alone):
-            here = tick.use[:, place] > 0
+        options = self.pricer.options
+        for place in np.flatnonzero(options.alone):
+            here = options.use[:, place] > 0
             layers: dict[int, int] = {}
             for o, n in zip(self.path.options, self.path.layers, strict=True):
                 if here[o]:
-                    mesh = int(tick.mesh[o])
+                    mesh = int(options.mesh[o])
                     layers[mesh] = layers.get(mesh, 0) + n
             if len(layers) > 1:
                 mesh = max(layers, key=lambda each: (layers[each], each))
-                same = tick.mesh == mesh
+                same = options.mesh == mesh
                 return self.allowed & (~here | same), self.allowed & ~same
         return ()
 
@@ -171,14 +175,14 @@ def sweep(
         parent: Path | None = None,
         known: float = 0.0,
     ) -> None:
-        stages = pricer.tick.fewest_stages, pricer.tick.most_stages
+        stages = pricer.options.fewest_stages, pricer.options.most_stages
         weight, path = pricer.least(prices, allowed, (low, high), stages, parent)
         if path is not None:
             cell = _Cell(pricer, low, high, allowed, path)
             heapq.heappush(heap, (max(known, low * weight), next(made), cell))
 
     for pricer in pricers:
-        every = np.ones((1, len(pricer.tick.forward)), dtype=np.bool_)
+        every = np.ones((1, len(pricer.options.forward)), dtype=np.bool_)
         for low, high in itertools.pairwise(_edges(pricer, limit)):
             push(pricer, low, high, every)
     told = 0
@@ -207,7 +211,7 @@ def sweep(
 def _edges(pricer: PathPricer, limit: float) -> list[float]:
     """Ends of the first intervals of the bottleneck's time, far apart."""
     shortest = float((pricer.layer + pricer.serial.min(axis=0)).min())
-    longest = float((pricer.layer * pricer.tick.num_layers + pricer.serial.max(axis=0)).max())
+    longest = float((pricer.layer * pricer.options.num_layers + pricer.serial.max(axis=0)).max())
     longest = max(shortest, min(longest, limit))
     count = 2 + int(np.log(longest / shortest) / _FIRST)
     return [float(edge) for edge in np.geomspace(shortest * 0.999, longest * 1.001, count)]
@@ -235,12 +239,12 @@ def multi_pipeline_bound(
 ) -> MultiPipelineBound:
     """The best bound that `rounds` of the cutting planes give, no more than the limit.
 
-    pricers: of every tick, at least one; `first`: prices to begin with; `on_bound`: told of every
-    bound at once, may raise. The bound is infinite where there is no pipeline at all.
+    pricers: by samples per microbatch, at least one; `first`: prices to begin with; `on_bound`:
+    told of every bound at once, may raise. The bound is infinite where there is no pipeline at all.
     """
     for pricer in pricers:
         pricer.limit = limit
-    devices = pricers[0].tick.devices
+    devices = pricers[0].options.devices
     prices = np.array(first) if first else _first_prices(pricers, batch)
     best = MultiPipelineBound(seconds=0.0, prices=tuple(prices.tolist()), paths=())
     paths: list[Path] = []
@@ -273,10 +277,10 @@ def _first_prices(pricers: Sequence[PathPricer], batch: int) -> Floats:
     """In proportion to the layers that a device of each class passes per second: by itself, or
     where it cannot be used so, together with others. None are 0 but of classes that no stage uses.
     """
-    devices = pricers[0].tick.devices
+    devices = pricers[0].options.devices
     rate, mixed = np.zeros(len(devices)), np.zeros(len(devices))
     for pricer in pricers:
-        use = pricer.tick.use
+        use = pricer.options.use
         each = 1.0 / (pricer.layer * use.sum(axis=1))
         alone = (use > 0).sum(axis=1) == 1
         np.maximum.at(rate, use[alone].argmax(axis=1), each[alone])

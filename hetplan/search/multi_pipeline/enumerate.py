@@ -1,11 +1,16 @@
 """Exhaustive search over plans of several pipelines, for small jobs.
 
-Every row is replayed with the fastest transfers that it can have; rows that are done within a limit
-must do the batch together (`least_prices`), and are then put into sequences and placed. Of each
-the variants of every pipeline are replayed once; combinations of them come by the latest end with
-the least reduction, which no step is below, then by the step composed of their reductions and
-updates, and what is left is placed and priced whole. Links that several transfers share, which only
-make steps longer, count in the last of these alone.
+    row       one pipeline without its cuts: meshes in order, stages of each, microbatches
+    variant   a cut of a row with the recomputation of every stage (`enumerate_rows`)
+    sequence  rows whose samples make up the batch and whose devices are there; order counts,
+              because stages are placed in it
+
+Variants of every row are replayed once, with the fastest transfers that they can have. Rows that
+end within a limit must do the batch together (`least_prices`), and are put into sequences. Of a
+placed sequence, variants are combined by their last end with the least reduction that their stages
+can have, which no step is below; combinations are composed as the cost room does
+(`_Placed.seconds`), every pipeline with its links for itself, and priced whole where that leaves
+them below the best.
 
 Prices p_i >= 0 of a device of island i such that no row (samples b_r, devices n_ri) is worth more
 than its devices, b_r <= sum_i n_ri p_i, bound what any rows do together: sum_i N_i p_i samples on
@@ -15,39 +20,44 @@ N_i devices. Where even the least such sum is below the batch, no plan consists 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise, product
 
 import numpy as np
 from scipy.optimize import linprog
 
-from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
-from hetplan.cost.step_model.plan import PlanCosts, exchange_of
-from hetplan.job.spec import Job
-from hetplan.model.layer_units import LayerUnits
-from hetplan.plans.assemble import device_ranges, positions
-from hetplan.plans.build import replica_of
+from hetplan.cost.step_model.end_of_step import EndOfStep
+from hetplan.cost.step_model.groups import copies_of
+from hetplan.cost.step_model.plan import (
+    PipelineWork,
+    PlanCosts,
+    exchange_of,
+    holders_of,
+    sends_wait,
+)
+from hetplan.cost.step_model.step import compose, norm_parts
+from hetplan.cost.step_model.values import seconds_of_parts
+from hetplan.errors import InputError
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan
-from hetplan.plans.plan import RecomputeGranularity, Replica, Schedule, Sharding
-from hetplan.plans.targets import target
-from hetplan.search.multi_pipeline.assembly import Assembler
+from hetplan.plans.plan import LayerRange, Plan, RecomputeGranularity, Schedule, Sharding
+from hetplan.search.multi_pipeline.assembly import Assembler, unshared_ends
 from hetplan.search.multi_pipeline.enumerate_rows import (
-    Ended,
-    Replicas,
     Row,
     Rows,
+    RowTables,
     TooManyError,
     Variants,
     number_of_variants,
 )
-from hetplan.search.multi_pipeline.enumerate_steps import Known, Steps
-from hetplan.search.multi_pipeline.enumerate_tables import Tables
 from hetplan.search.solver import Best
 from hetplan.search.space.families import Families
-from hetplan.search.space.plan_evaluator import PlanEvaluator
+from hetplan.search.space.stage_pricer import RECOMPUTE
+from hetplan.search.table_maker import TableMaker
 
 _SURE = 1e-7
 """Accuracy of the linear program."""
@@ -55,13 +65,12 @@ _SURE = 1e-7
 
 def least_prices(needs: Ints, samples: Ints, devices: Ints) -> Floats:
     """Prices with the least sum; needs: [R, I] devices of every row on every island."""
-    found = linprog(devices, A_ub=-needs, b_ub=-samples, bounds=(0, None), method="highs")
-    if found.x is None:  # no rows
+    solution = linprog(devices, A_ub=-needs, b_ub=-samples, bounds=(0, None), method="highs")
+    if solution.x is None:  # no rows
         return np.zeros(len(devices))
-    prices: Floats = np.maximum(found.x, 0.0)
+    prices: Floats = np.maximum(solution.x, 0.0)
     # What the program's accuracy leaves below a row's samples.
-    worth = needs @ prices
-    short = float(np.max(samples / np.maximum(worth, 1e-300), initial=1.0))
+    short = float(np.max(samples / np.maximum(needs @ prices, 1e-300), initial=1.0))
     return prices * max(1.0, short)
 
 
@@ -78,22 +87,18 @@ def least_step(
     """The least limit at which rows that take no longer may do the batch; infinite: never."""
     order = np.argsort(np.array(seconds), kind="stable")
     finite = int(np.count_nonzero(np.array(seconds) < np.inf))
-    low, high = 0, finite
-    if not enough(needs[order[:high]], samples[order[:high]], devices, batch):
-        return float("inf")
-    while high - low > 1:
-        middle = (low + high) // 2
-        some = order[:middle]
-        if enough(needs[some], samples[some], devices, batch):
-            high = middle
-        else:
-            low = middle
-    return float(seconds[order[high - 1]])
+
+    def may(count: int) -> bool:
+        return enough(needs[order[:count]], samples[order[:count]], devices, batch)
+
+    if not may(finite):
+        return math.inf
+    return float(seconds[order[bisect_left(range(finite), True, lo=1, key=may) - 1]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Rows that may stand in one plan, those that are done first before the others."""
+class _OpenRows:
+    """Rows that may stand in a plan below the target, earliest end first."""
 
     rows: tuple[Row, ...]
     seconds: dict[Row, float]
@@ -103,76 +108,17 @@ class Group:
     samples: Ints
     devices: Ints
     """[I] usable ones."""
-    least: float
-    """No plan of these rows has a shorter step."""
 
-    @staticmethod
-    def of(some: Sequence[tuple[float, Row]], cluster: Cluster, job: Job) -> Group:
-        """Of (seconds, row)."""
-        order = sorted(range(len(some)), key=lambda at: (some[at][0], at))
-        rows = tuple(some[at][1] for at in order)
-        seconds = [some[at][0] for at in order]
-        islands = cluster.islands
-        needs = np.array([row.devices(len(islands)) for row in rows], dtype=np.int64)
-        samples = np.array([row.samples for row in rows], dtype=np.int64)
-        devices = np.array([island.num_usable_devices for island in islands], dtype=np.int64)
-        return Group(
-            rows=rows,
-            seconds=dict(zip(rows, seconds, strict=True)),
-            needs=needs,
-            samples=samples,
-            devices=devices,
-            least=least_step(seconds, needs, samples, devices, job.global_batch_size),
-        )
+    def least(self, batch: int) -> float:
+        """No plan of these rows has a shorter step."""
+        seconds = [*self.seconds.values()]
+        return least_step(seconds, self.needs, self.samples, self.devices, batch)
 
     def below(self, limit: float) -> tuple[tuple[Row, ...], Floats]:
         """Rows below the limit, and prices of devices at which none is worth more than it needs."""
         count = sum(seconds < limit for seconds in self.seconds.values())
         prices = least_prices(self.needs[:count], self.samples[:count], self.devices)
         return self.rows[:count], prices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """Variants of one pipeline, as plain numbers, by when they end and have reduced at least."""
-
-    last: list[float]
-    positions: list[list[int]]
-    units: list[list[int]]
-    choices: list[list[int]]
-    slow: list[list[int]]
-    ends: list[list[float]]
-
-    @staticmethod
-    def of(ended: Ended, each: Variants, reductions: Floats, limit: float) -> Columns:
-        """Of one placement of a row; reductions: [P, parts, layers + 1, layers + 1] at least."""
-        which = ended.which
-        cut, slow = each.positions[which], each.slow[which]
-        stages = np.arange(slow.shape[1])
-        done = ended.ends + reductions[stages, slow, cut[:, :-1], cut[:, 1:]]
-        last = done.max(axis=1)
-        order = np.argsort(last, kind="stable")[: int(np.count_nonzero(last < limit))]
-        return Columns(
-            last=last[order].tolist(),
-            positions=cut[order].tolist(),
-            units=each.units[which][order].tolist(),
-            choices=each.choices[which][order].tolist(),
-            slow=slow[order].tolist(),
-            ends=ended.ends[order].tolist(),
-        )
-
-
-def combinations(
-    columns: Sequence[Columns], limit: Callable[[], float], taken: tuple[int, ...] = ()
-) -> Iterator[tuple[int, ...]]:
-    """One variant of each pipeline, all with ends below the limit, which may fall meanwhile."""
-    if len(taken) == len(columns):
-        yield taken
-        return
-    for w, last in enumerate(columns[len(taken)].last):
-        if last >= limit():
-            return
-        yield from combinations(columns, limit, (*taken, w))
 
 
 _MAX_DEVICES = 64
@@ -183,8 +129,8 @@ _MAX_SEQUENCES = 40_000
 """Rows put one after the other: about 100 microseconds each."""
 _MAX_VARIANTS = 1_000_000
 """Cuts and recomputations of all rows: about a microsecond each."""
-_MAX_STEPS = 100_000
-"""Composed steps: about 40 microseconds each."""
+_MAX_COMPOSED = 20_000
+"""Composed steps: about half a millisecond each."""
 _MAX_PRICED = 1_000
 """Plans priced whole: about 4 milliseconds each."""
 _SIMPLER = 10
@@ -195,57 +141,114 @@ _WIDTHS = (1.1, 1.5, math.inf)
 """Limits that are tried one after the other, over the least step: a good plan closes the rest."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Rows of a sequence on their devices."""
+
+    plan: Plan
+    """With some cuts."""
+    costs: PlanCosts
+
+    def seconds(
+        self,
+        starts: Sequence[Sequence[int]],
+        recompute: Sequence[Sequence[RecomputeGranularity]],
+    ) -> float:
+        """The step with other cuts, if every pipeline had its links for itself.
+
+        `starts`: of each pipeline the layers where its stages begin, and the number of layers.
+        """
+        pipelines = [
+            replace(
+                pipeline,
+                stages=tuple(
+                    replace(
+                        stage,
+                        chunks=(LayerRange(start=begin, stop=stop),),
+                        recompute=RECOMPUTE[again],
+                    )
+                    for stage, (begin, stop), again in zip(
+                        pipeline.stages, pairwise(row), choices, strict=True
+                    )
+                ),
+            )
+            for pipeline, row, choices in zip(self.plan.pipelines, starts, recompute, strict=True)
+        ]
+        group, cuts = self.plan.reduction_groups[0], sorted({at for row in starts for at in row})
+        plan = replace(
+            self.plan,
+            pipelines=tuple(pipelines),
+            # Whose they are follows from the layers; devices do not matter to the price.
+            reduction_groups=tuple(
+                replace(group, layers=LayerRange(start=begin, stop=stop))
+                for begin, stop in pairwise(cuts)
+            ),
+        )
+        work, rendezvous = self.costs.work(plan), sends_wait(plan)
+        ends = [
+            unshared_ends(each, each.pipeline.num_microbatches, rendezvous=rendezvous)
+            for each in work
+        ]
+        return compose(plan, self.costs, work, ends).step_seconds
+
+
 class _TooLongError(Exception):
     """The budget is spent."""
 
 
-def _copies(rows: Sequence[Row]) -> list[int]:
-    """Of the weights of every mesh that is used."""
-    return [sum(shape.dp for shape in mesh.shapes) for row in rows for mesh in row.meshes]
-
-
 @dataclass(kw_only=True)
-class Listing:
+class Enumeration:
     """Tries all plans of one job."""
 
+    maker: TableMaker
     assembler: Assembler
-    units: LayerUnits
     scale: int = 1
     """Of all budgets."""
     simple: bool = False
     """Only simple rows (`Rows.simple`): for a first plan, which proves nothing."""
-    known: Known = field(default_factory=Known)
-    steps: int = 0
-    """Composed."""
+    composed: int = 0
     priced: int = 0
-    _tables: dict[tuple[int, Sharding], Tables] = field(default_factory=dict)
-    _wires: PlanCosts | None = None
-
-    @property
-    def evaluator(self) -> PlanEvaluator:
-        """Of the job's plans."""
-        return self.assembler.evaluator
+    _rates: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def _budget(self, most: int) -> int:
         return most // _SIMPLER if self.simple else most * self.scale
+
+    @cached_property
+    def _legal(self) -> Families:
+        maker = self.maker
+        return Families(model=maker.model, cluster=maker.cluster, job=maker.job)
+
+    @cached_property
+    def _tables(self) -> RowTables:
+        return RowTables(maker=self.maker, recompute=self._legal.recompute)
+
+    @cached_property
+    def _rows(self) -> Rows:
+        maker = self.maker
+        return Rows(
+            model=maker.model,
+            cluster=maker.cluster,
+            job=maker.job,
+            units=maker.units().count,
+            most=self._budget(_MAX_ROWS),
+            simple=self.simple,
+        )
 
     def run(self, solver: int, best: Best) -> float:
         """Offer what is better than the best; no plan that was not looked at is below the result.
 
         That is the best's target where everything was looked at.
         """
-        ceiling = best.target
-        groups = self._groups(ceiling, best)
-        if groups is None:
+        rows = self._open_rows(best)
+        if rows is None:
             return 0.0
-        bound = min((each.least for each in groups), default=math.inf)
+        bound = rows.least(self.maker.job.global_batch_size) if rows.rows else math.inf
         try:
             for width in _WIDTHS:
                 if bound >= best.target:
                     break
                 limit = min(best.target, bound * width)
-                for each in groups:
-                    self._below(each, limit, solver, best)
+                self._below(rows, limit, solver, best)
                 bound = limit
         except (_TooLongError, TooManyError):
             return 0.0 if self.simple else bound
@@ -256,116 +259,75 @@ class Listing:
         best.listed += 1
         return best.target
 
-    # ---- what there is
-
-    @cached_property
-    def _rows(self) -> Rows:
-        each = self.evaluator
-        return Rows(
-            model=each.model,
-            cluster=each.cluster,
-            job=each.job,
-            units=self.units.count,
-            most=self._budget(_MAX_ROWS),
-            simple=self.simple,
-        )
-
-    def _groups(self, ceiling: float, best: Best) -> list[Group] | None:
-        """Rows below the ceiling; None where they are too many."""
-        each = self.evaluator
-        devices = sum(island.num_usable_devices for island in each.cluster.islands)
-        if devices > _MAX_DEVICES or exchange_of(each.job) is Exchange.DEEPSPEED:
+    def _open_rows(self, best: Best) -> _OpenRows | None:
+        """Rows below the target; None where they are too many."""
+        cluster, job = self.maker.cluster, self.maker.job
+        devices = [island.num_usable_devices for island in cluster.islands]
+        if sum(devices) > _MAX_DEVICES or exchange_of(job) is Exchange.DEEPSPEED:
             return None
         try:
             rows = self._rows.rows
         except TooManyError:
             return None
-        stages = [sum(row.stages) for row in rows]
-        if sum(number_of_variants(self.units.count, len(self.recompute), (n,)) for n in stages) > (
-            self._budget(_MAX_VARIANTS)
-        ):
+        units, choices = self.maker.units().count, len(self._legal.recompute)
+        count = sum(number_of_variants(units, choices, len(row.slots)) for row in rows)
+        if count > self._budget(_MAX_VARIANTS):
             return None
-        some = []
+        seconds = {}
         for row in rows:
             best.check_time()
-            seconds = self._least(row, ceiling)
-            if seconds < ceiling:
-                some.append((seconds, row))
-        return [Group.of(some, each.cluster, each.job)] if some else []
+            least = self._least(row, best.target)
+            if least < best.target:
+                seconds[row] = least
+        seconds = dict(sorted(seconds.items(), key=lambda each: each[1]))
+        needs = [row.devices(len(devices)) for row in seconds]
+        return _OpenRows(
+            rows=tuple(seconds),
+            seconds=seconds,
+            needs=np.array(needs, dtype=np.int64).reshape(len(seconds), len(devices)),
+            samples=np.array([row.samples for row in seconds], dtype=np.int64),
+            devices=np.array(devices, dtype=np.int64),
+        )
 
     def _least(self, row: Row, ceiling: float) -> float:
         """No plan with this row has a shorter step."""
-        job = self.evaluator.job
         shardings = self._shardings((row,))
         sharding = Sharding.OPTIMIZER if Sharding.OPTIMIZER in shardings else shardings[0]
-        loading = job.data_loading_seconds
-        return self._tables_of((row,), sharding).least_seconds(row, ceiling) + loading
+        last = self._tables.variants(row, sharding, ceiling).last
+        return float(last.min(initial=math.inf)) + self.maker.job.data_loading_seconds
 
-    def _below(self, group: Group, limit: float, solver: int, best: Best) -> None:
-        """Every plan of a group whose step is below the limit."""
-        rows, prices = group.below(limit)
-        if not rows:
+    def _shardings(self, rows: Sequence[Row]) -> tuple[Sharding, ...]:
+        copies = [sum(shape.dp for shape in mesh.shapes) for row in rows for mesh in row.meshes]
+        return self._legal.shardings(max(copies))
+
+    def _below(self, rows: _OpenRows, limit: float, solver: int, best: Best) -> None:
+        """Every plan of these rows whose step is below the limit."""
+        some, prices = rows.below(limit)
+        if not some:
             return
-        self._rows.most, found = self._budget(_MAX_SEQUENCES), []
-        cut_short = False
+        self._rows.most, cut_short = self._budget(_MAX_SEQUENCES), False
         if self.simple:
             self._rows.counted = 0
+        sequences: list[tuple[float, tuple[Row, ...], Sharding]] = []
         try:
-            for at, sequence in enumerate(self._rows.sequences(rows, prices.tolist())):
+            for at, sequence in enumerate(self._rows.sequences(some, prices.tolist())):
                 if at % 256 == 0:
                     best.check_time()
-                seconds = max(group.seconds[row] for row in sequence)
-                found += [(seconds, at, sequence, each) for each in self._shardings(sequence)]
+                seconds = max(rows.seconds[row] for row in sequence)
+                sequences += [(seconds, sequence, each) for each in self._shardings(sequence)]
         except TooManyError:
             # Those that were met may still hold a good plan.
             cut_short = True
-        found.sort(key=lambda each: each[:2])
-        for tried, (seconds, _, sequence, sharding) in enumerate(found):
+        sequences.sort(key=lambda each: each[0])
+        for tried, (seconds, sequence, sharding) in enumerate(sequences):
             if seconds >= min(limit, best.target):
                 break
             if self.simple and tried > _TRIED and best.wanted(solver) < math.inf:
                 raise _TooLongError
             best.check_time()
-            self._try(sequence, sharding, min(limit, best.target), solver, best)
+            self._try(sequence, sharding, limit, solver, best)
         if cut_short and not self.simple:
             raise TooManyError
-
-    @cached_property
-    def _legal(self) -> Families:
-        each = self.evaluator
-        return Families(model=each.model, cluster=each.cluster, job=each.job)
-
-    @property
-    def recompute(self) -> tuple[RecomputeGranularity, ...]:
-        """What a stage may recompute."""
-        return self._legal.recompute
-
-    def _shardings(self, rows: Sequence[Row]) -> tuple[Sharding, ...]:
-        return self._legal.shardings(max(_copies(rows)))
-
-    def _tables_of(self, rows: Sequence[Row], sharding: Sharding) -> Tables:
-        each = self.evaluator
-        tps = {shape.tp for row in rows for mesh in row.meshes for shape in mesh.shapes}
-        padded = target(each.job.target).padded_vocab_size(each.model.vocab_size, math.lcm(*tps))
-        key = (padded, sharding)
-        found = self._tables.get(key)
-        if found is None:
-            found = self._tables[key] = Tables(
-                model=each.model,
-                cluster=each.cluster,
-                job=each.job,
-                predictor=each.predictor,
-                layer_units=self.units,
-                recompute=self.recompute,
-                sharding=sharding,
-                padded=padded,
-                wires=self._wires,
-            )
-            if self._wires is None:
-                # Transfers are the same with every padding and sharding.
-                self._wires = found.costs
-                found = self._tables[key] = replace(found, wires=found.costs)
-        return found
 
     # ---- one sequence
 
@@ -377,44 +339,37 @@ class Listing:
         solver: int,
         best: Best,
     ) -> None:
-        tables = self._tables_of(rows, sharding)
-        placed = self._placed(rows)
-        if placed is None:
+        variants = [self._tables.variants(row, sharding, limit) for row in rows]
+        if not all(each.last.size for each in variants):
             return
-        ended: list[Ended] = []
-        for row, replicas in zip(rows, placed, strict=True):
-            ended.append(tables.ended(row, replicas, limit))
-            if not ended[-1].which.size:
-                return
-        steps = Steps(
-            tables=tables,
-            rows=rows,
-            placed=placed,
-            hops=tuple(each.hops for each in ended),
-            shards=1 if sharding is Sharding.NONE else math.lcm(*_copies(rows)),
-            known=self.known,
-        )
-        after = steps.least_after
-        if max(float(each.last[0]) for each in ended) + after >= limit:
-            return
-        columns: list[Columns] = []
-        for p, (row, each) in enumerate(zip(rows, ended, strict=True)):
-            reductions = steps.least_reductions(p)
-            columns.append(Columns.of(each, tables.variants(row, limit), reductions, limit - after))
-            if not columns[-1].last:
-                return
-        for picks in combinations(columns, lambda: min(limit, best.target) - after):
-            self.steps += 1
-            if self.steps > self._budget(_MAX_STEPS):
+        evaluator = self.assembler.evaluator
+        try:
+            plan = evaluator.place(self._chosen(rows, sharding, variants, [0] * len(rows)))
+        except InputError:
+            return  # they have no room beside each other
+        placed = _Placed(plan, evaluator.pricer.costs(plan))
+        costs, work = placed.costs, placed.costs.work(plan)
+        after = self._after(costs, work)
+        starts = [self._tables.positions(each.units).tolist() for each in variants]
+        columns = []
+        for p, (row, each) in enumerate(zip(rows, variants, strict=True)):
+            last = self._reduced(costs, work, p, row, each)
+            open_ones = np.flatnonzero(last < limit - after)
+            order = open_ones[np.argsort(last[open_ones], kind="stable")]
+            columns.append([(float(last[v]), v) for v in order.tolist()])
+        for picks in _combinations(columns, lambda: min(limit, best.target) - after):
+            self.composed += 1
+            if self.composed > self._budget(_MAX_COMPOSED):
                 raise _TooLongError
-            pairs = [*zip(columns, picks, strict=True)]
-            seconds = steps.seconds(
-                [each.positions[w] for each, w in pairs],
-                [each.ends[w] for each, w in pairs],
-                [each.slow[w] for each, w in pairs],
+            seconds = placed.seconds(
+                [each[v] for each, v in zip(starts, picks, strict=True)],
+                [
+                    [self._legal.recompute[k] for k in each.recompute[v]]
+                    for each, v in zip(variants, picks, strict=True)
+                ],
             )
             if seconds < min(limit, best.target):
-                self._offer(self._chosen(rows, tables, columns, picks), solver, best)
+                self._offer(self._chosen(rows, sharding, variants, picks), solver, best)
 
     def _offer(self, chosen: ChosenPlan, solver: int, best: Best) -> None:
         self.priced += 1
@@ -424,62 +379,121 @@ class Listing:
         if whole is not None:
             best.offer(solver, whole.chosen, whole.seconds)
 
-    def _placed(self, rows: Sequence[Row]) -> tuple[Replicas, ...] | None:
-        """Devices of every stage, as `hetplan.plans.build` places them; None: they have no room."""
-        cluster = self.evaluator.cluster
-        slots = [row.slots for row in rows]
-        wanted: dict[int, list[tuple[int, int, int]]] = {}
-        for p, meshes in enumerate(slots):
-            for s, mesh in enumerate(meshes):
-                for part, at in enumerate(mesh.islands):
-                    wanted.setdefault(at, []).append((p, s, part))
-        found: dict[tuple[int, int, int], Replica] = {}
-        for at, mine in wanted.items():
-            island = cluster.islands[at]
-            shapes = [slots[p][s].shapes[part] for p, s, part in mine]
-            sizes = [shape.num_devices for shape in shapes]
-            starts = positions(sizes, island.devices_per_node, len(island.usable_nodes))
-            if starts is None:
-                return None
-            for where, shape, start in zip(mine, shapes, starts, strict=True):
-                devices = device_ranges(cluster, island, start, shape.num_devices)
-                found[where] = replica_of(shape, devices)
-        return tuple(
-            tuple(
-                tuple(found[p, s, part] for part in range(len(mesh.islands)))
-                for s, mesh in enumerate(meshes)
+    def _after(self, costs: PlanCosts, work: Sequence[PipelineWork]) -> float:
+        """What follows the last reduction, at least."""
+        loading = self.maker.job.data_loading_seconds
+        firsts_known = all(len(pipeline.stages[0].units) == 1 for pipeline in work)
+        if not self._tables.clips or not firsts_known:
+            return loading
+        return loading + seconds_of_parts(norm_parts(costs, work))
+
+    def _reduced(
+        self,
+        costs: PlanCosts,
+        work: Sequence[PipelineWork],
+        p: int,
+        row: Row,
+        variants: Variants,
+    ) -> Floats:
+        """[V] when the last stage of pipeline p has reduced its weights, at least.
+
+        Per parameter of a stage a piece of its layers takes no less than the best of all pieces,
+        with whatever stages of the other pipelines.
+        """
+        done = variants.ends.copy()
+        cuts = self._tables.positions(variants.units)
+        others = [range(len(each.stages)) for q, each in enumerate(work) if q != p]
+        for s in range(len(row.slots)):
+            rate = min(
+                self._rate(costs, work, [*met[:p], s, *met[p:]], p) for met in product(*others)
             )
-            for p, meshes in enumerate(slots)
-        )
+            weights = _weights(work[p], s).min(axis=0)
+            done[:, s] += rate * weights[cuts[:, s], cuts[:, s + 1]]
+        last: Floats = done.max(axis=1)
+        return last
+
+    def _rate(
+        self, costs: PlanCosts, work: Sequence[PipelineWork], stages: Sequence[int], p: int
+    ) -> float:
+        """Least seconds per parameter of pipeline p's stage, where these stages reduce together."""
+        settings, members = costs.settings, [work[q].stages[s] for q, s in enumerate(stages)]
+        replicas = [unit.replica for stage in members for unit in stage.units]
+        key = (settings.sharding, settings.model.vocab_size, p, *replicas, settings.shards)
+        found = self._rates.get(key)
+        if found is None:
+            copies = copies_of(
+                settings.cluster, holders_of(replicas, expert=False), settings.shards
+            )
+            group = EndOfStep(
+                known=settings.known,
+                island=members[0].unit.island,
+                job=settings.job,
+                reduction_precision=settings.reduction_precision,
+                dense=copies,
+                experts=copies,
+                sharding=settings.sharding,
+                offload=settings.offload,
+                predictor=settings.predictor,
+            )
+            own = _weights(work[p], stages[p]).max(axis=0)
+            sent = np.max([_weights(work[q], s).min(axis=0) for q, s in enumerate(stages)], axis=0)
+            pieces = {*zip(own.ravel().tolist(), sent.ravel().tolist(), strict=True)}
+            found = self._rates[key] = min(
+                seconds_of_parts(group.reduction(most)) / held for held, most in pieces if held
+            )
+        return found
 
     def _chosen(
         self,
         rows: Sequence[Row],
-        tables: Tables,
-        columns: Sequence[Columns],
+        sharding: Sharding,
+        variants: Sequence[Variants],
         picks: Sequence[int],
     ) -> ChosenPlan:
-        pipelines = tuple(
-            self._pipeline(row, each.units[w], [tables.recompute[k] for k in each.choices[w]])
-            for row, each, w in zip(rows, columns, picks, strict=True)
-        )
-        return ChosenPlan(pipelines=pipelines, sharding=tables.sharding)
-
-    def _pipeline(
-        self, row: Row, units: Sequence[int], recompute: Sequence[RecomputeGranularity]
-    ) -> ChosenPipeline:
-        islands, last = self.evaluator.cluster.islands, len(units) - 1
-        names = [island.name for island in islands]
-        return ChosenPipeline(
-            stages=tuple(
+        names, units = self.maker.island_names, self.maker.units()
+        pipelines = []
+        for row, each, v in zip(rows, variants, picks, strict=True):
+            last = len(row.slots) - 1
+            stages = [
                 mesh.stage(
                     names,
-                    (self.units.layers(int(units[s]), first=s == 0, last=s == last),),
-                    recompute[s],
+                    (units.layers(int(each.units[v, s]), first=s == 0, last=s == last),),
+                    self._legal.recompute[each.recompute[v, s]],
                     row.depths[s],
                 )
                 for s, mesh in enumerate(row.slots)
-            ),
-            num_microbatches=row.microbatches,
-            schedule=Schedule(name="1f1b"),
-        )
+            ]
+            pipelines.append(
+                ChosenPipeline(
+                    stages=tuple(stages),
+                    num_microbatches=row.microbatches,
+                    schedule=Schedule(name="1f1b"),
+                )
+            )
+        return ChosenPlan(pipelines=tuple(pipelines), sharding=sharding)
+
+
+def _combinations(
+    columns: Sequence[Sequence[tuple[float, int]]],
+    limit: Callable[[], float],
+    taken: tuple[int, ...] = (),
+) -> Iterator[tuple[int, ...]]:
+    """One variant of each pipeline, all with ends below the limit, which may fall meanwhile."""
+    if len(taken) == len(columns):
+        yield taken
+        return
+    for last, variant in columns[len(taken)]:
+        if last >= limit():
+            return
+        yield from _combinations(columns, limit, (*taken, variant))
+
+
+def _weights(work: PipelineWork, s: int) -> Floats:
+    """[parts, starts, stops] parameters of every run of layers on the parts of a stage."""
+    found = []
+    for unit in work.stages[s].units:
+        before = np.array(unit.parameters)
+        held = np.maximum(before[None, :] - before[:, None], 0.0)
+        held[0, -1] -= unit.shared_parameters
+        found.append(held)
+    return np.stack(found)

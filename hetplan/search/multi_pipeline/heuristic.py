@@ -1,12 +1,12 @@
-"""Good plans of several pipelines: templates, their flows, whole plans, and a search around them.
+"""Good plans of several pipelines: columns, their flows, whole plans, and a search around them.
 
-1. At a guess T of the step, candidates (the best templates of every island alone, and what the
-   bound met) and the flows that do most sequences (`templates.flows`); T is corrected until they do
+1. At a guess T of the step, candidates (the best columns of every island alone, and what the
+   bound met) and the flows that do most sequences (`columns.flows`); T is corrected until they do
    the batch.
 2. Every choice of flows becomes a plan whose pipelines end together (`assembly`), priced whole.
 3. The best plans are changed a little at a time (`solver`).
 
-Memory depends on how many ranks share the optimizer's state, so templates are made for several
+Memory depends on how many ranks share the optimizer's state, so columns are made for several
 least numbers of them, and may then only be used with as many data-parallel ranks.
 """
 
@@ -14,27 +14,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
-from hetplan.plans.chosen import ChosenPlan
+from hetplan.plans.chosen import ChosenPlan, Shape
 from hetplan.search.multi_pipeline.assembly import Assembler, PricedPlan, plan_of_flows
-from hetplan.search.multi_pipeline.microbatch_samples import Tick
-from hetplan.search.multi_pipeline.options import Options
-from hetplan.search.multi_pipeline.paths import Path
-from hetplan.search.multi_pipeline.templates import (
+from hetplan.search.multi_pipeline.columns import (
+    Column,
+    ColumnMaker,
     Flow,
     MeshChoice,
-    Template,
-    TemplateMaker,
     flows_of,
     mesh_choices,
     most_sequences,
     stage_counts,
 )
+from hetplan.search.multi_pipeline.paths import Path
+from hetplan.search.multi_pipeline.stage_options import MeshOptions, PartOptions
 from hetplan.search.space.family import Mesh
 from hetplan.search.space.stage_pricer import StagePricer
 
@@ -51,9 +50,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A template, what it does in the time that was asked, and how it may be used."""
+    """A column, what it does in the time that was asked, and how it may be used."""
 
-    template: Template
+    column: Column
     microbatches: int
     flows: tuple[int, ...]
     worth: float
@@ -64,15 +63,15 @@ class Candidate:
 class Pool:
     """Makes candidates of one job."""
 
-    options: Options
+    options: PartOptions
     cluster: Cluster
     prices: Floats
     """[C] of a device, by class."""
     most_stages: int
     check: Callable[[], None] | None = None
-    """Called for every template; may raise."""
+    """Called for every column; may raise."""
     known: Sequence[Known] = ()
-    makers: dict[int, TemplateMaker] = field(default_factory=dict)
+    makers: dict[int, ColumnMaker] = field(default_factory=dict)
 
     @property
     def place_of(self) -> dict[int, int]:
@@ -111,17 +110,17 @@ class Pool:
         )
         return [one for one in found if one is not None]
 
-    def _maker(self, shards: int) -> TemplateMaker:
+    def _maker(self, shards: int) -> ColumnMaker:
         maker = self.makers.get(shards)
         if maker is None:
-            maker = self.makers[shards] = TemplateMaker(
+            maker = self.makers[shards] = ColumnMaker(
                 options=self.options, most_stages=self.most_stages, shards=shards
             )
         return maker
 
     def _tried(
         self,
-        maker: TemplateMaker,
+        maker: ColumnMaker,
         meshes: Sequence[MeshChoice],
         counts: Sequence[int],
         seconds: float,
@@ -131,14 +130,14 @@ class Pool:
         made = maker.best(meshes, counts, seconds)
         if made is None:
             return None
-        template, microbatches = made
-        flows = flows_of(template, self.options, self.cluster, self.options.batch, maker.shards)
+        column, microbatches = made
+        flows = flows_of(column, self.options, self.cluster, self.options.batch, maker.shards)
         if not flows:
             return None
         place = self.place_of
-        price = sum(self.prices[place[island]] * use for island, use in template.use)
+        price = sum(self.prices[place[island]] * use for island, use in column.use)
         worth = microbatches / price if price > 0 else np.inf
-        return Candidate(template=template, microbatches=microbatches, flows=flows, worth=worth)
+        return Candidate(column=column, microbatches=microbatches, flows=flows, worth=worth)
 
 
 _MAX_PIPELINES = (2, 3, 4, 6)
@@ -152,8 +151,8 @@ class Primal:
     """Finds plans of one job."""
 
     placed: StagePricer
-    options: Options
-    ticks: Sequence[Tick]
+    options: PartOptions
+    mesh_options: Sequence[MeshOptions]
     assembler: Assembler
     check: Callable[[], None] | None = None
     """Called every now and then; may raise."""
@@ -175,7 +174,7 @@ class Primal:
             prices=prices,
             most_stages=min(self.most_stages, self.options.stage_limit),
             check=self.check,
-            known=known_rows(paths, self.ticks, self.options),
+            known=known_rows(paths, self.mesh_options, self.options),
         )
         found: dict[ChosenPlan, PricedPlan] = {}
         seconds, batch = guess_seconds, self.options.batch
@@ -203,7 +202,7 @@ class Primal:
         self, candidates: Sequence[Candidate], most_pipelines: int
     ) -> tuple[int, tuple[Flow, ...]]:
         return most_sequences(
-            [each.template for each in candidates],
+            [each.column for each in candidates],
             [each.flows for each in candidates],
             [each.microbatches for each in candidates],
             self.placed.cluster,
@@ -214,7 +213,7 @@ class Primal:
     def _wholes(self, flows: Sequence[Flow], candidates: Sequence[Candidate]) -> list[PricedPlan]:
         if not flows:
             return []
-        counts = {id(each.template): each.microbatches for each in candidates}
+        counts = {id(each.column): each.microbatches for each in candidates}
         found = []
         sharded = (True, False) if self.options.most_shards > 1 else (False,)
         for shard in sharded:
@@ -222,7 +221,7 @@ class Primal:
                 self.placed,
                 self.options,
                 flows,
-                [counts[id(flow.template)] for flow in flows],
+                [counts[id(flow.column)] for flow in flows],
                 shard=shard,
             )
             balanced = self.assembler.balanced(chosen)
@@ -236,20 +235,22 @@ class Primal:
         return found
 
 
-def known_rows(paths: Sequence[Path], ticks: Sequence[Tick], options: Options) -> tuple[Known, ...]:
+def known_rows(
+    paths: Sequence[Path], mesh_options: Sequence[MeshOptions], options: PartOptions
+) -> tuple[Known, ...]:
     """Meshes and numbers of stages of paths whose meshes are on one island each.
 
     Islands of a class are taken in turn.
     """
-    by_samples = {tick.samples: tick for tick in ticks}
-    positions: dict[tuple[int, int, int], list[int]] = {}
+    by_samples = {each.samples: each for each in mesh_options}
+    positions: dict[tuple[int, Shape], list[int]] = {}
     for o, option in enumerate(options.options):
-        positions.setdefault((option.place, option.tp, option.microbatch_size), []).append(o)
+        positions.setdefault((option.place, option.shape), []).append(o)
     found: dict[Known, None] = {}
     for path in paths:
-        tick = by_samples[path.samples]
-        row = [int(tick.mesh[o]) for o in reversed(path.options)]
-        meshes = [(tick.meshes[mesh], len([*same])) for mesh, same in itertools.groupby(row)]
+        own = by_samples[path.samples]
+        row = [int(own.mesh[o]) for o in reversed(path.options)]
+        meshes = [(own.meshes[mesh], len([*same])) for mesh, same in itertools.groupby(row)]
         if any(len(mesh.islands) > 1 for mesh, _ in meshes):
             continue
         for turn in range(max(len(each.islands) for each in options.classes)):
@@ -262,15 +263,15 @@ def known_rows(paths: Sequence[Path], ticks: Sequence[Tick], options: Options) -
 def _known(
     meshes: Sequence[tuple[Mesh, int]],
     turn: int,
-    options: Options,
-    positions: dict[tuple[int, int, int], list[int]],
+    options: PartOptions,
+    positions: dict[tuple[int, Shape], list[int]],
 ) -> Known | None:
     places = {island: c for c, each in enumerate(options.classes) for island in each.islands}
     choices = []
     for mesh, _ in meshes:
         place, shape = places[mesh.islands[0]], mesh.shapes[0]
         islands = options.classes[place].islands
-        which = positions.get((place, shape.tp, shape.microbatch_size))
+        which = positions.get((place, replace(shape, dp=1)))
         if which is None:
             return None
         choices.append(MeshChoice(island=islands[turn % len(islands)], options=tuple(which)))

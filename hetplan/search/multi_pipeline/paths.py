@@ -1,4 +1,4 @@
-"""Which pipeline of a tick weighs least, of those that have a bottleneck of about this time?
+"""Which pipeline of these options weighs least, of those that have a bottleneck of about this time?
 
 A path is the row of options of a pipeline's stages; its weight is a lower bound of its step over
 its bottleneck's time where it does as many microbatches as the price of its devices
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.search.multi_pipeline.microbatch_samples import Tick
 from hetplan.search.multi_pipeline.pricing import Bools, cheapest_path, weigh_turns
+from hetplan.search.multi_pipeline.stage_options import MeshOptions
 from hetplan.search.space.stage_table import FIRST, LAST, MIDDLE
 
 
@@ -30,9 +30,9 @@ NO_FILL = Mode(down=0.0, bonus=0.0)
 """(a) alone."""
 
 
-def modes_of(tick: Tick) -> tuple[Mode, ...]:
+def modes_of(options: MeshOptions) -> tuple[Mode, ...]:
     """(c), (b), half of each, and (a) of `hetplan.search.multi_pipeline.bound`."""
-    turn = _largest_turn(tick, waits=tick.rendezvous)
+    turn = _largest_turn(options, waits=options.rendezvous)
     return (
         Mode(down=2.0, bonus=1.0),
         Mode(down=1.0, bonus=turn),
@@ -41,17 +41,17 @@ def modes_of(tick: Tick) -> tuple[Mode, ...]:
     )
 
 
-def _largest_turn(tick: Tick, *, waits: bool) -> float:
+def _largest_turn(options: MeshOptions, *, waits: bool) -> float:
     """Of all stages but last ones, the largest part of a turn that its shorter pass takes."""
-    layers = np.arange(1, tick.num_layers + 1)
+    layers = np.arange(1, options.num_layers + 1)
     largest = 0.0
     for role in (FIRST, MIDDLE):
-        forward, backward = tick.extra_forward[role], tick.extra_backward[role]
+        forward, backward = options.extra_forward[role], options.extra_backward[role]
         if waits:
-            forward = forward + (0.0 if role == FIRST else tick.arrive_forward)
-            backward = backward + tick.arrive_backward
-        forward = forward[:, None] + tick.forward[:, None] * layers
-        backward = backward[:, None] + tick.backward[:, None] * layers
+            forward = forward + (0.0 if role == FIRST else options.arrive_forward)
+            backward = backward + options.arrive_backward
+        forward = forward[:, None] + options.forward[:, None] * layers
+        backward = backward[:, None] + options.backward[:, None] * layers
         shorter = np.minimum(forward, backward)
         largest = max(largest, float((shorter / (forward + backward)).max()))
     return largest
@@ -62,7 +62,7 @@ class Path:
     """Stages of one pipeline, last stage first, and where its bottleneck may be."""
 
     samples: int
-    """Its tick."""
+    """Its options."""
     options: tuple[int, ...]
     layers: tuple[int, ...]
     bottleneck_seconds: float
@@ -118,9 +118,9 @@ _GAINED = 1e-4
 
 @dataclass(slots=True)
 class PathPricer:
-    """Cheapest paths of one tick at device prices."""
+    """Cheapest paths of stages with so many samples per microbatch at device prices."""
 
-    tick: Tick
+    options: MeshOptions
     layer: Floats
     wire: Floats
     serial: Floats
@@ -136,29 +136,29 @@ class PathPricer:
         """[4, O, W + 1] units that fit in a pipeline of so many microbatches."""
         found = self.known.get(microbatches)
         if found is None:
-            found = self.known[microbatches] = self.tick.most_layers(
+            found = self.known[microbatches] = self.options.most_layers(
                 microbatches,
-                self.tick.most_stages,
+                self.options.most_stages,
             )
         return found
 
     @staticmethod
-    def of(tick: Tick) -> PathPricer:
+    def of(options: MeshOptions) -> PathPricer:
         """Ready to price."""
-        extra = tick.extra_forward + tick.extra_backward
+        extra = options.extra_forward + options.extra_backward
         wire = extra.copy()
         for role in range(4):
             if not role & FIRST:
-                wire[role] += tick.arrive_forward
+                wire[role] += options.arrive_forward
             if not role & LAST:
-                wire[role] += tick.arrive_backward
-        waits = tick.rendezvous
+                wire[role] += options.arrive_backward
+        waits = options.rendezvous
         return PathPricer(
-            tick=tick,
-            layer=tick.forward + tick.backward,
+            options=options,
+            layer=options.forward + options.backward,
             wire=wire,
             serial=wire if waits else extra,
-            modes=modes_of(tick),
+            modes=modes_of(options),
             known={},
         )
 
@@ -178,9 +178,9 @@ class PathPricer:
         if self.check is not None:
             self.check()
         least, most = seconds
-        rows = min(stages[1], self.tick.most_stages)
-        if self.tick.enough_microbatches:
-            rows = int(min(rows, self.limit / least, self.tick.most_microbatches))
+        rows = min(stages[1], self.options.most_stages)
+        if self.options.enough_microbatches:
+            rows = int(min(rows, self.limit / least, self.options.most_microbatches))
         if rows < stages[0]:
             return np.inf, None
         asked = _Asked(
@@ -239,7 +239,7 @@ class PathPricer:
         prices, off = self._charged(asked, surcharge)
         least, most = asked.seconds
         # With fewer microbatches than stages, what is taken off may count more than they do.
-        scale = 1.0 if self.tick.enough_microbatches else most / least
+        scale = 1.0 if self.options.enough_microbatches else most / least
         value, path = self._cheapest(
             asked,
             prices,
@@ -252,7 +252,7 @@ class PathPricer:
             return None
         count = int(np.count_nonzero(np.cumprod(path[0] >= 0)))
         options = path[0, :count]
-        use = self.tick.use[options].sum(axis=0)
+        use = self.options.use[options].sum(axis=0)
         return _Found(
             weight=value - off,
             without_price=value - off - float(use @ asked.prices),
@@ -268,14 +268,14 @@ class PathPricer:
         all that a pipeline may have of them are paid for already.
         """
         if not surcharge:
-            return self.tick.use @ asked.prices, 0.0
+            return self.options.use @ asked.prices, 0.0
         more = np.array(surcharge)
-        return self.tick.use @ (asked.prices + more), float(more @ self._room)
+        return self.options.use @ (asked.prices + more), float(more @ self._room)
 
     @property
     def _room(self) -> Floats:
-        """[C] most devices that one sequence of a tick can occupy."""
-        return self.tick.devices / self.tick.samples
+        """[C] most devices that one sequence of a microbatch can occupy."""
+        return self.options.devices / self.options.samples
 
     def _raised(self, asked: _Asked, microbatches: int, start: _Found) -> _Found | None:
         """With surcharges on classes of which the path has more devices than there are, and lower
@@ -359,7 +359,7 @@ class PathPricer:
         self.calls += 1
         rows = asked.stages[1]
         path = np.empty((2, rows), dtype=np.int64)
-        shape = (len(asked.allowed), 8, rows + 1, self.tick.num_layers + 1)
+        shape = (len(asked.allowed), 8, rows + 1, self.options.num_layers + 1)
         values, chosen = np.empty(shape), np.empty(shape, np.int64)
         weigh_turns(
             values,
@@ -388,7 +388,7 @@ class PathPricer:
             value, _ = self._cheapest(asked, price, known, NO_FILL, 1, np.inf)
             value -= off
             if (
-                value > self.tick.most_microbatches * (1 + 1e-9)
+                value > self.options.most_microbatches * (1 + 1e-9)
                 or value * asked.seconds[0] >= self.limit
             ):
                 return 0
@@ -400,7 +400,7 @@ class PathPricer:
 
     def _path(self, found: _Found, least: float, microbatches: int) -> Path:
         return Path(
-            samples=self.tick.samples,
+            samples=self.options.samples,
             options=tuple(found.options.tolist()),
             layers=tuple(found.layers.tolist()),
             bottleneck_seconds=least,

@@ -1,4 +1,4 @@
-"""All plans of several pipelines as one solver: a bound by prices, plans by templates.
+"""All plans of several pipelines as one solver: a bound by prices, plans made of columns.
 
 `improve` looks for plans (`heuristic`, `improved`), `prove` raises the bound: at coarse intervals
 first.
@@ -22,11 +22,10 @@ from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage
 from hetplan.plans.plan import RecomputeGranularity
 from hetplan.search.multi_pipeline.assembly import Assembler, PricedPlan
 from hetplan.search.multi_pipeline.bound import MultiPipelineBound, multi_pipeline_bound
-from hetplan.search.multi_pipeline.enumerate import Listing
+from hetplan.search.multi_pipeline.enumerate import Enumeration
 from hetplan.search.multi_pipeline.heuristic import Primal
-from hetplan.search.multi_pipeline.microbatch_samples import Ticks
-from hetplan.search.multi_pipeline.options import Options, make_options
 from hetplan.search.multi_pipeline.paths import PathPricer
+from hetplan.search.multi_pipeline.stage_options import MeshOptionsMaker, PartOptions, part_options
 from hetplan.search.solver import Best, OrderFreeBound
 from hetplan.search.table_maker import TableMaker
 
@@ -99,7 +98,7 @@ _RISE = 0.003
 """A bound is told once it has risen by this part of itself."""
 
 _LIKELY = 1.05
-"""A step over its rough bound, where the first templates are made."""
+"""A step over its rough bound, where the first columns are made."""
 
 _LOCAL_BUDGET = 100
 """Whole plans priced by one local search: of many stages about 50 ms each."""
@@ -125,10 +124,10 @@ class MultiPipelineSolver:
         self._known: MultiPipelineBound | None = None
 
     @cached_property
-    def _options(self) -> Options | None:
+    def _options(self) -> PartOptions | None:
         """None where no layer fits anywhere."""
         try:
-            return make_options(self._placed)
+            return part_options(self._placed)
         except InputError:
             return None
 
@@ -138,10 +137,10 @@ class MultiPipelineSolver:
 
     @cached_property
     def _pricers(self) -> tuple[PathPricer, ...]:
-        """Of every tick; none where no pipeline is possible."""
+        """By samples per microbatch; none where no pipeline is possible."""
         if not self._possible:
             return ()
-        return tuple(PathPricer.of(tick) for tick in Ticks(self._placed).all())
+        return tuple(PathPricer.of(options) for options in MeshOptionsMaker(self._placed).all())
 
     def _bound(self, best: Best, limit: float, ratio: float, rounds: int) -> MultiPipelineBound:
         """At most the limit, and never less than what is known; told to `best` as it rises."""
@@ -197,7 +196,7 @@ class MultiPipelineSolver:
         """Nothing: its bounds take longer (`prove`)."""
 
     def improve(self, best: Best) -> None:
-        """Offer plans made of templates, and what a local search makes of the best of them."""
+        """Offer plans made of columns, and what a local search makes of the best of them."""
         options = self._options
         if options is None:
             return
@@ -211,7 +210,7 @@ class MultiPipelineSolver:
         primal = Primal(
             placed=self._placed,
             options=options,
-            ticks=[pricer.tick for pricer in self._pricers],
+            mesh_options=[pricer.options for pricer in self._pricers],
             assembler=self._assembler,
             check=best.check_time,
             on_whole=offer,
@@ -226,9 +225,9 @@ class MultiPipelineSolver:
             best.offer(self.index, found.chosen, found.seconds)
         best.replays += self._assembler.replays - before
         if best.wanted(self.index) == float("inf"):
-            # Pins that no template keeps.
-            listing = Listing(assembler=self._assembler, units=self._placed.units, simple=True)
-            listing.run(self.index, best)
+            # Pins that no column keeps.
+            simple = Enumeration(maker=self._maker, assembler=self._assembler, simple=True)
+            simple.run(self.index, best)
 
     def prove(self, best: Best) -> None:
         """Raise the bound; list all plans where they are few."""
@@ -236,8 +235,8 @@ class MultiPipelineSolver:
             return
         scale = _LISTED.get(best.effort)
         if scale is not None:
-            listing = Listing(assembler=self._assembler, units=self._placed.units, scale=scale)
-            best.raise_bound(self.index, listing.run(self.index, best))
+            every = Enumeration(maker=self._maker, assembler=self._assembler, scale=scale)
+            best.raise_bound(self.index, every.run(self.index, best))
         if best.open(self.index):
             best.raise_bound(self.index, self._coarse(best).seconds)
         if best.open(self.index) and best.stalled_at.get(self.index) != best.target:

@@ -32,15 +32,22 @@ Pipelines with and without such meshes are proven apart (`apart`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.search.one_f_one_b.likely_meshes import part_of
 from hetplan.search.one_f_one_b.order_program import Order, OrderProgram
 from hetplan.search.one_f_one_b.order_relaxation import NONE
-from hetplan.search.space.stage_table import FIRST, LAST, MIDDLE, StageTable
+from hetplan.search.space.stage_table import (
+    FIRST,
+    LAST,
+    MIDDLE,
+    RENDEZVOUS_EXTRA,
+    StageTable,
+    backward_wires,
+    forward_wires,
+)
 
 RESOLUTION = 1e-4
 """Part of a step by which a bound below the target may miss the least of the programs."""
@@ -87,7 +94,7 @@ class Met:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What is known of all plans of a space."""
+    """What is known of all plans of a table."""
 
     bound_seconds: float
     """No plan is below; `NONE` where there is no plan at all."""
@@ -321,7 +328,7 @@ class Walk:
 
 
 def prove(
-    space: StageTable,
+    table: StageTable,
     target: float,
     *,
     budget: float = NONE,
@@ -336,7 +343,7 @@ def prove(
     budget: operations of the programs after which it stops; a `Walk` can be resumed. check, on_met,
     most: see there.
     """
-    walk = Walk(program or OrderProgram(space), target, resolution, check, on_met, most)
+    walk = Walk(program or OrderProgram(table), target, resolution, check, on_met, most)
     return walk.run(budget)
 
 
@@ -344,83 +351,84 @@ _LONG = 0.05
 """Part of the step from which an end of it is long."""
 
 
-def apart(space: StageTable, seconds: float) -> tuple[tuple[StageTable, Ints], ...]:
-    """(space, its meshes in the whole one) that together have all pipelines of such a step."""
-    every = np.arange(len(space.max_stages))
-    ends = space.after[:, :, 1:].min(axis=(0, 2))
+def apart(table: StageTable, seconds: float) -> tuple[tuple[StageTable, Ints], ...]:
+    """(table, its meshes in the whole one) that together have all pipelines of such a step."""
+    every = np.arange(len(table.max_stages))
+    ends = table.after[:, :, 1:].min(axis=(0, 2))
     long = ends > _LONG * seconds
-    if not long.any() or space.family.most_extra_depth:
-        return (_held(space, every, seconds),)
+    if not long.any() or table.most_extra_depth:
+        return (_held(table, every, seconds),)
     light = np.flatnonzero(~long)
-    found = [_held(_beside(space, seconds, float(ends[long].min())), every, seconds)]
+    found = [_held(_beside(table, seconds, float(ends[long].min())), every, seconds)]
     if len(light):
         if not long[found[0][1]].any():
             # None of them has room: no pipeline has one.
             found.clear()
-        found.append(_held(part_of(space, light), light, seconds))
+        found.append(_held(table.of_meshes(light), light, seconds))
     return tuple(found)
 
 
-def together(space: StageTable, seconds: float) -> tuple[StageTable, Ints]:
+def together(table: StageTable, seconds: float) -> tuple[StageTable, Ints]:
     """As `apart`, but one space of all pipelines: half the programs, and a lower bound."""
-    return _held(space, np.arange(len(space.max_stages)), seconds)
+    return _held(table, np.arange(len(table.max_stages)), seconds)
 
 
-def _held(space: StageTable, meshes: Ints, seconds: float) -> tuple[StageTable, Ints]:
+def _held(table: StageTable, meshes: Ints, seconds: float) -> tuple[StageTable, Ints]:
     """The space within the step, of those of its meshes of which a slot can hold a unit."""
-    limited = within(space, seconds)
+    limited = within(table, seconds)
     some = np.flatnonzero(limited.most_layers.max(axis=(0, 1, 3)) > 0)
     if 0 < len(some) < len(meshes):
-        return part_of(limited, some), meshes[some]
+        return limited.of_meshes(some), meshes[some]
     return limited, meshes
 
 
-def _beside(space: StageTable, seconds: float, end: float) -> StageTable:
+def _beside(table: StageTable, seconds: float, end: float) -> StageTable:
     """For pipelines that have a mesh whose end of the step is at least this long."""
-    n, flights = np.arange(1, space.num_layers + 1), np.arange(space.most_layers.shape[3])
-    passes = space.forward + space.backward
-    left = np.maximum(space.num_microbatches - flights, 0)
-    ends = (space.extra_forward + space.extra_backward).swapaxes(0, 1) + _waits(space)
+    n, flights = np.arange(1, table.num_layers + 1), np.arange(table.most_layers.shape[3])
+    passes = table.forward + table.backward
+    left = np.maximum(table.num_microbatches - flights, 0)
+    ends = (table.extra_forward + table.extra_backward).swapaxes(0, 1) + _waits(table)
     # [V, 4, M, W + 1]: units for which all but the last passes leave time for that end.
-    most = np.zeros(space.most_layers.shape, dtype=np.int64)
+    most = np.zeros(table.most_layers.shape, dtype=np.int64)
     for units in n:
         busy = left * (ends + units * passes[:, None, :])[..., None]
         most += busy + end <= seconds * (1.0 + 1e-9)
-    return replace(space, most_layers=np.minimum(space.most_layers, most))
+    return table._replace(most_layers=np.minimum(table.most_layers, most))
 
 
-def within(space: StageTable, seconds: float) -> StageTable:
+def within(table: StageTable, seconds: float) -> StageTable:
     """The same space for pipelines with a step of at most `seconds`, where that limits a slot."""
-    passes = space.forward + space.backward
-    ends = space.extra_forward + space.extra_backward
-    n = np.arange(space.num_layers + 1)
+    passes = table.forward + table.backward
+    ends = table.extra_forward + table.extra_backward
+    n = np.arange(table.num_layers + 1)
     # [V, 4, M, L + 1]
-    busy = (ends.swapaxes(0, 1) + _waits(space))[..., None] + passes[:, None, :, None] * n
-    whole = space.num_microbatches * busy + space.after
+    busy = (ends.swapaxes(0, 1) + _waits(table))[..., None] + passes[:, None, :, None] * n
+    whole = table.num_microbatches * busy + table.after
     allowed = whole <= seconds * (1.0 + 1e-9)
     allowed[..., 0] = True
-    most = space.num_layers - np.argmax(allowed[..., ::-1], axis=-1)
-    limited = np.minimum(space.most_layers, most[..., None])
-    if np.array_equal(limited, space.most_layers):
-        return space
-    return replace(space, most_layers=limited)
+    most = table.num_layers - np.argmax(allowed[..., ::-1], axis=-1)
+    limited = np.minimum(table.most_layers, most[..., None])
+    if np.array_equal(limited, table.most_layers):
+        return table
+    return table._replace(most_layers=limited)
 
 
-def _waits(space: StageTable) -> Floats:
+def _waits(table: StageTable) -> Floats:
     """[4, M] least serial seconds of the transfers of a microbatch that a slot receives."""
-    found = np.zeros(space.after.shape[:2])
-    if not space.rendezvous:
+    found = np.zeros(table.after.shape[:2])
+    if not table.rendezvous:
         return found
-    links, nodes = space.links, space.node_links
-    apart = (space.island_mask[:, None] & space.island_mask[None, :]) == 0
-    inside = space.max_stages > 1
+    links, nodes = table.links, table.node_links
+    posted, node_posted = links[RENDEZVOUS_EXTRA], nodes[RENDEZVOUS_EXTRA]
+    apart = (table.island_mask[:, None] & table.island_mask[None, :]) == 0
+    inside = table.max_stages > 1
     for wire, node, axis, roles in (
-        (links.forward_wire, nodes.forward_wire, 0, (MIDDLE, LAST)),
-        (links.backward_wire, nodes.backward_wire, 1, (MIDDLE, FIRST)),
+        (forward_wires(links), forward_wires(nodes), 0, (MIDDLE, LAST)),
+        (backward_wires(links), backward_wires(nodes), 1, (MIDDLE, FIRST)),
     ):
-        least = np.where(apart, wire + links.rendezvous_extra, np.inf).min(axis=axis)
-        own = np.diagonal(wire + links.rendezvous_extra)
-        own = np.minimum(own, node + nodes.rendezvous_extra)
+        least = np.where(apart, wire + posted, np.inf).min(axis=axis)
+        own = np.diagonal(wire + posted)
+        own = np.minimum(own, node + node_posted)
         least = np.minimum(least, np.where(inside, own, np.inf))
         found[list(roles)] += np.where(np.isfinite(least), least, 0.0)
     return found

@@ -17,19 +17,19 @@ from hetplan.cost.bounds import interval_seconds
 from hetplan.kernels import kernel
 from hetplan.search.one_f_one_b.replay import (
     NEVER,
-    Numbers,
     boundaries_of,
     depth_of,
     fits,
     norm_seconds,
     role_of,
 )
+from hetplan.search.space.stage_table import StageTable
 
 _HALVINGS = 16  # of the interval of X: below 2e-5 of it
 
 
 @kernel
-def _posts(numbers: Numbers, boundaries: Floats, slots: int) -> Floats:
+def _posts(table: StageTable, boundaries: Floats, slots: int) -> Floats:
     """[4, P]: what the transfers add to F', B' (dependency) and F, B (serial) of every slot."""
     added = np.zeros((4, slots))
     for s in range(slots - 1):
@@ -37,7 +37,7 @@ def _posts(numbers: Numbers, boundaries: Floats, slots: int) -> Floats:
         backward_wire = boundaries[1, s] + boundaries[2, s]
         added[0, s + 1] += forward_wire
         added[1, s] += backward_wire
-        if numbers.rendezvous:
+        if table.rendezvous:
             added[2, s + 1] += boundaries[3, s] + forward_wire
             added[3, s] += boundaries[3, s] + backward_wire
     return added
@@ -72,7 +72,7 @@ def _held(
 
 @kernel
 def cut(
-    numbers: Numbers,
+    table: StageTable,
     mesh: Ints,
     extra: Ints,
     slack: float,
@@ -85,51 +85,51 @@ def cut(
     False also where the least X is above `ceiling`. Every slot recomputes in the fastest way that
     has room for its layers.
     """
-    slots, variants = mesh.shape[0], numbers.forward.shape[0]
-    boundaries = boundaries_of(numbers, mesh)
-    posts = _posts(numbers, boundaries, slots)
+    slots, variants = mesh.shape[0], table.forward.shape[0]
+    boundaries = boundaries_of(table, mesh)
+    posts = _posts(table, boundaries, slots)
     most = np.zeros((slots, variants), np.int64)
     room = 0
     for s in range(slots):
         widest = 0
         for v in range(variants):
-            most[s, v] = min(fits(numbers, slots, s, mesh[s], v, extra[s]), numbers.layers)
+            most[s, v] = min(fits(table, slots, s, mesh[s], v, extra[s]), table.num_layers)
             widest = max(widest, most[s, v])
         if widest < 1:
             return False
         room += widest
-    if room < numbers.layers or slots > numbers.layers:
+    if room < table.num_layers or slots > table.num_layers:
         return False
-    low, high = 0.0, min(ceiling, _largest(numbers, mesh, posts))
-    if _fill(numbers, mesh, extra, posts, most, high, variant, units) < numbers.layers:
+    low, high = 0.0, min(ceiling, _largest(table, mesh, posts))
+    if _fill(table, mesh, extra, posts, most, high, variant, units) < table.num_layers:
         return False
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if _fill(numbers, mesh, extra, posts, most, middle, variant, units) >= numbers.layers:
+        if _fill(table, mesh, extra, posts, most, middle, variant, units) >= table.num_layers:
             high = middle
         else:
             low = middle
-    held = _fill(numbers, mesh, extra, posts, most, high * (1.0 + slack), variant, units)
-    return _trim(numbers, mesh, most, held - numbers.layers, variant, units)
+    held = _fill(table, mesh, extra, posts, most, high * (1.0 + slack), variant, units)
+    return _trim(table, mesh, most, held - table.num_layers, variant, units)
 
 
 @kernel
-def _largest(numbers: Numbers, mesh: Ints, posts: Floats) -> float:
+def _largest(table: StageTable, mesh: Ints, posts: Floats) -> float:
     """An X with which every slot could take all layers."""
     slots, found = mesh.shape[0], 0.0
     for s in range(slots):
         role = role_of(slots, s)
-        for v in range(numbers.forward.shape[0]):
-            seconds = numbers.layers * (numbers.forward[v, mesh[s]] + numbers.backward[v, mesh[s]])
-            seconds += numbers.extra_forward[role, v, mesh[s]] + posts[2, s]
-            seconds += numbers.extra_backward[role, v, mesh[s]] + posts[3, s]
-            found = max(found, numbers.microbatches * seconds)
+        for v in range(table.forward.shape[0]):
+            seconds = table.num_layers * (table.forward[v, mesh[s]] + table.backward[v, mesh[s]])
+            seconds += table.extra_forward[role, v, mesh[s]] + posts[2, s]
+            seconds += table.extra_backward[role, v, mesh[s]] + posts[3, s]
+            found = max(found, table.num_microbatches * seconds)
     return found
 
 
 @kernel
 def _fill(
-    numbers: Numbers,
+    table: StageTable,
     mesh: Ints,
     extra: Ints,
     posts: Floats,
@@ -142,23 +142,23 @@ def _fill(
     slots, total = mesh.shape[0], 0
     for s in range(slots):
         i, role = mesh[s], role_of(slots, s)
-        depth = depth_of(slots, s, extra[s], numbers.microbatches)
+        depth = depth_of(slots, s, extra[s], table.num_microbatches)
         units[s], variant[s], least = 0, -1, NEVER
-        for v in range(numbers.forward.shape[0]):
+        for v in range(table.forward.shape[0]):
             if most[s, v] < 1:
                 continue
             held = _held(
                 limit,
-                numbers.forward[v, i],
-                numbers.backward[v, i],
-                numbers.extra_forward[role, v, i] + posts[2, s],
-                numbers.extra_backward[role, v, i] + posts[3, s],
-                numbers.microbatches,
+                table.forward[v, i],
+                table.backward[v, i],
+                table.extra_forward[role, v, i] + posts[2, s],
+                table.extra_backward[role, v, i] + posts[3, s],
+                table.num_microbatches,
                 depth,
                 most[s, v],
             )
             held = max(held, 1)
-            seconds = numbers.forward[v, i] + numbers.backward[v, i]
+            seconds = table.forward[v, i] + table.backward[v, i]
             if held > units[s] or (held == units[s] and seconds < least):
                 units[s], variant[s], least = held, v, seconds
         total += units[s]
@@ -167,62 +167,62 @@ def _fill(
 
 @kernel
 def _trim(
-    numbers: Numbers, mesh: Ints, most: Ints, surplus: int, variant: Ints, units: Ints
+    table: StageTable, mesh: Ints, most: Ints, surplus: int, variant: Ints, units: Ints
 ) -> bool:
     """Take the surplus from the slots with the slowest layers; then the fastest variants."""
     slots = mesh.shape[0]
     while surplus > 0:
         slowest, worst = -1.0, -1
         for s in range(slots):
-            seconds = (
-                numbers.forward[variant[s], mesh[s]] + numbers.backward[variant[s], mesh[s]]
-            ) * (1.0 + 1e-9 * units[s])
+            seconds = (table.forward[variant[s], mesh[s]] + table.backward[variant[s], mesh[s]]) * (
+                1.0 + 1e-9 * units[s]
+            )
             if units[s] > 1 and seconds > slowest:
                 slowest, worst = seconds, s
         if worst < 0:
             return False
         units[worst] -= 1
         surplus -= 1
-        _fastest(numbers, mesh, most, worst, variant, units)
+        _fastest(table, mesh, most, worst, variant, units)
     for s in range(slots):
-        _fastest(numbers, mesh, most, s, variant, units)
+        _fastest(table, mesh, most, s, variant, units)
     return True
 
 
 @kernel
-def _fastest(numbers: Numbers, mesh: Ints, most: Ints, s: int, variant: Ints, units: Ints) -> None:
-    least = numbers.forward[variant[s], mesh[s]] + numbers.backward[variant[s], mesh[s]]
-    for v in range(numbers.forward.shape[0]):
-        seconds = numbers.forward[v, mesh[s]] + numbers.backward[v, mesh[s]]
+def _fastest(table: StageTable, mesh: Ints, most: Ints, s: int, variant: Ints, units: Ints) -> None:
+    least = table.forward[variant[s], mesh[s]] + table.backward[variant[s], mesh[s]]
+    for v in range(table.forward.shape[0]):
+        seconds = table.forward[v, mesh[s]] + table.backward[v, mesh[s]]
         if most[s, v] >= units[s] and seconds < least:
             variant[s], least = v, seconds
 
 
 @kernel
 def estimate(
-    numbers: Numbers, mesh: Ints, variant: Ints, units: Ints, extra: Ints, proven: bool
+    table: StageTable, mesh: Ints, variant: Ints, units: Ints, extra: Ints, proven: bool
 ) -> float:
     """About the step of this row: the largest of (b), (c) and (i) of neighbours, plus the end.
 
     `proven`: only what comes after the first stage's last pass is added, which every chain of
     those bounds passes; then no step of the row is shorter.
     """
-    slots, m = mesh.shape[0], numbers.microbatches
-    boundaries = boundaries_of(numbers, mesh)
-    posts = _posts(numbers, boundaries, slots)
+    slots, m = mesh.shape[0], table.num_microbatches
+    boundaries = boundaries_of(table, mesh)
+    posts = _posts(table, boundaries, slots)
     forward, backward = np.empty(slots), np.empty(slots)
     sigma, ending, leaving, upstream = 0.0, 0.0, 0.0, 0.0
     for s in range(slots):
         i, v, n, role = mesh[s], variant[s], units[s], role_of(slots, s)
-        forward[s] = numbers.extra_forward[role, v, i] + n * numbers.forward[v, i]
-        backward[s] = numbers.extra_backward[role, v, i] + n * numbers.backward[v, i]
+        forward[s] = table.extra_forward[role, v, i] + n * table.forward[v, i]
+        backward[s] = table.extra_backward[role, v, i] + n * table.backward[v, i]
         sigma += forward[s] + backward[s] + posts[0, s] + posts[1, s]
-        after = numbers.after[role, i, n] - numbers.leaving[role, i, n]
+        after = table.after[role, i, n] - table.leaving[role, i, n]
         if slots > 1 and (s == 0 or s == slots - 1):
-            after += numbers.tied[mesh[0], mesh[slots - 1]]
+            after += table.tied[mesh[0], mesh[slots - 1]]
         if s == 0 or not proven:
             ending = max(ending, after - upstream)
-        leaving = max(leaving, numbers.leaving[role, i, n])
+        leaving = max(leaving, table.leaving[role, i, n])
         upstream += backward[s] + posts[1, s]
     below, largest, wire = 0.0, 0.0, 0.0
     for s in range(slots - 1, -1, -1):
@@ -246,4 +246,4 @@ def estimate(
             wire = max(wire, (m - 1) * max(boundaries[0, s], boundaries[1, s]))
         largest = max(largest, found)
         below += forward[s] + posts[0, s] + up
-    return sigma + max(largest, wire) + ending + leaving + norm_seconds(numbers, mesh, boundaries)
+    return sigma + max(largest, wire) + ending + leaving + norm_seconds(table, mesh, boundaries)

@@ -18,9 +18,9 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.bounds import busy_seconds
 from hetplan.kernels import kernel
 from hetplan.search.one_f_one_b.cut import estimate
-from hetplan.search.one_f_one_b.heuristic import EXTRA, MESH, STAGES, Rules, violations
-from hetplan.search.one_f_one_b.replay import Numbers, fits, role_of, step_seconds
-from hetplan.search.space.stage_table import StageTable
+from hetplan.search.one_f_one_b.heuristic import EXTRA, MESH, STAGES, violations
+from hetplan.search.one_f_one_b.replay import fits, role_of, step_seconds
+from hetplan.search.space.stage_table import StageTable, most_stages
 
 Row = tuple[tuple[int, int, int], ...]
 """Runs (mesh, stages, extra depth) from the first stage to the last."""
@@ -48,9 +48,9 @@ class _Place(NamedTuple):
     """Seconds of a microbatch in the slots before this one."""
 
 
-def rows(rules: Rules, check: Callable[[], None] | None = None) -> Iterator[Row]:
+def rows(table: StageTable, check: Callable[[], None] | None = None) -> Iterator[Row]:
     """Every legal row, memory aside; `check` is called now and then and may raise."""
-    meshes = len(rules.mask)
+    meshes, most_slots = len(table.max_stages), most_stages(table)
     runs = np.zeros((max(1, meshes), 3), dtype=np.int64)
     seen = 0
 
@@ -63,35 +63,35 @@ def rows(rules: Rules, check: Callable[[], None] | None = None) -> Iterator[Row]
         if row:
             for r, run in enumerate(row):
                 runs[r] = run
-            if violations(rules, runs, len(row)) == 0:
+            if violations(table, most_slots, runs, len(row)) == 0:
                 yield row
         for i in range(meshes):
-            if used & int(rules.mask[i]):
+            if used & int(table.island_mask[i]):
                 continue
             least = row[0][EXTRA] if row else 0
-            most = rules.most_extra if row else 0
-            room = min(int(rules.max_stages[i]), (rules.stages or rules.most_slots) - slots)
+            most = table.most_extra_depth if row else 0
+            room = min(int(table.max_stages[i]), most_slots - slots)
             for stages in range(1, room + 1):
                 for extra in range(least, most + 1):
                     yield from longer(
-                        ((i, stages, extra), *row), used | int(rules.mask[i]), slots + stages
+                        ((i, stages, extra), *row), used | int(table.island_mask[i]), slots + stages
                     )
 
     yield from longer((), 0, 0)
 
 
 def few_plans(
-    space: StageTable, rules: Rules, most: int, check: Callable[[], None] | None = None
+    table: StageTable, most: int, check: Callable[[], None] | None = None
 ) -> tuple[Row, ...] | None:
     """All rows where together they have at most `most` cuts; None where there are more.
 
     `check` is called now and then and may raise.
     """
     found: list[Row] = []
-    plans, variants = 0, space.forward.shape[0]
-    for tried, row in enumerate(rows(rules, check)):
+    plans, variants = 0, table.forward.shape[0]
+    for tried, row in enumerate(rows(table, check)):
         slots = sum(run[STAGES] for run in row)
-        plans += math.comb(space.num_layers - 1, slots - 1) * variants**slots
+        plans += math.comb(table.num_layers - 1, slots - 1) * variants**slots
         if plans > most or tried > most:
             return None
         found.append(row)
@@ -106,7 +106,7 @@ def row_arrays(row: Row) -> tuple[Ints, Ints]:
 
 
 def cheapest(
-    numbers: Numbers,
+    table: StageTable,
     mesh: Ints,
     extra: Ints,
     ceiling: float,
@@ -124,7 +124,7 @@ def cheapest(
     operations. `check` is called now and then and may raise; what is kept by then stands.
     """
     slots = len(mesh)
-    most = _most_units(numbers, mesh, extra)
+    most = _most_units(table, mesh, extra)
     widest = most.max(axis=1)
     if widest.min() < 1:
         return 0
@@ -137,8 +137,8 @@ def cheapest(
         left=np.zeros(slots + 1, dtype=np.int64),
         before=np.zeros(slots + 1),
     )
-    place.left[0] = numbers.layers
-    fixed = (numbers, mesh, extra, most, rest, ceiling, budget)
+    place.left[0] = table.num_layers
+    fixed = (table, mesh, extra, most, rest, ceiling, budget)
     while True:
         kept = _turn(*fixed, place, kept_steps, kept_variants, kept_units, spent, _SLICE)
         if kept != _UNFINISHED:
@@ -148,19 +148,19 @@ def cheapest(
 
 
 @kernel
-def _most_units(numbers: Numbers, mesh: Ints, extra: Ints) -> Ints:
+def _most_units(table: StageTable, mesh: Ints, extra: Ints) -> Ints:
     """[P, V] units that fit."""
-    slots, variants = mesh.shape[0], numbers.forward.shape[0]
+    slots, variants = mesh.shape[0], table.forward.shape[0]
     most = np.zeros((slots, variants), np.int64)
     for s in range(slots):
         for v in range(variants):
-            most[s, v] = fits(numbers, slots, s, mesh[s], v, extra[s])
+            most[s, v] = fits(table, slots, s, mesh[s], v, extra[s])
     return most
 
 
 @kernel
 def _turn(
-    numbers: Numbers,
+    table: StageTable,
     mesh: Ints,
     extra: Ints,
     most: Ints,
@@ -175,7 +175,7 @@ def _turn(
     slice_: int,
 ) -> int:
     """`cheapest` from `place` on, for about `slice_` operations."""
-    slots, variants, m = mesh.shape[0], numbers.forward.shape[0], numbers.microbatches
+    slots, variants, m = mesh.shape[0], table.forward.shape[0], table.num_microbatches
     variant, units, left, before = place.variant, place.units, place.left, place.before
     s, kept, worst = place.at[0], place.at[1], place.at[2]
     best = kept_steps[worst] if kept == kept_steps.shape[0] else ceiling
@@ -189,8 +189,8 @@ def _turn(
         if s == slots - 1 and units[s] < left[s]:
             units[s] = left[s]
         v, i, role = variant[s], mesh[s], role_of(slots, s)
-        own = numbers.extra_forward[role, v, i] + numbers.extra_backward[role, v, i]
-        own += units[s] * (numbers.forward[v, i] + numbers.backward[v, i])
+        own = table.extra_forward[role, v, i] + table.extra_backward[role, v, i]
+        own += units[s] * (table.forward[v, i] + table.backward[v, i])
         over = units[s] > most[s, v] or left[s] - units[s] < slots - 1 - s
         if over or busy_seconds(before[s], own, m) >= best:
             variant[s] += 1
@@ -211,12 +211,12 @@ def _turn(
         done += 8 * slots
         if spent[0] > budget:
             return -1
-        if estimate(numbers, mesh, variant, units, extra, True) >= best:
+        if estimate(table, mesh, variant, units, extra, True) >= best:
             continue
         spent[0] += 2 * slots * m
         spent[1] += 1
         done += 2 * slots * m
-        step = step_seconds(numbers, mesh, variant, units, extra)
+        step = step_seconds(table, mesh, variant, units, extra)
         if step < best:
             at = kept if kept < kept_steps.shape[0] else worst
             kept = max(kept, at + 1)

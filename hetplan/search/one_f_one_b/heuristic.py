@@ -18,16 +18,14 @@ of `cut.estimate` leave a move a chance.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
 from hetplan.cost.arrays import Ints
 from hetplan.kernels import kernel
 from hetplan.search.one_f_one_b.cut import cut, estimate
-from hetplan.search.one_f_one_b.replay import NEVER, Numbers, fits, step_seconds
-from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
+from hetplan.search.one_f_one_b.replay import NEVER, fits, step_seconds
+from hetplan.search.space.stage_table import StageTable
 
 MESH, STAGES, EXTRA = 0, 1, 2
 """Columns of a run."""
@@ -38,80 +36,37 @@ _SHORT = 1e25
 _WRONG = 1e28
 """The same for every violation of a pin or of the number of stages."""
 
-Bools = npt.NDArray[np.bool_]
-
-
-class Rules(NamedTuple):
-    """What a row must keep to."""
-
-    mask: Ints
-    """[M] islands as bits."""
-    max_stages: Ints
-    region: Ints
-    may_be_first: Bools
-    may_be_last: Bools
-    most_slots: int
-    stages: int
-    """Pinned number of stages; 0: free."""
-    most_extra: int
-    regions_apart: bool
-    """Meshes of one region stand next to each other."""
-
-
-def rules_of(space: StageTable) -> Rules:
-    """The rules of a space's rows."""
-    islands = 0
-    for mask in space.island_mask:
-        islands |= int(mask)
-    return Rules(
-        mask=np.ascontiguousarray(space.island_mask, dtype=np.int64),
-        max_stages=np.ascontiguousarray(space.max_stages, dtype=np.int64),
-        region=np.ascontiguousarray(space.region, dtype=np.int64),
-        may_be_first=np.ascontiguousarray(space.may_be_first, dtype=np.bool_),
-        may_be_last=np.ascontiguousarray(space.may_be_last, dtype=np.bool_),
-        most_slots=most_slots(space),
-        stages=space.stages,
-        most_extra=space.family.most_extra_depth,
-        regions_apart=islands.bit_count() > MAX_FREE_ISLANDS,
-    )
-
-
-def most_slots(space: StageTable) -> int:
-    """Most stages that a pipeline of the space can have."""
-    room = int(space.max_stages.sum())
-    return min(space.num_layers, room, space.stage_limit, space.stages or room)
-
 
 @kernel
-def violations(rules: Rules, runs: Ints, count: int) -> int:
+def violations(table: StageTable, most_slots: int, runs: Ints, count: int) -> int:
     """How far these runs are from a row of the space, memory aside: 0 is one; -1: no way there."""
     if count < 1 or runs[count - 1, EXTRA] != 0:
         return -1
     used, slots, wrong = 0, 0, 0
     for r in range(count):
         i = runs[r, MESH]
-        if used & rules.mask[i] or not 1 <= runs[r, STAGES] <= rules.max_stages[i]:
+        if used & table.island_mask[i] or not 1 <= runs[r, STAGES] <= table.max_stages[i]:
             return -1
-        if not 0 <= runs[r, EXTRA] <= rules.most_extra:
+        if not 0 <= runs[r, EXTRA] <= table.most_extra_depth:
             return -1
         if r > 0 and runs[r, EXTRA] > runs[r - 1, EXTRA]:
             return -1
-        used |= rules.mask[i]
+        used |= table.island_mask[i]
         slots += runs[r, STAGES]
-        if rules.regions_apart and r > 0 and rules.region[i] >= 0:
+        if table.regions_apart and r > 0 and table.region[i] >= 0:
             for q in range(r - 1):
                 if (
-                    rules.region[runs[q, MESH]] == rules.region[i]
-                    and rules.region[runs[r - 1, MESH]] != rules.region[i]
+                    table.region[runs[q, MESH]] == table.region[i]
+                    and table.region[runs[r - 1, MESH]] != table.region[i]
                 ):
                     return -1
-    if not rules.may_be_first[runs[0, MESH]]:
+    if not table.may_be_first[runs[0, MESH]]:
         wrong += 1
-    if not rules.may_be_last[runs[count - 1, MESH]]:
+    if not table.may_be_last[runs[count - 1, MESH]]:
         wrong += 1
-    if rules.stages > 0:
-        wrong += abs(slots - rules.stages)
-    return wrong + max(0, slots - rules.most_slots)
+    if table.stages > 0:
+        wrong += abs(slots - table.stages)
+    return wrong + max(0, slots - most_slots)
 
 
 @kernel
@@ -130,30 +85,30 @@ def expand(runs: Ints, count: int) -> tuple[Ints, Ints]:
 
 
 @kernel
-def score(numbers: Numbers, rules: Rules, runs: Ints, count: int, ceiling: float) -> float:
+def score(table: StageTable, most_slots: int, runs: Ints, count: int, ceiling: float) -> float:
     """About the step of the best cut of these runs; large where they are illegal or do not fit.
 
     Rows that cannot be below `ceiling` may get any larger number.
     """
-    wrong = violations(rules, runs, count)
+    wrong = violations(table, most_slots, runs, count)
     if wrong != 0:
         return NEVER if wrong < 0 else _WRONG * wrong
     mesh, extra = expand(runs, count)
     slots = mesh.shape[0]
     variant, units = np.empty(slots, np.int64), np.empty(slots, np.int64)
-    if cut(numbers, mesh, extra, 0.0, ceiling, variant, units):
-        return estimate(numbers, mesh, variant, units, extra, False)
+    if cut(table, mesh, extra, 0.0, ceiling, variant, units):
+        return estimate(table, mesh, variant, units, extra, False)
     if ceiling < _SHORT:
         return NEVER
     room = 0
     for s in range(slots):
         widest = 0
-        for v in range(numbers.forward.shape[0]):
-            widest = max(widest, fits(numbers, slots, s, mesh[s], v, extra[s]))
+        for v in range(table.forward.shape[0]):
+            widest = max(widest, fits(table, slots, s, mesh[s], v, extra[s]))
         if widest < 1:
-            room -= numbers.layers
+            room -= table.num_layers
         room += widest
-    return _SHORT * (1.0 + max(0, numbers.layers - room))
+    return _SHORT * (1.0 + max(0, table.num_layers - room))
 
 
 @kernel
@@ -172,7 +127,15 @@ def _keep(best: Ints, found: Ints, count: int) -> None:
 
 @kernel
 def neighbour(
-    rules: Rules, runs: Ints, count: int, kind: int, a: int, b: int, c: int, found: Ints
+    table: StageTable,
+    most_slots: int,
+    runs: Ints,
+    count: int,
+    kind: int,
+    a: int,
+    b: int,
+    c: int,
+    found: Ints,
 ) -> int:
     """The runs of one neighbour in `found`, and how many; 0 where there is none.
 
@@ -200,15 +163,15 @@ def neighbour(
             found[b, k] = runs[a, k]
     elif kind == 4:
         found[a, MESH] = b
-        room = rules.max_stages[b] / rules.max_stages[runs[a, MESH]]
-        found[a, STAGES] = min(max(1, round(runs[a, STAGES] * room * c / 4)), rules.max_stages[b])
+        room = table.max_stages[b] / table.max_stages[runs[a, MESH]]
+        found[a, STAGES] = min(max(1, round(runs[a, STAGES] * room * c / 4)), table.max_stages[b])
     elif kind == 5:
         if count + 1 > found.shape[0]:
             return 0
         for r in range(count, a, -1):
             for k in range(3):
                 found[r, k] = runs[r - 1, k]
-        found[a, MESH], found[a, STAGES] = b, min(c, rules.max_stages[b])
+        found[a, MESH], found[a, STAGES] = b, min(c, table.max_stages[b])
         found[a, EXTRA] = runs[a, EXTRA] if a < count else 0
         count += 1
     elif kind == 6:
@@ -222,22 +185,22 @@ def neighbour(
     elif kind == 7:
         for r in range(a + 1):
             found[r, EXTRA] += c
-    _even_out(rules, found, count, a)
+    _even_out(table, most_slots, found, count, a)
     return count
 
 
 @kernel
-def _even_out(rules: Rules, runs: Ints, count: int, kept: int) -> None:
+def _even_out(table: StageTable, most_slots: int, runs: Ints, count: int, kept: int) -> None:
     """Bring the number of stages within the rules at the cost of runs other than `kept`."""
     slots = 0
     for r in range(count):
         slots += runs[r, STAGES]
-    wanted = rules.stages if rules.stages > 0 else min(slots, rules.most_slots)
+    wanted = table.stages if table.stages > 0 else min(slots, most_slots)
     while slots != wanted:
         step = 1 if wanted > slots else -1
         largest, at = 0, -1
         for r in range(count):
-            spare = rules.max_stages[runs[r, MESH]] - runs[r, STAGES]
+            spare = table.max_stages[runs[r, MESH]] - runs[r, STAGES]
             room = spare if step > 0 else runs[r, STAGES] - 1
             if r != kept and room > largest:
                 largest, at = room, r
@@ -249,11 +212,11 @@ def _even_out(rules: Rules, runs: Ints, count: int, kept: int) -> None:
 
 @kernel
 def descend(
-    numbers: Numbers, rules: Rules, runs: Ints, count: int, budget: int, spent: Ints
+    table: StageTable, most_slots: int, runs: Ints, count: int, budget: int, spent: Ints
 ) -> tuple[int, float]:
     """Go to better neighbours while there is one; changes `runs`; (number of runs, score)."""
-    meshes = rules.mask.shape[0]
-    best = score(numbers, rules, runs, count, NEVER)
+    meshes = table.island_mask.shape[0]
+    best = score(table, most_slots, runs, count, NEVER)
     found = runs.copy()
     moved = True
     while moved and spent[0] < budget:
@@ -269,15 +232,15 @@ def descend(
                 b = 0
                 while b < others:
                     for choice in range(6):
-                        c = _amount(kind, choice, rules, runs, count, a, b)
+                        c = _amount(kind, choice, table, runs, count, a, b)
                         if c == 0 or (kind in (1, 2, 3) and a == b) or (kind == 2 and b < a):
                             break
                         if spent[0] >= budget or a >= (count + 1 if kind == 5 else count):
                             break
-                        number = neighbour(rules, runs, count, kind, a, b, c, found)
+                        number = neighbour(table, most_slots, runs, count, kind, a, b, c, found)
                         if number < 1:
                             continue
-                        seconds = score(numbers, rules, found, number, best)
+                        seconds = score(table, most_slots, found, number, best)
                         for r in range(number):
                             spent[0] += found[r, STAGES]
                         if seconds < best * (1.0 - 1e-9):
@@ -291,10 +254,12 @@ def descend(
 
 
 @kernel
-def _amount(kind: int, choice: int, rules: Rules, runs: Ints, count: int, a: int, b: int) -> int:
+def _amount(
+    kind: int, choice: int, table: StageTable, runs: Ints, count: int, a: int, b: int
+) -> int:
     """The choice-th amount of a kind of move; 0 where there are no more."""
     if kind in (0, 7):
-        if kind == 7 and (rules.most_extra == 0 or choice > 1):
+        if kind == 7 and (table.most_extra_depth == 0 or choice > 1):
             return 0
         steps = (1, -1, 2, -2, 4, -4)
         return steps[choice]
@@ -315,10 +280,8 @@ def _amount(kind: int, choice: int, rules: Rules, runs: Ints, count: int, a: int
 
 @kernel
 def search_rows(
-    numbers: Numbers,
-    rules: Rules,
-    start: Ints,
-    start_count: int,
+    table: StageTable,
+    most_slots: int,
     seed: int,
     rounds: int,
     budget: int,
@@ -326,14 +289,14 @@ def search_rows(
     keep_counts: Ints,
     keep_scores: npt.NDArray[np.float64],
 ) -> int:
-    """Descend from a start and `rounds` times from a shaken best row; slots that were cut.
+    """Descend from nothing and `rounds` times from a shaken best row; slots that were cut.
 
     The best distinct rows come back in `keep` [K, R, 3], best first.
     """
     spent = np.zeros(1, np.int64)
     state = np.full(1, 1 + seed % 2147483645, np.int64)
-    best, count = start.copy(), start_count
-    count, least = descend(numbers, rules, best, count, budget, spent)
+    best, count = np.zeros(keep.shape[1:], np.int64), 0
+    count, least = descend(table, most_slots, best, count, budget, spent)
     _remember(best, count, least, keep, keep_counts, keep_scores)
     if count == 0:  # no row takes less than for ever
         return int(spent[0])
@@ -347,16 +310,16 @@ def search_rows(
             for _ in range(8):  # some moves have no such neighbour
                 kind = _next(state, 7)
                 a = _next(state, number + (1 if kind == 5 else 0))
-                b = _next(state, rules.mask.shape[0] if kind in (4, 5) else number)
+                b = _next(state, table.island_mask.shape[0] if kind in (4, 5) else number)
                 c = 1 + _next(state, 3) if kind < 2 else (4 if kind == 4 else 1 + _next(state, 8))
                 if kind == 0 and _next(state, 2):
                     c = -c
-                shaken = neighbour(rules, runs, number, kind, a, b, c, found)
-                if shaken > 0 and violations(rules, found, shaken) >= 0:
+                shaken = neighbour(table, most_slots, runs, number, kind, a, b, c, found)
+                if shaken > 0 and violations(table, most_slots, found, shaken) >= 0:
                     number = shaken
                     _keep(runs, found, number)
                     break
-        number, seconds = descend(numbers, rules, runs, number, budget, spent)
+        number, seconds = descend(table, most_slots, runs, number, budget, spent)
         _remember(runs, number, seconds, keep, keep_counts, keep_scores)
         if seconds < least:
             least, count = seconds, number
@@ -398,7 +361,7 @@ def _remember(
 
 @kernel
 def _tried(
-    numbers: Numbers,
+    table: StageTable,
     mesh: Ints,
     variant: Ints,
     units: Ints,
@@ -409,16 +372,16 @@ def _tried(
     """The step of a row, or `NEVER` where its bound is not below `best`; counts its work."""
     slots = mesh.shape[0]
     spent[0] += slots
-    if estimate(numbers, mesh, variant, units, extra, True) >= best:
+    if estimate(table, mesh, variant, units, extra, True) >= best:
         return NEVER
-    spent[0] += 2 * slots * numbers.microbatches
+    spent[0] += 2 * slots * table.num_microbatches
     spent[1] += 1
-    return step_seconds(numbers, mesh, variant, units, extra)
+    return step_seconds(table, mesh, variant, units, extra)
 
 
 @kernel
 def polish(
-    numbers: Numbers,
+    table: StageTable,
     mesh: Ints,
     variant: Ints,
     units: Ints,
@@ -432,9 +395,9 @@ def polish(
     Changes `variant` and `units` and gives the step. Adds to `spent` (operations, replays); ends
     when `budget` operations are spent.
     """
-    slots, variants = mesh.shape[0], numbers.forward.shape[0]
-    best = step_seconds(numbers, mesh, variant, units, extra)
-    spent[0] += 2 * slots * numbers.microbatches
+    slots, variants = mesh.shape[0], table.forward.shape[0]
+    best = step_seconds(table, mesh, variant, units, extra)
+    spent[0] += 2 * slots * table.num_microbatches
     spent[1] += 1
     moved = True
     while moved and spent[0] < budget:
@@ -443,11 +406,11 @@ def polish(
             for v in range(variants):
                 before = variant[giver]
                 if v == before or units[giver] > fits(
-                    numbers, slots, giver, mesh[giver], v, extra[giver]
+                    table, slots, giver, mesh[giver], v, extra[giver]
                 ):
                     continue
                 variant[giver] = v
-                step = _tried(numbers, mesh, variant, units, extra, best, spent)
+                step = _tried(table, mesh, variant, units, extra, best, spent)
                 if step < best * (1.0 - resolution):
                     best, moved = step, True
                 else:
@@ -458,14 +421,14 @@ def polish(
                 if giver == taker or units[giver] <= 1:
                     continue
                 before = variant[taker]
-                if units[taker] >= fits(numbers, slots, taker, mesh[taker], before, extra[taker]):
-                    other = roomy(numbers, slots, taker, mesh[taker], extra[taker], units[taker])
+                if units[taker] >= fits(table, slots, taker, mesh[taker], before, extra[taker]):
+                    other = roomy(table, slots, taker, mesh[taker], extra[taker], units[taker])
                     if other < 0:
                         continue
                     variant[taker] = other
                 units[giver] -= 1
                 units[taker] += 1
-                step = _tried(numbers, mesh, variant, units, extra, best, spent)
+                step = _tried(table, mesh, variant, units, extra, best, spent)
                 if step < best * (1.0 - resolution):
                     best, moved = step, True
                 else:
@@ -476,11 +439,11 @@ def polish(
 
 
 @kernel
-def roomy(numbers: Numbers, slots: int, slot: int, mesh: int, extra: int, units: int) -> int:
+def roomy(table: StageTable, slots: int, slot: int, mesh: int, extra: int, units: int) -> int:
     """The fastest recomputation with room for one unit more; -1 where none has."""
     found, least = -1, NEVER
-    for v in range(numbers.forward.shape[0]):
-        seconds = numbers.forward[v, mesh] + numbers.backward[v, mesh]
-        if fits(numbers, slots, slot, mesh, v, extra) > units and seconds < least:
+    for v in range(table.forward.shape[0]):
+        seconds = table.forward[v, mesh] + table.backward[v, mesh]
+        if fits(table, slots, slot, mesh, v, extra) > units and seconds < least:
             found, least = v, seconds
     return found

@@ -8,12 +8,9 @@ most at a little more than K are kept, some per set of islands.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.search.space.stage_table import Links, StageTable
 
 MANY = 48
 """Meshes above which a local search sees the likely ones only."""
@@ -62,45 +59,3 @@ def likely_meshes(
             order = np.lexsort((seconds.min(axis=0)[here], -units))
             kept.update(here[order[:most]].tolist())
     return np.array(sorted(kept), dtype=np.int64)
-
-
-def part_of(space: StageTable, meshes: Ints) -> StageTable:
-    """The space of these meshes alone."""
-    norm = space.norm
-    if norm is not None:
-        norm = replace(
-            norm,
-            inside=norm.inside[meshes],
-            links=norm.links[np.ix_(meshes, meshes)],
-            node_links=norm.node_links[meshes],
-        )
-    return replace(
-        space,
-        family=replace(space.family, meshes=tuple(space.family.meshes[m] for m in meshes.tolist())),
-        region=space.region[meshes],
-        island_mask=space.island_mask[meshes],
-        max_stages=space.max_stages[meshes],
-        forward=space.forward[:, meshes],
-        backward=space.backward[:, meshes],
-        extra_forward=space.extra_forward[:, :, meshes],
-        extra_backward=space.extra_backward[:, :, meshes],
-        links=_links(space.links, np.ix_(meshes, meshes)),
-        node_links=_links(space.node_links, meshes),
-        stages_per_node=space.stages_per_node[meshes],
-        tied=space.tied[np.ix_(meshes, meshes)],
-        most_layers=space.most_layers[:, :, meshes],
-        after=space.after[:, meshes],
-        leaving=space.leaving[:, meshes],
-        norm=norm,
-        may_be_first=space.may_be_first[meshes],
-        may_be_last=space.may_be_last[meshes],
-    )
-
-
-def _links(links: Links, at: Ints | tuple[Ints, ...]) -> Links:
-    return Links(
-        send_forward=links.send_forward[at],
-        send_backward=links.send_backward[at],
-        wire_latency=links.wire_latency[at],
-        rendezvous_extra=links.rendezvous_extra[at],
-    )

@@ -86,11 +86,11 @@ def extend(
     ahead: [K, 2] wire_in and post_in of the boundaries in front that are asked for; parts: [K] the
     slice of out [slices, rows, L + 1] for each; where it is negative that is the slot's bucket.
     """
-    levels, layers, m = o.level_bound.shape[0], o.layers, o.microbatches
+    levels, layers, m = o.level_bound.shape[0], o.table.num_layers, o.table.num_microbatches
     rows, done, different = below.shape[0], 0, parts.shape[0]
     if below_band[1, rows] < 0 or different == 0:
         return 0
-    fewest = np.empty(o.forward.shape[0], np.int64)
+    fewest = np.empty(o.table.forward.shape[0], np.int64)
     for row in range(below_band[0, rows], min(below_band[1, rows] + 1, rows - levels)):
         low, high = below_band[0, row], below_band[1, row]
         if low > high:
@@ -102,13 +102,13 @@ def extend(
             goal = (row // levels + 1) * levels + level
             undominated(o, link.role, a, held, fewest)
             for v in range(fewest.shape[0]):
-                most = min(o.most_layers[v, link.role, a, held], layers - 1 - low)
+                most = min(o.table.most_layers[v, link.role, a, held], layers - 1 - low)
                 if most < fewest[v]:
                     continue
-                forward, backward = o.forward[v, a], o.backward[v, a]
+                forward, backward = o.table.forward[v, a], o.table.backward[v, a]
                 extra_f, extra_b = (
-                    o.extra_forward[link.role, v, a],
-                    o.extra_backward[link.role, v, a],
+                    o.table.extra_forward[link.role, v, a],
+                    o.table.extra_backward[link.role, v, a],
                 )
                 for k in range(different):
                     one = Link(
@@ -146,25 +146,27 @@ def finish(
     goal: Goal,
 ) -> None:
     """Put a first slot before every entry of `below` and keep the best whole pipeline."""
-    levels, variants, rows = o.level_bound.shape[0], o.forward.shape[0], below.shape[0]
+    levels, variants, rows = o.level_bound.shape[0], o.table.forward.shape[0], below.shape[0]
     for row in range(below_band[0, rows], min(below_band[1, rows] + 1, rows - levels)):
         low, high = below_band[0, row], below_band[1, row]
         stages = row // levels + 1
-        if low > high or (o.pinned and stages != o.pinned):
+        if low > high or (o.table.stages and stages != o.table.stages):
             continue
         turning = turning_of(o, row)
         top = levels if link.joins else row % levels + 1
         for level in range(row % levels, top):
             flight, held = depths(o, row, level)
             for v in range(variants):
-                most = min(o.most_layers[v, link.role, a, held], o.layers - low)
-                for n in range(max(1, o.layers - high), most + 1):
-                    value = below[row, o.layers - n]
+                most = min(o.table.most_layers[v, link.role, a, held], o.table.num_layers - low)
+                for n in range(max(1, o.table.num_layers - high), most + 1):
+                    value = below[row, o.table.num_layers - n]
                     if value >= NONE:
                         continue
-                    f = o.extra_forward[link.role, v, a] + n * o.forward[v, a]
-                    b = o.extra_backward[link.role, v, a] + n * o.backward[v, a]
-                    if value > slot_room(limit, o.microbatches, f, b, link, flight, turning):
+                    f = o.table.extra_forward[link.role, v, a] + n * o.table.forward[v, a]
+                    b = o.table.extra_backward[link.role, v, a] + n * o.table.backward[v, a]
+                    if value > slot_room(
+                        limit, o.table.num_microbatches, f, b, link, flight, turning
+                    ):
                         continue
                     value += slot_own(link, f, b)
                     value += end_seconds(o, move, link.role, n, stages)
@@ -197,7 +199,7 @@ def _close(
             o, limit, a, link, ahead, parts, below, below_band, w.closing, w.closing_band, slowest
         )
     only = link.role == LAST
-    if o.may_be_only[a] if only else o.may_be_first[a]:
+    if o.may_be_only[a] if only else o.table.may_be_first[a]:
         first = Link(
             BOTH if only else FIRST, 0.0, 0.0, link.late, link.back, link.post_back, link.beside,
             link.joins,
@@ -216,7 +218,7 @@ def boundaries(o: OrderNumbers, out: Outline, t: int, a: int) -> tuple[Floats, I
         return o.slice_in[c, :1].copy(), np.full(1, -1, np.int64)
     read = np.zeros(o.slices[c], np.bool_)
     for mesh in range(out.live.shape[0]):
-        if out.live[mesh] and not o.islands[mesh] & o.state_blocked[t]:
+        if out.live[mesh] and not o.table.island_mask[mesh] & o.state_blocked[t]:
             read[o.slice_of[mesh, c]] = True
     parts = np.flatnonzero(read)
     ahead = np.empty((parts.shape[0], 2))
@@ -251,7 +253,7 @@ def _first_slots(
     done = _close(
         o, limit, slowest, a, link, ahead, parts, w.below, w.below_band, w, move, goal, may_go_on
     )
-    if o.max_stages[a] > 1:
+    if o.table.max_stages[a] > 1:
         done += extend(
             o, limit, a, link, inside(o, a), np.zeros(1, np.int64), w.below, w.below_band,
             one_slice(w.one), one_slice(w.one_band), slowest,
@@ -289,7 +291,7 @@ def starts(
     """All slots of mesh a that are next to what state `under` has in front; operations."""
     classes = o.slices.shape[0]
     if under == 0:
-        if not o.may_be_last[a]:
+        if not o.table.may_be_last[a]:
             return 0
         w.below[0, 0] = 0.0
         widen(w.below_band, 0, 0, 0)
@@ -343,7 +345,7 @@ def add_mesh(
     one, one_band, two, two_band = w.one, w.one_band, w.two, w.two_band
     link = Link(MIDDLE, 0.0, 0.0, 0.0, o.inner[2, a], o.inner[3, a], -1.0, False)
     within, alone = inside(o, a), np.zeros(1, np.int64)
-    most = o.max_stages[a]
+    most = o.table.max_stages[a]
     for r in range(1, most):
         room = out.room[t] + (most - r) * out.units[a]
         if not prune(one, one_band, out.need[under], cutoff, room):

@@ -43,7 +43,16 @@ import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.kernels import kernel
-from hetplan.search.space.stage_table import BOTH, FIRST, MAX_FREE_ISLANDS, Links, StageTable
+from hetplan.search.space.stage_table import (
+    BOTH,
+    FIRST,
+    MESH_AXES,
+    RENDEZVOUS_EXTRA,
+    StageTable,
+    backward_wires,
+    forward_wires,
+    most_stages,
+)
 
 MERGE = -1
 """Instead of a mesh: what can be done in front of `below` can be done here."""
@@ -71,28 +80,22 @@ class OrderStates:
     """By move: the state to which it is added."""
     bridge: Ints
     """[M] the bit that is set once the mesh is used, where it lies in several regions; else -1."""
-    apart: bool
-    """Whether regions are contiguous; islands of a region that was left may then be unused."""
 
 
-def order_states(
-    space: StageTable, mesh_class: Ints, *, contiguous: bool | None = None
-) -> OrderStates:
-    """States of the space; moves into a state are sorted by the class of their mesh.
+def order_states(table: StageTable, mesh_class: Ints) -> OrderStates:
+    """States of the table; moves into a state are sorted by the class of their mesh.
 
-    contiguous: whether meshes of one region stand next to each other, an island of a region that
-    was left staying unused; by the number of islands where left out.
+    Where regions are apart an island of a region that was left stays unused.
     """
-    masks = [int(mask) for mask in space.island_mask]
+    masks = [int(mask) for mask in table.island_mask]
     every = 0
     for mask in masks:
         every |= mask
-    apart = every.bit_count() > MAX_FREE_ISLANDS if contiguous is None else contiguous
     regions = [_NOWHERE] * len(masks)
-    if apart:
-        regions = [int(r) if r >= 0 else _FAR for r in space.region]
-    earlier = _earlier_equals(space, masks)
-    bridge = _bridges(space, masks, every.bit_length())
+    if table.regions_apart:
+        regions = [int(r) if r >= 0 else _FAR for r in table.region]
+    earlier = _earlier_equals(table, masks)
+    bridge = _bridges(table, masks, every.bit_length())
     left = _left(masks, regions, max(every.bit_length(), max(bridge) + 1))
     moves: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {(0, _NOWHERE): []}
     pending = [(0, _NOWHERE)]
@@ -132,7 +135,6 @@ def order_states(
         mesh=np.array(mesh_of, dtype=np.int64),
         below=np.array(below, dtype=np.int64),
         bridge=np.array(bridge, dtype=np.int64),
-        apart=apart,
     )
 
 
@@ -152,11 +154,11 @@ def _left(masks: list[int], regions: list[int], first: int) -> dict[int, int]:
     }
 
 
-def _bridges(space: StageTable, masks: list[int], first: int) -> list[int]:
+def _bridges(table: StageTable, masks: list[int], first: int) -> list[int]:
     """`OrderStates.bridge`: a bit for each set of islands, or one for all where they are many."""
-    if space.norm is None:
+    if not table.clips_gradients:
         return [-1] * len(masks)
-    spread = [region < 0 for region in space.region.tolist()]
+    spread = [region < 0 for region in table.region.tolist()]
     different = sorted({mask for mask, far in zip(masks, spread, strict=True) if far})
     many = len(different) > _MAX_BRIDGES
     return [
@@ -165,7 +167,7 @@ def _bridges(space: StageTable, masks: list[int], first: int) -> list[int]:
     ]
 
 
-def _earlier_equals(space: StageTable, masks: list[int]) -> list[int]:
+def _earlier_equals(table: StageTable, masks: list[int]) -> list[int]:
     """By mesh: islands equal to its own with smaller numbers, which are used before it."""
     owners: dict[int, list[int]] = {}
     for i, mask in enumerate(masks):
@@ -178,7 +180,7 @@ def _earlier_equals(space: StageTable, masks: list[int]) -> list[int]:
     islands = sorted(owners)
     for at, right in enumerate(islands):
         for left in reversed(islands[:at]):
-            if {left, right} & shared or not _equal(space, owners[left], owners[right]):
+            if {left, right} & shared or not _equal(table, owners[left], owners[right]):
                 continue
             for i in owners[right]:
                 found[i] |= 1 << left
@@ -186,70 +188,48 @@ def _earlier_equals(space: StageTable, masks: list[int]) -> list[int]:
     return found
 
 
-def _equal(space: StageTable, left: list[int], right: list[int]) -> bool:
+def _equal(table: StageTable, left: list[int], right: list[int]) -> bool:
     """Whether the meshes of two islands can be exchanged, one for one, without any change."""
     if len(left) != len(right):
         return False
-    swapped = np.arange(len(space.max_stages))
+    swapped = np.arange(len(table.max_stages))
     swapped[left], swapped[right] = right, left
-    for whole, axis in (
-        (space.region, 0),
-        (space.max_stages, 0),
-        (space.forward, 1),
-        (space.backward, 1),
-        (space.extra_forward, 2),
-        (space.extra_backward, 2),
-        (space.most_layers, 2),
-        (space.after, 1),
-        (space.leaving, 1),
-        (space.stages_per_node, 0),
-        (space.may_be_first, 0),
-        (space.may_be_last, 0),
-    ):
-        if not np.array_equal(whole, np.take(whole, swapped, axis=axis)):
-            return False
-    pairs = [space.tied, *_times(space.links)]
-    lines = _times(space.node_links)
-    if space.norm is not None:
-        pairs.append(space.norm.links)
-        lines += [space.norm.inside, space.norm.node_links]
-    return all(np.array_equal(pair, pair[np.ix_(swapped, swapped)]) for pair in pairs) and all(
-        np.array_equal(line, line[swapped]) for line in lines
+    other = table.of_meshes(swapped)
+    return all(
+        np.array_equal(getattr(table, name), getattr(other, name))
+        for name in MESH_AXES
+        if name != "island_mask"
     )
 
 
-def _times(links: Links) -> list[Floats]:
-    return [links.send_forward, links.send_backward, links.wire_latency, links.rendezvous_extra]
-
-
-def norm_hops(space: StageTable, states: OrderStates) -> Floats:
+def norm_hops(table: StageTable, states: OrderStates) -> Floats:
     """By move: least seconds of one level where the mesh of the move is the first one."""
     moves = len(states.mesh)
-    if space.norm is None:
+    if not table.clips_gradients:
         return np.zeros(moves)
-    masks = space.island_mask
+    masks = table.island_mask
     every = 0
     for mask in masks.tolist():
         every |= mask
     bits = every.bit_length()
     node, count = np.arange(bits, dtype=np.int64), bits
-    if states.apart:
-        node, count = _regions(space, bits)
-    floor = float(min(space.norm.links.min(), space.norm.node_links.min()))
+    if table.regions_apart:
+        node, count = _regions(table, bits)
+    floor = float(min(table.norm_links.min(), table.norm_node_links.min()))
     bridges = int(states.bridge.max()) - bits + 1 if states.bridge.max() >= 0 else 0
     far = np.empty((1 << bridges, count, count))
     for used in range(1 << bridges):
         there = (states.bridge < 0) | (used >> np.maximum(states.bridge - bits, 0) & 1 == 1)
-        far[used] = _distances(masks, node, count, space.norm.links, floor, there)
+        far[used] = _distances(masks, node, count, table.norm_links, floor, there)
     into = np.repeat(states.blocked, np.diff(states.first))
     edges: Floats = np.maximum(floor, slowest_edges(into, node, far))
     return edges
 
 
-def _regions(space: StageTable, bits: int) -> tuple[Ints, int]:
+def _regions(table: StageTable, bits: int) -> tuple[Ints, int]:
     """The node of every island: its region, or one of its own where no mesh tells."""
-    node = np.arange(bits, dtype=np.int64) + 1 + int(space.region.max())
-    for mask, region in zip(space.island_mask.tolist(), space.region.tolist(), strict=True):
+    node = np.arange(bits, dtype=np.int64) + 1 + int(table.region.max())
+    for mask, region in zip(table.island_mask.tolist(), table.region.tolist(), strict=True):
         for island in range(bits):
             if mask >> island & 1 and region >= 0:
                 node[island] = region
@@ -325,23 +305,11 @@ _LONG = 0.05
 class OrderNumbers(NamedTuple):
     """Arrays of one space; M meshes, C classes, V variants, S states, E levels of depth."""
 
-    microbatches: int
-    layers: int
+    table: StageTable
+    """Its ends are those of the pipelines that are looked for."""
     most_stages: int
-    pinned: int
-    forward: Floats
-    backward: Floats
-    extra_forward: Floats
-    extra_backward: Floats
     inner: Floats
     """[4, M] boundary inside a mesh: activation in, its serial part, gradient, its serial part."""
-    most_layers: Ints
-    """[V, 4, M, W + 1]"""
-    max_stages: Ints
-    islands: Ints
-    """[M] as bits."""
-    may_be_first: npt.NDArray[np.bool_]
-    may_be_last: npt.NDArray[np.bool_]
     may_be_only: npt.NDArray[np.bool_]
     """[M] first and last at once, where a tied matrix costs nothing."""
     after_first: Floats
@@ -382,68 +350,45 @@ class OrderNumbers(NamedTuple):
     move_below: Ints
 
 
-def most_stages_of(space: StageTable) -> int:
-    """Most stages that a pipeline of this space can have."""
-    room = 0
-    for island in range(int(space.island_mask.max()).bit_length()):
-        on = (space.island_mask >> island & 1).astype(bool)
-        if on.any():
-            room += int(space.max_stages[on].max())
-    most = min(space.num_layers, room, space.stage_limit)
-    return min(most, space.stages) if space.stages else most
-
-
 def order_numbers(
-    space: StageTable,
+    table: StageTable,
     levels: tuple[tuple[int, int], ...],
     *,
-    contiguous: bool | None,
     last: npt.NDArray[np.bool_] | None = None,
 ) -> OrderNumbers:
     """Numbers of a space; levels: (extra depth of bounds, of memory), the first one (0, 0).
 
     last: only pipelines that end on these meshes, and begin where their tied matrix can be.
     """
-    count = len(space.max_stages)
-    ends = space.may_be_last if last is None else space.may_be_last & last
-    pairs = _pair_times(space.links, rendezvous=space.rendezvous)
-    inner = _inner_times(space)
-    mesh_class = _classes(space.island_mask, pairs)
+    count = len(table.max_stages)
+    ends = table.may_be_last if last is None else table.may_be_last & last
+    pairs = _pair_times(table.links, rendezvous=table.rendezvous)
+    inner = _inner_times(table)
+    mesh_class = _classes(table.island_mask, pairs)
     classes = int(mesh_class.max()) + 1
     numbers = np.full((4, count, classes), np.inf)
     for i in range(count):
-        reads = (space.island_mask & space.island_mask[i]) == 0
+        reads = (table.island_mask & table.island_mask[i]) == 0
         numbers[:, reads, mesh_class[i]] = pairs[:, reads, i]
     known = np.isfinite(numbers[0])
-    slices, slice_in, slice_of = _slices(numbers, known, rendezvous=space.rendezvous)
-    late = np.where(known, numbers[0], 0.0) * float(not space.rendezvous)
+    slices, slice_in, slice_of = _slices(numbers, known, rendezvous=table.rendezvous)
+    late = np.where(known, numbers[0], 0.0) * float(not table.rendezvous)
     is_long = np.zeros((count, classes), dtype=np.bool_)
-    if not space.rendezvous:
-        unit = float((space.forward + space.backward).min(axis=0).mean())
+    if not table.rendezvous:
+        unit = float((table.forward + table.backward).min(axis=0).mean())
         is_long = known & (numbers[0] + numbers[2] > _LONG * unit)
         slices = np.where(is_long.any(axis=0), 1 + BUCKETS, 1)
         slice_in = np.zeros((classes, int(slices.max()), 2))
-    wires, wire_once, posts = _least_wires(numbers, known, inner, rendezvous=space.rendezvous)
-    states = order_states(space, mesh_class, contiguous=contiguous)
-    after, first = _after_first(space, ends)
+    wires, wire_once, posts = _least_wires(numbers, known, inner, rendezvous=table.rendezvous)
+    states = order_states(table, mesh_class)
+    after, first = _after_first(table, ends)
     return OrderNumbers(
-        microbatches=space.num_microbatches,
-        layers=space.num_layers,
-        most_stages=most_stages_of(space),
-        pinned=space.stages,
-        forward=_floats(space.forward),
-        backward=_floats(space.backward),
-        extra_forward=_floats(space.extra_forward),
-        extra_backward=_floats(space.extra_backward),
+        table=table._replace(may_be_first=first, may_be_last=ends),
+        most_stages=most_stages(table),
         inner=inner,
-        most_layers=np.ascontiguousarray(np.minimum(space.most_layers, space.num_layers)),
-        max_stages=np.ascontiguousarray(np.minimum(space.max_stages, space.num_layers)),
-        islands=np.ascontiguousarray(space.island_mask),
-        may_be_first=first,
-        may_be_last=np.ascontiguousarray(ends),
-        may_be_only=space.may_be_first & ends,
+        may_be_only=table.may_be_first & ends,
         after_first=after,
-        norm_hop=norm_hops(space, states),
+        norm_hop=norm_hops(table, states),
         level_bound=np.array([bound for bound, _ in levels], dtype=np.int64),
         level_memory=np.array([held for _, held in levels], dtype=np.int64),
         mesh_class=mesh_class,
@@ -465,31 +410,21 @@ def order_numbers(
     )
 
 
-def _floats(values: Floats) -> Floats:
-    return np.ascontiguousarray(values, dtype=np.float64)
-
-
-def _pair_times(links: Links, *, rendezvous: bool) -> Floats:
+def _pair_times(links: Floats, *, rendezvous: bool) -> Floats:
     """[4, ...]: activation (dependency, serial), gradient (dependency, serial) of boundaries."""
-    held = float(rendezvous)
-    return np.stack(
-        (
-            links.forward_wire,
-            held * (links.forward_wire + links.rendezvous_extra),
-            links.backward_wire,
-            held * (links.backward_wire + links.rendezvous_extra),
-        )
-    )
+    held, posted = float(rendezvous), links[RENDEZVOUS_EXTRA]
+    forward, backward = forward_wires(links), backward_wires(links)
+    return np.stack((forward, held * (forward + posted), backward, held * (backward + posted)))
 
 
-def _inner_times(space: StageTable) -> Floats:
+def _inner_times(table: StageTable) -> Floats:
     """[4, M]: where stages of a mesh lie in one node or in several, the faster boundary."""
-    pairs = _pair_times(space.links, rendezvous=space.rendezvous)
+    pairs = _pair_times(table.links, rendezvous=table.rendezvous)
     within = pairs[:, np.arange(pairs.shape[1]), np.arange(pairs.shape[1])]
-    between = _pair_times(space.node_links, rendezvous=space.rendezvous)
+    between = _pair_times(table.node_links, rendezvous=table.rendezvous)
     found = np.minimum(within, between)
-    found = np.where(space.stages_per_node == 1, between, found)
-    return np.where(space.stages_per_node >= space.max_stages, within, found)
+    found = np.where(table.stages_per_node == 1, between, found)
+    return np.where(table.stages_per_node >= table.max_stages, within, found)
 
 
 def _classes(masks: Ints, pairs: Floats) -> Ints:
@@ -548,12 +483,11 @@ def _least_wires(
 
 
 def _after_first(
-    space: StageTable, ends: npt.NDArray[np.bool_]
+    table: StageTable, ends: npt.NDArray[np.bool_]
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """[2, M, L + 1] and which meshes can be first."""
-    after = np.stack((space.after[FIRST], space.after[BOTH]))
-    tied = np.where(ends[None, :], space.tied, np.inf).min(axis=1)
+    after = np.stack((table.after[FIRST], table.after[BOTH]))
+    tied = np.where(ends[None, :], table.tied, np.inf).min(axis=1)
     after[0] += np.where(np.isfinite(tied), tied, 0.0)[:, None]
-    if space.norm is not None:
-        after += (space.norm.inside - space.norm.inside.min())[None, :, None]
-    return np.ascontiguousarray(after), space.may_be_first & np.isfinite(tied)
+    after += table.norm_inside[None, :, None]
+    return np.ascontiguousarray(after), table.may_be_first & np.isfinite(tied)

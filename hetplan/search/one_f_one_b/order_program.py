@@ -73,13 +73,13 @@ def _nearest(
         under = (row // levels - 1) * levels + source
         flight, held = depths(o, under, level)
         turning = turning_of(o, under)
-        for v in range(o.forward.shape[0]):
-            for n in range(1, min(at, o.most_layers[v, link.role, a, held]) + 1):
+        for v in range(o.table.forward.shape[0]):
+            for n in range(1, min(at, o.table.most_layers[v, link.role, a, held]) + 1):
                 value = below[under, at - n]
-                f = o.extra_forward[link.role, v, a] + n * o.forward[v, a]
-                b = o.extra_backward[link.role, v, a] + n * o.backward[v, a]
+                f = o.table.extra_forward[link.role, v, a] + n * o.table.forward[v, a]
+                b = o.table.extra_backward[link.role, v, a] + n * o.table.backward[v, a]
                 if value >= NONE or value > slot_room(
-                    limit, o.microbatches, f, b, link, flight, turning
+                    limit, o.table.num_microbatches, f, b, link, flight, turning
                 ):
                     continue
                 if bucket > 0 and bucket_of(f + b, slowest) != bucket:
@@ -107,9 +107,9 @@ def least_limit(o: OrderNumbers, numbers: Ints, links: Floats, below: Floats, hi
             a, v, n, flight, turning, role, joins = numbers[s]
             wire_in, post_in, late, back, post_back, beside = links[s]
             link = Link(role, wire_in, post_in, late, back, post_back, beside, joins > 0)
-            f = o.extra_forward[role, v, a] + n * o.forward[v, a]
-            b = o.extra_backward[role, v, a] + n * o.backward[v, a]
-            if below[s] > slot_room(middle, o.microbatches, f, b, link, flight, turning):
+            f = o.table.extra_forward[role, v, a] + n * o.table.forward[v, a]
+            b = o.table.extra_backward[role, v, a] + n * o.table.backward[v, a]
+            if below[s] > slot_room(middle, o.table.num_microbatches, f, b, link, flight, turning):
                 fits = False
                 break
         if fits:
@@ -182,7 +182,10 @@ class Tracer:
         found: list[Slot] = []
         move = self._first = int(goal.place[0])
         entry = _Entry(
-            part=-1, row=int(goal.place[1]), at=self._o.layers, value=float(goal.seconds[0])
+            part=-1,
+            row=int(goal.place[1]),
+            at=self._o.table.num_layers,
+            value=float(goal.seconds[0]),
         )
         while True:
             step = self._block(move, entry, found)
@@ -229,7 +232,7 @@ class Tracer:
     def _rebuild(self, move: int) -> None:
         o, w = self._o, self._work
         state = int(np.searchsorted(o.state_first, move, side="right")) - 1
-        stages = int(o.max_stages[o.move_mesh[move]])
+        stages = int(o.table.max_stages[o.move_mesh[move]])
         self._keep = np.full((stages, *w.one.shape), NONE)
         self._spare.seconds[0] = NONE
         add_mesh(
@@ -396,27 +399,22 @@ def depth_levels(most_extra: int, stages: int) -> tuple[tuple[int, int], ...]:
 
 
 class OrderProgram:
-    """The dynamic program of one space.
+    """The dynamic program of one table.
 
-    contiguous: whether meshes of one region stand next to each other; by the number of islands
-    where left out. prune: whether entries that cannot end below a cutoff are dropped (the results
+    prune: whether entries that cannot end below a cutoff are dropped (the results
     are the same). levels: see `depth_levels`.
     """
 
     def __init__(
         self,
-        space: StageTable,
+        table: StageTable,
         *,
-        contiguous: bool | None = None,
         levels: tuple[tuple[int, int], ...] | None = None,
         prune: bool = True,
     ) -> None:
         self._prune = prune
-        depth = levels or depth_levels(space.family.most_extra_depth, space.num_layers)
-        self.parts = [
-            order_numbers(space, depth, contiguous=contiguous, last=last)
-            for last in _last_groups(space)
-        ]
+        depth = levels or depth_levels(table.most_extra_depth, table.num_layers)
+        self.parts = [order_numbers(table, depth, last=last) for last in _last_groups(table)]
         self._levels = depth
         self._works: list[Work | None] = [None] * len(self.parts)
         states, classes = len(self.parts[0].state_blocked), len(self.parts[0].slices)
@@ -514,9 +512,9 @@ class OrderProgram:
         )
 
 
-def _last_groups(space: StageTable) -> list[npt.NDArray[np.bool_] | None]:
+def _last_groups(table: StageTable) -> list[npt.NDArray[np.bool_] | None]:
     """Last meshes that can stand behind the same first ones; None: all of them."""
-    allowed = np.isfinite(space.tied)
+    allowed = np.isfinite(table.tied)
     if allowed.all():
         return [None]
     columns = [tuple(bool(x) for x in column) for column in allowed.T]

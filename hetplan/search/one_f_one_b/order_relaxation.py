@@ -64,24 +64,24 @@ class Outline(NamedTuple):
 @kernel
 def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
     """The outline for X = `limit`; without `prune` nothing is ever dropped."""
-    meshes, layers, states = o.forward.shape[1], o.layers, o.state_blocked.shape[0]
+    meshes, layers, states = o.table.forward.shape[1], o.table.num_layers, o.state_blocked.shape[0]
     units, capacity, slowest = _capacities(o, limit)
     islands = 0
-    for mask in o.islands:
+    for mask in o.table.island_mask:
         while mask >> islands:
             islands += 1
     room = np.zeros(islands)
     for a in range(meshes):
-        share = capacity[a] / _bits(o.islands[a])
+        share = capacity[a] / _bits(o.table.island_mask[a])
         for island in range(islands):
-            if o.islands[a] >> island & 1:
+            if o.table.island_mask[a] >> island & 1:
                 room[island] = max(room[island], share)
     spare = sum_of(room) - layers
     live = np.zeros(meshes, np.bool_)
     for a in range(meshes):
         wasted = -1.0 * capacity[a]
         for island in range(islands):
-            if o.islands[a] >> island & 1:
+            if o.table.island_mask[a] >> island & 1:
                 wasted += room[island]
         live[a] = capacity[a] > 0 and wasted <= spare + 1e-6
     need, left = np.zeros((states, layers + 1)), np.full(states, np.inf)
@@ -115,8 +115,8 @@ def _bits(mask: int) -> int:
 @kernel
 def _capacities(o: OrderNumbers, limit: float) -> tuple[Ints, Ints, float]:
     """(most units of a stage, of a mesh, most seconds of both passes) for every mesh."""
-    variants, meshes = o.forward.shape
-    levels, widest = o.level_bound.shape[0], o.most_layers.shape[3] - 1
+    variants, meshes = o.table.forward.shape
+    levels, widest = o.level_bound.shape[0], o.table.most_layers.shape[3] - 1
     units, capacity = np.zeros(meshes, np.int64), np.zeros(meshes, np.int64)
     sums = np.zeros(o.most_stages + 1, np.int64)
     slowest = 0.0
@@ -124,27 +124,37 @@ def _capacities(o: OrderNumbers, limit: float) -> tuple[Ints, Ints, float]:
         for q in range(1, o.most_stages + 1):
             most = 0
             for e in range(levels):
-                flight = min(q + o.level_bound[e], o.microbatches)
-                held = min(q + o.level_memory[e], o.microbatches, widest)
+                flight = min(q + o.level_bound[e], o.table.num_microbatches)
+                held = min(q + o.level_memory[e], o.table.num_microbatches, widest)
                 for v in range(variants):
-                    forward, backward = o.forward[v, a], o.backward[v, a]
+                    forward, backward = o.table.forward[v, a], o.table.backward[v, a]
                     for role in (MIDDLE, FIRST, LAST, BOTH):
-                        top = o.most_layers[v, role, a, held]
+                        top = o.table.most_layers[v, role, a, held]
                         if top <= most:
                             continue
-                        f, b = o.extra_forward[role, v, a], o.extra_backward[role, v, a]
+                        f, b = o.table.extra_forward[role, v, a], o.table.extra_backward[role, v, a]
                         passes = f + b
                         if not role & FIRST:
                             f += o.posts[0, a]
                         if not role & LAST:
                             b += o.posts[1, a]
-                        n = _most(limit, f, b, forward, backward, o.microbatches, flight, most, top)
+                        n = _most(
+                            limit,
+                            f,
+                            b,
+                            forward,
+                            backward,
+                            o.table.num_microbatches,
+                            flight,
+                            most,
+                            top,
+                        )
                         if n > most:
                             most = n
                             slowest = max(slowest, passes + n * (forward + backward))
             sums[q] = sums[q - 1] + most
             units[a] = max(units[a], most)
-            capacity[a] = max(capacity[a], sums[q] - sums[max(0, q - o.max_stages[a])])
+            capacity[a] = max(capacity[a], sums[q] - sums[max(0, q - o.table.max_stages[a])])
     return units, capacity, slowest
 
 
@@ -179,11 +189,11 @@ def _ends(o: OrderNumbers, live: npt.NDArray[np.bool_]) -> tuple[float, float]:
     for a in range(live.shape[0]):
         if not live[a]:
             continue
-        for v in range(o.forward.shape[0]):
-            extra = o.extra_forward[:, v, a] + o.extra_backward[:, v, a]
-            if o.may_be_first[a]:
+        for v in range(o.table.forward.shape[0]):
+            extra = o.table.extra_forward[:, v, a] + o.table.extra_backward[:, v, a]
+            if o.table.may_be_first[a]:
                 base = min(base, extra[FIRST] + o.after_first[0, a, 1:].min())
-            if o.may_be_last[a]:
+            if o.table.may_be_last[a]:
                 head = min(head, extra[LAST])
             if o.may_be_only[a]:
                 only = min(only, extra[BOTH] + o.after_first[1, a, 1:].min())
@@ -202,8 +212,8 @@ def _segments(
     price = np.zeros(meshes)
     for a in range(meshes):
         price[a] = np.inf
-        for v in range(o.forward.shape[0]):
-            price[a] = min(price[a], o.forward[v, a] + o.backward[v, a])
+        for v in range(o.table.forward.shape[0]):
+            price[a] = min(price[a], o.table.forward[v, a] + o.table.backward[v, a])
         price[a] += o.wires[a] / max(1, units[a])
     owner, slope = np.zeros(meshes * islands, np.int64), np.zeros(meshes * islands)
     width = np.zeros(meshes * islands)
@@ -213,9 +223,9 @@ def _segments(
         while True:
             best, reach, total = np.inf, 0.0, 0.0
             for a in range(meshes):
-                if not live[a] or not o.islands[a] >> island & 1:
+                if not live[a] or not o.table.island_mask[a] >> island & 1:
                     continue
-                share = capacity[a] / _bits(o.islands[a])
+                share = capacity[a] / _bits(o.table.island_mask[a])
                 if share > held + 1e-9:
                     steep = (share * price[a] - cost) / (share - held)
                     if steep < best:

@@ -106,20 +106,20 @@ def undominated(o: OrderNumbers, role: int, a: int, held: int, first: Ints) -> N
         for u in range(first.shape[0]):
             if u == v:
                 continue
-            f_u, f_v = o.extra_forward[role, u, a], o.extra_forward[role, v, a]
-            b_u, b_v = o.extra_backward[role, u, a], o.extra_backward[role, v, a]
+            f_u, f_v = o.table.extra_forward[role, u, a], o.table.extra_forward[role, v, a]
+            b_u, b_v = o.table.extra_backward[role, u, a], o.table.extra_backward[role, v, a]
             if (
                 f_u <= f_v
                 and b_u <= b_v
-                and o.forward[u, a] <= o.forward[v, a]
-                and o.backward[u, a] <= o.backward[v, a]
+                and o.table.forward[u, a] <= o.table.forward[v, a]
+                and o.table.backward[u, a] <= o.table.backward[v, a]
                 and (
                     u < v
-                    or o.forward[u, a] < o.forward[v, a]
-                    or o.backward[u, a] < o.backward[v, a]
+                    or o.table.forward[u, a] < o.table.forward[v, a]
+                    or o.table.backward[u, a] < o.table.backward[v, a]
                 )
             ):
-                first[v] = max(first[v], o.most_layers[u, role, a, held] + 1)
+                first[v] = max(first[v], o.table.most_layers[u, role, a, held] + 1)
 
 
 @kernel
@@ -144,9 +144,9 @@ def bucket_seconds(bucket: int, slowest: float) -> float:
 def depths(o: OrderNumbers, row: int, level: int) -> tuple[int, int]:
     """(W of the bounds, W of the memory) of a slot above `row` at a level of extra depth."""
     stages = row // o.level_bound.shape[0] + 1
-    widest = min(o.microbatches, o.most_layers.shape[3] - 1)
+    widest = min(o.table.num_microbatches, o.table.most_layers.shape[3] - 1)
     return (
-        min(stages + o.level_bound[level], o.microbatches),
+        min(stages + o.level_bound[level], o.table.num_microbatches),
         min(stages + o.level_memory[level], widest),
     )
 
@@ -158,7 +158,7 @@ def turning_of(o: OrderNumbers, row: int) -> int:
     stages, level = row // levels, row % levels
     if o.level_bound[level] != o.level_memory[level]:
         return 0
-    return int(min(stages + o.level_bound[level], o.microbatches))
+    return int(min(stages + o.level_bound[level], o.table.num_microbatches))
 
 
 class Pool(NamedTuple):
@@ -192,9 +192,9 @@ class Work(NamedTuple):
 def work_of(o: OrderNumbers) -> Work:
     """Working space for a space."""
     rows = (o.most_stages + 1) * o.level_bound.shape[0]
-    shape = (rows, o.layers + 1)
+    shape = (rows, o.table.num_layers + 1)
     bands = np.empty((2, rows + 1), np.int64)
-    bands[0], bands[1] = o.layers + 1, -1
+    bands[0], bands[1] = o.table.num_layers + 1, -1
     bands[0, rows] = rows
     slices = o.slices.max()
     closing_band = np.empty((slices, 2, rows + 1), np.int64)
@@ -202,7 +202,7 @@ def work_of(o: OrderNumbers) -> Work:
     return Work(
         np.full(shape, NONE), bands.copy(), np.full(shape, NONE), bands.copy(),
         np.full(shape, NONE), bands.copy(), np.full(shape, NONE), bands.copy(),
-        np.full((slices, rows, o.layers + 1), NONE), closing_band,
+        np.full((slices, rows, o.table.num_layers + 1), NONE), closing_band,
     )  # fmt: skip
 
 

@@ -8,90 +8,15 @@ W_s = min(P - s + extra_s, m) microbatches in flight. Times come from a `StageTa
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.cost.replay.kernel import StageTimes, replay_seconds
 from hetplan.kernels import kernel
 from hetplan.search.space.stage_table import FIRST, LAST, StageTable
 
 NEVER = 1e30
 """Seconds of what cannot be; numba compiles comparisons with it faster than with infinity."""
-
-
-class Numbers(NamedTuple):
-    """A `StageTable` as compiled code takes it, boundaries [4, M, M] and [4, M]."""
-
-    microbatches: int
-    layers: int
-    rendezvous: bool
-    forward: Floats
-    backward: Floats
-    extra_forward: Floats
-    extra_backward: Floats
-    links: Floats
-    """[4, M, M] activation, gradient, latency, wait of rendezvous sends."""
-    node_links: Floats
-    """[4, M] the same between two nodes of a mesh."""
-    stages_per_node: Ints
-    tied: Floats
-    most_layers: Ints
-    after: Floats
-    leaving: Floats
-    norm_inside: Floats
-    """[M] beyond the least, which `after` has."""
-    norm_links: Floats
-    norm_node_links: Floats
-
-
-def numbers_of(space: StageTable) -> Numbers:
-    """The space's arrays in one value, contiguous."""
-    links, nodes, norm = space.links, space.node_links, space.norm
-    count = len(space.max_stages)
-    square, line = np.zeros((count, count)), np.zeros(count)
-    return Numbers(
-        microbatches=space.num_microbatches,
-        layers=space.num_layers,
-        rendezvous=space.rendezvous,
-        forward=_floats(space.forward),
-        backward=_floats(space.backward),
-        extra_forward=_floats(space.extra_forward),
-        extra_backward=_floats(space.extra_backward),
-        links=_floats(
-            np.stack(
-                (
-                    links.send_forward,
-                    links.send_backward,
-                    links.wire_latency,
-                    links.rendezvous_extra,
-                )
-            )
-        ),
-        node_links=_floats(
-            np.stack(
-                (
-                    nodes.send_forward,
-                    nodes.send_backward,
-                    nodes.wire_latency,
-                    nodes.rendezvous_extra,
-                )
-            )
-        ),
-        stages_per_node=np.ascontiguousarray(space.stages_per_node, dtype=np.int64),
-        tied=_floats(space.tied),
-        most_layers=np.ascontiguousarray(space.most_layers, dtype=np.int64),
-        after=_floats(space.after),
-        leaving=_floats(space.leaving),
-        norm_inside=line if norm is None else _floats(norm.inside - norm.inside.min()),
-        norm_links=square if norm is None else _floats(norm.links),
-        norm_node_links=line if norm is None else _floats(norm.node_links),
-    )
-
-
-def _floats(values: Floats) -> Floats:
-    return np.ascontiguousarray(values, dtype=np.float64)
 
 
 @kernel
@@ -101,7 +26,7 @@ def depth_of(slots: int, slot: int, extra: int, microbatches: int) -> int:
 
 
 @kernel
-def boundaries_of(numbers: Numbers, mesh: Ints) -> Floats:
+def boundaries_of(table: StageTable, mesh: Ints) -> Floats:
     """[5, P]: the four times of the boundary below each slot, and its level of the norm's sum.
 
     Stages of a mesh fill node after node.
@@ -112,23 +37,23 @@ def boundaries_of(numbers: Numbers, mesh: Ints) -> Floats:
     for s in range(slots - 1):
         left, right = mesh[s], mesh[s + 1]
         placed = placed + 1 if left == right else 0
-        if left == right and placed % numbers.stages_per_node[left] == 0:
+        if left == right and placed % table.stages_per_node[left] == 0:
             for k in range(4):
-                found[k, s] = numbers.node_links[k, left]
-            found[4, s] = numbers.norm_node_links[left]
+                found[k, s] = table.node_links[k, left]
+            found[4, s] = table.norm_node_links[left]
         else:
             for k in range(4):
-                found[k, s] = numbers.links[k, left, right]
-            found[4, s] = numbers.norm_links[left, right]
+                found[k, s] = table.links[k, left, right]
+            found[4, s] = table.norm_links[left, right]
     return found
 
 
 @kernel
-def norm_seconds(numbers: Numbers, mesh: Ints, boundaries: Floats) -> float:
+def norm_seconds(table: StageTable, mesh: Ints, boundaries: Floats) -> float:
     """The sum of all gradients' norms beyond the least that every plan has."""
     inside, across = 0.0, 0.0
     for s in range(mesh.shape[0]):
-        inside = max(inside, numbers.norm_inside[mesh[s]])
+        inside = max(inside, table.norm_inside[mesh[s]])
         across = max(across, boundaries[4, s])
     levels, reached = 0, 1
     while reached < mesh.shape[0]:
@@ -143,36 +68,36 @@ def role_of(slots: int, slot: int) -> int:
 
 
 @kernel
-def fits(numbers: Numbers, slots: int, slot: int, mesh: int, variant: int, extra: int) -> int:
+def fits(table: StageTable, slots: int, slot: int, mesh: int, variant: int, extra: int) -> int:
     """Most layer units that a slot can hold; 0: none."""
     flight = min(
-        depth_of(slots, slot, extra, numbers.microbatches), numbers.most_layers.shape[3] - 1
+        depth_of(slots, slot, extra, table.num_microbatches), table.most_layers.shape[3] - 1
     )
-    return int(numbers.most_layers[variant, role_of(slots, slot), mesh, flight])
+    return int(table.most_layers[variant, role_of(slots, slot), mesh, flight])
 
 
 @kernel
-def step_seconds(numbers: Numbers, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> float:
+def step_seconds(table: StageTable, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> float:
     """Seconds of one step of this row of slots; `NEVER` where it does not fit or cannot run."""
     slots = mesh.shape[0]
     forward, backward, ends = np.empty(slots), np.empty(slots), np.empty(slots)
     warmup = np.empty(slots, np.int64)
-    boundaries = boundaries_of(numbers, mesh)
+    boundaries = boundaries_of(table, mesh)
     leaving = 0.0
     for s in range(slots):
         i, v, n, role = mesh[s], variant[s], units[s], role_of(slots, s)
-        if n < 1 or n > fits(numbers, slots, s, i, v, extra[s]):
+        if n < 1 or n > fits(table, slots, s, i, v, extra[s]):
             return NEVER
-        forward[s] = numbers.extra_forward[role, v, i] + n * numbers.forward[v, i]
-        backward[s] = numbers.extra_backward[role, v, i] + n * numbers.backward[v, i]
-        ends[s] = numbers.after[role, i, n] - numbers.leaving[role, i, n]
-        leaving = max(leaving, numbers.leaving[role, i, n])
-        warmup[s] = depth_of(slots, s, extra[s], numbers.microbatches)
+        forward[s] = table.extra_forward[role, v, i] + n * table.forward[v, i]
+        backward[s] = table.extra_backward[role, v, i] + n * table.backward[v, i]
+        ends[s] = table.after[role, i, n] - table.leaving[role, i, n]
+        leaving = max(leaving, table.leaving[role, i, n])
+        warmup[s] = depth_of(slots, s, extra[s], table.num_microbatches)
     if slots > 1:
-        tied = numbers.tied[mesh[0], mesh[slots - 1]]
+        tied = table.tied[mesh[0], mesh[slots - 1]]
         ends[0] += tied
         ends[slots - 1] += tied
-    whole = replay_seconds(
+    times = StageTimes(
         forward,
         backward,
         boundaries[0, : slots - 1].copy(),
@@ -180,8 +105,7 @@ def step_seconds(numbers: Numbers, mesh: Ints, variant: Ints, units: Ints, extra
         boundaries[2, : slots - 1].copy(),
         boundaries[3, : slots - 1].copy(),
         warmup,
-        numbers.microbatches,
-        ends,
-        numbers.rendezvous,
+        table.num_microbatches,
     )
-    return min(NEVER, whole + leaving + norm_seconds(numbers, mesh, boundaries))
+    whole = replay_seconds(times, ends, table.rendezvous)
+    return min(NEVER, whole + leaving + norm_seconds(table, mesh, boundaries))

@@ -18,28 +18,31 @@ from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.one_f_one_b.certified_sweep import Met, apart, prove, together
 from hetplan.search.one_f_one_b.cut import cut
 from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, row_arrays
-from hetplan.search.one_f_one_b.heuristic import expand, polish, rules_of, search_rows
+from hetplan.search.one_f_one_b.heuristic import expand, polish, search_rows
 from hetplan.search.one_f_one_b.likely_meshes import MANY
 from hetplan.search.one_f_one_b.order_program import Order, OrderProgram
-from hetplan.search.one_f_one_b.replay import NEVER, Numbers, numbers_of, role_of, step_seconds
+from hetplan.search.one_f_one_b.replay import NEVER, role_of, step_seconds
 from hetplan.search.solver import RESOLUTION, Best, OrderFreeBound
 from hetplan.search.space.family import Family
-from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
+from hetplan.search.space.stage_table import StageTable, most_stages, num_islands
 from hetplan.search.table_maker import TableMaker, transformer_layers
 
 
 def chosen_of_row(
-    space: StageTable, islands: Sequence[str], mesh: Ints, variant: Ints, units: Ints, extra: Ints
+    family: Family, table: StageTable, islands: Sequence[str], row: tuple[Ints, Ints, Ints, Ints]
 ) -> ChosenPlan:
-    """The plan of these slots; `islands` are the names of the cluster's."""
-    family, slots = space.family, len(mesh)
+    """The plan of a row of slots: mesh, variant, units and extra depth of each; `islands` are the
+    names of the cluster's.
+    """
+    mesh, variant, units, extra = row
+    slots = len(mesh)
     return family.plan(
         [
             family.meshes[int(mesh[s])].stage(
                 islands,
-                (transformer_layers(space, role_of(slots, s), int(units[s])),),
+                (transformer_layers(table, role_of(slots, s), int(units[s])),),
                 family.recompute[int(variant[s])],
-                min(slots - s + int(extra[s]), space.num_microbatches),
+                min(slots - s + int(extra[s]), table.num_microbatches),
             )
             for s in range(slots)
         ]
@@ -107,10 +110,6 @@ class OneFOneBSolver:
         """The family's numbers."""
         return self._maker.space(self.family)
 
-    @cached_property
-    def _numbers(self) -> Numbers:
-        return numbers_of(self.space)
-
     def improve(self, best: Best) -> None:
         """Offer the best of some rows that local search finds."""
         if not best.still_open(self.index, self._crossing_bound):
@@ -118,7 +117,7 @@ class OneFOneBSolver:
         part = self._maker.likely(self.family)
         if part is self.family:
             self._search_rows(best)
-            if _islands(self.space) > MAX_FREE_ISLANDS:
+            if self.space.regions_apart:
                 # Where the meshes of a region stand together, most steps of a local search lead
                 # nowhere; the programs meet plans on their way.
                 self._walk(best, again=False)
@@ -127,14 +126,14 @@ class OneFOneBSolver:
             type(self)(self.index, part, self._maker)._search_rows(best)
 
     def _search_rows(self, best: Best) -> None:
-        rules = rules_of(self.space)
-        most = max(1, min(len(rules.mask), _islands(self.space)))
+        table = self.space
+        most = max(1, min(len(table.max_stages), num_islands(table.island_mask)))
         keep = np.zeros((_KEPT, most, 3), dtype=np.int64)
         counts = np.zeros(_KEPT, dtype=np.int64)
         scores = np.full(_KEPT, np.inf)
-        start = np.zeros((most, 3), dtype=np.int64)
         search_rows(
-            self._numbers, rules, start, 0, best.seed, _ROUNDS, _LOCAL_BUDGET, keep, counts, scores
+            *(table, most_stages(table), best.seed, _ROUNDS, _LOCAL_BUDGET),
+            *(keep, counts, scores),
         )
         for k in range(_KEPT):
             if scores[k] < min(NEVER, best.seconds * _WORTH_POLISHING) and scores[k] < _IMPOSSIBLE:
@@ -155,8 +154,8 @@ class OneFOneBSolver:
         tried: list[tuple[float, Ints, Ints]] = []
         for slack in _SLACKS:
             variant, units = np.zeros(slots, dtype=np.int64), np.zeros(slots, dtype=np.int64)
-            if cut(self._numbers, mesh, extra, slack, NEVER, variant, units):
-                step = step_seconds(self._numbers, mesh, variant, units, extra)
+            if cut(self.space, mesh, extra, slack, NEVER, variant, units):
+                step = step_seconds(self.space, mesh, variant, units, extra)
                 tried.append((step, variant, units))
                 best.replays += 1
         if tried:
@@ -165,13 +164,13 @@ class OneFOneBSolver:
 
     def offer_cut(self, mesh: Ints, variant: Ints, units: Ints, extra: Ints, best: Best) -> float:
         """Polish a cut near the best and offer it; its step."""
-        step = step_seconds(self._numbers, mesh, variant, units, extra)
+        step = step_seconds(self.space, mesh, variant, units, extra)
         best.replays += 1
         if step < min(NEVER, best.seconds * _WORTH_POLISHING):
             variant, units = variant.copy(), units.copy()
             spent = np.zeros(2, dtype=np.int64)
             step = polish(
-                self._numbers, mesh, variant, units, extra, RESOLUTION, _POLISH_BUDGET, spent
+                self.space, mesh, variant, units, extra, RESOLUTION, _POLISH_BUDGET, spent
             )
             best.replays += int(spent[1])
         if step < min(NEVER, best.wanted(self.index)):
@@ -182,7 +181,9 @@ class OneFOneBSolver:
         return float(step)
 
     def _chosen(self, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> ChosenPlan:
-        return chosen_of_row(self.space, self._maker.island_names, mesh, variant, units, extra)
+        return chosen_of_row(
+            self.family, self.space, self._maker.island_names, (mesh, variant, units, extra)
+        )
 
     @cached_property
     def _priced_whole(self) -> bool:
@@ -192,7 +193,7 @@ class OneFOneBSolver:
         """
         if self._maker.exact(self.family):
             return False
-        return few_plans(self.space, rules_of(self.space), _FEW_WHOLE) is not None
+        return few_plans(self.space, _FEW_WHOLE) is not None
 
     def prove(self, best: Best) -> None:
         """Raise the family's bound to the target, by the programs and by listing all plans."""
@@ -219,7 +220,7 @@ class OneFOneBSolver:
         many = len(self.family.meshes) > MANY
         whole = many and best.effort == 0
         parts = (together(self.space, ceiling),) if whole else apart(self.space, ceiling)
-        programs = [(self._program(part), part, at) for part, at in parts]
+        programs = [(OrderProgram(part), part, at) for part, at in parts]
         while best.open(self.index):
             before = best.target
             bound, finished = ceiling, True
@@ -256,10 +257,6 @@ class OneFOneBSolver:
 
         return on_met
 
-    def _program(self, part: StageTable) -> OrderProgram:
-        """Of some meshes, which may stand as those of the whole space may."""
-        return OrderProgram(part, contiguous=_islands(self.space) > MAX_FREE_ISLANDS)
-
     def _lift(self, best: Best) -> bool:
         """Whether walks below the target close the family, whose walk from there came to an end.
 
@@ -271,10 +268,7 @@ class OneFOneBSolver:
             middle, bound = 0.5 * (low + high), NEVER
             for part, _ in apart(self.space, middle):
                 budget = _PROGRAM_BUDGETS[best.effort]
-                program = self._program(part)
-                found = prove(
-                    part, middle, budget=budget, check=best.check_time, program=program, most=budget
-                )
+                found = prove(part, middle, budget=budget, check=best.check_time, most=budget)
                 best.explored += found.programs
                 bound = min(bound, found.bound_seconds)
             high = middle if bound < middle else high
@@ -290,7 +284,7 @@ class OneFOneBSolver:
 
     def _list(self, best: Best) -> bool:
         """Replay every plan below the target where they are few; whether that was all of them."""
-        found = few_plans(self.space, rules_of(self.space), _FEW_PLANS, best.check_time)
+        found = few_plans(self.space, _FEW_PLANS, best.check_time)
         if found is None:
             return False
         spent = np.zeros(3, dtype=np.int64)
@@ -314,7 +308,7 @@ class OneFOneBSolver:
         before = int(spent[1])
         ceiling = min(NEVER, best.target)
         kept = cheapest(
-            *(self._numbers, mesh, extra, ceiling, _EXACT_BUDGET),
+            *(self.space, mesh, extra, ceiling, _EXACT_BUDGET),
             *(steps, variants, units, spent, best.check_time),
         )
         best.replays += int(spent[1]) - before
@@ -338,10 +332,3 @@ class OneFOneBSolver:
 
 _IMPOSSIBLE = 1e24
 """Scores of rows that are no plans are larger."""
-
-
-def _islands(space: StageTable) -> int:
-    together = 0
-    for mask in space.island_mask:
-        together |= int(mask)
-    return together.bit_count()

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from hetplan.cluster.spec import Cluster
-from hetplan.job.check import MIN_INTERLEAVED_STAGES
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.plans.check_target import copied_heads_fault
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding

@@ -23,7 +23,8 @@ from hetplan.cost.terms import Part
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Sharding
 from hetplan.search.space.family import Mesh
-from hetplan.search.space.stage_pricer import ROLES, StagePricer
+from hetplan.search.space.stage_pricer import StagePricer
+from hetplan.search.space.stage_table import ROLES
 
 _ON_CHORD = 1e-12
 """Sums in another order differ by less than this part of themselves."""
@@ -167,7 +168,7 @@ class Ends:
         alone = max(shape.dp * shape.cp, shape.num_devices // (shape.ep * shape.etp))
         if shape.ep == 1 and shape.etp == shape.tp:
             alone = shape.dp * shape.cp
-        counted = replace(end.dense, whole=replace(end.dense.whole, size=alone))
+        counted = end.dense._replace(whole=replace(end.dense.whole, size=alone))
         own_end = self._end(mesh, part, counted, counted, end.sharding)
         own = plain + routed
         if end.sharding is not Sharding.NONE:

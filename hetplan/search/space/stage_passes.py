@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,8 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import Shape
 from hetplan.plans.targets import target
 from hetplan.search.space.family import Family, Mesh
-from hetplan.search.space.stage_pricer import ROLES, Passes, StagePricer
+from hetplan.search.space.stage_pricer import Passes, StagePricer
+from hetplan.search.space.stage_table import ROLES
 
 Bools = npt.NDArray[np.bool_]
 
@@ -34,30 +34,20 @@ _TOGETHER = 1e-9
 """Parts that differ by less of their passes may change places in sums of another order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StagePasses:
-    """As the fields of the same names in `hetplan.search.space.stage_table.StageTable`."""
-
-    forward: Floats
-    backward: Floats
-    extra_forward: Floats
-    extra_backward: Floats
-    waited_for: tuple[Bools, ...]
-    """Of every mesh [parts, 4, L + 1], by role and units: whether the others may wait for it."""
-
-
-def stage_passes(placed: StagePricer, family: Family) -> StagePasses:
-    """Of all meshes of the family."""
+def stage_passes(placed: StagePricer, family: Family) -> tuple[Passes, tuple[Bools, ...]]:
+    """Passes of all meshes of the family, the meshes as the last axis; and of every mesh, [parts,
+    4, L + 1] by role and units, whether the other parts may wait for a part.
+    """
     padded_for = 0 if alike_padded(placed, family) else math.lcm(*_degrees(family))
     each = [_mesh(placed, family, mesh, padded_for) for mesh in family.meshes]
     passes = [one for one, _ in each]
-    return StagePasses(
-        forward=np.stack([one.forward for one in passes], axis=1),
-        backward=np.stack([one.backward for one in passes], axis=1),
-        extra_forward=np.stack([one.extra_forward for one in passes], axis=2),
-        extra_backward=np.stack([one.extra_backward for one in passes], axis=2),
-        waited_for=tuple(waited for _, waited in each),
+    stacked = Passes(
+        forward=np.stack([one.forward for one in passes], axis=-1),
+        backward=np.stack([one.backward for one in passes], axis=-1),
+        extra_forward=np.stack([one.extra_forward for one in passes], axis=-1),
+        extra_backward=np.stack([one.extra_backward for one in passes], axis=-1),
     )
+    return stacked, tuple(waited for _, waited in each)
 
 
 def alike_padded(placed: StagePricer, family: Family) -> bool:

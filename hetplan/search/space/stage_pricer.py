@@ -33,9 +33,8 @@ from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Repl
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.space.forwarding_predictor import CachingPredictor
-from hetplan.search.space.stage_table import BOTH, FIRST, LAST
+from hetplan.search.space.stage_table import BOTH, FIRST, LAST, ROLES
 
-ROLES = 4
 _FORWARD, _BACKWARD, _SELECTIVE, _FULL = range(4)
 
 RECOMPUTE = {

@@ -1,4 +1,4 @@
-"""The numbers of one family as arrays: what bounds, programs and local search are made of.
+"""The stage table of a family: what bounds, programs and local search are made of.
 
 A slot is a pipeline stage whose mesh is chosen and whose layers are not; n is its number of layer
 units. A unit is what the pipeline is cut into: one transformer layer, or the layers of one period
@@ -17,65 +17,31 @@ begin before the receiver has posted, and it posts just before it computes, so b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.search.space.family import Family
 
 MIDDLE, FIRST, LAST, BOTH = 0, 1, 2, 3
 """Roles."""
+ROLES = 4
+
+SEND_FORWARD, SEND_BACKWARD, WIRE_LATENCY, RENDEZVOUS_EXTRA = range(4)
+"""Rows of `StageTable.links`: seconds on the wire of an activation, and of a gradient, against the
+direction of the pipeline; latency; after the receiver has posted before data can flow."""
 
 MAX_FREE_ISLANDS = 8
 """With more islands the meshes of a region stand next to each other (part of the space)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Links:
-    """Transfers of one microbatch over a set of boundaries; four arrays of one shape."""
+class StageTable(NamedTuple):
+    """Costs of one family over M meshes and up to L layer units; kernels take it as it is.
 
-    send_forward: Floats
-    """Seconds on the wire of an activation."""
-    send_backward: Floats
-    """The same of a gradient, against the direction of the pipeline."""
-    wire_latency: Floats
-    rendezvous_extra: Floats
-    """Seconds after the receiver has posted before data can flow (rendezvous sends)."""
-
-    @property
-    def forward_wire(self) -> Floats:
-        """From the sender's end to the arrival of an activation."""
-        return self.send_forward + self.wire_latency
-
-    @property
-    def backward_wire(self) -> Floats:
-        """The same of a gradient."""
-        return self.send_backward + self.wire_latency
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NormSums:
-    """The sum of all gradients' norms, which every stage waits for
-    (`hetplan.cost.step_model.step`).
-
-    Seconds, up and down the tree.
+    All arrays are contiguous. Times are seconds of one microbatch.
     """
 
-    inside: Floats
-    """[M] among the ranks of a stage."""
-    links: Floats
-    """[M, M] one level of the tree over the stages, where it crosses from mesh to mesh."""
-    node_links: Floats
-    """[M] the same between two nodes of one mesh."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StageTable:
-    """Costs of one family over M meshes, up to P slots and L layer units."""
-
-    family: Family
     num_layers: int
     """L: layer units."""
     layers_per_unit: int
@@ -84,43 +50,109 @@ class StageTable:
     back_layers: int
     """The same behind the last unit."""
     num_microbatches: int
+    most_extra_depth: int
+    """Most microbatches in flight beyond the schedule's own."""
     stages: int
     """Number of stages that is pinned; 0 where it is free."""
     stage_limit: int
     """Most stages that the target can run with this many microbatches."""
+    regions_apart: bool
+    """Whether meshes of one region stand next to each other."""
+    rendezvous: bool
+    clips_gradients: bool
+    """Whether every stage waits for the sum of all gradients' norms; else its times are 0."""
     region: Ints
     """[M] region of the mesh; -1 where its islands lie in several."""
     island_mask: Ints
     """[M] islands of the mesh as bits."""
     max_stages: Ints
     """[M]"""
-    forward: Floats
-    """[V, M] seconds of one layer unit, one microbatch."""
-    backward: Floats
-    """[V, M] recomputation included."""
-    extra_forward: Floats
-    """[4, V, M] seconds of embedding, head, front and back layers by role."""
-    extra_backward: Floats
-    """[4, V, M]"""
-    links: Links
-    """[M, M] from mesh (row) to mesh (column); on the diagonal inside one node."""
-    node_links: Links
-    """[M] between two nodes of one mesh."""
-    stages_per_node: Ints
-    """[M] stages that share a node; 1 where a stage fills one or several."""
-    tied: Floats
-    """[M, M] seconds that first (row) and last stage (column) reduce a tied matrix."""
-    rendezvous: bool
-    most_layers: Ints
-    """[V, 4, M, W + 1] units that fit with this many microbatches in flight; 0: none fits."""
-    after: Floats
-    """[4, M, L + 1] seconds after a slot's last backward pass: reduction, optimizer, gathering,
-    and what every plan of the space waits for besides."""
-    leaving: Floats
-    """[4, M, L + 1] what of `after` begins when all slots have reduced; zeros: nothing waits."""
-    norm: NormSums | None = None
-    """None where gradients are not clipped."""
     may_be_first: npt.NDArray[np.bool_]
     """[M] whether the job's pins let the embedding be there."""
     may_be_last: npt.NDArray[np.bool_]
     """[M]"""
+    stages_per_node: Ints
+    """[M] stages that share a node; 1 where a stage fills one or several."""
+    forward: Floats
+    """[V, M] one layer unit."""
+    backward: Floats
+    """[V, M] recomputation included."""
+    extra_forward: Floats
+    """[4, V, M] embedding, head, front and back layers by role."""
+    extra_backward: Floats
+    """[4, V, M]"""
+    links: Floats
+    """[4, M, M] transfers from mesh (row) to mesh (column); on the diagonal inside one node."""
+    node_links: Floats
+    """[4, M] between two nodes of one mesh."""
+    tied: Floats
+    """[M, M] first (row) and last stage (column) reduce a tied matrix; infinite: not allowed."""
+    most_layers: Ints
+    """[V, 4, M, W + 1] units that fit with this many microbatches in flight; 0: none fits."""
+    after: Floats
+    """[4, M, L + 1] after a slot's last backward pass: reduction, optimizer, gathering, and what
+    every plan of the space waits for besides."""
+    leaving: Floats
+    """[4, M, L + 1] what of `after` begins when all slots have reduced; zeros: nothing waits."""
+    norm_inside: Floats
+    """[M] sum of the norms among the ranks of a stage, beyond the least, which `after` has; up and
+    down the tree (`hetplan.cost.step_model.step`)."""
+    norm_links: Floats
+    """[M, M] one level of the tree over the stages, where it crosses from mesh to mesh."""
+    norm_node_links: Floats
+    """[M] the same between two nodes of one mesh."""
+
+    def contiguous(self) -> StageTable:
+        """The table with arrays as kernels take them."""
+        arrays: dict[str, Any] = {
+            name: np.ascontiguousarray(getattr(self, name)) for name in MESH_AXES
+        }
+        return self._replace(**arrays)
+
+    def of_meshes(self, meshes: Ints) -> StageTable:
+        """The table of these meshes, in this order."""
+        found: dict[str, Any] = {}
+        for name, axes in MESH_AXES.items():
+            values = getattr(self, name)
+            for axis in axes:
+                values = values.take(meshes, axis)
+            found[name] = values
+        return self._replace(**found)
+
+
+MESH_AXES = {
+    **dict.fromkeys(("region", "island_mask", "max_stages", "may_be_first", "may_be_last"), (0,)),
+    **dict.fromkeys(("stages_per_node", "norm_inside", "norm_node_links"), (0,)),
+    **dict.fromkeys(("forward", "backward", "node_links", "after", "leaving"), (1,)),
+    **dict.fromkeys(("extra_forward", "extra_backward", "most_layers"), (2,)),
+    **dict.fromkeys(("tied", "norm_links"), (0, 1)),
+    "links": (1, 2),
+}
+"""Axes of the arrays that count meshes."""
+
+
+def num_islands(masks: Ints) -> int:
+    """Islands that meshes lie on; masks: [M] as bits."""
+    return int(np.bitwise_or.reduce(masks)).bit_count()
+
+
+def forward_wires(links: Floats) -> Floats:
+    """From the sender's end to the arrival of an activation; links: [4, ...] as the table's."""
+    seconds: Floats = links[SEND_FORWARD] + links[WIRE_LATENCY]
+    return seconds
+
+
+def backward_wires(links: Floats) -> Floats:
+    """The same of a gradient."""
+    seconds: Floats = links[SEND_BACKWARD] + links[WIRE_LATENCY]
+    return seconds
+
+
+def most_stages(table: StageTable) -> int:
+    """Most stages that a pipeline of this table can have."""
+    room = sum(
+        int(table.max_stages[on].max())
+        for island in range(int(table.island_mask.max()).bit_length())
+        if (on := (table.island_mask >> island & 1).astype(bool)).any()
+    )
+    return min(table.num_layers, room, table.stage_limit, table.stages or room)

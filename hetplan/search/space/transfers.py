@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hetplan.cluster.spec import Island, Link
 from hetplan.cost.arrays import Floats
-from hetplan.cost.step_model.end_of_step import tied_embedding_terms
+from hetplan.cost.step_model.end_of_step import tied_embedding_parts
 from hetplan.cost.step_model.hops import (
     Hop,
     Sides,
@@ -25,15 +25,16 @@ from hetplan.cost.step_model.hops import (
     received_bytes,
 )
 from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
-from hetplan.cost.terms import seconds_of
+from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.plans.build import Degrees, stage_link
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Replica
 from hetplan.search.space.family import Mesh
 from hetplan.search.space.stage_pricer import StagePricer
-from hetplan.search.space.stage_table import FIRST, LAST, Links
+from hetplan.search.space.stage_table import FIRST, LAST
 
-_FORWARD, _BACKWARD, _LATENCY, _EXTRA, _NORM = range(5)
+_NORM = 4
+"""Behind the four times of `StageTable.links`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,8 @@ class Transfers:
             stages_per_node=max(1, island.devices_per_node // devices) if alone else 1,
         )
 
-    def between(self, meshes: Sequence[Mesh]) -> tuple[Links, Links, Floats, Floats]:
-        """(links [M, M], node links [M], norm levels over both).
+    def between(self, meshes: Sequence[Mesh]) -> tuple[Floats, Floats, Floats, Floats]:
+        """(links [4, M, M], node links [4, M], norm levels over both).
 
         On the diagonal of the first: between stages of one node; of meshes whose stages fill nodes,
         or span islands, between nodes.
@@ -121,7 +122,8 @@ class Transfers:
             rows[i, i] = nodes[i]
             if side.stages_per_node > 1:
                 rows[i, i] = self._own(mesh, side, inside=True)
-        return _links(rows), _links(nodes), rows[..., _NORM], nodes[..., _NORM]
+        links, node_links = (np.moveaxis(each[..., :_NORM], -1, 0) for each in (rows, nodes))
+        return links, node_links, rows[..., _NORM], nodes[..., _NORM]
 
     def _pair(self, meshes: Sequence[Mesh], sides: Sequence[Side], i: int, j: int) -> _Row:
         one, two = sides[i], sides[j]
@@ -254,7 +256,7 @@ class Transfers:
         if key not in self._tied:
             placed = self.placed
             islands = placed.cluster.islands
-            terms = tied_embedding_terms(
+            parts = tied_embedding_parts(
                 placed.padded(padded_for),
                 placed.cluster,
                 islands[key[0]],
@@ -263,7 +265,7 @@ class Transfers:
                 Degrees(tp=tp, dp=max(1, senders // tp), microbatch_size=1),
                 placed.known,
             )
-            self._tied[key] = seconds_of(terms)
+            self._tied[key] = seconds_of_parts(parts)
         return self._tied[key]
 
 
@@ -281,12 +283,3 @@ def _keys(sides: Sequence[Side]) -> Floats:
     found = np.empty((count, count, 8))
     found[..., :4], found[..., 4:] = each[:, None], each[None]
     return found
-
-
-def _links(rows: Floats) -> Links:
-    return Links(
-        send_forward=np.ascontiguousarray(rows[..., _FORWARD]),
-        send_backward=np.ascontiguousarray(rows[..., _BACKWARD]),
-        wire_latency=np.ascontiguousarray(rows[..., _LATENCY]),
-        rendezvous_extra=np.ascontiguousarray(rows[..., _EXTRA]),
-    )

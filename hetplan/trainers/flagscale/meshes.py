@@ -34,7 +34,6 @@ from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.pieces import (
     data_ranks,
-    expert_copies,
     stage_copies,
     stage_shards,
     transformer_layers_of,
@@ -190,21 +189,6 @@ def agent_types(meshes: Sequence[Mesh], ranks: RankLayout) -> tuple[str, ...]:
     )
 
 
-def mapped_ranks(meshes: Sequence[Mesh], ranks: RankLayout) -> tuple[int, ...]:
-    """The rank that FlagScale takes for each position of the meshes, mesh after mesh.
-
-    Position p of a plan is its rank p, so that a launch is right where this counts up from 0.
-    """
-    order = [mesh.device_type for mesh in meshes]
-    types = agent_types(meshes, ranks)
-    rows = [
-        (order.index(name), rank)
-        for agent, name in zip(ranks.agents, types, strict=True)
-        for rank in range(agent.first_rank, agent.first_rank + agent.num_ranks)
-    ]
-    return tuple(rank for _, rank in sorted(rows))
-
-
 def _named(meshes: Sequence[Mesh], ranks: RankLayout) -> tuple[Mesh, ...]:
     """The meshes with their device types: kinds of devices, numbered where one comes twice."""
     groups = _sharing_hosts(meshes, ranks)
@@ -241,24 +225,18 @@ def flagscale_arguments(
     result: SearchResult, ranks: RankLayout, meshes: Meshes, options: EmissionOptions
 ) -> tuple[Argument, ...]:
     """Every argument of flagscale/train/train_gpt.py."""
-    if not meshes.hetero:
-        return (
-            *plan_arguments(result, ranks),
-            *optimizer_arguments(result, options),
-            *transport_arguments(result, ranks),
-            *data_arguments(result, options),
-            *_run(result, options, "torch_dist"),
-            *extra_arguments(options),
-        )
-    multiple = vocabulary_multiple(result.plan, meshes, result.inputs.model)
+    transport = timeout_arguments if meshes.hetero else transport_arguments
     common = (
         *plan_arguments(result, ranks),
         *optimizer_arguments(result, options),
-        *timeout_arguments(result, ranks),
+        *transport(result, ranks),
         *data_arguments(result, options),
         # Checkpoints of meshes with unlike tp cannot be written as torch_dist (FlagScale #319).
-        *_run(result, options, "torch"),
+        *_run(result, options, "torch" if meshes.hetero else "torch_dist"),
     )
+    if not meshes.hetero:
+        return (*common, *extra_arguments(options))
+    multiple = vocabulary_multiple(result.plan, meshes, result.inputs.model)
     return (
         *(each for each in common if each[0] not in _OF_ONE_MESH),
         *mesh_arguments(result.plan, meshes, result.inputs.model),
@@ -270,7 +248,7 @@ def flagscale_arguments(
 
 def _run(result: SearchResult, options: EmissionOptions, checkpoints: str) -> Iterator[Argument]:
     """Length, log, checkpoints. FlagScale's runner always gives --save, and then validate_args
-    wants an interval: it is said with or without a folder.
+    requires an interval: it is given with or without a folder.
     """
     for each in run_arguments(result, options):
         if each[0] not in ("--ckpt-format", "--save-interval"):
@@ -410,7 +388,7 @@ def flagscale_faults(
     """Everything that keeps the plan from FlagScale."""
     meshes = meshes_of(result.plan, ranks)
     inputs = result.inputs
-    shared = common_faults(result, options)
+    shared = common_faults(result)
     later = () if shared else missing_flags(inputs.model, inputs.job, _LATER, _BASE)
     found = (*shared, *later, *_devices(ranks), *_texts(options))
     if not meshes.hetero:
@@ -419,12 +397,10 @@ def flagscale_faults(
     return (
         *found,
         *_batch(plan, meshes),
-        *_order(meshes, ranks),
         *_sequence(plan, meshes),
         *_sharding(plan),
         *_ends(plan, meshes, model),
         *_vocabulary(plan, meshes, model),
-        *_experts(plan, model),
     )
 
 
@@ -481,45 +457,26 @@ def _batch(plan: Plan, meshes: Meshes) -> Iterator[Fault]:
             )
 
 
-def _order(meshes: Meshes, ranks: RankLayout) -> Iterator[Fault]:
-    """RankMapper puts every rank where the plan has it, and every mesh has its size of ranks."""
-    total = sum(mesh.num_ranks for mesh in meshes.meshes)
-    if total != ranks.world_size or mapped_ranks(meshes.meshes, ranks) != tuple(range(total)):
-        names = ", ".join(mesh.device_type for mesh in meshes.meshes)
-        yield Fault(
-            field=_STAGES,
-            message=f"meshes of types {names} have {total} ranks and the hosts "
-            f"{ranks.world_size}; FlagScale, which deals ranks by type, would put some of them at "
-            "other stages: let every host serve neighbouring stages only",
-        )
-
-
 def _sequence(plan: Plan, meshes: Meshes) -> Iterator[Fault]:
     stages = plan.pipelines[0].stages
-    if not sequence_parallel(stages):
-        for left, right in pairwise(meshes.meshes):
-            if left.tp != right.tp:
-                yield _slices(left, right)
-        return
-    for s, stage in enumerate(stages):
-        for replica in stage.replicas:
-            if replica.tp > 1 and not replica.sequence_parallel:
+    if sequence_parallel(stages):
+        for s, stage in enumerate(stages):
+            if any(each.tp > 1 and not each.sequence_parallel for each in stage.replicas):
                 yield Fault(
                     field=f"{_STAGES}[{s}].replicas[0].sequence_parallel",
                     message="off, and on at other stages; FlagScale has one switch, which it "
                     "turns off where tp is 1: pin sequence_parallel: true",
                 )
-                break
-
-
-def _slices(left: Mesh, right: Mesh) -> Fault:
-    """get_inter_mesh_tensor_slices takes what a rank sends for its tp-th part of the sequence."""
-    return Fault(
-        field=f"{_STAGES}[{right.first_stage}].replicas[0].sequence_parallel",
-        message=f"off, with tp {left.tp} before and tp {right.tp} behind the boundary; FlagScale "
-        "cuts what meshes of unlike tp send each other along the sequence, as if it were sequence "
-        "parallel: pin sequence_parallel: true",
-    )
+        return
+    for left, right in pairwise(meshes.meshes):
+        if left.tp != right.tp:
+            # get_inter_mesh_tensor_slices takes what a rank sends for a part of the sequence.
+            yield Fault(
+                field=f"{_STAGES}[{right.first_stage}].replicas[0].sequence_parallel",
+                message=f"off, with tp {left.tp} before and tp {right.tp} behind the boundary; "
+                "FlagScale cuts what meshes of unlike tp send each other along the sequence, as "
+                "if it were sequence parallel: pin sequence_parallel: true",
+            )
 
 
 def _sharding(plan: Plan) -> Iterator[Fault]:
@@ -539,19 +496,14 @@ def _sharding(plan: Plan) -> Iterator[Fault]:
 
 
 def _ends(plan: Plan, meshes: Meshes, model: ModelSpec) -> Iterator[Fault]:
-    last = plan.pipelines[0].stages[-1]
-    if model.num_mtp_layers and last.chunks[-1].start > model.num_layers:
+    """Multi-token prediction and head are in the last mesh, behind a transformer layer."""
+    stages = plan.pipelines[0].stages
+    start = stages[-1].chunks[-1].start
+    if model.num_mtp_layers and start > model.num_layers:
         yield Fault(
-            field=f"{_STAGES}[{len(plan.pipelines[0].stages) - 1}]",
-            message="begins behind the last transformer layer; FlagScale's last mesh holds the "
+            field=f"{_STAGES}[{len(stages) - 1}]",
+            message="begins behind the last transformer layer; FlagScale's last mesh holds all "
             "multi-token prediction layers behind a transformer layer: move the cut",
-        )
-    held = sum(max(0, chunk.stop - max(chunk.start, model.num_layers + 1)) for chunk in last.chunks)
-    if model.num_mtp_layers and held != model.num_mtp_layers + 1:
-        yield Fault(
-            field=f"{_STAGES}[{len(plan.pipelines[0].stages) - 1}]",
-            message="does not hold all multi-token prediction layers; FlagScale keeps them at the "
-            "last stage: move the cut",
         )
     if not partial_reduction(plan, meshes, model):
         return
@@ -575,18 +527,3 @@ def _vocabulary(plan: Plan, meshes: Meshes, model: ModelSpec) -> Iterator[Fault]
             f"{', '.join(map(str, tps))} no --make-vocab-size-divisible-by pads both ends so: pin "
             "tp, or pad the vocabulary in the model file",
         )
-
-
-def _experts(plan: Plan, model: ModelSpec) -> Iterator[Fault]:
-    """ProcessMesh raises where an expert's groups do not divide the mesh."""
-    if not has_experts(model):
-        return
-    for s, stage in enumerate(plan.pipelines[0].stages):
-        for replica in stage.replicas:
-            if replica.ep != 1 or not expert_copies(stage):
-                yield Fault(
-                    field=f"{_STAGES}[{s}].replicas[0].ep",
-                    message=f"{replica.ep}; FlagScale's meshes are verified without expert "
-                    "parallelism only: pin ep: 1",
-                )
-                return

@@ -92,11 +92,6 @@ def flagscale_launch(
     hosts = hosts or tuple(_with_devices(known, host) for host in _hosts(text, path))
     return replace(
         text,
-        environment=tuple(
-            replace(each, name=each.name.rpartition(".")[2])
-            for each in known
-            if each.name.startswith("experiment.envs.") and each.name.count(".") == 2
-        ),
         hosts=hosts,
         nodes=len(hosts) or _count(text, "nnodes"),
         devices_per_node=_count(text, "nproc_per_node"),
@@ -170,8 +165,8 @@ def _hosts(text: LaunchText, path: Path) -> tuple[LaunchHost, ...]:
 
 
 def _with_devices(settings: tuple[Setting, ...], host: LaunchHost) -> LaunchHost:
-    """The host with its devices, where the environment of the host or its type names them."""
-    for place in (f"node_specific.{host.name}.", f"device_type_specific.{host.type}."):
+    """The host with its devices, where the environment of host, type or all hosts names them."""
+    for place in (f"node_specific.{host.name}.", f"device_type_specific.{host.type}.", ""):
         prefix = f"experiment.envs.{place}"
         for each in reversed(settings):
             name = each.name.removeprefix(prefix)

@@ -1,8 +1,11 @@
-"""What is wrong in FlagScale's launches: Megatron-LM's rules, and those of meshes.
+"""Launches of FlagScale that run meshes on the wrong devices, lose layers, or fail to save.
 
-Read in FlagScale da4935ec: flagscale/train/arguments.py (pre_validate_args),
-flagscale/train/hetero/parallel_context.py (RankMapper, ParallelContext), runner/utils.py
-(parse_hostfile); its meshes are runs of stages with degrees of their own, in pipeline order.
+Megatron-LM's rules hold too. What pre_validate_args (flagscale/train/arguments.py) and
+ParallelContext refuse at the start is left to them.
+
+Read in FlagScale da4935ec: flagscale/train/hetero/parallel_context.py (RankMapper),
+runner/utils.py (parse_hostfile). Meshes are runs of stages with degrees of their own, in pipeline
+order.
 """
 
 from __future__ import annotations
@@ -17,88 +20,17 @@ from hetplan.trainers.rules import Check, Launch, LaunchRule, Violation, violati
 
 _MESHES = "hetero-process-meshes"
 _TYPES = "hetero-device-types"
-_SPLIT = "hetero-pipeline-layer-split"
-Mesh = tuple[int, int, int, int, int]
+Meshes = tuple[tuple[int, int, int, int, int], ...]
 
 
-def _meshes(launch: Launch) -> Iterator[Violation]:
-    """Meshes that FlagScale's reader takes and the rest of it does not."""
-    if launch.meshes:
-        yield from _pipeline(launch, launch.meshes)
-        yield from _cannot(launch, launch.meshes)
-        yield from _ends(launch, launch.meshes)
-
-
-def _pipeline(launch: Launch, meshes: tuple[Mesh, ...]) -> Iterator[Violation]:
-    stages, pp = sum(mesh[4] for mesh in meshes), launch.pp
-    if pp is not None and pp != stages:
+def _expert_parallelism(launch: Launch) -> Iterator[Violation]:
+    degrees = {mesh[2] for mesh in launch.meshes}
+    if len(degrees) > 1:
         yield violation(
-            f"pipeline_model_parallel_size {pp}, and the meshes have {stages} stages; write "
-            f"pipeline_model_parallel_size: {stages}",
-            launch.get("pipeline-model-parallel-size"),
+            f"ep {', '.join(map(str, sorted(degrees)))} in the meshes: FlagScale's check of it "
+            "rejects nothing, and its maintainers do not promise that it works (FlagScale#299)",
             launch.get(_MESHES),
         )
-    split, layers = launch.numbers(_SPLIT), launch.num_layers
-    if split is not None and layers is not None and sum(split) != layers:
-        yield violation(
-            f"hetero_pipeline_layer_split adds up to {sum(split)}, num_layers is {layers}",
-            launch.get(_SPLIT),
-            launch.get("num-layers"),
-        )
-
-
-def _cannot(launch: Launch, meshes: tuple[Mesh, ...]) -> Iterator[Violation]:
-    if any(mesh[1] != 1 for mesh in meshes):
-        yield violation(
-            "cp above 1 in a mesh; the heterogeneous context asserts cp 1", launch.get(_MESHES)
-        )
-    eps = {mesh[2] for mesh in meshes}
-    if len(eps) > 1:
-        yield violation(
-            f"ep {', '.join(map(str, sorted(eps)))} in the meshes: FlagScale's check of it rejects "
-            "nothing, and its maintainers do not promise that it works (FlagScale#299)",
-            launch.get(_MESHES),
-        )
-    for flag in ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"):
-        if launch.has(flag):
-            name = flag.replace("-", "_")
-            yield violation(
-                f"{name} with meshes: FlagScale does not interleave them", launch.get(flag)
-            )
-    if launch.has("standalone-embedding-stage"):
-        yield violation(
-            "standalone_embedding_stage with meshes: FlagScale stops",
-            launch.get("standalone-embedding-stage"),
-        )
-
-
-def _ends(launch: Launch, meshes: tuple[Mesh, ...]) -> Iterator[Violation]:
-    flag = "untie-embeddings-and-output-weights"
-    tied = not launch.may_have(flag)
-    if not tied and not launch.number("mtp-num-layers", 0):
-        return
-    why = "the embedding is tied" if tied else "multi-token prediction"
-    shows = (launch.get(_MESHES), launch.get(flag), launch.get("mtp-num-layers"))
-    first, last = meshes[0], meshes[-1]
-    if first[0] != last[0]:
-        yield violation(
-            f"tp {first[0]} in the first and {last[0]} in the last mesh, and {why}: both ends need "
-            "one tp" + ("; write untie_embeddings_and_output_weights: true" if tied else ""),
-            *shows,
-        )
-    if first[3] != last[3] and launch.has("use-distributed-optimizer"):
-        if first[3] % last[3] and last[3] % first[3]:
-            yield violation(
-                f"dp {first[3]} in the first and {last[3]} in the last mesh, and {why}: one must "
-                "divide the other",
-                *shows,
-            )
-        elif not launch.may_have("use-partial-reduce-for-shared-embedding"):
-            yield violation(
-                f"dp {first[3]} in the first and {last[3]} in the last mesh, and {why}: write "
-                "use_partial_reduce_for_shared_embedding: true",
-                *shows,
-            )
 
 
 def _types(launch: Launch) -> Iterator[Violation]:
@@ -114,7 +46,7 @@ def _types(launch: Launch) -> Iterator[Violation]:
             for at, name in enumerate(types)
         ]
         yield violation(
-            f"type {again[0]} stands twice with another between ({', '.join(types)}): ranks are "
+            f"type {again[0]} appears twice with another between ({', '.join(types)}): ranks are "
             f"sorted by a type's first place, so a mesh gets devices that were meant for another. "
             f"Write hetero_device_types: {fresh}, and these types in the hostfile",
             launch.get(_TYPES),
@@ -122,15 +54,9 @@ def _types(launch: Launch) -> Iterator[Violation]:
     yield from _slots(launch, meshes, types)
 
 
-def _slots(launch: Launch, meshes: tuple[Mesh, ...], types: tuple[str, ...]) -> Iterator[Violation]:
+def _slots(launch: Launch, meshes: Meshes, types: tuple[str, ...]) -> Iterator[Violation]:
     hosts = launch.text.hosts
-    typed = [host for host in hosts if host.type]
-    if not typed:
-        return
-    if len(typed) < len(hosts):
-        yield violation(
-            "some hosts have a type and some have none; FlagScale wants all or none of them"
-        )
+    if not hosts or not all(host.type for host in hosts):
         return
     unknown = sorted({host.type for host in hosts} - {*types})
     if unknown:
@@ -174,15 +100,15 @@ def _checkpoint(launch: Launch) -> Iterator[Violation]:
 def _lost(launch: Launch) -> Iterator[Violation]:
     """FlagScale rounds down without a split (pre_validate_args), and no check is left."""
     layers, pp = launch.num_layers, launch.pp
-    if not launch.is_hetero or not layers or not pp or pp < 1:
+    if not launch.is_hetero or not layers or not pp or pp < 1 or layers % pp == 0:
         return
-    if launch.may_have("hetero-pipeline-layer-split") or layers % pp == 0:
+    if launch.may_have("hetero-pipeline-layer-split"):
         return
-    each = layers // pp
-    split = [each + (1 if stage < layers % pp else 0) for stage in range(pp)]
+    built, rest = divmod(layers, pp)
+    split = [built + (1 if stage < rest else 0) for stage in range(pp)]
     yield violation(
         f"{layers} layers on {pp} stages without hetero_pipeline_layer_split: FlagScale builds "
-        f"{each} on each, {each * pp} in all, and says nothing. Write "
+        f"{built} on each, {built * pp} in all, and says nothing. Write "
         f"hetero_pipeline_layer_split: {split}",
         launch.get("num-layers"),
         launch.get("pipeline-model-parallel-size"),
@@ -191,13 +117,11 @@ def _lost(launch: Launch) -> Iterator[Violation]:
 
 _FIT = LaunchRule(
     id="launch-meshes-do-not-fit",
-    certain=True,
-    title="meshes of FlagScale that do not fit model, batch or each other",
+    certain=False,
+    title="meshes of FlagScale with unlike expert parallelism",
     explanation="hetero_process_meshes has tp, cp, ep, dp, pp of each mesh in pipeline order. "
-    "FlagScale checks their sums and divisions at the start, on every rank, after all hosts "
-    "have joined; some faults it does not check.",
-    advice="Let pp of the meshes add up to pipeline_model_parallel_size, the split to "
-    "num_layers, and dp of the first mesh times micro_batch_size divide by every dp.",
+    "FlagScale's check that ep is the same in all of them rejects nothing.",
+    advice="Give all meshes one ep.",
 )
 _DEVICE_TYPES = LaunchRule(
     id="launch-mesh-types",
@@ -221,7 +145,7 @@ _CHECKPOINT = LaunchRule(
 CHECKS: tuple[Check, ...] = (
     *MEGATRON_CHECKS,
     (LAYERS, _lost),
-    (_FIT, _meshes),
+    (_FIT, _expert_parallelism),
     (_DEVICE_TYPES, _types),
     (_CHECKPOINT, _checkpoint),
 )

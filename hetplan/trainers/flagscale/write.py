@@ -65,7 +65,7 @@ _NESTED = (
     ("checkpoint", re.compile(r"save|save-interval|load|ckpt-format")),
     ("logging", re.compile(r"log-.*|timing-.*|no-barrier-.*")),
 )
-"""Sections inside `system`; everything else stands in it directly."""
+"""Sections inside `system`; everything else is directly in it."""
 
 
 def train_config(arguments: Sequence[tuple[str, ...]]) -> dict[str, Any]:

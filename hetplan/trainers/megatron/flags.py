@@ -1,4 +1,4 @@
-"""Megatron-LM's flags: the ones that hetplan understands, and the names of all others.
+"""Megatron-LM's flags that hetplan understands.
 
 `FLAGS` is the one place that says what a flag takes and which value of hetplan's model, job or plan
 it stands for; readers, rules and the list of printed arguments use it. Sources, read at d98e8a64:
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from importlib.resources import files
 
 
 class Takes(StrEnum):
@@ -21,11 +19,7 @@ class Takes(StrEnum):
     """Nothing."""
     OFF = "off"
     """Nothing; the flag makes its argument false."""
-    COUNT = "count"
-    """One whole number."""
-    NUMBER = "number"
-    WORD = "word"
-    WORDS = "words"
+    VALUE = "value"
     """One word or more."""
 
 
@@ -43,141 +37,141 @@ class Flag:
 
 
 _TABLE = """
-tensor-model-parallel-size              count   plan: tp
-pipeline-model-parallel-size            count   plan: stages
-context-parallel-size                   count   plan: cp
-expert-model-parallel-size              count   plan: ep
-expert-tensor-parallel-size             count   plan: etp
-num-layers-per-virtual-pipeline-stage   count   plan: virtual stages
-num-virtual-stages-per-pipeline-rank    count   plan: virtual stages  virtual_pipeline_model_parallel_size
-microbatch-group-size-per-virtual-pipeline-stage  count  plan: order of virtual stages
-pipeline-model-parallel-layout          word    plan: layers of stages
-decoder-first-pipeline-num-layers       count   plan: layers of the first stage
-decoder-last-pipeline-num-layers        count   plan: layers of the last stage
+tensor-model-parallel-size              value   plan: tp
+pipeline-model-parallel-size            value   plan: stages
+context-parallel-size                   value   plan: cp
+expert-model-parallel-size              value   plan: ep
+expert-tensor-parallel-size             value   plan: etp
+num-layers-per-virtual-pipeline-stage   value   plan: virtual stages
+num-virtual-stages-per-pipeline-rank    value   plan: virtual stages  virtual_pipeline_model_parallel_size
+microbatch-group-size-per-virtual-pipeline-stage  value  plan: order of virtual stages
+pipeline-model-parallel-layout          value   plan: layers of stages
+decoder-first-pipeline-num-layers       value   plan: layers of the first stage
+decoder-last-pipeline-num-layers        value   plan: layers of the last stage
 account-for-embedding-in-pipeline-split switch  plan: layers of the first stage
 account-for-loss-in-pipeline-split      switch  plan: layers of the last stage
 standalone-embedding-stage              switch  plan: layers of the first stage
 sequence-parallel                       switch  plan: sequence_parallel
 use-tp-pp-dp-mapping                    switch  plan: order of ranks
 use-distributed-optimizer               switch  plan: optimizer shards
-num-distributed-optimizer-instances     count   plan: optimizer shards
+num-distributed-optimizer-instances     value   plan: optimizer shards
 use-precision-aware-optimizer           switch  plan: optimizer state
 optimizer-cpu-offload                   switch  plan: optimizer offload
-optimizer-offload-fraction              number  plan: optimizer offload
+optimizer-offload-fraction              value   plan: optimizer offload
 overlap-grad-reduce                     switch  plan: overlap.reduction
 overlap-param-gather                    switch  plan: overlap.gathering
 overlap-param-gather-with-optimizer-step  switch  plan: overlap.gathering
 tp-comm-overlap                         switch  plan: overlap.tensor_parallel
 no-overlap-p2p-communication            off     plan: overlap.send  overlap_p2p_comm
-recompute-granularity                   word    plan: recompute
-recompute-method                        word    plan: recompute
-recompute-num-layers                    count   plan: recompute
-recompute-modules                       words   plan: recompute
+recompute-granularity                   value   plan: recompute
+recompute-method                        value   plan: recompute
+recompute-num-layers                    value   plan: recompute
+recompute-modules                       value   plan: recompute
 recompute-activations                   switch  plan: recompute
 distribute-saved-activations            switch  plan: recompute
-micro-batch-size                        count   plan: microbatch_size
-global-batch-size                       count   job: global_batch_size
-rampup-batch-size                       words   job: global_batch_size
-step-batch-size-schedule                words   job: global_batch_size
+micro-batch-size                        value   plan: microbatch_size
+global-batch-size                       value   job: global_batch_size
+rampup-batch-size                       value   job: global_batch_size
+step-batch-size-schedule                value   job: global_batch_size
 decrease-batch-size-if-needed           switch  job: global_batch_size
-seq-length                              count   job: sequence_length
-encoder-seq-length                      count   job: sequence_length
+seq-length                              value   job: sequence_length
+encoder-seq-length                      value   job: sequence_length
 bf16                                    switch  job: precision
 fp16                                    switch  job: precision
-optimizer                               word    job: optimizer
-clip-grad                               number  job: gradient_clipping
-attention-backend                       word    job: trainer.fused_attention
-attention-dropout                       number  job: trainer.attention_dropout
-hidden-dropout                          number  job: trainer.hidden_dropout
+optimizer                               value   job: optimizer
+clip-grad                               value   job: gradient_clipping
+attention-backend                       value   job: trainer.fused_attention
+attention-dropout                       value   job: trainer.attention_dropout
+hidden-dropout                          value   job: trainer.hidden_dropout
 cross-entropy-loss-fusion               switch  job: trainer.fused_loss
 no-gradient-accumulation-fusion         off     job: trainer.fused_accumulation  gradient_accumulation_fusion
-cp-comm-type                            words   job: trainer.context_exchange
+cp-comm-type                            value   job: trainer.context_exchange
 grad-reduce-in-bf16                     switch  job: trainer.gradient_precision
 accumulate-allreduce-grads-in-fp32      switch  job: trainer.gradient_precision
-fp8-format                              word    job: trainer.product_format  fp8
+fp8-format                              value   job: trainer.product_format  fp8
 fp8-hybrid                              switch  job: trainer.product_format
 fp8-e4m3                                switch  job: trainer.product_format
-fp8-recipe                              word    job: trainer.product_format
+fp8-recipe                              value   job: trainer.product_format
 fp8-param-gather                        switch  job: trainer.product_format
-fp4-format                              word    job: trainer.product_format  fp4
-distributed-timeout-minutes             count   run: timeout of collectives
-ckpt-format                             word    run: checkpoints
-save                                    word    run: checkpoints
-load                                    word    run: checkpoints
-save-interval                           count   run: checkpoints
-num-layers                              count   model: num_layers
-encoder-num-layers                      count   model: num_layers
-hidden-size                             count   model: hidden_size
-ffn-hidden-size                         count   model: ffn_hidden_size
-num-attention-heads                     count   model: num_attention_heads
+fp4-format                              value   job: trainer.product_format  fp4
+distributed-timeout-minutes             value   run: timeout of collectives
+ckpt-format                             value   run: checkpoints
+save                                    value   run: checkpoints
+load                                    value   run: checkpoints
+save-interval                           value   run: checkpoints
+num-layers                              value   model: num_layers
+encoder-num-layers                      value   model: num_layers
+hidden-size                             value   model: hidden_size
+ffn-hidden-size                         value   model: ffn_hidden_size
+num-attention-heads                     value   model: num_attention_heads
 group-query-attention                   switch  model: num_kv_heads
-num-query-groups                        count   model: num_kv_heads
-kv-channels                             count   model: head_dim
+num-query-groups                        value   model: num_kv_heads
+kv-channels                             value   model: head_dim
 add-qkv-bias                            switch  model: qkv_bias
 disable-bias-linear                     off     model: mlp_bias, output_bias  add_bias_linear
 qk-layernorm                            switch  model: qk_norm
-window-size                             words   model: window
-window-attn-skip-freq                   words   model: window
+window-size                             value   model: window
+window-attn-skip-freq                   value   model: window
 multi-latent-attention                  switch  model: latent_attention
-q-lora-rank                             count   model: latent_attention.query_rank
-kv-lora-rank                            count   model: latent_attention.kv_rank
-qk-head-dim                             count   model: latent_attention.nope_head_dim
-qk-pos-emb-head-dim                     count   model: latent_attention.rope_head_dim
-v-head-dim                              count   model: latent_attention.value_head_dim
-normalization                           word    model: architecture
-norm-epsilon                            number  model: norm_epsilon
-layernorm-epsilon                       number  model: norm_epsilon
+q-lora-rank                             value   model: latent_attention.query_rank
+kv-lora-rank                            value   model: latent_attention.kv_rank
+qk-head-dim                             value   model: latent_attention.nope_head_dim
+qk-pos-emb-head-dim                     value   model: latent_attention.rope_head_dim
+v-head-dim                              value   model: latent_attention.value_head_dim
+normalization                           value   model: architecture
+norm-epsilon                            value   model: norm_epsilon
+layernorm-epsilon                       value   model: norm_epsilon
 swiglu                                  switch  model: gated_mlp, activation
 openai-gelu                             switch  model: activation
 squared-relu                            switch  model: activation
 quick-geglu                             switch  model: activation
 no-bias-gelu-fusion                     off     model: activation  bias_gelu_fusion
-vocab-size                              count   model: vocab_size
-vocab-file                              word    model: vocab_size
-merge-file                              word    model: vocab_size
-tokenizer-type                          word    model: vocab_size
-padded-vocab-size                       count   model: vocab_size
-make-vocab-size-divisible-by            count   model: vocab_size
-max-position-embeddings                 count   model: max_sequence_length
-position-embedding-type                 word    model: rotary, learned_positions
+vocab-size                              value   model: vocab_size
+vocab-file                              value   model: vocab_size
+merge-file                              value   model: vocab_size
+tokenizer-type                          value   model: vocab_size
+padded-vocab-size                       value   model: vocab_size
+make-vocab-size-divisible-by            value   model: vocab_size
+max-position-embeddings                 value   model: max_sequence_length
+position-embedding-type                 value   model: rotary, learned_positions
 use-rotary-position-embeddings          switch  model: rotary
-rotary-base                             number  model: rotary_base
-rotary-percent                          number  model: rotary_fraction
-rotary-seq-len-interpolation-factor     number  model: rotary_scaling
+rotary-base                             value   model: rotary_base
+rotary-percent                          value   model: rotary_fraction
+rotary-seq-len-interpolation-factor     value   model: rotary_scaling
 use-rope-scaling                        switch  model: rotary_scaling
-rope-scaling-factor                     number  model: rotary_scaling
-rope-type                               word    model: rotary_scaling
-rotary-scaling-factor                   number  model: rotary_scaling
-mscale                                  number  model: rotary_scaling
-mscale-all-dim                          number  model: rotary_scaling
+rope-scaling-factor                     value   model: rotary_scaling
+rope-type                               value   model: rotary_scaling
+rotary-scaling-factor                   value   model: rotary_scaling
+mscale                                  value   model: rotary_scaling
+mscale-all-dim                          value   model: rotary_scaling
 untie-embeddings-and-output-weights     switch  model: tied_embeddings
-mtp-num-layers                          count   model: multi_token_prediction
-num-experts                             count   model: experts.num_experts
-moe-layer-freq                          words   model: experts of layers
-moe-ffn-hidden-size                     count   model: experts.ffn_hidden_size
-moe-router-topk                         count   model: experts.experts_per_token
-moe-shared-expert-intermediate-size     count   model: experts.shared_ffn_hidden_size
+mtp-num-layers                          value   model: multi_token_prediction
+num-experts                             value   model: experts.num_experts
+moe-layer-freq                          value   model: experts of layers
+moe-ffn-hidden-size                     value   model: experts.ffn_hidden_size
+moe-router-topk                         value   model: experts.experts_per_token
+moe-shared-expert-intermediate-size     value   model: experts.shared_ffn_hidden_size
 moe-shared-expert-gate                  switch  model: experts.shared_gate
-moe-router-score-function               word    model: router.score_function
+moe-router-score-function               value   model: router.score_function
 moe-router-pre-softmax                  switch  model: router.normalized
-moe-router-topk-scaling-factor          number  model: router.scaling_factor
-moe-router-num-groups                   count   model: router.num_groups
-moe-router-group-topk                   count   model: router.groups_per_token
+moe-router-topk-scaling-factor          value   model: router.scaling_factor
+moe-router-num-groups                   value   model: router.num_groups
+moe-router-group-topk                   value   model: router.groups_per_token
 moe-router-enable-expert-bias           switch  model: router.correction_bias
-moe-router-load-balancing-type          words   model: router.loss_per_sequence
-moe-aux-loss-coeff                      words   model: router.loss_coefficient
+moe-router-load-balancing-type          value   model: router.loss_per_sequence
+moe-aux-loss-coeff                      value   model: router.loss_coefficient
 overlap-moe-expert-parallel-comm        switch  run: expert-parallel communication
 use-torch-fsdp2                         switch  none: torch's FSDP2 inside Megatron-LM
 use-megatron-fsdp                       switch  none: Megatron-FSDP's own sharding
 use-custom-fsdp                         switch  none: Megatron-FSDP's own sharding
-tensor-parallel-num-weight-shards       count   none: weight shards beside tensor parallelism
-hybrid-layer-pattern                    word    none: state-space layers between attention layers
-hybrid-override-pattern                 word    none: state-space layers between attention layers
+tensor-parallel-num-weight-shards       value   none: weight shards beside tensor parallelism
+hybrid-layer-pattern                    value   none: state-space layers between attention layers
+hybrid-override-pattern                 value   none: state-space layers between attention layers
 is-hybrid-model                         switch  none: state-space layers between attention layers
-decoder-num-layers                      count   none: a model with an encoder
-num-experts-per-layer                   words   none: experts that differ by layer
-heterogeneous-layers-config-path        word    none: layers that differ (write a model file)
-yaml-cfg                                word    none: arguments in a YAML file (write them as flags)
+decoder-num-layers                      value   none: a model with an encoder
+num-experts-per-layer                   value   none: experts that differ by layer
+heterogeneous-layers-config-path        value   none: layers that differ (write a model file)
+yaml-cfg                                value   none: arguments in a YAML file (write them as flags)
 use-checkpoint-args                     switch  none: arguments of a checkpoint
 use-mp-args-from-checkpoint-args        switch  none: arguments of a checkpoint
 """  # noqa: E501
@@ -197,17 +191,6 @@ RENAMED = {
 }
 """Flags of old versions, which arguments.py refuses, and their names of today."""
 
-NEEDS = (
-    ("overlap-param-gather", ("use-distributed-optimizer", "use-megatron-fsdp")),
-    ("overlap-param-gather", ("overlap-grad-reduce",)),
-    ("tp-comm-overlap", ("sequence-parallel",)),
-    ("overlap-param-gather-with-optimizer-step", ("use-distributed-optimizer",)),
-    ("overlap-param-gather-with-optimizer-step", ("overlap-param-gather",)),
-    ("fp8-param-gather", ("use-distributed-optimizer", "use-torch-fsdp2", "use-megatron-fsdp")),
-    ("optimizer-cpu-offload", ("use-precision-aware-optimizer",)),
-)
-"""A flag, and others of which it needs one (validate_args)."""
-
 
 def _flags() -> dict[str, Flag]:
     found: dict[str, Flag] = {}
@@ -224,11 +207,3 @@ def _flags() -> dict[str, Flag]:
 
 
 FLAGS = _flags()
-
-
-@cache
-def known_names() -> frozenset[str]:
-    """Every flag of Megatron-LM's training programs from core 0.4 to d98e8a64."""
-    text = files(__package__).joinpath("flags.txt").read_text("utf-8")
-    lines = (line for line in text.split("\n") if not line.startswith("#"))
-    return frozenset((*FLAGS, *(name for line in lines for name in line.split())))

@@ -28,40 +28,23 @@ from pathlib import Path
 from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import finite_number
 from hetplan.trainers.launch_values import GIVEN_FILE, Given, LaunchHost, LaunchText, Setting
+from hetplan.trainers.log_lines import log_lines
 from hetplan.trainers.megatron.flags import FLAGS, Takes
 from hetplan.trainers.training_log import (
     IN_PASSES,
     ONE_OF,
     WAITING,
-    Attempts,
-    FileLog,
-    LoggedStep,
+    LogForm,
     LoggedTimer,
-    LogLine,
+    LogReader,
     Mark,
     Quantity,
     TimerRanks,
     Trainer,
-    log_lines,
     meanings,
 )
 from hetplan.units import MEBIBYTE
 
-WORDS = (
-    b"iteration", b"time across ranks", b"times across ranks", b"time (ms)", b"memory (MB)",
-    b"checkpoint", b"evaluat", b"validation", b"....", b"rank ", b":\n", b":\r",
-)  # fmt: skip
-"""A line without one of these says nothing here."""
-
-_ITERATION = re.compile(r"iteration\s{0,2}[ =:]\s{0,10}(\d{1,12})\s{0,4}/\s{0,12}\d{1,12} {0,2}\|")
-_ELAPSED = re.compile(
-    r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?(m?s)\)?\s{0,2}[:=]\s{0,6}([\d.eE+]{1,24}) {0,2}\|"
-)
-_BATCH = re.compile(r"global[ _]batch[ _]size\s{0,2}[:=]\s{0,10}(\d{1,12}) {0,2}\|")
-_SKIPPED = re.compile(
-    r"number[ _]of[ _](?:skipped|nan)[ _]iterations\s{0,2}[:=]\s{0,10}0*([1-9]\d{0,9})"
-)
-_TOKENS = re.compile(r"throughput \(token/sec/GPU\):\s{0,4}([\d.]{1,20}) {0,2}\|")
 _MEMORY = re.compile(r"max[ _-]allocated\s{0,2}[:=]\s{0,4}([\d.]{1,24})")
 _BLOCK = re.compile(r"(\(min, max\) time|max time|times) across ranks \(ms\)")
 _ROW = re.compile(
@@ -89,15 +72,6 @@ _FACTS = {
     "hidden_size": "hidden_size",
 }
 """Megatron's arguments that say which run it is; the global batch may rise, lines say it."""
-_EVENTS = (
-    (re.compile(r"saving checkpoint at iteration\s{1,10}(\d{1,12})"), Mark.CHECKPOINT),
-    (re.compile(r"saved checkpoint from iteration\s{1,10}(\d{1,12})"), Mark.CHECKPOINT),
-    (re.compile(r"save-checkpoint[\w-]{0,20} \.{2,60}:()"), Mark.CHECKPOINT),
-    (re.compile(r"time \(ms\) \| save-checkpoint:()"), Mark.CHECKPOINT),
-    (re.compile(r"validation loss at iteration\s{1,10}(\d{1,12})"), Mark.EVALUATION),
-    (re.compile(r"validation after iteration\s{1,10}(\d{1,12})"), Mark.EVALUATION),
-    (re.compile(r"(?:^|\s)evaluate \.{2,60}:()"), Mark.EVALUATION),
-)
 ARGUMENTS = b"------------------------ arguments ------------------------"
 """The line above the list of arguments that Megatron-LM prints at its start."""
 _END = "end of arguments"
@@ -106,6 +80,60 @@ _BY_ARGUMENT = {flag.argument: flag for flag in FLAGS.values()}
 _DERIVED = ("encoder_num_layers", "decoder_num_layers", "encoder_seq_length")
 """Arguments that arguments.py fills in from others."""
 _NOT_OF_A_STEP = ("checkpoint", "evaluate", "interval-time", "setup", "iterators", "model and")
+
+
+def _elapsed(unit: str) -> re.Pattern[str]:
+    return re.compile(
+        r"elapsed[ _]time[ _]per[ _]iteration[ _]"
+        rf"\(?{unit}\)?\s{{0,2}}[:=]\s{{0,6}}([\d.eE+]{{1,24}}) {{0,2}}\|"
+    )
+
+
+FORM = LogForm(
+    trainer=Trainer.MEGATRON,
+    words=(
+        *(b"iteration", b"time across ranks", b"times across ranks", b"time (ms)", b"memory (MB)"),
+        *(b"checkpoint", b"evaluat", b"validation", b"....", b"rank ", b":\n", b":\r"),
+    ),
+    example="`iteration 10/ 100 | ... elapsed time per iteration (ms): ... |`",
+    iteration=re.compile(
+        r"iteration\s{0,2}[ =:]\s{0,10}(\d{1,12})\s{0,4}/\s{0,12}\d{1,12} {0,2}\|"
+    ),
+    time=(
+        "seconds",
+        (
+            (_elapsed("ms"), 1e-3),
+            # Megatron-DeepSpeed printed seconds for a while (2022).
+            (_elapsed("s"), 1.0),
+        ),
+    ),
+    figures=(
+        (
+            "tokens_per_second",
+            re.compile(r"throughput \(token/sec/GPU\):\s{0,4}([\d.]{1,20}) {0,2}\|"),
+            1.0,
+        ),
+        (
+            "global_batch_size",
+            re.compile(r"global[ _]batch[ _]size\s{0,2}[:=]\s{0,10}(\d{1,12}) {0,2}\|"),
+            1.0,
+        ),
+    ),
+    ends_with_line=False,
+    skipped=re.compile(
+        r"number[ _]of[ _](?:skipped|nan)[ _]iterations\s{0,2}[:=]\s{0,10}0*([1-9]\d{0,9})"
+    ),
+    events=(
+        (re.compile(r"saving checkpoint at iteration\s{1,10}(\d{1,12})"), Mark.CHECKPOINT),
+        (re.compile(r"saved checkpoint from iteration\s{1,10}(\d{1,12})"), Mark.CHECKPOINT),
+        (re.compile(r"save-checkpoint[\w-]{0,20} \.{2,60}:()"), Mark.CHECKPOINT),
+        (re.compile(r"time \(ms\) \| save-checkpoint:()"), Mark.CHECKPOINT),
+        (re.compile(r"validation loss at iteration\s{1,10}(\d{1,12})"), Mark.EVALUATION),
+        (re.compile(r"validation after iteration\s{1,10}(\d{1,12})"), Mark.EVALUATION),
+        (re.compile(r"(?:^|\s)evaluate \.{2,60}:()"), Mark.EVALUATION),
+    ),
+)
+
 
 TIMERS = meanings(
     ("forward-backward", Quantity.SCHEDULE, "holds bubble, transfers and, in new versions, "
@@ -149,34 +177,25 @@ TIMERS = meanings(
 """What each timer counts; docs/compare.md shows this table."""
 
 
-class MegatronLog:
-    """One file while it is read."""
+class MegatronLog(LogReader):
+    """Also reads the timers below a step, its memory, and the list of arguments."""
 
-    def __init__(self) -> None:
-        self.log = FileLog(trainer=Trainer.MEGATRON)
-        self._attempts = Attempts()
-        self._at = 0
+    def __init__(self, form: LogForm = FORM) -> None:
+        super().__init__(form)
         self._timer = ""
         """Name above the `rank` lines."""
-        self._open = False
-        """Whether timers that come now are of the last step."""
 
-    def take(self, line: LogLine) -> None:
-        """One line of the file, cleaned."""
-        text = line.text
-        if "elapsed" in text or _ITERATION.search(text):
-            self._step(line)
-        elif "max" in text and (memory := _MEMORY.search(text)) and "memory (MB)" in text:
+    def other(self, text: str) -> None:
+        """A timer, memory or an argument."""
+        if "max" in text and "memory (MB)" in text and (memory := _MEMORY.search(text)):
             # report_memory (training/utils.py) divides bytes by 1024 * 1024.
-            found = (finite_number(memory.group(1)) or 0.0) * MEBIBYTE
-            self.log.peak_memory_bytes = max(self.log.peak_memory_bytes, found)
-        elif self._event(text):
-            pass
+            peak = (finite_number(memory.group(1)) or 0.0) * MEBIBYTE
+            self.log.peak_memory_bytes = max(self.log.peak_memory_bytes, peak)
         elif "time (ms) |" in text:
             self._one_line(text)
         elif (row := _ROW.search(text)) is not None:
             self._row(row)
-        elif self._open and _ODD_ROW.search(text):
+        elif self.has_step and _ODD_ROW.search(text):
             self.log.note(_NO_TIMES)
         elif _BLOCK.search(text):
             self._timer = ""
@@ -188,43 +207,6 @@ class MegatronLog:
             known = _FACTS.get(setting.group(1))
             if known is not None:
                 self.log.fact(known, int(setting.group(2)))
-
-    def _step(self, line: LogLine) -> None:
-        elapsed = _ELAPSED.search(line.text)
-        before = line.text[: elapsed.start()] if elapsed is not None else line.text
-        numbers = list(_ITERATION.finditer(before))
-        if not numbers:
-            return
-        # A line that another rank's cut in two has two numbers: the time is the second's.
-        number = numbers[-1]
-        printed = finite_number(elapsed.group(2)) if elapsed is not None else None
-        if elapsed is None or printed is None or printed <= 0:
-            self.log.cut_lines += 1
-            self._open = False
-            return
-        # Megatron-DeepSpeed printed seconds for a while (2022).
-        seconds = printed / 1e3 if elapsed.group(1) == "ms" else printed
-        batch, tokens = _BATCH.search(line.text), _TOKENS.search(line.text)
-        self._at = int(number.group(1))
-        self._timer = ""
-        self._open = self.log.add(
-            LoggedStep(
-                iteration=self._at,
-                seconds=seconds,
-                attempt=self._attempts.of(line.rank, self._at),
-                tokens_per_second=finite_number(tokens.group(1)) if tokens else None,
-                global_batch_size=int(batch.group(1)) if batch else None,
-                marks=(Mark.SKIPPED,) if _SKIPPED.search(line.text) else (),
-            )
-        )
-
-    def _event(self, text: str) -> bool:
-        for pattern, mark in _EVENTS:
-            found = pattern.search(text)
-            if found is not None:
-                self.log.events.append((int(found.group(1) or self._at), mark))
-                return True
-        return False
 
     def _row(self, row: re.Match[str]) -> None:
         least = finite_number(row.group(2) or row.group(4))
@@ -246,7 +228,7 @@ class MegatronLog:
     ) -> None:
         """Milliseconds of a timer, to the last step's; those of several ranks are one timer."""
         most = least if most is None else most
-        if not self._open or not name:
+        if not self.has_step or not name:
             return
         if least is None or most is None or least > most:
             self.log.note(_NO_TIMES)

@@ -72,7 +72,7 @@ def mindspeed_faults(
     """Everything that MindSpeed cannot be told, or that its code and documentation do not show."""
     faults = (
         *_device_faults(ranks),
-        *common_faults(result, options),
+        *common_faults(result),
         *_unread_faults(result),
     )
     if faults:

@@ -118,16 +118,16 @@ def batch_arguments(result: SearchResult) -> Iterator[tuple[str, ...]]:
 
 def recompute_arguments(plan: Plan) -> Iterator[tuple[str, ...]]:
     """Recomputation, the same on all stages (transformer_block.py, _checkpointed_forward)."""
-    asks = plan.pipelines[0].stages[0].recompute
-    if asks.granularity is RecomputeGranularity.NONE:
+    recompute = plan.pipelines[0].stages[0].recompute
+    if recompute.granularity is RecomputeGranularity.NONE:
         return
-    yield "--recompute-granularity", asks.granularity.value
-    if asks.granularity is RecomputeGranularity.SELECTIVE:
-        yield "--recompute-modules", *(module.value for module in asks.modules)
+    yield "--recompute-granularity", recompute.granularity.value
+    if recompute.granularity is RecomputeGranularity.SELECTIVE:
+        yield "--recompute-modules", *(module.value for module in recompute.modules)
         return
     # uniform 1: every layer keeps its input alone. block k: so do the first k of a chunk.
-    yield "--recompute-method", "uniform" if asks.layers is None else "block"
-    yield "--recompute-num-layers", str(1 if asks.layers is None else asks.layers)
+    yield "--recompute-method", "uniform" if recompute.layers is None else "block"
+    yield "--recompute-num-layers", str(1 if recompute.layers is None else recompute.layers)
 
 
 def overlap_arguments(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -190,8 +190,8 @@ def _recompute_faults(plan: Plan, model: ModelSpec, job: Job) -> Iterator[Fault]
     wants = "pin recompute: true (whole layers) or false, or take another module"
     for s, stage in enumerate(plan.pipelines[0].stages):
         field = f"plan.pipelines[0].stages[{s}].recompute.modules"
-        asked = stage.recompute.modules
-        if RecomputeModule.ACTIVATION in asked:
+        modules = stage.recompute.modules
+        if RecomputeModule.ACTIVATION in modules:
             # transformer_config.py: moe_act only with moe_grouped_gemm; dense MLPs have none.
             if parts.dense is not None or parts.experts is None:
                 yield Fault(
@@ -205,10 +205,10 @@ def _recompute_faults(plan: Plan, model: ModelSpec, job: Job) -> Iterator[Fault]
                     message=f"{RecomputeModule.ACTIVATION}; Megatron-LM recomputes it in routed "
                     f"experts with --moe-grouped-gemm (bfloat16) alone: {wants}",
                 )
-        if RecomputeModule.EXPERTS in asked and parts.experts is None:
+        if RecomputeModule.EXPERTS in modules and parts.experts is None:
             message = f"{RecomputeModule.EXPERTS}, and the model has no experts: {wants}"
             yield Fault(field=field, message=message)
-        if RecomputeModule.MLP in asked and parts.dense is None:
+        if RecomputeModule.MLP in modules and parts.dense is None:
             message = f"{RecomputeModule.MLP}, and the model has no dense MLPs: {wants}"
             yield Fault(field=field, message=message)
 
@@ -232,8 +232,8 @@ def layout_text(pipeline: Pipeline, model: ModelSpec) -> str:
 
 
 def _chunk_text(chunk: LayerRange, kinds: tuple[LayerKind, ...]) -> str:
-    held = kinds[chunk.start : chunk.stop]
-    counts = ((symbol, held.count(kind)) for kind, symbol in _SYMBOLS)
+    own = kinds[chunk.start : chunk.stop]
+    counts = ((symbol, own.count(kind)) for kind, symbol in _SYMBOLS)
     return "".join(
         symbol if count == 1 else f"{symbol}*{count}" for symbol, count in counts if count
     )

@@ -162,7 +162,7 @@ def microbatch_size(text: LaunchText) -> int:
 
 
 def vocabulary(text: LaunchText) -> int | None:
-    """--vocab-size; None where it is left to the tokenizer, or a template's word stands there."""
+    """--vocab-size; None where the tokenizer decides, or the value is a template's placeholder."""
     try:
         return number_of(text, None, "vocab-size")
     except InputError:

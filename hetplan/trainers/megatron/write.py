@@ -29,8 +29,13 @@ from hetplan.job.spec import Job, Optimizer, Precision, ProductFormat
 from hetplan.job.trainer import TrainerSettings, trainer_settings_of
 from hetplan.plans.plan import Plan, Sharding
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch
-from hetplan.schedulers.rank_layout import Agent, Host, RankLayout, vendor_environment
-from hetplan.schedulers.vendors import Vendor, vendor_of
+from hetplan.schedulers.rank_layout import (
+    Agent,
+    RankLayout,
+    mixed_library_faults,
+    vendor_environment,
+)
+from hetplan.schedulers.vendors import vendor_of
 from hetplan.search.result import SearchResult
 from hetplan.trainers import Trainer
 from hetplan.trainers.megatron.model import (
@@ -408,62 +413,41 @@ def megatron_faults(
     result: SearchResult, ranks: RankLayout, options: EmissionOptions
 ) -> tuple[Fault, ...]:
     """Everything that stock Megatron-LM cannot be told."""
-    return (*device_faults(ranks), *common_faults(result, options))
+    return (*device_faults(ranks), *common_faults(result))
 
 
-def common_faults(result: SearchResult, options: EmissionOptions) -> tuple[Fault, ...]:
+def common_faults(result: SearchResult) -> tuple[Fault, ...]:
     """The same but for devices: what holds for every trainer that takes Megatron's arguments."""
     exchange = bool(result.inputs.job.trainer.context_exchange)
     models = tuple(model_faults(result.inputs.model, result.inputs.job))
     if models:
         # What follows asks the model's parts.
-        return (*models, *_job_faults(result), *option_faults(options))
+        return (*models, *_job_faults(result))
     return (
         *layout_faults(result.plan.pipelines[0], result.inputs.model),
         *parallel_faults(result, context_exchange=exchange),
         *optimizer_faults(result),
         *_job_faults(result),
-        *option_faults(options),
     )
-
-
-def _vendors(ranks: RankLayout) -> dict[Vendor, list[Host]]:
-    found: dict[Vendor, list[Host]] = {}
-    for host in ranks.hosts:
-        found.setdefault(vendor_of(host.vendor, host.device_kind), []).append(host)
-    return found
 
 
 def device_faults(ranks: RankLayout) -> Iterator[Fault]:
     """Devices of several vendors, or ones whose collectives torch does not know as nccl."""
-    vendors = _vendors(ranks)
-    if len({vendor.library for vendor in vendors}) > 1:
-        listed = "; ".join(
-            f"{vendor.library} on {', '.join(dict.fromkeys(host.device_kind for host in hosts))}"
-            for vendor, hosts in vendors.items()
-        )
-        yield Fault(
-            field="plan.pipelines[0].stages",
-            message=f"its devices speak through {len(vendors)} libraries ({listed}), and a run of "
-            "Megatron-LM has one for all groups: forbid the islands of all vendors but one, or "
-            "emit for target flagscale, which goes through host memory between meshes",
-        )
-        return
-    for vendor, hosts in vendors.items():
-        if vendor.backend == "nccl":
+    mixed = [*mixed_library_faults(ranks, "Megatron-LM")]
+    yield from mixed
+    vendors = {vendor_of(host.vendor, host.device_kind): host.device_kind for host in ranks.hosts}
+    for vendor, kind in vendors.items():
+        if mixed or vendor.backend == "nccl":
             continue
+        instead = "forbid these islands, or use the vendor's own Megatron with other launch files"
         if vendor.vendor == "huawei":
             instead = "emit for target mindspeed"
         elif vendor.backend == "gloo":
             instead = "plan for target native, which `hetplan launch` trains on such devices"
-        else:
-            instead = (
-                "forbid these islands, or use the vendor's own Megatron with other launch files"
-            )
         yield Fault(
             field="plan.pipelines[0].stages",
-            message=f"devices of kind {hosts[0].device_kind}; stock Megatron-LM wants devices that "
-            f"torch calls cuda, with its nccl backend: {instead}",
+            message=f"devices of kind {kind}; stock Megatron-LM wants devices that torch calls "
+            f"cuda, with its nccl backend: {instead}",
         )
 
 
@@ -487,22 +471,6 @@ def _job_faults(result: SearchResult) -> Iterator[Fault]:
             field="inputs.job.sequence_lengths",
             message="given; pretrain_gpt.py fills every sequence to sequence_length with the next "
             "document: leave sequence_lengths and packing out and plan again",
-        )
-
-
-def option_faults(options: EmissionOptions) -> Iterator[Fault]:
-    """What must be said with real data."""
-    if not options.data:
-        return
-    if not options.tokenizer:
-        yield Fault(
-            field="--tokenizer",
-            message="is missing; with --data it says which tokenizer made them",
-        )
-    if options.learning_rate is None:
-        yield Fault(
-            field="--learning-rate",
-            message="is missing; with --data the run learns, and no plan says how fast",
         )
 
 

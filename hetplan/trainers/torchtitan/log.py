@@ -14,77 +14,50 @@ saving a checkpoint does not. `memory` is the most that the allocator reserved.
 
 from __future__ import annotations
 
+import math
 import re
 
-from hetplan.importers.lines import finite_number
-from hetplan.trainers.training_log import (
-    Attempts,
-    FileLog,
-    LoggedStep,
-    LogLine,
-    Mark,
-    MemoryKind,
-    Trainer,
-)
+from hetplan.trainers.training_log import LogForm, LogReader, Mark, MemoryKind, Trainer
 from hetplan.units import GIBIBYTE
 
-WORDS = (b"step: ", b"Saving ", b"device mesh", b"batch size")
-
-_STEP = re.compile(r"(?<!validate )\bstep: {0,12}(\d{1,12})\b", re.ASCII)
-_RATE = re.compile(r"\b[tw]ps: {0,6}([\d,]{1,24})(?=\s|$)", re.ASCII)
-_MEMORY = re.compile(r"\bmemory: {0,6}([\d.]{1,24})GiB", re.ASCII)
-_VALIDATED = re.compile(r"\bvalidate step: {0,12}(\d{1,12})\b", re.ASCII)
-_SAVING = re.compile(r"\bSaving (?:the|a [\w ]{1,60}) ?checkpoint|\bSaving a full checkpoint")
 _MESH = re.compile(r"device mesh with parallelism: ([\w=, ]{1,200})")
 _MESH_LISTS = re.compile(r"device mesh with \[([^\]]{1,200})\], \[([\d, ]{1,100})\]")
 _START = re.compile(r"global batch size (\d{1,12}).{0,80}?sequence length (\d{1,12})")
-_DATA = ("dp", "dp_replicate", "dp_shard")
+_DEGREES = ("dp", "dp_replicate", "dp_shard", "pp", "tp", "cp")
+
+FORM = LogForm(
+    trainer=Trainer.TORCHTITAN,
+    words=(b"step: ", b"Saving ", b"device mesh", b"batch size"),
+    example="`step: 10  loss: ...  tps: ...`",
+    iteration=re.compile(r"(?<!validate )\bstep: {0,12}(\d{1,12})\b", re.ASCII),
+    time=(
+        "tokens_per_second",
+        ((re.compile(r"\b[tw]ps: {0,6}([\d,]{1,24})(?=\s|$)", re.ASCII), 1.0),),
+    ),
+    figures=(
+        (
+            "peak_memory_bytes",
+            re.compile(r"\bmemory: {0,6}([\d.]{1,24})GiB", re.ASCII),
+            float(GIBIBYTE),
+        ),
+    ),
+    # Other programs print `step: 10` too.
+    metrics=("loss: ", "memory: "),
+    events=(
+        (re.compile(r"\bvalidate step: {0,12}(\d{1,12})\b", re.ASCII), Mark.EVALUATION),
+        (re.compile(r"\bSaving (?:the|a [\w ]{1,60}) ?checkpoint()"), Mark.CHECKPOINT),
+        (re.compile(r"\bSaving a full checkpoint()"), Mark.CHECKPOINT),
+    ),
+    memory_kind=MemoryKind.RESERVED,
+)
 
 
-class TorchtitanLog:
-    """One file while it is read."""
+class TorchtitanLog(LogReader):
+    """Also reads the settings that a run prints at its start."""
 
-    def __init__(self) -> None:
-        self.log = FileLog(trainer=Trainer.TORCHTITAN, memory_kind=MemoryKind.RESERVED)
-        self._attempts = Attempts()
-        self._at = 0
-
-    def take(self, line: LogLine) -> None:
-        """One line of the file, cleaned."""
-        text = line.text
-        validated = _VALIDATED.search(text)
-        if validated is not None:
-            self.log.events.append((int(validated.group(1)), Mark.EVALUATION))
-        elif "step: " in text and (step := _STEP.search(text)) is not None:
-            self._step(line, int(step.group(1)))
-        elif _SAVING.search(text):
-            self.log.events.append((self._at, Mark.CHECKPOINT))
-        else:
-            self._settings(text)
-
-    def _step(self, line: LogLine, number: int) -> None:
-        found = _RATE.search(line.text)
-        rate = finite_number(found.group(1).replace(",", "")) if found is not None else None
-        if rate is None or rate <= 0 or line.cut:
-            # Other programs print `step: 10` too; only a line that began as a metrics line counts.
-            self.log.cut_lines += "loss: " in line.text and "memory: " in line.text
-            return
-        memory = _MEMORY.search(line.text)
-        peak = (finite_number(memory.group(1)) or 0.0) * GIBIBYTE if memory else None
-        self._at = number
-        self.log.peak_memory_bytes = max(self.log.peak_memory_bytes, peak or 0.0)
-        self.log.add(
-            LoggedStep(
-                iteration=number,
-                seconds=None,
-                attempt=self._attempts.of(line.rank, number),
-                tokens_per_second=rate,
-                peak_memory_bytes=peak,
-            )
-        )
-
-    def _settings(self, text: str) -> None:
-        mesh, lists, start = (each.search(text) for each in (_MESH, _MESH_LISTS, _START))
+    def other(self, text: str) -> None:
+        """Degrees and batch."""
+        mesh, lists, start = (pattern.search(text) for pattern in (_MESH, _MESH_LISTS, _START))
         degrees: dict[str, int] = {}
         if mesh is not None:
             pairs = (part.split("=") for part in mesh.group(1).split(",") if part.count("=") == 1)
@@ -96,11 +69,8 @@ class TorchtitanLog:
         if degrees:
             for name in ("pp", "tp", "cp"):
                 self.log.fact(name, degrees.get(name, 1))
-            world = 1
-            for name in (*_DATA, "pp", "tp", "cp"):
-                # dp_shard -1 is "the rest" and never printed as such here.
-                world *= degrees.get(name, 1)
-            self.log.fact("world_size", world)
+            # dp_shard -1 is "the rest" and never printed as such here.
+            self.log.fact("world_size", math.prod(degrees.get(name, 1) for name in _DEGREES))
         if start is not None:
             self.log.fact("global_batch_size", int(start.group(1)))
             self.log.fact("sequence_length", int(start.group(2)))

@@ -2,7 +2,7 @@
 
 `--module hetplan_torchtitan --config planned` makes torchtitan call the function `planned` of this
 module (torchtitan/config/manager.py, release 0.3.0: a module outside of torchtitan is imported by
-its name). Everything else that the plan decides stands in the arguments, which come after it.
+its name). Everything else that the plan decides is in the arguments, which are applied after it.
 """
 
 from __future__ import annotations

@@ -218,31 +218,23 @@ def _batch(text: LaunchText, mesh: LaunchMesh) -> _Batch:
     else:
         total = count_of(text, 1, "global-batch-size")
     steps = max(1, total // (local * mesh.dp))
-    if mesh.pp == 1:
-        return _Batch(
-            microbatch_size=local,
-            num_microbatches=steps,
-            global_batch_size=total,
-            sequence_length=sequence,
-            refusals=(),
-        )
-    size = count_of(text, 1, "pipeline-parallel-microbatch-size")
-    old = number_of(text, None, "pipeline-parallel-microbatches")
-    if old is not None:
-        size = max(1, local // old)
-    refusals = _accumulated(text, steps)
+    size = local
+    if mesh.pp > 1:
+        size = count_of(text, 1, "pipeline-parallel-microbatch-size")
+        old = number_of(text, None, "pipeline-parallel-microbatches")
+        size = size if old is None else max(1, local // old)
     return _Batch(
         microbatch_size=size,
         num_microbatches=max(1, local // size) * steps,
         global_batch_size=total,
         sequence_length=sequence,
-        refusals=refusals,
+        refusals=_accumulated(text, mesh.pp, steps),
     )
 
 
-def _accumulated(text: LaunchText, steps: int) -> tuple[Fault, ...]:
+def _accumulated(text: LaunchText, pp: int, steps: int) -> tuple[Fault, ...]:
     """With stages every step of accumulation fills and drains the pipeline anew (trainer.py)."""
-    if steps == 1:
+    if steps == 1 or pp == 1:
         return ()
     message = (
         f"{steps} steps of gradient accumulation, each of which fills and drains the pipeline; a "
@@ -272,7 +264,7 @@ def _batch_of_tokens(text: LaunchText, mesh: LaunchMesh) -> _Batch:
         num_microbatches=micro * steps,
         global_batch_size=total // sequence,
         sequence_length=sequence,
-        refusals=_accumulated(text, steps) if mesh.pp > 1 else (),
+        refusals=_accumulated(text, mesh.pp, steps),
     )
 
 

@@ -388,16 +388,6 @@ def _options(result: SearchResult, options: EmissionOptions) -> Iterator[Fault]:
             message=f"{len(options.data)} data sets; torchtitan's text loader reads one folder: "
             "give one, or change dataloader in hetplan_torchtitan.py",
         )
-    if options.data and options.learning_rate is None:
-        yield Fault(
-            field="--learning-rate", message="is not given; with --data say the learning rate"
-        )
-    if options.data and not options.tokenizer:
-        yield Fault(
-            field="--tokenizer",
-            message="is not given; torchtitan reads texts: say the folder of a Hugging Face "
-            "tokenizer",
-        )
     size = result.plan.padded_vocab_size
     if not options.data and not options.tokenizer and size < MOCK_VOCABULARY:
         yield Fault(

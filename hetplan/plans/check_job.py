@@ -1,0 +1,324 @@
+"""Whether a job can be planned: its pins agree with each other, the target, model and cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import Fault
+from hetplan.files.nodes import Path, field_text
+from hetplan.files.reading import Document
+from hetplan.job.spec import Job, Objective
+from hetplan.job.trainer import trainer_faults
+from hetplan.model.layer_units import planning_faults
+from hetplan.model.layers import Experts
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.check_target import copied_heads_fault
+from hetplan.plans.targets import TARGETS, Target
+
+MIN_INTERLEAVED_STAGES = 3
+"""Fewest that are searched: Megatron-LM interleaves no fewer unless sends are overlapped."""
+
+
+_ABILITIES = (
+    ("cp", 1, "context_parallel", "context parallelism"),
+    ("ep", 1, "expert_parallel", "expert parallelism"),
+    ("sequence_parallel", 0, "sequence_parallel", "sequence parallelism"),
+    ("virtual_stages", 1, "interleaving", "interleaved stages"),
+    ("pipelines", 1, "several_pipelines", "several pipelines"),
+    ("depth", 0, "other_warmup", "warm-up depths of its own"),
+)
+"""Field of the pin, the value above which it needs something, that field of Target, its name."""
+
+
+def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    """(path in the job's file, message) of every contradiction."""
+    can = TARGETS.get(job.target)
+    if can is None:
+        return
+    yield from _of_target(job, can)
+    yield from _of_heads(job, model, can)
+    yield from _of_sequence(job)
+    yield from _of_experts(job, model, can)
+    yield from _of_stages(job, model, can)
+    yield from _of_pipelines(job, cluster)
+    yield from _prices(job, cluster)
+
+
+def _of_target(job: Job, can: Target) -> Iterator[tuple[Path, str]]:
+    pin = job.pin
+    for name, least, ability, what in _ABILITIES:
+        value = getattr(pin, name)
+        if (value or 0) > least and not getattr(can, ability):
+            others = [name for name, other in TARGETS.items() if getattr(other, ability)]
+            yield (
+                ("pin", name),
+                f"{str(value).lower()}, and target {job.target} has no {what}; remove it, or plan "
+                f"for {' or '.join(others)}",
+            )
+    if pin.sharded_optimizer is False and can.context_shards and (pin.cp or 1) > 1:
+        yield (
+            ("pin", "sharded_optimizer"),
+            f"false with cp {pin.cp}; target {job.target} shards over context-parallel ranks",
+        )
+
+
+def _of_heads(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path, str]]:
+    fault = "" if can.copied_heads else copied_heads_fault(model, job.pin.tp or 1)
+    if fault:
+        yield ("pin", "tp"), f"{fault} of {model.name}, which target {job.target} does not copy"
+
+
+def _of_sequence(job: Job) -> Iterator[tuple[Path, str]]:
+    pin, length = job.pin, job.sequence_length
+    cp = pin.cp or 1
+    if cp > 1 and length % (2 * cp):
+        yield ("pin", "cp"), f"sequence_length {length} is not a multiple of 2 x cp {cp}"
+    elif pin.sequence_parallel and pin.tp == 1:
+        yield ("pin", "sequence_parallel"), "true with tp 1: there is nothing to be parallel with"
+    elif pin.sequence_parallel and pin.tp and length // cp % pin.tp:
+        yield (
+            ("pin", "sequence_parallel"),
+            f"true, and tp {pin.tp} does not divide the {length // cp} tokens of a rank",
+        )
+
+
+def _of_experts(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path, str]]:
+    pin = job.pin
+    experts = [run.layer.mlp for run in model.layer_runs if isinstance(run.layer.mlp, Experts)]
+    ep = pin.ep or 1
+    if ep > 1 and not experts:
+        yield ("pin", "ep"), f"{ep}, and {model.name} has no experts; remove it"
+        return
+    for count in dict.fromkeys(each.num_experts for each in experts):
+        if count % ep:
+            yield ("pin", "ep"), f"{ep} does not divide the {count} experts of {model.name}"
+    if ep > 1 and None not in (pin.tp, pin.dp, pin.cp):
+        ranks = (pin.tp or 1) * (pin.dp or 1) * (pin.cp or 1)
+        if ranks % ep:
+            yield (
+                ("pin", "ep"),
+                f"{ep} does not divide tp {pin.tp} x cp {pin.cp} x dp {pin.dp} = {ranks} ranks",
+            )
+    needs = can.experts_need_sequence_parallel and experts and (pin.tp or 1) > 1
+    if needs and pin.sequence_parallel is False:
+        yield (
+            ("pin", "sequence_parallel"),
+            f"false; target {job.target} trains experts with tp {pin.tp} only with it",
+        )
+
+
+def _of_stages(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path, str]]:
+    pin, count = job.pin, _num_microbatches(job)
+    virtual, pp = pin.virtual_stages or 1, pin.pp
+    if pp and count and pp > count and not can.fewer_microbatches_than_stages:
+        yield (
+            ("pin", "pp"),
+            f"{pp} stages, and the other pins leave {count} microbatches; target {job.target} "
+            "needs at least one per stage",
+        )
+    if pp and pp > 1 and model.tied_embeddings and not can.tied_stages:
+        yield (
+            ("pin", "pp"),
+            f"{pp} stages of {model.name}, which ties embedding and head; target {job.target} "
+            "trains it in one stage only",
+        )
+    if virtual == 1:
+        return
+    if pin.depth:
+        yield ("pin", "depth"), f"{pin.depth} with {virtual} virtual stages; it goes with 1f1b"
+    least = pp or MIN_INTERLEAVED_STAGES
+    if least < MIN_INTERLEAVED_STAGES:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{virtual} with pp {pp}; interleaving is searched from {MIN_INTERLEAVED_STAGES} "
+            "stages on",
+        )
+    elif least * virtual > model.num_layers:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{virtual} on {'' if pp else 'at least '}{least} stages are {least * virtual} parts, "
+            f"{model.name} has {model.num_layers} transformer layers",
+        )
+    elif pp and count and count % pp:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{virtual} with pp {pp} and {count} microbatches; interleaving needs a multiple of "
+            "the stages",
+        )
+
+
+def _num_microbatches(job: Job) -> int | None:
+    """Of a pipeline whose pins decide it."""
+    pin = job.pin
+    if pin.dp is None or pin.microbatch_size is None or (pin.pipelines or 1) > 1:
+        return None
+    count, rest = divmod(job.global_batch_size, pin.dp * pin.microbatch_size)
+    return None if rest else count
+
+
+def _of_pipelines(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    pin = job.pin
+    count = pin.pipelines or 1
+    if count == 1:
+        return
+    if count > job.global_batch_size:
+        yield (
+            ("pin", "pipelines"),
+            f"{count} for {job.global_batch_size} sequences; each needs at least one",
+        )
+    usable = sum(island.num_usable_devices for island in cluster.islands)
+    if count > usable:
+        yield ("pin", "pipelines"), f"{count}; {cluster.name} has {usable} usable devices"
+    if (pin.virtual_stages or 1) > 1:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{pin.virtual_stages} with {count} pipelines; several pipelines run 1f1b",
+        )
+
+
+def _prices(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    if job.objective is not Objective.COST_PER_TOKEN:
+        return
+    used = [island for island in cluster.islands if island.name not in job.forbid.islands]
+    without = [each.name for each in used if each.price_usd_per_device_hour is None]
+    if without:
+        more = f" and {len(without) - 3} more" if len(without) > 3 else ""
+        yield (
+            ("objective",),
+            f"{job.objective}, and islands {', '.join(without[:3])}{more} of {cluster.name} have "
+            "no price; give them one (price), or forbid them",
+        )
+
+
+def check_job_against(
+    job: Job,
+    model: ModelSpec,
+    cluster: Cluster,
+    document: Document | None = None,
+    *,
+    searched: bool = True,
+) -> tuple[Fault, ...]:
+    """Every fault; with the job's `document`, each names its file and line.
+
+    Not searched: models that can be priced but not searched are no fault.
+    """
+
+    def fault(path: Path, message: str) -> Fault:
+        if document is not None:
+            return document.fault(path, message)
+        return Fault(field=field_text(path), message=message)
+
+    found = (
+        *_lengths(job, model),
+        *_experts(job, model),
+        *_degrees(job, model, cluster),
+        *_names(job, cluster),
+        *((("trainer", name), message) for name, message in trainer_faults(job)),
+        *_product_format(job, cluster),
+        *(_unsearched(job) if searched else ()),
+        *(pin_faults(job, model, cluster) if searched else ()),
+    )
+    # What is wrong with the model stands in no line of the job's file.
+    of_model = (
+        Fault(field="model", message=message)
+        for message in (planning_faults(model, job.sequence_length) if searched else ())
+    )
+    return (*of_model, *(fault(path, message) for path, message in found))
+
+
+def _lengths(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:
+    if job.sequence_length > model.max_sequence_length:
+        yield (
+            ("sequence_length",),
+            f"{job.sequence_length} is longer than max_sequence_length "
+            f"{model.max_sequence_length} of {model.name}; shorten it or change the model",
+        )
+
+
+def _experts(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:
+    if job.expert_load_factor > 1 and not any(
+        isinstance(run.layer.mlp, Experts) for run in model.layer_runs
+    ):
+        yield (
+            ("expert_load_factor",),
+            f"{job.expert_load_factor:g}, and {model.name} has no experts; remove it",
+        )
+
+
+def _product_format(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    wanted = job.trainer.product_format
+    used = [island for island in cluster.islands if island.name not in job.forbid.islands]
+    for kind in dict.fromkeys(island.device for island in used):
+        if wanted is not None and wanted.rate not in kind.dtypes:
+            have = ", ".join(kind.dtypes) or "none"
+            yield (
+                ("trainer", "product_format"),
+                f"{wanted} needs a {wanted.rate} rate, and {kind.kind} has none (rates it has: "
+                f"{have}); leave it out or forbid its islands",
+            )
+
+
+def _unsearched(job: Job) -> Iterator[tuple[Path, str]]:
+    if job.trainer.blocking_sends:
+        yield (
+            ("trainer", "blocking_sends"),
+            "can be priced (hetplan estimate), not searched; leave it out",
+        )
+
+
+def _degrees(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    tp, pp, dp = job.pin.tp, job.pin.pp, job.pin.dp
+    if tp is not None:
+        for fault in model.slicing_faults(tp):
+            yield ("pin", "tp"), fault
+        per_node = sorted({island.devices_per_node for island in cluster.islands})
+        if not any(count % tp == 0 for count in per_node):
+            counts = ", ".join(map(str, per_node))
+            yield ("pin", "tp"), f"{tp} divides no node; nodes have {counts} devices"
+    if pp is not None and pp > model.num_layers:
+        yield (
+            ("pin", "pp"),
+            f"{pp} stages for {model.num_layers} transformer layers of {model.name}; "
+            "each stage needs at least one",
+        )
+    # Every pipeline has devices of its own.
+    needed = (tp or 1) * (pp or 1) * (dp or 1) * (job.pin.cp or 1) * (job.pin.pipelines or 1)
+    usable = sum(len(island.usable_nodes) * island.devices_per_node for island in cluster.islands)
+    if not usable:
+        yield (), f"{cluster.name} has no usable device: nodes_out names every node"
+    elif needed > usable:
+        yield (
+            ("pin",),
+            f"the pinned degrees need at least {needed} devices, {cluster.name} has {usable} "
+            "usable",
+        )
+
+
+def _names(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    islands = {island.name: island for island in cluster.islands}
+    places = set(islands) | {island.device.kind for island in cluster.islands}
+    for key, name in (("embedding_on", job.pin.embedding_on), ("head_on", job.pin.head_on)):
+        if name is not None and name not in places:
+            yield ("pin", key), _unknown(name, places, "island or device kind", cluster)
+        elif name in job.forbid.islands:
+            yield ("pin", key), f"island {name} is forbidden; remove one of the two"
+    for at, name in enumerate(job.forbid.islands):
+        if name not in islands:
+            yield ("forbid", "islands", at), _unknown(name, set(islands), "island", cluster)
+    if islands and set(islands) <= set(job.forbid.islands):
+        yield ("forbid", "islands"), f"every island of {cluster.name} is forbidden"
+    for at, node in enumerate(job.forbid.nodes):
+        name, _, number = node.rpartition("/")
+        path: Path = ("forbid", "nodes", at)
+        if name not in islands:
+            yield path, _unknown(name, set(islands), "island", cluster)
+        elif not number.isdecimal() or int(number[:12]) >= islands[name].nodes:
+            last = islands[name].nodes - 1
+            yield path, f"island {name} has no node {number}; it has {name}/0 to {name}/{last}"
+
+
+def _unknown(name: str, known: set[str], what: str, cluster: Cluster) -> str:
+    near = get_close_matches(name, sorted(known), n=3, cutoff=0.4) or sorted(known)
+    return f"{cluster.name} has no {what} named {name}; it has {', '.join(near)}"
