@@ -83,9 +83,3 @@ def _own_group(root: Path) -> Path:
             group = root / path.lstrip("/")
             return group if group.is_dir() else root
     return root
-
-
-def groups_left() -> tuple[str, ...]:
-    """Groups of this kind that exist now."""
-    roots = (_VERSION_1, _VERSION_2)
-    return tuple(str(path) for root in roots for path in root.glob(f"{PREFIX}*"))

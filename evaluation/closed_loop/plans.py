@@ -446,8 +446,8 @@ def choose(
             chosen[at] = _pick(able, forms, chance)
             forms[chosen[at].form] += 1
             much += 1
-    found = sorted((searched, *taken, *chosen), key=lambda each: each.predicted_seconds)
-    return LoopPlans(plans=tuple(found), pool=len(pool), left_out_slow=len(others) - len(kept))
+    by_step = sorted((searched, *taken, *chosen), key=lambda plan: plan.predicted_seconds)
+    return LoopPlans(plans=tuple(by_step), pool=len(pool), left_out_slow=len(others) - len(kept))
 
 
 def _strata(rest: Sequence[LoopPlan], count: int) -> list[Sequence[LoopPlan]]:

@@ -1,4 +1,4 @@
-"""Do these runs make predictions of other runs better? Factors from runs, and the proof.
+"""Correct predictions by factors from runs, and prove on other runs that they help.
 
 With at least three layouts whole layouts are held back in turn: each is predicted with factors from
 the others (`predict.calibration`). With fewer the second half of each run's steps is held back from

@@ -244,4 +244,4 @@ def load_runs(path: Path) -> tuple[RunFiles, ...]:
 
 def _real_files(run: RunFiles) -> tuple[str, ...]:
     """The files whatever they are called; logs in any order."""
-    return (realpath(run.plan), *sorted(realpath(each) for each in run.logs))
+    return (realpath(run.plan), *sorted(realpath(log) for log in run.logs))

@@ -1,4 +1,4 @@
-"""Which part of the step is off, by how much, and what that usually means.
+"""Find the part of the step that is off, by how much, and what that usually means.
 
 Timers: every timer of a trainer counts some of the plan's components (the table of
 docs/compare.md). Its figure is of a whole step, in the median over the steps that count; minima and
@@ -103,7 +103,7 @@ OUTSIDE_PASSES = (
     Component.STRAGGLERS,
 )
 """Every other component is compute or communication inside the passes."""
-PASSES = tuple(each for each in Component if each not in OUTSIDE_PASSES)
+PASSES = tuple(component for component in Component if component not in OUTSIDE_PASSES)
 
 COMPONENTS: tuple[tuple[Quantity, tuple[Component, ...]], ...] = (
     (Quantity.FORWARD, PASSES),
@@ -134,7 +134,7 @@ _NATIVE = meanings(
 )  # fmt: skip
 
 MEANINGS = (*megatron_log.TIMERS, *_NATIVE)
-MEANING = {each.timer: each for each in MEANINGS}
+MEANING = {meaning.timer: meaning for meaning in MEANINGS}
 
 
 def components_of(quantity: Quantity) -> tuple[Component, ...]:
@@ -203,21 +203,23 @@ def parts_of(
         counted = counted_side(row.measured_least_seconds, row.measured_most_seconds, quantity)
         measured[quantity] = measured.get(quantity, 0.0) + counted
     waits = (Quantity.WAITS, Quantity.EMBEDDING)
-    if all(each in measured for each in waits) and Quantity.WAITS_TO_THE_END in predicted:
+    if all(quantity in measured for quantity in waits) and Quantity.WAITS_TO_THE_END in predicted:
         # The last stage sums a tied embedding with the first and waits for it in that timer.
-        measured[Quantity.WAITS_TO_THE_END] = sum(measured[each] for each in waits)
+        measured[Quantity.WAITS_TO_THE_END] = sum(measured[quantity] for quantity in waits)
     inside = any(row.timer == _INSIDE_SCHEDULE for row in known)
     mine = _rows(measured, inside=inside)
     if not mine:
         return ()
     theirs = {
         name: seconds
-        for name, _, seconds, _ in _rows({each: predicted[each] for each in measured}, inside=True)
+        for name, _, seconds, _ in _rows(
+            {quantity: predicted[quantity] for quantity in measured}, inside=True
+        )
     }
     rows = [
         PartRow(
             part=name,
-            components=tuple(each.value for each in components),
+            components=tuple(component.value for component in components),
             predicted_seconds=theirs.get(name, 0.0),
             measured_seconds=seconds,
             note=note,
@@ -228,7 +230,7 @@ def parts_of(
     rows.append(
         PartRow(
             part=REST,
-            components=tuple(each.value for each in Component if each.value not in told),
+            components=tuple(c.value for c in Component if c.value not in told),
             predicted_seconds=_left(predicted_step, [row.predicted_seconds for row in rows]),
             measured_seconds=_left(measured_step, [row.measured_seconds for row in rows]),
             note="what no timer of the log counts",
@@ -267,8 +269,8 @@ def _rows(seconds: Seconds, *, inside: bool) -> list[_Row]:
         add(Quantity.BACKWARD, seconds[Quantity.BACKWARD], "recomputation and the same inside")
     elif passes is not None:
         add(Quantity.PASSES, passes, "tp, cp and ep communication inside")
-    after = [each for each in (Quantity.REDUCTION, Quantity.EMBEDDING) if each in seconds]
-    reduced = sum(seconds[each] for each in after)
+    after = [q for q in (Quantity.REDUCTION, Quantity.EMBEDDING) if q in seconds]
+    reduced = sum(seconds[quantity] for quantity in after)
     schedule = seconds.get(Quantity.SCHEDULE)
     if schedule is not None:
         # Without timers of the reduction, what the schedule holds of it cannot be taken out.
@@ -279,30 +281,30 @@ def _rows(seconds: Seconds, *, inside: bool) -> list[_Row]:
     elif Quantity.WAITS_TO_THE_END in seconds:
         note = "bubble, transfers and the wait for the first stage are not told apart"
         add(Quantity.WAITS_TO_THE_END, seconds[Quantity.WAITS_TO_THE_END], note)
-        after = [each for each in after if each is not Quantity.EMBEDDING]
+        after = [q for q in after if q is not Quantity.EMBEDDING]
     elif Quantity.WAITS in seconds:
         add(Quantity.WAITS, seconds[Quantity.WAITS], "bubble and transfers are not told apart")
-    for each in after:
-        add(each, seconds[each], "what nothing hides")
+    for quantity in after:
+        add(quantity, seconds[quantity], "what nothing hides")
     return rows + _end(seconds)
 
 
 def _end(seconds: Seconds) -> list[_Row]:
     """The end of the step as finely as the timers tell it."""
-    parts = [each for each in (Quantity.NORM, Quantity.GATHERING) if each in seconds]
-    rows = [(each.value, components_of(each), seconds[each], "") for each in parts]
+    parts = [q for q in (Quantity.NORM, Quantity.GATHERING) if q in seconds]
+    rows = [(q.value, components_of(q), seconds[q], "") for q in parts]
     whole = seconds.get(Quantity.END)
     if whole is None:
         if Quantity.UPDATE in seconds:
             update = seconds[Quantity.UPDATE]
             rows.append((Quantity.UPDATE.value, components_of(Quantity.UPDATE), update, ""))
         return rows
-    held = {component for each in parts for component in components_of(each)}
-    left = tuple(each for each in components_of(Quantity.END) if each not in held)
+    held = {component for quantity in parts for component in components_of(quantity)}
+    left = tuple(c for c in components_of(Quantity.END) if c not in held)
     name = Quantity.END.value
     if parts:
-        name = " and ".join(each.value for each in left if each is not Component.OFFLOAD)
-    inner = sum(seconds[each] for each in parts)
+        name = " and ".join(c.value for c in left if c is not Component.OFFLOAD)
+    inner = sum(seconds[quantity] for quantity in parts)
     rows.append(
         (name, left, max(whole - inner, 0.0), "what is left of the whole end" * bool(parts))
     )

@@ -1,4 +1,4 @@
-"""Which logged steps count, what one took, and how far they lie apart.
+"""Choose the logged steps that count; their times and their spread.
 
 Left out are the first steps of every start (compilation, connections, the allocator's growth until
 the optimizer state exists), steps with a checkpoint, an evaluation or a skipped update in them,

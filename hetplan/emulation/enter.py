@@ -1,4 +1,4 @@
-"""How a process becomes one on an emulated host, and then the command that shall run there.
+"""Put a process on an emulated host, then replace it by the command that runs there.
 
 The program `enter EMULATION HOST PARENT COMMAND...` (`hetplan.emulation.tools.program`), or
 `become` from Python. The process gets the host's network, its name (`hostname`), a /etc/hosts with
@@ -25,6 +25,7 @@ from hetplan.emulation.values import (
     CONTROL_INTERFACE,
     DATA_INTERFACE,
     HERE,
+    key_of,
 )
 from hetplan.errors import InputError
 
@@ -40,8 +41,9 @@ def become(name: str, host: str, command: Sequence[str]) -> NoReturn:
     InputError where there is no such emulation or host; SystemExit with 126 or 127 where the
     command cannot be started.
     """
+    state.check_up(name)
     # Shared: while the emulation is being removed nobody enters.
-    with state.locked(name, shared=True):
+    with state.locked(key_of(name), shared=True):
         state.check_up(name)
         folder = state.folder_of(name)
         places = json.loads((folder / "places.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""How an emulation comes up and goes down, so that nothing is ever left behind.
+"""Bring an emulation up and take it down, so that nothing is ever left behind.
 
 Everything that will be made is written down first, and every name in it follows from the
 emulation's name; so `remove` finds what there is after an interruption at any moment, also after
@@ -24,13 +24,13 @@ from hetplan.emulation import namespaces, recipe, state
 from hetplan.emulation.layout import lay_out
 from hetplan.emulation.relay import COUNTERS_PER_LINE
 from hetplan.emulation.tools import batch, program, require
-from hetplan.emulation.values import NAMESPACE_PREFIX, Emulation, key_of
+from hetplan.emulation.values import NAMESPACE_PREFIX, Emulation, check_name, key_of
 from hetplan.errors import HetplanError, InputError
 
 RELAY_SECONDS = 20.0
 """For the relay to open its TAPs, on a busy machine."""
 GRACE_SECONDS, LIMIT_SECONDS = 2.0, 10.0
-"""For processes on emulated hosts between being asked to end and being ended, and to be gone."""
+"""For processes on emulated hosts: from SIGTERM to SIGKILL, and until all must be gone."""
 STEPS = ("folder", "written", "namespaces", "fabric", "hosts", "queues", "relay", "taps", "up")
 """What `make` tells as it goes on, in this order; `hosts` once per host."""
 
@@ -52,7 +52,7 @@ def make(
     tell = on_step or (lambda step: None)
     with (
         _interrupts_between_steps() as check,
-        state.locked(name, create=True, while_waiting=check) as lock,
+        state.locked(key_of(name), create=True, while_waiting=check) as lock,
     ):
         if state.is_up(name):
             raise InputError(
@@ -193,11 +193,12 @@ def remove(name: str) -> tuple[str, ...]:
     Ctrl-C waits until it is done.
     """
     require()
+    key = key_of(check_name(name))
     with (
         _interrupts_between_steps() as check,
-        state.locked(name, create=True, while_waiting=check) as lock,
+        state.locked(key, create=True, while_waiting=check) as lock,
     ):
-        return _remove_all(key_of(name), lock)
+        return _remove_all(key, lock)
 
 
 def remove_every() -> tuple[str, ...]:
@@ -207,7 +208,7 @@ def remove_every() -> tuple[str, ...]:
     for name in [emulation.name for emulation in state.all_written()]:
         removed += remove(name)
     for key in sorted(set(state.written_keys()) | keys_of_namespaces()):
-        with _interrupts_between_steps(), state.locked_key(key) as lock:
+        with _interrupts_between_steps(), state.locked(key, create=True) as lock:
             removed += _remove_all(key, lock)
     return tuple(removed)
 
@@ -237,9 +238,11 @@ def _remove_made(key: str, lock: int) -> tuple[str, ...]:
     names = [name for name in namespaces.names() if name.startswith(f"{NAMESPACE_PREFIX}{key}-")]
     handles = [os.open(namespaces.path_of(name), os.O_RDONLY | os.O_CLOEXEC) for name in names]
     try:
-        inodes = frozenset(os.fstat(handle).st_ino for handle in handles)
-        # A name whose making was interrupted before its mount is an empty file of /run's own.
-        inodes -= {os.stat("/proc/self/ns/net").st_ino}
+        # A name whose making was interrupted before its mount is an empty file of /run's own, on
+        # another device.
+        device = os.stat("/proc/self/ns/net").st_dev
+        status = [os.fstat(handle) for handle in handles]
+        inodes = frozenset(each.st_ino for each in status if each.st_dev == device)
         if namespaces.is_in(os.getpid(), inodes):
             raise InputError("this is a host of the emulation; remove it from outside")
         _end(inodes, GRACE_SECONDS)

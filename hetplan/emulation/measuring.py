@@ -1,4 +1,4 @@
-"""What has crossed the links of an emulation, and whether they have the rates of the cluster file.
+"""Count the bytes on the links of an emulation, and measure rates against the cluster file.
 
 Counted: bytes of every host and of every long link. Measured: one connection and small datagrams
 between the first hosts of every two ends: of each network with two hosts, and of each long link. A
@@ -58,9 +58,9 @@ class MeasuredLink:
         return self.payload_bytes_per_second / (PAYLOAD_SHARE * self.rate_bytes_per_second)
 
 
-def measure(emulation: Emulation, *, seconds: float = SECONDS) -> tuple[MeasuredLink, ...]:
-    """Every link of the emulation, one after another; `seconds` is for each transfer."""
-    return tuple(_measure(emulation, *pair, seconds=seconds) for pair in _pairs(emulation))
+def measure(emulation: Emulation) -> tuple[MeasuredLink, ...]:
+    """Every link of the emulation, one after another."""
+    return tuple(_measure(emulation, *pair) for pair in _pairs(emulation))
 
 
 def _pairs(
@@ -91,10 +91,8 @@ def _measure(
     over: str,
     rate: float,
     round_trip: float,
-    *,
-    seconds: float,
 ) -> MeasuredLink:
-    size = round(min(rate * seconds, MAX_BYTES))
+    size = round(min(rate * SECONDS, MAX_BYTES))
     with answering(emulation, destination.name):
         trips = ask(
             emulation, source.name, "round-trip", destination.data_address, PORT, ROUND_TRIPS

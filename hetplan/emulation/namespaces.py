@@ -81,11 +81,16 @@ def inside(namespace: str, function: Callable[[], None]) -> None:
     errors: list[BaseException] = []
 
     def run() -> None:
-        try:
-            enter_network(path_of(namespace))
-            function()
-        except BaseException as error:
-            errors.append(error)
+        with open("/proc/thread-self/ns/net") as own:
+            try:
+                enter_network(path_of(namespace))
+                function()
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                # The kernel may list the thread for a moment after it was joined: whoever ends the
+                # processes of a namespace must not find this process there.
+                _call("setns", ctypes.c_int(own.fileno()), ctypes.c_int(CLONE_NEWNET))
 
     thread = Thread(target=run)
     thread.start()
@@ -112,7 +117,7 @@ def is_in(process: int, inodes: Collection[int]) -> bool:
 def end_processes(
     inodes: Collection[int], *, grace_seconds: float, limit_seconds: float
 ) -> tuple[int, ...]:
-    """End every process in these namespaces: asked first, then forced. Those that are left."""
+    """Send SIGTERM, then SIGKILL, to every process in these namespaces; those that are left."""
     signalled: set[int] = set()
     began = time.monotonic()
     while left := processes_in(inodes):
@@ -133,7 +138,7 @@ def end_processes(
 
 
 def _signal_if_inside(process: int, inodes: Collection[int], number: int) -> None:
-    """Signal the process; a handle makes sure that it is still the one that was found."""
+    """Signal the process, unless it has left the namespaces or its number is another's by now."""
     with suppress(OSError):
         handle = os.pidfd_open(process)
         try:

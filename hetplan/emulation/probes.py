@@ -89,7 +89,7 @@ def rate(address: str, port: int, size: int) -> tuple[float, float]:
 
 
 def reached(addresses: Sequence[str], *, seconds: float) -> list[str]:
-    """Those of the addresses that answered in time; all are asked at once."""
+    """The addresses that answered in time; all connections are tried at once."""
     waiting: dict[int, tuple[socket.socket, str]] = {}
     answered = set()
     poll = select.poll()

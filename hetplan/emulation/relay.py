@@ -30,6 +30,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 MAX_HELD_BYTES = 256 * 2**20
 """Of frames, in one direction: whatever rate, delay and buffer a file asks for, the relay's memory
@@ -115,21 +116,6 @@ COUNTERS_PER_LINE = 3
 """Frames, bytes on the wire, frames dropped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayPorts:
-    """What a running relay works on."""
-
-    taps: tuple[int, ...]
-    """File descriptors, one per segment."""
-    segment_of_island: tuple[int, ...]
-    first_islands: tuple[int, ...]
-    """One of each segment."""
-    lines: tuple[Line, ...]
-    """Two per link: from the first to the second island of its pairs, and back."""
-    line_of: dict[int, int]
-    """(from island) * 256 + (to island) -> position in `lines`."""
-
-
 def open_tap(name: str) -> int:
     """A TAP of this name with offloads; waits while an ending process still has it."""
     limit = time.monotonic() + TAP_BUSY_SECONDS
@@ -149,101 +135,91 @@ def open_tap(name: str) -> int:
             return tap
 
 
-def read_ports(config: dict[str, object]) -> RelayPorts:
-    """TAPs and lines as the configuration has them (`hetplan.emulation.recipe.relay_config`)."""
-    lines: list[Line] = []
-    line_of: dict[int, int] = {}
-    for pipe in config["pipes"]:  # type: ignore[attr-defined]
-        for one, two in pipe["islands"]:
-            line_of[one * 256 + two], line_of[two * 256 + one] = len(lines), len(lines) + 1
-        for _ in range(2):
-            lines.append(
-                Line(
-                    rate_bytes_per_second=pipe["rate_bytes_per_second"],
-                    delay_seconds=pipe["delay_seconds"],
-                    buffer_bytes=pipe["buffer_bytes"],
-                )
-            )
-    segments: list[int] = list(config["segment_of_island"])  # type: ignore[call-overload]
-    return RelayPorts(
-        taps=tuple(open_tap(name) for name in config["taps"]),  # type: ignore[attr-defined]
-        segment_of_island=tuple(segments),
-        first_islands=tuple(segments.index(segment) for segment in sorted(set(segments))),
-        lines=tuple(lines),
-        line_of=line_of,
-    )
+class Relay:
+    """The TAPs of all segments and the lines between their islands."""
 
+    def __init__(self, config: dict[str, Any], counters: memoryview) -> None:
+        """`config`: as `hetplan.emulation.recipe.relay_config` has it."""
+        self._counters = counters
+        self._taps: list[int] = [open_tap(name) for name in config["taps"]]
+        self._segment_of: list[int] = config["segment_of_island"]
+        segments = sorted(set(self._segment_of))
+        self._first_islands = [self._segment_of.index(segment) for segment in segments]
+        self._lines: list[Line] = []
+        """Two per link: from the first to the second island of its pairs, and back."""
+        self._line_of: dict[int, int] = {}
+        """(from island) * 256 + (to island) -> position in the lines."""
+        for pipe in config["pipes"]:
+            for one, two in pipe.pop("islands"):
+                self._line_of[one * 256 + two] = len(self._lines)
+                self._line_of[two * 256 + one] = len(self._lines) + 1
+            self._lines += [Line(**pipe), Line(**pipe)]
 
-def take_in(ports: RelayPorts, tap: int, counters: memoryview) -> None:
-    """Put what waits at a TAP on the lines."""
-    for _ in range(FRAMES_PER_READ):
-        try:
-            frame = os.read(tap, MAX_FRAME_BYTES)
-        except BlockingIOError:
-            return
-        # Ethernet: destination, source, type.
-        to_island, from_island = frame[HEADER_BYTES + 3], frame[HEADER_BYTES + 9]
-        if not frame[HEADER_BYTES] & 1:
-            _put(ports, from_island, to_island, frame, counters)
-        elif frame[HEADER_BYTES : HEADER_BYTES + 6] == EVERYBODY and _is_arp(frame):
-            for island in ports.first_islands:
-                _put(ports, from_island, island, frame, counters)
+    def serve(self, name_of_namespace: str) -> None:
+        """Relay until the namespace loses its name or a signal ends the process."""
+        own = os.stat("/proc/self/ns/net").st_ino
+        watched = time.monotonic()
+        soonest: float | None = None
+        while True:
+            now = time.monotonic()
+            if now - watched > WATCH_SECONDS:
+                watched = now
+                try:
+                    if os.stat(name_of_namespace).st_ino != own:
+                        return
+                except FileNotFoundError:
+                    return
+            wait = WATCH_SECONDS if soonest is None else min(WATCH_SECONDS, max(0.0, soonest - now))
+            # select takes microseconds where poll takes milliseconds.
+            for tap in select.select(self._taps, (), (), wait)[0]:
+                self._take_in(tap)
+            soonest = self._put_out()
+
+    def _take_in(self, tap: int) -> None:
+        """Put what waits at a TAP on the lines."""
+        for _ in range(FRAMES_PER_READ):
+            try:
+                frame = os.read(tap, MAX_FRAME_BYTES)
+            except BlockingIOError:
+                return
+            # Ethernet: destination, source, type.
+            to_island, from_island = frame[HEADER_BYTES + 3], frame[HEADER_BYTES + 9]
+            if not frame[HEADER_BYTES] & 1:
+                self._put(from_island, to_island, frame)
+            elif frame[HEADER_BYTES : HEADER_BYTES + 6] == EVERYBODY and _is_arp(frame):
+                for island in self._first_islands:
+                    self._put(from_island, island, frame)
+
+    def _put(self, from_island: int, to_island: int, frame: bytes) -> None:
+        """Put a frame on the line between two islands, if there is one."""
+        line = self._line_of.get(from_island * 256 + to_island)
+        if line is None:
+            return  # of one segment: its bridge has delivered it, and floods it here
+        size = wire_bytes(frame, HEADER_BYTES)
+        to = self._taps[self._segment_of[to_island]]
+        at = line * COUNTERS_PER_LINE
+        if self._lines[line].accept(time.monotonic(), size, to, frame):
+            self._counters[at] += 1
+            self._counters[at + 1] += size
+        else:
+            self._counters[at + 2] += 1
+
+    def _put_out(self) -> float | None:
+        """Deliver what has arrived; when the next frame does, None if no line holds any."""
+        soonest: float | None = None
+        for line in self._lines:
+            while (arrived := line.due(time.monotonic() + EARLY_SECONDS)) is not None:
+                # An interface that somebody set down loses frames, as a real one.
+                with suppress(OSError):
+                    os.write(arrived[0], arrived[1])
+            at = line.next_at
+            if at is not None and (soonest is None or at < soonest):
+                soonest = at
+        return soonest
 
 
 def _is_arp(frame: bytes) -> bool:
     return frame[HEADER_BYTES + 12 : HEADER_BYTES + 14] == ETHERTYPE_ARP
-
-
-def _put(
-    ports: RelayPorts, from_island: int, to_island: int, frame: bytes, counters: memoryview
-) -> None:
-    """Put a frame on the line between two islands, if there is one."""
-    line = ports.line_of.get(from_island * 256 + to_island)
-    if line is None:
-        return  # of one segment: its bridge has delivered it, and floods it here
-    size = wire_bytes(frame, HEADER_BYTES)
-    to = ports.taps[ports.segment_of_island[to_island]]
-    at = line * COUNTERS_PER_LINE
-    if ports.lines[line].accept(time.monotonic(), size, to, frame):
-        counters[at] += 1
-        counters[at + 1] += size
-    else:
-        counters[at + 2] += 1
-
-
-def put_out(ports: RelayPorts) -> float | None:
-    """Deliver what has arrived; when the next frame does, None if no line holds any."""
-    soonest: float | None = None
-    for line in ports.lines:
-        while (arrived := line.due(time.monotonic() + EARLY_SECONDS)) is not None:
-            # An interface that somebody set down loses frames, as a real one.
-            with suppress(OSError):
-                os.write(arrived[0], arrived[1])
-        at = line.next_at
-        if at is not None and (soonest is None or at < soonest):
-            soonest = at
-    return soonest
-
-
-def serve(ports: RelayPorts, counters: memoryview, name_of_namespace: str) -> None:
-    """Relay until the namespace loses its name or a signal ends the process."""
-    own = os.stat("/proc/self/ns/net").st_ino
-    watched = time.monotonic()
-    soonest: float | None = None
-    while True:
-        now = time.monotonic()
-        if now - watched > WATCH_SECONDS:
-            watched = now
-            try:
-                if os.stat(name_of_namespace).st_ino != own:
-                    return
-            except FileNotFoundError:
-                return
-        wait = WATCH_SECONDS if soonest is None else min(WATCH_SECONDS, max(0.0, soonest - now))
-        # select takes microseconds where poll takes milliseconds.
-        for tap in select.select(ports.taps, (), (), wait)[0]:
-            take_in(ports, tap, counters)
-        soonest = put_out(ports)
 
 
 def _first_among_processes() -> None:
@@ -270,10 +246,10 @@ def main(arguments: list[str]) -> None:
     os.chdir("/")  # the user's folder may be unmounted while this runs
     with open(config_file, encoding="utf-8") as stream:
         config = json.load(stream)
-    ports = read_ports(config)
     with open(counter_file, "r+b") as stream:
         counters = memoryview(mmap.mmap(stream.fileno(), 0)).cast("Q")
+    relay = Relay(config, counters)
     _first_among_processes()
     gc.disable()  # nothing here makes cycles
     print("ready", flush=True)
-    serve(ports, counters, namespace)
+    relay.serve(namespace)

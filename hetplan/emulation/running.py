@@ -1,7 +1,7 @@
 """Commands on emulated hosts, on one or on all at once; and an emulation for as long as it is used.
 
 `emulated` brings a cluster up and takes it down when its block ends, however that is: a guard in a
-process of its own (`hetplan.emulation.guard`) does so even when this process is killed.
+process of its own (this module as the program `running NAME`) does so when this process is killed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from hetplan.cluster.spec import Cluster
-from hetplan.emulation import guard, making, state
+from hetplan.emulation import making, state
 from hetplan.emulation.tools import program
 from hetplan.emulation.values import Emulation
 
 GRACE_SECONDS = 5.0
-"""For commands between being asked to end and being ended."""
+"""For commands: from SIGTERM to SIGKILL."""
 INTERRUPTED_SECONDS = 1.0
 """For a command that got the same Ctrl-C to end by itself."""
 
@@ -172,25 +172,40 @@ def _pass_lines(
     selector.close()
 
 
+_OWNED, _REMOVED = b"o", b"r"
+"""What a process tells its guard: that it made the emulation; that it has removed it."""
+
+
+def main(arguments: list[str]) -> None:
+    """Guard the emulation NAME of the process that has the other end of stdin.
+
+    When that process ends without a word that it has removed it, remove it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    message = b""
+    while data := os.read(0, 16):
+        message += data
+    if _OWNED in message and _REMOVED not in message:
+        making.remove(arguments[0])
+
+
 @contextmanager
-def emulated(
-    cluster: Cluster, *, name: str, file: str = "", on_step: making.OnStep | None = None
-) -> Iterator[Emulation]:
+def emulated(cluster: Cluster, *, name: str, file: str = "") -> Iterator[Emulation]:
     """The cluster, up for as long as the block runs; errors as `hetplan.emulation.making.make`.
 
     Removed when the block ends, when it raises, and when this process is killed at any moment.
     """
-    read_end, write_end = os.pipe()
-    try:
-        watching = subprocess.Popen(
-            program("guard", name),
-            stdin=read_end,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    finally:
-        os.close(read_end)
+    guard = subprocess.Popen(
+        program("running", name),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        bufsize=0,
+    )
+    to_guard = guard.stdin
+    assert to_guard is not None
     owned = False
 
     def tell(step: str) -> None:
@@ -198,22 +213,17 @@ def emulated(
         if not owned:
             # The name is free, or was left half made: from here on the guard may remove it.
             owned = True
-            os.write(write_end, guard.OWNED)
-        if on_step is not None:
-            on_step(step)
+            to_guard.write(_OWNED)
 
-    removed = False
     try:
         yield making.make(cluster, name=name, file=file, on_step=tell)
     finally:
         try:
             if owned:
                 making.remove(name)
-            removed = True
+            with suppress(BrokenPipeError):
+                to_guard.write(_REMOVED)
         finally:
             # Where it could not be removed here, an interruption or an error, the guard tries.
-            if removed:
-                with suppress(BrokenPipeError):
-                    os.write(write_end, guard.REMOVED)
-            os.close(write_end)
-            watching.wait()
+            to_guard.close()
+            guard.wait()

@@ -1,4 +1,4 @@
-"""What is written about the emulations of this machine, and who may change one or enter it.
+"""Files and locks of the emulations of this machine: who may change one or enter it.
 
 Each emulation has a folder in /run (memory, gone after a restart of the machine, as the namespaces
 are):
@@ -42,32 +42,20 @@ def folder_of(name: str) -> Path:
 
 @contextmanager
 def locked(
-    name: str,
+    key: str,
     *,
     shared: bool = False,
     create: bool = False,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[int]:
-    """Hold the emulation's folder; its file descriptor, for programs that shall hold it too.
+    """Hold the folder of the emulation with this key; its file descriptor, for programs that hold
+    it too.
 
-    An InputError where there is no such emulation, or another command works on it for
-    `LOCK_SECONDS`. `create`: make the folder where there is none. `while_waiting` may raise.
+    FileNotFoundError where there is no such emulation, InputError where another command works on it
+    for `LOCK_SECONDS`. `create`: make the folder where there is none. `while_waiting` may raise.
     """
     how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    try:
-        handle = _lock(folder_of(name), how, create, while_waiting)
-    except FileNotFoundError:
-        raise InputError(_no_such(name)) from None
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def locked_key(key: str) -> Iterator[int]:
-    """As `locked` with `create`, for an emulation of which nothing but its key is known."""
-    handle = _lock(FOLDER / key, fcntl.LOCK_EX, True, lambda: None)
+    handle = _lock(FOLDER / key, how, create, while_waiting)
     try:
         yield handle
     finally:
@@ -113,7 +101,9 @@ def is_up(name: str) -> bool:
 
 
 def check_up(name: str) -> None:
-    """An InputError where the emulation was left half made."""
+    """An InputError where there is no such emulation, or it was left half made."""
+    if not folder_of(name).exists():
+        raise InputError(_no_such(name))
     if not is_up(name):
         raise InputError(
             f"emulation {name} is not up: it is being made, or that was interrupted "

@@ -1,4 +1,4 @@
-"""What an emulated cluster consists of: hosts, networks of hosts, long links between them.
+"""The parts of an emulated cluster: hosts, networks of hosts, long links between them.
 
 A `segment` is a network whose hosts reach each other through a bridge in the kernel: a region, or
 an island of a region whose islands have slower links between them. A `pipe` is a link between

@@ -1,4 +1,4 @@
-"""How a run goes on when hosts fail, and when they come back.
+"""Decide how a run continues when hosts fail, and when they come back.
 
 `ElasticRun` loops over phases: find the hosts that answer, plan for them, train from the last good
 checkpoint until the run is finished, fails, or is left because hosts came back. An
@@ -386,7 +386,7 @@ class GrowthWatch:
             self._considered.add(new)
             self._backend.tell(f"{', '.join(new)} came back and will be used after the next fault")
             return False
-        # Since they were found, one of them may be gone again; and so may a host that the plan had
+        # One of them may be gone again by now; and so may a host that the plan had
         # no use for, as no fault tells.
         idle = tuple(name for name in self._allowed if name not in self._now.used_hosts)
         there = self._backend.reach((*new, *idle), self._now.used_hosts)
@@ -439,8 +439,8 @@ class GaveUpError(LaunchError):
 
 
 MAX_RETURNING_SECONDS = 300.0
-"""How much longer than asked hosts are waited for that answer now and then: longer than a host that
-stays needs for its probes, however often it was gone."""
+"""Added to the wait for hosts that answer now and then: longer than a host that stays needs for its
+probes, however often it was gone."""
 
 
 class ElasticRun:

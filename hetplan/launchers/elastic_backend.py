@@ -1,4 +1,4 @@
-"""How an elastic run acts on real hosts: probe them, plan for them, train on them, log the phases.
+"""Act on real hosts for an elastic run: probe them, plan for them, train on them, log the phases.
 
 `HostBackend` is the `ElasticBackend` of the hosts of an emulation, or of this machine alone. A
 phase is one `launch` with a folder of its own; while it runs a thread looks for hosts that come

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 from hetplan.cluster.hosts import host_of_device
 from hetplan.cluster.spec import Cluster
@@ -26,86 +26,63 @@ _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThisMachine:
-    """All ranks on this machine; what they send stays on its loopback device."""
+class Hosts:
+    """Where the ranks of one run are."""
 
     of_rank: tuple[str, ...]
     """Name of each rank's host."""
+    emulation: Emulation | None = None
+    """The emulation that has the hosts; None: all ranks are on this machine, and what they send
+    stays on its loopback device."""
 
     @property
     def interface(self) -> str:
         """Network interface that the ranks send over."""
+        if self.emulation is not None:
+            return DATA_INTERFACE
         return "lo0" if sys.platform == "darwin" else "lo"
 
     @property
     def meeting_address(self) -> str:
-        """Address at which rank 0 is found by the others."""
+        """Address at which the others find rank 0: on the control network of an emulation."""
+        if self.emulation is not None:
+            return self.emulation.host(self.of_rank[0]).control_address
         return _LOOPBACK
 
     def host_of_address(self, address: str) -> str:
         """Name of the host whose ranks send from this address; empty where none does."""
-        return ""
+        hosts = () if self.emulation is None else self.emulation.hosts
+        return next((host.name for host in hosts if host.data_address == address), "")
 
     def start(
         self, rank: int, arguments: Sequence[str], *, environment: Mapping[str, str], log: BinaryIO
     ) -> subprocess.Popen[bytes]:
         """Start a program as this rank, in a session of its own; `log` gets what it prints."""
+        if self.emulation is not None:
+            return running.start(
+                self.emulation,
+                self.of_rank[rank],
+                arguments,
+                environment=environment,
+                stdout=log.fileno(),
+                stderr=subprocess.STDOUT,
+            )
         return subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=dict(environment),
+            env=environment,
             start_new_session=True,
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmulatedHosts:
-    """Each rank on a host of an emulation."""
-
-    emulation: Emulation
-    of_rank: tuple[str, ...]
-
-    @property
-    def interface(self) -> str:
-        """The shaped interface."""
-        return DATA_INTERFACE
-
-    @property
-    def meeting_address(self) -> str:
-        """Of rank 0's host on the control network."""
-        return self.emulation.host(self.of_rank[0]).control_address
-
-    def host_of_address(self, address: str) -> str:
-        """By the addresses of the shaped network."""
-        names = (host.name for host in self.emulation.hosts if host.data_address == address)
-        return next(names, "")
-
-    def start(
-        self, rank: int, arguments: Sequence[str], *, environment: Mapping[str, str], log: BinaryIO
-    ) -> subprocess.Popen[bytes]:
-        """As `ThisMachine.start`, on the rank's host."""
-        return running.start(
-            self.emulation,
-            self.of_rank[rank],
-            arguments,
-            environment=environment,
-            stdout=log.fileno(),
-            stderr=subprocess.STDOUT,
-        )
+def this_machine_hosts(num_ranks: int) -> Hosts:
+    """So many ranks, all on this machine."""
+    return Hosts(of_rank=(THIS_MACHINE,) * num_ranks)
 
 
-Hosts: TypeAlias = ThisMachine | EmulatedHosts
-"""Where the ranks of one run are."""
-
-
-def this_machine_hosts(num_ranks: int) -> ThisMachine:
-    """So many ranks, all here."""
-    return ThisMachine(of_rank=(THIS_MACHINE,) * num_ranks)
-
-
-def hosts_of_emulation(name: str, cluster: Cluster, devices: Sequence[int]) -> EmulatedHosts:
+def hosts_of_emulation(name: str, cluster: Cluster, devices: Sequence[int]) -> Hosts:
     """Where ranks on these devices of a cluster are started, on the emulation of this name.
 
     Hosts are found by the names of the cluster's nodes, so a part of the emulated cluster will do
@@ -135,7 +112,7 @@ def hosts_of_emulation(name: str, cluster: Cluster, devices: Sequence[int]) -> E
             )
     if faults:
         raise InputError(*faults.values())
-    return EmulatedHosts(emulation=emulation, of_rank=tuple(names))
+    return Hosts(emulation=emulation, of_rank=tuple(names))
 
 
 def _mismatch(host: EmulatedHost | None, cluster: Cluster, device: int) -> str:

@@ -1,5 +1,5 @@
-"""Trains a plan on this machine, or on the hosts of an emulation that is up on it: one process per
-rank, watched, measured, compared with the prediction and, if wanted, with one process.
+"""Train a plan on this machine, or on the hosts of an emulation that is up: one process per rank,
+watched, measured, compared with the prediction and, on demand, with one process.
 
 Only plans for target `native` that this machine can run are started: not more ranks than allowed,
 an accelerator of the right kind per rank (or cores, for kind `cpu` and for kinds that a pace file
@@ -18,7 +18,7 @@ from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job, Precision
-from hetplan.launchers.hosts import Hosts, hosts_of_emulation, this_machine_hosts
+from hetplan.launchers.hosts import hosts_of_emulation, this_machine_hosts
 from hetplan.launchers.ranks import LATE_SECONDS, OnStep, run_ranks
 from hetplan.launchers.run_folder import START_SECONDS
 from hetplan.launchers.run_log import LossCheck, RunLog, run_of, this_machine
@@ -87,7 +87,7 @@ def launch(
     for note in notes:
         tell(note)
     places = place_ranks(result.plan)
-    hosts: Hosts = this_machine_hosts(len(places))
+    hosts = this_machine_hosts(len(places))
     if settings.emulation:
         devices = [place.device for place in places]
         hosts = hosts_of_emulation(settings.emulation, result.inputs.cluster, devices)
@@ -346,7 +346,7 @@ def check_losses(
 
 
 def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """Largest |found / reference - 1|; infinite where a loss is not a number."""
+    """Largest |loss / reference - 1|; infinite where a loss is not a number."""
     differences = [abs(one / other - 1.0) for one, other in zip(losses, reference, strict=True)]
     return max(
         (difference if difference == difference else float("inf") for difference in differences),

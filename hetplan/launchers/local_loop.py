@@ -17,30 +17,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hetplan.errors import HetplanError, LaunchError
 from hetplan.files.shipped import shipped_folder
 from hetplan.files.writing import write_atomically
 from hetplan.job.load import load_job
 from hetplan.launchers.run_log import RunLog, read_runs
-from hetplan.model.load import load_model
-from hetplan.predict.fit import fit_stores
 from hetplan.search.files import load_plan
-
-if TYPE_CHECKING:
-    from hetplan.profiling.pacing import PacedKind
 
 FAST, SLOW, LINK = "demo-fast", "demo-slow", "demo-loopback"
 RANKS_PER_KIND = 2
 # Two fast and two slow ranks then compute (1/3 + 1/7.5) * 2 = 0.93 cores' worth of the time.
 HEADROOM = 3.0
 SLOW_DOWN = 2.5
-MICROBATCH_SIZES = (1, 2, 8)
+MICROBATCH_SIZES = "1,2,8"
 """Measured; 4 lies between them."""
-TP_DEGREES = (1, 2)
+TP_DEGREES = "1,2"
 
 Say = Callable[[str], None]
 
@@ -67,40 +60,25 @@ def profile_this_cpu(files: LoopFiles, say: Say) -> None:
 
 
 def make_kinds(files: LoopFiles, say: Say) -> None:
-    """Write the pace of both kinds and the cluster file, and profile both kinds."""
-    from hetplan.profiling.pacing import Pace, save_pace
-
-    kinds = tuple(
-        slowed_kind(files, device, slow_down)
-        for device, slow_down in ((FAST, HEADROOM), (SLOW, HEADROOM * SLOW_DOWN))
-    )
-    save_pace(Pace(kinds=kinds), files.pace)
+    """Write the cluster file and the pace of both kinds, and profile both kinds."""
     write_atomically(files.cluster, cluster_text())
+    # Every microbatch size that a plan of the job may have.
+    batch = load_job(files.job).global_batch_size
+    sizes = [str(size) for size in range(1, batch + 1) if batch % size == 0]
+    _hetplan(
+        say,
+        *("emulate", "pace", str(files.cluster)),
+        *("--model", str(files.model), "--job", str(files.job), "--store", str(files.store)),
+        *("--slow-down", f"{FAST}=1", "--slow-down", f"{SLOW}={SLOW_DOWN}"),
+        *("--headroom", str(HEADROOM), "--microbatch", ",".join(sizes), "--tp", TP_DEGREES),
+        *("--out", str(files.pace)),
+    )
     for kind in (FAST, SLOW):
         _hetplan(
             say,
             *(*_profile(files, kind), "--pace", str(files.pace)),
             into=files.folder / f"profile-{kind}.txt",
         )
-
-
-def slowed_kind(files: LoopFiles, device: str, slow_down: float) -> PacedKind:
-    """A kind `slow_down` times slower than what the fit says of this CPU."""
-    from hetplan.emulation.pace import paced_kind
-
-    predictor, _ = fit_stores(files.store / "cpu")
-    job = load_job(files.job)
-    # Every microbatch size that a plan of the job may have.
-    batch = job.global_batch_size
-    sizes = [size for size in range(1, batch + 1) if batch % size == 0]
-    return paced_kind(
-        predictor,
-        load_model(files.model),
-        job,
-        device=device,
-        slow_down=slow_down,
-        shapes=tuple(product(sizes, TP_DEGREES)),
-    )
 
 
 def profile_links(files: LoopFiles, say: Say) -> None:
@@ -184,9 +162,7 @@ def _profile(files: LoopFiles, kind: str) -> tuple[str, ...]:
     return (
         *("profile", "layers"),
         *("--model", str(files.model), "--job", str(files.job), "--store", str(files.store)),
-        *("--device", "cpu", "--kind", kind),
-        *("--microbatch", ",".join(map(str, MICROBATCH_SIZES))),
-        *("--tp", ",".join(map(str, TP_DEGREES))),
+        *("--device", "cpu", "--kind", kind, "--microbatch", MICROBATCH_SIZES, "--tp", TP_DEGREES),
     )
 
 

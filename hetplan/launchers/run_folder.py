@@ -56,7 +56,7 @@ class RunFolder:
         return self.path / "progress.jsonl"
 
     def log(self, rank: int) -> Path:
-        """What a rank printed."""
+        """Output of a rank."""
         return self.path / f"rank-{rank}.log"
 
     def failure(self, rank: int) -> Path:
@@ -64,7 +64,7 @@ class RunFolder:
         return self.path / f"rank-{rank}.failed"
 
     def failed(self, rank: int) -> Failure | None:
-        """That, read; None where it did not fail by itself, or could not say so."""
+        """Content of `failure`; None where the rank wrote none."""
         try:
             words = self.failure(rank).read_text().split(maxsplit=1)
         except OSError:

@@ -1,7 +1,7 @@
-"""What a run of a plan gave: measured beside predicted, as one line of a run log.
+"""The measured and predicted figures of a run, as one line of a run log.
 
 A run log is a text file with one JSON object per line (schema `hetplan.run/3`), appended to by
-every run; it is what `fit` can be sharpened with and what a person compares plans by.
+every run; `hetplan compare` and `hetplan compare calibrate` read it.
 """
 
 from __future__ import annotations
@@ -172,7 +172,6 @@ def run_of(
     warmup_steps: int,
     ranks: tuple[RankMeasure, ...] = (),
     loss_check: LossCheck | None = None,
-    trainer: str = "",
 ) -> RunLog:
     """The run of this plan that gave these steps, at least one, on torch devices of this type.
 
@@ -200,7 +199,6 @@ def run_of(
         machine=machine,
         loss_check=loss_check,
         plan=result.plan,
-        trainer=trainer,
     )
 
 

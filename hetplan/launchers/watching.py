@@ -1,4 +1,4 @@
-"""Tells whether something is wrong with a run, and what was wrong first.
+"""Watch a run: is something wrong with it, and what was wrong first?
 
 Judged from three things: how processes ended, whether their beats go on, and what the beats
 report (`hetplan.runtime.activity`). Pure: time and what was seen are arguments.
@@ -110,50 +110,6 @@ class WatchedRank:
         return f"rank {self.rank}{where} ({self.device_kind}, stage {self.stage})"
 
 
-def describe(
-    kind: FaultKind,
-    ranks: Sequence[WatchedRank],
-    beats: Sequence[Beat | None],
-    *,
-    code: int | None,
-    reason: str,
-    seconds: float,
-    silent: bool,
-    cut: Sequence[tuple[str, str]] = (),
-) -> str:
-    """The fault of these ranks, the first of which ended with `code`, for this `reason`.
-
-    `silent`: they were not heard of for so many seconds; otherwise nothing was finished for these.
-    `cut`: pairs of hosts that do not answer each other.
-    """
-    first, did = ranks[0], _operation(beats[0])
-    if kind is FaultKind.RANK_DIED:
-        return f"{_ended(ranks, code)}{_hint(code)}; last seen in {did}"
-    if kind is FaultKind.RANK_FAILED:
-        return f"{_ended(ranks, code)} in {did}" + (f": {reason}" if reason else "")
-    long = format_seconds(seconds)
-    if kind is FaultKind.HOST_HANGS:
-        who = ", ".join(f"rank {each.rank}" for each in ranks[:_MAX_SHOWN])
-        return (
-            f"host {first.host} hangs: nothing was heard of {who} for {long}; {_last(first, did)}"
-        )
-    if silent:
-        return (
-            f"{first} hangs: its process was not heard of for {long}, as if it were stopped; last "
-            f"seen in {did}"
-        )
-    if kind is FaultKind.RANK_HANGS:
-        return f"{first} hangs: {did} goes on, while no rank has finished anything for {long}"
-    waits = "; ".join(
-        f"{each}: {_operation(beat)}"
-        for each, beat in list(zip(ranks, beats, strict=True))[:_MAX_SHOWN]
-    )
-    more = f"; and {len(ranks) - _MAX_SHOWN} more" if len(ranks) > _MAX_SHOWN else ""
-    if kind is FaultKind.LINK_DOWN:
-        return f"{_between(ranks, cut)} for {long}: {waits}{more}"
-    return f"no rank has finished anything for {long}; these wait for each other: {waits}{more}"
-
-
 def _between(ranks: Sequence[WatchedRank], cut: Sequence[tuple[str, str]]) -> str:
     if not cut:
         hosts = list(dict.fromkeys(rank.host for rank in ranks))
@@ -178,14 +134,10 @@ def _ended(ranks: Sequence[WatchedRank], code: int | None) -> str:
 
 
 def _hint(code: int | None) -> str:
-    """The usual reason for a kill that nobody asked for."""
+    """The usual reason for a SIGKILL."""
     if code == -signal.SIGKILL:
         return " (by somebody, or by the system for want of memory: see dmesg)"
     return ""
-
-
-def _last(first: WatchedRank, did: str) -> str:
-    return f"rank {first.rank} ({first.device_kind}, stage {first.stage}) was last seen in {did}"
 
 
 def _operation(beat: Beat | None) -> str:
@@ -206,20 +158,12 @@ def _and(words: Sequence[str]) -> str:
 WAITING = (ActivityKind.COMMUNICATING, ActivityKind.CONNECTING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
-    """What a standstill comes from."""
+def root_of_standstill(beats: Mapping[int, Beat], waiting: int | None = None) -> tuple[int, ...]:
+    """The ranks that a standstill of these ranks, which are alive, comes from; there is at least
+    one, and the one that has been in its operation longest comes first.
 
-    ranks: tuple[int, ...]
-    """The one that has been in its operation longest comes first."""
-    computes: bool
-    """The ranks wait for nobody; otherwise they wait for each other, or for ranks that are gone."""
-
-
-def root_of_standstill(beats: Mapping[int, Beat], waiting: int | None = None) -> Root:
-    """The root among these ranks, which are alive; there is at least one.
-
-    Of several roots the one that began to stand first. `waiting`: only what this rank waits for.
+    One rank that waits for nobody, or ranks that wait for each other or for ranks that are gone. Of
+    several roots the one that began to stand first. `waiting`: only what this rank waits for.
     """
     if waiting is not None:
         beats = {rank: beats[rank] for rank in _reached(waiting, beats)}
@@ -229,14 +173,13 @@ def root_of_standstill(beats: Mapping[int, Beat], waiting: int | None = None) ->
 
     computing = [rank for rank, beat in beats.items() if beat.kind not in WAITING]
     if computing:
-        return Root(ranks=(min(computing, key=since),), computes=True)
+        return (min(computing, key=since),)
     reached = {rank: _reached(rank, beats) for rank in beats}
     # Without a way out: all that it reaches reaches it.
     closed = [
         rank for rank in beats if all(rank in reached[other] for other in reached[rank] - {rank})
     ]
-    first = min(closed, key=since)
-    return Root(ranks=tuple(sorted(reached[first], key=since)), computes=False)
+    return tuple(sorted(reached[min(closed, key=since)], key=since))
 
 
 def _reached(rank: int, beats: Mapping[int, Beat]) -> frozenset[int]:
@@ -269,7 +212,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What there is to see of one rank."""
+    """State of one rank's process."""
 
     code: int | None
     """Its process's exit code, negative for a signal; None: it runs."""
@@ -408,7 +351,7 @@ class Watcher:
 
     def _standstill(self, seen: Sequence[Seen]) -> RunFault | None:
         limit = max(
-            (self._limit(each.beat) for each in seen if each.code is None), default=float("inf")
+            (self._limit(rank.beat) for rank in seen if rank.code is None), default=float("inf")
         )
         # A rank that has failed explains why others stand: it is settled soon.
         if self._stood < limit or self._ended_at:
@@ -439,19 +382,19 @@ class Watcher:
         }
         root = root_of_standstill(beats, waiting)
         cut = self._cut(beats)
-        hosts = _ends(cut) if cut else tuple(dict.fromkeys(self._host(each) for each in root.ranks))
+        hosts = _ends(cut) if cut else tuple(dict.fromkeys(map(self._host, root)))
         if cut:
-            ranks = tuple(rank for rank in root.ranks if self._host(rank) in hosts)
+            ranks = tuple(rank for rank in root if self._host(rank) in hosts)
             senders = tuple(rank for rank, beat in beats.items() if beat.unanswered)
             return self._fault(
                 FaultKind.LINK_DOWN, ranks or senders, seen, stood, hosts=hosts, cut=cut
             )
         kind = FaultKind.NO_PROGRESS
-        if root.computes:
+        if beats[root[0]].kind not in WAITING:
             kind = FaultKind.RANK_HANGS
         elif len(hosts) > 1:
             kind = FaultKind.LINK_DOWN
-        return self._fault(kind, root.ranks, seen, stood, hosts=hosts)
+        return self._fault(kind, root, seen, stood, hosts=hosts)
 
     def _host(self, rank: int) -> str:
         return self._ranks[rank].host
@@ -477,27 +420,56 @@ class Watcher:
         silent: bool = False,
         cut: Sequence[tuple[str, str]] = (),
     ) -> RunFault:
-        beat = seen[ranks[0]].beat
-        blamed = tuple(dict.fromkeys(hosts or [self._ranks[rank].host for rank in ranks]))
+        first = seen[ranks[0]]
+        blamed = tuple(dict.fromkeys(hosts or map(self._host, ranks)))
         return RunFault(
             kind=kind,
             host=blamed[0],
             hosts=blamed,
             ranks=ranks,
-            operation=beat.operation if beat is not None else "start of the process",
-            peers=beat.peers if beat is not None else (),
+            operation=first.beat.operation if first.beat is not None else "start of the process",
+            peers=first.beat.peers if first.beat is not None else (),
             seconds=seconds,
-            message=describe(
-                kind,
-                [self._ranks[rank] for rank in ranks],
-                [seen[rank].beat for rank in ranks],
-                code=seen[ranks[0]].code,
-                reason=failure.reason if (failure := seen[ranks[0]].failure) is not None else "",
-                seconds=seconds,
-                silent=silent,
-                cut=cut,
-            ),
+            message=self._message(kind, ranks, seen, format_seconds(seconds), silent, cut),
         )
+
+    def _message(
+        self,
+        kind: FaultKind,
+        ranks: tuple[int, ...],
+        seen: Sequence[Seen],
+        long: str,
+        silent: bool,
+        cut: Sequence[tuple[str, str]],
+    ) -> str:
+        who = [self._ranks[rank] for rank in ranks]
+        first, did = who[0], _operation(seen[ranks[0]].beat)
+        code, failure = seen[ranks[0]].code, seen[ranks[0]].failure
+        if kind is FaultKind.RANK_DIED:
+            return f"{_ended(who, code)}{_hint(code)}; last seen in {did}"
+        if kind is FaultKind.RANK_FAILED:
+            reason = f": {failure.reason}" if failure is not None and failure.reason else ""
+            return f"{_ended(who, code)} in {did}{reason}"
+        if kind is FaultKind.HOST_HANGS:
+            names = ", ".join(f"rank {rank}" for rank in ranks[:_MAX_SHOWN])
+            return (
+                f"host {first.host} hangs: nothing was heard of {names} for {long}; rank "
+                f"{first.rank} ({first.device_kind}, stage {first.stage}) was last seen in {did}"
+            )
+        if silent:
+            return (
+                f"{first} hangs: its process was not heard of for {long}, as if it were stopped; "
+                f"last seen in {did}"
+            )
+        if kind is FaultKind.RANK_HANGS:
+            return f"{first} hangs: {did} goes on, while no rank has finished anything for {long}"
+        waits = "; ".join(
+            f"{self._ranks[rank]}: {_operation(seen[rank].beat)}" for rank in ranks[:_MAX_SHOWN]
+        )
+        waits += f"; and {len(ranks) - _MAX_SHOWN} more" if len(ranks) > _MAX_SHOWN else ""
+        if kind is FaultKind.LINK_DOWN:
+            return f"{_between(who, cut)} for {long}: {waits}"
+        return f"no rank has finished anything for {long}; these wait for each other: {waits}"
 
 
 def _ends(cut: Sequence[tuple[str, str]]) -> tuple[str, ...]:

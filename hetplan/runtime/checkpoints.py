@@ -1,4 +1,4 @@
-"""Which checkpoints a run saves, keeps and resumes from, and where they lie.
+"""The checkpoints that a run saves, keeps and resumes from, and where they lie.
 
     SAVE/step-00000020/          a checkpoint after 20 steps; the next step to train is 20
     SAVE/.step-00000040.partial  one that is being written, or was when its run was killed

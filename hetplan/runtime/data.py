@@ -1,4 +1,4 @@
-"""What the reference trainer learns: token sequences that are made up, and can be learnt.
+"""Training data of the reference trainer: synthetic token sequences that can be learnt.
 
 The data is synthetic: a Markov chain over the vocabulary in which each token is followed by one of
 `SUCCESSORS` others with fixed probabilities. A model that learns the table reaches the chain's

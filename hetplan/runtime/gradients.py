@@ -110,7 +110,7 @@ def _span(view: Tensor) -> tuple[int, int]:
 def _alone(at: int, spans: Sequence[Sequence[tuple[int, int]]]) -> bool:
     """Whether no other exchange has anything between the first and the last address of this."""
     low, high = min(start for start, _ in spans[at]), max(stop for _, stop in spans[at])
-    others = (span for other, found in enumerate(spans) if other != at for span in found)
+    others = (span for other, views in enumerate(spans) if other != at for span in views)
     return all(stop <= low or start >= high for start, stop in others)
 
 

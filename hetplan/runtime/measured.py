@@ -1,4 +1,4 @@
-"""What a training run measured: its steps, and where each rank's time went."""
+"""Measurements of a training run: its steps, and where each rank's time went."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ position, and nobody sends what nobody needs (`transfers`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,16 +22,6 @@ from hetplan.cost.replay.programs import Message, ends_of_hop
 from hetplan.runtime.communicator.channels import Channel, Parcel
 from hetplan.runtime.communicator.staging import Work
 from hetplan.runtime.placement import RankPlace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Side:
-    """What this rank sends to, or receives from, one other stage for each message."""
-
-    peer: int
-    start: int
-    """First sample, counted in what this rank computes."""
-    stop: int
 
 
 class Messages:
@@ -51,10 +41,10 @@ class Messages:
         """
         self._place, self._like = place, like
         self._num_microbatches = num_microbatches
-        stages: dict[int, list[Holder]] = {}
+        stages: dict[int, list[RankPlace]] = {}
         for member in places:
             if member.pipeline == place.pipeline:
-                stages.setdefault(member.position, []).append(holder_of(member))
+                stages.setdefault(member.position, []).append(member)
         self._num_stages = len(stages)
         # From the last stage back to the first one there is no boundary in the plan: what serves
         # the slowest of those in between serves this too.
@@ -64,16 +54,14 @@ class Messages:
             for left in stages
             for right in stages
         }
-        self._to: dict[int, list[_Side]] = {}
-        self._from: dict[int, list[_Side]] = {}
+        self._to: dict[int, list[Transfer]] = {}
+        self._from: dict[int, list[Transfer]] = {}
         here = place.position
         for other in {(here - 1) % len(stages), (here + 1) % len(stages)} - {here}:
             sent = transfers(stages[here], stages[other])
             received = transfers(stages[other], stages[here])
-            self._to[other] = [self._side(t, t.target) for t in sent if t.source == place.rank]
-            self._from[other] = [
-                self._side(t, t.source) for t in received if t.target == place.rank
-            ]
+            self._to[other] = [transfer for transfer in sent if transfer.source == place.rank]
+            self._from[other] = [transfer for transfer in received if transfer.target == place.rank]
         self._posted: tuple[list[tuple[Message, Tensor]], list[tuple[Message, Tensor]]] = ([], [])
         self._leaving: dict[Message, tuple[Tensor, list[Work]]] = {}
         self._arriving: dict[Message, tuple[Tensor, list[Work]]] = {}
@@ -95,12 +83,12 @@ class Messages:
         out = [
             (message, parcel)
             for message, tensor in sent
-            for parcel in self._parcels(message, tensor, self._to, 1)
+            for parcel in self._parcels(message, tensor, sends=True)
         ]
         into = [
             (message, parcel)
             for message, tensor in received
-            for parcel in self._parcels(message, tensor, self._from, 0)
+            for parcel in self._parcels(message, tensor, sends=False)
         ]
         for message, tensor in sent:
             self._leaving[message] = (tensor, [])
@@ -137,25 +125,26 @@ class Messages:
 
     def receivers(self, message: Message) -> tuple[int, ...]:
         """Ranks that this rank sends its part of the message to."""
-        return tuple(side.peer for side in self._to[ends_of_hop(message, self._num_stages)[1]])
+        stage = ends_of_hop(message, self._num_stages)[1]
+        return tuple(transfer.target for transfer in self._to[stage])
 
     def senders(self, message: Message) -> tuple[int, ...]:
         """Ranks that it gets its samples of the message from."""
-        return tuple(side.peer for side in self._from[ends_of_hop(message, self._num_stages)[0]])
+        stage = ends_of_hop(message, self._num_stages)[0]
+        return tuple(transfer.source for transfer in self._from[stage])
 
-    def _side(self, transfer: Transfer, peer: int) -> _Side:
-        first = self._place.first_sample
-        return _Side(peer=peer, start=transfer.start - first, stop=transfer.stop - first)
-
-    def _parcels(
-        self, message: Message, tensor: Tensor, sides: dict[int, list[_Side]], end: int
-    ) -> list[Parcel]:
+    def _parcels(self, message: Message, tensor: Tensor, *, sends: bool) -> list[Parcel]:
         direction, hop, microbatch = message
-        other = ends_of_hop(message, self._num_stages)[end]
+        source, target = ends_of_hop(message, self._num_stages)
         tag = (hop * 2 + direction) * self._num_microbatches + microbatch
+        first = self._place.first_sample
         return [
-            Parcel(tensor=tensor[side.start : side.stop], peer=side.peer, tag=tag)
-            for side in sides[other]
+            Parcel(
+                tensor=tensor[transfer.start - first : transfer.stop - first],
+                peer=transfer.target if sends else transfer.source,
+                tag=tag,
+            )
+            for transfer in (self._to[target] if sends else self._from[source])
         ]
 
 
@@ -165,31 +154,8 @@ def _wait(works: Sequence[Work]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """One rank of a stage and the samples of a microbatch that it computes."""
-
-    rank: int
-    first: int
-    """First sample, counted in the pipeline's microbatch."""
-    count: int
-    tp: int
-    tp_index: int
-
-
-def holder_of(place: RankPlace) -> Holder:
-    """The samples of a rank of a plan."""
-    return Holder(
-        rank=place.rank,
-        first=place.first_sample,
-        count=place.microbatch_size,
-        tp=place.tp,
-        tp_index=place.tp_index,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Samples `start` to `stop` of a microbatch, from one rank to another."""
+    """Samples `start` to `stop` of a pipeline's microbatch, from one rank to another."""
 
     source: int
     target: int
@@ -197,26 +163,24 @@ class Transfer:
     stop: int
 
 
-def transfers(senders: Sequence[Holder], receivers: Sequence[Holder]) -> tuple[Transfer, ...]:
+def transfers(senders: Sequence[RankPlace], receivers: Sequence[RankPlace]) -> tuple[Transfer, ...]:
     """All messages of one microbatch from one side of a boundary to the other.
 
     Receiver by receiver, each one's samples in order. Both sides must hold the same samples, each
     at every tensor-parallel position of its group.
     """
-    groups: dict[tuple[int, int, int], dict[int, Holder]] = {}
+    # Ranks of one tensor-parallel group hold the same samples and no other group does.
+    groups: dict[int, dict[int, RankPlace]] = {}
     for sender in senders:
-        # Ranks of one tensor-parallel group hold the same samples and no other group does.
-        groups.setdefault((sender.first, sender.count, sender.tp), {})[sender.tp_index] = sender
-    ordered = sorted(groups.items())
-    return tuple(transfer for receiver in receivers for transfer in _to(receiver, ordered))
-
-
-def _to(
-    receiver: Holder, groups: Sequence[tuple[tuple[int, int, int], dict[int, Holder]]]
-) -> Iterator[Transfer]:
-    for (first, count, tp), members in groups:
-        start = max(first, receiver.first)
-        stop = min(first + count, receiver.first + receiver.count)
-        if start < stop:
-            sender = members[receiver.tp_index * tp // receiver.tp]
-            yield Transfer(source=sender.rank, target=receiver.rank, start=start, stop=stop)
+        groups.setdefault(sender.first_sample, {})[sender.tp_index] = sender
+    sent = []
+    for receiver in receivers:
+        for _, members in sorted(groups.items()):
+            sender = members[receiver.tp_index * len(members) // receiver.tp]
+            start = max(sender.first_sample, receiver.first_sample)
+            stop = min(sender.last_sample, receiver.last_sample)
+            if start < stop:
+                sent.append(
+                    Transfer(source=sender.rank, target=receiver.rank, start=start, stop=stop)
+                )
+    return tuple(sent)

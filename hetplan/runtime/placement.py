@@ -52,6 +52,11 @@ class RankPlace:
         return len(self.tp_ranks)
 
     @property
+    def last_sample(self) -> int:
+        """The sample behind those that this rank computes."""
+        return self.first_sample + self.microbatch_size
+
+    @property
     def layers(self) -> LayerRange:
         """The only layer range; an InputError where the stage has several."""
         if len(self.chunks) != 1:

@@ -1,4 +1,4 @@
-"""What the losses must be: the same model trained in one process, without any of the trainer.
+"""Reference losses: the same model trained in one process, without any of the trainer.
 
 Plain torch: whole layers, torch's own cross entropy, one gradient per parameter. It shares with
 the trainer the layers, the data and the update rule's constants, and nothing that splits work.

@@ -120,8 +120,10 @@ class Trainer:
         place = places[rank]
         self._job, self._plan, self._place, self._backend = job, plan, place, backend
         self._activity = activity or Activity()
-        self._copies = _others(rank, [each.ranks for each in (*reduction.sums, *reduction.tied)])
-        self._all = tuple(each.rank for each in places if each.rank != rank)
+        self._copies = _others(
+            rank, [exchange.ranks for exchange in (*reduction.sums, *reduction.tied)]
+        )
+        self._all = tuple(other.rank for other in places if other.rank != rank)
         self._pipeline = plan.pipelines[place.pipeline]
         self._modules = self._build(model, groups, pacer)
         own: nn.Module = (

@@ -26,21 +26,6 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return log, plan
 
 
-def test_several_runs_by_a_list(files: tuple[Path, Path], tmp_path: Path) -> None:
-    runs = tmp_path / "runs.yaml"
-    (tmp_path / "again.log").write_bytes((tmp_path / "train.log").read_bytes())
-    runs.write_text(
-        "schema: hetplan.runs/1\nruns:\n"
-        "  - {log: train.log, plan: plan.json}\n  - {log: [again.log], plan: plan.json}\n"
-    )
-    done = run("compare", "--runs", str(runs))
-    assert done.exit_code == 0, done.stderr
-    assert "All runs" in done.stdout
-    data = json.loads(run("compare", "--runs", str(runs), "--json").stdout)
-    assert len(data["runs"]) == 2
-    assert data["schema"] == "hetplan.comparison/1"
-
-
 def test_inputs_can_be_replaced_and_must_fit_the_plan(tmp_path: Path) -> None:
     configs = Path(__file__).parents[2] / "configs"
     model, cluster, job = (

@@ -81,25 +81,6 @@ def test_the_part_that_was_made_slower_is_named(
     assert sum(row.predicted_seconds for row in found.parts) == pytest.approx(STEP)
 
 
-def test_old_megatron_reduces_after_the_schedule(tmp_path: Path) -> None:
-    old = {
-        "forward-backward": (900.0, 1000.0),
-        "forward-compute": (300.0, 300.0),
-        "backward-compute": (500.0, 600.0),
-        "grads-all-reduce": (70.0, 80.0),
-        "optimizer": (10.0, 20.0),
-    }
-    new = {"all-grads-sync" if name == "grads-all-reduce" else name: v for name, v in old.items()}
-    waits = []
-    for timers in (old, new):
-        lines = [line for at in (10, 20, 30) for line in (
-            megatron_line(at, 1100.0, batch=32), megatron_timers(timers),
-        )]  # fmt: skip
-        found = compared(tmp_path, "\n".join(lines) + "\n")
-        waits += [row.measured_seconds for row in found.parts if "waits" in row.part]
-    assert waits == pytest.approx([0.1, 0.02])
-
-
 def test_rates_of_torchtitan_are_turned_into_seconds(tmp_path: Path) -> None:
     # 32 sequences of 128 tokens on 8 devices.
     rate = 32 * 128 / 8 / STEP

@@ -13,7 +13,6 @@ from emulation_cases import FOUR_HOSTS, four_hosts, hetplan, needs_machine, trac
 
 from hetplan.emulation import making, namespaces
 from hetplan.emulation.measuring import PORT, answering, ask, host_bytes, pipe_bytes, relay_runs
-from hetplan.emulation.relay import open_tap
 from hetplan.emulation.running import HostStatus, run_on_all, start
 from hetplan.emulation.values import Emulation
 
@@ -78,12 +77,21 @@ def test_what_crosses_regions_crosses_the_relay_and_control_does_not(live: Emula
         assert after[0].source == "north"
         assert after[0].sent_bytes - before[0].sent_bytes > 2 * size
         assert hosts_after[0].sent_bytes - hosts_before[0].sent_bytes > 2 * size
-        assert hosts_after[0].control_sent_bytes == hosts_before[0].control_sent_bytes
+        # The kernel asks for neighbours now and then.
+        assert hosts_after[0].control_sent_bytes - hosts_before[0].control_sent_bytes < 10_000
         # The same over the control network: nothing on the link, all of it on the other interface.
         ask(live, "north1", "rate", "south1-control", PORT, size)
         assert pipe_bytes(live)[0].sent_bytes == after[0].sent_bytes
         control = host_bytes(live)[0].control_sent_bytes - hosts_after[0].control_sent_bytes
         assert control > 2 * size
+
+
+def test_a_thread_that_was_on_a_host_leaves_it_before_it_ends(live: Emulation) -> None:
+    """Or taking the emulation down would find this process there, and end it."""
+    inodes = {os.stat(namespaces.path_of(live.hosts[0].namespace)).st_ino}
+    for _ in range(200):
+        namespaces.inside(live.hosts[0].namespace, lambda: None)
+        assert not namespaces.is_in(os.getpid(), inodes)
 
 
 def test_no_route_leads_around_the_shaped_link(live: Emulation) -> None:
@@ -105,13 +113,6 @@ def test_no_route_leads_around_the_shaped_link(live: Emulation) -> None:
         # It has lost its neighbours and asks for them.
         assert ask(live, "north1", "reach", 5, "south1") == ["south1"]
         assert ask(live, "south2", "reach", 5, "south1") == ["south1"]
-
-
-def test_hosts_reach_nothing_outside(live: Emulation) -> None:
-    interfaces = json.loads(output(live, "north1", "ip", "-j", "address", "show"))
-    addresses = [info["local"] for each in interfaces for info in each["addr_info"]]
-    host = live.hosts[0]
-    assert sorted(addresses) == sorted(["127.0.0.1", host.data_address, host.control_address])
 
 
 def test_a_command_knows_where_it_is(live: Emulation) -> None:
@@ -187,19 +188,3 @@ def test_two_emulations_do_not_touch(live: Emulation) -> None:
     assert relay_runs(live)
     with answering(live, "south1"):
         assert ask(live, "north1", "reach", 5, "south1") == ["south1"]
-
-
-def test_a_tap_that_an_ending_relay_still_has_is_waited_for(live: Emulation) -> None:
-    found: list[int] = []
-
-    def open_twice() -> None:
-        first = open_tap("held")
-        # The second attempt finds it busy; closed by another process a moment later.
-        child = subprocess.Popen(("sleep", "0.2"), pass_fds=(first,), stdin=subprocess.DEVNULL)
-        os.close(first)
-        found.append(open_tap("held"))
-        found.append(child.wait())
-
-    namespaces.inside(live.fabric, open_twice)
-    os.close(found[0])
-    assert found[1] == 0

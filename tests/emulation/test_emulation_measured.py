@@ -68,8 +68,9 @@ def test_64_hosts_of_four_regions(tmp_path: Path) -> None:
         names = [host.name for host in emulation.hosts]
         with answering(emulation, *names[1:]):
             assert ask(emulation, names[0], "reach", 30, *names[1:]) == [*names[1:]]
-        statuses = run_on_all(NAME, ("true",), on_line=lambda *line: None)
-        assert [each.status for each in statuses] == [0] * 64
+        lines: list[tuple[str, bool, str]] = []
+        statuses = run_on_all(NAME, ("true",), on_line=lambda *line: lines.append(line))
+        assert [each.status for each in statuses] == [0] * 64, lines
     finally:
         making.remove(NAME)
     assert traces(NAME) == before

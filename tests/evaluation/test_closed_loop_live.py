@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.closed_loop.cgroup import groups_left
+from evaluation.closed_loop.cgroup import PREFIX
 from hetplan.emulation import namespaces, state
 from hetplan.emulation.tools import missing
 from hetplan.emulation.values import NAMESPACE_PREFIX, key_of
@@ -62,7 +62,7 @@ def left_of(process: int) -> list[str]:
     key = key_of(name)
     found = [each for each in namespaces.names() if each.startswith(f"{NAMESPACE_PREFIX}{key}")]
     found += [str(state.FOLDER / key)] * (state.FOLDER / key).exists()
-    found += [group for group in groups_left() if group.endswith(f"-{process}")]
+    found += map(str, Path("/sys/fs/cgroup").glob(f"**/{PREFIX}{process}"))
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue

@@ -2,73 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+from runtime_cases import gpt
 
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job, Optimizer, Pins, Precision
-from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
+from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.fit import fit_stores
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 
-KINDS = (("played-fast", 3), ("played-medium", 2), ("played-slow", 2))
+KINDS = (("emulated-fast", 3), ("emulated-medium", 2), ("emulated-slow", 2))
 """Relative speeds."""
 LAYER_SECONDS = 0.008
 """Of a sample's forward pass through one layer at speed 1."""
 BATCH = 8
+CLUSTER_FILE = Path(__file__).parents[2] / "configs/clusters/emulated-two-regions.yaml"
 
 
-def cluster_text() -> str:
-    devices = "".join(
-        f"  - {{kind: {kind}, vendor: generic, memory: 1 GiB, memory_bandwidth: 10 GB/s, "
-        f"peak: {{float32: {speed / 10} GFLOP/s}}, provenance: measured, source: played}}\n"
-        for kind, speed in KINDS
-    )
-    link = "{bandwidth: 2 Gbit/s, latency: 50 us, transport: host-staged}"
-
-    def island(name: str, kind: str, names: str, nodes: int) -> str:
-        return (
-            f"      - name: {name}\n        device: {kind}\n        nodes: {nodes}\n"
-            f"        node_names: [{names}]\n        devices_per_node: 1\n"
-            f"        intra_node: {link}\n        inter_node: {link}\n"
+def cluster() -> Cluster:
+    """The shipped one with devices so slow that every host is worth its link, and with what
+    datasheet figures need to price plans.
+    """
+    shipped, speeds = load_cluster(CLUSTER_FILE), dict(KINDS)
+    islands = []
+    for island in shipped.islands:
+        device = replace(
+            island.device,
+            peak_flops_per_second=(("float32", 1e8 * speeds[island.device.kind]),),
+            memory_bandwidth_bytes_per_second=10e9,
         )
-
-    return (
-        f"schema: hetplan.cluster/2\nname: elastic-test\ndevices:\n{devices}regions:\n"
-        "  - name: north\n    islands:\n"
-        + island("fast", "played-fast", "north1, north2", 2)
-        + "  - name: south\n    islands:\n"
-        + island("medium", "played-medium", "south1", 1)
-        + island("slow", "played-slow", "south2", 1)
-        + "links_default:\n"
-        "  within_region: "
-        "{bandwidth_per_device: 2 Gbit/s, latency: 50 us, transport: host-staged}\n"
-        "  across_regions: {bandwidth_shared: 1 Gbit/s, round_trip: 2 ms, transport: host-staged}\n"
-    )
-
-
-def cluster(folder: Path) -> Cluster:
-    path = folder / "cluster.yaml"
-    path.write_text(cluster_text())
-    return load_cluster(path)
+        islands.append(replace(island, device=device))
+    return replace(shipped, islands=tuple(islands))
 
 
 def model() -> ModelSpec:
-    return plain_model(
-        name="elastic-test",
-        architecture=Architecture.GPT,
-        num_layers=8,
-        hidden_size=32,
-        ffn_hidden_size=64,
-        num_attention_heads=4,
-        num_kv_heads=4,
-        head_dim=8,
-        vocab_size=128,
-        max_sequence_length=32,
-    )
+    return gpt(num_layers=8, vocab_size=128, max_sequence_length=32)
 
 
 def job() -> Job:
@@ -95,9 +69,9 @@ def predictor() -> tuple[Predictor, str]:
     return fit_stores()
 
 
-def planned(folder: Path) -> SearchResult:
+def planned() -> SearchResult:
     asks, digest = predictor()
-    return search(model(), cluster(folder), job(), asks, sha256=(("predictor", digest),))
+    return search(model(), cluster(), job(), asks, sha256=(("predictor", digest),))
 
 
 def pace() -> Pace:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate_values import Estimate, Interval, MemoryUse, StageEstimate
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.search.result import Certificate, Inputs, SearchResult
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
 
 def stage_estimate(stage_bytes: float) -> StageEstimate:

@@ -139,14 +139,6 @@ def test_no_plan_for_what_is_left_says_why() -> None:
     assert run.history.phases[-1].checkpoint_step == 5
 
 
-def test_a_host_that_comes_and_goes_is_not_waited_for_for_ever() -> None:
-    flapping = [(2.0 * at, 2.0 * at + 1.1) for at in range(5, 5000)]
-    world = FakeWorld(FOUR, down={"d": flapping}, least_speed=3.5)
-    with pytest.raises(GaveUpError, match="there is no plan for a, b, c"):
-        elastic(world).train()
-    assert world.now < 1000
-
-
 def test_a_host_without_a_rank_that_is_gone_is_not_planned_with() -> None:
     """No fault tells of a host that holds no rank: it is asked before the run grows with it."""
     speeds = {"a": 4.0, "b": 3.0, "c": 1.0, "d": 2.0}
@@ -167,14 +159,6 @@ def test_restarts_without_a_new_checkpoint_are_counted() -> None:
         run.train()
     assert len(run.history.phases) == 4
     check_history(run.history, world, finished=False)
-
-
-def test_a_run_goes_on_from_what_an_earlier_command_saved() -> None:
-    world = FakeWorld(FOUR)
-    world.saved = 20
-    history = elastic(world).train()
-    assert history.phases[0].first_step == 20
-    assert [step.step for step in history.steps] == list(range(20, 60))
 
 
 def test_a_run_that_is_done_already_is_refused() -> None:

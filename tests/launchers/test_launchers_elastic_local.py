@@ -73,8 +73,8 @@ def test_a_rank_is_killed_and_the_same_plan_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
-    return elastic_cases.planned(tmp_path_factory.mktemp("plan"))
+def given() -> SearchResult:
+    return elastic_cases.planned()
 
 
 def test_plans_for_parts_use_the_hosts_that_are_left(given: SearchResult) -> None:

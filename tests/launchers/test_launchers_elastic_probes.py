@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from elastic_cases import cluster
@@ -20,9 +19,9 @@ ALL = ("north1", "north2", "south1", "south2")
 
 @pytest.mark.parametrize("silent", ALL[:2])
 def test_a_probe_that_does_not_end_silences_no_other_host(
-    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emulation = lay_out(cluster(tmp_path), name="test")
+    emulation = lay_out(cluster(), name="test")
     addresses = [
         address
         for host in emulation.hosts

@@ -97,27 +97,30 @@ def failed(live: Emulation, break_it: Callable[[], None]) -> tuple[RunFailed, fl
     return caught.value, seconds
 
 
-def test_a_host_whose_processes_are_killed(live: Emulation) -> None:
-    def kill() -> None:
-        for process in processes_on(live, "south1"):
-            os.kill(process, signal.SIGKILL)
+@pytest.mark.parametrize(
+    ("host", "rank", "number", "kind", "words"),
+    [
+        (
+            "south1",
+            2,
+            signal.SIGKILL,
+            FaultKind.RANK_DIED,
+            "rank 2 was ended by SIGKILL on south1 (emulated-medium, stage 2)",
+        ),
+        ("north2", 1, signal.SIGSTOP, FaultKind.HOST_HANGS, "host north2 hangs"),
+    ],
+)
+def test_a_host_whose_processes_are_killed_or_stopped(
+    live: Emulation, host: str, rank: int, number: signal.Signals, kind: FaultKind, words: str
+) -> None:
+    def send() -> None:
+        for process in processes_on(live, host):
+            os.kill(process, number)
 
-    error, seconds = failed(live, kill)
+    error, seconds = failed(live, send)
     fault = error.fault
-    assert (fault.kind, fault.hosts, fault.ranks) == (FaultKind.RANK_DIED, ("south1",), (2,))
-    assert "rank 2 was ended by SIGKILL on south1 (emulated-medium, stage 2)" in str(error)
-    assert seconds < BOUND_SECONDS
-
-
-def test_a_host_that_hangs(live: Emulation) -> None:
-    def stop() -> None:
-        for process in processes_on(live, "north2"):
-            os.kill(process, signal.SIGSTOP)
-
-    error, seconds = failed(live, stop)
-    fault = error.fault
-    assert (fault.kind, fault.hosts, fault.ranks) == (FaultKind.HOST_HANGS, ("north2",), (1,))
-    assert "host north2 hangs" in str(error)
+    assert (fault.kind, fault.hosts, fault.ranks) == (kind, (host,), (rank,))
+    assert words in str(error)
     assert seconds < BOUND_SECONDS
 
 

@@ -14,15 +14,11 @@ import pytest
 from launch_results import result_of
 from runtime_cases import (
     CPUS,
-    FOURS,
     GPT,
-    TIED_LLAMA,
     cluster,
     island,
     job,
-    pipeline_of,
     plan_of,
-    unlike_plan,
 )
 
 from hetplan.errors import InputError
@@ -189,13 +185,6 @@ def test_all_reasons_to_refuse_are_given_together(monkeypatch: pytest.MonkeyPatc
     assert len(caught.value.faults) == 3
 
 
-def test_a_plan_for_another_target_is_refused() -> None:
-    task = job(target="megatron")
-    plan = plan_of(GPT, task, (2, 2), microbatch_size=2)
-    with pytest.raises(InputError, match="plan again with --target native"):
-        launch(result_of(GPT, CPUS, task, plan))
-
-
 def test_accelerators_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_accelerators", list)
     with pytest.raises(InputError, match=r"has no accelerator .* play fast, slow on"):
@@ -227,36 +216,3 @@ def test_kinds_are_matched_with_what_is_here(
     else:
         assert torch_backend(kinds, ()) == backend
     assert torch_backend(kinds, kinds) == "cpu"
-
-
-def unlike_result(**changes: object) -> SearchResult:
-    """Two pipelines of unlike cuts, degrees and shares on four ranks."""
-    kinds = replace(
-        FOURS,
-        islands=tuple(
-            replace(each, device=replace(each.device, kind="cpu")) for each in FOURS.islands
-        ),
-    )
-    task = job(11, gradient_clipping=True)
-    plan = unlike_plan(
-        TIED_LLAMA,
-        task,
-        pipeline_of(4, ("a 1 2 1", 4)),
-        pipeline_of(3, ("b 2 1 1", 4)),
-        machines=kinds,
-    )
-    return result_of(TIED_LLAMA, kinds, task, plan, **changes)
-
-
-@pytest.mark.slow
-def test_unlike_pipelines_are_launched_and_their_losses_checked() -> None:
-    run = launch(unlike_result(), LaunchSettings(steps=5, check_loss=True))
-    assert run.loss_check is not None
-    assert run.loss_check.equal, run.loss_check
-    assert run.loss_check.largest_relative_difference < 1e-5
-    assert [(each.stage, each.dp_index, each.tp_index) for each in run.ranks] == [
-        (0, 0, 0),
-        (0, 1, 0),
-        (1, 0, 0),
-        (1, 0, 1),
-    ]

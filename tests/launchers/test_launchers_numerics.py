@@ -321,10 +321,6 @@ def test_a_file_whose_results_cannot_be_compared_is_refused(
         load_numerics(path, found.setup)
 
 
-def test_the_same_seed_gives_the_same_results(found: Numerics) -> None:
-    assert computed(result(), CPU) == found
-
-
 def test_kinds_are_matched_with_what_this_machine_has() -> None:
     machines = cluster(island("a", "cpu", 2), island("b", "nvidia-h200", 2))
     of = result_of(GPT, machines, job(), plan_of(GPT, job(), (2, 2), machines, "ab"))
@@ -378,17 +374,3 @@ def test_results_of_two_machines_are_put_together(found: Numerics, tmp_path: Pat
     code, _, err = check(plan, "--with", file)
     assert code == 1
     assert "these kinds must not be mixed" in err
-
-
-def test_what_cannot_be_checked_is_refused(tmp_path: Path) -> None:
-    machines = cluster(island("a", "acme-one", 2), island("b", "acme-two", 2))
-    plan = tmp_path / "plan.json"
-    save_result(result_of(GPT, machines, job(), plan_of(GPT, job(), (2, 2), machines, "ab")), plan)
-    for words, message in (
-        ((), "none of the plan's device kinds (acme-one, acme-two)"),
-        (("--tokens", "0"), "it must be at least 1"),
-        (("--out", tmp_path / "no" / "x.json"), "its folder does not exist"),
-    ):
-        code, _, err = check(plan, *words)
-        assert code == 2
-        assert message in err

@@ -54,16 +54,6 @@ def test_parts_are_read_across_chunks(tmp_path: Path) -> None:
     assert torch.equal(target.T, whole.bfloat16())
 
 
-def test_torchs_own_reader_reads_what_is_written(tmp_path: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemReader, load
-
-    folder = written(tmp_path / "a", chunk("x", 0, 3), chunk("x", 3, 7, group="1"))
-    state = {"x": torch.zeros(10, 4)}
-    with pytest.warns(UserWarning, match="single process"):
-        load(state, storage_reader=FileSystemReader(folder))
-    assert torch.equal(state["x"], torch.arange(40, dtype=torch.float32).reshape(10, 4))
-
-
 def test_a_group_is_let_go_before_the_next_one(tmp_path: Path) -> None:
     """Tensors of 1 MB in 12 groups: never more than a group's two are alive."""
     alive = most = 0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from levels_ranks import CASES, FLOATS, RANKS, LevelCase, main
 
-from hetplan.runtime.communicator.levels import Move, chunks, phases
+from hetplan.runtime.communicator.levels import Move, phases
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=300)
 
@@ -95,14 +95,6 @@ def test_an_element_is_added_up_once_or_from_the_same_two_sums(
             if move.adds
         )
         assert exchanged or all(len(found) == 1 for found in adders.values())
-
-
-@SETTINGS
-@given(count=st.integers(1, 50), parts=st.integers(1, 9))
-def test_chunks_cover_a_message(count: int, parts: int) -> None:
-    found = chunks(count, parts)
-    assert len(found) == min(count, parts)
-    assert [at for start, stop in found for at in range(start, stop)] == list(range(count))
 
 
 @pytest.fixture(scope="module")

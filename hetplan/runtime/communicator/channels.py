@@ -10,9 +10,10 @@ counts it; what gloo and NCCL really choose they do not tell).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -258,38 +259,16 @@ def needs_staging(backend: str, collectives: str) -> bool:
     return backend == "gloo" and collectives != "gloo"
 
 
-class _Opener:
-    """Opens the channels of one rank, each once, in the order of the calls."""
-
-    def __init__(
-        self, rank: int, collectives: str, timeout: timedelta, sums: Sequence[GroupSum]
-    ) -> None:
-        self._rank, self._collectives, self._timeout = rank, collectives, timeout
-        self._levels = {group.ranks: group.levels for group in sums}
-        self._channels: dict[tuple[tuple[int, ...], str], Channel | None] = {}
-        self.sent = SentBytes(float)
-
-    def open(self, ranks: tuple[int, ...], transport: str = "") -> Channel | None:
-        """The channel among these ranks; None where this is none of them, or the only one."""
-        backend = backend_of(transport, self._collectives)
-        if len(ranks) == 1:
-            return None
-        if (ranks, backend) not in self._channels:
-            self._channels[ranks, backend] = open_channel(
-                ranks,
-                self._rank,
-                self.sent,
-                backend=backend,
-                timeout=self._timeout,
-                staged=needs_staging(backend, self._collectives),
-                levels=self._levels.get(ranks) if backend == "gloo" else None,
-            )
-        return self._channels[ranks, backend]
-
-    def open_own(self, groups: Iterable[tuple[tuple[int, ...], str]]) -> tuple[Channel, ...]:
-        """Open all of these groups; the channels of which this rank is one."""
-        channels = [self.open(ranks, transport) for ranks, transport in groups]
-        return tuple(channel for channel in dict.fromkeys(channels) if channel is not None)
+def _boundary_groups(
+    places: Sequence[RankPlace], transports: Sequence[tuple[str, ...]]
+) -> Iterator[tuple[tuple[int, ...], str]]:
+    """All ranks of a pipeline once for each of its boundaries, with the boundary's transport."""
+    for pipeline in dict.fromkeys(place.pipeline for place in places):
+        stages = [place for place in places if place.pipeline == pipeline]
+        ranks = tuple(place.rank for place in stages)
+        last = max(place.position for place in stages)
+        for transport in transports[pipeline] if transports else ("",) * last:
+            yield ranks, transport
 
 
 def open_groups(
@@ -310,27 +289,44 @@ def open_groups(
     of each pipeline, `reduction_groups` those of `Reduction.groups`; `sums` says which of them sum
     level by level, where gloo serves them.
     """
-    opener = _Opener(rank, collectives, timeout, sums)
+    sent = SentBytes(float)
+    levels = {group.ranks: group.levels for group in sums}
+
+    @cache
+    def opened(ranks: tuple[int, ...], backend: str) -> Channel | None:
+        """The channel among these ranks; None where this is none of them, or the only one."""
+        if len(ranks) == 1:
+            return None
+        return open_channel(
+            ranks,
+            rank,
+            sent,
+            backend=backend,
+            timeout=timeout,
+            staged=needs_staging(backend, collectives),
+            levels=levels.get(ranks) if backend == "gloo" else None,
+        )
+
+    def own(groups: Iterable[tuple[tuple[int, ...], str]]) -> list[Channel]:
+        """Open all of these groups (ranks, transport); the channels of which this rank is one."""
+        channels = [
+            opened(ranks, backend_of(transport, collectives)) for ranks, transport in groups
+        ]
+        return [channel for channel in channels if channel is not None]
+
     members = tuple(place.rank for place in places)
-    control = open_channel(members, rank, opener.sent, backend="gloo", timeout=timeout)
-    tensor = opener.open_own((place.tp_ranks, "") for place in places)
-    boundaries: list[Channel] = []
-    for pipeline in dict.fromkeys(place.pipeline for place in places):
-        own = [place for place in places if place.pipeline == pipeline]
-        ranks = tuple(place.rank for place in own)
-        last = max(place.position for place in own)
-        for transport in transports[pipeline] if transports else ("",) * last:
-            channel = opener.open(ranks, transport)
-            boundaries += [channel] if channel is not None else []
-    channels = opener.open_own(reduction_groups)
-    everyone = opener.open(members)
+    control = open_channel(members, rank, sent, backend="gloo", timeout=timeout)
+    tensor = own((place.tp_ranks, "") for place in places)
+    boundaries = own(_boundary_groups(places, transports))
+    channels = own(reduction_groups)
+    everyone = opened(members, backend_of("", collectives))
     if control is None:
         return None
     return Groups(
         tensor=tensor[0] if tensor else None,
         boundaries=tuple(boundaries),
-        channels=channels,
+        channels=tuple(dict.fromkeys(channels)),
         everyone=everyone,
         control=control.group,
-        sent=opener.sent,
+        sent=sent,
     )
