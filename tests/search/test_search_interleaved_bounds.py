@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from interleaved_cases import Case, cuts, every_plan, every_row, random_case
 from random_cases import seeds
-from synthetic_spaces import Scale, large_space
+from synthetic_spaces import Scale, family_of, large_space
 
 from hetplan.cost.replay.times import Exchange
 from hetplan.search.interleaved.bound import capacity_bound, least_bound
@@ -61,9 +61,9 @@ def test_row_bounds_are_below_the_best_cut(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(60))
 def test_no_plan_is_faster_than_its_boundaries(seed: int) -> None:
     case = random_case(seed, most_layers=9)
-    numbers, chunks = numbers_of(case.space), case.family.virtual_stages
+    chunks = case.family.virtual_stages
     borders = {
-        stages: borders_of(case.space, numbers, chunks, case.exchange, stages)
+        stages: borders_of(case.space, chunks, case.exchange, stages)
         for stages in stage_counts(case.space, case.family)
     }
     for row, _, _, step in every_plan(case):
@@ -79,12 +79,8 @@ def slow_links(case: Case, seconds: float) -> Case:
     """Every transfer between two meshes takes so long besides."""
     links = case.space.links
     apart = seconds * (1.0 - np.eye(len(case.space.max_stages)))
-    slow = replace(
-        links,
-        send_forward=links.send_forward + apart,
-        send_backward=links.send_backward + apart,
-    )
-    return replace(case, space=replace(case.space, links=slow))
+    slow = np.stack((links[0] + apart, links[1] + apart, links[2], links[3]))
+    return replace(case, space=case.space._replace(links=slow))
 
 
 @pytest.mark.parametrize("exchange", [Exchange.MEGATRON, Exchange.TORCH])
@@ -140,13 +136,13 @@ def test_no_plan_is_denied(seed: int) -> None:
 
 def _large(islands: int) -> Case:
     space = large_space(5, Scale(islands=islands, stages=32, layers=64, microbatches=128))
-    space = replace(space, max_stages=np.maximum(space.max_stages, 2))
+    space = space._replace(max_stages=np.maximum(space.max_stages, 2))
     fits = space.most_layers[:, 0, :, 1:]
     room = np.repeat(fits[..., -1:], 65, axis=2)
     room[..., : fits.shape[2]] = fits
     return Case(
         space=space,
-        family=replace(space.family, schedule="interleaved-1f1b", virtual_stages=2),
+        family=family_of(space, virtual_stages=2),
         room=room,
         exchange=Exchange.MEGATRON,
     )
