@@ -109,14 +109,3 @@ def test_hosts_and_domains_of_a_later_cluster_file_are_taken(tmp_path: Path) -> 
     other = ROOT / "configs/clusters/two-regions.yaml"
     with pytest.raises(InputError, match="was made for another cluster"):
         emit(path, target="megatron", out=tmp_path / "other", cluster=other)
-
-
-@pytest.mark.parametrize("target", ["megatron", "flagscale"])
-def test_a_folder_holds_at_most_six_files(tmp_path: Path, target: str) -> None:
-    out = tmp_path / "run"
-    emit(trainer_plan(tmp_path), target=target, out=out)
-    own = {"flagscale.yaml", "hostfile"} if target == "flagscale" else set()
-    names = {each.name for each in out.iterdir()}
-    assert names == {"README.md", "plan.json", "launch.sh", "check.py", *own}
-    assert len((out / "launch.sh").read_text().splitlines()) <= 80
-    assert len((out / "check.py").read_text().splitlines()) <= 250

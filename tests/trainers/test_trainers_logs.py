@@ -110,17 +110,6 @@ def test_checkpoints_and_evaluations_mark_the_steps_after_them(tmp_path: Path) -
     assert not any(timer.name == "save-checkpoint" for step in log.steps for timer in step.timers)
 
 
-def test_a_restart_is_another_attempt_whose_first_step_is_marked(tmp_path: Path) -> None:
-    lines = [megatron_line(at, 1000.0) for at in (10, 20, 30, 20, 30, 40)]
-    log = read(tmp_path, lines)
-    assert [(step.attempt, step.iteration) for step in log.steps] == [
-        (0, 10), (0, 20), (0, 30), (1, 20), (1, 30), (1, 40),
-    ]  # fmt: skip
-    assert [Mark.FIRST in step.marks for step in log.steps] == [
-        True, False, False, True, False, False,
-    ]  # fmt: skip
-
-
 def test_torchtitan_with_colours_ranks_and_validation(tmp_path: Path) -> None:
     lines = [
         "[rank0]:[titan] - root - INFO - Building device mesh with parallelism: pp=1, "
@@ -219,13 +208,6 @@ def test_a_line_that_was_cut_off_does_not_become_a_short_step(tmp_path: Path) ->
         except InputError:
             continue
         assert all(step.tokens_per_second == 21734 for step in log.steps)
-
-
-def test_a_log_of_another_trainer_than_was_said_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "train.log"
-    path.write_text(megatron_line(10, 900.0) + "\n")
-    with pytest.raises(InputError, match="is of megatron, not of torchtitan; leave --trainer out"):
-        read_training_log([path], "torchtitan")
 
 
 def test_gzip_whole_and_broken(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from importlib.metadata import files
 
 import pytest
@@ -12,29 +11,16 @@ from trainer_models import device
 from trainer_plans import (
     STAGED,
     cluster,
-    flags,
-    here,
     island,
     launched,
     megatron,
     random_results,
-    ranks_of,
     stage_per_island,
 )
 
-from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.launch_domains import LaunchDomain
-from hetplan.schedulers.rank_layout import Agent, Host, libraries, vendor_environment
-from hetplan.schedulers.vendors import VENDORS, vendor_of
+from hetplan.schedulers.rank_layout import Agent, Host, vendor_environment
 from hetplan.trainers.megatron.parallel import group_networks
-from hetplan.trainers.megatron.write import (
-    BOOTSTRAP_RINGS,
-    OWN_MINUTES,
-    STEPS,
-    added_seconds,
-    hccl_timeouts,
-    timeout_minutes,
-)
 
 
 def test_only_the_groups_that_are_staged_get_sockets() -> None:
@@ -75,28 +61,6 @@ def test_names_of_groups_are_megatrons() -> None:
     assert {"pp", "dp", "mp", "ep", "ep_dp", "tp_ep_pp", "embd"} <= named
 
 
-def test_timeouts_grow_with_steps_and_links() -> None:
-    near = here()
-    assert timeout_minutes(near, ranks_of(near)) is None
-    slow = replace(near, estimate=replace(near.estimate, step_seconds=600.0, p95_seconds=700.0))
-    assert timeout_minutes(slow, ranks_of(slow)) == OWN_MINUTES + STEPS * 700 // 60 + 1
-    assert flags(slow)["--distributed-timeout-minutes"] == ("46",)
-    far = stage_per_island(
-        cluster(island("a", "n", nodes=8), island("b", "s", nodes=8), across=STAGED),
-        3,
-        5,
-        tp=8,
-        dp=8,
-    )
-    wanted = BOOTSTRAP_RINGS * 127 * 0.05 + STEPS * 1.0
-    assert added_seconds(far, ranks_of(far)) == pytest.approx(wanted)
-    assert dict(hccl_timeouts(slow, ranks_of(slow))) == {
-        "HCCL_CONNECT_TIMEOUT": "2760",
-        "HCCL_EXEC_TIMEOUT": "2760",
-    }
-    assert hccl_timeouts(near, ranks_of(near)) == ()
-
-
 # ---- environment
 
 
@@ -135,16 +99,6 @@ WHOLE = tuple(range(8))
             },
         ),
         (
-            "amd-mi300x",
-            (4, 5),
-            {
-                "GLOO_SOCKET_IFNAME": "eth0",
-                "NCCL_SOCKET_IFNAME": "=eth0",
-                "NCCL_IB_HCA": "=mlx5_0,mlx5_1",
-                "HIP_VISIBLE_DEVICES": "4,5",
-            },
-        ),
-        (
             "huawei-ascend-910b2-64gb",
             (0, 1),
             {
@@ -153,23 +107,12 @@ WHOLE = tuple(range(8))
                 "ASCEND_RT_VISIBLE_DEVICES": "0,1",
             },
         ),
-        ("cpu", WHOLE, {"GLOO_SOCKET_IFNAME": "eth0"}),
     ],
 )
 def test_every_vendor_has_its_own_names(
     kind: str, local: tuple[int, ...], wanted: dict[str, str]
 ) -> None:
     assert dict(vendor_environment(agent(kind, PLAIN, local))) == wanted
-
-
-def test_the_catalogues_vendors_are_known() -> None:
-    vendors = {each.vendor for each in VENDORS}
-    assert len(vendors) == len(VENDORS)
-    assert {each.vendor for each in load_catalogue()} >= vendors
-    assert vendor_of("intel", "intel-gaudi3").backend == "hccl"
-    assert vendor_of("somebody").backend == ""
-    both = (agent("nvidia-h100-80gb-sxm", PLAIN, WHOLE), agent("amd-mi300x", PLAIN, WHOLE))
-    assert libraries(both) == ("nccl", "rccl")
 
 
 def test_connections_are_ordered_before_blackwell() -> None:

@@ -19,19 +19,15 @@ from trainer_plans import (
     messages,
     result_of,
     stage_per_island,
-    with_job,
     with_plan,
 )
 
 from hetplan.cluster.load import load_cluster
-from hetplan.job.spec import Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.model.load import load_model
 from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import (
     LayerRange,
-    OverlapSettings,
-    Sharding,
 )
 from hetplan.schedulers.launch import EmissionOptions
 
@@ -75,60 +71,6 @@ def test_multi_token_prediction_stands_with_the_head() -> None:
     )
     cut = with_plan(result, pipelines=(replace(pipeline, stages=apart),))
     assert any("cut between stages 0 and 1" in each for each in messages(cut))
-
-
-def test_formats_and_kernels() -> None:
-    plain = flags(here())
-    assert "--bf16" in plain
-    assert "--accumulate-allreduce-grads-in-fp32" in plain
-    half = flags(here(precision=Precision.FLOAT16))
-    assert ("--fp16" in half, "--bf16" in half) == (True, False)
-    full = flags(here(precision=Precision.FLOAT32))
-    assert not {"--bf16", "--fp16", "--accumulate-allreduce-grads-in-fp32"} & {*full}
-    options = TrainerOptions(
-        fused_attention=False,
-        attention_dropout=True,
-        fused_loss=True,
-        fused_accumulation=False,
-        gradient_precision=Precision.BFLOAT16,
-        product_format=ProductFormat.FLOAT8,
-    )
-    other = flags(here(trainer=options))
-    assert other["--attention-backend"] == ("unfused",)
-    assert other["--attention-dropout"] == ("0.1",)
-    assert other["--hidden-dropout"] == ("0.0",)
-    assert other["--cross-entropy-fusion-impl"] == ("native",)
-    assert "--no-gradient-accumulation-fusion" in other
-    assert "--grad-reduce-in-bf16" in other
-    assert "--accumulate-allreduce-grads-in-fp32" not in other
-    assert other["--fp8-recipe"] == ("tensorwise",)
-    four = TrainerOptions(product_format=ProductFormat.NVFP4)
-    assert flags(here(trainer=four))["--fp4-format"] == ("e2m1",)
-
-
-def test_optimizers() -> None:
-    result = stage_per_island(cluster(island("a", "n"), island("b", "n")), 3, 5, tp=4, dp=4)
-    assert result.plan.sharding is Sharding.OPTIMIZER
-    found = flags(result)
-    assert found["--optimizer"] == ("adam",)
-    assert "--use-distributed-optimizer" in found
-    assert "--num-distributed-optimizer-instances" not in found
-    halves = flags(with_plan(result, optimizer_shards=2))
-    assert halves["--num-distributed-optimizer-instances"] == ("2",)
-    offloaded = flags(with_plan(result, optimizer_offload=0.25))
-    assert offloaded["--optimizer-offload-fraction"] == ("0.25",)
-    assert "--use-precision-aware-optimizer" in offloaded
-    # One copy: nothing is sharded, but only this optimizer offloads.
-    alone = flags(with_plan(here(), optimizer_offload=1.0))
-    assert "--use-distributed-optimizer" in alone
-    plain = with_plan(
-        with_job(result, optimizer=Optimizer.SGD), sharding=Sharding.NONE, optimizer_shards=1
-    )
-    assert flags(plain)["--sgd-momentum"] == ("0.0",)
-    assert "--use-distributed-optimizer" not in flags(plain)
-    assert flags(with_job(result, gradient_clipping=False))["--clip-grad"] == ("0.0",)
-    overlapped = with_plan(result, overlap=OverlapSettings(reduction=True, gathering=True))
-    assert {"--overlap-grad-reduce", "--overlap-param-gather"} <= {*flags(overlapped)}
 
 
 def test_the_run_and_its_data() -> None:

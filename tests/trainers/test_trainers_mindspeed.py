@@ -22,7 +22,6 @@ from trainer_plans import ranks_of as sheet
 from hetplan.job.spec import ProductFormat, TrainerOptions
 from hetplan.plans.plan import OverlapSettings
 from hetplan.search.result import SearchResult
-from hetplan.trainers.megatron.mindspeed import PROGRAM
 from hetplan.trainers.megatron.mindspeed import TRAINER as MINDSPEED
 from hetplan.trainers.megatron.parallel import degrees_of
 from hetplan.trainers.megatron.write import megatron_arguments
@@ -54,22 +53,6 @@ def test_mindspeed_takes_megatrons_arguments() -> None:
         run = read_run(mine, sheet(ascend).world_size, added_tokens=1)
         assert run.padded_vocab_size == result.plan.padded_vocab_size
     assert count > 15
-
-
-def test_mindspeeds_program_and_environment() -> None:
-    result = next(outermost_results())
-    slow = replace(result, estimate=replace(result.estimate, step_seconds=900.0))
-    launch = launched(slow, trainer=MINDSPEED)
-    assert launch.program == (f"{{folder}}/{PROGRAM}",)
-    (file,) = launch.files
-    compile(file.text, file.path, "exec")
-    assert file.text.index("import mindspeed.megatron_adaptor") < file.text.index("runpy.run_path")
-    assert dict(launch.environment) == {
-        "HCCL_CONNECT_TIMEOUT": "3360",
-        "HCCL_EXEC_TIMEOUT": "3360",
-    }
-    assert ("--distributed-backend", "nccl") in launch.arguments
-    assert ("--distributed-timeout-minutes", "56") in launch.arguments
 
 
 def test_mindspeed_refuses_what_its_code_does_not_show() -> None:

@@ -32,31 +32,9 @@ def test_stages_agents_and_figures_are_told() -> None:
     assert "hetplan compare log-*.txt --plan plan.json" in text
 
 
-def test_a_large_plan_has_a_short_readme() -> None:
-    machines = cluster(island("north", "n", nodes=512), island("south", "s", nodes=512))
-    stages = chosen(("north", 6), ("south", 6), tp=8, dp=512, microbatches=4, batch=2048)
-    plan = plan_of(MODEL, machines, replace(JOB, global_batch_size=2048), stages)
-    result = replace(two_regions(), plan=plan)
-    text = text_of(replace(result, inputs=replace(result.inputs, cluster=machines)))
-    assert "north0000 to north0511 (512)" in text
-    assert "| 512-1023 | 4096-8191 |" in text
-    assert len(text.splitlines()) < 60
-
-
 def test_tables_stay_tables_whatever_islands_are_called() -> None:
     machines = cluster(replace(island("a"), name="a|b `c`\u2028<d>", region="e|f"))
     plan = plan_of(MODEL, machines, JOB, chosen(("a|b `c`\u2028<d>", 12), tp=8))
     (row,) = [line for line in text_of(result_of(machines, plan)).splitlines() if "e\\|f" in line]
     assert "a\\|b 'c'?&lt;d>" in row
     assert row.replace("\\|", "").count("|") == 7
-
-
-def test_what_must_be_there_before_depends_on_the_options() -> None:
-    result = two_regions()
-    assert "Set `TRAINER_FOLDER` to the folder that holds `train.py`" in text_of(result)
-    given = EmissionOptions(trainer_folder="/opt/trainer", data=("/data/x",), save="/ckpt")
-    text = text_of(result, given, target="flagscale")
-    assert "weights load under any plan that needs no --enable-hetero" in text
-    assert "expected in `/opt/trainer`" in text
-    assert "Without --data" not in text
-    assert "`python3 -m a.b` must work" in text_of(result, program=("-m", "a.b"))
