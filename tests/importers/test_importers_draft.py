@@ -117,19 +117,6 @@ def test_the_file_says_which_figures_were_measured(tmp_path: Path) -> None:
     assert seconds == pytest.approx(0.0083, rel=0.01)
 
 
-def test_a_ring_over_a_mesh_says_no_more_of_a_pair_than_its_link_carries() -> None:
-    measured = from_samples([sample("all_reduce", 8, 10**9, 10**9 * 1.75 / 311e9)], "mesh")
-    pair = Figure(value=64e9, source="catalogue: Infinity Fabric")
-    mesh = measured.of_one_pair(pair)
-    assert mesh.bandwidth is not None
-    assert mesh.bandwidth.value == 64e9
-    assert "311 GB/s over several links" in mesh.bandwidth.source
-    assert mesh.samples == "mesh"
-    # Behind a switch a pair has all links, and what was measured is less.
-    assert measured.of_one_pair(Figure(value=450e9, source="NVLink 4")) == measured
-    assert measured.of_one_pair(None) == measured
-
-
 @pytest.mark.parametrize(("ranks", "share"), [(16, 8), (8, 1), (2, 1)])
 def test_between_nodes_the_devices_of_a_node_share_what_a_ring_reaches(ranks, share) -> None:
     rows = [sample("all_reduce", ranks, 1 << 30, 0.01)]
@@ -170,25 +157,6 @@ def test_the_slowest_pair_gives_the_bandwidth() -> None:
     assert from_topology(node(two, 2), unknown) == LinkFigures()
     assert from_topology(mixed, unknown) == LinkFigures()
     assert from_topology(node({}, 1), A100) == LinkFigures()
-
-
-def test_nics_go_to_the_nearest_devices() -> None:
-    words = {
-        ("GPU0", "GPU1"): "SYS", ("GPU0", "mlx5_0"): "PIX", ("GPU1", "mlx5_0"): "SYS",
-        ("GPU0", "mlx5_1"): "SYS", ("GPU1", "mlx5_1"): "PXB", ("mlx5_0", "mlx5_1"): "SYS",
-    }  # fmt: skip
-    layout = nic_layout(node(words, 2, 2))
-    assert layout is not None
-    assert (layout.nics, layout.of_device, layout.most_per_device) == (
-        ("mlx5_0", "mlx5_1"),
-        (),
-        1,
-    )
-    shared = {pair: "PHB" for pair in words}
-    layout = nic_layout(node(shared, 2, 2))
-    assert layout is not None
-    assert (layout.nics, layout.of_device) == (("mlx5_0", "mlx5_1"), (0, 1))
-    assert nic_layout(node({}, 2)) is None
 
 
 @settings(max_examples=15, deadline=None)

@@ -7,10 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cluster_page import DOCS, EXAMPLES, PAGE, output, shown_files, shown_runs
+from cluster_page import EXAMPLES, PAGE, output, shown_files, shown_runs
 
 from hetplan.cluster.load import load_cluster
-from hetplan.importers.table import IMPORTERS
 
 REFRESH = "run `python tests/importers/cluster_page.py` and read what it changed"
 
@@ -56,9 +55,3 @@ def test_the_drafted_figures_follow_from_the_shown_log(folder: Path) -> None:
         23466.20 * 2**20 / 2, rel=1e-3
     )
     assert island.inter_node.latency_seconds == pytest.approx(1.92e-6)
-
-
-def test_the_table_of_kinds_is_whole() -> None:
-    text = (DOCS / "importing.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
-    assert {(kind, title) for kind, title, *_ in rows} == {(k.kind, k.title) for k in IMPORTERS}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from importers_golden_inputs import FOLDER
@@ -141,14 +140,6 @@ def test_an_output_that_was_cut_is_refused() -> None:
     pairs = json.loads((FOLDER / "rocm-topo" / "mi210-8.json").read_text(encoding="utf-8"))
     del pairs["system"]["(Topology) Link type between DRM devices 2 and 3"]
     assert "2 and 3" in str(refused("rocm-topo", json.dumps(pairs)))
-
-
-def test_an_error_that_iperf3_reports_is_told(tmp_path: Path) -> None:
-    document = json.loads((FOLDER / "iperf3" / "udp.json").read_text(encoding="utf-8"))
-    document["error"] = "unable to connect to server"
-    error = refused("iperf3", json.dumps(document, indent=1))
-    assert "iperf3 failed: 'unable to connect to server'" in str(error)
-    assert error.faults[0].line > 1
 
 
 def test_escapes_of_a_hostile_log_never_reach_the_terminal() -> None:

@@ -39,16 +39,6 @@ def links(store):
     return next(store.rglob("links.csv"))
 
 
-def test_links_whose_times_do_not_depend_on_the_size_are_found(store):
-    def constant(rows):
-        for row in rows:
-            row.update(dict.fromkeys(TIMES, "0.001"))
-
-    edit(links(store), constant)
-    series = 12  # five collectives of two and of four ranks, and two transfers
-    assert found(store) == {("link-times-do-not-grow", series)}
-
-
 @pytest.mark.parametrize("factor", [1 / 50, 1 / 200])
 def test_a_large_message_that_is_faster_than_small_ones_is_found(store, factor):
     largest = []

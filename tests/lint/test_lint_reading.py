@@ -63,24 +63,6 @@ def test_samples_that_a_fit_refuses_are_told(tmp_path: Path, name: str, content:
     assert len(read(tmp_path / "store").skipped) == (1 if content else 0)
 
 
-def test_unknown_files_are_skipped_with_why(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("colour,taste\nred,sweet\n")
-    (tmp_path / "b.json").write_text('{"colour": "red"}')
-    (tmp_path / "c.bin").write_bytes(b"\xff\xfe\x00\x01")
-    (tmp_path / "d.txt").write_text("nothing that anybody measured\n")
-    (tmp_path / "e.md").write_text("# words\n")
-    (tmp_path / ".hidden").write_text("x")
-    reading = read(tmp_path)
-    assert [line.split(": ")[1].split(",")[0] for line in reading.skipped] == [
-        "is a table whose columns hetplan check does not know",
-        "is of no kind that hetplan check knows; --kind names an importer for it",
-        "is not UTF-8 text",
-        "is of no kind that hetplan check knows; --kind names an importer for it",
-        "is text or code",
-    ]
-    assert reading.files == ()
-
-
 def test_wrong_cells_are_faults_with_their_line(tmp_path: Path) -> None:
     bundle = Bundle.draw(1, "collectives")
     bundle.collectives[2]["time_us"] = "fast"
@@ -152,32 +134,3 @@ def test_damaged_files_are_clean_errors(tmp_path: Path, seed: int) -> None:
     except InputError:
         return
     judge(reading.inputs)
-
-
-def test_output_of_a_measuring_tool_is_read_by_its_importer(tmp_path: Path) -> None:
-    """Rates that no link has, in the form that nccl-tests prints."""
-    rows = "\n".join(
-        f"{2**power:12d} {2**power // 4:12d} float sum -1 {2**power / 1e7:.4f} 10000.0 10000.0 0 "
-        f"{2**power / 1e7:.4f} 10000.0 10000.0 0"
-        for power in (20, 24, 28)
-    )
-    path = tmp_path / "log"
-    path.write_text(NCCL_HEAD + rows + "\n")
-    found = findings(read(path))
-    assert [each.rule for each in found.findings] == ["bandwidth-above-link"]
-
-
-NCCL_HEAD = """# Collective test starting: all_reduce_perf
-# nThread 1 nGpus 8 minBytes 1048576 maxBytes 268435456 step: 16(factor) warmup \
-iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
-#
-# Using devices
-#  Rank  0 Group  0 Pid   1001 on     node-1 device  0 [0x07] NVIDIA H100 80GB HBM3
-#  Rank  1 Group  0 Pid   1001 on     node-1 device  1 [0x0f] NVIDIA H100 80GB HBM3
-#
-#                                                out-of-place                       in-place
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   \
-algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  \
-(GB/s)  (GB/s)
-"""

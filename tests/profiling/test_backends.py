@@ -98,26 +98,6 @@ def test_a_plugin_with_every_call(npu) -> None:
     assert (backend.clock_hertz(), backend.clocks()) == (0, "")
 
 
-def test_a_plugin_without_timed_events_and_counters_waits_and_reads_the_clock(npu) -> None:
-    waits = []
-    npu.synchronize = lambda: waits.append(1)
-
-    class Untimed(Event):
-        def elapsed_time(self, other) -> float:
-            raise NotImplementedError
-
-    npu.Event = Untimed
-    del npu.reset_peak_memory_stats, npu.get_device_name
-    readings = iter((1.0, 1.5))
-    backend = AcceleratorBackend("npu", clock=lambda: next(readings))
-    waits.clear()
-    first, second = backend.mark(), backend.mark()
-    assert backend.seconds_between(first, second) == 0.5
-    assert len(waits) == 2
-    assert not backend.reset_peak_memory()
-    assert backend.kind() == "huawei-npu"
-
-
 def test_devices_that_are_absent_are_refused(npu) -> None:
     with pytest.raises(InputError, match="sees 2 npu devices"):
         open_backend("npu", index=2)
@@ -131,13 +111,6 @@ def test_devices_that_are_absent_are_refused(npu) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="--device cpu"):
             open_backend("cuda")
-
-
-def test_the_first_accelerator_is_the_default(npu) -> None:
-    if not torch.cuda.is_available():
-        assert open_backend().name == "npu"
-        npu.is_available = lambda: False
-        assert open_backend().name == "cpu"
 
 
 def test_peak_memory_of_a_cpu_is_what_is_allocated() -> None:

@@ -64,32 +64,6 @@ def test_every_unit_can_be_measured(model, precision) -> None:
         assert rows[1]["activation_bytes"] == 0
 
 
-def test_activation_bytes_are_those_autograd_keeps() -> None:
-    point = grid(GPT, microbatch_sizes=(2,))[0]
-    b, s, h = 2, 16, GPT.hidden_size
-    tokens = b * s
-    (embedding, *_) = measured(point, LayerKind.EMBEDDING)
-    assert embedding["activation_bytes"] == tokens * 8  # int64 token numbers
-    (layer, *_) = measured(point, LayerKind.TRANSFORMER)
-    # Inputs and outputs of two norms, q, k, v together, context, up and its GELU; and small
-    # ones: mean and deviation of two norms, the attention's row sums (per head).
-    large = tokens * (4 * h + 3 * h + h + 2 * GPT.ffn_hidden_size)
-    small = tokens * (4 + GPT.num_attention_heads)
-    assert layer["activation_bytes"] == 4 * (large + small)
-    (head, *_) = measured(point, LayerKind.HEAD)
-    # Input and output of the norm, its mean and deviation, the softmax; the target's place
-    # (int64) and whether it is here (bool). The logits themselves are not kept.
-    assert head["activation_bytes"] == 4 * tokens * (2 * h + 2 + GPT.vocab_size) + 9 * tokens
-
-
-def test_updates_are_measured_once_per_shape() -> None:
-    work = units(grid(GPT, microbatch_sizes=(4, 2), tp_degrees=(1, 2)))
-    assert [unit.point.microbatch_size for unit in work if unit.with_updates] == [2, 2]
-    assert {unit.kind for unit in work if unit.with_updates} == {LayerKind.TRANSFORMER}
-    costs = [unit.point.flops(unit.kind) for unit in work]
-    assert costs == sorted(costs)
-
-
 class Kept:
     """Samples by what they measured, and a clock that moves a second per unit."""
 

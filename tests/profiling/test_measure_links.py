@@ -12,26 +12,11 @@ from hetplan.profiling.backends import CpuBackend
 from hetplan.profiling.measure_links import (
     LinkLimits,
     LinkProfiler,
-    group_members,
-    group_sizes,
     link_cases,
-    message_sizes,
 )
 from hetplan.profiling.samples import SENDS, LinkOperation
 
 LIMITS = LinkLimits(warmup=1, min_repeats=3, max_repeats=3, seconds=0.01)
-
-
-def test_sizes_and_groups() -> None:
-    assert message_sizes(100_000) == (4096, 16384, 65536, 100_000)
-    assert message_sizes(4096) == (4096,)
-    assert group_sizes(2) == (2,)
-    assert group_sizes(12) == (2, 3, 4, 6, 8, 12)
-    assert group_sizes(7) == (2, 4, 7)
-    assert group_members(8, 2) == (0, 4)
-    assert group_members(7, 4) == (0, 1, 3, 5)
-    with pytest.raises(InputError, match="4096 or more"):
-        message_sizes(100)
 
 
 def test_cases_are_whole_elements_for_every_rank() -> None:

@@ -1,13 +1,12 @@
 """What a job still needs measured, and `hetplan profile list`."""
 
 import json
-from dataclasses import replace
 
 from profiling_models import GPT
 from profiling_samples import CLUSTER, JOB, LAYER, LINK, MODEL, PROVENANCE, invoke, layer
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Transport
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Precision
 from hetplan.profiling.grid import points
 from hetplan.profiling.measure_layers import unit_shapes, units
@@ -73,22 +72,6 @@ def test_what_is_held_is_not_missing() -> None:
     assert set(kinds) == {"embedding", "transformer", "head"}
 
 
-def test_durations_come_from_samples_or_the_datasheet() -> None:
-    sheet = layer_need("acme-one", FAST, WORK, ())
-    # An accelerator is kept busy a second and a half for every measurement, however short.
-    assert (sheet.basis, len(WORK) * 1.5 <= sheet.seconds <= 60) == ("datasheet", True)
-    slow = [
-        layer(device="acme-one", layer=kind, median_seconds=10.0)
-        for kind in ("embedding", "transformer", "head")
-    ]
-    longer = layer_need("acme-one", FAST, WORK, slow)
-    assert longer.basis == "samples"
-    assert longer.seconds > 10 * sheet.seconds
-    half = layer_need("acme-one", FAST, WORK, slow[:1])
-    assert half.basis == "datasheet and samples"
-    assert layer_need("cpu", None, WORK, ()).seconds is None
-
-
 def test_places_where_devices_talk() -> None:
     left, right, alone = island("left", 4, 8), island("right", 1, 1), island("alone", 1, 2)
     links = (IslandLink(between=("left", "right"), link=WIRE),)
@@ -105,27 +88,6 @@ def test_places_where_devices_talk() -> None:
     rest = link_need(places["near"], (4096, 8192), held)
     assert {case.message_bytes for case in rest.missing} == {8192}
     assert 0 < rest.seconds < need.seconds
-
-
-def test_links_of_regions_and_defaults_are_places_too() -> None:
-    names = (("a", "north"), ("b", "north"), ("c", "south"), ("d", "east"))
-    islands = tuple(replace(island(name, 1, 1), region=region) for name, region in names)
-    lines = [replace(WIRE, latency_seconds=1e-3 * number) for number in (1, 2, 3)]
-    cluster = Cluster(
-        name="c",
-        islands=islands,
-        links=(IslandLink(between=("a", "c"), link=WIRE),),
-        region_links=(RegionLink(between=("south", "north"), link=lines[0]),),
-        within_region=lines[1],
-        across_regions=lines[2],
-    )
-    places = {place.name: (place.words, place.link) for place in link_places(cluster)}
-    assert places == {
-        "a-c": ("between a and c", WIRE),
-        "within-region": ("between a and b", lines[1]),
-        "across-regions": ("between a and d", lines[2]),
-        "north-south-regions": ("between b and c", lines[0]),
-    }
 
 
 def test_a_list_shows_damage_and_what_is_missing(tmp_path) -> None:

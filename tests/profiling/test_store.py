@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profiling_samples import LAYER, LINK, NORM, PRODUCT, PROVENANCE, layer
+from profiling_samples import LAYER, LINK, PRODUCT, PROVENANCE, layer
 
 from hetplan.errors import InputError
 from hetplan.files.reading import read_text
@@ -44,21 +44,6 @@ def written(store, *samples, provenance=PROVENANCE):
     for sample in samples:
         writer.append(sample)
     return writer
-
-
-def test_samples_are_read_back_exactly(tmp_path) -> None:
-    samples = (LAYER, layer(tp=2, steady=False), layer(median_seconds=1e-7, clock_hertz=1.98e9))
-    layers = written(tmp_path, *samples)
-    LinkWriter(tmp_path, "long", PROVENANCE).append(LINK)
-    operators = OperatorWriter(tmp_path, PROVENANCE)
-    operators.append(PRODUCT)
-    operators.append(NORM)
-    assert operators.folder == layers.folder
-    found = read_store(tmp_path)
-    assert (found.layers, found.links, found.operators) == (samples, (LINK,), (PRODUCT, NORM))
-    assert found.provenance == (PROVENANCE, PROVENANCE)
-    parts = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.csv")}
-    assert parts == {"cpu", "links"}
 
 
 _VALUES = {
@@ -108,16 +93,6 @@ def test_a_population_is_one_set_of_circumstances(tmp_path) -> None:
         )
 
 
-def test_several_folders_and_parts_of_a_store_can_be_read(tmp_path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    writer = written(one, LAYER)
-    written(two, layer(tp=2))
-    assert len(read_store(one, two).layers) == 2
-    assert len(read_store(one, one / "cpu", writer.folder).layers) == 1
-    with pytest.raises(InputError, match="no such folder"):
-        read_store(tmp_path / "three")
-
-
 def test_a_kill_at_any_byte_leaves_a_readable_store(tmp_path, caplog) -> None:
     samples = [layer(sequence_length=length) for length in (16, 32, 64)]
     writer = written(tmp_path, *samples)
@@ -137,17 +112,6 @@ def test_a_kill_at_any_byte_leaves_a_readable_store(tmp_path, caplog) -> None:
             assert list(again.samples) == samples[:whole]
             again.append(samples[-1])
             assert list(read_store(tmp_path).layers) == [*samples[:whole], samples[-1]]
-
-
-def test_a_kill_before_the_first_row_leaves_a_readable_store(tmp_path) -> None:
-    writer = written(tmp_path)
-    assert read_store(tmp_path).layers == ()
-    (writer.folder / "layers.csv").unlink()
-    assert read_store(tmp_path).layers == ()
-    (writer.folder / "provenance.json").unlink()
-    assert read_populations(tmp_path) == ()
-    written(tmp_path, LAYER)
-    assert read_store(tmp_path).layers == (LAYER,)
 
 
 def test_samples_without_provenance_are_refused(tmp_path) -> None:
@@ -209,14 +173,6 @@ def test_all_faults_of_a_file_are_listed(tmp_path) -> None:
 def test_names_that_lead_out_of_the_store_are_refused(tmp_path, name) -> None:
     with pytest.raises(InputError, match="device kind"):
         LayerWriter(tmp_path, replace(PROVENANCE, device=name))
-
-
-def test_a_store_is_tables_of_pandas_with_a_column_per_field(tmp_path) -> None:
-    LayerWriter(tmp_path, PROVENANCE).append(LAYER)
-    tables = read_store(tmp_path).to_pandas()
-    assert list(tables["layers"].columns) == header(LayerSample).split(",")
-    assert tables["layers"]["median_seconds"].tolist() == [LAYER.median_seconds]
-    assert (len(tables["provenance"]), len(tables["links"]), len(tables["operators"])) == (1, 0, 0)
 
 
 FOREIGN = {

@@ -189,20 +189,6 @@ def test_a_spoilt_row_spoils_itself_only(tmp_path, line) -> None:
         read_populations(tmp_path)
 
 
-def test_rows_of_another_device_do_not_hide_in_a_population(tmp_path) -> None:
-    LayerWriter(tmp_path, PROVENANCE).append(layer(device="tortoise"))
-    with pytest.raises(InputError, match="tortoise stand in a population of cpu"):
-        read_populations(tmp_path)
-
-
-def test_new_rows_are_added_once_and_repeats_are_kept(tmp_path) -> None:
-    writer = LayerWriter(tmp_path, PROVENANCE)
-    assert writer.add_new([LAYER, LAYER, layer(tp=2)]) == 3
-    assert writer.add_new([LAYER, LAYER, layer(tp=2)]) == 0
-    assert writer.add_new([layer(median_seconds=0.0011)]) == 1
-    assert len(read_store(tmp_path).layers) == 4
-
-
 def test_a_half_row_is_cut_off_with_a_warning(tmp_path, caplog) -> None:
     writer = LayerWriter(tmp_path, PROVENANCE)
     path = writer.folder / "layers.csv"

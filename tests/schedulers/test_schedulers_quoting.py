@@ -66,16 +66,6 @@ def test_any_printable_text_is_a_single_word(texts: list[str]) -> None:
     assert heard(words(texts)) == there
 
 
-def test_the_folder_is_a_quoted_variable() -> None:
-    assert folder_word("{folder}/a b") == "\"$folder\"'/a b'"
-    assert heard(folder_word("--x={folder}/$(id)")) == ["--x=/the folder/$x/$(id)"]
-    assert heard(words(("{folder}", "", "{folder}{folder}"))) == [
-        "/the folder/$x",
-        "",
-        "/the folder/$x" * 2,
-    ]
-
-
 @pytest.mark.parametrize("text", ["a\nb", "a\0b", "a\tb", "a\rb", "\x1b[0m", "a\x7f"])
 def test_control_characters_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="control character"):
@@ -101,9 +91,3 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_yaml_reads_back_as_it_was(value: object) -> None:
     assert yaml.safe_load(yaml_text(value)) == value
-
-
-# Floats and truths of YAML 1.2 and of Go's reader, which PyYAML would write plainly.
-@pytest.mark.parametrize("text", ["1e5", "1E-3", "y", "N", "0o17", "+5", "007", "1_0", "5."])
-def test_texts_that_others_take_for_numbers_are_quoted(text: str) -> None:
-    assert yaml_text({"a": text}) == f"a: '{text}'\n"

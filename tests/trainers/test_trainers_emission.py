@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trainer_plans import JOB, PLAIN, two_regions
+from trainer_models import MODEL
+from trainer_plans import JOB, PLAIN, chosen, cluster, island, result_of, two_regions
 
 import hetplan
 from hetplan.errors import Fault, InputError
+from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import RankLayout
 from hetplan.search.files import load_plan, save_result
@@ -72,3 +74,14 @@ def test_the_library_verb_writes_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not empty"):
         hetplan.emit(result, "megatron", str(out))
     hetplan.emit(result, "megatron", str(out), EmissionOptions(steps=7), force=True)
+
+
+def test_tables_stay_tables_whatever_islands_are_called() -> None:
+    name = "a|b `c`\u2028<d>"
+    machines = cluster(replace(island("a"), name=name, region="e|f"))
+    result = result_of(machines, plan_of(MODEL, machines, JOB, chosen((name, 12), tp=8)))
+    emission = emission_for(result, PLAIN, EmissionOptions())
+    (readme,) = [each.text for each in emission.files if each.path == "README.md"]
+    (row,) = [line for line in readme.splitlines() if "e\\|f" in line]
+    assert "a\\|b 'c'?&lt;d>" in row
+    assert row.replace("\\|", "").count("|") == 7

@@ -8,13 +8,11 @@ import pytest
 from trainer_models import MODEL
 from trainer_plans import JOB, chosen, cluster, island, result_of
 
-from hetplan.errors import InputError
-from hetplan.job.spec import Precision, TrainerOptions
 from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.search.result import SearchResult
 from hetplan.trainers import trainer_named
-from hetplan.trainers.emission import emit_plan, refusals
+from hetplan.trainers.emission import refusals
 
 
 def searched(target: str, *formats: str) -> SearchResult:
@@ -39,11 +37,3 @@ def test_two_formats_in_one_plan_are_refused_by_name(target: str) -> None:
     assert fault.field == "plan.reduction_groups[1].precision"
     assert fault.message.startswith(f"bfloat16; target {trainer.plan_target} ")
     assert "sums in float32" in fault.message
-
-
-def test_a_job_that_asks_for_another_format_than_its_plan_is_refused() -> None:
-    result = searched("megatron", "float32")
-    job = replace(result.inputs.job, trainer=TrainerOptions(gradient_precision=Precision.BFLOAT16))
-    asked = replace(result, inputs=replace(result.inputs, job=job))
-    with pytest.raises(InputError, match="float32; target megatron with this job"):
-        emit_plan(asked, "megatron", EmissionOptions())

@@ -117,16 +117,6 @@ def lost_layer(result: SearchResult) -> SearchResult | None:
     return _change_chunk(result, 0, 0, replace(first, stop=first.stop - 1))
 
 
-def no_head(result: SearchResult) -> SearchResult | None:
-    """Nobody has the head."""
-    stages = result.plan.pipelines[0].stages
-    if len(stages) == 1:
-        return None
-    last = stages[-1].chunks[-1]
-    change = replace(last, stop=last.stop - 1)
-    return _change_chunk(result, len(stages) - 1, len(stages[-1].chunks) - 1, change)
-
-
 def odd_batch(result: SearchResult) -> SearchResult | None:
     """One sequence too many for the data-parallel ranks."""
     degrees = degrees_of(result.plan)
@@ -147,7 +137,7 @@ def wide_tp(result: SearchResult) -> SearchResult | None:
     return replace(result, plan=_with_stages(result.plan, *stages))
 
 
-BREAKS = (lost_layer, no_head, odd_batch, wide_tp)
+BREAKS = (lost_layer, odd_batch, wide_tp)
 
 
 def broken(change: Callable[[SearchResult], SearchResult | None]) -> Iterator[SearchResult]:

@@ -113,14 +113,3 @@ def test_every_vendor_has_its_own_names(
     kind: str, local: tuple[int, ...], wanted: dict[str, str]
 ) -> None:
     assert dict(vendor_environment(agent(kind, PLAIN, local))) == wanted
-
-
-def test_connections_are_ordered_before_blackwell() -> None:
-    mixed = stage_per_island(
-        cluster(island("a", "n"), island("b", "n", kind="nvidia-b200-180gb-sxm")), 3, 5
-    )
-    first, second = launched(mixed).agent_environment
-    assert ("CUDA_DEVICE_MAX_CONNECTIONS", "1") in first
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in dict(second)
-    alone = stage_per_island(cluster(island("a", "n"), island("b", "n")), 3, 5, tp=1, dp=1)
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in dict(launched(alone).agent_environment[0])

@@ -12,7 +12,6 @@ from trainer_plans import (
     any_estimate,
     cluster,
     flags,
-    here,
     island,
     job_of,
     launched,
@@ -29,7 +28,6 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.plan import (
     LayerRange,
 )
-from hetplan.schedulers.launch import EmissionOptions
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).with_name("golden_megatron_llama_140b.txt")
@@ -71,31 +69,3 @@ def test_multi_token_prediction_stands_with_the_head() -> None:
     )
     cut = with_plan(result, pipelines=(replace(pipeline, stages=apart),))
     assert any("cut between stages 0 and 1" in each for each in messages(cut))
-
-
-def test_the_run_and_its_data() -> None:
-    found = flags(here())
-    assert found["--tokenizer-type"] == ("NullTokenizer",)
-    assert found["--lr"] == ("1e-05",)
-    assert found["--log-interval"] == ("1",)
-    assert "--seed" not in found
-    options = EmissionOptions(
-        data=("0.5", "/data/a b", "0.5", "/data/c"),
-        tokenizer="/tok/llama.model",
-        learning_rate=3e-4,
-        save="/save",
-        load="/load",
-        steps=7,
-        extra_arguments=("--rotary-base", "500000", "--log-throughput"),
-    )
-    real = launched(here(seed=5, checkpoint_interval_steps=3), options)
-    entries = {entry[0]: entry[1:] for entry in real.arguments}
-    assert entries["--data-path"] == ("0.5", "/data/a b", "0.5", "/data/c")
-    assert entries["--tokenizer-type"] == ("SentencePieceTokenizer",)
-    assert entries["--padded-vocab-size"] == (str(here().plan.padded_vocab_size),)
-    assert entries["--save-interval"] == ("3",)
-    assert entries["--ckpt-format"] == ("torch_dist",)
-    assert entries["--seed"] == ("5",)
-    assert entries["--train-iters"] == ("7",)
-    assert real.arguments[-2:] == (("--rotary-base", "500000"), ("--log-throughput",))
-    assert "--mock-data" not in entries

@@ -13,6 +13,7 @@ from trainer_plans import (
     job_of,
     megatron,
     messages,
+    outermost_results,
     random_results,
     stage_per_island,
     with_job,
@@ -24,11 +25,13 @@ from hetplan.job.spec import Optimizer, TrainerOptions
 from hetplan.model.layers import LatentAttention, LayerRun, Norm, TransformerLayer
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import (
+    OverlapSettings,
     Recompute,
     RecomputeGranularity,
     RecomputeModule,
     Sharding,
 )
+from hetplan.trainers.megatron.mindspeed import TRAINER as MINDSPEED
 from hetplan.trainers.megatron.model import model_faults
 from hetplan.trainers.megatron.parallel import degrees_of
 
@@ -123,6 +126,16 @@ def test_settings_that_megatron_refuses() -> None:
     )
     for result, said in wrong:
         assert any(said in message for message in messages(result)), said
+
+
+def test_mindspeed_refuses_what_its_code_does_not_show() -> None:
+    nvidia = next(random_results(megatron, seed=31, count=1))
+    assert any("Ascend alone" in message for message in messages(nvidia, trainer=MINDSPEED))
+    result = next(outermost_results())
+    assert messages(result) != []
+    wrong = with_plan(result, overlap=OverlapSettings(tensor_parallel=True))
+    (message,) = messages(wrong, trainer=MINDSPEED)
+    assert "found in neither MindSpeed's code" in message
 
 
 def test_context_parallel_faults() -> None:

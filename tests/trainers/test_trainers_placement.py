@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_models import MODEL, TIED
+from trainer_models import MODEL
 from trainer_plans import JOB, chosen, cluster, island, two_regions
 
 from hetplan.cluster.launch_domains import LaunchDomain
@@ -16,7 +16,6 @@ from hetplan.plans.build import plan_of
 from hetplan.plans.plan import DeviceRange
 from hetplan.plans.ranks import rank_rows
 from hetplan.schedulers.rank_layout import RankLayout, rank_layout
-from hetplan.trainers.readme import placement_remarks
 
 
 def device_of_ranks(sheet: RankLayout) -> list[tuple[str, int]]:
@@ -98,12 +97,3 @@ def test_two_hosts_of_one_name_or_address_are_refused() -> None:
     machines = replace(result.inputs.cluster, launch_domains=(domain,))
     with pytest.raises(InputError, match="south0000 has the address of north0001"):
         rank_layout(result.plan, machines)
-
-
-def test_a_tied_embedding_across_regions_is_said_loudly_with_its_price() -> None:
-    result = two_regions(TIED)
-    (line,) = [each for each in placement_remarks(result) if "tied embedding" in each]
-    assert line.startswith("ATTENTION: ")
-    assert "ACROSS REGIONS" in line
-    assert "north in n and south in s" in line
-    assert "of the step" in line

@@ -110,18 +110,6 @@ def test_settings_that_are_none_are_refused(tmp_path: Path, flags: str, message:
     assert [each.line for each in caught.value.faults] == [2]
 
 
-def test_a_plain_list_needs_no_quotes(tmp_path: Path) -> None:
-    facts = megatron(
-        tmp_path,
-        "\n# a comment\n--pipeline-model-parallel-size ${PP:-2} --pipeline-model-parallel-layout "
-        "E(tt|)*3ttL # and one",
-        "--tokenizer-model 'a b'",
-    )
-    assert facts.layers == ((2, 2), (2, 2))
-    with pytest.raises(InputError, match="never closed"):
-        megatron(tmp_path, "--lr 'x")
-
-
 def test_a_script_that_starts_nothing_or_two_things_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="starts no trainer"):
         read(tmp_path, "megatron", "echo hello\n")
@@ -358,11 +346,3 @@ def test_the_model_of_arguments_with_patterns(tmp_path: Path) -> None:
         changed = text.replace("([0]*1+[1]*5)", wrong)
         with pytest.raises(InputError):
             launch_model(read(tmp_path, "megatron", changed, name="a.txt"), "m")
-
-
-def test_a_model_that_the_launch_does_not_say(tmp_path: Path) -> None:
-    text = LLAMA.replace("--vocab-size 128256", "")
-    with pytest.raises(InputError, match="has no --vocab-size"):
-        launch_model(read(tmp_path, "megatron", text), "m")
-    with pytest.raises(InputError, match="give --model FILE"):
-        launch_model(read(tmp_path, "torchtitan", TITAN), "m")

@@ -298,9 +298,6 @@ WRONG = [
 ]
 
 
-ONE_HOST = {"torchrun.nnodes": 1}
-
-
 def test_one_fault_makes_one_rule_speak() -> None:
     for case in WRONG:
         found = judged(text_of(case))
@@ -345,24 +342,6 @@ def test_nothing_is_found_in_sizes_that_only_the_hosts_know() -> None:
         assert {each.rule for each in judged(text)} <= {case.rule}, case
         if case.rule in ("launch-tp-across-hosts",):
             assert judged(text) == ()
-
-
-def test_findings_stand_at_the_lines_of_the_flags() -> None:
-    (found,) = judged(launch({**MEGATRON, "num-layers": 30}))
-    names = list(MEGATRON)
-    wanted = ("num-layers", "pipeline-model-parallel-size")
-    assert found.lines == tuple(sorted(names.index(each) + 1 for each in wanted))
-    assert (found.file, found.count) == ("run.sh", 1)
-
-
-def test_long_links_need_a_longer_timeout() -> None:
-    cluster = load_cluster(CONFIGS / "clusters" / "two-regions.yaml")
-    assert len(cluster.regions) > 1
-    found = judged(launch(ONE_HOST | {"bf16": True}), cluster=cluster)
-    assert [each.rule for each in found] == ["launch-timeout"]
-    assert "write --distributed-timeout-minutes 60" in found[0].message
-    flags = {**ONE_HOST, "distributed-timeout-minutes": 60}
-    assert judged(launch(flags), cluster=cluster) == ()
 
 
 def test_a_stage_that_needs_more_memory_than_its_devices_have() -> None:

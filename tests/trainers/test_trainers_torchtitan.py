@@ -24,7 +24,7 @@ from trainer_plans import (
     torchtitan,
 )
 
-from hetplan.job.spec import Job, LengthShare, Optimizer, Precision, ProductFormat, TrainerOptions
+from hetplan.job.spec import Job, LengthShare, Optimizer, Precision
 from hetplan.model.layers import Attention, Experts, LayerRun, Norm
 from hetplan.model.numerics import Activation, RotaryScaling, RotaryScalingKind
 from hetplan.model.spec import ModelSpec
@@ -178,14 +178,6 @@ def test_a_name_cannot_leave_its_text() -> None:
     launch = launched(case_of(model))
     tree = ast.parse(launch.files[0].text)
     assert name in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-
-
-def test_product_formats_are_converters() -> None:
-    for product, converter in ((ProductFormat.FLOAT8, "Float8LinearConverter"),):
-        job = replace(TITAN_JOB, trainer=TrainerOptions(product_format=product))
-        (file,) = launched(case_of(job=job, legal=False)).files
-        calls = [node.id for node in ast.walk(ast.parse(file.text)) if isinstance(node, ast.Name)]
-        assert converter in calls
 
 
 # ---- what is refused
