@@ -30,27 +30,8 @@ def edit(path, change):
     path.write_text(out.getvalue())
 
 
-def found(store):
-    seen = findings(read_all([store], LaunchContext())).findings
-    return {(each.rule, each.count) for each in seen}
 
 
-def links(store):
-    return next(store.rglob("links.csv"))
-
-
-@pytest.mark.parametrize("factor", [1 / 50, 1 / 200])
-def test_a_large_message_that_is_faster_than_small_ones_is_found(store, factor):
-    largest = []
-
-    def one(rows):
-        row = max(rows, key=lambda each: float(each["median_seconds"]))
-        largest.append(int(row["message_bytes"]))
-        row.update({name: repr(float(row[name]) * factor) for name in TIMES})
-
-    edit(links(store), one)
-    assert largest == [1 << 24]
-    assert found(store) == {("link-times-do-not-grow", 1)}
 
 
 def test_the_steps_of_reading_grow_no_faster_than_the_rows(store):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from importers_mutations import mutated
 from lint_samples import DRAWN, Bundle
 
 from hetplan.errors import InputError
@@ -76,41 +77,6 @@ def test_wrong_cells_are_faults_with_their_line(tmp_path: Path) -> None:
     assert [each.rule for each in findings(reading).findings] == ["file-is-wrong"] * 2
 
 
-def test_a_model_a_cluster_and_a_job_are_checked_together(tmp_path: Path) -> None:
-    configs = shipped_folder("configs")
-    model = configs / "models" / "gpt-tiny.yaml"
-    cluster = configs / "clusters" / "this-machine.yaml"
-    job = (configs / "jobs" / "gpt-tiny.yaml").read_text()
-    good = tmp_path / "good.yaml"
-    good.write_text(job)
-    assert read(model, cluster, good).faults == ()
-    wrong = tmp_path / "wrong.yaml"
-    lines = [
-        "sequence_length: 1000000" if line.startswith("sequence_length:") else line
-        for line in job.splitlines()
-    ]
-    wrong.write_text("\n".join(lines) + "\n")
-    assert lines != job.splitlines()
-    assert read(wrong).faults == ()
-    (fault,) = read(model, cluster, wrong).faults
-    assert fault.field == "sequence_length"
-    assert fault.line
-
-
-def damaged(text: bytes, random_: random.Random) -> bytes:
-    """The text truncated, with bytes changed, or with a piece doubled."""
-    data = bytearray(text)
-    kind = random_.randrange(3)
-    if kind == 0:
-        return bytes(data[: random_.randrange(len(data) + 1)])
-    if kind == 1:
-        for _ in range(random_.randrange(1, 8)):
-            data[random_.randrange(len(data))] = random_.randrange(256)
-        return bytes(data)
-    start = random_.randrange(len(data))
-    return bytes(data[:start] + data[start : start + 40] * 3 + data[start + 40 :])
-
-
 @given(seed=st.integers(0, 2**32))
 @settings(
     max_examples=40,
@@ -128,7 +94,7 @@ def test_damaged_files_are_clean_errors(tmp_path: Path, seed: int) -> None:
     Bundle.draw(1, name).write(folder, name)
     for path in folder.rglob("*"):
         if path.is_file():
-            path.write_bytes(damaged(path.read_bytes(), random_))
+            path.write_bytes(mutated(random_, path.read_text()).encode("utf-8", "replace"))
     try:
         reading = read(folder)
     except InputError:

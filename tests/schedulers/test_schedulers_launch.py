@@ -34,7 +34,7 @@ from hetplan.cluster.launch_domains import KindLaunch
 from hetplan.cluster.node import expand_names
 from hetplan.errors import InputError
 from hetplan.schedulers import SCHEDULERS
-from hetplan.schedulers.launch import EmissionOptions, EmittedFile
+from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.quoting import hostlist
 
 # Options of sbatch that stand in emitted scripts, of all those in its manual page (SchedMD/slurm,
@@ -317,16 +317,6 @@ def test_unlike_hosts_are_jobs_with_their_own_images_and_resources():
         ("train/npu:1", {"huawei.com/Ascend910": 16}),
         ("registry.example.org/train:1.2", {"nvidia.com/gpu": 4}),
     ]
-
-
-def test_the_config_map_of_the_readme_is_what_pods_mount():
-    own = (EmittedFile(path="plan.yaml", text="a: 1\n"),)
-    (document,) = job_sets(MIXED, files=own)
-    (volume, _) = pods_of(document)[0]["volumes"]
-    start = "\n".join(SCHEDULERS["kubernetes"].start(MIXED, launch(MIXED, files=own)))
-    (line,) = [line for line in start.splitlines() if "create configmap" in line]
-    assert f"create configmap {volume['configMap']['name']} " in line
-    assert line.endswith(" --from-file=launch.sh --from-file=plan.yaml")
 
 
 def test_what_kubernetes_cannot_start_is_refused():

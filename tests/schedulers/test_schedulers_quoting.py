@@ -54,11 +54,8 @@ def heard(script: str) -> list[str]:
     return done.stdout.decode().split("\0")[:-1]
 
 
-def test_hostile_texts_are_single_words() -> None:
-    assert heard("\n".join(word(each) for each in HOSTILE)) == list(HOSTILE)
-
-
 @settings(max_examples=25, deadline=None)
+@example(list(HOSTILE))
 @given(st.lists(PRINTABLE, min_size=1, max_size=20))
 def test_any_printable_text_is_a_single_word(texts: list[str]) -> None:
     assert heard(" ".join(word(each) for each in texts)) == texts
