@@ -30,10 +30,6 @@ def edit(path, change):
     path.write_text(out.getvalue())
 
 
-
-
-
-
 def test_the_steps_of_reading_grow_no_faster_than_the_rows(store):
     path = next(store.rglob("layers.csv"))
     text = path.read_text()

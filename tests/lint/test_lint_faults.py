@@ -252,6 +252,6 @@ def test_one_fault_makes_one_rule_speak(fault: Damage, seed: int) -> None:
 
 
 def test_every_rule_has_a_fault() -> None:
-    # Those of launches have theirs in test_lint_launch_rules.py.
+    # Those of launches have theirs in trainers/test_trainers_rules.py.
     elsewhere = {"file-is-wrong", *(rule.id for rule in LAUNCH_RULES)}
     assert {fault.rule for fault in FAULTS} == {rule.id for rule in RULES} - elsewhere

@@ -25,8 +25,6 @@ def report_of(machine, **rest):
     return look(machine, kinds=KINDS, python="python", stores=(), **rest)
 
 
-
-
 def test_a_large_node(tmp_path, monkeypatch):
     big_node(tmp_path, monkeypatch)
     answers = {"nvidia-smi": SMI, "python": torch_answer(SEEN)}

@@ -12,9 +12,7 @@ from hetplan.profiling.backends import (
     CpuBackend,
     nvidia_clocks,
     open_backend,
-    slug,
 )
-from hetplan.profiling.provenance import kind_here
 
 
 def asked(text):
@@ -33,12 +31,9 @@ def asked(text):
     ("text", "words"),
     [
         ("1980, 1980, 2619, 2619, 700.00, 700.00\n", ""),
-        ("1410, 1980, 2619, 2619, 700.00, 700.00\n", "sm 1410 MHz"),
         ("1410, 1980, 1593, 2619, 350.00, 700.00\n", "sm 1410 MHz, memory 1593 MHz, limit 350 W"),
         ("[N/A], [N/A], [N/A], [N/A], 300.00, 700.00\n", "limit 300 W"),
-        ("[Not Supported], 1, x, y, , \n", ""),
         ("", ""),
-        ("No devices were found\n", ""),
         ("1410, 1980, 2619, 2619, 700, 700\n1410, 1980, 2619, 2619, 700, 700\n", ""),
         ("nan, inf, 1e400, -3, 1, 1\n", ""),
     ],
@@ -123,24 +118,3 @@ def test_peak_memory_of_a_cpu_is_what_is_allocated() -> None:
     del block
     assert backend.reset_peak_memory()
     assert backend.peak_memory_bytes() <= size * 0.1
-
-
-def test_samples_get_the_kind_that_cluster_files_name() -> None:
-    class Accelerator(CpuBackend):
-        is_accelerator = True
-        word = ""
-
-        def device_name(self) -> str:
-            return self.word
-
-        def kind(self) -> str:
-            return slug(self.word, "nvidia")
-
-    device = Accelerator()
-    for device.word, kind in (
-        ("NVIDIA A100-SXM4-80GB", "nvidia-a100-80gb-sxm"),
-        ("NVIDIA Prototype 7", "nvidia-prototype-7"),
-        ("Tesla Unknown-16GB", "nvidia-tesla-unknown-16gb"),
-    ):
-        assert kind_here(device) == kind
-    assert kind_here(CpuBackend()) == "cpu"

@@ -1,12 +1,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiling_models import GPT, LLAMA, gpt
+from profiling_models import LLAMA, gpt
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind
-from hetplan.profiling.grid import job_grid, neighbour_models, points
+from hetplan.profiling.grid import job_grid, neighbour_models
 from hetplan.profiling.weights import check_slices, parameter_slices
 
 JOB = Job(
@@ -87,15 +87,3 @@ def test_accepted_slices_hold_every_weight_equally_often(tp, heads, kv, ffn) -> 
                 for place in range(part.start, part.start + part.length):
                     counts[place] += 1
     assert all(min(counts) == max(counts) >= 1 for counts in held.values())
-
-
-def test_an_impossible_grid_is_refused() -> None:
-    axes = {
-        "sequence_lengths": (16,),
-        "microbatch_sizes": (1,),
-        "precisions": (Precision.FLOAT32,),
-    }
-    with pytest.raises(InputError, match="no point is left"):
-        points((GPT,), tp_degrees=(3,), **axes)
-    with pytest.raises(InputError, match="tp is 0"):
-        points((GPT,), tp_degrees=(0,), **axes)

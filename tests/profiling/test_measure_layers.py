@@ -10,8 +10,7 @@ from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
 from hetplan.profiling import measure_layers
 from hetplan.profiling.backends import CpuBackend, open_backend
 from hetplan.profiling.grid import GridPoint, points
-from hetplan.profiling.measure_layers import Unit, has_pace, unit_shapes, unit_work, units
-from hetplan.profiling.pacing import PacedKind, PaceEntry, Pacer
+from hetplan.profiling.measure_layers import Unit, unit_shapes, unit_work, units
 from hetplan.profiling.timing import TimingLimits
 from hetplan.profiling.work import Work, measure_all
 
@@ -125,27 +124,6 @@ def test_what_a_device_refuses_is_told_and_passed_over() -> None:
     kept = Kept()
     kept.measure(work)
     assert kept.refused == [f"{each.name}: out of memory" for each in work]
-
-
-def test_a_paced_layer_measures_its_nominal_time() -> None:
-    kind = PacedKind(
-        device="slow",
-        slow_down=3.0,
-        entries=tuple(
-            PaceEntry(layer="transformer", phase=phase, microbatch_size=1, tp=1, seconds=seconds)
-            for phase, seconds in (("forward", 0.02), ("backward", 0.04))
-        ),
-    )
-    small, large = (Unit(point=point, kind=LayerKind.TRANSFORMER) for point in grid(GPT))
-    assert has_pace(kind, small)
-    assert not has_pace(kind, large)
-    pacer = Pacer(kind)
-    forward, backward = unit_work(small, "slow", CpuBackend(), pacer).rows()
-    # At most half of a pass is paid back for sleeping too long; unpaced it takes a millisecond.
-    assert forward["median_seconds"] >= 0.01
-    assert backward["median_seconds"] >= 0.02
-    assert pacer.passes >= 6
-    assert forward["device"] == "slow"
 
 
 @pytest.mark.accelerator

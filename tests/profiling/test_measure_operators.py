@@ -10,7 +10,6 @@ from profiling_samples import invoke
 from test_measure_layers import grid
 from torch.utils.flop_counter import FlopCounterMode
 
-from hetplan.files.shipped import shipped_folder
 from hetplan.model.operators import (
     BACKWARD,
     FORWARD,

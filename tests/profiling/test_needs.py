@@ -2,92 +2,9 @@
 
 import json
 
-from profiling_models import GPT
-from profiling_samples import CLUSTER, JOB, LAYER, LINK, MODEL, PROVENANCE, invoke, layer
+from profiling_samples import CLUSTER, JOB, LAYER, LINK, MODEL, PROVENANCE, invoke
 
-from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
-from hetplan.job.spec import Precision
-from hetplan.profiling.grid import points
-from hetplan.profiling.measure_layers import unit_shapes, units
-from hetplan.profiling.needs import (
-    layer_need,
-    link_need,
-    link_places,
-)
 from hetplan.profiling.store import LayerWriter, LinkWriter
-
-WORK = units(
-    points(
-        (GPT,),
-        sequence_lengths=(16,),
-        microbatch_sizes=(1, 2),
-        tp_degrees=(1,),
-        precisions=(Precision.FLOAT32,),
-    )
-)
-FAST = DeviceKind(
-    kind="acme-one",
-    vendor="acme",
-    peak_flops_per_second=(("float32", 1e12),),
-    memory_bytes=1e9,
-    memory_bandwidth_bytes_per_second=1e12,
-    provenance="datasheet",
-    source="a test",
-)
-WIRE = Link(bandwidth_bytes_per_second=1e9, latency_seconds=1e-5, transport=Transport.HOST_STAGED)
-NEAR = Link(
-    bandwidth_bytes_per_second=1e11,
-    latency_seconds=1e-6,
-    transport=Transport.DEVICE_DIRECT,
-    samples="near",
-)
-
-
-def island(name: str, nodes: int, devices: int) -> Island:
-    return Island(
-        name=name,
-        region="here",
-        device=FAST,
-        nodes=nodes,
-        devices_per_node=devices,
-        intra_node=NEAR,
-        inter_node=WIRE,
-        memory_bytes=1e9,
-    )
-
-
-def test_what_is_held_is_not_missing() -> None:
-    shapes = [shape for unit in WORK for shape in unit_shapes(unit)]
-    assert len(shapes) == len(set(shapes)) == 2 * 3 * 2 + 4
-    nothing = layer_need("cpu", None, WORK, ())
-    assert (nothing.missing, nothing.missing_samples, nothing.seconds) == (WORK, 16, None)
-    both = [layer(phase="forward"), layer(phase="backward")]
-    some = layer_need("cpu", None, WORK, both)
-    assert some.missing_samples == 14
-    assert layer_need("acme-one", None, WORK, both).missing_samples == 16
-    kinds = [unit.kind for unit in nothing.missing]
-    costs = [unit.point.flops(unit.kind) for unit in nothing.missing]
-    assert costs == sorted(costs)
-    assert set(kinds) == {"embedding", "transformer", "head"}
-
-
-def test_places_where_devices_talk() -> None:
-    left, right, alone = island("left", 4, 8), island("right", 1, 1), island("alone", 1, 2)
-    links = (IslandLink(between=("left", "right"), link=WIRE),)
-    cluster = Cluster(name="c", islands=(left, right, alone), links=links)
-    places = {place.name: place for place in link_places(cluster)}
-    # `alone` and `left` refer to the same samples: measured once, in the first.
-    assert list(places) == ["near", "left-nodes", "left-right"]
-    assert (places["near"].nodes, places["near"].processes_per_node) == (1, 8)
-    assert (places["left-nodes"].nodes, places["left-nodes"].processes_per_node) == (2, 1)
-    assert [place.is_named for place in places.values()] == [True, False, False]
-    need = link_need(places["near"], (4096, 8192), ())
-    assert {case.group_size for case in need.cases} == {2, 4, 8}
-    held = {case for case in need.cases if case.message_bytes == 4096}
-    rest = link_need(places["near"], (4096, 8192), held)
-    assert {case.message_bytes for case in rest.missing} == {8192}
-    assert 0 < rest.seconds < need.seconds
 
 
 def test_a_list_shows_damage_and_what_is_missing(tmp_path) -> None:

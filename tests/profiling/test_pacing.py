@@ -1,15 +1,11 @@
 import statistics
-import time
 from statistics import median
 
 import pytest
 import torch
-from profiling_models import GPT
 from torch.utils.checkpoint import checkpoint
 
-from hetplan.errors import InputError
 from hetplan.model.spec import TRAINED_KINDS, LayerKind
-from hetplan.profiling.layers import HeadWithLoss, build_layer
 from hetplan.profiling.pacing import (
     DEBT_LIMIT_SECONDS,
     JITTER_DEVIATIONS,
@@ -17,7 +13,6 @@ from hetplan.profiling.pacing import (
     PacedKind,
     PaceEntry,
     Pacer,
-    load_pace,
 )
 
 FORWARD, BACKWARD = 0.010, 0.025
@@ -140,50 +135,6 @@ def test_recomputation_costs_one_more_forward_pass(early_stop: bool) -> None:
         y.sum().backward()
     assert fake.now == pytest.approx(2 * FORWARD + 2 * (FORWARD + BACKWARD))
     assert pacer.overruns == 0
-
-
-def test_a_real_model_takes_the_sum_of_its_layers_and_learns_the_same() -> None:
-    pacer = Pacer(paced_kind())
-
-    def trained(paced: bool):
-        layers = [
-            build_layer(
-                GPT, place, tp=1, tp_rank=0, group=None, seed=0, dtype=torch.float32, device="cpu"
-            )
-            for place in range(4)
-        ]
-        layers[-1] = HeadWithLoss(layers[-1])
-        kinds = GPT.layers
-        run = [
-            pacer.wrap(layer, kind, 1, 1) if paced else layer
-            for layer, kind in zip(layers, kinds, strict=True)
-        ]
-        tokens = torch.arange(9).unsqueeze(0)
-        for _ in range(2):
-            begun = time.perf_counter()
-            x = tokens[:, :-1]
-            for layer in run[:-1]:
-                x = layer(x)
-            run[-1](x, tokens[:, 1:]).backward()
-            seconds = time.perf_counter() - begun
-        return seconds, [each.grad for layer in layers for each in layer.parameters()]
-
-    seconds, gradients = trained(paced=True)
-    _, expected = trained(paced=False)
-    assert pacer.passes == 16
-    assert seconds >= 4 * (FORWARD + BACKWARD) - DEBT_LIMIT_SECONDS
-    for found, wanted in zip(gradients, expected, strict=True):
-        assert torch.allclose(found, wanted)
-
-
-def test_wrong_pace_files_name_the_field(tmp_path) -> None:
-    path = tmp_path / "pace.yaml"
-    path.write_text(
-        "schema: hetplan.pace/1\nkinds:\n- device: slow\n  slow_down: 2.0\n  entries:\n"
-        "  - {layer: transformer, phase: sideways, microbatch_size: 1, tp: 1, seconds: 0.1}\n"
-    )
-    with pytest.raises(InputError, match="sideways"):
-        load_pace(path)
 
 
 # ---- a pace that scatters
