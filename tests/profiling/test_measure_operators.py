@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hetplan.model.operators import (
     BACKWARD,
+    BACKWARD_ONLY,
     FORWARD,
     Kernels,
     Operator,
@@ -55,6 +56,11 @@ EVERY = (
     operator(OperatorClass.LOSS, 6, 16),
     operator(OperatorClass.LOSS, 6, 16, float32_copy=True),
 )
+
+
+def test_every_class_but_the_optimizer_and_the_backward_only_ones_is_there() -> None:
+    not_measured_alone = BACKWARD_ONLY | {OperatorClass.OPTIMIZER}
+    assert {op.operator for op in EVERY} == set(OperatorClass) - not_measured_alone
 
 
 @pytest.mark.parametrize("architecture", Architecture)

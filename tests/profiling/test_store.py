@@ -153,6 +153,14 @@ def test_names_that_lead_out_of_the_store_are_refused(tmp_path, name) -> None:
         LayerWriter(tmp_path, replace(PROVENANCE, device=name))
 
 
+def test_a_store_is_tables_of_pandas_with_a_column_per_field(tmp_path) -> None:
+    LayerWriter(tmp_path, PROVENANCE).append(LAYER)
+    tables = read_store(tmp_path).to_pandas()
+    assert list(tables["layers"].columns) == header(LayerSample).split(",")
+    assert tables["layers"]["median_seconds"].tolist() == [LAYER.median_seconds]
+    assert (len(tables["provenance"]), len(tables["links"]), len(tables["operators"])) == (1, 0, 0)
+
+
 FOREIGN = {
     "no newline": b"device,operator,seconds",
     "another header": b"device,seconds\ncpu,1.5\ncpu,2.5",

@@ -11,39 +11,13 @@ from trainer_models import MODEL
 from trainer_plans import JOB, PLAIN, chosen, cluster, island, result_of, two_regions
 
 import hetplan
-from hetplan.errors import Fault, InputError
+from hetplan.errors import InputError
 from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions
-from hetplan.schedulers.rank_layout import RankLayout
 from hetplan.search.files import load_plan, save_result
-from hetplan.search.result import SearchResult
 from hetplan.trainers.emission import (
     emission_for,
 )
-
-
-def test_the_trainer_sees_its_own_target_and_the_folder_the_plan_as_it_was() -> None:
-    """The reference trainer's plan, whose vocabulary is padded as megatron's by chance."""
-    result = two_regions()
-    native = replace(
-        result,
-        plan=replace(result.plan, target="any"),
-        inputs=replace(result.inputs, job=replace(JOB, target="any")),
-    )
-    seen: list[tuple[str, str]] = []
-
-    def faults(
-        result: SearchResult, sheet: RankLayout, options: EmissionOptions
-    ) -> tuple[Fault, ...]:
-        seen.append((result.plan.target, result.inputs.job.target))
-        return ()
-
-    emission = emission_for(native, replace(PLAIN, faults=faults), EmissionOptions())
-    assert seen == [("megatron", "megatron")]
-    (plan,) = [each.text for each in emission.files if each.path == "plan.json"]
-    assert json.loads(plan)["plan"]["target"] == "any"
-    (readme,) = [each.text for each in emission.files if each.path == "README.md"]
-    assert "was priced for target any" in readme
 
 
 def test_names_that_no_shell_should_see_fail_before_anything_is_written(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from flagscale_reader import RefusedError, expanded, hosts, places, read, train_words, validate
-from trainer_models import MODEL, TIED
+from trainer_models import MODEL
 from trainer_plans import (
     A100,
     FULL,
@@ -147,22 +147,6 @@ def check_recompute(found: SearchResult, launch: TrainerLaunch) -> None:
         assert expanded(rows) == [[int(each)] * count for each in asked]
         layers = expanded(args.recompute_num_layers_per_stage_micro_batch)
         assert layers == [[1] * count for _ in asked]
-
-
-def test_a_tied_matrix_is_reduced_in_parts_where_dp_differs() -> None:
-    plan = planned(
-        stage("a", 7, tp=2, dp=2),
-        stage("b", 5, tp=2, dp=4),
-        model=TIED,
-        sharding=Sharding.OPTIMIZER,
-    )
-    launch = launched(plan)
-    args = read(words(launch))
-    assert args.use_partial_reduce_for_shared_embedding
-    assert args.use_distributed_optimizer
-    check_ranks(plan, launch)
-    odd = with_plan(plan[0], padded_vocab_size=plan[0].plan.padded_vocab_size + 2)
-    assert any("does not divide" in each for each in faults((odd, plan[1])))
 
 
 # ---- files

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import files
 
-import pytest
 import yaml
-from trainer_models import device
 from trainer_plans import (
     STAGED,
     cluster,
@@ -18,8 +16,6 @@ from trainer_plans import (
     stage_per_island,
 )
 
-from hetplan.cluster.launch_domains import LaunchDomain
-from hetplan.schedulers.rank_layout import Agent, Host, vendor_environment
 from hetplan.trainers.megatron.parallel import group_networks
 
 
@@ -62,54 +58,3 @@ def test_names_of_groups_are_megatrons() -> None:
 
 
 # ---- environment
-
-
-def agent(kind: str, domain: LaunchDomain, local: tuple[int, ...]) -> Agent:
-    found = device(kind)
-    host = Host(
-        name="h",
-        address="h",
-        domain=domain,
-        island="i",
-        node=0,
-        region="r",
-        device_kind=kind,
-        vendor=found.vendor,
-        devices_per_node=8,
-    )
-    return Agent(node_rank=0, host=host, first_rank=0, local_devices=local)
-
-
-PLAIN = LaunchDomain(
-    name="d", islands=("i",), interface="eth0", fabric_devices=("mlx5_0", "mlx5_1")
-)
-WHOLE = tuple(range(8))
-
-
-@pytest.mark.parametrize(
-    ("kind", "local", "wanted"),
-    [
-        (
-            "nvidia-h100-80gb-sxm",
-            WHOLE,
-            {
-                "GLOO_SOCKET_IFNAME": "eth0",
-                "NCCL_SOCKET_IFNAME": "=eth0",
-                "NCCL_IB_HCA": "=mlx5_0,mlx5_1",
-            },
-        ),
-        (
-            "huawei-ascend-910b2-64gb",
-            (0, 1),
-            {
-                "GLOO_SOCKET_IFNAME": "eth0",
-                "HCCL_SOCKET_IFNAME": "=eth0",
-                "ASCEND_RT_VISIBLE_DEVICES": "0,1",
-            },
-        ),
-    ],
-)
-def test_every_vendor_has_its_own_names(
-    kind: str, local: tuple[int, ...], wanted: dict[str, str]
-) -> None:
-    assert dict(vendor_environment(agent(kind, PLAIN, local))) == wanted

@@ -57,19 +57,6 @@ def refusing(
     return replace(PLAIN, plan_target=plan_target, faults=found)
 
 
-@pytest.mark.slow
-def test_a_plan_for_any_becomes_one_of_the_target() -> None:
-    refused = planned()
-    found = nearest_plan(refused, PLAIN, EmissionOptions(), PREDICTOR, digest="d")
-    assert found.result.plan.target == "megatron"
-    assert found.result.inputs.job.target == "megatron"
-    assert refusals(found.result, PLAIN, EmissionOptions()) == ()
-    assert dict(found.result.inputs.sha256)["predictor"] == "d"
-    assert found.changes == ()
-    # By the same predictor: a target that can run more is no slower, within the gap of the job.
-    assert found.refused_seconds <= found.result.estimate.step_seconds * (1 + JOB.gap)
-
-
 def test_pins_that_faults_name_are_pinned_until_none_is_left() -> None:
     def faults(result: SearchResult, sheet: RankLayout) -> list[Fault]:
         plan = result.plan

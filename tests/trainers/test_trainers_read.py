@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from launches_handwritten import (
-    ARGUMENTS,
     EIGHT_NODES,
     EXPERIMENT,
     GPT3,
@@ -17,13 +16,14 @@ from launches_handwritten import (
     TITAN,
     TOML,
 )
+from training_logs_rendered import megatron_arguments
 
 from hetplan.errors import InputError
-from hetplan.model.layers import Attention, Experts, LatentAttention, Mlp, Norm
+from hetplan.model.layers import Attention, Experts, Mlp, Norm
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule
 from hetplan.trainers.launch_values import LaunchFacts, LaunchMesh, LaunchText, flag
 from hetplan.trainers.megatron.read_model import launch_model
-from hetplan.trainers.read import facts_of, read_launch, trainer_of
+from hetplan.trainers.read import facts_of, read_launch
 
 NO_GIVEN: tuple[tuple[str, str], ...] = ()
 
@@ -122,14 +122,6 @@ def test_a_script_that_starts_nothing_or_two_things_is_refused(tmp_path: Path) -
 # ---- the list of arguments that Megatron-LM prints
 
 
-def printed(arguments: dict[str, object]) -> str:
-    """As megatron/training/arguments.py, _print_args, behind a launcher's labels."""
-    lines = ["------------------------ arguments ------------------------"]
-    lines += [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in arguments.items()]
-    lines += ["-------------------- end of arguments ---------------------", "training ..."]
-    return "".join(f"[default0]:{line}\n" for line in lines)
-
-
 ARGUMENT_LIST = {
     "world_size": 16,
     "tensor_model_parallel_size": 2,
@@ -163,7 +155,10 @@ ARGUMENT_LIST = {
 
 
 def test_the_printed_arguments_are_a_launch(tmp_path: Path) -> None:
-    path = written(tmp_path, "run.log", printed(ARGUMENT_LIST))
+    """Behind a launcher's labels."""
+    lines = f"{megatron_arguments(**ARGUMENT_LIST)}\n------ end of arguments ------\ntraining ..."
+    labelled = "".join(f"[default0]:{line}\n" for line in lines.split("\n"))
+    path = written(tmp_path, "run.log", labelled)
     text = read_launch(path)
     facts = facts_of(text)
     assert (facts.world_size, facts.meshes[0].dp) == (16, 4)
@@ -184,7 +179,7 @@ def test_the_printed_arguments_are_a_launch(tmp_path: Path) -> None:
     assert model.layer_runs[0].layer.attention.num_kv_heads == 8
     given = facts_of(read_launch(path, "megatron", (("global_batch_size", "32"),)))
     assert given.global_batch_size == 32
-    path.write_text(printed(ARGUMENT_LIST).partition("  seq_length")[0])
+    path.write_text(labelled.partition("  seq_length")[0])
     with pytest.raises(InputError, match="no complete list"):
         read_launch(path)
 
@@ -290,21 +285,6 @@ def test_what_torchtitan_does_and_plans_do_not(tmp_path: Path) -> None:
 # ---- which it is
 
 
-def test_whose_launch_a_file_is(tmp_path: Path) -> None:
-    names = {
-        "megatron": (("a.sh", GPT3), ("a.slurm", MIXTRAL), ("a.txt", ARGUMENTS)),
-        "torchtitan": (("b.sh", TITAN), ("b.toml", TOML)),
-        "flagscale": (("c.yaml", HETERO),),
-    }
-    for trainer, files in names.items():
-        for name, text in files:
-            path = written(tmp_path, name, text)
-            assert trainer_of(path) == trainer, name
-    assert trainer_of(experiment(tmp_path)) == "flagscale"
-    for name, text in (("d.sh", "echo 1\n"), ("d.yaml", "a: 1\n"), ("d.md", GPT3)):
-        assert trainer_of(written(tmp_path, name, text)) is None
-
-
 # ---- the model
 
 
@@ -331,17 +311,11 @@ def test_the_model_of_arguments_with_patterns(tmp_path: Path) -> None:
     text = (
         "--num-layers 6 --hidden-size 512 --num-attention-heads 8 --vocab-size 1000 --swiglu "
         "--normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
-        "--multi-latent-attention --q-lora-rank 96 --kv-lora-rank 64 --qk-head-dim 32 "
-        "--qk-pos-emb-head-dim 16 --v-head-dim 32 --num-experts 16 --moe-router-topk 4 "
-        "--moe-ffn-hidden-size 128 --moe-layer-freq ([0]*1+[1]*5) --mtp-num-layers 1 "
-        "--seq-length 256 --untie-embeddings-and-output-weights"
+        "--num-experts 16 --moe-router-topk 4 --moe-ffn-hidden-size 128 --seq-length 256 "
+        "--moe-layer-freq ([0]*1+[1]*5)"
     )
     model = launch_model(read(tmp_path, "megatron", text, name="a.txt"), "m")
     assert [run.count for run in model.layer_runs] == [1, 5]
-    assert isinstance(model.layer_runs[0].layer.attention, LatentAttention)
-    # The width of a gated MLP that nobody gives: two thirds of 4 h, as a multiple of 64.
-    assert model.layer_runs[0].layer.mlp == Mlp(ffn_hidden_size=1344, gated=True)
-    assert model.num_mtp_layers == 1
     for wrong in ("([0]*2+[1]*5)", "[2]*6", "__import__('os')", "([1]*999999)*999999"):
         changed = text.replace("([0]*1+[1]*5)", wrong)
         with pytest.raises(InputError):
