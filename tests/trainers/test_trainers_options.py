@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from trainer_plans import two_regions
+from trainer_models import MODEL
+from trainer_plans import JOB, chosen, cluster, island, result_of, two_regions, with_job
 
 from hetplan.cluster.launch_domains import LaunchDomain
 from hetplan.errors import InputError
+from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import rank_layout
+from hetplan.trainers import trainer_named
 from hetplan.trainers.emission import (
     option_faults,
     plan_faults,
+    refusals,
 )
 from hetplan.trainers.folder import check_place
 
@@ -65,3 +69,17 @@ def test_folders_that_cannot_be_written_are_refused_beforehand(tmp_path):
     ):
         with pytest.raises(InputError, match=says):
             check_place(tmp_path / name, force=False)
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "flagscale"])
+def test_two_formats_in_one_plan_are_refused_by_name(target):
+    machines = cluster(island("north"))
+    plan = plan_of(MODEL, machines, JOB, chosen(("north", 6), ("north", 6), tp=2, dp=4))
+    first, second = plan.reduction_groups
+    groups = (replace(first, precision="float32"), replace(second, precision="bfloat16"))
+    result = with_job(result_of(machines, replace(plan, reduction_groups=groups)), target="any")
+    trainer = trainer_named(target)
+    (fault,) = refusals(result, trainer, EmissionOptions())
+    assert fault.field == "plan.reduction_groups[1].precision"
+    assert fault.message.startswith(f"bfloat16; target {trainer.plan_target} ")
+    assert "sums in float32" in fault.message
