@@ -51,12 +51,3 @@ def test_the_same_again_only_when_asked(tmp_path: Path) -> None:
     assert (third.added, third.already_there) == (2, 0)
     (population,) = read_populations(tmp_path)
     assert population.links == dated(read) * 2
-
-
-def test_other_circumstances_are_another_population(tmp_path: Path) -> None:
-    read = imported("nccl-tests", "unnamed.txt")
-    store_imported(read, tmp_path, provenance(read))
-    store_imported(read, tmp_path, provenance(read, driver="570.86"))
-    store_imported(read, tmp_path, provenance(read, measured_on="2026-03-05"))
-    counts = [len(population.links) for population in read_populations(tmp_path)]
-    assert sorted(counts) == [len(read.links), 2 * len(read.links)]

@@ -317,11 +317,3 @@ def test_unlike_hosts_are_jobs_with_their_own_images_and_resources():
         ("train/npu:1", {"huawei.com/Ascend910": 16}),
         ("registry.example.org/train:1.2", {"nvidia.com/gpu": 4}),
     ]
-
-
-def test_what_kubernetes_cannot_start_is_refused():
-    with pytest.raises(InputError, match="Pool_1 is no name of a node"):
-        files(layout((host("Pool_1", PODS), WHOLE)), "kubernetes")
-    npu = host("b", PODS, device_kind="ascend", vendor="huawei")
-    with pytest.raises(InputError, match="no resource for devices of kind ascend"):
-        files(layout((npu, WHOLE)), "kubernetes")
