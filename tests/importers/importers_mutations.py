@@ -40,12 +40,6 @@ def cut(rng: random.Random, text: str) -> str:
     return text[: rng.randint(0, len(text))]
 
 
-def cut_at_a_seam(rng: random.Random, text: str) -> str:
-    """Right after a line end, a bracket, a quote, a comma, a digit or a sign."""
-    seams = [found.end() for found in re.finditer(r"[\n\[\]{}\",:=0-9.#-]", text)]
-    return text[: rng.choice(seams)] if seams else ""
-
-
 def change_bytes(rng: random.Random, text: str) -> str:
     data = bytearray(text.encode("utf-8", "replace"))
     for _ in range(rng.choice((1, 1, 1, 2, 5, 20))):
@@ -94,7 +88,6 @@ def repeat_a_piece(rng: random.Random, text: str) -> str:
 
 MUTATIONS: tuple[Callable[[random.Random, str], str], ...] = (
     cut,
-    cut_at_a_seam,
     change_bytes,
     change_bytes,
     change_number,

@@ -29,13 +29,9 @@ from hetplan.importers.link_figures import (
     Figure,
     LinkFigures,
     from_samples,
-    from_topology,
 )
 from hetplan.importers.records import (
     NodeTopology,
-    TopologyDevice,
-    TopologyNic,
-    TopologyPath,
 )
 from hetplan.importers.topology import nearest_nics, nic_layout, pcie_switches
 from hetplan.predict.link.prior import collective, send
@@ -117,19 +113,6 @@ def test_the_file_says_which_figures_were_measured(tmp_path: Path) -> None:
     assert seconds == pytest.approx(0.0083, rel=0.01)
 
 
-def test_a_ring_over_a_mesh_says_no_more_of_a_pair_than_its_link_carries() -> None:
-    measured = from_samples([sample("all_reduce", 8, 10**9, 10**9 * 1.75 / 311e9)], "mesh")
-    pair = Figure(value=64e9, source="catalogue: Infinity Fabric")
-    mesh = measured.of_one_pair(pair)
-    assert mesh.bandwidth is not None
-    assert mesh.bandwidth.value == 64e9
-    assert "311 GB/s over several links" in mesh.bandwidth.source
-    assert mesh.samples == "mesh"
-    # Behind a switch a pair has all links, and what was measured is less.
-    assert measured.of_one_pair(Figure(value=450e9, source="NVLink 4")) == measured
-    assert measured.of_one_pair(None) == measured
-
-
 @pytest.mark.parametrize(("ranks", "share"), [(16, 8), (8, 1), (2, 1)])
 def test_between_nodes_the_devices_of_a_node_share_what_a_ring_reaches(ranks, share) -> None:
     rows = [sample("all_reduce", ranks, 1 << 30, 0.01)]
@@ -141,54 +124,6 @@ def test_between_nodes_the_devices_of_a_node_share_what_a_ring_reaches(ranks, sh
     assert ("shared by its 8 devices" in found.source) == (share > 1)
     pairs = from_samples([sample("send_recv", ranks, 1 << 30, 0.01)], "x", devices_per_node=8)
     assert pairs == from_samples([sample("send_recv", ranks, 1 << 30, 0.01)], "x")
-
-
-def node(words: dict[tuple[str, str], str], devices: int, nics: int = 0) -> NodeTopology:
-    return NodeTopology(
-        vendor="nvidia",
-        devices=tuple(TopologyDevice(index=at, name=f"GPU{at}") for at in range(devices)),
-        nics=tuple(TopologyNic(name=f"mlx5_{at}") for at in range(nics)),
-        paths=tuple(TopologyPath(between=pair, path=word) for pair, word in words.items()),
-    )
-
-
-def test_the_slowest_pair_gives_the_bandwidth() -> None:
-    two = {("GPU0", "GPU1"): "NV12"}
-    full = from_topology(node(two, 2), A100).bandwidth
-    assert full is not None
-    assert full.value == 300e9  # NVLink 3: 12 links of 25 GB/s
-    four = from_topology(node({("GPU0", "GPU1"): "NV4"}, 2), A100).bandwidth
-    assert four is not None
-    assert four.value == 100e9
-    mixed = node({("GPU0", "GPU1"): "NV12", ("GPU0", "GPU2"): "SYS", ("GPU1", "GPU2"): "SYS"}, 3)
-    pcie = from_topology(mixed, A100).bandwidth
-    assert pcie is not None
-    assert A100.host is not None
-    assert pcie.value == A100.host.bandwidth_bytes_per_second
-    assert "2 of 3 pairs are SYS" in pcie.source
-    unknown = replace(A100, scale_up=None, host=None)
-    assert from_topology(node(two, 2), unknown) == LinkFigures()
-    assert from_topology(mixed, unknown) == LinkFigures()
-    assert from_topology(node({}, 1), A100) == LinkFigures()
-
-
-def test_nics_go_to_the_nearest_devices() -> None:
-    words = {
-        ("GPU0", "GPU1"): "SYS", ("GPU0", "mlx5_0"): "PIX", ("GPU1", "mlx5_0"): "SYS",
-        ("GPU0", "mlx5_1"): "SYS", ("GPU1", "mlx5_1"): "PXB", ("mlx5_0", "mlx5_1"): "SYS",
-    }  # fmt: skip
-    layout = nic_layout(node(words, 2, 2))
-    assert layout is not None
-    assert (layout.nics, layout.of_device, layout.most_per_device) == (
-        ("mlx5_0", "mlx5_1"),
-        (),
-        1,
-    )
-    shared = {pair: "PHB" for pair in words}
-    layout = nic_layout(node(shared, 2, 2))
-    assert layout is not None
-    assert (layout.nics, layout.of_device) == (("mlx5_0", "mlx5_1"), (0, 1))
-    assert nic_layout(node({}, 2)) is None
 
 
 @settings(max_examples=15, deadline=None)
@@ -296,24 +231,6 @@ def test_every_draft_is_a_cluster(
         assert read.intra_node.bandwidth_bytes_per_second == pytest.approx(bandwidth, rel=1e-3)
         assert read.intra_node.latency_seconds == pytest.approx(latency, rel=1e-3)
     assert list(expand_names(read.node_names)) == [f"n{at}" for at in range(nodes)]
-
-
-def test_an_unknown_figure_names_the_option_that_gives_it() -> None:
-    empty = LinkFigures()
-    with pytest.raises(InputError) as caught:
-        draft_text(
-            draft(
-                island("a", intra_node=empty),
-                island("b", inter_node=empty, region="here"),
-            )
-        )
-    text = str(caught.value)
-    assert '--intra "a=300 GB/s"' in text
-    assert '--intra "a=3 us"' in text
-    assert '--inter "b=25 GB/s"' in text
-    assert '--inter "b=5 us"' in text
-    assert '--across "1 GB/s"' in text
-    assert '--across "1 ms"' in text
 
 
 def test_names_that_cannot_be_are_refused_and_addresses_become_a_comment() -> None:

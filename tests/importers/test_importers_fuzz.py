@@ -84,16 +84,6 @@ def test_many_changed_inputs_are_read_or_refused(kind: Importer) -> None:
     assert refused > 0
 
 
-@pytest.mark.parametrize("kind", IMPORTERS, ids=lambda kind: kind.kind)
-def test_every_golden_input_survives_a_cut_at_every_line(kind: Importer) -> None:
-    for text in texts_of(kind):
-        lines = text.splitlines(keepends=True)
-        step = max(1, len(lines) // 12)
-        for at in range(0, len(lines), step):
-            answer(kind, "".join(lines[:at]))
-            answer(kind, "".join(lines[:at]) + lines[at][: len(lines[at]) // 2])
-
-
 EXTREME_TEXTS = (
     *("", "\n\n", "\ufeff", "\x00", "{}", "[]", "[{}]", "null", "7", '"a"', "1 " * 50_000),
     *(piece * 100_000 for piece in ("{", "[", '{"a":', "9", " ", "a", "-", "#", "\n")),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
 import pytest
-from cluster_page import DOCS, EXAMPLES, PAGE, output, shown_files, shown_runs
+from cluster_page import EXAMPLES, PAGE, output, shown_files, shown_runs
 
 from hetplan.cluster.load import load_cluster
-from hetplan.importers.table import IMPORTERS
 
 REFRESH = "run `python tests/importers/cluster_page.py` and read what it changed"
 
@@ -40,25 +38,3 @@ def test_the_commands_print_what_is_shown_and_their_clusters_load(folder: Path) 
         assert output(command) == shown, f"{command}: {REFRESH}"
     for name, devices in (("cluster", 128), ("two-regions", 40)):
         assert load_cluster(folder / f"{name}.yaml").num_devices == devices
-
-
-def test_the_drafted_figures_follow_from_the_shown_log(folder: Path) -> None:
-    for command, _ in shown_runs(PAGE.read_text(encoding="utf-8")):
-        output(command)
-    island = load_cluster(folder / "cluster.yaml").islands[0]
-    log = (EXAMPLES / "all_reduce.txt").read_text()
-    size, *_, bus = re.findall(r"^ +(\d{10}).* (\d+\.\d+) +0 +\d+", log, re.MULTILINE)[-1]
-    assert (int(size), island.intra_node.samples) == (2**30, "a100-intra")
-    assert island.intra_node.bandwidth_bytes_per_second == pytest.approx(float(bus) * 1e9, rel=1e-3)
-    # 21.37 us of 1 KiB over the 14 steps of a ring of 8; 23466.20 MiB/s of a card for two devices.
-    assert island.intra_node.latency_seconds == pytest.approx(21.37e-6 / 14, rel=1e-3)
-    assert island.inter_node.bandwidth_bytes_per_second == pytest.approx(
-        23466.20 * 2**20 / 2, rel=1e-3
-    )
-    assert island.inter_node.latency_seconds == pytest.approx(1.92e-6)
-
-
-def test_the_table_of_kinds_is_whole() -> None:
-    text = (DOCS / "importing.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
-    assert {(kind, title) for kind, title, *_ in rows} == {(k.kind, k.title) for k in IMPORTERS}

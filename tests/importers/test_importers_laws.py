@@ -126,22 +126,6 @@ def test_all_gather_and_all_to_all_differ_by_what_was_checked(program: str) -> N
     assert found(read(f"$ mpirun -np 4 ./{program}_perf_mpi -c 0\n{unchecked}")) == expected([run])
 
 
-def test_two_ranks_that_reduce_or_only_send_unchecked_are_told_apart_by_name() -> None:
-    run = Table(program="sendrecv", ranks=2, rows=TABLE.rows)
-    text = nccl_text(run, names_program=False)
-    assert found(read(text)) == expected([run])
-    text = re.sub(r"(?m) (?:0|N/A)(?= {2}|$)", " N/A", text)
-    assert "could be all_reduce, sendrecv" in fault(text)
-    assert found(read(text, file="sendrecv.log")) == expected([run])
-
-
-def test_names_and_ranks_that_the_numbers_contradict_are_refused() -> None:
-    text = nccl_text(Table(program="reduce_scatter", ranks=4, rows=TABLE.rows))
-    assert "so it is not of all_gather" in fault(text.replace("reduce_scatter", "all_gather"))
-    lines = [line for line in nccl_text(TABLE).split("\n") if "Rank  7" not in line]
-    assert "busbw is" in fault("\n".join(lines))
-
-
 def test_every_cut_gives_a_prefix_or_an_error() -> None:
     text = nccl_text(TABLE)
     everything = expected([TABLE])
@@ -265,26 +249,6 @@ def test_node_lists_come_back(both: tuple[str, list[str]]) -> None:
     assert [host.name for host in nodes(text)] == names
     assert [host.name for host in nodes("\n".join(names))] == names
     assert [host.name for host in nodes(f"export SLURM_JOB_NODELIST='{text}'")] == names
-
-
-@settings(max_examples=15, deadline=None)
-@given(counts=st.lists(st.integers(min_value=1, max_value=128), min_size=1, max_size=30))
-def test_counts_come_back(counts: list[int]) -> None:
-    parts: list[list[int]] = []
-    for count in counts:
-        if parts and parts[-1][0] == count:
-            parts[-1][1] += 1
-        else:
-            parts.append([count, 1])
-    text = ",".join(f"{count}(x{times})" if times > 1 else f"{count}" for count, times in parts)
-    names = f"node[1-{len(counts)}]"
-    assert [host.slots for host in nodes(f"{names} {text}")] == counts
-    said = nodes(f"SLURM_NODELIST={names}\nSLURM_TASKS_PER_NODE={text}\n")
-    assert [host.slots for host in said] == counts
-
-
-def test_a_list_of_the_largest_size_is_read() -> None:
-    assert len(nodes("node[1-131072]")) == 131_072
 
 
 @settings(max_examples=15, deadline=None)

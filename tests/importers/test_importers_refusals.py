@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from importers_golden_inputs import FOLDER
@@ -28,44 +27,26 @@ ROCM_TABLE = (
 )
 TEXTS = (
     ("hostfile", "node1 slots=0", ":1: slots: found '0'"),
-    ("hostfile", "node1 slots=", "slots: found ''"),
-    ("hostfile", "node1 slots=1e3", "slots: found '1e3'"),
     ("hostfile", "node1 slots=8 slots=8", "'slots' is given twice"),
-    ("hostfile", "node1:8 slots=8", "'slots' is given twice"),
     ("hostfile", "node1 slots=8 max_slots=4", "max_slots is 4, less than slots, 8"),
     ("hostfile", "\nnode1 slot=8", ":2: found 'slot=8'; a hostfile has slots"),
-    ("hostfile", "node1 8", "found '8'; write key=value"),
     ("hostfile", "node1 type=A100\nnode1 type=H100", ":2: node1 has the types A100 and H100"),
     ("hostfile", "^node1", "a host name or an address"),
-    ("hostfile", "[fe80::1", "a host name or an address"),
-    ("hostfile", "n\u00f6de", "a host name or an address"),
-    ("hostfile", "node1 slots=\u0668", "a whole number from 1"),
     ("hostfile", "# nothing", "names no host"),
     ("slurm-nodes", "node[1-999999999]", "stands for 999999999 hosts; 2097152 are read at most"),
-    ("slurm-nodes", "a[1-99999]b[1-99999]c[1-99999]", "are read at most"),
     ("slurm-nodes", "[1,0]" * 20000, "stands for 10**18 or more hosts"),
-    ("slurm-nodes", "node[1-99999999999999999999]", "a range is 1-4"),
     ("slurm-nodes", "node[1-4", "a bracket is not closed"),
-    ("slurm-nodes", "node1-4]", "brackets do not nest, and open first"),
-    ("slurm-nodes", "node[1-[2-3]]", "brackets do not nest"),
     ("slurm-nodes", "node[4-1]", "the range 4-1 ends before it begins"),
-    ("slurm-nodes", "node[]", "a range is 1-4"),
-    ("slurm-nodes", "node[1,]", "a range is 1-4"),
     ("slurm-nodes", "node1,,node2", "an empty name"),
-    ("slurm-nodes", "node[1-2] 8(x3)", "more counts than nodes"),
     ("slurm-nodes", "node[1-3] 8(x2)", "there are 2 counts for 3 nodes"),
     ("slurm-nodes", "node[1-2] 8(x999999999)", "counts are written as in 2(x3),1"),
     ("slurm-nodes", "SLURM_JOB_NODELIST=n[1-3]\nSLURM_NNODES=4", ":2: there are 4 nodes by this"),
     ("slurm-nodes", "SLURM_NODELIST=a1\nSLURM_JOB_NODELIST=a2", "is not the list of SLURM_NODE"),
-    ("slurm-nodes", "SLURM_NODELIST=a1\nSLURM_GPUS_ON_NODE=many", "a number of devices"),
     ("slurm-nodes", "SLURM_JOB_ID=4", "names no node"),
     ("nccl-tests", f"# nranks 4\n{RUN}", "does not say which program"),  # 3.5 is not 1.5 times 2
-    ("nccl-tests", f"# nranks 4\n# nranks 8\n{RUN}", "add a line `# nranks 16`"),
     ("nccl-tests", RANKS.replace("Rank  2", "Rank  9") + RUN, "rank 2 is missing"),
-    ("nccl-tests", RANKS.splitlines(True)[7] + f"# nranks 7\n{RUN}", "rank 0 is missing"),
     ("nccl-tests", RANKS + RANKS.splitlines(True)[0] + RUN, "make MPI=1"),
     ("nccl-tests", ROW, "without the header"),
-    ("nccl-tests", "NCCL version 2.21.5+cuda12.4\n", "no row of results"),
     ("nccl-tests", f"{RANKS}a: Test NCCL failure common.cu:1012\n", "Test NCCL failure common.cu"),
     (
         "nccl-tests",
@@ -74,12 +55,9 @@ TEXTS = (
     ),
     ("rccl-tests", "numCycle,collective,gpus,size,type\n# rccl-tests", "-Z json"),
     ("perftest", "", "no row of results"),
-    ("perftest", " 65536   5000   86.36   86.31   0.16", "without the header"),
     ("perftest", PERFTEST.replace("Gb", "kB"), "'kB/sec'"),
-    ("perftest", PERFTEST + " 65536  5000  390,00  380,00  0,724792\n", "BW peak: found '390,00'"),
     ("perftest", " Couldn't connect to 10.0.0.1:18515\n", "perftest failed: \"Couldn't connect"),
     ("iperf3", PRINTED + INTERVAL, "run iperf3 with -J"),
-    ("iperf3", "", "run iperf3 with -J"),
     ("iperf3", PRINTED + "iperf3: error - unable to connect\n", ":2: iperf3 failed: "),
     ("iperf3", '{"start": {"version": "3", "version": "3"}}', "this key is already"),
     ("iperf3", '{"end": {}}\n{"end": {}}\n', ":2: something follows the JSON document"),
@@ -89,11 +67,8 @@ TEXTS = (
 """(kind, text, part of the error)."""
 EDITS = (
     ("nvidia-topo/a100-8.txt", "NV12\tNV12\tNV12", "NV12\tFOO\tNV12", "FOO"),
-    ("nvidia-topo/a100-8.txt", " X \tNV12", "NV12\tNV12", "lost"),
     ("nvidia-topo/a100-8.txt", "\tGPU1\t", "\tGPU0\t", "twice"),
-    ("nvidia-topo/a100-8.txt", "CPU Affinity", "CPU Affin", "cut off"),
     ("nvidia-topo/a100-8.txt", "NIC1: mlx5_1", "NIC1: mlx5_0", "mlx5_0"),
-    ("nvidia-topo/a100-8.txt", "GPU3\tNV12", "GPU4\tNV12", "GPU3"),
     ("nvidia-topo/a100-8.txt", "  NIC4: mlx5_4\n", "", "NIC4"),
     ("nvidia-topo/a100-8.txt", "\nGPU2\tNV12", "\nGPU2\tSYS", ":4: GPU2 to GPU0 is SYS, but"),
     ("rocm-topo/tables.txt", "GPU1   XGMI", "GPU1   PCIE", "the other direction says"),
@@ -141,14 +116,6 @@ def test_an_output_that_was_cut_is_refused() -> None:
     pairs = json.loads((FOLDER / "rocm-topo" / "mi210-8.json").read_text(encoding="utf-8"))
     del pairs["system"]["(Topology) Link type between DRM devices 2 and 3"]
     assert "2 and 3" in str(refused("rocm-topo", json.dumps(pairs)))
-
-
-def test_an_error_that_iperf3_reports_is_told(tmp_path: Path) -> None:
-    document = json.loads((FOLDER / "iperf3" / "udp.json").read_text(encoding="utf-8"))
-    document["error"] = "unable to connect to server"
-    error = refused("iperf3", json.dumps(document, indent=1))
-    assert "iperf3 failed: 'unable to connect to server'" in str(error)
-    assert error.faults[0].line > 1
 
 
 def test_escapes_of_a_hostile_log_never_reach_the_terminal() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from importers_golden_inputs import GOLDEN_INPUTS
 
-from hetplan.errors import InputError
 from hetplan.importers.records import Imported
 from hetplan.importers.storing import import_provenance, store_imported
 from hetplan.profiling.samples import LinkSample, Provenance
@@ -53,37 +51,3 @@ def test_the_same_again_only_when_asked(tmp_path: Path) -> None:
     assert (third.added, third.already_there) == (2, 0)
     (population,) = read_populations(tmp_path)
     assert population.links == dated(read) * 2
-
-
-def test_a_longer_file_adds_what_is_new(tmp_path: Path) -> None:
-    read = imported("nccl-tests", "six-programs-2022.txt")
-    store_imported(replace(read, links=read.links[:4]), tmp_path, provenance(read))
-    stored = store_imported(read, tmp_path, provenance(read))
-    assert (stored.added, stored.already_there) == (7, 4)
-    (population,) = read_populations(tmp_path)
-    assert sorted(map(repr, population.links)) == sorted(map(repr, dated(read)))
-
-
-def test_other_circumstances_are_another_population(tmp_path: Path) -> None:
-    read = imported("nccl-tests", "unnamed.txt")
-    store_imported(read, tmp_path, provenance(read))
-    store_imported(read, tmp_path, provenance(read, driver="570.86"))
-    store_imported(read, tmp_path, provenance(read, measured_on="2026-03-05"))
-    counts = [len(population.links) for population in read_populations(tmp_path)]
-    assert sorted(counts) == [len(read.links), 2 * len(read.links)]
-
-
-@pytest.mark.parametrize("day", ["yesterday", "2026-13-01", "2026-02-30\n"])
-def test_a_date_that_is_none_is_refused(day: str) -> None:
-    with pytest.raises(InputError, match="measured_on is"):
-        provenance(imported("nccl-tests", "unnamed.txt"), measured_on=day)
-
-
-def test_nothing_to_store_is_said(tmp_path: Path) -> None:
-    read = Imported(kind="hostfile")
-    with pytest.raises(InputError, match="hostfile gave no sample"):
-        store_imported(read, tmp_path, provenance(read))
-    bad = imported("nccl-tests", "unnamed.txt")
-    bad = replace(bad, links=tuple(replace(each, link="../x") for each in bad.links))
-    with pytest.raises(InputError, match="names a folder"):
-        store_imported(bad, tmp_path, provenance(bad))

@@ -30,39 +30,6 @@ def edit(path, change):
     path.write_text(out.getvalue())
 
 
-def found(store):
-    seen = findings(read_all([store], LaunchContext())).findings
-    return {(each.rule, each.count) for each in seen}
-
-
-def links(store):
-    return next(store.rglob("links.csv"))
-
-
-def test_links_whose_times_do_not_depend_on_the_size_are_found(store):
-    def constant(rows):
-        for row in rows:
-            row.update(dict.fromkeys(TIMES, "0.001"))
-
-    edit(links(store), constant)
-    series = 12  # five collectives of two and of four ranks, and two transfers
-    assert found(store) == {("link-times-do-not-grow", series)}
-
-
-@pytest.mark.parametrize("factor", [1 / 50, 1 / 200])
-def test_a_large_message_that_is_faster_than_small_ones_is_found(store, factor):
-    largest = []
-
-    def one(rows):
-        row = max(rows, key=lambda each: float(each["median_seconds"]))
-        largest.append(int(row["message_bytes"]))
-        row.update({name: repr(float(row[name]) * factor) for name in TIMES})
-
-    edit(links(store), one)
-    assert largest == [1 << 24]
-    assert found(store) == {("link-times-do-not-grow", 1)}
-
-
 def test_the_steps_of_reading_grow_no_faster_than_the_rows(store):
     path = next(store.rglob("layers.csv"))
     text = path.read_text()

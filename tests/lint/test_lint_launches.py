@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner, Result
 
 from hetplan.cli.main import app
@@ -41,15 +39,6 @@ model:
   micro_batch_size: 2
   global_batch_size: 64
   untie_embeddings_and_output_weights: true
-"""
-TITAN = """[parallelism]
-pipeline_parallel_degree = 2
-module_fqns_per_model_part = [
-    ["tok_embeddings", "layers.0", "layers.1"],
-    ["layers.3", "norm", "lm_head"],
-]
-[training]
-local_batch_size = 8
 """
 
 
@@ -98,22 +87,6 @@ def test_an_experiment_and_the_files_that_it_includes_are_one_launch(tmp_path: P
     assert {each.rule for each in findings(reading).findings} == {"launch-mesh-types"}
 
 
-def test_a_configuration_of_torchtitan_is_a_launch(tmp_path: Path) -> None:
-    (tmp_path / "train.toml").write_text(TITAN)
-    result = run(tmp_path / "train.toml")
-    assert "error: launch-module-lists" in result.stdout
-    assert "layers.3 comes where layers.2 must" in result.stdout
-
-
-def test_scripts_that_start_no_trainer_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "convert.sh").write_text("python tools/convert.py --num-layers 30\n")
-    (tmp_path / "other.sh").write_text("#!/bin/sh\necho\n")
-    result = run(tmp_path)
-    assert result.exit_code == 0
-    assert "convert.sh: looks like a launch: starts no trainer" in result.stdout
-    assert "other.sh: is text or code" in result.stdout
-
-
 def test_a_cluster_beside_the_launch_counts_and_the_named_one_before_it(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(SCRIPT.replace("--num-layers 30", "--num-layers 32"))
@@ -122,16 +95,3 @@ def test_a_cluster_beside_the_launch_counts_and_the_named_one_before_it(tmp_path
         assert "warning: launch-timeout (whole file)" in result.stdout
     here = CONFIGS / "clusters" / "this-machine.yaml"
     assert "launch-timeout" not in run(script, cluster, "--cluster", here).stdout
-
-
-def test_findings_of_launches_as_json(tmp_path: Path) -> None:
-    script = tmp_path / "run.sh"
-    script.write_text(SCRIPT)
-    (one,) = json.loads(run(script, "--json").stdout)["findings"]
-    assert (one["rule"], one["file"], one["lines"]) == ("launch-loses-layers", str(script), [5, 6])
-
-
-@pytest.mark.parametrize("suffix", ["", ".slurm", ".sbatch"])
-def test_launches_are_known_by_what_stands_in_them(tmp_path: Path, suffix: str) -> None:
-    (tmp_path / f"job{suffix}").write_text(SCRIPT)
-    assert "1 file read (megatron launch)" in run(tmp_path).stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from importers_mutations import mutated
 from lint_samples import DRAWN, Bundle
 
 from hetplan.errors import InputError
@@ -63,24 +64,6 @@ def test_samples_that_a_fit_refuses_are_told(tmp_path: Path, name: str, content:
     assert len(read(tmp_path / "store").skipped) == (1 if content else 0)
 
 
-def test_unknown_files_are_skipped_with_why(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("colour,taste\nred,sweet\n")
-    (tmp_path / "b.json").write_text('{"colour": "red"}')
-    (tmp_path / "c.bin").write_bytes(b"\xff\xfe\x00\x01")
-    (tmp_path / "d.txt").write_text("nothing that anybody measured\n")
-    (tmp_path / "e.md").write_text("# words\n")
-    (tmp_path / ".hidden").write_text("x")
-    reading = read(tmp_path)
-    assert [line.split(": ")[1].split(",")[0] for line in reading.skipped] == [
-        "is a table whose columns hetplan check does not know",
-        "is of no kind that hetplan check knows; --kind names an importer for it",
-        "is not UTF-8 text",
-        "is of no kind that hetplan check knows; --kind names an importer for it",
-        "is text or code",
-    ]
-    assert reading.files == ()
-
-
 def test_wrong_cells_are_faults_with_their_line(tmp_path: Path) -> None:
     bundle = Bundle.draw(1, "collectives")
     bundle.collectives[2]["time_us"] = "fast"
@@ -92,41 +75,6 @@ def test_wrong_cells_are_faults_with_their_line(tmp_path: Path) -> None:
         (6, "busbw_GBps"),
     ]
     assert [each.rule for each in findings(reading).findings] == ["file-is-wrong"] * 2
-
-
-def test_a_model_a_cluster_and_a_job_are_checked_together(tmp_path: Path) -> None:
-    configs = shipped_folder("configs")
-    model = configs / "models" / "gpt-tiny.yaml"
-    cluster = configs / "clusters" / "this-machine.yaml"
-    job = (configs / "jobs" / "gpt-tiny.yaml").read_text()
-    good = tmp_path / "good.yaml"
-    good.write_text(job)
-    assert read(model, cluster, good).faults == ()
-    wrong = tmp_path / "wrong.yaml"
-    lines = [
-        "sequence_length: 1000000" if line.startswith("sequence_length:") else line
-        for line in job.splitlines()
-    ]
-    wrong.write_text("\n".join(lines) + "\n")
-    assert lines != job.splitlines()
-    assert read(wrong).faults == ()
-    (fault,) = read(model, cluster, wrong).faults
-    assert fault.field == "sequence_length"
-    assert fault.line
-
-
-def damaged(text: bytes, random_: random.Random) -> bytes:
-    """The text truncated, with bytes changed, or with a piece doubled."""
-    data = bytearray(text)
-    kind = random_.randrange(3)
-    if kind == 0:
-        return bytes(data[: random_.randrange(len(data) + 1)])
-    if kind == 1:
-        for _ in range(random_.randrange(1, 8)):
-            data[random_.randrange(len(data))] = random_.randrange(256)
-        return bytes(data)
-    start = random_.randrange(len(data))
-    return bytes(data[:start] + data[start : start + 40] * 3 + data[start + 40 :])
 
 
 @given(seed=st.integers(0, 2**32))
@@ -146,38 +94,9 @@ def test_damaged_files_are_clean_errors(tmp_path: Path, seed: int) -> None:
     Bundle.draw(1, name).write(folder, name)
     for path in folder.rglob("*"):
         if path.is_file():
-            path.write_bytes(damaged(path.read_bytes(), random_))
+            path.write_bytes(mutated(random_, path.read_text()).encode("utf-8", "replace"))
     try:
         reading = read(folder)
     except InputError:
         return
     judge(reading.inputs)
-
-
-def test_output_of_a_measuring_tool_is_read_by_its_importer(tmp_path: Path) -> None:
-    """Rates that no link has, in the form that nccl-tests prints."""
-    rows = "\n".join(
-        f"{2**power:12d} {2**power // 4:12d} float sum -1 {2**power / 1e7:.4f} 10000.0 10000.0 0 "
-        f"{2**power / 1e7:.4f} 10000.0 10000.0 0"
-        for power in (20, 24, 28)
-    )
-    path = tmp_path / "log"
-    path.write_text(NCCL_HEAD + rows + "\n")
-    found = findings(read(path))
-    assert [each.rule for each in found.findings] == ["bandwidth-above-link"]
-
-
-NCCL_HEAD = """# Collective test starting: all_reduce_perf
-# nThread 1 nGpus 8 minBytes 1048576 maxBytes 268435456 step: 16(factor) warmup \
-iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
-#
-# Using devices
-#  Rank  0 Group  0 Pid   1001 on     node-1 device  0 [0x07] NVIDIA H100 80GB HBM3
-#  Rank  1 Group  0 Pid   1001 on     node-1 device  1 [0x0f] NVIDIA H100 80GB HBM3
-#
-#                                                out-of-place                       in-place
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   \
-algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  \
-(GB/s)  (GB/s)
-"""

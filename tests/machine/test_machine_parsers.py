@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.machine import devices, host, look
+from hetplan.machine import devices, host
 from hetplan.machine.devices import DRIVER_TOOLS, TORCH_MARK, ListedDevice, parse_torch
-from hetplan.profiling.backends import PLUGINS
 
 MIB = 2.0**20
 
@@ -96,7 +95,3 @@ def test_files_of_proc_and_sys() -> None:
     assert host.port_bits_per_second("400 GB/sec") == 0
     names = {"eth0": "eth0", "enxb83fd2112233": "enx*", "wg-10.20.30.40": "wg-*"}
     assert {name: host.without_addresses(name) for name in names} == names
-
-
-def test_what_can_be_measured_is_what_profiling_opens() -> None:
-    assert ("cuda", *(plugin.name for plugin in PLUGINS)) == look.MEASURED_TYPES

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from machine_fakes import run_doctor
 
 from hetplan.cli.doctor import doctor
-from hetplan.cluster.catalogue import load_catalogue
 from hetplan.files.reading import decode, read_document
 from hetplan.machine.host import AnswerState, Probe, find_processor, run_program
 from hetplan.machine.look import find_stores
@@ -22,25 +19,9 @@ def python(code, seconds=20.0):
     return run_program((sys.executable, "-c", code), seconds)
 
 
-def test_a_program_that_answers():
-    answer = python("print('hello')")
-    assert (answer.state, answer.text) == (AnswerState.DONE, "hello\n")
-
-
 def test_what_a_program_says_on_stderr_is_dropped():
     answer = python("import sys; print('secret', file=sys.stderr); sys.exit(3)")
     assert (answer.state, answer.text, answer.reason) == (AnswerState.FAILED, "", "exit code 3")
-
-
-def test_a_program_that_is_not_there(tmp_path):
-    assert run_program((str(tmp_path / "gone"),), 1.0).state is AnswerState.MISSING
-
-
-def test_a_program_that_may_not_be_started(tmp_path):
-    (tmp_path / "plain").write_text("no program")
-    answer = run_program((str(tmp_path / "plain"),), 1.0)
-    assert answer.state is AnswerState.FAILED
-    assert str(tmp_path) not in answer.reason
 
 
 @pytest.mark.parametrize(
@@ -112,22 +93,3 @@ def test_the_json_can_be_read_back_also_with_a_damaged_file_of_the_users(tmp_pat
     assert report.torch.version
     assert "gloo" in report.torch.backends
     assert report.problems[0].startswith("device catalogue:")
-
-
-def test_the_catalogue_is_printed(monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
-    monkeypatch.setenv("COLUMNS", "200")
-    doctor(kinds=True, as_json=True)
-    kinds = json.loads(capsys.readouterr().out)
-    assert kinds["schema"] == "hetplan.device-kinds/2"
-    assert len(kinds["kinds"]) > 45
-    doctor(kinds=True)
-    printed = capsys.readouterr().out
-    assert all(f"{each['kind']} " in printed for each in kinds["kinds"])
-
-
-def test_the_example_of_a_users_own_kind_is_right(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "device-kinds.md").read_text()
-    (tmp_path / "own.yaml").write_text(page.split("```\n")[3])
-    (kind,) = load_catalogue(tmp_path)
-    assert kind.kind == "acme-one-80gb"

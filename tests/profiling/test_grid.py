@@ -1,14 +1,12 @@
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiling_models import GPT, LLAMA, gpt
+from profiling_models import LLAMA, gpt
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Job, Optimizer, Pins, Precision
+from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind
-from hetplan.profiling.grid import job_grid, neighbour_models, plain_models, points
+from hetplan.profiling.grid import job_grid, neighbour_models
 from hetplan.profiling.weights import check_slices, parameter_slices
 
 JOB = Job(
@@ -31,15 +29,6 @@ def test_a_jobs_grid_has_its_degrees_sizes_and_neighbours() -> None:
     assert len(grid) == 3 * 3 * len(hidden)
     costs = [point.flops(LayerKind.TRANSFORMER) for point in grid]
     assert costs == sorted(costs)
-
-
-def test_pins_and_options_narrow_the_grid() -> None:
-    pinned = replace(JOB, pin=Pins(tp=2, microbatch_size=3))
-    assert {(p.tp, p.microbatch_size) for p in job_grid(GPT, pinned)} == {(2, 3)}
-    chosen = job_grid(GPT, JOB, tp_degrees=(1,), microbatch_sizes=(6,), neighbours=False)
-    assert [(p.model, p.tp, p.microbatch_size) for p in chosen] == [(GPT, 1, 6)]
-    with pytest.raises(InputError, match="no tp of 3"):
-        job_grid(GPT, JOB, tp_degrees=(3,))
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
@@ -98,25 +87,3 @@ def test_accepted_slices_hold_every_weight_equally_often(tp, heads, kv, ffn) -> 
                 for place in range(part.start, part.start + part.length):
                     counts[place] += 1
     assert all(min(counts) == max(counts) >= 1 for counts in held.values())
-
-
-def test_plain_models_share_the_head_width() -> None:
-    models = plain_models(Architecture.GPT, (128, 192, 256), vocab_size=64, sequence_length=16)
-    assert {model.head_dim for model in models} == {32}
-    assert [model.ffn_hidden_size for model in models] == [512, 768, 1024]
-    (llama,) = plain_models(Architecture.LLAMA, (4096,), vocab_size=64, sequence_length=16)
-    assert (llama.ffn_hidden_size, llama.head_dim) == (10944, 128)
-    with pytest.raises(InputError, match="common head width"):
-        plain_models(Architecture.GPT, (100,), vocab_size=64, sequence_length=16)
-
-
-def test_an_impossible_grid_is_refused() -> None:
-    axes = {
-        "sequence_lengths": (16,),
-        "microbatch_sizes": (1,),
-        "precisions": (Precision.FLOAT32,),
-    }
-    with pytest.raises(InputError, match="no point is left"):
-        points((GPT,), tp_degrees=(3,), **axes)
-    with pytest.raises(InputError, match="tp is 0"):
-        points((GPT,), tp_degrees=(0,), **axes)

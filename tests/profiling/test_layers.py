@@ -84,23 +84,6 @@ def test_slices_together_are_the_whole_layer(model: ModelSpec, tp: int) -> None:
             assert torch.equal(value, found[name]), name
 
 
-def test_weights_depend_on_seed_and_position_only() -> None:
-    first, again = built(GPT, 1), built(GPT, 1)
-    torch.manual_seed(5)
-    other = built(GPT, 2)
-    assert torch.equal(first.qkv_weight, again.qkv_weight)
-    assert not torch.equal(first.qkv_weight, other.qkv_weight)
-    assert not torch.equal(first.qkv_weight, built(GPT, 1, seed=1).qkv_weight)
-    longer = built(gpt(max_sequence_length=8), 1)
-    assert torch.equal(first.qkv_weight, longer.qkv_weight)
-
-
-def test_tied_head_starts_from_the_embedding() -> None:
-    tied = replace(LLAMA, tied_embeddings=True)
-    assert torch.equal(built(tied, 0).weight, built(tied, 3).weight)
-    assert not torch.equal(built(LLAMA, 0).weight, built(LLAMA, 3).weight)
-
-
 def test_attention_is_causal_and_rotary_sees_distance() -> None:
     for model in MODELS:
         layer = built(model, 1)
@@ -145,13 +128,6 @@ def test_padded_rows_are_outside_the_loss_and_stay_zero() -> None:
 def test_a_slice_that_does_not_divide_is_refused(change, tp: int, text: str) -> None:
     with pytest.raises(InputError, match=text):
         built(gpt(**change), 1, tp=tp)
-
-
-def test_positions_outside_the_model_are_refused() -> None:
-    with pytest.raises(InputError, match="0 to 3"):
-        built(GPT, 4)
-    with pytest.raises(InputError, match="max_sequence_length 16"):
-        built(GPT, 0)(torch.zeros(1, 17, dtype=torch.int64))
 
 
 def _whole_pass(model: ModelSpec, tp: int, rank: int, group) -> tuple[float, list[nn.Module]]:

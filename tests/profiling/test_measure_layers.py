@@ -10,8 +10,7 @@ from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
 from hetplan.profiling import measure_layers
 from hetplan.profiling.backends import CpuBackend, open_backend
 from hetplan.profiling.grid import GridPoint, points
-from hetplan.profiling.measure_layers import Unit, has_pace, unit_shapes, unit_work, units
-from hetplan.profiling.pacing import PacedKind, PaceEntry, Pacer
+from hetplan.profiling.measure_layers import Unit, unit_shapes, unit_work, units
 from hetplan.profiling.timing import TimingLimits
 from hetplan.profiling.work import Work, measure_all
 
@@ -62,32 +61,6 @@ def test_every_unit_can_be_measured(model, precision) -> None:
             assert (row["layer"], row["tp"], row["hidden_size"]) == (kind, 2, 32)
         assert rows[0]["activation_bytes"] > 0
         assert rows[1]["activation_bytes"] == 0
-
-
-def test_activation_bytes_are_those_autograd_keeps() -> None:
-    point = grid(GPT, microbatch_sizes=(2,))[0]
-    b, s, h = 2, 16, GPT.hidden_size
-    tokens = b * s
-    (embedding, *_) = measured(point, LayerKind.EMBEDDING)
-    assert embedding["activation_bytes"] == tokens * 8  # int64 token numbers
-    (layer, *_) = measured(point, LayerKind.TRANSFORMER)
-    # Inputs and outputs of two norms, q, k, v together, context, up and its GELU; and small
-    # ones: mean and deviation of two norms, the attention's row sums (per head).
-    large = tokens * (4 * h + 3 * h + h + 2 * GPT.ffn_hidden_size)
-    small = tokens * (4 + GPT.num_attention_heads)
-    assert layer["activation_bytes"] == 4 * (large + small)
-    (head, *_) = measured(point, LayerKind.HEAD)
-    # Input and output of the norm, its mean and deviation, the softmax; the target's place
-    # (int64) and whether it is here (bool). The logits themselves are not kept.
-    assert head["activation_bytes"] == 4 * tokens * (2 * h + 2 + GPT.vocab_size) + 9 * tokens
-
-
-def test_updates_are_measured_once_per_shape() -> None:
-    work = units(grid(GPT, microbatch_sizes=(4, 2), tp_degrees=(1, 2)))
-    assert [unit.point.microbatch_size for unit in work if unit.with_updates] == [2, 2]
-    assert {unit.kind for unit in work if unit.with_updates} == {LayerKind.TRANSFORMER}
-    costs = [unit.point.flops(unit.kind) for unit in work]
-    assert costs == sorted(costs)
 
 
 class Kept:
@@ -151,27 +124,6 @@ def test_what_a_device_refuses_is_told_and_passed_over() -> None:
     kept = Kept()
     kept.measure(work)
     assert kept.refused == [f"{each.name}: out of memory" for each in work]
-
-
-def test_a_paced_layer_measures_its_nominal_time() -> None:
-    kind = PacedKind(
-        device="slow",
-        slow_down=3.0,
-        entries=tuple(
-            PaceEntry(layer="transformer", phase=phase, microbatch_size=1, tp=1, seconds=seconds)
-            for phase, seconds in (("forward", 0.02), ("backward", 0.04))
-        ),
-    )
-    small, large = (Unit(point=point, kind=LayerKind.TRANSFORMER) for point in grid(GPT))
-    assert has_pace(kind, small)
-    assert not has_pace(kind, large)
-    pacer = Pacer(kind)
-    forward, backward = unit_work(small, "slow", CpuBackend(), pacer).rows()
-    # At most half of a pass is paid back for sleeping too long; unpaced it takes a millisecond.
-    assert forward["median_seconds"] >= 0.01
-    assert backward["median_seconds"] >= 0.02
-    assert pacer.passes >= 6
-    assert forward["device"] == "slow"
 
 
 @pytest.mark.accelerator

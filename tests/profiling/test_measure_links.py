@@ -7,46 +7,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from hetplan.errors import InputError
 from hetplan.profiling.backends import CpuBackend
 from hetplan.profiling.measure_links import (
     LinkLimits,
     LinkProfiler,
-    group_members,
-    group_sizes,
     link_cases,
-    message_sizes,
 )
-from hetplan.profiling.samples import SENDS, LinkOperation
 
 LIMITS = LinkLimits(warmup=1, min_repeats=3, max_repeats=3, seconds=0.01)
-
-
-def test_sizes_and_groups() -> None:
-    assert message_sizes(100_000) == (4096, 16384, 65536, 100_000)
-    assert message_sizes(4096) == (4096,)
-    assert group_sizes(2) == (2,)
-    assert group_sizes(12) == (2, 3, 4, 6, 8, 12)
-    assert group_sizes(7) == (2, 4, 7)
-    assert group_members(8, 2) == (0, 4)
-    assert group_members(7, 4) == (0, 1, 3, 5)
-    with pytest.raises(InputError, match="4096 or more"):
-        message_sizes(100)
-
-
-def test_cases_are_whole_elements_for_every_rank() -> None:
-    cases = link_cases(3, (4096,))
-    assert all(
-        case.message_bytes % (4 * case.group_size) == 0
-        for case in cases
-        if case.operation not in SENDS
-    )
-    assert [case.group_size for case in cases if case.operation == LinkOperation.SEND_RECV] == [2]
-    assert {case.operation for case in cases} == set(LinkOperation)
-    with pytest.raises(InputError, match="two ranks"):
-        link_cases(1, (4096,))
-    with pytest.raises(InputError, match="2 to 3"):
-        link_cases(3, (4096,), groups=(4,))
 
 
 def _rank_main(rank: int, world: int, port: int, folder: str) -> None:

@@ -10,7 +10,6 @@ from profiling_samples import invoke
 from test_measure_layers import grid
 from torch.utils.flop_counter import FlopCounterMode
 
-from hetplan.files.shipped import shipped_folder
 from hetplan.model.operators import (
     BACKWARD,
     BACKWARD_ONLY,
@@ -29,7 +28,6 @@ from hetplan.profiling.store import read_store
 UNFUSED = Kernels(
     fused_attention=False, attention_dropout=True, hidden_dropout=True, fused_loss=False
 )
-CONFIGS = shipped_folder("configs")
 CPU = Place(device=torch.device("cpu"), dtype=torch.float32, architecture=Architecture.GPT)
 
 

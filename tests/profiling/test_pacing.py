@@ -1,16 +1,11 @@
 import statistics
-import time
-from dataclasses import replace
 from statistics import median
 
 import pytest
 import torch
-from profiling_models import GPT
 from torch.utils.checkpoint import checkpoint
 
-from hetplan.errors import InputError
 from hetplan.model.spec import TRAINED_KINDS, LayerKind
-from hetplan.profiling.layers import HeadWithLoss, build_layer
 from hetplan.profiling.pacing import (
     DEBT_LIMIT_SECONDS,
     JITTER_DEVIATIONS,
@@ -18,7 +13,6 @@ from hetplan.profiling.pacing import (
     PacedKind,
     PaceEntry,
     Pacer,
-    load_pace,
 )
 
 FORWARD, BACKWARD = 0.010, 0.025
@@ -143,87 +137,6 @@ def test_recomputation_costs_one_more_forward_pass(early_stop: bool) -> None:
     assert pacer.overruns == 0
 
 
-def test_an_embedding_is_paced_backward_though_tokens_have_no_gradient() -> None:
-    pacer = Pacer(paced_kind())
-    embedding = pacer.wrap(
-        build_layer(GPT, 0, tp=1, tp_rank=0, group=None, seed=0, dtype=torch.float32, device="cpu"),
-        LayerKind.EMBEDDING,
-        1,
-        1,
-    )
-    begun = time.perf_counter()
-    y = embedding(torch.zeros(1, 8, dtype=torch.int64))
-    middle = time.perf_counter()
-    y.sum().backward()
-    ended = time.perf_counter()
-    assert middle - begun >= FORWARD - 2e-4
-    assert ended - middle >= BACKWARD / 2
-    assert ended - begun >= FORWARD + BACKWARD - 2e-4
-    assert pacer.passes == 2
-
-
-def test_a_real_model_takes_the_sum_of_its_layers_and_learns_the_same() -> None:
-    pacer = Pacer(paced_kind())
-
-    def trained(paced: bool):
-        layers = [
-            build_layer(
-                GPT, place, tp=1, tp_rank=0, group=None, seed=0, dtype=torch.float32, device="cpu"
-            )
-            for place in range(4)
-        ]
-        layers[-1] = HeadWithLoss(layers[-1])
-        kinds = GPT.layers
-        run = [
-            pacer.wrap(layer, kind, 1, 1) if paced else layer
-            for layer, kind in zip(layers, kinds, strict=True)
-        ]
-        tokens = torch.arange(9).unsqueeze(0)
-        for _ in range(2):
-            begun = time.perf_counter()
-            x = tokens[:, :-1]
-            for layer in run[:-1]:
-                x = layer(x)
-            run[-1](x, tokens[:, 1:]).backward()
-            seconds = time.perf_counter() - begun
-        return seconds, [each.grad for layer in layers for each in layer.parameters()]
-
-    seconds, gradients = trained(paced=True)
-    _, expected = trained(paced=False)
-    assert pacer.passes == 16
-    assert seconds >= 4 * (FORWARD + BACKWARD) - DEBT_LIMIT_SECONDS
-    for found, wanted in zip(gradients, expected, strict=True):
-        assert torch.allclose(found, wanted)
-
-
-def test_communication_is_added_to_the_nominal_time() -> None:
-    fake = FakeTime()
-    pacer = Pacer(paced_kind(), clock=fake.clock, sleep=fake.sleep)
-    layer = build_layer(
-        GPT, 1, tp=1, tp_rank=0, group=None, seed=0, dtype=torch.float32, device="cpu"
-    )
-    talks = layer.forward
-
-    def forward(x):
-        layer.communication.seconds += 0.004
-        fake.now += 0.004
-        return talks(x)
-
-    layer.forward = forward
-    pacer.wrap(layer, LayerKind.TRANSFORMER, 1, 1)(torch.ones(1, 4, 32))
-    assert fake.now == pytest.approx(FORWARD + 0.004)
-
-
-def test_wrong_pace_files_name_the_field(tmp_path) -> None:
-    path = tmp_path / "pace.yaml"
-    path.write_text(
-        "schema: hetplan.pace/1\nkinds:\n- device: slow\n  slow_down: 2.0\n  entries:\n"
-        "  - {layer: transformer, phase: sideways, microbatch_size: 1, tp: 1, seconds: 0.1}\n"
-    )
-    with pytest.raises(InputError, match="sideways"):
-        load_pace(path)
-
-
 # ---- a pace that scatters
 
 JITTER = 0.05
@@ -256,9 +169,3 @@ def test_passes_scatter_as_asked_and_no_further() -> None:
     assert statistics.mean(found) == pytest.approx(1.0, abs=0.01)
     assert statistics.stdev(found) == pytest.approx(JITTER, rel=0.15)
     assert max(abs(each - 1.0) for each in found) <= JITTER_DEVIATIONS * JITTER + 1e-9
-
-
-@pytest.mark.parametrize("jitter", [-0.1, 0.5, float("nan")])
-def test_a_jitter_out_of_range_is_refused(jitter: float) -> None:
-    with pytest.raises(InputError, match="jitter"):
-        replace(SCATTERED, jitter=jitter)

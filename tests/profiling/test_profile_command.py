@@ -40,15 +40,6 @@ def test_it_measures_once_and_shows_always(tmp_path) -> None:
     }
 
 
-def test_a_named_kind_and_threads_are_another_population(tmp_path) -> None:
-    run("--store", tmp_path, *SMALL, "--kind", "tortoise", "--threads", 2)
-    (provenance,) = read_store(tmp_path).provenance
-    assert (provenance.device, provenance.threads) == ("tortoise", 2)
-    assert (tmp_path / "tortoise").is_dir()
-    run("--store", tmp_path, *SMALL, "--kind", "tortoise")
-    assert len(read_store(tmp_path).provenance) == 2
-
-
 def test_an_interrupt_keeps_what_was_measured(tmp_path, monkeypatch) -> None:
     plain, calls = work.layer_rows, []
 
@@ -64,11 +55,6 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path, monkeypatch) -> None:
     assert len(read_store(tmp_path).layers) == 4
     result = run("--store", tmp_path, *SMALL)
     assert "6 samples measured, 10 in" in result.stderr
-
-
-def test_a_spent_budget_says_what_is_missing(tmp_path) -> None:
-    result = run("--store", tmp_path, *SMALL, "--budget", 1e-6)
-    assert "8 of 10 samples are missing" in result.stderr
 
 
 def test_a_model_and_job_with_a_pace(tmp_path) -> None:
@@ -132,15 +118,6 @@ def two_processes(tmp_path, *options: str) -> dict:
             job.wait()
     assert job.returncode == 0, stderr
     return json.loads(stdout)
-
-
-@pytest.mark.slow
-def test_layers_are_measured_while_the_neighbours_work(tmp_path) -> None:
-    shapes = ("layers", "--hidden", "64", "--microbatch", "1", "--tp", "1")
-    shown = two_processes(tmp_path, *shapes)
-    found = read_store(tmp_path / "store")
-    assert len(found.layers) == len(shown["layers"]) == 10
-    assert [each.together for each in found.provenance] == [2]
 
 
 @pytest.mark.slow

@@ -169,25 +169,6 @@ def test_a_killed_run_goes_on_and_its_file_is_merged(tmp_path, monkeypatch, caps
     assert merge_files([out], store).added == 0
 
 
-def test_what_cannot_be_is_a_line_and_no_traceback(tmp_path, monkeypatch, capsys) -> None:
-    task = {"version": "1", "models": [], "kinds": {"cpu": {"layers": []}}, "links": {}}
-    monkeypatch.setattr(measure, "TASK", task)
-    torn = tmp_path / "torn.csv"
-    torn.write_text("mine")
-    for arguments, words in (
-        (("--out", tmp_path / "torn.csv" / "results.csv"), "cannot be written"),
-        (("--out", torn), "name another with --out"),
-        (("--threads", "0"), "--threads is 1 or more"),
-    ):
-        try:
-            code = measure.main(["layers", "--device", "cpu", *map(str, arguments)])
-        except SystemExit as error:
-            code = error.code
-        assert code == 2
-        assert words in capsys.readouterr().err
-    assert torn.read_text() == "mine"
-
-
 def open_file(path, **values):
     provenance = {"schema": "hetplan.provenance/2", "device": "cpu", "threads": 1, **values}
     return measure.SampleFile(str(path), ("device", "layer"), provenance)
@@ -203,17 +184,6 @@ def test_a_unit_in_which_the_process_died_twice_is_left_out(tmp_path) -> None:
     file = open_file(path)
     assert set(file.left_out) == {"head 64"}
     file.close()
-
-
-def test_two_starts_and_other_circumstances_do_not_share_a_file(tmp_path) -> None:
-    path = tmp_path / "x.csv"
-    file = open_file(path)
-    with pytest.raises(InputError, match="another start"):
-        open_file(path)
-    file.close()
-    open_file(path, measured_on="2026-02-03").close()
-    with pytest.raises(InputError, match="measured with another threads"):
-        open_file(path, threads=2)
 
 
 def results(path, provenance=PROVENANCE, *samples):

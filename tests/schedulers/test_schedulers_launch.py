@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -35,9 +34,8 @@ from hetplan.cluster.launch_domains import KindLaunch
 from hetplan.cluster.node import expand_names
 from hetplan.errors import InputError
 from hetplan.schedulers import SCHEDULERS
-from hetplan.schedulers.launch import EmissionOptions, EmittedFile
+from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.quoting import hostlist
-from hetplan.schedulers.slurm import pyxis_image, slurm_time
 
 # Options of sbatch that stand in emitted scripts, of all those in its manual page (SchedMD/slurm,
 # doc/man/man1/sbatch.1, of 26.11): name, and what its value may be.
@@ -141,34 +139,6 @@ def test_every_host_starts_its_own_calls_with_its_own_settings(tmp_path):
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_a_host_that_is_not_planned_is_told(tmp_path):
-    folder = emitted(tmp_path, MIXED, EmissionOptions(trainer_folder="/"))
-    done = subprocess.run(
-        ["bash", folder / "launch.sh", "elm"],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "no ranks are planned on elm" in done.stderr
-
-
-def test_when_one_call_fails_the_others_of_the_host_end_with_its_status(tmp_path):
-    of = layout((host("a"), (0, 1)), (host("b"), WHOLE), (host("a"), (2, 3)))
-    folder = emitted(tmp_path, of, EmissionOptions(trainer_folder="/"))
-    text = (
-        "#!/bin/bash\ncase $* in *--node-rank=0*) exit 7 ;; esac\n"
-        f"trap 'touch {tmp_path}/told; exit 1' TERM\nsleep 60 &\nwait\n"
-    )
-    python = tmp_path / "python"
-    python.write_text(text)
-    python.chmod(0o755)
-    done = subprocess.run(
-        ["bash", folder / "launch.sh", "a"], env=clean_environment(HETPLAN_PYTHON=str(python))
-    )
-    assert done.returncode == 7
-
-
 def test_a_told_script_ends_its_calls(tmp_path):
     folder = emitted(tmp_path, layout((host("a"), WHOLE)), EmissionOptions(trainer_folder="/"))
     python = tmp_path / "python"
@@ -186,17 +156,6 @@ def test_a_told_script_ends_its_calls(tmp_path):
     script.send_signal(signal.SIGTERM)
     assert script.wait() == 143
     assert (tmp_path / "told").exists()
-
-
-def test_scripts_of_many_hosts_are_short():
-    names = [f"node{number:03d}" for number in range(1, 513)]
-    of = layout(*((host(name), WHOLE) for name in names))
-    text = files(of)["launch.sh"]
-    assert "node{001..512}/1" in text
-    arguments = tuple((f"--argument-number-{number}", str(number)) for number in range(60))
-    assert len(files(of, arguments=arguments)["launch.sh"].splitlines()) <= 80
-    slurm = layout(*((host(name, SLURM), WHOLE) for name in names))
-    assert len(files(slurm, "slurm")["launch.sbatch"].splitlines()) <= 80
 
 
 def test_agents_of_one_pod_see_places_among_the_pods_own_devices():
@@ -254,39 +213,6 @@ def test_any_layout_is_started_as_planned(tmp_path, of, words, value):
     assert told[calls:] == [value, *flags] or (not flags and told[calls:] == [value, ""])
 
 
-@pytest.mark.slow
-def test_ranks_of_two_hosts_meet_in_the_planned_order(tmp_path):
-    pytest.importorskip("torch")
-    cpu = {"address": "127.0.0.1", "device_kind": "cpu", "vendor": "generic"}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    of = layout((host("alpha", **cpu), (0, 1)), (host("beta", **cpu), (0,)), port=port)
-    (tmp_path / "train.py").write_text(
-        "import os, sys, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "seen = [None] * dist.get_world_size()\n"
-        "dist.all_gather_object(seen, (dist.get_rank(), os.environ['NAME']))\n"
-        "if dist.get_rank() == 0: open('seen', 'w').write(repr(seen))\n"
-        "dist.destroy_process_group()\n"
-    )
-    options = EmissionOptions(trainer_folder=str(tmp_path), python=sys.executable)
-    folder = emitted(
-        tmp_path / "run",
-        of,
-        options,
-        program=("train.py",),
-        agent_environment=tuple((("NAME", agent.host.name),) for agent in of.agents),
-    )
-    scripts = [
-        subprocess.Popen(["bash", folder / "launch.sh", name], env=clean_environment())
-        for name in ("beta", "alpha")
-    ]
-    assert [script.wait() for script in scripts] == [0, 0]
-    seen = (tmp_path / "seen").read_text()
-    assert seen == "[(0, 'alpha'), (1, 'alpha'), (2, 'beta')]"
-
-
 # ---------------------------------------------------------------------------------------- Slurm
 
 
@@ -317,17 +243,6 @@ def steps(text: str) -> list[list[str]]:
     ]
 
 
-def test_like_nodes_are_one_component_with_one_step():
-    text = files(MIXED, "slurm")["launch.sbatch"]
-    (only,) = components(text)
-    assert (only["nodes"], only["nodelist"], only["gpus-per-node"]) == ("2", "hpc[01-02]", "8")
-    assert (only["partition"], only["account"], only["time"]) == ("gpu", "llm", "0-12:00:00")
-    ((*words,),) = steps(text)
-    assert {word[2:].partition("=")[0] for word in words} <= SRUN
-    assert "--kill-on-bad-exit=1" in words
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-
-
 def test_unlike_nodes_are_components_of_one_job_with_a_step_each():
     domain = replace(
         with_kinds(
@@ -352,19 +267,6 @@ def test_unlike_nodes_are_components_of_one_job_with_a_step_each():
     assert "--container-image='reg.example.org:5000#rocm:1'" in two
     assert ("--het-group=0" in one, "--het-group=1" in two) == (True, True)
     assert {word[2:].partition("=")[0] for word in (*one, *two)} <= SRUN | PYXIS
-
-
-def test_images_and_time_limits_are_written_as_slurm_reads_them():
-    for image, written in (
-        ("train/cuda:1", "train/cuda:1"),
-        ("registry.example.org/a/b:1", "registry.example.org#a/b:1"),
-        ("localhost:5000/a", "localhost:5000#a"),
-        ("nvcr.io#nvidia/pytorch:25.01-py3", "nvcr.io#nvidia/pytorch:25.01-py3"),
-        ("/images/train.sqsh", "/images/train.sqsh"),
-    ):
-        assert pyxis_image(image) == written
-    for seconds, written in ((60, "0-00:01:00"), (86399.6, "1-00:00:00"), (90061, "1-01:01:01")):
-        assert slurm_time(seconds) == written
 
 
 WORDS = st.from_regex(r"[a-z]{1,2}(-?[0-9]{1,4})?(-gpu)?", fullmatch=True)
@@ -398,26 +300,6 @@ def pods_of(document: dict) -> list[dict]:
     return [job["template"]["spec"]["template"]["spec"] for job in jobs]
 
 
-def test_like_hosts_are_one_job_that_runs_once_on_each():
-    (document,) = job_sets(MIXED)
-    (job,) = document["spec"]["replicatedJobs"]
-    assert (job["template"]["spec"]["completions"], job["template"]["spec"]["parallelism"]) == (
-        2,
-        2,
-    )
-    (pod,) = pods_of(document)
-    rule = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    ((expression,),) = [term["matchExpressions"] for term in rule["nodeSelectorTerms"]]
-    assert expression["values"] == ["pool-1", "pool-2"]
-    (container,) = pod["containers"]
-    assert (pod["hostNetwork"], pod["restartPolicy"]) == (True, "Never")
-    assert container["image"] == "registry.example.org/train:1.2"
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
-    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
-    assert container["env"][0]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
-    assert document["metadata"]["namespace"] == "training"
-
-
 def test_unlike_hosts_are_jobs_with_their_own_images_and_resources():
     domain = with_kinds(
         PODS, KindLaunch(device="ascend", resource="huawei.com/Ascend910", image="train/npu:1")
@@ -435,28 +317,3 @@ def test_unlike_hosts_are_jobs_with_their_own_images_and_resources():
         ("train/npu:1", {"huawei.com/Ascend910": 16}),
         ("registry.example.org/train:1.2", {"nvidia.com/gpu": 4}),
     ]
-
-
-def test_the_config_map_of_the_readme_is_what_pods_mount():
-    own = (EmittedFile(path="plan.yaml", text="a: 1\n"),)
-    (document,) = job_sets(MIXED, files=own)
-    (volume, _) = pods_of(document)[0]["volumes"]
-    start = "\n".join(SCHEDULERS["kubernetes"].start(MIXED, launch(MIXED, files=own)))
-    (line,) = [line for line in start.splitlines() if "create configmap" in line]
-    assert f"create configmap {volume['configMap']['name']} " in line
-    assert line.endswith(" --from-file=launch.sh --from-file=plan.yaml")
-
-
-def test_a_scheduler_that_no_host_has_is_refused():
-    of = layout((host("oak"), WHOLE))
-    for scheduler in ("slurm", "kubernetes"):
-        with pytest.raises(InputError, match=f"--scheduler {scheduler}: no host"):
-            files(of, scheduler)
-
-
-def test_what_kubernetes_cannot_start_is_refused():
-    with pytest.raises(InputError, match="Pool_1 is no name of a node"):
-        files(layout((host("Pool_1", PODS), WHOLE)), "kubernetes")
-    npu = host("b", PODS, device_kind="ascend", vendor="huawei")
-    with pytest.raises(InputError, match="no resource for devices of kind ascend"):
-        files(layout((npu, WHOLE)), "kubernetes")

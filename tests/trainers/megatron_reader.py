@@ -92,6 +92,30 @@ _SWITCHES = _words(
 """
 )
 
+# Settings whose names in the configuration are those of the flags.
+_SAME = _words(
+    """
+    num_layers hidden_size num_attention_heads kv_channels ffn_hidden_size normalization
+    qk_layernorm tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size
+    sequence_parallel pipeline_model_parallel_layout mtp_num_layers hidden_dropout
+    attention_dropout recompute_granularity recompute_method recompute_num_layers
+    recompute_modules bf16 fp16
+"""
+)
+_SAME_OF_EXPERTS = _words(
+    """
+    moe_router_topk moe_ffn_hidden_size moe_shared_expert_intermediate_size
+    moe_shared_expert_gate moe_token_dispatcher_type moe_grouped_gemm moe_router_pre_softmax
+    moe_router_topk_scaling_factor moe_router_num_groups moe_router_group_topk
+    moe_router_enable_expert_bias
+"""
+)
+_SAME_OF_LATENT = _words(
+    """
+    q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim rope_type
+"""
+)
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
@@ -212,13 +236,8 @@ def _pattern(text: str | None) -> Any:
 def _config(args: argparse.Namespace, ep: int, etp: int) -> Any:
     """The configuration that core_transformer_config_from_args makes, where it matters here."""
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
-    kwargs: dict[str, Any] = {
-        "num_layers": args.num_layers,
-        "hidden_size": args.hidden_size,
-        "num_attention_heads": args.num_attention_heads,
+    kwargs: dict[str, Any] = {name: getattr(args, name) for name in _SAME} | {
         "num_query_groups": args.num_query_groups if args.group_query_attention else None,
-        "kv_channels": args.kv_channels,
-        "ffn_hidden_size": args.ffn_hidden_size,
         "gated_linear_unit": args.swiglu,
         "activation_func": functions.silu if args.swiglu else functions.gelu,
         "bias_activation_fusion": args.swiglu
@@ -226,26 +245,10 @@ def _config(args: argparse.Namespace, ep: int, etp: int) -> Any:
         "layernorm_epsilon": args.norm_epsilon or 1e-5,
         "add_bias_linear": not args.disable_bias_linear,
         "add_qkv_bias": args.add_qkv_bias or not args.disable_bias_linear,
-        "normalization": args.normalization,
-        "qk_layernorm": args.qk_layernorm,
-        "tensor_model_parallel_size": args.tensor_model_parallel_size,
-        "pipeline_model_parallel_size": args.pipeline_model_parallel_size,
-        "context_parallel_size": args.context_parallel_size,
         "expert_model_parallel_size": ep,
         "expert_tensor_parallel_size": etp,
-        "sequence_parallel": args.sequence_parallel,
-        "pipeline_model_parallel_layout": args.pipeline_model_parallel_layout,
-        "mtp_num_layers": args.mtp_num_layers,
-        "hidden_dropout": args.hidden_dropout,
-        "attention_dropout": args.attention_dropout,
-        "recompute_granularity": args.recompute_granularity,
-        "recompute_method": args.recompute_method,
-        "recompute_num_layers": args.recompute_num_layers,
-        "recompute_modules": args.recompute_modules,
         "cp_comm_type": args.cp_comm_type[0] if args.cp_comm_type else "p2p",
         "overlap_p2p_comm": not args.no_overlap_p2p_communication,
-        "bf16": args.bf16,
-        "fp16": args.fp16,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
     }
@@ -254,21 +257,10 @@ def _config(args: argparse.Namespace, ep: int, etp: int) -> Any:
         kwargs["window_size"] = (int(left), int(right))
         kwargs["window_attn_skip_freq"] = _pattern(args.window_attn_skip_freq)
     if args.num_experts:
-        kwargs |= {
+        kwargs |= {name: getattr(args, name) for name in _SAME_OF_EXPERTS} | {
             "num_moe_experts": args.num_experts,
-            "moe_router_topk": args.moe_router_topk,
-            "moe_ffn_hidden_size": args.moe_ffn_hidden_size,
             "moe_layer_freq": _pattern(args.moe_layer_freq) or 1,
-            "moe_shared_expert_intermediate_size": args.moe_shared_expert_intermediate_size,
-            "moe_shared_expert_gate": args.moe_shared_expert_gate,
-            "moe_token_dispatcher_type": args.moe_token_dispatcher_type,
-            "moe_grouped_gemm": args.moe_grouped_gemm,
             "moe_router_score_function": args.moe_router_score_function or "softmax",
-            "moe_router_pre_softmax": args.moe_router_pre_softmax,
-            "moe_router_topk_scaling_factor": args.moe_router_topk_scaling_factor,
-            "moe_router_num_groups": args.moe_router_num_groups,
-            "moe_router_group_topk": args.moe_router_group_topk,
-            "moe_router_enable_expert_bias": args.moe_router_enable_expert_bias,
             "moe_router_load_balancing_type": args.moe_router_load_balancing_type or "aux_loss",
             "moe_aux_loss_coeff": args.moe_aux_loss_coeff or 0.0,
         }
@@ -278,13 +270,8 @@ def _config(args: argparse.Namespace, ep: int, etp: int) -> Any:
             return TransformerConfig(**kwargs)
         return MLATransformerConfig(
             **kwargs,
+            **{name: getattr(args, name) for name in _SAME_OF_LATENT},
             multi_latent_attention=True,
-            q_lora_rank=args.q_lora_rank,
-            kv_lora_rank=args.kv_lora_rank,
-            qk_head_dim=args.qk_head_dim,
-            qk_pos_emb_head_dim=args.qk_pos_emb_head_dim,
-            v_head_dim=args.v_head_dim,
-            rope_type=args.rope_type,
             rotary_base=args.rotary_base or 10000,
             rotary_scaling_factor=args.rotary_scaling_factor or 1.0,
             mscale=1.0 if args.mscale is None else args.mscale,

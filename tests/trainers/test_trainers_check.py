@@ -110,12 +110,3 @@ def test_hosts_meet_at_the_rendezvous_port(tmp_path: Path) -> None:
     texts = [each.communicate()[0] for each in running]
     assert [each.returncode for each in running] == [0, 0], texts
     assert "every host reaches port" in texts[1]
-
-
-def test_a_host_that_does_not_come_is_named(tmp_path: Path) -> None:
-    script = emitted(tmp_path, host("a"), host("b"))
-    code, text = checked(script, "--host=a", "--wait=0.2")
-    assert code == 1
-    assert "FAIL  port: b did not reach port" in text
-    assert checked(script, "--host=a", "--alone")[0] == 0
-    assert checked(script, "--host=c")[0] == 2

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import yaml
 from flagscale_reader import RefusedError, expanded, hosts, places, read, train_words, validate
-from trainer_models import MODEL, TIED
+from trainer_models import MODEL
 from trainer_plans import (
     A100,
     FULL,
-    H100,
     JOB,
     MI300,
     NO_OPTIONS,
@@ -26,15 +24,15 @@ from trainer_plans import (
 )
 from trainer_plans import flagscale_stage as stage
 
-from hetplan.cluster.launch_domains import Scheduler
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenStage
+from hetplan.plans.formats import needs_meshes
 from hetplan.plans.plan import Sharding
 from hetplan.plans.ranks import rank_rows
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
-from hetplan.schedulers.rank_layout import RankLayout
+from hetplan.schedulers.rank_layout import RankLayout, libraries
 from hetplan.search.result import SearchResult
-from hetplan.trainers.flagscale.write import TRAINER, runner_obstacles
+from hetplan.trainers.flagscale.write import TRAINER
 
 
 def planned(
@@ -113,6 +111,8 @@ def test_random_plans_are_mapped_by_flagscale_as_planned(first: int) -> None:
         launch = launched((found, sheet))
         assert words(launch) == train_words(text(launch, "flagscale.yaml"))
         args = read(words(launch))
+        several = len(libraries(sheet.agents)) > 1
+        assert needs_meshes(found.plan, several_libraries=several) is args.enable_hetero
         assert args.global_batch_size == JOB.global_batch_size
         if not args.enable_hetero:
             continue
@@ -149,73 +149,7 @@ def check_recompute(found: SearchResult, launch: TrainerLaunch) -> None:
         assert layers == [[1] * count for _ in asked]
 
 
-def test_one_shape_needs_no_meshes() -> None:
-    plan = planned(stage("a", 7, tp=8, dp=1), stage("b", 5, tp=8, dp=1), kinds=(A100, H100))
-    launch = launched(plan)
-    assert "--enable-hetero" not in words(launch)
-    assert ("--pipeline-model-parallel-layout", "Et*7|t*5L") in launch.arguments
-    assert ("--ckpt-format", "torch_dist") in launch.arguments
-    # Its own runner always gives --save, which asks for an interval.
-    assert ("--save-interval", "50") in launch.arguments
-    assert launch.agent_arguments == ()
-    assert [kind for _, _, kind in hosts(text(launch, "hostfile"))] == [None, None]
-
-
-def test_vendors_with_libraries_of_their_own_talk_through_host_memory() -> None:
-    plan = planned(stage("a", 7, tp=8, dp=1), stage("b", 5, tp=8, dp=1))
-    launch = launched(plan)
-    args = read(words(launch))
-    assert args.enable_hetero
-    assert args.hetero_use_cpu_communication
-    assert args.hetero_device_types == [A100, MI300]
-    assert ("--ckpt-format", "torch") in launch.arguments
-    assert any("cannot be resharded" in remark for remark in launch.remarks)
-
-
-def test_a_tied_matrix_is_reduced_in_parts_where_dp_differs() -> None:
-    plan = planned(
-        stage("a", 7, tp=2, dp=2),
-        stage("b", 5, tp=2, dp=4),
-        model=TIED,
-        sharding=Sharding.OPTIMIZER,
-    )
-    launch = launched(plan)
-    args = read(words(launch))
-    assert args.use_partial_reduce_for_shared_embedding
-    assert args.use_distributed_optimizer
-    check_ranks(plan, launch)
-    odd = with_plan(plan[0], padded_vocab_size=plan[0].plan.padded_vocab_size + 2)
-    assert any("does not divide" in each for each in faults((odd, plan[1])))
-
-
-def test_both_ends_pad_the_vocabulary_alike() -> None:
-    plan = planned(stage("a", 7, tp=1, dp=4), stage("b", 5, tp=8, dp=1))
-    args = read(words(launched(plan)))
-    for tp in (1, 8):
-        unit = args.make_vocab_size_divisible_by * tp
-        assert -(-MODEL.vocab_size // unit) * unit == plan[0].plan.padded_vocab_size
-
-
 # ---- files
-
-
-def test_the_experiment_says_hosts_and_environment() -> None:
-    plan = planned(stage("a", 7, tp=8, dp=2), stage("b", 5, tp=4, dp=1))
-    launch = launched(plan)
-    experiment = yaml.safe_load(text(launch, "flagscale.yaml"))
-    runner = experiment["experiment"]["runner"]
-    assert (runner["rdzv_backend"], runner["master_addr"]) == ("static", "a0000")
-    nodes = experiment["experiment"]["envs"]["node_specific"]
-    assert nodes["a0000"]["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
-    assert nodes["b0000"]["HIP_VISIBLE_DEVICES"] == "0,1,2,3"
-    assert hosts(text(launch, "hostfile")) == [
-        ("a0000", 8, A100),
-        ("a0001", 8, A100),
-        ("b0000", 4, MI300),
-    ]
-    assert launch.own_runner[:2] == ("env", "HETPLAN_FOLDER={folder}")
-    assert experiment["experiment"]["runner"]["hostfile"] == "${oc.env:HETPLAN_FOLDER}/hostfile"
-    assert dict(launch.environment) == {"PYTHONPATH": "third_party/Megatron-LM:."}
 
 
 # ---- what is refused
@@ -277,34 +211,3 @@ def test_texts_that_its_script_would_change_are_refused() -> None:
         "--extra: 'a",
     ):
         assert any(each.startswith(field) for each in found_faults), (field, found_faults)
-
-
-def test_what_its_own_runner_cannot_start_is_said() -> None:
-    plan = planned(stage("a", 7, tp=8, dp=2), stage("b", 5, tp=8, dp=1))
-    made, sheet = plan
-    first, *rest = sheet.agents
-    domain = first.host.domain
-
-    def remarks(**changes: object) -> str:
-        host = replace(first.host, domain=replace(domain, **changes))  # type: ignore[arg-type]
-        other = replace(sheet, agents=(replace(first, host=host), *rest))
-        launch = launched((made, other))
-        assert launch.own_runner == ()
-        return " ".join(launch.remarks)
-
-    assert "started by slurm" in remarks(scheduler=Scheduler.SLURM)
-    assert "ssh ports of their own" in remarks(ssh_port=2222)
-    spaced = [(("NAME", "a b"),)] * len(sheet.agents)
-    assert any("would have to quote" in each for each in runner_obstacles(sheet, spaced))
-    twice = replace(
-        sheet,
-        agents=(
-            replace(first, local_devices=first.local_devices[:4]),
-            replace(first, node_rank=1, first_rank=4, local_devices=first.local_devices[4:]),
-            *(replace(each, node_rank=each.node_rank + 1) for each in rest),
-        ),
-    )
-    launch = launched((made, twice))
-    assert "hostfile" not in files(launch)
-    assert "runs several agents" in " ".join(launch.remarks)
-    check_ranks((made, twice), launch)

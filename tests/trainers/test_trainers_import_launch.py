@@ -127,15 +127,6 @@ def test_hosts_islands_job_and_settings_are_the_users(folder: Path) -> None:
     assert "global_batch_size of the job, 64, is not the launch's: 128 is priced" in outcome.stderr
 
 
-def test_files_that_exist_are_kept(folder: Path) -> None:
-    (folder / "now.json").write_text("notes")
-    outcome = run("run.sh", *ON, "--out", "now.json", code=2)
-    assert "now.json exists" in outcome.stderr
-    assert (folder / "now.json").read_text() == "notes"
-    run("run.sh", *ON, "--out", "now.json", "--force")
-    assert load_legal_plan("now.json")
-
-
 def test_wrong_options_are_refused(folder: Path) -> None:
     for arguments, message in (
         (("run.sh",), "give --cluster FILE"),

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from importers_mutations import mutated
 from launches_handwritten import (
     ARGUMENTS,
     EXPERIMENT,
@@ -61,22 +62,6 @@ def try_all(trainer: str, path: Path) -> int:
     return steps
 
 
-def mutated(rng: random.Random, text: str) -> str:
-    """Cut, with signs put in, or with words exchanged."""
-    kind, at = rng.randrange(5), rng.randrange(len(text))
-    if kind == 0:
-        return text[:at]
-    if kind == 1:
-        return text[at:]
-    if kind == 2:
-        return text[:at] + chr(rng.randrange(256)) + text[at + 1 :]
-    words = text.split(" ")
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        at = rng.randrange(len(words))
-        words[at] = rng.choice(words) if kind == 3 else words[at] + rng.choice(_SIGNS)
-    return " ".join(words)
-
-
 @pytest.mark.parametrize(("trainer", "name", "text"), LAUNCHES)
 def test_broken_launches(tmp_path: Path, trainer: str, name: str, text: str) -> None:
     rng = random.Random(name)
@@ -88,7 +73,9 @@ def test_broken_launches(tmp_path: Path, trainer: str, name: str, text: str) -> 
     assert try_all(trainer, path) >= 2
     reached = [0, 0, 0, 0]
     for _ in range(60):
-        path.write_text(mutated(rng, text), errors="replace")
+        at = rng.randrange(len(text))
+        broken = text[:at] + rng.choice(_SIGNS) + text[at:]
+        path.write_text(mutated(rng, rng.choice((text, broken))), errors="replace")
         reached[try_all(trainer, path)] += 1
     # Neither is everything refused nor everything read.
     assert reached[0] > 0

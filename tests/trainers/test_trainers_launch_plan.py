@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from launches_handwritten import EIGHT_NODES, EXPERIMENT, GPT3, HETERO, HOSTS, LLAMA, MIXTRAL
+from trainer_plans import cluster
+from trainer_plans import island as plain_island
 
-from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.launch_domains import LaunchDomain
-from hetplan.cluster.spec import Cluster, Island, Link, Transport
+from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import InputError
 from hetplan.job.load import load_job
-from hetplan.job.spec import Job, Objective, Optimizer, Precision
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import expand
@@ -24,33 +24,12 @@ from hetplan.trainers.launch_plan import PlannedLaunch, launch_plan
 from hetplan.trainers.megatron.read_model import launch_model
 from hetplan.trainers.read import read_launch
 
-FAST = Link(
-    bandwidth_bytes_per_second=3e11, latency_seconds=3e-6, transport=Transport.DEVICE_DIRECT
-)
-NEAR = replace(FAST, bandwidth_bytes_per_second=2.5e10)
-STAGED = replace(NEAR, transport=Transport.HOST_STAGED)
 
-
-def island(
-    name: str, nodes: int, *, kind: str = "nvidia-a100-80gb-sxm", per_node: int = 8, out: int = 0
-) -> Island:
-    device = next(each for each in load_catalogue() if each.kind == kind)
-    return Island(
-        name=name,
-        region="here",
-        device=device,
-        nodes=nodes,
-        devices_per_node=per_node,
-        intra_node=FAST,
-        inter_node=NEAR,
-        memory_bytes=8e10,
-        nodes_out=tuple(range(out)),
-        node_names=tuple(f"{name}-{at}" for at in range(nodes)),
-    )
-
-
-def cluster(*islands: Island, domains: tuple[LaunchDomain, ...] = ()) -> Cluster:
-    return Cluster(name="test", islands=islands, within_region=STAGED, launch_domains=domains)
+def island(name: str, nodes: int, *, out: int = 0, **more: object) -> Island:
+    """Nodes of these names: a-0, a-1, ...; the first `out` are out of use."""
+    made = plain_island(name, nodes=nodes, **more)  # type: ignore[arg-type]
+    names = tuple(f"{name}-{at}" for at in range(nodes))
+    return replace(made, nodes_out=tuple(range(out)), node_names=names)
 
 
 def imported(
@@ -96,7 +75,7 @@ def plain(folder: Path, where: Cluster, flags: str, ranks: int, hosts: str = "")
 
 def test_hosts_are_found_by_name_and_by_address(tmp_path: Path) -> None:
     domain = LaunchDomain(name="d", islands=("a",), addresses=(("a-2", "10.0.0.2"),))
-    where = cluster(island("a", 3), domains=(domain,))
+    where = replace(cluster(island("a", 3)), launch_domains=(domain,))
     hosts = "10.0.0.2 slots=4\na-0 slots=4\n"
     found = plain(tmp_path, where, "--pipeline-model-parallel-size 2", 8, hosts)
     assert devices(found) == [[16, 17, 18, 19], [0, 1, 2, 3]]
@@ -138,7 +117,7 @@ def test_a_stage_on_two_islands_has_an_entry_for_each(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="lies on islands a and b"):
         plain(
             tmp_path,
-            cluster(island("a", 1, per_node=4), island("b", 1, per_node=4)),
+            cluster(island("a", 1, devices_per_node=4), island("b", 1, devices_per_node=4)),
             "--context-parallel-size 8",
             8,
         )
@@ -199,32 +178,6 @@ def test_what_contradicts_the_model_has_its_line(
     assert [each.line for each in found] == [line]
 
 
-def test_a_plan_that_the_target_has_not_can_be_priced_for_any(tmp_path: Path) -> None:
-    where = cluster(island("a", 1), island("b", 1, kind="nvidia-h100-80gb-sxm"))
-    with pytest.raises(InputError, match="--target any prices it all the same"):
-        plain(tmp_path, where, "", 16)
-    text = read_launch(tmp_path / "a.txt", "megatron", (("WORLD_SIZE", "16"),))
-    found = launch_plan(text, launch_model(text, "m"), where, target="any")
-    assert (found.plan.target, found.job.target) == ("any", "any")
-    assert len(found.plan.pipelines[0].stages[0].replicas) == 2
-
-
-def test_the_job_gives_what_the_launch_does_not_say(tmp_path: Path) -> None:
-    job = Job(
-        name="ours",
-        global_batch_size=64,
-        sequence_length=8192,
-        precision=Precision.BFLOAT16,
-        optimizer=Optimizer.ADAMW,
-        target="megatron",
-        objective=Objective.COST_PER_TOKEN,
-        memory_reserve_fraction=0.2,
-    )
-    found = imported(tmp_path, LLAMA, cluster(island("a", 1)), job=job)
-    assert found.job == replace(job, global_batch_size=128)
-    assert "global_batch_size of the job, 64, is not the launch's: 128 is priced" in found.remarks
-
-
 # ---- drafts
 
 
@@ -236,19 +189,3 @@ def test_drafts_are_read_back(tmp_path: Path) -> None:
         (tmp_path / "j.yaml").write_text(job_text(found.job))
         assert load_model(tmp_path / "m.yaml") == model
         assert load_job(tmp_path / "j.yaml") == found.job
-
-
-def test_devices_that_a_launch_hides_are_not_taken(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "hetero.yaml").write_text(HETERO)
-    (tmp_path / "hosts").write_text(HOSTS)
-    where = cluster(
-        island("h100", 2, kind="nvidia-h100-80gb-sxm"),
-        island("a100", 1, kind="nvidia-a100-80gb-sxm"),
-    )
-    experiment = EXPERIMENT.replace(
-        "  envs:\n",
-        "  envs:\n    node_specific:\n      a100-0: {CUDA_VISIBLE_DEVICES: '7,6,5,4,3,2,1,0'}\n",
-    )
-    found = imported(tmp_path, experiment, where, trainer="flagscale", name="e.yaml")
-    assert devices(found)[0] == [23, 22, 21, 20, 19, 18, 17, 16]

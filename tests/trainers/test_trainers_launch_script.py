@@ -85,18 +85,6 @@ def test_what_is_not_followed_is_named_with_its_line() -> None:
         assert (fault.file, fault.line) == ("run.sh", line), script
 
 
-def test_a_blank_after_a_backslash_is_named() -> None:
-    with pytest.raises(InputError, match="does a blank follow its backslash") as caught:
-        launch(f"{RUN} \\ \n  --bf16\n")
-    assert caught.value.faults[0].line == 2
-
-
-def test_text_that_is_no_bash_has_its_line() -> None:
-    for script in ("A=1\necho 'x\n", "A=1\necho ${\n", "A=1\nif true; then\n"):
-        with pytest.raises(InputError, match="cannot be read as bash"):
-            Script("a.sh", script, {})
-
-
 def test_scripts_that_grow_without_end_are_refused_or_read() -> None:
     for script in (
         "A=xxxxxxxxxx\n" + "A=$A$A\n" * 40 + "echo $A\n",

@@ -6,7 +6,6 @@ import gzip
 import time
 import tracemalloc
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from training_logs_rendered import (
 )
 
 from hetplan.errors import InputError
-from hetplan.trainers import training_log
 from hetplan.trainers.read_log import read_training_log
 from hetplan.trainers.training_log import LoggedTimer, Mark, MemoryKind, TimerRanks, Trainer
 
@@ -110,17 +108,6 @@ def test_checkpoints_and_evaluations_mark_the_steps_after_them(tmp_path: Path) -
     assert not any(timer.name == "save-checkpoint" for step in log.steps for timer in step.timers)
 
 
-def test_a_restart_is_another_attempt_whose_first_step_is_marked(tmp_path: Path) -> None:
-    lines = [megatron_line(at, 1000.0) for at in (10, 20, 30, 20, 30, 40)]
-    log = read(tmp_path, lines)
-    assert [(step.attempt, step.iteration) for step in log.steps] == [
-        (0, 10), (0, 20), (0, 30), (1, 20), (1, 30), (1, 40),
-    ]  # fmt: skip
-    assert [Mark.FIRST in step.marks for step in log.steps] == [
-        True, False, False, True, False, False,
-    ]  # fmt: skip
-
-
 def test_torchtitan_with_colours_ranks_and_validation(tmp_path: Path) -> None:
     lines = [
         "[rank0]:[titan] - root - INFO - Building device mesh with parallelism: pp=1, "
@@ -180,17 +167,6 @@ def test_what_launchers_put_before_a_line(tmp_path: Path, prefix: str, end: str)
         assert len(log.steps[1].timers) == 2
 
 
-def test_ranks_of_one_run_are_one_run_and_the_slowest_counts(tmp_path: Path) -> None:
-    paths = [
-        written(tmp_path, [torchtitan_line(at, 5000 - rank) for at in (1, 10, 20)], f"{rank}.log")
-        for rank in range(3)
-    ]
-    log = read_training_log(paths)
-    assert [(step.iteration, step.tokens_per_second) for step in log.steps] == [
-        (1, 4998.0), (10, 4998.0), (20, 4998.0),
-    ]  # fmt: skip
-
-
 def test_files_of_a_run_that_was_restarted_are_parts_of_it(tmp_path: Path) -> None:
     first = written(tmp_path, [megatron_line(at, 1000.0) for at in range(10, 110, 10)], "1.log")
     second = written(tmp_path, [megatron_line(at, 1000.0) for at in range(90, 200, 10)], "2.log")
@@ -221,13 +197,6 @@ def test_a_line_that_was_cut_off_does_not_become_a_short_step(tmp_path: Path) ->
         assert all(step.tokens_per_second == 21734 for step in log.steps)
 
 
-def test_a_log_of_another_trainer_than_was_said_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "train.log"
-    path.write_text(megatron_line(10, 900.0) + "\n")
-    with pytest.raises(InputError, match="is of megatron, not of torchtitan; leave --trainer out"):
-        read_training_log([path], "torchtitan")
-
-
 def test_gzip_whole_and_broken(tmp_path: Path) -> None:
     text = "\n".join(megatron_line(at, 1000.0) for at in range(10, 5010, 10)) + "\n"
     path = tmp_path / "train.log.gz"
@@ -241,14 +210,6 @@ def test_gzip_whole_and_broken(tmp_path: Path) -> None:
         read_training_log([path])
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_wide_text_is_refused(tmp_path: Path, encoding: str) -> None:
-    path = tmp_path / "wide.log"
-    path.write_bytes(megatron_line(10, 1000.0).encode(encoding))
-    with pytest.raises(InputError, match="UTF-16"):
-        read_training_log([path])
-
-
 def test_what_is_no_log_is_refused_and_named(tmp_path: Path) -> None:
     empty = tmp_path / "empty.log"
     empty.write_text(" \n")
@@ -256,14 +217,12 @@ def test_what_is_no_log_is_refused_and_named(tmp_path: Path) -> None:
         read_training_log([empty])
     with pytest.raises(InputError, match="is a folder"):
         read_training_log([tmp_path])
-    for magic, name in (
-        (b"\xfd7zXZ\x00", "xz"),
-        (b"\x28\xb5\x2f\xfd", "zstd"),
-        (b"PK\x03\x04", "zip"),
-    ):
-        empty.write_bytes(magic + b"data")
-        with pytest.raises(InputError, match=f"packed by {name}"):
-            read_training_log([empty])
+    empty.write_bytes(b"\x28\xb5\x2f\xfddata")
+    with pytest.raises(InputError, match="packed by zstd"):
+        read_training_log([empty])
+    empty.write_bytes(megatron_line(10, 1000.0).encode("utf-16-le"))
+    with pytest.raises(InputError, match="UTF-16"):
+        read_training_log([empty])
     with pytest.raises(InputError, match="not a regular file"):
         read_training_log([Path("/dev/zero")])
     with pytest.raises(InputError, match="No such file"):
@@ -273,12 +232,6 @@ def test_what_is_no_log_is_refused_and_named(tmp_path: Path) -> None:
         read_training_log([other])
     with pytest.raises(InputError, match="known: megatron"):
         read_training_log([other], trainer="alpa")
-    with pytest.raises(InputError, match="at least one"):
-        read_training_log([])
-    binary = tmp_path / "binary.log"
-    binary.write_bytes(bytes(range(1, 256)) * 100)
-    with pytest.raises(InputError, match="no line of a finished step"):
-        read_training_log([binary])
 
 
 def test_files_of_two_trainers_or_two_runs_are_refused(tmp_path: Path) -> None:
@@ -291,23 +244,6 @@ def test_files_of_two_trainers_or_two_runs_are_refused(tmp_path: Path) -> None:
     four = written(tmp_path, [megatron_arguments(world_size=9), megatron_line(2, 1.0)], "d.log")
     with pytest.raises(InputError, match=r"world_size 8.*9: these are different runs"):
         read_training_log([three, four])
-
-
-def test_of_very_many_steps_an_even_part_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training_log, "MAX_STEPS", 100)
-    lines = []
-    for at in range(1, 1001):
-        lines += [megatron_line(at, 1000.0 + at), megatron_timers(TIMERS)]
-    log = read(tmp_path, lines)
-    assert 50 < len(log.steps) <= 100
-    spread = [step.iteration for step in log.steps]
-    assert spread[0] == 1
-    assert spread[-1] > 980
-    assert len({after - before for before, after in pairwise(spread)}) == 1
-    assert all(len(step.timers) == 2 for step in log.steps)
-    assert any("one of" in note for note in log.notes)
 
 
 def test_a_large_log_is_not_held_in_memory(tmp_path: Path) -> None:

@@ -1,39 +1,40 @@
-"""The arguments of a Megatron-LM launch: layout, recomputation, formats, optimizer, run, data."""
+"""The arguments of a Megatron-LM launch, and the networks of its groups."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from importlib.metadata import files
 from pathlib import Path
 
+import yaml
 from megatron_reader import read_run
 from one_pipeline import StageChoice, build_plan
 from trainer_models import llama
 from trainer_plans import (
+    STAGED,
     any_estimate,
     cluster,
     flags,
-    here,
     island,
     job_of,
     launched,
+    megatron,
     messages,
+    random_results,
     result_of,
     stage_per_island,
-    with_job,
     with_plan,
 )
 
 from hetplan.cluster.load import load_cluster
-from hetplan.job.spec import Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.model.load import load_model
 from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import (
     LayerRange,
-    OverlapSettings,
-    Sharding,
 )
-from hetplan.schedulers.launch import EmissionOptions
+from hetplan.trainers.megatron.parallel import group_networks
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).with_name("golden_megatron_llama_140b.txt")
@@ -77,83 +78,39 @@ def test_multi_token_prediction_stands_with_the_head() -> None:
     assert any("cut between stages 0 and 1" in each for each in messages(cut))
 
 
-def test_formats_and_kernels() -> None:
-    plain = flags(here())
-    assert "--bf16" in plain
-    assert "--accumulate-allreduce-grads-in-fp32" in plain
-    half = flags(here(precision=Precision.FLOAT16))
-    assert ("--fp16" in half, "--bf16" in half) == (True, False)
-    full = flags(here(precision=Precision.FLOAT32))
-    assert not {"--bf16", "--fp16", "--accumulate-allreduce-grads-in-fp32"} & {*full}
-    options = TrainerOptions(
-        fused_attention=False,
-        attention_dropout=True,
-        fused_loss=True,
-        fused_accumulation=False,
-        gradient_precision=Precision.BFLOAT16,
-        product_format=ProductFormat.FLOAT8,
+def test_only_the_groups_that_are_staged_get_sockets() -> None:
+    """Two nodes a stage in two regions: pipelines cross, data-parallel groups stay inside."""
+    result = stage_per_island(
+        cluster(island("a", "n"), island("b", "s"), across=STAGED, fabric=("mlx5_0",)),
+        3,
+        5,
+        tp=8,
+        dp=2,
     )
-    other = flags(here(trainer=options))
-    assert other["--attention-backend"] == ("unfused",)
-    assert other["--attention-dropout"] == ("0.1",)
-    assert other["--hidden-dropout"] == ("0.0",)
-    assert other["--cross-entropy-fusion-impl"] == ("native",)
-    assert "--no-gradient-accumulation-fusion" in other
-    assert "--grad-reduce-in-bf16" in other
-    assert "--accumulate-allreduce-grads-in-fp32" not in other
-    assert other["--fp8-recipe"] == ("tensorwise",)
-    four = TrainerOptions(product_format=ProductFormat.NVFP4)
-    assert flags(here(trainer=four))["--fp4-format"] == ("e2m1",)
+    launch = launched(result)
+    (file,) = launch.files
+    networks = yaml.safe_load(file.text)
+    sockets = {name for name, each in networks.items() if each == {"net_name": "Socket"}}
+    assert sockets == {"pp", "embd", "mp", "intra_dist_opt_instance"}
+    assert {name: networks[name] for name in networks if name not in sockets} == {
+        name: {"net_name": "IB"} for name in ("dp", "dp_cp", "tp_dp", "tp_dp_cp")
+    }
+    assert ("--nccl-communicator-config-path", "{folder}/transport.yaml") in launch.arguments
+    assert any("NCCL_NET=Socket" in remark for remark in launch.remarks)
 
 
-def test_optimizers() -> None:
-    result = stage_per_island(cluster(island("a", "n"), island("b", "n")), 3, 5, tp=4, dp=4)
-    assert result.plan.sharding is Sharding.OPTIMIZER
-    found = flags(result)
-    assert found["--optimizer"] == ("adam",)
-    assert "--use-distributed-optimizer" in found
-    assert "--num-distributed-optimizer-instances" not in found
-    halves = flags(with_plan(result, optimizer_shards=2))
-    assert halves["--num-distributed-optimizer-instances"] == ("2",)
-    offloaded = flags(with_plan(result, optimizer_offload=0.25))
-    assert offloaded["--optimizer-offload-fraction"] == ("0.25",)
-    assert "--use-precision-aware-optimizer" in offloaded
-    # One copy: nothing is sharded, but only this optimizer offloads.
-    alone = flags(with_plan(here(), optimizer_offload=1.0))
-    assert "--use-distributed-optimizer" in alone
-    plain = with_plan(
-        with_job(result, optimizer=Optimizer.SGD), sharding=Sharding.NONE, optimizer_shards=1
+def test_names_of_groups_are_megatrons() -> None:
+    """Every name is one that the wheel asks get_nccl_options for."""
+    (source,) = (
+        file.read_text()
+        for file in files("megatron-core") or ()
+        if file.as_posix() == "megatron/core/parallel_state.py"
     )
-    assert flags(plain)["--sgd-momentum"] == ("0.0",)
-    assert "--use-distributed-optimizer" not in flags(plain)
-    assert flags(with_job(result, gradient_clipping=False))["--clip-grad"] == ("0.0",)
-    overlapped = with_plan(result, overlap=OverlapSettings(reduction=True, gathering=True))
-    assert {"--overlap-grad-reduce", "--overlap-param-gather"} <= {*flags(overlapped)}
-
-
-def test_the_run_and_its_data() -> None:
-    found = flags(here())
-    assert found["--tokenizer-type"] == ("NullTokenizer",)
-    assert found["--lr"] == ("1e-05",)
-    assert found["--log-interval"] == ("1",)
-    assert "--seed" not in found
-    options = EmissionOptions(
-        data=("0.5", "/data/a b", "0.5", "/data/c"),
-        tokenizer="/tok/llama.model",
-        learning_rate=3e-4,
-        save="/save",
-        load="/load",
-        steps=7,
-        extra_arguments=("--rotary-base", "500000", "--log-throughput"),
-    )
-    real = launched(here(seed=5, checkpoint_interval_steps=3), options)
-    entries = {entry[0]: entry[1:] for entry in real.arguments}
-    assert entries["--data-path"] == ("0.5", "/data/a b", "0.5", "/data/c")
-    assert entries["--tokenizer-type"] == ("SentencePieceTokenizer",)
-    assert entries["--padded-vocab-size"] == (str(here().plan.padded_vocab_size),)
-    assert entries["--save-interval"] == ("3",)
-    assert entries["--ckpt-format"] == ("torch_dist",)
-    assert entries["--seed"] == ("5",)
-    assert entries["--train-iters"] == ("7",)
-    assert real.arguments[-2:] == (("--rotary-base", "500000"), ("--log-throughput",))
-    assert "--mock-data" not in entries
+    known = set(re.findall(r'get_nccl_options\("(\w+)"', source))
+    named = {
+        network.group
+        for result in random_results(megatron, seed=5, count=100)
+        for network in group_networks(result.plan, result.inputs.cluster)
+    }
+    assert named <= known
+    assert {"pp", "dp", "mp", "ep", "ep_dp", "tp_ep_pp", "embd"} <= named

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from trainer_models import ROUTER, gpt, llama, with_experts, with_numerics
+from trainer_models import ROUTER, llama, with_experts, with_numerics
 
-from hetplan.model.layers import Experts
 from hetplan.model.numerics import (
     Activation,
     RotaryScaling,
@@ -22,7 +21,6 @@ from hetplan.model.spec import ModelSpec
 from hetplan.trainers.megatron.model import (
     numerics_arguments,
     numerics_faults,
-    numerics_remarks,
 )
 
 LLAMA3 = RotaryScaling(
@@ -37,38 +35,6 @@ LLAMA3 = RotaryScaling(
 def flags(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     assert [*numerics_faults(model)] == []
     return {entry[0]: entry[1:] for entry in numerics_arguments(model)}
-
-
-def test_nothing_said_is_nothing_emitted_and_remarked() -> None:
-    assert flags(llama(2)) == {}
-    assert flags(gpt(2)) == {}
-    (remark,) = numerics_remarks(llama(2))
-    for word in ("norm_epsilon", "rotary_base", "activation"):
-        assert word in remark
-    assert "router" not in remark
-    (gpts,) = numerics_remarks(gpt(2))
-    assert "rotary_base" not in gpts
-    (experts,) = numerics_remarks(with_experts(2))
-    assert "router.loss_coefficient" in experts
-    # Latent attention has YaRN where nothing is said.
-    assert flags(with_experts(2, latent=True)) == {"--rope-type": ("rope",), "--no-rope-fusion": ()}
-
-
-def test_one_expert_per_token_keeps_its_probability() -> None:
-    model = with_experts(1)
-    layer = model.layer_runs[0].layer
-    assert isinstance(layer.mlp, Experts)
-    one = replace(
-        model,
-        layer_runs=(
-            replace(
-                model.layer_runs[0],
-                layer=replace(layer, mlp=replace(layer.mlp, experts_per_token=1)),
-            ),
-        ),
-    )
-    assert flags(one) == {"--moe-router-pre-softmax": ()}
-    assert [*numerics_faults(replace(one, router=Router(normalized=True)))] != []
 
 
 SCALED = {
@@ -88,21 +54,8 @@ SOFTMAX = Router(score_function=ScoreFunction.SOFTMAX, normalized=False)
         *((llama(1, rotary_scaling=each), "leave rotary_scaling out") for each in SCALED.values()),
         (llama(1, rotary_base=1234.5), "whole number"),
         (llama(1, activation=Activation.GELU_TANH), "--swiglu"),
-        (replace(gpt(1), activation=Activation.RELU), "Megatron-LM's has gelu"),
-        (replace(with_experts(1, latent=True), rotary_scaling=LLAMA3), "not verified"),
-        (
-            replace(
-                with_experts(1, latent=True),
-                rotary_scaling=RotaryScaling(
-                    kind=RotaryScalingKind.YARN, factor=40.0, original_length=8192
-                ),
-            ),
-            "no arguments for them",
-        ),
         (replace(with_experts(1), router=replace(ROUTER, normalized=False)), "not normalized"),
         (replace(with_experts(1), router=replace(SOFTMAX, correction_bias=True)), "softmax router"),
-        (replace(with_experts(1), router=replace(ROUTER, num_groups=3)), "must divide"),
-        (replace(with_experts(1), router=replace(ROUTER, group_experts=1)), "takes 4 / 2 = 2"),
     ],
 )  # fmt: skip
 def test_what_no_argument_says_is_refused(model: ModelSpec, says: str) -> None:

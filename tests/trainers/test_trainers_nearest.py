@@ -12,7 +12,7 @@ from trainer_plans import PLAIN, cluster, island
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InfeasibleError
-from hetplan.job.spec import Job, Optimizer, Pins, Precision, TrainerOptions
+from hetplan.job.spec import Job, Optimizer, Pins, Precision
 from hetplan.plans.plan import RecomputeGranularity
 from hetplan.predict.fit import FittedPredictor
 from hetplan.schedulers.launch import EmissionOptions
@@ -57,19 +57,6 @@ def refusing(
     return replace(PLAIN, plan_target=plan_target, faults=found)
 
 
-@pytest.mark.slow
-def test_a_plan_for_any_becomes_one_of_the_target() -> None:
-    refused = planned()
-    found = nearest_plan(refused, PLAIN, EmissionOptions(), PREDICTOR, digest="d")
-    assert found.result.plan.target == "megatron"
-    assert found.result.inputs.job.target == "megatron"
-    assert refusals(found.result, PLAIN, EmissionOptions()) == ()
-    assert dict(found.result.inputs.sha256)["predictor"] == "d"
-    assert found.changes == ()
-    # By the same predictor: a target that can run more is no slower, within the gap of the job.
-    assert found.refused_seconds <= found.result.estimate.step_seconds * (1 + JOB.gap)
-
-
 def test_pins_that_faults_name_are_pinned_until_none_is_left() -> None:
     def faults(result: SearchResult, sheet: RankLayout) -> list[Fault]:
         plan = result.plan
@@ -84,30 +71,6 @@ def test_pins_that_faults_name_are_pinned_until_none_is_left() -> None:
     assert found.changes == ("pinned tp: 2", "pinned recompute: true")
     assert {replica.tp for replica in found.result.plan.replicas} == {2}
     assert refusals(found.result, trainer, EmissionOptions()) == ()
-
-
-@pytest.mark.slow
-def test_pins_of_the_job_that_only_its_target_has_are_dropped_and_said() -> None:
-    job = replace(JOB, pin=Pins(cp=1, depth=0, pipelines=2))
-    refused = planned(TWO, job)
-    found = nearest_plan(refused, PLAIN, EmissionOptions(), PREDICTOR)
-    (change,) = found.changes
-    assert change.startswith("without pin pipelines: ")
-    assert found.result.inputs.job.pin == Pins(cp=1, depth=0)
-
-
-@pytest.mark.slow
-def test_trainer_options_that_faults_name_are_left_out() -> None:
-    job = replace(JOB, target="megatron", trainer=TrainerOptions(scattered_sends=True))
-
-    def faults(result: SearchResult, sheet: RankLayout) -> list[Fault]:
-        if result.inputs.job.trainer.scattered_sends:
-            field = "inputs.job.trainer.scattered_sends"
-            return [Fault(field=field, message="on; leave it out")]
-        return []
-
-    found = nearest_plan(planned(TWO, job), refusing(faults), EmissionOptions(), PREDICTOR)
-    assert found.changes == ("without trainer.scattered_sends",)
 
 
 @pytest.mark.slow

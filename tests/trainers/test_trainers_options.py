@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from trainer_plans import PLAIN, two_regions
+from trainer_models import MODEL
+from trainer_plans import JOB, chosen, cluster, island, result_of, two_regions, with_job
 
 from hetplan.cluster.launch_domains import LaunchDomain
 from hetplan.errors import InputError
+from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import rank_layout
 from hetplan.trainers import trainer_named
 from hetplan.trainers.emission import (
-    emission_for,
     option_faults,
     plan_faults,
+    refusals,
 )
 from hetplan.trainers.folder import check_place
 
@@ -25,12 +27,8 @@ REAL = {"data": ("/a",), "tokenizer": "/t", "learning_rate": 1e-4}
 def test_options_that_no_trainer_can_be_told():
     for options, field, says in (
         ({"python": " "}, "--python", "is empty"),
-        ({"trainer_folder": "~/Megatron-LM"}, "--trainer-folder", "is relative"),
         ({"learning_rate": float("nan")}, "--learning-rate", "nan; a rate is a number"),
-        ({"learning_rate": -1e-4}, "--learning-rate", "-0.0001; a rate is a number"),
-        ({"save": "-s"}, "--save", "begins with '-'"),
         ({**REAL, "tokenizer": ""}, "--tokenizer", "is missing"),
-        ({**REAL, "learning_rate": None}, "--learning-rate", "is missing"),
         ({**REAL, "data": ("/a", "-d")}, "--data", "begins with '-'"),
         ({**REAL, "data": ("",)}, "--data", "is empty"),
     ):
@@ -54,16 +52,6 @@ def test_what_the_plan_says_is_not_said_again():
         assert not plan_faults((fault,))
 
 
-def test_an_argument_that_the_launch_has_is_said():
-    options = EmissionOptions(extra_arguments=("--log-interval", "9", "--log-throughput"))
-    launch = emission_for(two_regions(), trainer_named("megatron"), options).launch
-    (remark,) = [each for each in launch.remarks if each.startswith("--extra")]
-    assert "says --log-interval again" in remark
-    assert launch.arguments[-2:] == (("--log-interval", "9"), ("--log-throughput",))
-    plain = emission_for(two_regions(), PLAIN, EmissionOptions()).launch
-    assert not any("again" in each for each in plain.remarks)
-
-
 def test_a_domain_of_an_island_that_is_not_there_starts_nothing():
     result = two_regions()
     domain = LaunchDomain(name="lab", islands=("nroth",), ssh_user="me")
@@ -81,3 +69,17 @@ def test_folders_that_cannot_be_written_are_refused_beforehand(tmp_path):
     ):
         with pytest.raises(InputError, match=says):
             check_place(tmp_path / name, force=False)
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "flagscale"])
+def test_two_formats_in_one_plan_are_refused_by_name(target):
+    machines = cluster(island("north"))
+    plan = plan_of(MODEL, machines, JOB, chosen(("north", 6), ("north", 6), tp=2, dp=4))
+    first, second = plan.reduction_groups
+    groups = (replace(first, precision="float32"), replace(second, precision="bfloat16"))
+    result = with_job(result_of(machines, replace(plan, reduction_groups=groups)), target="any")
+    trainer = trainer_named(target)
+    (fault,) = refusals(result, trainer, EmissionOptions())
+    assert fault.field == "plan.reduction_groups[1].precision"
+    assert fault.message.startswith(f"bfloat16; target {trainer.plan_target} ")
+    assert "sums in float32" in fault.message

@@ -7,50 +7,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_models import MODEL, TIED
+from trainer_models import MODEL
 from trainer_plans import JOB, chosen, cluster, island, two_regions
 
 from hetplan.cluster.launch_domains import LaunchDomain
-from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.plans.build import plan_of
-from hetplan.plans.plan import DeviceRange, Plan, compress
+from hetplan.plans.plan import DeviceRange
 from hetplan.plans.ranks import rank_rows
 from hetplan.schedulers.rank_layout import RankLayout, rank_layout
-from hetplan.trainers.readme import placement_remarks
 
 
 def device_of_ranks(sheet: RankLayout) -> list[tuple[str, int]]:
     """(host, local device) of every rank as torchrun would number them: agent by agent."""
     return [(agent.host.name, local) for agent in sheet.agents for local in agent.local_devices]
-
-
-def half_nodes(dp: int = 2) -> tuple[Plan, Cluster]:
-    """Two stages, tp 4: each on one half of every node."""
-    machines = cluster(island("north", nodes=dp))
-    plan = plan_of(MODEL, machines, JOB, chosen(("north", 6), ("north", 6), tp=4, dp=dp))
-    halves = [
-        [8 * node + 4 * half + local for node in range(dp) for local in range(4)]
-        for half in range(2)
-    ]
-    (pipeline,) = plan.pipelines
-    stages = tuple(
-        replace(stage, replicas=(replace(stage.replicas[0], devices=compress(half)),))
-        for stage, half in zip(pipeline.stages, halves, strict=True)
-    )
-    return replace(plan, pipelines=(replace(pipeline, stages=stages),)), machines
-
-
-def test_the_numbering_with_fewer_agents_is_taken() -> None:
-    plan, machines = half_nodes()
-    default = rank_layout(plan, machines)
-    assert len(default.agents) == 4
-    assert not default.data_outermost
-    assert any("2 of 2 hosts run several agents" in each for each in default.remarks)
-    outer = rank_layout(plan, machines, data_outermost=True)
-    assert [agent.local_devices for agent in outer.agents] == [tuple(range(8))] * 2
-    assert outer.data_outermost
-    assert outer.remarks == ()
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,48 +97,3 @@ def test_two_hosts_of_one_name_or_address_are_refused() -> None:
     machines = replace(result.inputs.cluster, launch_domains=(domain,))
     with pytest.raises(InputError, match="south0000 has the address of north0001"):
         rank_layout(result.plan, machines)
-
-
-def test_a_tied_embedding_across_regions_is_said_loudly_with_its_price() -> None:
-    result = two_regions(TIED)
-    (line,) = [each for each in placement_remarks(result) if "tied embedding" in each]
-    assert line.startswith("ATTENTION: ")
-    assert "ACROSS REGIONS" in line
-    assert "north in n and south in s" in line
-    assert "of the step" in line
-
-
-def test_groups_that_leave_their_homes_are_counted() -> None:
-    """dp over two islands of one region; tp over two nodes."""
-    machines = cluster(island("a", nodes=2), island("b", nodes=2))
-    plan = plan_of(MODEL, machines, JOB, chosen(("a", 12), tp=4, dp=4))
-    (pipeline,) = plan.pipelines
-    replica = pipeline.stages[0].replicas[0]
-
-    def lines(*devices: int) -> tuple[str, ...]:
-        moved = replace(pipeline.stages[0], replicas=(replace(replica, devices=compress(devices)),))
-        changed = replace(plan, pipelines=(replace(pipeline, stages=(moved,)),))
-        result = two_regions()
-        return placement_remarks(
-            replace(result, plan=changed, inputs=replace(result.inputs, cluster=machines))
-        )
-
-    across = lines(*range(8), *range(16, 24))
-    assert "dp 4: 4 of 4 groups leave their island" in across
-    assert "tp 4: all 4 groups lie inside nodes" in across
-    split = lines(0, 1, 8, 9, *range(2, 8), *range(10, 16))
-    assert any(line.startswith("ATTENTION: tp 4: 2 of 4 groups leave their node") for line in split)
-
-
-def test_a_hundred_thousand_ranks() -> None:
-    """As arrays: rank by rank in Python this test would be felt."""
-    machines = cluster(island("north", "n", nodes=8192), island("south", "s", nodes=8192))
-    batch = replace(JOB, global_batch_size=8192)
-    stages = chosen(("north", 6), ("south", 6), tp=8, dp=8192, microbatches=1, batch=8192)
-    plan = plan_of(MODEL, machines, batch, stages)
-    sheet = rank_layout(plan, machines, data_outermost=True)
-    assert sheet.world_size == 131072
-    assert len(sheet.agents) == 16384
-    result = two_regions()
-    result = replace(result, plan=plan, inputs=replace(result.inputs, cluster=machines))
-    assert "tp 8: all 16384 groups lie inside nodes" in placement_remarks(result)

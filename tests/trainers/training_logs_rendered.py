@@ -50,7 +50,7 @@ def megatron_timers(
     return "\n".join(["(min, max) time across ranks (ms):", *rows])
 
 
-def megatron_arguments(**settings: int) -> str:
+def megatron_arguments(**settings: object) -> str:
     """megatron/training/arguments.py, _print_args."""
     rows = [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in settings.items()]
     return "\n".join(["------------------------ arguments ------------------------", *rows])
