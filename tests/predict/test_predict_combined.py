@@ -60,15 +60,6 @@ def test_a_law_from_combined_times_says_so_and_is_wider() -> None:
         assert f"{added:g} more for the split" in law.calibration
 
 
-def test_predictions_of_both_passes_sum_to_the_measured_time() -> None:
-    samples = together(layer_grid())
-    predictor = fitted(samples)
-    for sample in samples[::5]:
-        asked = sample_query(sample)
-        forward = predictor.layer(DEVICE, asked)
-        backward = predictor.layer(DEVICE, replace(asked, is_backward=True))
-        assert forward.source == backward.source == "measured"
-        assert forward.seconds + backward.seconds == pytest.approx(sample.median_seconds, rel=1e-3)
 
 
 def test_a_phase_measured_alone_is_not_mixed_with_halves() -> None:

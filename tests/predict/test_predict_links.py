@@ -65,27 +65,8 @@ def test_measured_sizes_are_met_exactly_and_the_rest_is_linear() -> None:
     assert seconds(predictor, "all_reduce", 2, middle) == pytest.approx(curve(middle))
 
 
-def test_times_that_fall_are_averaged_with_their_neighbour() -> None:
-    predictor = fitted([link_sample(4e-3, 1000), link_sample(1e-3, 2000), link_sample(9e-3, 4000)])
-    assert seconds(predictor, "all_reduce", 2, 1000) == pytest.approx(2e-3)
-    assert seconds(predictor, "all_reduce", 2, 2000) == pytest.approx(2e-3)
-    assert seconds(predictor, "all_reduce", 2, 4000) == 9e-3
-    # Of sends a first message that took longer paid for the warm-up.
-    warm = [(1000, 4e-3), (2000, 1e-3), (4000, 9e-3)]
-    sends = fitted([link_sample(time, at, operation="send_recv") for at, time in warm])
-    assert sends.laws.links[0].tables[0].seconds == (1e-3, 1e-3, 9e-3)
 
 
-def test_beyond_the_largest_size_the_last_segment_goes_on_and_says_so() -> None:
-    predictor = fitted([link_sample(curve(size), size) for size in SIZES])
-    inside = predictor.collective(LINK, "all_reduce", 2, SIZES[-1])
-    beyond = predictor.collective(LINK, "all_reduce", 2, 4 * SIZES[-1])
-    assert beyond.seconds == pytest.approx(curve(4 * SIZES[-1]))
-    assert beyond.extrapolating == ("all_reduce message 128 MiB > 32 MiB measured",)
-    assert beyond.log_halfwidth > inside.log_halfwidth
-    below = predictor.collective(LINK, "all_reduce", 2, 0)
-    assert below.seconds == pytest.approx(curve(0))
-    assert "<" in below.extrapolating[0]
 
 
 def ring(ranks: int, size: float, nodes: int = 1) -> float:
@@ -112,18 +93,6 @@ def test_a_ring_is_carried_to_other_group_sizes() -> None:
     assert beyond.log_halfwidth == pytest.approx(between.log_halfwidth + CARRY_LOG_PER_DOUBLING)
 
 
-def test_one_group_size_is_carried_by_the_law_of_its_class() -> None:
-    predictor = fitted([link_sample(ring(4, size), size, ranks=4) for size in SIZES])
-    assert predictor.laws.links[0].shapes == ()
-    prediction = predictor.collective(LINK, "all_reduce", 16, 16 << 20)
-    assert prediction.seconds == pytest.approx(ring(16, 16 << 20), rel=0.15)
-    assert prediction.extrapolating == ("all_reduce group 16, 4 measured",)
-    same_size = predictor.collective(LINK, "all_reduce", 4, 4 << 20)
-    joint = joint_of(predictor.laws.links[0].tables, LINK.bandwidth_bytes_per_second)
-    assert joint is not None
-    halfwidths = dict(ONE_GROUP_LOG_HALFWIDTHS)
-    one_size = 2 * halfwidths[joint.kind(16)]
-    assert prediction.log_halfwidth == max(same_size.log_halfwidth, one_size)
 
 
 def test_groups_over_several_nodes_have_tables_of_their_own() -> None:
@@ -219,28 +188,8 @@ def test_staged_links_without_samples_follow_their_figures() -> None:
     assert law.seconds_per_byte == beta
 
 
-def rendezvous_samples(gap: float) -> list[LinkSample]:
-    samples = []
-    for size in SIZES:
-        together = 10.3e-3 + size / 25e6
-        samples.append(link_sample(together, size, operation="send_recv", backend="gloo"))
-        samples.append(
-            link_sample(together - gap, size, operation="send_recv_late", backend="gloo")
-        )
-    return samples
 
 
-def test_sends_know_rendezvous_and_wire() -> None:
-    """Figures of gloo over 200 Mbit/s and a 10.3 ms round trip: 10.3 ms together, 5.6 ms late."""
-    staged = replace(LINK, transport=Transport.HOST_STAGED)
-    predictor = fitted(rendezvous_samples(4.7e-3))
-    for size in (4096, 1e6, 8 << 20):
-        law = predictor.send(staged, size)
-        assert law.source == "measured"
-        assert law.rendezvous_latency_seconds == pytest.approx(10.3e-3)
-        assert law.wire_latency_seconds == pytest.approx(5.6e-3)
-        assert law.seconds_per_byte == pytest.approx(1 / 25e6)
-        assert law.extrapolating == ()
 
 
 @REPEATABLE
@@ -268,16 +217,6 @@ def test_a_send_law_meets_the_measured_time_with_no_negative_part(
         assert total == pytest.approx(time)
 
 
-def test_left_out_sizes_set_the_interval() -> None:
-    samples = [link_sample(curve(4096 << k), 4096 << k) for k in range(14)]
-    (law,) = fit_link_laws(samples)
-    (table,) = law.tables
-    assert table.validation.left_out == "message"
-    assert table.validation.folds == 12
-    assert 0 < table.log_halfwidth < 0.2
-    (few,) = fit_link_laws(samples[:4])
-    assert few.tables[0].log_halfwidth >= LINK_LOG_HALFWIDTH
-    assert "too few" in few.tables[0].calibration
 
 
 @pytest.mark.parametrize(
@@ -285,8 +224,6 @@ def test_left_out_sizes_set_the_interval() -> None:
     [
         ({"operation": "gossip"}, "operation is 'gossip'"),
         ({"median_seconds": -1.0}, "median_seconds is -1.0"),
-        ({"message_bytes": 0}, "message_bytes is 0"),
-        ({"group_size": 1}, "group_size is 1"),
     ],
 )
 def test_unusable_samples_are_named(change: dict[str, object], words: str) -> None:
