@@ -10,17 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.errors import InputError
 from hetplan.predict.calibration.factors import (
     SCALE,
     calibrate,
     fit_factors,
-    left_out_errors,
 )
 from hetplan.predict.calibration.values import (
     COMMUNICATION,
     COMPUTE,
-    FIXED,
     RunError,
     RunPart,
 )
@@ -95,10 +92,6 @@ def test_a_wild_run_of_eight_moves_nothing() -> None:
         assert all(abs(math.log(each.factor)) < 0.01 for each in fit_factors(wild))
 
 
-
-
-
-
 @settings(max_examples=20, deadline=None)
 @given(
     errors=st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=12),
@@ -142,8 +135,6 @@ def test_intervals_hold_nine_times_in_ten() -> None:
         assert width is not None
         inside += abs(errors[-1]) <= width.log_halfwidth
     assert abs(inside - 180) <= 3 * math.sqrt(200 * 0.9 * 0.1) + 4
-
-
 
 
 def test_groups_below_nine_runs_are_pooled_and_say_so() -> None:
@@ -197,5 +188,3 @@ def test_tails_are_never_invented() -> None:
     assert calibrate(fast, factors=False).tails == ()
     dozen = [run(n, 1.4 if n < 2 else 1.0 + 0.001 * n) for n in range(12)]
     assert calibrate(dozen, factors=False).tails == ()
-
-

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from predict_operators import (
     BYTES_PER_SECOND,
-    FLOOR,
     FLOPS_PER_SECOND,
-    HIDDEN,
     LAUNCH,
     operator_grid,
-    operator_sample,
 )
-from predict_samples import DEVICE, gpt, layer_grid, provenance, query
+from predict_samples import DEVICE, layer_grid, provenance, query
 
 from hetplan.job.spec import Precision
 from hetplan.model.operators import (
     Kernels,
     Operator,
-    OperatorClass,
     operator_bytes,
     operator_flops,
 )
 from hetplan.model.spec import LayerKind
-from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD
 from hetplan.predict.fit import fit
 from hetplan.predict.layer.composed import GRADIENTS_NOTE, LAUNCH_PART, WAIT_PART
 from hetplan.predict.operator.answer import WEIGHT_GRADIENT_OVER_FORWARD
@@ -89,12 +82,6 @@ def test_weight_gradients_that_were_not_measured_come_from_forward_and_say_so() 
     assert ratio == pytest.approx(1.0 + WEIGHT_GRADIENT_OVER_FORWARD, rel=0.05)
 
 
-
-
-
-
-
-
 def test_order_of_answers() -> None:
     layers = tuple(layer_grid(noise=0.01, seed=1, phase="forward", tps=(1,)))
     whole = predictor(operator_grid(), layers)
@@ -103,8 +90,6 @@ def test_order_of_answers() -> None:
     assert ask(whole, precision=Precision.FLOAT32).source in ("datasheet", "related")
     memory_only = tuple(s for s in operator_grid() if s.operator == "norm")
     assert ask(predictor(memory_only)).source != "measured"
-
-
 
 
 SMALL = {"microbatch": 1, "tp": 4}
@@ -129,8 +114,6 @@ def test_waits_for_the_host_are_a_part_of_their_own() -> None:
     assert sum(small.values()) == pytest.approx(whole.seconds)
 
 
-
-
 def test_backward_passes_hold_what_autograd_adds() -> None:
     found = ask(predictor(operator_grid()), 2560, backward=True, **SMALL)
     parts, ops = seconds(found), gradients(2560)
@@ -142,8 +125,6 @@ def test_backward_passes_hold_what_autograd_adds() -> None:
     forward = ask(predictor(operator_grid()), 2560, **SMALL)
     assert not {"gradient_addition", "bias_gradient"} & set(seconds(forward))
     assert GRADIENTS_NOTE not in forward.extrapolating
-
-
 
 
 def gradients(hidden: int) -> dict[str, list[Operator]]:

@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 from predict_samples import DEVICE, gpt, query
 
-from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
+from hetplan.model.operators import Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
-from hetplan.predict import datasheet
 from hetplan.predict.datasheet import (
     ATTENTION_EFFICIENCY,
     BACKWARD_WORK,
@@ -72,8 +70,6 @@ def test_the_interval_is_the_products_for_large_layers_and_the_launches_for_smal
     small = ask("forward", hidden=64, microbatch=1)
     assert large.log_halfwidth == pytest.approx(MATRIX_LOG_HALFWIDTH, abs=0.05)
     assert small.log_halfwidth == pytest.approx(LAUNCH_LOG_HALFWIDTH, abs=0.1)
-
-
 
 
 def test_a_device_of_unknown_memory_bandwidth_is_refused() -> None:
@@ -186,9 +182,3 @@ def test_other_kernels_cost_so_much_more(
     for passed, (moved, launches, square) in ((False, forward), (True, backward)):
         found = costs(layer, kernels, backward=passed)
         assert found == KernelCosts(moved_bytes=moved, launches=launches, square_flops=square)
-
-
-
-
-
-

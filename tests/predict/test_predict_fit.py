@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,19 +12,16 @@ from predict_samples import DEVICE, LINK, layer_grid, link_sample, provenance, q
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.spec import TRAINED_KINDS, LayerKind
+from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import (
     FittedPredictor,
     fit,
-    fit_populations,
-    fit_stores,
     load_predictor,
     predictor_text,
     save_predictor,
 )
 from hetplan.predict.predictor import Prediction, Predictor
 from hetplan.profiling.samples import ProfileSet
-from hetplan.profiling.store import LayerWriter, LinkWriter
 
 
 def everything(noise: float = 0.03) -> ProfileSet:
@@ -111,27 +106,6 @@ def test_what_was_not_measured_is_the_datasheets_and_says_so() -> None:
     assert update.source == "datasheet"
 
 
-
-
-
-
-def test_each_operation_of_a_link_comes_from_the_newest_population_that_has_it() -> None:
-    reduce_, gather = link_sample(2.0, 1000), link_sample(3.0, 1000)
-    gather = replace(gather, operation="all_gather")
-    old = ProfileSet(
-        layers=(), links=(reduce_, gather), provenance=(provenance("2025-12-31", threads=2),)
-    )
-    new = ProfileSet(layers=(), links=(link_sample(1.0, 1000),), provenance=(provenance(),))
-    predictor = fit_populations((old, new))
-    assert predictor.collective(LINK, "all_reduce", 2, 1000).seconds == 1.0
-    assert predictor.collective(LINK, "all_gather", 2, 1000).seconds == 3.0
-    (note,) = predictor.laws.notes
-    assert note.startswith("link rail all_reduce: not used")
-    # A row that was measured later makes the old population the newer one.
-    late = replace(old, links=(replace(reduce_, measured_on="2027-01-01"), gather))
-    assert fit_populations((late, new)).collective(LINK, "all_reduce", 2, 1000).seconds == 2.0
-
-
 def test_samples_that_can_no_longer_be_told_apart_are_refused() -> None:
     mixed = ProfileSet(
         layers=(*layer_grid(), *layer_grid()),
@@ -148,8 +122,6 @@ def test_samples_that_can_no_longer_be_told_apart_are_refused() -> None:
     assert fit(same).laws.layers[0].rows == 96
 
 
-
-
 def test_a_prediction_takes_few_steps_however_much_was_measured() -> None:
     """A search asks for thousands; a fit or a walk over samples would be far more steps."""
     samples = everything()
@@ -162,5 +134,3 @@ def test_a_prediction_takes_few_steps_however_much_was_measured() -> None:
     assert steps_of(lambda: forward(paper)) < 1000
     assert steps_of(lambda: whole.send(LINK, 3e6)) < 500
     assert steps_of(lambda: whole.collective(LINK, "all_reduce", 8, 3e6)) < 500
-
-

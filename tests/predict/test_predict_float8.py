@@ -6,26 +6,20 @@ import math
 from dataclasses import replace
 
 import pytest
-from predict_kinds import device
 from predict_operators import (
     BYTES_PER_SECOND,
     FLOPS_PER_SECOND,
-    LAUNCH,
     operator_grid,
 )
-from predict_samples import DEVICE, gpt, layer_grid, provenance, query
+from predict_samples import DEVICE, provenance, query
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision
 from hetplan.model.operators import (
     Kernels,
-    Operator,
     OperatorClass,
-    operator_bytes,
     operator_flops,
 )
-from hetplan.model.spec import Architecture, LayerKind
-from hetplan.predict import datasheet
+from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.layer import float8
 from hetplan.profiling.samples import ProfileSet
@@ -108,8 +102,6 @@ def test_every_answer_says_that_it_is_assumed_and_is_wider() -> None:
         assert narrow.log_halfwidth < share * 0.5 * math.log(2.0) + wide.log_halfwidth + 0.05
 
 
-
-
 def test_a_kind_without_the_rate_is_refused() -> None:
     old = replace(KIND, peak_flops_per_second=(("bfloat16", 300e12),))
     for found in (predictor(), FittedPredictor.datasheet_only()):
@@ -117,7 +109,3 @@ def test_a_kind_without_the_rate_is_refused() -> None:
             ask(found, NARROW, kind=old)
         with pytest.raises(InputError, match="no float4 rate"):
             ask(found, replace(WIDE, product_format="nvfp4"), kind=old)
-
-
-
-

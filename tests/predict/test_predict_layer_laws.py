@@ -20,7 +20,7 @@ from predict_samples import (
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.spec import Architecture, LayerKind
+from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.law_parts import OWN_ROWS, WIDENING_PER_DOUBLING
 from hetplan.predict.laws import LayerLaw
@@ -69,8 +69,6 @@ def test_predicts_four_times_the_measured_hidden_size() -> None:
     assert prediction.seconds == pytest.approx(truth(columns), rel=0.1)
 
 
-
-
 def test_intervals_cover_nine_of_ten_unseen_rows() -> None:
     held = tried = 0
     source = random.Random(6)
@@ -102,8 +100,6 @@ def test_columns_are_dropped_where_samples_cannot_tell_them_apart() -> None:
     assert law.log_halfwidth >= UNVALIDATED_LOG_HALFWIDTH
     assert law.validation.left_out == ""
     assert "untested" in " ".join(law.notes)
-
-
 
 
 def test_extrapolation_is_said_and_widens_the_interval() -> None:
@@ -141,8 +137,6 @@ def test_an_optimizer_is_fitted_by_parameters() -> None:
     sgd = predictor.optimizer_update(DEVICE, Optimizer.SGD, 1e8, Precision.BFLOAT16)
     assert sgd.source == "datasheet"
     assert "optimizer:sgd not measured" in sgd.extrapolating[0]
-
-
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict_samples import DEVICE, fitted, gpt, layer_grid, layer_sample, query
 
-from hetplan.job.spec import Optimizer, Precision
+from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.layer.laws import fit_layer_laws
@@ -81,9 +81,3 @@ def test_what_was_not_measured_is_the_sum_of_columns_as_before() -> None:
     # Another sequence length, tp, model or precision is not the same shape.
     other = layer_sample(gpt(3072), 1.0, microbatch=1, sequence=1024)
     assert ask(predictor, other) == ask(bare, other)
-
-
-
-
-
-

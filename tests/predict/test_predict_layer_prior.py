@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from predict_samples import fitted, layer_grid, query
@@ -74,12 +73,6 @@ def test_one_size_carries_to_others_and_says_what_was_read_into_it(true) -> None
     if true is eager:
         # Without a datasheet one size cannot tell scores from products.
         assert max(error(law, true, 8192) for law in free) > 0.3
-
-
-
-
-
-
 
 
 def test_kernels_that_samples_do_not_tell_are_said() -> None:

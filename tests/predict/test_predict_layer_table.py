@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict_samples import DEVICE, gpt, layer_sample, provenance, query
 
-from hetplan.errors import InputError
 from hetplan.predict.fit import fit
 from hetplan.predict.layer.laws import fit_layer_laws
-from hetplan.predict.layer.tables import layer_tables, left_out_sizes, repaired
+from hetplan.predict.layer.tables import layer_tables, repaired
 from hetplan.profiling.samples import LayerSample, ProfileSet
 
 SIZES = (1, 2, 4, 8, 16)
@@ -47,8 +46,6 @@ def test_repaired_times_rise_with_the_microbatch_and_only_fall(
     assert all(after[key] == value for key, value in alone.items())
 
 
-
-
 def scattered(seconds: float, microbatch: int, tp: int = 1) -> LayerSample:
     """A time whose 10 % and 90 % points lie 5 % away."""
     return replace(
@@ -68,8 +65,6 @@ def test_what_scatter_explains_is_left_as_measured() -> None:
     across = (scattered(1.0, 1, 2), scattered(1.1, 2, 2), scattered(1.06, 1, 4))
     across = (*across, scattered(1.2, 2, 4))
     assert repaired(across) == across
-
-
 
 
 def test_between_sizes_is_linear_and_beyond_goes_by_the_columns() -> None:
@@ -98,5 +93,3 @@ def test_between_sizes_is_linear_and_beyond_goes_by_the_columns() -> None:
     assert ask(24).seconds > 1.5 * ask(12).seconds
     assert any("microbatch 24 > 12 measured" in note for note in ask(24).extrapolating)
     assert ask(4, hidden=3072).seconds > ask(4).seconds  # no table: by columns
-
-

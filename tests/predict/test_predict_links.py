@@ -13,7 +13,7 @@ from predict_samples import LINK, link_sample
 from hetplan.cluster.spec import Transport
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor, fit
-from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING, ONE_GROUP_LOG_HALFWIDTHS, joint_of
+from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING
 from hetplan.predict.link.laws import fit_link_laws
 from hetplan.predict.link.prior import LINK_LOG_HALFWIDTH
 from hetplan.profiling.samples import LinkSample, ProfileSet
@@ -65,10 +65,6 @@ def test_measured_sizes_are_met_exactly_and_the_rest_is_linear() -> None:
     assert seconds(predictor, "all_reduce", 2, middle) == pytest.approx(curve(middle))
 
 
-
-
-
-
 def ring(ranks: int, size: float, nodes: int = 1) -> float:
     """A truth in the form of the algorithm: 50 us, 2 us a step, 9 us more across, 5 GB/s."""
     lane = size if nodes == 1 else size * nodes / ranks
@@ -91,8 +87,6 @@ def test_a_ring_is_carried_to_other_group_sizes() -> None:
     assert beyond.seconds == pytest.approx(ring(16, 16 << 20), rel=1e-3)
     assert beyond.extrapolating == ("all_reduce group 16, 8 measured",)
     assert beyond.log_halfwidth == pytest.approx(between.log_halfwidth + CARRY_LOG_PER_DOUBLING)
-
-
 
 
 def test_groups_over_several_nodes_have_tables_of_their_own() -> None:
@@ -169,29 +163,6 @@ def test_an_operation_not_measured_comes_from_its_relatives() -> None:
     assert steps.extrapolating == ("all_reduce not measured: 6 sends",)
 
 
-def test_staged_links_without_samples_follow_their_figures() -> None:
-    link = replace(LINK, samples=None, transport=Transport.HOST_STAGED)
-    predictor = FittedPredictor.datasheet_only()
-    alpha, beta = link.latency_seconds, 1 / link.bandwidth_bytes_per_second
-    size, ranks = 1e8, 8
-    reduce = predictor.collective(link, "all_reduce", ranks, size)
-    assert reduce.seconds == pytest.approx(14 * alpha + 14 / 8 * size * beta)
-    assert (reduce.source, reduce.log_halfwidth) == ("datasheet", LINK_LOG_HALFWIDTH)
-    assert reduce.extrapolating == ()
-    scatter = predictor.collective(link, "reduce_scatter", ranks, size)
-    gather = predictor.collective(link, "all_gather", ranks, size)
-    assert scatter.seconds + gather.seconds == pytest.approx(reduce.seconds)
-    assert predictor.collective(link, "all_reduce", 1, size).seconds == 0
-    law = predictor.send(link, size)
-    assert law.wire_latency_seconds == alpha
-    assert law.rendezvous_latency_seconds == 2 * alpha
-    assert law.seconds_per_byte == beta
-
-
-
-
-
-
 @REPEATABLE
 @given(
     st.lists(st.floats(1e-6, 10), min_size=6, max_size=6),
@@ -215,8 +186,6 @@ def test_a_send_law_meets_the_measured_time_with_no_negative_part(
         exact = predictor.send(LINK, at)
         total = exact.rendezvous_latency_seconds + at * exact.seconds_per_byte
         assert total == pytest.approx(time)
-
-
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 from predict_samples import link_sample
 
-from hetplan.cluster.spec import Link, Transport
-from hetplan.predict.fit import fit
 from hetplan.predict.link.carried import ONE_GROUP_LOG_HALFWIDTHS, Joint, JointClass, joint_of
 from hetplan.predict.link.laws import collective_law, fit_link_laws
-from hetplan.predict.link.prior import NODE, NODE_SEND, fabric_bytes_per_second
-from hetplan.profiling.samples import ProfileSet
+from hetplan.predict.link.prior import NODE_SEND
 
 SIZES = [1 << exponent for exponent in range(20, 31)]
 NVLINK = 450e9
@@ -65,7 +59,3 @@ def test_a_pair_of_a_mesh_is_carried_to_all_links() -> None:
     same = collective_law(law, "all_reduce", 2, size, fabric_bytes_per_second=NVLINK)
     assert same is not None
     assert same.seconds == pytest.approx(60e-6 + size / peer)
-
-
-
-

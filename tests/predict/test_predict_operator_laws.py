@@ -18,17 +18,9 @@ from predict_operators import (
 )
 
 from hetplan.errors import InputError
-from hetplan.model.operators import Operator, OperatorClass
+from hetplan.model.operators import OperatorClass
 from hetplan.predict.operator.laws import fit_operator_laws, sustained_rate
-from hetplan.predict.operator.values import (
-    REACHES,
-    point_of,
-    residual,
-    sample_operator,
-    tiled_flops,
-)
 from hetplan.predict.regression import COVERAGE
-from hetplan.profiling.samples import OperatorSample
 
 
 def by_key(samples):
@@ -94,8 +86,6 @@ def test_a_residual_is_learned_only_where_sizes_left_out_ask_for_it() -> None:
     assert law.residual.error_after < law.residual.error_before
 
 
-
-
 def test_large_products_set_the_rate_that_short_benchmarks_exceed() -> None:
     def of(n: int, rate: float):
         flops = 2.0 * 4096 * n * 4096
@@ -118,10 +108,6 @@ def test_large_products_set_the_rate_that_short_benchmarks_exceed() -> None:
     assert any("never faster" in note for note in law.notes)
 
 
-
-
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -139,7 +125,3 @@ def test_rows_that_cannot_be_are_refused_with_their_number(
     with pytest.raises(InputError, match="operator sample 2 of testium-1") as caught:
         fit_operator_laws([good, bad])
     assert words in str(caught.value)
-
-
-
-

@@ -12,7 +12,6 @@ from predict_kinds import KINDS, NEW, laws, operators, samples, seconds
 from predict_samples import DEVICE, fitted, gpt, layer_sample, query
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import OperatorClass
 from hetplan.predict.fit import FittedPredictor
@@ -30,8 +29,6 @@ def test_a_further_point_never_widens(known: list[float], more: float, width: fl
     before, after = shift(known, width), shift([*known, more], width)
     assert after.log_halfwidth <= before.log_halfwidth * (1 + 1e-12)
     assert before.log_halfwidth <= width * (1 + 1e-12)
-
-
 
 
 def test_points_are_the_mean_of_a_posterior_on_a_grid() -> None:
@@ -85,10 +82,6 @@ def test_a_measured_point_moves_and_narrows_every_other_size(factor: float) -> N
     assert one.source == "datasheet"
     assert "1 point measured" in one.extrapolating[0]
     assert "2 points measured" in two.extrapolating[0]
-
-
-
-
 
 
 def test_one_operator_of_a_kind_moves_its_class_and_no_other() -> None:

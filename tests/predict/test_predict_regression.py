@@ -80,8 +80,6 @@ def test_conformal_needs_nine_errors_and_takes_the_corrected_quantile() -> None:
     assert conformal_halfwidth([0.01 * k for k in range(1, 20)]) == pytest.approx(0.18)
 
 
-
-
 def test_a_centre_decides_what_the_rows_leave_open() -> None:
     """Two columns that grow alike: any split fits; the held one keeps the centre's ratio."""
     rows = [(float(size), 2.0 * size) for size in (1, 2, 4, 8)]
@@ -90,5 +88,3 @@ def test_a_centre_decides_what_the_rows_leave_open() -> None:
     assert predict(held, (1.0, 2.0)) == pytest.approx(6.0, rel=0.01)
     # What is missing is shared by the columns' squared shares of a time: 1 to 16.
     assert held[0] - 1.0 == pytest.approx((held[1] / 2.0 - 1.0) / 4.0, rel=0.1)
-
-

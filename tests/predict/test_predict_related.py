@@ -8,19 +8,14 @@ from functools import lru_cache
 
 import pytest
 from predict_kinds import KINDS, NEW, device, laws, operators, samples, seconds
-from predict_samples import layer_grid, query
+from predict_samples import query
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.job.spec import Optimizer, Precision
+from hetplan.job.spec import Precision
 from hetplan.predict import datasheet
-from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.kinds.operators import (
     SAME_CHIP_LOG_HALFWIDTH,
-    asked_format,
-    measured_format,
-    rates,
     same_chip,
-    spread_group,
 )
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
@@ -65,8 +60,6 @@ def test_kinds_that_differ_more_give_a_wider_interval() -> None:
     assert differing > alike + 0.1
 
 
-
-
 def test_another_vendors_laws_are_no_better_than_a_datasheet() -> None:
     foreign = replace(NEW, vendor="elsewhere")
     assert ask(known(*KINDS), foreign).log_halfwidth > ask(known(*KINDS), NEW).log_halfwidth
@@ -95,31 +88,3 @@ def test_the_same_chip_lends_its_laws_by_bandwidth() -> None:
         [each.seconds for each in measured.shapes]
     )
     assert "three (same chip)" in ask(known(*KINDS), board, board).extrapolating[0]
-
-
-
-
-
-
-
-
-
-
-
-
-def test_layers_of_the_same_chip_are_carried_by_the_datasheet_ratio() -> None:
-    source = device("two-small", tflops=312, gigabytes=1555)
-    board = device("two-large", tflops=312, gigabytes=2039)
-    found = laws(layers=layer_grid(device=source.kind))
-    predictor = FittedPredictor(found)
-    related = Related(found, (source, board))
-    for hidden in (1024, 8192):
-        answer = related.layer(board, query(hidden))
-        assert answer is not None
-        assert answer.extrapolating[0].endswith("as two-small, the same chip")
-        own = predictor.layer(source, query(hidden))
-        # More bandwidth and the same rate: faster, by less than the bandwidth.
-        assert own.seconds * 1555 / 2039 < answer.seconds < own.seconds
-        assert answer.log_halfwidth >= SAME_CHIP_LOG_HALFWIDTH
-
-

@@ -6,14 +6,13 @@ import math
 from functools import lru_cache
 
 import pytest
-from predict_kinds import KINDS, NEW, device, laws
+from predict_kinds import KINDS, NEW, laws
 from predict_samples import gpt, layer_sample, query
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.model.operators import Kernels
 from hetplan.model.spec import LayerKind
 from hetplan.predict.kinds.layers import (
-    FEW_CHIPS_LOG_HALFWIDTH,
     KindRows,
     pooled_layers,
     values,
@@ -87,10 +86,6 @@ def test_layers_of_other_kinds_tell_what_a_new_one_takes(
     assert "law of 4 other kinds" in answer.extrapolating[0]
 
 
-
-
-
-
 def rows_of(
     kind: DeviceKind, slower: float = 1.0, *, one_size: bool = False, rounding: float = 0.0
 ) -> KindRows:
@@ -105,8 +100,6 @@ def rows_of(
         rows.append(tuple(value * (1.0 + sign * (-1) ** at) for at, value in enumerate(row)))
         times.append(sample.median_seconds)
     return KindRows(rates=rates_of(kind), rows=tuple(rows), seconds=tuple(times))
-
-
 
 
 def test_left_out_errors_are_those_of_a_chip_nobody_measured() -> None:
