@@ -123,23 +123,6 @@ def test_the_regret_is_that_of_two_normal_plans(slower: float, halfwidth: float)
     assert choice.log_halfwidth == pytest.approx(after)
 
 
-@given(
-    st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(0.05, 0.8)), min_size=3, max_size=6),
-    st.integers(1, 3),
-)
-@EXAMPLES
-def test_equal_costs_and_separate_sources_give_the_best_choice(parts, count) -> None:
-    """One plan, every source measured alone at one price: greedy is the best subset of its size."""
-    names = [str(number) for number in range(len(parts))]
-    whole = plan("p", *(part(name, *each) for name, each in zip(names, parts, strict=True)))
-    offered = [measurement(name, name, least=0.01) for name in names]
-    chosen = order([whole], offered, budget_seconds=float(count))
-    best = min(
-        _width_after(whole, subset) for subset in combinations(names, min(count, len(names)))
-    )
-    assert chosen[-1].log_halfwidth == pytest.approx(best, rel=1e-9)
-
-
 @given(PLANS, st.lists(st.floats(0.2, 3.0), min_size=5, max_size=5), st.floats(1.0, 6.0))
 @EXAMPLES
 def test_greedy_is_at_least_half_of_the_best_choice(plans, seconds, budget) -> None:
@@ -159,18 +142,3 @@ def test_greedy_is_at_least_half_of_the_best_choice(plans, seconds, budget) -> N
                 )
                 best = max(best, sum(each.gain for each in order(plans, [together])))
     assert gained >= 0.5 * best - 1e-12
-
-
-def _width_after(whole: PlanParts, subset: tuple[str, ...]) -> float:
-    """By hand: the root of the sum of squares."""
-    return math.sqrt(
-        math.fsum(
-            (
-                each.seconds
-                / whole.step_seconds
-                * (min(each.log_halfwidth, 0.01) if each.asked in subset else each.log_halfwidth)
-            )
-            ** 2
-            for each in whole.parts
-        )
-    )

@@ -76,8 +76,7 @@ pair: [a]
 zzz: 1
 """,
     )
-    found = faults(path)
-    assert [(line, field) for line, field, _ in found] == [
+    assert [(line, field) for line, field, _ in faults(path)] == [
         (1, "name"),
         (2, "colour"),
         (3, "flag"),
@@ -90,17 +89,6 @@ zzz: 1
         (10, "pair[1]"),
         (11, "zzz"),
     ]
-    messages = {field: message for _, field, message in found}
-    assert messages["name"] == "this required key is missing; add it"
-    assert messages["colour"].endswith("write one of red, green; did you mean red?")
-    assert messages["flag"] == "found 1; write true or false"
-    assert messages["inner[0].lenght"] == "unknown key; did you mean length?"
-    assert messages["inner[0].size"] == "found the text '3'; write a whole number"
-    assert messages["inner[1].size"] == "found 2.0; write a whole number"
-    assert messages["inner[1].length"] == "found the text 'yes'; write a number"
-    assert messages["inner[2].size"] == "found true; write a whole number"
-    assert messages["inner[3]"] == "found 7; write a mapping (`key: value` lines)"
-    assert messages["zzz"] == "unknown key; known: name, colour, flag, inner, pair"
 
 
 def test_a_dataclass_that_refuses_its_fields_is_located(tmp_path):
@@ -221,7 +209,14 @@ def test_the_json_tree_holds_what_json_holds(value, indent):
     assert plain(json_nodes(text)) == json.loads(text)
 
 
-@given(data=st.binary(max_size=200), suffix=st.sampled_from([".yaml", ".json"]))
+YAML_LIKE = st.text(alphabet="ab:-[]{}&*!|>'\"#%@`,? \n\t019.~<\\é\ud7ff\x85\ufeff", max_size=60)
+
+
+@given(
+    data=st.binary(max_size=200)
+    | YAML_LIKE.map(lambda text: text.encode("utf-8", "surrogatepass")),
+    suffix=st.sampled_from([".yaml", ".json"]),
+)
 @steady
 def test_random_bytes_give_a_value_or_an_input_error(tmp_path, data, suffix):
     path = write(tmp_path, data, f"fuzz{suffix}")

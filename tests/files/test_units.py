@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hetplan.errors import InputError
 from hetplan.units import (
     EXAMPLES,
-    UNITS,
     Dimension,
     format_bandwidth,
     format_bytes,
@@ -56,12 +55,6 @@ def test_wrong_quantities_show_a_right_example(text, dimension, says):
         parse_quantity(text, dimension)
     for part in says:
         assert part in str(caught.value)
-
-
-def test_a_byte_is_eight_bits_in_every_prefix():
-    units = UNITS[Dimension.BANDWIDTH]
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        assert units[f"{prefix}B/s"] == 8 * units[f"{prefix}bit/s"]
 
 
 @given(value=st.floats(1e-9, 1e12))

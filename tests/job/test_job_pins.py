@@ -138,12 +138,6 @@ def test_contradictions_are_named_with_their_line(
     assert words in named[0].message
 
 
-@pytest.mark.parametrize("target", ["native", "megatron", "flagscale", "torchtitan", "any"])
-def test_pins_that_every_target_keeps_are_no_fault(tmp_path: Path, target: str) -> None:
-    pin = "{tp: 4, cp: 1, ep: 1, virtual_stages: 1, pipelines: 1, same_degrees: true, depth: 0}"
-    assert found(tmp_path, load(tmp_path, pin, target=target)) == ()
-
-
 def test_cost_per_token_needs_prices(tmp_path: Path) -> None:
     job = load(tmp_path, "{}", objective="cost_per_token")
     bare = tuple(replace(each, price_usd_per_device_hour=None) for each in cluster().islands)

@@ -132,16 +132,3 @@ def test_devices_must_have_the_rate_of_the_products():
     mixed = replace(cluster, islands=(replace(first, device=h100), *rest))
     (fault,) = check_job_against(job, model, mixed, searched=False)
     assert "nvfp4 needs a float4 rate, and nvidia-h100-80gb-sxm has none" in fault.message
-
-
-def test_faults_against_the_inputs(tmp_path):
-    model = load_model(CONFIGS / "models" / "llama-2-7b.yaml")
-    cluster = load_cluster(CONFIGS / "clusters" / "mixed-768.yaml")
-    asked = replace(JOB, trainer=TrainerOptions(blocking_sends=True))
-    (fault,) = check_job_against(asked, model, cluster)
-    assert fault.field == "trainer.blocking_sends"
-    assert "can be priced (hetplan estimate), not searched" in fault.message
-    assert check_job_against(asked, model, cluster, searched=False) == ()
-    native = replace(asked, target="native")
-    (fault,) = check_job_against(native, model, cluster, searched=False)
-    assert "target native always has false" in fault.message

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
-from hetplan.files.reading import read_document
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import TARGET_NAMES, load_job
 from hetplan.job.spec import Forbids, LengthShare, Optimizer, Pins, Precision
@@ -201,9 +200,3 @@ def test_jobs_that_do_not_fit(model, cluster, change, field):
     job = replace(load_job(CONFIGS / "jobs" / "llama-140b.yaml"), **change)
     found = check_job_against(job, model, cluster)
     assert field in [fault.field for fault in found]
-
-
-def test_with_the_document_faults_have_lines(tmp_path, model, cluster):
-    path = write(tmp_path, TEXT.replace("a100/17", "a100/800"))
-    (fault,) = check_job_against(load_job(path), model, cluster, read_document(path))
-    assert (fault.file, fault.line, fault.field) == (str(path), 16, "forbid.nodes[0]")

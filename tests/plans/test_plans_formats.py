@@ -81,19 +81,6 @@ def test_a_format_that_the_trainer_lacks_is_refused_by_name(target: str) -> None
     assert f"sums in {own}" in message
 
 
-def test_the_target_any_takes_every_known_format_and_no_other() -> None:
-    case = two_pipelines(tied=True)
-    assert faults_of(case, summed_in(case.plan, *[each.value for each in Precision])) == []
-    ((field, message),) = faults_of(case, summed_in(case.plan, "float32", "float8"))[:1]
-    assert field == "reduction_groups[1].precision"
-    assert "'float8'; it is one of float32, bfloat16, float16" in message
-    for wrong in (None, "int8"):
-        plan = replace(case.plan, tied_embedding_precision=wrong)
-        ((field, message),) = faults_of(case, plan)
-        assert field == "tied_embedding_precision"
-        assert "it is one of" in message
-
-
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(case=summed_cases(most_pipelines=2), precision=st.sampled_from(Precision))
 def test_the_reference_trainer_refuses_what_it_does_not_sum_in(
