@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from predict_samples import gpt, layer_sample
 
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates
 from hetplan.advice.plan_sensitivities import PredictionKey
@@ -40,30 +41,25 @@ def row(hidden: int, microbatch: int, phase: str, ratio: float, off: float) -> L
     """Of a device whose passes scatter by this ratio; its medians are off any smooth law."""
     bump = 1.0 + off * math.sin(7.0 * hidden + 3.0 * microbatch)
     seconds = (2e-4 + 1e-7 * microbatch * hidden**2) * bump
-    return LayerSample(
-        device=KIND,
-        architecture="gpt",
-        layer=LayerKind.TRANSFORMER.value,
+    sample = layer_sample(
+        gpt(64),
+        seconds,
         phase=phase,
-        precision=Precision.FLOAT32.value,
+        microbatch=microbatch,
+        sequence=128,
+        precision=Precision.FLOAT32,
+        device=KIND,
+    )
+    return replace(
+        sample,
         hidden_size=hidden,
         ffn_hidden_size=4 * hidden,
         num_attention_heads=4,
         num_kv_heads=4,
         head_dim=hidden // 4,
         vocab_size=512,
-        sequence_length=128,
-        microbatch_size=microbatch,
-        tp=1,
-        median_seconds=seconds,
         p10_seconds=seconds / math.sqrt(ratio),
         p90_seconds=seconds * math.sqrt(ratio),
-        repeats=40,
-        outliers=0,
-        steady=True,
-        activation_bytes=0.0,
-        peak_memory_bytes=0.0,
-        clock_hertz=0.0,
     )
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from plans_mutations import with_pipeline, with_stage
 from plans_of_many import Case, plain_case
 from rule_names import rule_of
 
-from hetplan.cost.traffic import ledger
-from hetplan.errors import InputError
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
 from hetplan.plans.rules import Rule
@@ -46,18 +43,3 @@ def test_a_vocabulary_beyond_any_model() -> None:
     case = plain_case()
     plan = replace(case.plan, padded_vocab_size=8 * 10**9)
     assert only_rule(case, plan) is Rule.VOCABULARY
-
-
-@pytest.mark.parametrize(
-    "figures",
-    [{"total_tokens": 0}, {"total_tokens": 10**400}, {"seed": -1}, {"seed": 2**31}],
-)
-def test_a_job_has_a_length_and_a_seed_that_can_be_used(figures: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=f"{next(iter(figures))} is .*must be at least"):
-        replace(plain_case().job, **figures)
-
-
-def test_a_run_of_more_tokens_than_can_be_counted() -> None:
-    case = plain_case()
-    with pytest.raises(InputError, match="at most 1,000,000,000,000,000,000"):
-        ledger(case.plan, case.model, case.cluster, case.job, total_tokens=10**400)
