@@ -5,7 +5,6 @@ from model_configs import CONFIGS, LATENT, LLAMA, OPT, faults, load
 
 from hetplan.errors import InputError
 from hetplan.model.layers import Experts, LatentAttention, Mlp
-from hetplan.model.load import load_model
 from hetplan.model.spec import Architecture, LayerKind
 
 
@@ -134,20 +133,6 @@ def test_impossible_values_are_named_with_their_line(tmp_path, config, field, sa
     if field in keys:
         # json.dumps with an indent puts one key on a line, lists further ones below it.
         assert all(line >= 2 + keys.index(name) for line, name, _ in found if name in keys)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('{"model_type": "llama", "hidden_size": NaN}', "NaN is not a number"),
-        ('{"schema": "hetplan.model/99", "model_type": "llama"}', "reads up to hetplan.model/3"),
-    ],
-)
-def test_files_that_are_no_configuration(tmp_path, text, says):
-    path = tmp_path / "config.json"
-    path.write_text(text)
-    with pytest.raises(InputError, match=says):
-        load_model(path)
 
 
 GARBAGE = st.one_of(

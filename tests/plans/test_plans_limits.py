@@ -9,6 +9,8 @@ from plans_mutations import with_pipeline, with_stage
 from plans_of_many import Case, plain_case
 from rule_names import rule_of
 
+from hetplan.cost.traffic import ledger
+from hetplan.errors import InputError
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
 from hetplan.plans.rules import Rule
@@ -43,3 +45,9 @@ def test_a_vocabulary_beyond_any_model() -> None:
     case = plain_case()
     plan = replace(case.plan, padded_vocab_size=8 * 10**9)
     assert only_rule(case, plan) is Rule.VOCABULARY
+
+
+def test_a_run_of_more_tokens_than_can_be_counted() -> None:
+    case = plain_case()
+    with pytest.raises(InputError, match="at most 1,000,000,000,000,000,000"):
+        ledger(case.plan, case.model, case.cluster, case.job, total_tokens=10**400)
