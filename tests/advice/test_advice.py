@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,17 +10,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hetplan.advice.candidates import Candidate
-from hetplan.advice.local import LocalBackend
 from hetplan.advice.loop import View, measure_for_job, plan_order
 from hetplan.advice.measurement_order import Leaves, Part, PlanParts, standing
 from hetplan.cli.main import app
-from hetplan.cli.options import read_inputs
 from hetplan.errors import ProfileError
 from hetplan.profiling import work
-from hetplan.profiling.backends import CpuBackend
-from hetplan.profiling.provenance import provenance_here
-from hetplan.profiling.run import Measuring
-from hetplan.profiling.store import population_name, read_store
+from hetplan.profiling.store import read_store
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 MODEL = """schema: hetplan.model/1
@@ -121,20 +115,6 @@ def test_the_budget_ends_it_and_what_is_left_is_told() -> None:
     assert (nothing.done, nothing.least, nothing.least_seconds) == ((), "large", 1.0)
 
 
-def test_measurements_that_take_longer_than_expected_are_expected_longer_after_it() -> None:
-    backend = Fake(seconds=4.0)
-    report = measure_for_job(backend, 7.0)
-    assert backend.measured == ["large"]  # the next would take 4 s, 3 s are left
-    assert report.least_seconds == pytest.approx(4.0)
-
-
-def test_a_refused_measurement_is_told_and_passed_over() -> None:
-    backend = Fake(refuses=("large",))
-    report = measure_for_job(backend, 100.0)
-    assert backend.measured == ["large", "middle"]
-    assert [each.refused for each in report.done] == ["large is refused (out of memory)", ""]
-
-
 def test_an_interval_that_no_longer_shrinks_ends_it() -> None:
     """Promised again and again, never kept: each is tried once, and never a second time."""
     backend = Fake(leaves=0.499)
@@ -145,14 +125,6 @@ def test_an_interval_that_no_longer_shrinks_ends_it() -> None:
     stopped = measure_for_job(Fake(shares=EQUAL, leaves=0.499), 7.0)
     assert len(stopped.done) == 3
     assert "the last 3 batches" in stopped.ended
-
-
-def test_what_only_others_can_measure_is_not_measured_here() -> None:
-    backend = Fake(elsewhere=("large",))
-    report = measure_for_job(backend, 100.0)
-    assert backend.measured == ["middle"]
-    (left,) = plan_order(report.after, here=False)
-    assert left.measurement.name == "large"
 
 
 def test_an_interrupt_goes_on_to_the_caller_with_everything_kept() -> None:
@@ -282,32 +254,3 @@ def test_other_machines_get_exact_commands_in_the_order_of_their_worth(files: Pa
             assert "layers" in command or "links" in command
     text = run_for(files, "--dry-run", cluster=files / "mixed.yaml").stdout
     assert all(command in text for command in commands)
-
-
-def test_samples_of_another_machine_are_used_and_said(files: Path) -> None:
-    shutil.copytree(CONFIGS.parent / "profiles" / "cpu", files / "store" / "cpu")
-    found = run_for(files, "--dry-run")
-    assert found.exit_code == 0, found.stderr
-    text = " ".join(found.stdout.split())
-    # Unless the shipped samples were measured on a machine exactly like this one.
-    own = population_name(provenance_here(CpuBackend()))
-    assert ("what is known of cpu was measured elsewhere" in text) != (
-        files / "store" / "cpu" / own
-    ).is_dir()
-
-
-@pytest.mark.slow
-def test_a_link_of_this_machine_is_measured_by_ranks_of_its_own(files: Path) -> None:
-    shutil.copytree(CONFIGS.parent / "profiles" / "cpu", files / "store" / "cpu")
-    cluster = CONFIGS / "clusters" / "this-machine.yaml"
-    (files / "job.yaml").write_text(JOB.replace("tp: 1", "tp: 2"))
-    inputs = read_inputs(files / "model.yaml", cluster, files / "job.yaml")
-    store = files / "store"
-    machine = LocalBackend(Measuring(store=store, device="cpu"), inputs, (store,))
-    (link,) = (each for each in machine.look().candidates if each.place is not None)
-    assert link.here
-    assert machine.measure(link, 60.0) > 0
-    held = read_store(files / "store").links
-    assert {sample.link for sample in held} == {"loopback"}
-    assert len(held) == len(link.missing)
-    assert all(each.place is None for each in machine.look().candidates)

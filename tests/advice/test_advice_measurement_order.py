@@ -16,12 +16,10 @@ from hetplan.advice.measurement_order import (
     Measurement,
     Part,
     PlanParts,
-    difference_log_halfwidth,
     near_best,
     order,
     standing,
 )
-from hetplan.errors import InputError
 
 NORMAL = NormalDist()
 EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True)
@@ -102,16 +100,6 @@ def test_a_plan_that_is_told_apart_asks_for_nothing() -> None:
     assert [each.measurement.name for each in order(near, offered)] == ["a"]
 
 
-def test_errors_that_two_plans_share_do_not_make_them_alike() -> None:
-    """Half the time of both on one source: it cancels, however wide it is."""
-    one = plan("one", part("a", 1.0, 2.0), part("b", 1.0, 0.05))
-    two = plan("two", part("a", 1.2, 2.0), part("c", 1.2, 0.05))
-    assert difference_log_halfwidth(one, two) == pytest.approx(math.hypot(0.025, 0.025))
-    assert [each.name for each in near_best([one, two], most=2)] == ["one"]
-    other = plan("other", part("d", 1.2, 0.5), part("c", 1.2, 0.05))
-    assert [each.name for each in near_best([one, other], most=2)] == ["one", "other"]
-
-
 def regret_of_two(slower: float, halfwidth: float) -> float:
     """E max(0, d) of a normal d = log step_b - log step_p: closed form."""
     sigma = halfwidth / 1.6448536
@@ -135,32 +123,6 @@ def test_the_regret_is_that_of_two_normal_plans(slower: float, halfwidth: float)
     assert choice.log_halfwidth == pytest.approx(after)
 
 
-def test_a_rival_is_measured_where_that_decides() -> None:
-    """The best plan is known well; only the rival's part can change which is better."""
-    best = plan("best", part("a", 1.0, 0.02))
-    rival = plan("rival", part("z", 1.02, 0.5))
-    chosen = order([best, rival], [measurement("a", "a"), measurement("z", "z")])
-    assert chosen[0].measurement.name == "z"
-    assert chosen[0].regret < 0.2 * standing([best, rival]).regret
-
-
-@given(
-    st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(0.05, 0.8)), min_size=3, max_size=6),
-    st.integers(1, 3),
-)
-@EXAMPLES
-def test_equal_costs_and_separate_sources_give_the_best_choice(parts, count) -> None:
-    """One plan, every source measured alone at one price: greedy is the best subset of its size."""
-    names = [str(number) for number in range(len(parts))]
-    whole = plan("p", *(part(name, *each) for name, each in zip(names, parts, strict=True)))
-    offered = [measurement(name, name, least=0.01) for name in names]
-    chosen = order([whole], offered, budget_seconds=float(count))
-    best = min(
-        _width_after(whole, subset) for subset in combinations(names, min(count, len(names)))
-    )
-    assert chosen[-1].log_halfwidth == pytest.approx(best, rel=1e-9)
-
-
 @given(PLANS, st.lists(st.floats(0.2, 3.0), min_size=5, max_size=5), st.floats(1.0, 6.0))
 @EXAMPLES
 def test_greedy_is_at_least_half_of_the_best_choice(plans, seconds, budget) -> None:
@@ -180,53 +142,3 @@ def test_greedy_is_at_least_half_of_the_best_choice(plans, seconds, budget) -> N
                 )
                 best = max(best, sum(each.gain for each in order(plans, [together])))
     assert gained >= 0.5 * best - 1e-12
-
-
-def test_the_best_single_one_goes_first_where_cheap_ones_would_use_up_the_budget() -> None:
-    whole = plan("p", part("large", 10.0, 0.5), part("small", 1.0, 0.5))
-    offered = [
-        measurement("small", "small", seconds=0.001),
-        measurement("large", "large", seconds=10.0),
-    ]
-    chosen = order([whole], offered, budget_seconds=10.0)
-    assert [each.measurement.name for each in chosen] == ["large"]
-    both = order([whole], offered, budget_seconds=11.0)
-    assert {each.measurement.name for each in both} == {"large", "small"}
-
-
-def test_what_a_factor_leaves_counts_again_and_stops_at_its_least() -> None:
-    whole = plan("p", part("a", 1.0, 0.8))
-    half = tuple(
-        Measurement(
-            name=str(number),
-            seconds=1.0,
-            leaves=(Leaves(asked="a", least_log_halfwidth=0.3, factor=0.5),),
-        )
-        for number in range(3)
-    )
-    assert [each.log_halfwidth for each in order([whole], half)] == pytest.approx([0.4, 0.3])
-
-
-def test_certain_plans_and_no_plans() -> None:
-    certain = plan("p", fixed=1.0)
-    assert standing([certain]).log_halfwidth == 0.0
-    assert order([certain], [measurement("a", "a")]) == ()
-    with pytest.raises(InputError, match="no plan"):
-        standing([])
-    with pytest.raises(InputError, match="do not make a step"):
-        PlanParts(name="p", step_seconds=1.0, parts=(part("a", 2.0, 0.1),))
-
-
-def _width_after(whole: PlanParts, subset: tuple[str, ...]) -> float:
-    """By hand: the root of the sum of squares."""
-    return math.sqrt(
-        math.fsum(
-            (
-                each.seconds
-                / whole.step_seconds
-                * (min(each.log_halfwidth, 0.01) if each.asked in subset else each.log_halfwidth)
-            )
-            ** 2
-            for each in whole.parts
-        )
-    )

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
 
 import pytest
 from search_jobs import cluster, island, job, model
 
 from hetplan.advice.near_best import rivals
-from hetplan.advice.plan_sensitivities import UPDATE, PlanSensitivities, plan_sensitivities
-from hetplan.cluster.devices import DeviceKind
+from hetplan.advice.plan_sensitivities import UPDATE, plan_sensitivities
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
-from hetplan.job.spec import TrainerOptions
-from hetplan.model.operators import Kernels
 from hetplan.model.spec import LayerKind
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.predictor import LayerQuery, Prediction
 from hetplan.search.search import search
 from hetplan.search.space.forwarding_predictor import (
-    ForwardingPredictor,
-    RecordingPredictor,
     ShiftedPredictor,
 )
 
@@ -66,45 +59,3 @@ def test_parts_are_the_whole_step_by_what_can_be_measured() -> None:
         part.source for each, part in zip(found.asked, parts, strict=True) if each.cause == "new"
     }
     assert len(sources) == 1
-
-
-@dataclass(frozen=True, slots=True)
-class Kept(ForwardingPredictor):
-    """Notes the kernels of every transformer layer that is asked for."""
-
-    kernels: set[Kernels] = field(default_factory=set)
-
-    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
-        if query.layer is LayerKind.TRANSFORMER:
-            self.kernels.add(query.kernels)
-        return ForwardingPredictor.layer(self, device, query)
-
-
-def test_a_job_is_asked_about_with_the_kernels_of_its_own_trainer() -> None:
-    given, on = model(6), cluster(island("quick", kind="new"))
-    plain = replace(job(8), target="megatron")
-    asked = replace(plain, trainer=TrainerOptions(fused_attention=False))
-    best = search(given, on, asked, PREDICTOR)
-    noted = Kept(PREDICTOR)
-    found = plan_sensitivities("best", best.plan, best.inputs, noted)
-    assert {each.fused_attention for each in noted.kernels} == {False}
-    # Scores in memory make the layers' part of what is computed larger.
-    other = plan_sensitivities("best", best.plan, best.inputs.changed(job=plain), PREDICTOR)
-    assert transformer_share(found) > transformer_share(other)
-
-
-def transformer_share(found: PlanSensitivities) -> float:
-    parts = zip(found.asked, found.parts, strict=True)
-    seconds = {each.layer: part.seconds for each, part in parts if each.layer}
-    return seconds["transformer"] / math.fsum(seconds.values())
-
-
-def test_the_largest_message_of_a_link_is_noted() -> None:
-    on = mixed()
-    link = on.islands[0].inter_node
-    watched = RecordingPredictor(PREDICTOR)
-    watched.send(link, 100.0)
-    watched.collective(link, "all_reduce", 4, 5000.0)
-    watched.send(link, 200.0)
-    assert list(watched.largest.values()) == [5000.0]
-    assert watched.calibration is None

@@ -90,15 +90,6 @@ def test_every_figure_of_a_file_arrives(tmp_path):
     assert kind.driver_names == ("ACME One",)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_files_of_older_schemas_are_still_read(tmp_path, number):
-    (tmp_path / "old.yaml").write_text(OLD.replace("devices/1", f"devices/{number}"))
-    (kind,) = load_catalogue(tmp_path)
-    assert kind.peak("bfloat16") == 100e12
-    assert (kind.scale_up, kind.host, kind.max_power_watts, kind.sources) == (None, None, 0.0, ())
-    assert kind.overlap_compute_slowdown == kind.overlap_communication_slowdown == 0.0
-
-
 def test_the_users_folder_adds_and_replaces_kinds(own):
     assert user_devices() == own
     before = by_name()
@@ -111,45 +102,16 @@ def test_the_users_folder_adds_and_replaces_kinds(own):
     assert by_name() == before
 
 
-def test_a_changed_file_is_read_again(own):
-    (own / "mine.yaml").write_text(NEW)
-    assert by_name()["acme-one-80gb"].memory_bytes == 80 * 2**30
-    (own / "mine.yaml").write_text(NEW.replace("80 GiB", "160 GiB"))
-    assert by_name()["acme-one-80gb"].memory_bytes == 160 * 2**30
-
-
-def test_the_users_folder_is_the_one_of_the_xdg_specification(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for value in ("", "relative/path"):
-        monkeypatch.setenv("XDG_CONFIG_HOME", value)
-        assert user_devices() == tmp_path / ".config" / "hetplan" / "devices"
-    assert load_catalogue() == load_catalogue(SHIPPED)
-
-
-def test_a_users_kind_stands_in_their_folder_once(own):
-    (own / "a.yaml").write_text(NEW)
-    (own / "b.yaml").write_text(NEW)
-    with pytest.raises(InputError, match=r"b\.yaml:3: .*acme-one-80gb is already in the catalogue"):
-        load_catalogue()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (("bfloat16: 400 TFLOP/s", "bf16: 400 TFLOP/s"), "unknown key; did you mean bfloat16"),
         (("int8: 800 TOP/s", "int8: 800 GB/s"), "unit of bandwidth"),
-        (("int8: 800 TOP/s", "int8: -3 TOP/s"), "OP/s"),
         (("80 GiB", "80"), "without a unit"),
-        (("0.5 kW", "500"), "without a unit"),
-        (("pcie: 5", "pcie: 9"), "at most 6"),
-        (("lanes: 16", "lanes: 0"), "at least 1"),
         (("peers: 3", "peers: 1.5"), "whole number"),
-        (("overlap_compute_slowdown: 1.2", "overlap_compute_slowdown: 0.8"), "at least 1"),
-        (("communication_slowdown: 1.1256", "communication_slowdown: fast"), "write a number"),
         (("memory: Acme forum", "colour: Acme forum"), "'colour' is no figure"),
         (("peak.float8: Acme", "peak.float16: Acme"), "peak.float16 has a source and no value"),
         (("hetplan.devices/3", "hetplan.devices/4"), "reads up to hetplan.devices/3"),
-        (("kind: acme-one-80gb\n", "kind: acme one\n"), "letters, digits"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path, change, message):
@@ -183,30 +145,13 @@ def test_damaged_files_give_kinds_or_an_input_error(tmp_path, data):
         load_catalogue(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"- - -", b"schema: hetplan.devices/3\n"])
-def test_files_that_are_no_catalogue(tmp_path, content):
-    (tmp_path / "x.yaml").write_bytes(content)
-    with pytest.raises(InputError, match=r"x\.yaml"):
-        load_catalogue(tmp_path)
-    (tmp_path / "x.yaml").unlink()
-    (tmp_path / "x.yaml").symlink_to(tmp_path / "gone")
-    with pytest.raises(InputError, match="no such file"):
-        load_catalogue(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("written", "first", "all_have"),
     [
-        ("a100", "nvidia-a100-40gb-sxm", "a100"),
-        ("A100-80GB", "nvidia-a100-80gb-sxm", "a100-80gb"),
-        ("h100", "nvidia-h100-80gb-sxm", "h100"),
         ("h10", "nvidia-h100-80gb-sxm", "h100"),
         ("mi300", "amd-mi300x", "mi300"),
-        ("mi250", "amd-mi250-gcd", "mi250"),
         ("rtx4090", "nvidia-rtx-4090-24gb", "4090"),
-        ("gaudi", "intel-gaudi2", "gaudi"),
         ("ascend 910b", "huawei-ascend-910b2-64gb", "910b"),
-        ("tpu-v5", "google-tpu-v5e", "tpu-v5"),
         ("MLU370", "cambricon-mlu370-s4-24gb", "mlu370"),
         ("tranium2", "aws-trainium2", "trainium"),
         ("nvidia-a100-80g-sxm", "nvidia-a100-80gb-sxm", "a100-80gb"),
@@ -242,20 +187,13 @@ def test_a_name_is_nearest_to_itself_and_found_without_its_vendor():
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("A100-SXM4-40GB", "nvidia-a100-40gb-sxm"),
         ("NVIDIA A100-SXM4-40GB", "nvidia-a100-40gb-sxm"),
         ("NVIDIA A100-SXM4-80GB", "nvidia-a100-80gb-sxm"),
         ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-sxm"),
-        ("NVIDIA H200", "nvidia-h200-141gb-sxm"),
-        ("Tesla V100-SXM2-32GB", "nvidia-v100-32gb-sxm"),
-        ("Tesla T4", "nvidia-t4-16gb-pcie"),
         ("AMD Instinct MI300X OAM", "amd-mi300x"),
-        ("AMD Instinct MI300X", "amd-mi300x"),
         ("NVIDIA L40S", "nvidia-l40s"),
         ("NVIDIA L40", "nvidia-l40-48gb-pcie"),
-        ("NVIDIA H200 NVL", ""),
         ("NVIDIA GeForce RTX 4090 D", ""),
-        ("NVIDIA", ""),
         ("", ""),
     ],
 )

@@ -9,10 +9,8 @@ from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.links import LossRecovery
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
-from hetplan.files.shipped import shipped_folder
 
 KINDS = load_catalogue()
-CLUSTERS = shipped_folder("configs") / "clusters"
 
 TEXT = (
     cluster(
@@ -91,47 +89,26 @@ LINK = "region_links[0]."
     [
         ("per_node: 4", "per_node: 3", ISLAND + "nics.per_node"),
         ("rails: 4", "rails: 3", ISLAND + "nics.rails"),
-        ("rails: 4", "of_device: [0, 1]", ISLAND + "nics.of_device"),
         ("rails: 4", "of_device: [0, 0, 1, 1, 2, 2, 3, 4]", ISLAND + "nics.of_device[7]"),
-        ("rails: 4", "most_per_device: 2", ISLAND + "nics.most_per_device"),
         (
             "inter_node: {latency",
             "inter_node: {bandwidth: 13 GB/s, latency",
             ISLAND + "inter_node.bandwidth",
         ),
-        ("pcie_switches: 4", "pcie_switches: 3", ISLAND + "pcie_switches"),
-        ("pcie_switches: 4", "pcie_switches: -1", ISLAND + "pcie_switches"),
         ("[0, 0, 0, 0, 1, 1, 1, 1]", "[0, 0, 0, 1, 1, 1, 1]", ISLAND + "numa_nodes"),
         ('["n[1-2]"]', '["n[1-3]"]', ISLAND + "node_names"),
-        ('["n[1-2]"]', '["n[2-1]"]', ISLAND + "node_names[0]"),
-        ('["n[1-2]"]', '["n[1-2"]', ISLAND + "node_names[0]"),
-        ('["n[1-2]"]', "[x, x]", ISLAND + "node_names[1]"),
         ('["n[1-2]"]', '["n[1-99999999999]"]', ISLAND + "node_names[0]"),
         ("price: 2.5 USD/h", "price: 2.5", ISLAND + "price"),
         ("power_cap: 300 W", "power_cap: 401 W", ISLAND + "power_cap"),
-        ("power_cap: 300 W", "power_cap: 0 W", ISLAND + "power_cap"),
-        ("power_cap: 300 W", "power_cap: 40 W", ISLAND + "power_cap"),
-        ("clock_ratio: 0.9", "clock_ratio: 0", ISLAND + "clock_ratio"),
-        ("clock_ratio: 0.9", "clock_ratio: 1.6", ISLAND + "clock_ratio"),
-        ("clock_ratio: 0.9", "clock_ratio: 1.2 GHz", ISLAND + "clock_ratio"),
-        ("speed_spread: 0.03", "speed_spread: -0.1", ISLAND + "speed_spread"),
         ("speed_spread: 0.03", "speed_spread: 3", ISLAND + "speed_spread"),
-        ("compute_share: 0.15", "compute_share: 1", LINK + "compute_share"),
-        ("compute_share: 0.15", "compute_share: 20", LINK + "compute_share"),
         ("loss_recovery: go-back-n", "loss_recovery: go_back_n", LINK + "loss_recovery"),
-        ("equal_cost_paths: 8", "equal_cost_paths: 0", LINK + "equal_cost_paths"),
-        ("equal_cost_paths: 8", "equal_cost_path: 8", LINK + "equal_cost_path"),
-        ("power: 700 W", "power: 700 USD/h", ISLAND + "power"),
         ("power_limit: 100 kW", "power_limit: 5 kW", "sites[0].power_limit"),
         ("site: here", "site: there", "regions[0].site"),
-        ("site: here", "site: there", "sites[0].name"),
         ("    round_trip: 30 ms\n", "", LINK + "latency"),
         ("round_trip: 30 ms", "round_trip: 30 ms\n    latency: 15 ms", LINK + "round_trip"),
         ("    streams: 8\n", "", LINK + "window"),
-        ("    window: 16 MiB\n    loss: 0.0001\n    segment: 8960 B\n", "", LINK + "streams"),
         ("    loss: 0.0001\n", "", LINK + "segment"),
         ("    loss: 0.0001\n", "", LINK + "loss_recovery"),
-        ("loss: 0.0001", "loss: 1.5", LINK + "loss"),
         ("bandwidth_shared: 100 Gbit/s", "bandwidth: 100 Gbit/s", LINK + "bandwidth"),
         ("    bandwidth_shared: 100 Gbit/s\n", "", LINK + "bandwidth_per_device"),
         (
@@ -140,31 +117,17 @@ LINK = "region_links[0]."
             LINK + "bandwidth_per_device",
         ),
         ("[north, south]", "[north, suoth]", LINK + "between[1]"),
-        ("[north, south]", "[north, north]", LINK + "between"),
         (
             "round_trip: 30 ms",
             "round_trip: 30 ms\n    transport: device-direct",
             LINK + "transport",
         ),
-        ("bandwidth: 32 GB/s, latency: 3 us", "latency: 3 us", ISLAND + "intra_node.bandwidth"),
-        ("round_trip: 30 ms", "round_trip: 2 h", LINK + "round_trip"),
-        ("100 Gbit/s", "1e-300 GB/s", LINK + "bandwidth_shared"),
     ],
 )
 def test_faults(tmp_path, old, new, field):
     assert old in TEXT
     found = faults(tmp_path, TEXT.replace(old, new, 1))
     assert field in [place for place, _ in found], found
-
-
-def test_one_node_needs_no_link_to_another(tmp_path):
-    lines = [line for line in island("a", nodes=1).splitlines() if "inter_node" not in line]
-    alone = "\n".join(lines) + "\n"
-    assert faults(tmp_path, cluster({"r": alone})) == []
-    (found,) = load_cluster(tmp_path / "cluster.yaml", KINDS).islands
-    assert found.inter_node == found.intra_node
-    ((field, _),) = faults(tmp_path, cluster({"r": alone.replace("nodes: 1", "nodes: 2")}))
-    assert field == "regions[0].islands[0].inter_node"
 
 
 def test_a_region_link_spares_its_pairs_only(tmp_path):
@@ -221,34 +184,3 @@ def test_damaged_files_give_a_cluster_or_an_input_error(tmp_path, data):
     path.write_text(TEXT[:start] + put + TEXT[stop:])
     with suppress(InputError):
         load_cluster(path, KINDS)
-
-
-OWN_KIND = """devices:
-  - {kind: mine, vendor: me, memory: 8 GiB, provenance: datasheet, source: a sheet%s}
-"""
-
-
-def test_a_power_cap_is_held_against_the_kind_of_the_file(tmp_path):
-    capped = island("a", device="mine", more="        power_cap: 300 W\n")
-    (fault,) = faults(tmp_path, cluster({"r": capped}, OWN_KIND % ""))
-    assert fault[0] == ISLAND + "power_cap"
-    assert "the limit of mine's board is not known" in fault[1]
-    (fault,) = faults(tmp_path, cluster({"r": capped}, OWN_KIND % ", max_power: 250 W"))
-    assert "more than the 250 W of mine's board" in fault[1]
-    assert faults(tmp_path, cluster({"r": capped}, OWN_KIND % ", max_power: 300 W")) == []
-
-
-def test_a_power_cap_is_what_a_site_must_feed_where_no_draw_is_given(tmp_path):
-    text = cluster(
-        {"r": island("a", device="nvidia-a100-80gb-sxm", more="        power_cap: 200 W\n")},
-        "sites:\n  - {name: here, power_limit: 1.7 kW}\n",
-    ).replace("name: r\n", "name: r\n    site: here\n", 1)
-    assert faults(tmp_path, text) == []  # 8 devices of 200 W; without the cap of 400 W
-    (fault,) = faults(tmp_path, text.replace("        power_cap: 200 W\n", ""))
-    assert "3.2 kW" in fault[1]
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_every_form_number_is_read(tmp_path, number):
-    text = cluster({"r": island("a")}, schema=f"hetplan.cluster/{number}")
-    assert faults(tmp_path, text) == []

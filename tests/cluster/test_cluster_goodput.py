@@ -12,12 +12,8 @@ from hetplan.cluster.links import (
     LossRecovery,
     go_back_n_efficiency,
     goodput_bytes_per_second,
-    loss_limit,
-    window_limit,
 )
 from hetplan.cluster.spec import Link, Transport
-from hetplan.predict.link import prior
-from hetplan.profiling.samples import LinkOperation
 
 REFERENCE = Path(
     os.environ.get("HETPLAN_REFERENCE", Path(__file__).resolve().parents[3] / "shared/reference")
@@ -49,20 +45,6 @@ def test_the_window_law_fits_45_city_pairs():
 
     assert mean_error(77e6 / 8) == pytest.approx(0.133, abs=0.002)
     assert mean_error(None) > 0.6  # a line without windows would carry 1.05 Gbit/s everywhere
-
-
-def test_each_limit_by_hand():
-    # 100 Mbit under way per 100 ms is 1 Gbit/s.
-    assert window_limit(100e6 / 8, 0.1) == pytest.approx(GBIT)
-    # 1460 B * 1.22 / (0.1 s * sqrt(1e-4)).
-    assert loss_limit(1e-4, 0.1, 1460.0) == pytest.approx(1_781_200.0)
-    figures = {"round_trip_seconds": 0.1, "window_bytes": 100e6 / 8, "loss": 1e-4}
-    assert goodput_bytes_per_second(10 * GBIT, **figures) == pytest.approx(1_781_200.0)
-    assert goodput_bytes_per_second(10 * GBIT, streams=10, **figures) == pytest.approx(17_812_000.0)
-    assert goodput_bytes_per_second(10 * GBIT, round_trip_seconds=0.1) == 10 * GBIT
-    assert goodput_bytes_per_second(
-        10 * GBIT, round_trip_seconds=0.1, oversubscription=32
-    ) == pytest.approx(10 * GBIT / 32)
 
 
 FIGURES = st.fixed_dictionaries(
@@ -98,26 +80,6 @@ def test_a_better_link_is_never_slower(share, figures, factor):
     assert goodput_bytes_per_second(share * factor, **figures) >= before
 
 
-def test_go_back_n_by_hand():
-    # 50 GB/s over 0.25 ms (50 km there and back) with packets of 4 KiB: 3,052 under way. One loss
-    # in 10,000 costs 0.9999 / (1 + 1e-4 * 3051) of it; one in 100 million next to nothing.
-    figures = {
-        "round_trip_seconds": 0.25e-3,
-        "segment_bytes": 4096.0,
-        "loss_recovery": LossRecovery.GO_BACK_N,
-    }
-    under_way = 50e9 * 0.25e-3 / 4096
-    expected = 50e9 * (1 - 1e-4) / (1 + 1e-4 * (under_way - 1))
-    assert goodput_bytes_per_second(50e9, loss=1e-4, **figures) == pytest.approx(expected)
-    assert expected / 50e9 == pytest.approx(0.766, abs=0.001)
-    assert goodput_bytes_per_second(50e9, loss=1e-8, **figures) > 0.9999 * 50e9
-    # Each of many streams has fewer packets to resend.
-    many = goodput_bytes_per_second(50e9, loss=1e-4, streams=64, **figures)
-    assert many / 50e9 == pytest.approx(go_back_n_efficiency(1e-4, under_way / 64))
-    figures["loss_recovery"] = LossRecovery.SELECTIVE
-    assert goodput_bytes_per_second(50e9, loss=1e-4, **figures) == pytest.approx(50e9 * (1 - 1e-4))
-
-
 def sent_with_go_back_n(loss: float, window: int, packets: int, rng: random.Random) -> int:
     """Packets that a sender with a full window sends until so many have arrived in order."""
     sent = arrived = 0
@@ -148,15 +110,6 @@ LONG = Link(
     window_bytes=16 * 2**20,
     loss=1e-7,
 )
-
-
-def test_predictions_from_figures_use_the_goodput():
-    goodput = LONG.goodput_bytes_per_second
-    # Four windows of 16 MiB in 30 ms; the loss allows 4 * 1460 * 1.22 / (.03 * sqrt(1e-7)).
-    assert goodput == pytest.approx(min(4 * 16 * 2**20 / 0.03, 7124.8 / (0.03 * 1e-7**0.5)))
-    assert prior.send(LONG).seconds_per_byte == 1 / goodput
-    told = prior.collective(LONG, LinkOperation.ALL_REDUCE.value, 2, 1e9)
-    assert told.seconds == pytest.approx(2 * (0.015 + 0.5e9 / goodput))
 
 
 @given(senders=st.integers(1, 10_000))

@@ -14,7 +14,6 @@ from hetplan.cluster.launch_domains import (
     KindLaunch,
     LaunchDomain,
     Scheduler,
-    resource_of,
 )
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
@@ -90,95 +89,42 @@ def test_every_key_of_a_domain_is_read(tmp_path):
     assert (rest.name, rest.islands) == (DEFAULT_DOMAIN, ("slow", "ascend", "rest"))
 
 
-def test_kubernetes_counts_devices_under_names_that_are_known_or_given(tmp_path):
-    pods = "  - {name: p, islands: [slow, ascend], scheduler: kubernetes, image: i"
-    (fault,) = faults(tmp_path, f"{pods}}}\n")
-    assert fault[0] == "launch[0].kinds"
-    assert "huawei-ascend-910b2-64gb" in fault[1]
-    given = "kinds: [{device: huawei-ascend-910b2-64gb, resource: huawei.com/Ascend910}]"
-    domain = read(tmp_path, f"{pods}, {given}}}\n").launch_domains[0]
-    assert resource_of(domain, "huawei-ascend-910b2-64gb", "huawei") == "huawei.com/Ascend910"
-    assert resource_of(domain, "amd-mi210", "amd") == "amd.com/gpu"
-    assert resource_of(domain, "cpu", "generic") == "cpu"
-
-
 @pytest.mark.parametrize(
     ("launch", "field"),
     [
         ("{name: a, islands: []}", ".islands"),
-        ("{name: a}", ".islands"),
-        ("{name: A b, islands: [fast]}", ".name"),
         ("{name: ../x, islands: [fast]}", ".name"),
         ("{name: hosts, islands: [fast]}", ".name"),
-        ("{name: a, islands: [fasst]}", ".islands[0]"),
         ("{name: a, islands: [fast, fast]}", ".islands[1]"),
         ("{name: a, islands: [fast], scheduler: pbs}", ".scheduler"),
         ("{name: a, islands: [fast], interface: eth0;id}", ".interface"),
-        ("{name: a, islands: [fast], interface: sixteen-letters-}", ".interface"),
-        ("{name: a, islands: [fast], interface: -eth0}", ".interface"),
         ("{name: a, islands: [fast], fabric_devices: [$(id)]}", ".fabric_devices[0]"),
         ("{name: a, islands: [fast], first_port: 80}", ".first_port"),
-        ("{name: a, islands: [fast], last_port: 70000}", ".last_port"),
-        ("{name: a, islands: [fast], first_port: 29999}", ".last_port"),
-        ("{name: a, islands: [fast], image: 'a b'}", ".image"),
         ("{name: a, islands: [fast], image: '$(id)'}", ".image"),
         ("{name: a, islands: [fast], ssh_user: '-oX'}", ".ssh_user"),
-        ("{name: a, islands: [fast], ssh_port: 0}", ".ssh_port"),
         ("{name: a, islands: [fast], partition: gpu}", ".partition"),
-        ("{name: a, islands: [fast], time_limit: 1 h}", ".time_limit"),
-        ("{name: a, islands: [fast], scheduler: slurm, time_limit: 5 s}", ".time_limit"),
-        ("{name: a, islands: [fast], scheduler: slurm, ssh_user: u}", ".ssh_user"),
-        ("{name: a, islands: [fast], namespace: n}", ".namespace"),
-        (
-            "{name: a, islands: [fast], scheduler: kubernetes, image: i, namespace: 'N/x'}",
-            ".namespace",
-        ),
         ("{name: a, islands: [fast], scheduler: kubernetes}", ".image"),
-        ("{name: a, islands: [fast], scheduler: kubernetes, image: /x.sqsh}", ".image"),
         ("{name: a, islands: [fast], kinds: [{device: amd-mi210}]}", ".kinds[0].device"),
-        (
-            f"{{name: a, islands: [fast], kinds: [{{device: {NVIDIA}}}, {{device: {NVIDIA}}}]}}",
-            ".kinds[1].device",
-        ),
         (
             f"{{name: a, islands: [fast], kinds: [{{device: {NVIDIA}, resource: x/y}}]}}",
             ".kinds[0].resource",
         ),
-        (
-            "{name: a, islands: [fast], scheduler: kubernetes, image: i, "
-            f"kinds: [{{device: {NVIDIA}, resource: gpu}}]}}",
-            ".kinds[0].resource",
-        ),
-        (
-            "{name: a, islands: [fast], scheduler: slurm, "
-            f"kinds: [{{device: {NVIDIA}, resource: 'a:1'}}]}}",
-            ".kinds[0].resource",
-        ),
         ("{name: a, islands: [fast], addresses: {n1: '10.0.0.1 '}}", ".addresses.n1"),
-        ("{name: a, islands: [fast], addresses: {n1: 10.0.0.256}}", ".addresses.n1"),
-        ("{name: a, islands: [fast], addresses: {n1: 0.0.0.0}}", ".addresses.n1"),
         ("{name: a, islands: [fast], addresses: {n1: '`id`'}}", ".addresses.n1"),
-        ("{name: a, islands: [fast], addresses: {n3: a}}", ".addresses.n3"),
         ("{name: a, islands: [fast], addresses: {m1: a}}", ".addresses.m1"),
         (
             "{name: a, islands: [fast], addresses: {'n[1-2]': '10.0.0.[1-3]'}}",
             ".addresses.'n[1-2]'",
         ),
         (
-            "{name: a, islands: [fast], addresses: {'n[1-2]': '10.0.0.[255-256]'}}",
-            ".addresses.'n[1-2]'",
-        ),
-        (
             "{name: a, islands: [fast], addresses: {'n[1-9999999]': '10.0.0.[1-9999999]'}}",
             ".addresses.'n[1-9999999]'",
         ),
-        ("{name: a, islands: [fast], addresses: {n1: a, n2: a}}", ".addresses.n2"),
         (
             "{name: a, islands: [fast], addresses: {n1: a, 'n[1-2]': 'b[1-2]'}}",
             ".addresses.'n[1-2]'",
         ),
         ("{name: a, islands: [fast], interfase: eth0}", ".interfase"),
-        ("7", ""),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_place(tmp_path, launch, field):
@@ -188,11 +134,6 @@ def test_what_cannot_be_is_refused_with_its_place(tmp_path, launch, field):
 def test_two_domains_have_two_names_and_share_no_island(tmp_path):
     found = faults(tmp_path, "  - {name: a, islands: [fast]}\n  - {name: a, islands: [fast]}\n")
     assert {field for field, _ in found} == {"launch[1].islands[0]", "launch[1].name"}
-
-
-def test_a_value_made_by_hand_is_checked_as_well():
-    with pytest.raises(InputError, match="interface"):
-        LaunchDomain(name="a", islands=("x",), interface="$(id)")
 
 
 def test_an_island_of_two_domains_is_no_value():
@@ -229,14 +170,3 @@ def test_addresses_that_pass_hold_nothing_that_a_shell_reads(word):
     address = domain.address_of("node")
     assert not set(address) & set(" $`'\"\\;|&<>(){}[]*?#~!%/\n\t\0é\u202e")
     assert not address.startswith("-")
-
-
-def test_the_commented_example_of_every_key_is_right(tmp_path):
-    lines = (shipped_folder("configs") / "clusters" / "mixed-768.yaml").read_text().splitlines()
-    start = lines.index("# launch:")
-    launch = [line.removeprefix("# ") for line in lines[start:]]
-    path = tmp_path / "cluster.yaml"
-    path.write_text("\n".join([*lines[:start], *launch]) + "\n")
-    (domain,) = load_cluster(path).launch_domains
-    assert domain.address_of("amd016") == "10.0.1.16"
-    assert domain.of_kind("amd-mi210").resource == "mi210"

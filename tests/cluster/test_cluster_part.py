@@ -76,16 +76,6 @@ def test_what_is_left_does_not_depend_on_the_order_of_losses(
     assert part_left(part_left(whole, second), first) == at_once
 
 
-@given(data=st.data())
-def test_links_names_and_regions_stay(clusters: Sequence[Cluster], data: st.DataObject) -> None:
-    whole = data.draw(st.sampled_from(clusters))
-    left = part_left(whole, data.draw(st.sets(st.sampled_from(host_names(whole)))))
-    assert left.regions == whole.regions
-    for one in whole.islands:
-        for two in whole.islands:
-            assert left.link_between(one.name, two.name) == whole.link_between(one.name, two.name)
-
-
 def test_hosts_that_are_gone_are_forbidden_nodes(clusters: Sequence[Cluster]) -> None:
     """The search sees what is left as it sees a job that forbids those nodes."""
     job = Job(
@@ -105,13 +95,3 @@ def test_hosts_that_are_gone_are_forbidden_nodes(clusters: Sequence[Cluster]) ->
 def test_an_unknown_host_is_named_with_those_that_are_near(clusters: Sequence[Cluster]) -> None:
     with pytest.raises(InputError, match="unknown host 'h4'; nearest: h3"):
         part_left(clusters[1], {"h4"})
-
-
-def test_two_hosts_of_one_name_cannot_be_told_apart(tmp_path: Path) -> None:
-    island = cluster_texts.island
-    text = cluster_texts.cluster(
-        {"r": island("a", nodes=2) + island("b", nodes=1, more="        node_names: [a-1]\n")},
-        cluster_texts.DEFAULTS,
-    )
-    with pytest.raises(InputError, match="2 hosts of the name a-1"):
-        part_left(_load(tmp_path / "c.yaml", text), {"a-1"})

@@ -11,50 +11,15 @@ from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.node import Nics, count_names, expand_names
 from hetplan.cluster.spec import Cluster
-from hetplan.errors import InputError
 
 KINDS = load_catalogue()
 steady = settings(derandomize=True, deadline=None, max_examples=100)
-
-NICS = "        nics: {per_node: 4, bandwidth: 200 Gbit/s, rails: 2}\n"
-INSIDE = (
-    "        pcie_switches: [0, 0, 0, 1, 1, 1, 2, 2]\n        numa_nodes: 2\n"
-    '        node_names: ["rack[07-08]"]\n        nodes_out: [1]\n        power: 500 W\n'
-)
 
 
 def read(tmp_path, text: str) -> Cluster:
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     return load_cluster(path, KINDS)
-
-
-@pytest.fixture
-def two(tmp_path) -> Cluster:
-    text = cluster(
-        {
-            "north": island("a", more=(NICS + INSIDE)).replace("bandwidth: 25 GB/s, ", ""),
-            "south": island("b", device="nvidia-a100-80gb-sxm", nodes=1, per_node=4, more=""),
-            "west": island("c", device="amd-mi300x"),
-        },
-        "region_links:\n"
-        "  - {between: [south, north], bandwidth_shared: 100 GB/s, round_trip: 2 ms}\n"
-        "links:\n  - {between: [a, c], bandwidth_per_device: 1 GB/s, latency: 1 ms}\n" + DEFAULTS,
-    )
-    text = text.replace("name: north\n", "name: north\n    site: here\n")
-    text = text.replace("name: south\n", "name: south\n    site: here\n")
-    return read(tmp_path, text + "sites:\n  - {name: here, power_limit: 9 kW}\n")
-
-
-def test_where_a_device_is(two):
-    place = topology.place_of(two, 13)
-    assert (place.island.name, place.node, place.local) == ("a", 1, 5)
-    assert two.node_of_device(13) == 1
-    assert topology.written_node_name(two, 13) == "rack08"
-    assert topology.written_node_name(two, 16) is None
-    for wrong in (-1, two.num_devices):
-        with pytest.raises(InputError, match="the cluster has 0 to 35"):
-            topology.place_of(two, wrong)
 
 
 @given(
@@ -140,19 +105,3 @@ def test_a_thousand_islands_keep_their_defaults(tmp_path):
         link = found.link_between(left.name, right.name)
         latency = 2e-5 if left.region == right.region else 0.015
         assert link.latency_seconds == pytest.approx(latency)
-
-
-def test_reading_takes_as_many_steps_for_every_island(tmp_path):
-    def steps(count):
-        path = tmp_path / f"{count}.yaml"
-        path.write_text(many_islands(count, 13))
-        return steps_of(lambda: load_cluster(path, KINDS))
-
-    assert steps(200) < 2.1 * steps(100)
-
-
-def test_every_one_of_150000_nodes_may_have_its_name(tmp_path):
-    names = ", ".join(f"h{number}" for number in range(150_000))
-    text = island("a", nodes=150_000, per_node=1, more=f"        node_names: [{names}]\n")
-    found = read(tmp_path, cluster({"r": text}))
-    assert topology.written_node_name(found, 149_999) == "h149999"

@@ -1,5 +1,3 @@
-import json
-from dataclasses import dataclass
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Union, get_args, get_origin, get_type_hints
@@ -12,7 +10,6 @@ from hetplan.cluster.devices import DeviceKind, HostInterface
 from hetplan.cluster.launch_domains import DEFAULT_DOMAIN, LaunchDomain, Scheduler
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.job.spec import Forbids, Job, LengthShare
@@ -177,54 +174,3 @@ def test_decode_inverts_encode(tmp_path, type_):
         assert read_back(tmp_path, value, schema) == value
 
     check()
-
-
-def test_equal_values_give_equal_bytes():
-    fields = {"log_halfwidth": 0.1, "source": "measured"}
-    assert encode(Prediction(seconds=5, **fields), schema="x/1") == encode(
-        Prediction(seconds=5.0, **fields), schema="x/1"
-    )
-
-
-def test_unknown_keys_are_found_in_nested_core_values(tmp_path):
-    link = {"bandwidth_bytes_per_second": 1.0, "latency_seconds": 1.0, "transport": "host-staged"}
-    data = {
-        "schema": "x/1",
-        "name": "c",
-        "islands": [],
-        "links": [{"between": ["a", "b"], "link": {**link, "bandwith": 2.0}}],
-    }
-    path = tmp_path / "value.json"
-    path.write_text(json.dumps(data, indent=1))
-    with pytest.raises(InputError) as caught:
-        decode(read_document(path), Cluster, schema="x/1")
-    (fault,) = caught.value.faults
-    assert fault.field == "links[0].link.bandwith"
-    assert json.loads(f"{{{path.read_text().splitlines()[fault.line - 1]}}}") == {"bandwith": 2.0}
-
-
-def test_core_values_check_themselves_on_reading(tmp_path):
-    job = {
-        "name": "j",
-        "global_batch_size": 0,
-        "sequence_length": 1,
-        "precision": "float32",
-        "optimizer": "sgd",
-        "target": "native",
-    }
-    path = tmp_path / "value.json"
-    path.write_text(json.dumps({"schema": "x/1", **job}))
-    with pytest.raises(InputError, match="global_batch_size: found 0"):
-        decode(read_document(path), Job, schema="x/1")
-
-
-def test_what_cannot_be_written_is_refused():
-    @dataclass(frozen=True)
-    class Bad:
-        value: object
-
-    for value, error in ((float("inf"), ValueError), ({}, TypeError), (b"x", TypeError)):
-        with pytest.raises(error):
-            encode(Bad(value), schema="x/1")
-    with pytest.raises(TypeError):
-        encode([1], schema="x/1")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hetplan.errors import InputError
 from hetplan.files.nodes import json_nodes, plain
 from hetplan.files.reading import decode, read_document
-from hetplan.files.shipped import shipped_folder
 
 steady = settings(
     derandomize=True,
@@ -77,8 +76,7 @@ pair: [a]
 zzz: 1
 """,
     )
-    found = faults(path)
-    assert [(line, field) for line, field, _ in found] == [
+    assert [(line, field) for line, field, _ in faults(path)] == [
         (1, "name"),
         (2, "colour"),
         (3, "flag"),
@@ -91,22 +89,6 @@ zzz: 1
         (10, "pair[1]"),
         (11, "zzz"),
     ]
-    messages = {field: message for _, field, message in found}
-    assert messages["name"] == "this required key is missing; add it"
-    assert messages["colour"].endswith("write one of red, green; did you mean red?")
-    assert messages["flag"] == "found 1; write true or false"
-    assert messages["inner[0].lenght"] == "unknown key; did you mean length?"
-    assert messages["inner[0].size"] == "found the text '3'; write a whole number"
-    assert messages["inner[1].size"] == "found 2.0; write a whole number"
-    assert messages["inner[1].length"] == "found the text 'yes'; write a number"
-    assert messages["inner[2].size"] == "found true; write a whole number"
-    assert messages["inner[3]"] == "found 7; write a mapping (`key: value` lines)"
-    assert messages["zzz"] == "unknown key; known: name, colour, flag, inner, pair"
-
-
-def test_a_missing_key_names_its_parents_line(tmp_path):
-    path = write(tmp_path, "schema: hetplan.test/2\nname: a\ninner:\n  -\n    length: 2\n")
-    assert [(line, field) for line, field, _ in faults(path)] == [(5, "inner[0].size")]
 
 
 def test_a_dataclass_that_refuses_its_fields_is_located(tmp_path):
@@ -123,13 +105,8 @@ def test_a_dataclass_that_refuses_its_fields_is_located(tmp_path):
     ("line", "says"),
     [
         ("schema: hetplan.test/3", "reads up to hetplan.test/2; use a newer hetplan"),
-        ("schema: hetplan.test/99999999999999", "use a newer hetplan"),
         ("schema: hetplan.cluster/1", "this is a hetplan.cluster file, a hetplan.test file"),
-        ("schema: hetplan.test", "write `schema: hetplan.test/2`"),
-        ("schema: hetplan.test/x", "write `schema: hetplan.test/2`"),
-        ("schema: hetplan.test/0", "write `schema: hetplan.test/2`"),
         ("schema: hetplan.test/²", "write `schema: hetplan.test/2`"),
-        ("schema: 2", "write `schema: hetplan.test/2`"),
         ("schema: [2]", "write `schema: hetplan.test/2`"),
     ],
 )
@@ -150,23 +127,14 @@ def test_older_schema_numbers_are_read_and_a_missing_one_is_a_fault(tmp_path):
     ("text", "line", "says"),
     [
         ("", 0, "the file is empty"),
-        ("  \n\n", 0, "the file is empty"),
-        ("# only a comment\n", 0, "the file is empty"),
-        ("- a\n- b\n", 1, "found a list; write a mapping"),
-        ("word\n", 1, "found the text 'word'; write a mapping"),
         ("a: 1\nb: [1, 2\nc: 3\n", 3, "not YAML"),
         ("a: 1\n\tb: 2\n", 2, "indent with spaces, not tabs"),
-        ("a: 'open\n", 2, "not YAML"),
         (b"a: 1\nb: \xff\n", 2, "byte 0xff is not UTF-8"),
-        (b"a: 1\nb: \x00\n", 2, "not YAML: a character"),
         ("a: 1\n---\nb: 2\n", 2, "a second document"),
         ("a: 1\nb: !!python/object:os.system x\n", 2, "tags are not accepted"),
-        ("a: !own x\n", 1, "tags are not accepted"),
         ("a: *nothing\n", 1, "alias *nothing"),
-        ("a: &x [*x]\n", 1, "alias *x"),
         ("a: &x {b: 1}\nc:\n  <<: *x\n", 3, "merge keys"),
         ("? [a, b]\n: c\n", 1, "as a key"),
-        ("? {a: b}\n: c\n", 1, "as a key"),
         ("a: " + "[" * 5000 + "]" * 5000 + "\n", 1, "levels deep"),
         ("a: 1\nb: 2\na: 3\n", 3, "already on line 1"),
     ],
@@ -178,15 +146,6 @@ def test_files_that_cannot_be_read(tmp_path, text, line, says):
     assert says in found[0][2]
 
 
-def test_every_repeated_key_is_named_with_its_path(tmp_path):
-    text = "a: 1\nb:\n  - {c: 1, c: 2}\n  - d: 1\n    d: 2\na: 2\n"
-    assert [(line, field) for line, field, _ in faults(write(tmp_path, text))] == [
-        (3, "b[0].c"),
-        (5, "b[1].d"),
-        (6, "a"),
-    ]
-
-
 def test_alias_bombs_are_refused_before_they_grow(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     for level in range(1, 30):
@@ -195,12 +154,6 @@ def test_alias_bombs_are_refused_before_they_grow(tmp_path):
     found = faults(write(tmp_path, "\n".join(lines)))
     assert found[0][0] == 5
     assert "stands for more than 100000 values" in found[0][2]
-
-
-def test_anchors_and_aliases_repeat_a_value(tmp_path):
-    path = write(tmp_path, "schema: hetplan.test/2\nname: a\ninner: [&one {size: 1}, *one]\n")
-    value = decode(read_document(path), Outer, schema=SCHEMA)
-    assert value.inner == (Inner(size=1), Inner(size=1))
 
 
 def test_scalars_follow_yaml_1_2(tmp_path):
@@ -225,16 +178,12 @@ def test_missing_files_folders_and_near_names(tmp_path):
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ("{", 1, "not JSON"),
         ('{"a": 1,\n}', 2, "not JSON"),
         ('{"a": NaN}', 0, "NaN is not a number"),
         ('{"a": 1,\n "a": 2}', 2, "already on line 1"),
         ("[" * 100_000, 0, "levels deep"),
-        ("[" * 100 + "]" * 100, 0, "levels deep"),
         ('{"a": ' + "1" * 5000 + "}", 0, "not JSON"),
         ('{"schema": "hetplan.test/2",\n "name": "\\ud800"}', 1, "surrogate"),
-        ('{"schema": "hetplan.test/2",\n "name": 5}', 2, "write a text"),
-        ("[]", 1, "found a list"),
     ],
 )
 def test_json_files(tmp_path, text, line, says):
@@ -242,19 +191,6 @@ def test_json_files(tmp_path, text, line, says):
     assert len(found) == 1
     assert found[0][0] == line
     assert says in found[0][2]
-
-
-def test_json_faults_have_lines(tmp_path):
-    text = json.dumps(
-        {"schema": SCHEMA, "name": "a", "inner": [{"size": 1}, {"size": "x", "y": [1, {}]}]},
-        indent=1,
-    )
-    found = faults(write(tmp_path, text, "a.json"))
-    assert [(line, field) for line, field, _ in found] == [
-        (9, "inner[1].size"),
-        (10, "inner[1].y"),
-    ]
-    assert text.splitlines()[8].strip().startswith('"size": "x"')
 
 
 json_values = st.recursive(
@@ -273,7 +209,14 @@ def test_the_json_tree_holds_what_json_holds(value, indent):
     assert plain(json_nodes(text)) == json.loads(text)
 
 
-@given(data=st.binary(max_size=200), suffix=st.sampled_from([".yaml", ".json"]))
+YAML_LIKE = st.text(alphabet="ab:-[]{}&*!|>'\"#%@`,? \n\t019.~<\\é\ud7ff\x85\ufeff", max_size=60)
+
+
+@given(
+    data=st.binary(max_size=200)
+    | YAML_LIKE.map(lambda text: text.encode("utf-8", "surrogatepass")),
+    suffix=st.sampled_from([".yaml", ".json"]),
+)
 @steady
 def test_random_bytes_give_a_value_or_an_input_error(tmp_path, data, suffix):
     path = write(tmp_path, data, f"fuzz{suffix}")
@@ -281,26 +224,3 @@ def test_random_bytes_give_a_value_or_an_input_error(tmp_path, data, suffix):
         decode(read_document(path), Outer, schema=SCHEMA)
     except InputError as error:
         str(error).encode()
-
-
-@given(text=st.text(alphabet="ab:-[]{}&*!|>'\"#%@`,? \n\t019.~<\\é\ud7ff\x85\ufeff", max_size=60))
-@steady
-def test_random_yaml_gives_a_value_or_an_input_error(tmp_path, text):
-    path = write(tmp_path, text.encode("utf-8", "surrogatepass"), "fuzz.yaml")
-    try:
-        decode(read_document(path), Outer, schema=SCHEMA)
-    except InputError as error:
-        str(error).encode()
-
-
-def test_python_parser_gives_the_same_faults(tmp_path, monkeypatch):
-    import yaml
-
-    path = write(tmp_path, "schema: hetplan.test/2\nname: [1\n")
-    with_c = faults(path)[0][0]
-    monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
-    assert faults(path)[0][0] == with_c
-    good = sorted(shipped_folder("configs").rglob("*.yaml"))
-    assert good
-    for file in good:
-        assert isinstance(read_document(file).root, dict)

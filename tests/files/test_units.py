@@ -8,13 +8,9 @@ from hypothesis import strategies as st
 from hetplan.errors import InputError
 from hetplan.units import (
     EXAMPLES,
-    UNITS,
     Dimension,
-    format_about,
     format_bandwidth,
     format_bytes,
-    format_power,
-    format_rate,
     format_seconds,
     parse_quantity,
     pattern,
@@ -27,22 +23,13 @@ steady = settings(derandomize=True, deadline=None, max_examples=200)
     ("text", "dimension", "value"),
     [
         ("80 GiB", Dimension.MEMORY, 80 * 2**30),
-        ("80 GB", Dimension.MEMORY, 80e9),
-        ("1kB", Dimension.MEMORY, 1000.0),
         ("200 Gbit/s", Dimension.BANDWIDTH, 25e9),
-        ("25 GB/s", Dimension.BANDWIDTH, 25e9),
-        ("1 GiB/s", Dimension.BANDWIDTH, 2**30),
-        ("5 us", Dimension.TIME, 5e-6),
         ("5 µs", Dimension.TIME, 5e-6),
         ("0 ms", Dimension.TIME, 0.0),
         ("1.5e-3 s", Dimension.TIME, 1.5e-3),
-        ("2 min", Dimension.TIME, 120.0),
-        ("312 TFLOP/s", Dimension.RATE, 312e12),
         ("  15.7   TFLOP/s ", Dimension.RATE, 15.7e12),
-        ("1.2 MW", Dimension.POWER, 1.2e6),
         ("2.5 USD/h", Dimension.HOURLY_PRICE, 2.5),
         ("0.02 USD/GB", Dimension.TRAFFIC_PRICE, 2e-11),
-        ("20 USD/TB", Dimension.TRAFFIC_PRICE, 2e-11),
     ],
 )
 def test_parse(text, dimension, value):
@@ -53,24 +40,13 @@ def test_parse(text, dimension, value):
     ("text", "dimension", "says"),
     [
         (200, Dimension.BANDWIDTH, ["200 without a unit", '"200 GB/s" or "200 Gbit/s"']),
-        ("200", Dimension.BANDWIDTH, ["'200' without a unit", '"200 GB/s"']),
         ("200 Gb/s", Dimension.BANDWIDTH, ["write Gbit/s for bits or GB/s"]),
-        ("200 Gbps", Dimension.BANDWIDTH, ["write Gbit/s for bits or GB/s"]),
         ("200 GB", Dimension.BANDWIDTH, ["'GB' is a unit of memory", '"25 GB/s"']),
         ("80 gb", Dimension.MEMORY, ["unknown unit 'gb'", "did you mean 'GB'"]),
-        ("80 GiB/s", Dimension.MEMORY, ["unit of bandwidth", '"80 GiB"']),
         ("five us", Dimension.TIME, ["not a number and a unit", '"5 us"']),
-        ("-5 us", Dimension.TIME, ["not a number and a unit"]),
-        ("5 sec", Dimension.TIME, ["unknown unit 'sec'"]),
         ("0 GB/s", Dimension.BANDWIDTH, ["is zero"]),
         ("1e400 GB", Dimension.MEMORY, ["too large"]),
-        ("0.02 USD/GB", Dimension.HOURLY_PRICE, ["unit of price of traffic", '"2.5 USD/h"']),
-        ("2 EUR/h", Dimension.HOURLY_PRICE, ["unknown unit 'EUR/h'"]),
-        ("312 TFLOPS", Dimension.RATE, ["did you mean 'TFLOP/s'"]),
-        (True, Dimension.TIME, ["a truth value", '"60 s"']),
         (None, Dimension.TIME, ["a key without a value"]),
-        ([], Dimension.MEMORY, ["a list"]),
-        ("1 2 GB", Dimension.MEMORY, ["not a number and a unit"]),
         ("٣ GB", Dimension.MEMORY, ["not a number and a unit"]),
     ],
 )
@@ -79,12 +55,6 @@ def test_wrong_quantities_show_a_right_example(text, dimension, says):
         parse_quantity(text, dimension)
     for part in says:
         assert part in str(caught.value)
-
-
-def test_a_byte_is_eight_bits_in_every_prefix():
-    units = UNITS[Dimension.BANDWIDTH]
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        assert units[f"{prefix}B/s"] == 8 * units[f"{prefix}bit/s"]
 
 
 @given(value=st.floats(1e-9, 1e12))
@@ -122,22 +92,3 @@ def test_examples_are_right():
         for example in examples:
             assert parse_quantity(example, dimension) > 0
             assert re.fullmatch(pattern(dimension), example)
-
-
-def test_formats():
-    assert format_seconds(0.0125) == "12.5 ms"
-    assert format_seconds(0.99999) == "1 s"
-    assert format_seconds(0.0) == "0 s"
-    assert format_seconds(90.0) == "90 s"
-    assert format_seconds(7200.0) == "2 h"
-    assert format_bytes(80 * 2**30) == "80 GiB"
-    assert format_bytes(1023.99) == "1 KiB"
-    assert format_bandwidth(25e9) == "25 GB/s"
-    assert format_power(700.0) == "700 W"
-    assert format_power(1.2e6) == "1.2 MW"
-    assert format_rate(51_200.0, "token/s") == "51.2 ktoken/s"
-
-
-def test_an_estimate_shows_two_digits() -> None:
-    shown = [format_about(seconds) for seconds in (441.5, 0.0123, 0.7923, 26640.0, 0.0, 0.123e-6)]
-    assert shown == ["7.4 min", "12 ms", "790 ms", "7.4 h", "0 s", "120 ns"]

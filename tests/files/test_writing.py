@@ -4,8 +4,6 @@ import stat
 import pytest
 
 from hetplan.errors import InputError
-from hetplan.files import shipped
-from hetplan.files.shipped import default_store, shipped_folder
 from hetplan.files.writing import append_line, write_atomically
 
 
@@ -42,13 +40,6 @@ def test_a_symlink_keeps_pointing_at_the_new_content(tmp_path):
     assert (tmp_path / "real.json").read_text() == "new"
 
 
-def test_a_missing_folder_is_an_input_error(tmp_path):
-    with pytest.raises(InputError, match="folder does not exist; create it"):
-        write_atomically(tmp_path / "none" / "plan.json", "x")
-    with pytest.raises(InputError, match="folder does not exist; create it"):
-        append_line(tmp_path / "none" / "journal", "x")
-
-
 def test_append_closes_a_half_line(tmp_path):
     path = tmp_path / "journal.jsonl"
     append_line(path, "one")
@@ -58,19 +49,3 @@ def test_append_closes_a_half_line(tmp_path):
     assert path.read_text() == "one\nhalf\ntwo\n"
     with pytest.raises(ValueError, match="one line"):
         append_line(path, "a\nb")
-
-
-def test_shipped_folders_in_a_checkout_and_installed(tmp_path, monkeypatch):
-    assert (shipped_folder("configs") / "models").is_dir()
-    package = tmp_path / "hetplan"
-    (package / "shipped" / "configs").mkdir(parents=True)
-    monkeypatch.setattr(shipped.hetplan, "__file__", str(package / "__init__.py"))
-    assert shipped_folder("configs") == package / "shipped" / "configs"
-
-
-def test_default_store_follows_xdg(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert default_store() == tmp_path / "hetplan" / "profiles"
-    monkeypatch.setenv("XDG_DATA_HOME", "relative/is/ignored")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_store() == tmp_path / ".local" / "share" / "hetplan" / "profiles"

@@ -54,11 +54,3 @@ def test_every_key_of_a_job_is_taken() -> None:
 def test_faults_name_the_option(setting: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         job(setting)
-
-
-def test_faults_of_the_file_keep_their_line(tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text(FILE.read_text() + "seed: -1\n")
-    with pytest.raises(InputError) as error:
-        job("gap=2", file=file)
-    assert [bool(fault.line) for fault in error.value.faults] == [False, True]

@@ -1,4 +1,4 @@
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
@@ -15,12 +15,10 @@ from hetplan.job.spec import (
     ProductFormat,
     TrainerOptions,
 )
-from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_faults, trainer_settings
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.load import load_model
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind
 from hetplan.plans.check_job import check_job_against
-from hetplan.plans.targets import TARGETS
 
 CONFIGS = shipped_folder("configs")
 JOB = Job(
@@ -51,16 +49,6 @@ def write(tmp_path, text):
     return path
 
 
-def test_every_target_says_what_its_trainer_does():
-    assert list(TRAINER_DEFAULTS) == list(TARGETS)
-    for found in TRAINER_DEFAULTS.values():
-        missing = [
-            each.name for each in fields(TrainerOptions) if getattr(found.own, each.name) is None
-        ]
-        assert missing in (["product_format"], ["gradient_precision", "product_format"])
-        assert set(found.choices) <= {each.name for each in fields(TrainerOptions)}
-
-
 def test_options_are_read_and_the_rest_is_the_targets(tmp_path):
     job = load_job(write(tmp_path, TEXT))
     assert job.trainer == TrainerOptions(
@@ -78,11 +66,6 @@ def test_options_are_read_and_the_rest_is_the_targets(tmp_path):
     assert native.gradient_precision is Precision.BFLOAT16
 
 
-def test_older_forms_have_no_trainer(tmp_path):
-    old = TEXT.replace("hetplan.job/3", "hetplan.job/2")
-    assert load_job(write(tmp_path, old[: old.index("trainer:")])).trainer == TrainerOptions()
-
-
 @pytest.mark.parametrize(("change", "line", "field"), [
 (("fused_attention: false", "fused_attention: 0"), 9, "trainer.fused_attention"),
 (("fused_attention", "fused_atention"), 9, "trainer.fused_atention"),
@@ -96,22 +79,6 @@ def test_faults(tmp_path, change, line, field):
         load_job(path)
     (fault,) = caught.value.faults
     assert (fault.file, fault.line, fault.field) == (str(path), line, field)
-
-
-def test_the_native_trainer_has_no_choices(tmp_path):
-    path = write(tmp_path, TEXT.replace("megatron", "native"))
-    with pytest.raises(InputError) as caught:
-        load_job(path)
-    assert [(fault.line, fault.field) for fault in caught.value.faults] == [
-        (9, "trainer.fused_attention"),
-        (10, "trainer.attention_dropout"),
-    ]
-    assert "target native always has false; leave it out" in str(caught.value)
-    wrong = replace(JOB, target="native", trainer=TrainerOptions(scattered_sends=True))
-    with pytest.raises(InputError, match=r"trainer\.scattered_sends: true; target native"):
-        trainer_settings(wrong)
-    same = replace(wrong, trainer=TrainerOptions(fused_attention=True, fused_accumulation=False))
-    assert tuple(trainer_faults(same)) == ()
 
 
 NARROW = replace(
@@ -165,37 +132,3 @@ def test_devices_must_have_the_rate_of_the_products():
     mixed = replace(cluster, islands=(replace(first, device=h100), *rest))
     (fault,) = check_job_against(job, model, mixed, searched=False)
     assert "nvfp4 needs a float4 rate, and nvidia-h100-80gb-sxm has none" in fault.message
-
-
-def test_an_unknown_target_is_a_fault_of_others():
-    unknown = replace(JOB, target="nobody")
-    assert tuple(trainer_faults(unknown)) == ()
-    with pytest.raises(InputError, match="unknown target 'nobody'"):
-        trainer_settings(unknown)
-
-
-def test_faults_against_the_inputs(tmp_path):
-    model = load_model(CONFIGS / "models" / "llama-2-7b.yaml")
-    cluster = load_cluster(CONFIGS / "clusters" / "mixed-768.yaml")
-    asked = replace(JOB, trainer=TrainerOptions(blocking_sends=True))
-    (fault,) = check_job_against(asked, model, cluster)
-    assert fault.field == "trainer.blocking_sends"
-    assert "can be priced (hetplan estimate), not searched" in fault.message
-    assert check_job_against(asked, model, cluster, searched=False) == ()
-    native = replace(asked, target="native")
-    (fault,) = check_job_against(native, model, cluster, searched=False)
-    assert "target native always has false" in fault.message
-
-
-def test_a_layer_is_told_only_what_it_has():
-    asked = TrainerOptions(
-        fused_attention=False, attention_dropout=True, hidden_dropout=True, fused_loss=False
-    )
-    found = trainer_settings(replace(JOB, trainer=asked))
-    assert found.kernels(LayerKind.TRANSFORMER) == Kernels(
-        fused_attention=False, attention_dropout=True, hidden_dropout=True
-    )
-    assert found.kernels(LayerKind.HEAD) == Kernels(fused_loss=False)
-    assert found.kernels(LayerKind.EMBEDDING) == Kernels(hidden_dropout=True)
-    assert not found.kernels(LayerKind.MULTI_TOKEN_PREDICTION).fused_loss
-    assert trainer_settings(JOB).kernels(LayerKind.TRANSFORMER) == DEFAULT_KERNELS

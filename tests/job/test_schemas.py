@@ -40,15 +40,6 @@ def test_every_config_names_and_satisfies_its_schema(path):
     jsonschema.validate(yaml.safe_load(text), schema)
 
 
-def test_schemas_refuse_what_the_readers_refuse():
-    schemas = {name.partition(".")[0]: json.loads(text) for name, text in input_schemas()}
-    data = yaml.safe_load((CONFIGS / "clusters" / "two-regions.yaml").read_text())
-    for change in ({"latency": 5}, {"latency": "5 GB"}, {"bandwidth": "10 Gb/s"}, {"rtt": "5 ms"}):
-        wrong = {**data, "links": [{**data["links"][0], **change}]}
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, schemas["cluster"])
-
-
 def _properties(schema):
     yield from schema.get("properties", {}).items()
     for definition in schema.get("$defs", {}).values():

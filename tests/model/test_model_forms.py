@@ -9,10 +9,8 @@ from model_configs import CONFIGS, SMALL, faults, load
 
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
-from hetplan.model.layer_units import own_layer_fault, planning_faults
-from hetplan.model.layers import Experts, LatentAttention, LayerRun, Mlp, Norm
+from hetplan.model.layer_units import planning_faults
 from hetplan.model.load import load_model
-from hetplan.model.spec import LayerKind
 
 MODELS = shipped_folder("configs") / "models"
 
@@ -26,22 +24,6 @@ def test_the_shipped_example_is_the_published_model(tmp_path):
 
 
 YAML_OF = {
-    "mixtral-small": """schema: hetplan.model/3
-name: x
-architecture: llama
-num_layers: 3
-hidden_size: 96
-num_attention_heads: 6
-num_kv_heads: 2
-vocab_size: 503
-max_sequence_length: 128
-window: 16
-experts: {num_experts: 5, experts_per_token: 2, ffn_hidden_size: 208}
-norm_epsilon: 1e-05
-activation: silu
-rotary_base: 1e+06
-router: {score_function: softmax, normalized: true, loss_coefficient: 0.001}
-""",
     "gemma3-uneven": """schema: hetplan.model/3
 name: x
 architecture: llama
@@ -110,16 +92,13 @@ def test_both_forms_describe_the_same_model(tmp_path, name):
     ("extra", "line", "field", "says"),
     [
         ("layers: [{count: 5}]\n", 10, "layers", "add up to 5, num_layers is 6"),
-        ("repeat_layers: true\n", 10, "repeat_layers", "no list of layers"),
         (
             "layers: [{num_attention_heads: 7}, {count: 5}]\n",
             10,
             "layers[0].num_attention_heads",
             "not",
         ),
-        ("layers: [{count: 6, num_kv_heads: 4}]\n", 10, "layers[0]", "does not divide"),
         ("layers: [{count: 6, windw: 4}]\n", 10, "layers[0].windw", "did you mean window?"),
-        ("norms_per_layer: 1\n", 10, "norms_per_layer", "only with parallel_residual"),
         (
             "experts: {num_experts: 4, experts_per_token: 5, ffn_hidden_size: 8}\n",
             10,
@@ -133,7 +112,6 @@ def test_both_forms_describe_the_same_model(tmp_path, name):
             "latent_attention",
             "leave those out",
         ),
-        ("multi_token_prediction: {num_layers: 100000}\n", 1, "", "at most 100,000"),
     ],
 )
 def test_faults_of_unlike_layers(tmp_path, extra, line, field, says):
@@ -145,35 +123,6 @@ def test_faults_of_unlike_layers(tmp_path, extra, line, field, says):
 def test_a_dense_layer_needs_a_width(tmp_path):
     text = SMALL.replace("ffn_hidden_size: 200\n", "")
     assert "ffn_hidden_size is missing" in faults(tmp_path, text)[0][2]
-
-
-def test_positions_that_are_no_transformer_layer(tmp_path):
-    model = load(tmp_path, SMALL)
-    for position in (-1, 0, 7, 99):
-        with pytest.raises(InputError, match="is no transformer layer"):
-            model.layer_at(position)
-    with pytest.raises(InputError, match="no layer at position 8"):
-        model.parameters_at(8)
-    assert model.parameters_at(7) == model.parameters(LayerKind.HEAD)
-    with pytest.raises(InputError, match="no multi-token prediction"):
-        model.parameters(LayerKind.MULTI_TOKEN_PREDICTION)
-
-
-def test_values_that_cannot_be(tmp_path):
-    model = load(tmp_path, SMALL)
-    layer = model.layer_runs[0].layer
-    for change, says in (
-        ({"num_mtp_layers": 1}, "belong together"),
-        ({"layer_runs": ()}, "num_layers is 0"),
-        ({"layer_runs": (LayerRun(count=100_001, layer=layer),)}, "at most 100,000"),
-        ({"vocab_size": 0}, "vocab_size is 0"),
-        ({"embedding_size": 0}, "embedding_size is 0"),
-        ({"learned_positions": -1}, "learned_positions is -1"),
-    ):
-        with pytest.raises(InputError, match=says):
-            replace(model, **change)
-    with pytest.raises(InputError, match="no shared experts to weigh"):
-        Experts(num_experts=2, experts_per_token=1, expert_ffn_hidden_size=3, shared_gate=True)
 
 
 def test_models_of_unlike_layers_cannot_be_planned(tmp_path):
@@ -189,49 +138,3 @@ def test_models_of_unlike_layers_cannot_be_planned(tmp_path):
     assert planning_faults(load(tmp_path, CONFIGS["deepseek-v3-small-biased"]), 64) == ()
     with pytest.raises(InputError, match="mlp"):
         load(tmp_path, CONFIGS["deepseek-v3-small-biased"]).common_layer()
-
-
-def test_hetplans_own_layers_are_told_from_others(tmp_path):
-    model = load(tmp_path, SMALL)
-    layer = model.layer_runs[0].layer
-    attention, mlp = layer.attention, layer.mlp
-    assert own_layer_fault(model) == ""
-    latent = LatentAttention(
-        num_heads=2,
-        query_rank=None,
-        kv_rank=4,
-        nope_head_dim=2,
-        rope_head_dim=2,
-        value_head_dim=2,
-    )
-    for change, says in (
-        ({"attention": replace(attention, window=8)}, "attention window 8"),
-        ({"attention": replace(attention, qk_norm=True)}, "query and key norms"),
-        ({"attention": replace(attention, qkv_bias=True)}, "attention biases that differ"),
-        ({"attention": replace(attention, rotary=False)}, "RMSNorm without rotary positions"),
-        ({"attention": latent}, "latent attention"),
-        ({"mlp": replace(mlp, bias=True)}, "MLP biases that differ"),
-        ({"mlp": replace(mlp, gated=False)}, "plain MLP with RMSNorm"),
-        (
-            {"mlp": Experts(num_experts=4, experts_per_token=1, expert_ffn_hidden_size=8)},
-            "4 experts",
-        ),
-        ({"num_norms": 4}, "4 norms"),
-        ({"norm": Norm.UNSCALED}, "unscaled norms"),
-        ({"parallel_residual": True}, "parallel residual"),
-    ):
-        other = replace(layer, **change)
-        assert says in own_layer_fault(replace(model, layer_runs=(LayerRun(count=6, layer=other),)))
-    mixed = (
-        LayerRun(count=1, layer=layer),
-        LayerRun(count=1, layer=replace(layer, mlp=Mlp(ffn_hidden_size=8, gated=True))),
-    )
-    for change, says in (
-        ({"layer_runs": mixed}, "not all equal"),
-        ({"learned_positions": 3}, "3 learned positions"),
-        ({"embedding_size": 8}, "projection beside the embedding"),
-        ({"final_norm": None}, "no final norm"),
-        ({"head_bias": True}, "bias in the head"),
-        ({"num_mtp_layers": 1, "mtp_layer": layer}, "multi-token prediction"),
-    ):
-        assert says in own_layer_fault(replace(model, **change))

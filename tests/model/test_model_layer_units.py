@@ -36,14 +36,11 @@ def _layer(width: int) -> TransformerLayer:
 @pytest.mark.parametrize(
     ("row", "count", "each", "front", "back"),
     [
-        ("aaaa", 4, 1, 0, 0),
         ("a", 1, 1, 0, 0),
         ("aaabbbbb", 5, 1, 3, 0),
         ("bbbbba", 5, 1, 0, 1),
-        ("abababab", 4, 2, 0, 0),
         ("abababa", 3, 2, 0, 1),
         ("aaaaabaaaaabaa", 2, 6, 0, 2),
-        ("caabaabaab", 3, 3, 1, 0),
         ("aaabaabaab", 3, 3, 1, 0),
         ("abbbbbc", 5, 1, 1, 1),
     ],

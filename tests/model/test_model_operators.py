@@ -29,7 +29,6 @@ from hetplan.model.operators import (
     Operator,
     OperatorClass,
     gradient_operators,
-    has_backward,
     layer_operators,
     operator_bytes,
     operator_flops,
@@ -124,18 +123,6 @@ def test_products_are_the_work_that_a_layer_does(
     assert flops(ops, attention=True) / 2 == pytest.approx(work.attention_flops, rel=0.01)
 
 
-@pytest.mark.parametrize("kind", [LayerKind.EMBEDDING, LayerKind.HEAD])
-@pytest.mark.parametrize("width", [None, 64])
-def test_ends_do_their_work_with_and_without_a_narrow_vocabulary(
-    kind: LayerKind, width: int | None
-) -> None:
-    layer = TransformerLayer(attention=ATTENTIONS[0], mlp=MLPS[0], norm=Norm.LAYER_NORM)
-    model = model_of(layer, 128, embedding_size=width)
-    ops = layer_operators(model, kind, microbatch_size=2, sequence_length=64, tp=2)
-    work = layer_work(model, kind, 2, 64, 2)
-    assert flops(ops, attention=False) == pytest.approx(work.matrix_flops)
-
-
 def test_a_multi_token_prediction_layer_is_merge_layer_and_head() -> None:
     layer = TransformerLayer(attention=ATTENTIONS[0], mlp=MLPS[1], norm=Norm.RMS_NORM)
     model = model_of(layer, 128, num_mtp_layers=1, mtp_layer=layer)
@@ -208,37 +195,6 @@ def test_ranks_that_share_experts_have_fewer_with_more_tokens_each() -> None:
         assert operator_flops(shared, FORWARD) == operator_flops(alone, FORWARD)
 
 
-def test_kernels_choose_the_operators() -> None:
-    layer = TransformerLayer(attention=ATTENTIONS[0], mlp=MLPS[0], norm=Norm.LAYER_NORM)
-    model = model_of(layer, 128)
-
-    def classes(kernels: Kernels) -> set[OperatorClass]:
-        ops = layer_operators(
-            model,
-            LayerKind.TRANSFORMER,
-            layer,
-            microbatch_size=1,
-            sequence_length=64,
-            kernels=kernels,
-        )
-        return {op.operator for op in ops}
-
-    unfused = {
-        OperatorClass.ATTENTION_SCORE,
-        OperatorClass.SOFTMAX,
-        OperatorClass.ATTENTION_DROPOUT,
-        OperatorClass.ATTENTION_CONTEXT,
-    }
-    assert OperatorClass.FUSED_ATTENTION in classes(Kernels())
-    assert not unfused & classes(Kernels())
-    assert unfused <= classes(UNFUSED)
-    assert OperatorClass.FUSED_ATTENTION not in classes(UNFUSED)
-    head = layer_operators(
-        model, LayerKind.HEAD, microbatch_size=1, sequence_length=64, kernels=UNFUSED
-    )
-    assert [op.float32_copy for op in head if op.operator is OperatorClass.LOSS] == [True]
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(sorted(WITH_WEIGHTS)),
@@ -287,12 +243,6 @@ def test_bytes_by_hand() -> None:
     assert operator_bytes(fused, FORWARD, 2) == 4 * 4 * 8 * 16 * 2
 
 
-def test_a_wider_result_costs_its_bytes() -> None:
-    op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="", m=4, n=5, k=6)
-    wide, narrow = (operator_bytes(op, WEIGHT_GRADIENT, 2, out) for out in (4.0, 2.0))
-    assert wide - narrow == 4 * 5 * 2
-
-
 def plain(architecture: Architecture) -> ModelSpec:
     return plain_model(
         name="plain",
@@ -336,25 +286,3 @@ def test_autograd_adds_gradients_at_two_forks_and_sums_those_of_biases() -> None
     # In 8 bit the biases are summed where the gradients are narrowed.
     assert gradient_bytes(model, product_format="float8") == {sums: 12 * tokens * h}
     assert set(gradient_bytes(plain(Architecture.LLAMA))) == {sums}
-
-
-def test_heads_and_embeddings_have_no_forks() -> None:
-    for kind in (LayerKind.EMBEDDING, LayerKind.HEAD):
-        model = plain(Architecture.GPT)
-        assert not gradient_operators(model, kind, microbatch_size=1, sequence_length=8)
-
-
-def test_a_plain_addition_has_no_kernel_in_the_backward_pass() -> None:
-    for dropout in (False, True):
-        (addition,) = (
-            op
-            for op in layer_operators(
-                plain(Architecture.GPT),
-                LayerKind.TRANSFORMER,
-                microbatch_size=1,
-                sequence_length=8,
-                kernels=Kernels(hidden_dropout=dropout),
-            )
-            if op.operator is OperatorClass.ADDITION
-        )
-        assert has_backward(addition) is dropout

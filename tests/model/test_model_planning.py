@@ -15,17 +15,11 @@ from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
-from hetplan.job.spec import Pins, Precision
-from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
+from hetplan.job.spec import Pins
+from hetplan.model.spec import Architecture, ModelSpec, plain_model
 from hetplan.plans.check import check_plan
 from hetplan.plans.layout import Layout, plan_of_layout
-from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.law_parts import MeasuredRange
-from hetplan.predict.laws import FittedLaws, LayerLaw, Term, range_names
-from hetplan.predict.predictor import LayerQuery
-from hetplan.profiling.grid import job_grid
-from hetplan.profiling.layers import build_layer
 from hetplan.search.search import search
 
 CONFIG_FOLDER = shipped_folder("configs")
@@ -78,65 +72,6 @@ def test_rows_of_unlike_layers_are_not_searched_but_layouts_of_them_are_priced(
     assert found.step_seconds > 0
 
 
-def test_trainer_and_profiler_refuse_layers_that_they_lack(tmp_path):
-    model = load(tmp_path, CONFIGS["mixtral-small"])
-    with pytest.raises(InputError, match="5 experts"):
-        job_grid(model, replace(JOB, pin=Pins()))
-    with pytest.raises(InputError, match="5 experts"):
-        build_layer(model, 1, tp=1, tp_rank=0, group=None, seed=0, dtype=None, device="cpu")
-
-
-def _law(phase):
-    return LayerLaw(
-        device="measured",
-        precision="bfloat16",
-        layer="transformer",
-        phase=phase,
-        terms=(Term(column="flops", coefficient=1e-14),),
-        ranges=tuple(
-            MeasuredRange(quantity=name, least=1.0, most=1e9) for name in range_names("transformer")
-        ),
-        log_halfwidth=0.01,
-        calibration="none",
-        rows=1,
-        points=1,
-        validation=None,
-        notes=(),
-    )
-
-
-def query(model, sequence_length):
-    return LayerQuery(
-        model=model,
-        layer=LayerKind.TRANSFORMER,
-        microbatch_size=1,
-        sequence_length=sequence_length,
-        tp=1,
-        precision=Precision.BFLOAT16,
-    )
-
-
-def test_laws_of_plain_layers_say_what_was_not_measured(tmp_path):
-    laws = FittedLaws(
-        hetplan_version="0",
-        layers=(_law("forward"), _law("backward")),
-        links=(),
-        populations=(),
-        notes=(),
-    )
-    predictor = FittedPredictor(laws)
-    device = replace(CLUSTER.islands[0].device, kind="measured")
-    plain = predictor.layer(device, query(load(tmp_path, CONFIGS["llama-3.1-8b"]), 64))
-    assert plain.extrapolating == ()
-    mixtral = query(load(tmp_path, CONFIGS["mixtral-small"]), 64)
-    sparse = predictor.layer(device, replace(mixtral, is_backward=True))
-    (note,) = sparse.extrapolating
-    assert note.startswith("layers with attention window 16, 5 experts not measured")
-    assert sparse.log_halfwidth == datasheet.MATRIX_LOG_HALFWIDTH > plain.log_halfwidth
-    covered = predictor.layer(device, query(load(tmp_path, CONFIGS["mistral-window"]), 16))
-    assert covered.extrapolating == ()
-
-
 FLAT = {
     "schema": "hetplan.model-value/1",
     "name": "old",
@@ -161,17 +96,3 @@ def test_values_of_the_older_form_are_read(tmp_path, architecture):
     assert read == plain_model(**flat | {"architecture": Architecture(architecture)})
     path.write_text(encode(read, schema="hetplan.model-value/3"))
     assert decode(read_document(path), ModelSpec, schema="hetplan.model-value/3") == read
-
-
-@pytest.mark.parametrize("name", ["deepseek-v3-small-biased", "qwen2-moe-uneven", "opt-350m-form"])
-def test_values_of_unlike_layers_are_written_and_read(tmp_path, name):
-    model = load(tmp_path, CONFIGS[name])
-    path = tmp_path / "value.json"
-    text = encode(model, schema="hetplan.model-value/3")
-    path.write_text(text)
-    assert decode(read_document(path), ModelSpec, schema="hetplan.model-value/3") == model
-    wrong = json.loads(text)
-    wrong["layer_runs"][0]["layer"]["attention"]["windw"] = 3
-    path.write_text(json.dumps(wrong))
-    with pytest.raises(InputError, match="unknown key"):
-        decode(read_document(path), ModelSpec, schema="hetplan.model-value/3")

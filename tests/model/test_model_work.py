@@ -188,24 +188,3 @@ def test_one_expert_for_all_is_a_dense_mlp_with_a_router(width, gated, bias, h, 
     )
     assert difference == 2 * tokens * h  # the router's product
     assert largest_matrix(sparse, h, 1) == largest_matrix(dense, h, 1)
-
-
-def test_latent_attention_by_hand():
-    # arXiv 2405.04434, equations 9 to 17: down, up and output matrices and the two latents' norms.
-    attention = LatentAttention(
-        num_heads=4,
-        query_rank=6,
-        kv_rank=5,
-        nope_head_dim=3,
-        rope_head_dim=2,
-        value_head_dim=7,
-    )
-    h = 11
-    queries = h * 6 + 6 * 4 * (3 + 2)
-    keys_values = h * (5 + 2) + 5 * 4 * (3 + 7)
-    output = 4 * 7 * h
-    assert attention.matrix_parameters(h) == queries + keys_values + output
-    assert attention.parameters(h) == queries + keys_values + output + 6 + 5
-    assert attention.parameters(h, 2) == (
-        h * 6 + 6 * 2 * 5 + h * 7 + 5 * 2 * 10 + 2 * 7 * h + 6 + 5
-    )

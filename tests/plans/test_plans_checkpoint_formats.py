@@ -9,10 +9,7 @@ from plans_mutations import with_stage
 from plans_of_many import plain_case
 
 from hetplan.plans.formats import (
-    FLAGSCALE_DIST,
-    FLAGSCALE_TORCH,
     MEGATRON_DIST,
-    needs_meshes,
     reshardable,
 )
 from hetplan.plans.plan import Recompute, RecomputeGranularity, Sharding
@@ -29,13 +26,6 @@ def test_what_can_be_continued_under_another_plan(target: str) -> None:
     answer = reshardable(target, UNLIKE)
     assert answer.possible is (target != "flagscale")
     assert answer.format.name in answer.reason
-
-
-def test_flagscale_without_meshes_keeps_megatrons_format() -> None:
-    assert not needs_meshes(PLAN)
-    assert reshardable("flagscale", PLAN).format is FLAGSCALE_DIST
-    assert reshardable("flagscale", UNLIKE).format is FLAGSCALE_TORCH
-    assert not reshardable("flagscale", PLAN, several_libraries=True).possible
 
 
 def test_a_sharded_optimizer_needs_a_setting() -> None:

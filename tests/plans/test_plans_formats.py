@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans_of_many import Case, plain_case, summed_cases, two_pipelines
 
-from hetplan.errors import InputError
 from hetplan.job.spec import Precision, TrainerOptions
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.check import check_plan
-from hetplan.plans.formats import job_summing_as, summed_as, summed_formats
-from hetplan.plans.plan import Plan, Sharding
+from hetplan.plans.formats import summed_as
+from hetplan.plans.plan import Plan
 from hetplan.plans.ranks import limits_of
 from hetplan.search.files import load_plan
 
@@ -52,15 +51,6 @@ def test_plans_that_are_made_name_what_the_jobs_trainer_sums_in(asked: Precision
     assert assemble_plan(case.model, case.cluster, job, case.plan.pipelines) == plan
 
 
-def test_nothing_is_summed_where_nothing_has_a_copy() -> None:
-    case = two_pipelines()
-    assert case.plan.tied_embedding_precision is None
-    assert "tied_embedding_precision" in [
-        field
-        for field, _ in faults_of(case, replace(case.plan, tied_embedding_precision="float32"))
-    ]
-
-
 @pytest.mark.parametrize("number", range(1, 8))
 def test_older_plan_files_have_the_format_that_their_job_implied(number: int) -> None:
     """The golden job asks for gradients in bfloat16 where its form can say so (from form 4 of the
@@ -78,42 +68,6 @@ def test_older_plan_files_have_the_format_that_their_job_implied(number: int) ->
     assert {plan.tied_embedding_precision for plan in plans} == {None}
 
 
-def test_an_older_tied_plan_gets_the_format_of_its_tied_sum(tmp_path: Path) -> None:
-    data = json.loads((GOLDEN / "SearchResult.v7.json").read_text())
-    data["plan"]["tied_embedding_devices"] = [{"start": 0, "count": 24, "stride": 1}]
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(data))
-    assert load_plan(path).plan.tied_embedding_precision == "bfloat16"
-
-
-@pytest.mark.parametrize("broken", ["job", "trainer", "target", "groups", "alternatives"])
-def test_a_damaged_older_file_is_refused_and_not_filled(tmp_path: Path, broken: str) -> None:
-    data = json.loads((GOLDEN / "SearchResult.v7.json").read_text())
-    if broken == "job":
-        data["inputs"]["job"] = ["no", "job"]
-    elif broken == "trainer":
-        data["inputs"]["job"]["trainer"]["gradient_precision"] = {"a": 1}
-    elif broken == "target":
-        data["plan"]["target"] = 7
-    elif broken == "groups":
-        data["plan"]["reduction_groups"].append("all of them")
-    else:
-        data["alternatives"] = [{"plan": 3}]
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(data))
-    with pytest.raises(InputError):
-        load_plan(path)
-
-
-def test_a_new_file_that_leaves_one_format_out_is_refused(tmp_path: Path) -> None:
-    data = json.loads((GOLDEN / "SearchResult.v8.json").read_text())
-    del data["plan"]["reduction_groups"][1]["precision"]
-    path = tmp_path / "new.json"
-    path.write_text(json.dumps(data))
-    with pytest.raises(InputError, match=r"reduction_groups\[1\].precision"):
-        load_plan(path)
-
-
 @pytest.mark.parametrize("target", ["native", "megatron", "flagscale", "torchtitan"])
 def test_a_format_that_the_trainer_lacks_is_refused_by_name(target: str) -> None:
     case = plain_case(target)
@@ -125,29 +79,6 @@ def test_a_format_that_the_trainer_lacks_is_refused_by_name(target: str) -> None
     assert field == "reduction_groups[1].precision"
     assert message.startswith(f"{other}; target {target} ")
     assert f"sums in {own}" in message
-
-
-def test_the_target_any_takes_every_known_format_and_no_other() -> None:
-    case = two_pipelines(tied=True)
-    assert faults_of(case, summed_in(case.plan, *[each.value for each in Precision])) == []
-    ((field, message),) = faults_of(case, summed_in(case.plan, "float32", "float8"))[:1]
-    assert field == "reduction_groups[1].precision"
-    assert "'float8'; it is one of float32, bfloat16, float16" in message
-    for wrong in (None, "int8"):
-        plan = replace(case.plan, tied_embedding_precision=wrong)
-        ((field, message),) = faults_of(case, plan)
-        assert field == "tied_embedding_precision"
-        assert "it is one of" in message
-
-
-@pytest.mark.parametrize("level", [Sharding.GRADIENTS, Sharding.PARAMETERS])
-def test_sharded_gradients_have_one_format(level: Sharding) -> None:
-    case = two_pipelines()
-    plan = replace(case.plan, sharding=level, optimizer_shards=2)
-    assert faults_of(case, summed_in(plan, "bfloat16")) == []
-    ((field, message),) = faults_of(case, summed_in(plan, "bfloat16", "float32"))
-    assert field == "reduction_groups"
-    assert "sharded gradients are reduced in one format" in message
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -166,19 +97,3 @@ def test_the_reference_trainer_refuses_what_it_does_not_sum_in(
         wanted.append("tied_embedding_precision")
     found = [each.field for each in limits_of(plan) if "sums gradients" in each.message]
     assert found == wanted
-
-
-def test_a_job_takes_over_what_a_plan_sums_in_where_its_target_can() -> None:
-    case = plain_case("native")  # bfloat16, gradients too
-    assert summed_formats(case.plan) == ("bfloat16",)
-    megatron = replace(case.job, target="megatron")
-    found = job_summing_as(case.plan, megatron)
-    assert found.trainer.gradient_precision is Precision.BFLOAT16
-    assert job_summing_as(summed_as(case.plan, megatron), megatron) == megatron
-    said = replace(megatron, trainer=TrainerOptions(gradient_precision=Precision.FLOAT32))
-    assert job_summing_as(case.plan, said) == said
-    torchtitan = replace(case.job, target="torchtitan")
-    assert job_summing_as(case.plan, torchtitan) == torchtitan
-    assert job_summing_as(summed_in(case.plan, "float32", "bfloat16"), megatron) == megatron
-    # Gradients of bfloat16 parameters are no float16.
-    assert job_summing_as(summed_in(case.plan, "float16"), megatron) == megatron

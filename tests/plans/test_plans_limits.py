@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from plans_mutations import with_pipeline, with_stage
 from plans_of_many import Case, plain_case
 from rule_names import rule_of
 
-from hetplan.cluster.devices import HostInterface
-from hetplan.cluster.node import Nics
 from hetplan.cost.traffic import ledger
 from hetplan.errors import InputError
 from hetplan.plans.check import check_plan
@@ -50,30 +47,7 @@ def test_a_vocabulary_beyond_any_model() -> None:
     assert only_rule(case, plan) is Rule.VOCABULARY
 
 
-@pytest.mark.parametrize(
-    "figures",
-    [{"total_tokens": 0}, {"total_tokens": 10**400}, {"seed": -1}, {"seed": 2**31}],
-)
-def test_a_job_has_a_length_and_a_seed_that_can_be_used(figures: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=f"{next(iter(figures))} is .*must be at least"):
-        replace(plain_case().job, **figures)
-
-
 def test_a_run_of_more_tokens_than_can_be_counted() -> None:
     case = plain_case()
     with pytest.raises(InputError, match="at most 1,000,000,000,000,000,000"):
         ledger(case.plan, case.model, case.cluster, case.job, total_tokens=10**400)
-
-
-@pytest.mark.parametrize(
-    ("generation", "lanes", "named"),
-    [(8, 16, "pcie_generation"), (5, 0, "lanes"), (5, 33, "lanes")],
-)
-def test_a_bus_whose_rate_nobody_knows(generation: int, lanes: int, named: str) -> None:
-    with pytest.raises(InputError, match=f"^{named} is"):
-        HostInterface(pcie_generation=generation, lanes=lanes)
-
-
-def test_more_nics_than_can_be_numbered() -> None:
-    with pytest.raises(InputError, match="per_node is 18446744073709551616; it must be at least"):
-        Nics(per_node=2**64, bandwidth_bytes_per_second=1e9)

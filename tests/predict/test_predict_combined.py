@@ -10,12 +10,11 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from predict_samples import DEVICE, REFERENCE, fitted, gpt, layer_grid, layer_sample
+from predict_samples import REFERENCE, gpt, layer_grid, layer_sample
 
 from hetplan.predict.layer.laws import (
     SPLIT_LOG_HALFWIDTHS,
     fit_layer_laws,
-    sample_query,
     split_combined,
 )
 from hetplan.profiling.samples import LayerSample, Phase
@@ -58,17 +57,6 @@ def test_a_law_from_combined_times_says_so_and_is_wider() -> None:
         assert law.log_halfwidth == pytest.approx(alone.log_halfwidth + added, abs=1e-6)
         assert any("split of measured forward+backward by operations" in n for n in law.notes)
         assert f"{added:g} more for the split" in law.calibration
-
-
-def test_predictions_of_both_passes_sum_to_the_measured_time() -> None:
-    samples = together(layer_grid())
-    predictor = fitted(samples)
-    for sample in samples[::5]:
-        asked = sample_query(sample)
-        forward = predictor.layer(DEVICE, asked)
-        backward = predictor.layer(DEVICE, replace(asked, is_backward=True))
-        assert forward.source == backward.source == "measured"
-        assert forward.seconds + backward.seconds == pytest.approx(sample.median_seconds, rel=1e-3)
 
 
 def test_a_phase_measured_alone_is_not_mixed_with_halves() -> None:

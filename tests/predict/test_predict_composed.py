@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from predict_operators import (
     BYTES_PER_SECOND,
-    FLOOR,
     FLOPS_PER_SECOND,
-    HIDDEN,
     LAUNCH,
     operator_grid,
-    operator_sample,
 )
-from predict_samples import DEVICE, gpt, layer_grid, provenance, query
+from predict_samples import DEVICE, layer_grid, provenance, query
 
 from hetplan.job.spec import Precision
 from hetplan.model.operators import (
     Kernels,
     Operator,
-    OperatorClass,
     operator_bytes,
     operator_flops,
 )
 from hetplan.model.spec import LayerKind
-from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD
 from hetplan.predict.fit import fit
 from hetplan.predict.layer.composed import GRADIENTS_NOTE, LAUNCH_PART, WAIT_PART
 from hetplan.predict.operator.answer import WEIGHT_GRADIENT_OVER_FORWARD
@@ -89,36 +82,6 @@ def test_weight_gradients_that_were_not_measured_come_from_forward_and_say_so() 
     assert ratio == pytest.approx(1.0 + WEIGHT_GRADIENT_OVER_FORWARD, rel=0.05)
 
 
-def test_input_gradients_of_constant_numbers_are_not_believed() -> None:
-    fast = tuple(
-        replace(sample, median_seconds=max(FLOOR, 0.85 * sample.median_seconds))
-        if sample.phase == "input_gradient"
-        else sample
-        for sample in operator_grid()
-    )
-    found = ask(predictor(fast), backward=True)
-    assert found.seconds == pytest.approx(
-        ask(predictor(operator_grid()), backward=True).seconds, rel=0.03
-    )
-    assert "input gradient not measured" in " ".join(found.extrapolating)
-
-
-def test_fused_attention_from_unfused_says_so() -> None:
-    found = predictor(operator_grid())
-    fused, unfused = ask(found, kernels=Kernels()), ask(found)
-    assert fused.seconds < unfused.seconds
-    assert any("fused attention not measured" in note for note in fused.extrapolating)
-    assert fused.log_halfwidth > unfused.log_halfwidth
-
-
-def test_a_measured_shape_is_looked_up() -> None:
-    odd = operator_sample(OperatorClass.MATRIX_PRODUCT, m=8192, n=7680, k=2560, seconds=0.05)
-    plain = operator_grid()
-    found = ask(predictor((*plain, odd, odd, odd)))
-    parts = {part.name: part.seconds for part in found.parts}
-    assert parts["matrix_product"] > 0.049
-
-
 def test_order_of_answers() -> None:
     layers = tuple(layer_grid(noise=0.01, seed=1, phase="forward", tps=(1,)))
     whole = predictor(operator_grid(), layers)
@@ -127,33 +90,6 @@ def test_order_of_answers() -> None:
     assert ask(whole, precision=Precision.FLOAT32).source in ("datasheet", "related")
     memory_only = tuple(s for s in operator_grid() if s.operator == "norm")
     assert ask(predictor(memory_only)).source != "measured"
-
-
-def test_losses_backward_goes_without_its_product() -> None:
-    rows = [
-        operator_sample(
-            OperatorClass.LOSS,
-            phase,
-            m=2048 * b,
-            n=50000,
-            k=h,
-            output="float32",
-            seconds=2.0 * 2048 * b * 50000 * h / FLOPS_PER_SECOND
-            + 2048 * b * 50000 * (38 if phase == "forward" else 14) / BYTES_PER_SECOND,
-        )
-        for phase in ("forward", "input_gradient")
-        for b in (1, 2, 4, 8)
-        for h in HIDDEN
-    ]
-    found = predictor((*operator_grid(), *rows))
-    kernels = replace(UNFUSED, fused_loss=False)
-    for backward, each in ((False, 38), (True, 14)):
-        head = ask(found, layer=LayerKind.HEAD, backward=backward, kernels=kernels)
-        parts = {part.name: part.seconds for part in head.parts}
-        logits = 8192 * gpt(2560).vocabulary_slice(1)
-        assert parts["loss"] == pytest.approx(logits * each / BYTES_PER_SECOND, rel=0.1)
-        fused = ask(found, layer=LayerKind.HEAD, backward=backward)
-        assert {p.name: p.seconds for p in fused.parts}["loss"] < parts["loss"]
 
 
 SMALL = {"microbatch": 1, "tp": 4}
@@ -178,19 +114,6 @@ def test_waits_for_the_host_are_a_part_of_their_own() -> None:
     assert sum(small.values()) == pytest.approx(whole.seconds)
 
 
-def test_float32_sums_are_in_the_time_where_weight_gradients_were_measured() -> None:
-    plain = operator_grid()
-    weights = tuple(
-        replace(sample, phase="weight_gradient", output_precision="float32")
-        for sample in plain
-        if sample.operator == "matrix_product" and sample.phase == "forward"
-    )
-    for samples, expected in ((plain, False), ((*plain, *weights), True)):
-        found = predictor(samples)
-        assert ask(found, 2560, backward=True, **SMALL).float32_sums is expected
-        assert ask(found, 2560, **SMALL).float32_sums is False
-
-
 def test_backward_passes_hold_what_autograd_adds() -> None:
     found = ask(predictor(operator_grid()), 2560, backward=True, **SMALL)
     parts, ops = seconds(found), gradients(2560)
@@ -202,18 +125,6 @@ def test_backward_passes_hold_what_autograd_adds() -> None:
     forward = ask(predictor(operator_grid()), 2560, **SMALL)
     assert not {"gradient_addition", "bias_gradient"} & set(seconds(forward))
     assert GRADIENTS_NOTE not in forward.extrapolating
-
-
-def test_without_passes_measured_the_datasheet_prices_them() -> None:
-    products = tuple(
-        sample
-        for sample in operator_grid()
-        if sample.operator in ("matrix_product", "attention_score", "attention_context")
-    )
-    parts, ops = seconds(ask(predictor(products), 2560, backward=True, **SMALL)), gradients(2560)
-    moved = sum(op.count * operator_bytes(op, "backward", 2) for op in ops["gradient_addition"])
-    rate = DEVICE.memory_bandwidth_bytes_per_second * ELEMENTWISE_EFFICIENCY_BACKWARD
-    assert parts["gradient_addition"] == pytest.approx(moved / rate)
 
 
 def gradients(hidden: int) -> dict[str, list[Operator]]:

@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 from predict_samples import DEVICE, gpt, query
 
-from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
+from hetplan.model.operators import Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
-from hetplan.predict import datasheet
 from hetplan.predict.datasheet import (
     ATTENTION_EFFICIENCY,
     BACKWARD_WORK,
@@ -74,11 +72,6 @@ def test_the_interval_is_the_products_for_large_layers_and_the_launches_for_smal
     assert small.log_halfwidth == pytest.approx(LAUNCH_LOG_HALFWIDTH, abs=0.1)
 
 
-def test_a_precision_that_the_device_lacks_is_refused() -> None:
-    with pytest.raises(InputError, match="testium-1 has no float16 rate"):
-        ask("forward", precision=Precision.FLOAT16)
-
-
 def test_a_device_of_unknown_memory_bandwidth_is_refused() -> None:
     unknown = replace(DEVICE, memory_bandwidth_bytes_per_second=0.0)
     with pytest.raises(InputError, match="testium-1 has no memory bandwidth"):
@@ -123,15 +116,6 @@ SHAPE = plain_model(
     vocab_size=VOCAB,
     max_sequence_length=S,
 )
-FAST = DeviceKind(
-    kind="fast",
-    vendor="nobody",
-    peak_flops_per_second=(("float16", 1e14), ("float32", 5e13)),
-    memory_bytes=8e10,
-    memory_bandwidth_bytes_per_second=1e12,
-    provenance="datasheet",
-    source="invented for a test",
-)
 UNFUSED = Kernels(fused_attention=False)
 
 
@@ -157,9 +141,6 @@ CUT = Kernels(sequence_parallel=True)
 @pytest.mark.parametrize(
     ("layer", "kernels", "forward", "backward"),
     [
-        (LayerKind.EMBEDDING, DEFAULT_KERNELS, (0, 0, 0), (0, 0, 0)),
-        (LayerKind.HEAD, DEFAULT_KERNELS, (0, 0, 0), (0, 0, 0)),
-        (LayerKind.TRANSFORMER, DEFAULT_KERNELS, (0, 0, 0), (GRADIENTS, 0, 0)),
         # Scores and probabilities, each written and read, of two bytes; backward seven times.
         (
             LayerKind.TRANSFORMER,
@@ -174,7 +155,6 @@ CUT = Kernels(sequence_parallel=True)
             (SCORES * (8 + 5), 3, SQUARE),
             (SCORES * (14 + 5) + GRADIENTS, 5, SQUARE),
         ),
-        (LayerKind.TRANSFORMER, Kernels(attention_dropout=True), (0, 0, 0), (GRADIENTS, 0, 0)),
         # Masks of both additions; backward those are kernels of their own.
         (
             LayerKind.TRANSFORMER,
@@ -202,47 +182,3 @@ def test_other_kernels_cost_so_much_more(
     for passed, (moved, launches, square) in ((False, forward), (True, backward)):
         found = costs(layer, kernels, backward=passed)
         assert found == KernelCosts(moved_bytes=moved, launches=launches, square_flops=square)
-
-
-def test_masked_scores_are_computed_too() -> None:
-    (run,) = SHAPE.layer_runs
-    windowed = replace(run.layer, attention=replace(run.layer.attention, window=64))
-    shape = replace(SHAPE, layer_runs=(replace(run, layer=windowed),))
-    masked = costs(LayerKind.TRANSFORMER, UNFUSED, backward=False, shape=shape)
-    assert masked == costs(LayerKind.TRANSFORMER, UNFUSED, backward=False)
-
-
-@pytest.mark.parametrize(("element", "forward", "backward"), [(2, 40, 14), (4, 44, 24)])
-def test_a_loss_over_a_copy_moves_so_many_bytes_per_logit(
-    element: int, forward: int, backward: int
-) -> None:
-    """16 bit: written 2, copied 6, read by maximum and sum 8, rewritten by three passes 24."""
-    kernels = Kernels(fused_loss=False)
-    counted = 3 * element  # of the default, forward; twice that backward
-    logits = TOKENS * VOCAB / TP
-    for passed, default, expected in (
-        (False, counted, forward),
-        (True, 2 * counted, backward),
-    ):
-        more = costs(LayerKind.HEAD, kernels, backward=passed, element=element).moved_bytes
-        assert default + more / logits == expected
-
-
-def test_the_datasheet_prices_them() -> None:
-    def seconds(kernels: Kernels) -> float:
-        asked = query(
-            SHAPE, microbatch=B, sequence=S, tp=TP, precision=Precision.FLOAT16, kernels=kernels
-        )
-        return datasheet.layer(FAST, asked).seconds
-
-    dropped = replace(UNFUSED, attention_dropout=True)
-    extra = seconds(dropped) - seconds(UNFUSED)
-    launch = datasheet.LAUNCH_SECONDS_FORWARD
-    rate = datasheet.ELEMENTWISE_EFFICIENCY_FORWARD * 1e12
-    assert extra == pytest.approx(SCORES * 5 / rate + launch)
-    replaced = SQUARE / (1e14 * datasheet.MATRIX_EFFICIENCY) - SQUARE / 2 / (
-        1e14 * datasheet.ATTENTION_EFFICIENCY
-    )
-    assert seconds(UNFUSED) - seconds(DEFAULT_KERNELS) == pytest.approx(
-        SCORES * 8 / rate + 2 * launch + replaced
-    )

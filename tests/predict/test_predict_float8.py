@@ -6,26 +6,20 @@ import math
 from dataclasses import replace
 
 import pytest
-from predict_kinds import device
 from predict_operators import (
     BYTES_PER_SECOND,
     FLOPS_PER_SECOND,
-    LAUNCH,
     operator_grid,
 )
-from predict_samples import DEVICE, gpt, layer_grid, provenance, query
+from predict_samples import DEVICE, provenance, query
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision
 from hetplan.model.operators import (
     Kernels,
-    Operator,
     OperatorClass,
-    operator_bytes,
     operator_flops,
 )
-from hetplan.model.spec import Architecture, LayerKind
-from hetplan.predict import datasheet
+from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.layer import float8
 from hetplan.profiling.samples import ProfileSet
@@ -108,29 +102,6 @@ def test_every_answer_says_that_it_is_assumed_and_is_wider() -> None:
         assert narrow.log_halfwidth < share * 0.5 * math.log(2.0) + wide.log_halfwidth + 0.05
 
 
-def test_measured_shapes_change_as_their_law_does() -> None:
-    samples = operator_grid()
-    slow = tuple(  # a shape that lies off the law by half
-        replace(each, median_seconds=1.5 * each.median_seconds)
-        if (each.m, each.n, each.k, each.phase) == (8192, 7680, 2560, "forward")
-        else each
-        for each in samples
-    )
-    for found in (predictor(samples), predictor(slow)):
-        index = found.operators(DEVICE, Precision.BFLOAT16)
-        op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="up", m=8192, n=7680, k=2560)
-        (wide,) = index.launches(op, backward=False, lent=lambda: None)
-        narrow, _ = float8.narrowed(index, KIND, "float8").launches(
-            op, backward=False, lent=lambda: None
-        )
-        work = operator_flops(op, "forward") / FLOPS_PER_SECOND
-        all_of_it = LAUNCH + work + operator_bytes(op, "forward", 2) / BYTES_PER_SECOND
-        # What was measured is exact to a few hundredths, what it is carried by is not.
-        assert narrow.log_halfwidth >= 0.5 * math.log(2.0) > wide.log_halfwidth
-        expected = (wide.work_seconds + wide.launch_seconds) * (1 - 0.5 * work / all_of_it)
-        assert narrow.work_seconds + narrow.launch_seconds == pytest.approx(expected, rel=0.02)
-
-
 def test_a_kind_without_the_rate_is_refused() -> None:
     old = replace(KIND, peak_flops_per_second=(("bfloat16", 300e12),))
     for found in (predictor(), FittedPredictor.datasheet_only()):
@@ -138,37 +109,3 @@ def test_a_kind_without_the_rate_is_refused() -> None:
             ask(found, NARROW, kind=old)
         with pytest.raises(InputError, match="no float4 rate"):
             ask(found, replace(WIDE, product_format="nvfp4"), kind=old)
-
-
-def test_whole_layers_change_as_their_operators_do() -> None:
-    found = predictor(operator_grid(), layer_grid())
-    whole, wide = (ask(each, WIDE) for each in (found, predictor()))
-    assert not whole.parts
-    narrow = ask(found, NARROW)
-    by_parts = ask(predictor(), NARROW)
-    assert narrow.seconds / whole.seconds == pytest.approx(by_parts.seconds / wide.seconds)
-    assert narrow.log_halfwidth >= whole.log_halfwidth
-    assert any("float8 products not measured" in note for note in narrow.extrapolating)
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_the_datasheet_alone_knows_narrow_products(backward) -> None:
-    kind = device("new-kind", tflops=100, gigabytes=2000, others=(("float8", 200e12),))
-    found = FittedPredictor.datasheet_only()
-    model = gpt(2560, Architecture.LLAMA)
-    wide, narrow = (
-        ask(found, each, backward=backward, kind=kind, model=model) for each in (WIDE, NARROW)
-    )
-    flops, elements = products(backward, model)
-    share = (
-        datasheet.ELEMENTWISE_EFFICIENCY_BACKWARD
-        if backward
-        else datasheet.ELEMENTWISE_EFFICIENCY_FORWARD
-    )
-    saved = 0.5 * flops / (100e12 * datasheet.MATRIX_EFFICIENCY)
-    added = elements * 6.0 / (2000e9 * share)
-    assert narrow.seconds == pytest.approx(wide.seconds - saved + added)
-    assert narrow.source == "datasheet"
-    for layer in (LayerKind.HEAD, LayerKind.EMBEDDING):
-        plain, asked = (ask(found, each, kind=kind, layer=layer) for each in (WIDE, NARROW))
-        assert plain.seconds == asked.seconds

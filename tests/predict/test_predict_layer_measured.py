@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict_samples import DEVICE, fitted, gpt, layer_grid, layer_sample, query
 
-from hetplan.job.spec import Optimizer, Precision
+from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.layer.laws import fit_layer_laws
@@ -81,42 +81,3 @@ def test_what_was_not_measured_is_the_sum_of_columns_as_before() -> None:
     # Another sequence length, tp, model or precision is not the same shape.
     other = layer_sample(gpt(3072), 1.0, microbatch=1, sequence=1024)
     assert ask(predictor, other) == ask(bare, other)
-
-
-def test_one_point_answers_for_itself_and_moves_the_rest() -> None:
-    (sample,) = [layer_sample(gpt(), 0.02, microbatch=2)]
-    predictor = fitted([sample])
-    assert ask(predictor, sample).seconds == 0.02
-    assert ask(predictor, sample).log_halfwidth == ACCELERATOR_REPEAT_LOG_HALFWIDTH
-    beside = ask(predictor, sample, 4)
-    assert any("1 point measured" in note for note in beside.extrapolating)
-    assert beside.log_halfwidth > ACCELERATOR_REPEAT_LOG_HALFWIDTH
-
-
-def test_several_rows_of_a_shape_say_how_far_it_repeats() -> None:
-    first = layer_sample(gpt(), 0.020, microbatch=2)
-    rows = [first, replace(first, median_seconds=0.025), replace(first, median_seconds=0.030)]
-    found = ask(fitted(rows), first)
-    assert found.seconds == 0.025
-    assert found.log_halfwidth == pytest.approx(math.log(0.025 / 0.020))
-
-
-def test_the_update_of_parameters_that_were_measured() -> None:
-    phase = f"optimizer:{Optimizer.SGD.value}"
-    samples = [
-        replace(each, copies=copies, median_seconds=each.median_seconds * copies)
-        for each in layer_grid(phase=phase, microbatches=(1,), sequences=(1024,), tps=(1,))
-        for copies in (1, 8)
-    ]
-    predictor = fitted(samples)
-    (law,) = predictor.laws.layers
-    assert law.measured == ()
-    for each in law.measured_updates:
-        found = predictor.optimizer_update(
-            DEVICE, Optimizer.SGD, float(each.parameters), Precision.BFLOAT16
-        )
-        assert (found.seconds, found.log_halfwidth) == (each.seconds, each.log_halfwidth)
-        beside = predictor.optimizer_update(
-            DEVICE, Optimizer.SGD, each.parameters + 1.0, Precision.BFLOAT16
-        )
-        assert beside.seconds != found.seconds

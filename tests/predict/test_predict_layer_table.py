@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict_samples import DEVICE, gpt, layer_sample, provenance, query
 
-from hetplan.errors import InputError
 from hetplan.predict.fit import fit
 from hetplan.predict.layer.laws import fit_layer_laws
-from hetplan.predict.layer.tables import layer_tables, left_out_sizes, repaired
+from hetplan.predict.layer.tables import layer_tables, repaired
 from hetplan.profiling.samples import LayerSample, ProfileSet
 
 SIZES = (1, 2, 4, 8, 16)
@@ -47,14 +46,6 @@ def test_repaired_times_rise_with_the_microbatch_and_only_fall(
     assert all(after[key] == value for key, value in alone.items())
 
 
-def test_warm_up_is_taken_out_and_work_is_kept() -> None:
-    samples = (at(2.4, 1), at(1.5, 2), at(2.9, 4))
-    assert times(repaired(samples)) == {(1, 1): 1.5, (1, 2): 1.5, (1, 4): 2.9}
-    (before,) = (each for each in samples if each.microbatch_size == 1)
-    after = repaired(samples)[0]
-    assert after.p90_seconds / before.p90_seconds == pytest.approx(1.5 / 2.4)
-
-
 def scattered(seconds: float, microbatch: int, tp: int = 1) -> LayerSample:
     """A time whose 10 % and 90 % points lie 5 % away."""
     return replace(
@@ -74,14 +65,6 @@ def test_what_scatter_explains_is_left_as_measured() -> None:
     across = (scattered(1.0, 1, 2), scattered(1.1, 2, 2), scattered(1.06, 1, 4))
     across = (*across, scattered(1.2, 2, 4))
     assert repaired(across) == across
-
-
-def test_across_tp_only_where_launches_set_the_pace() -> None:
-    launch_bound = (at(1.0, 1, 2), at(1.1, 2, 2), at(1.6, 1, 4), at(1.7, 2, 4))
-    assert times(repaired(launch_bound))[4, 1] == 1.0
-    # Twice the work in twice the time: what tp 4 adds is real.
-    busy = (at(1.0, 1, 2), at(2.0, 2, 2), at(1.6, 1, 4), at(3.2, 2, 4))
-    assert times(repaired(busy)) == times(busy)
 
 
 def test_between_sizes_is_linear_and_beyond_goes_by_the_columns() -> None:
@@ -110,13 +93,3 @@ def test_between_sizes_is_linear_and_beyond_goes_by_the_columns() -> None:
     assert ask(24).seconds > 1.5 * ask(12).seconds
     assert any("microbatch 24 > 12 measured" in note for note in ask(24).extrapolating)
     assert ask(4, hidden=3072).seconds > ask(4).seconds  # no table: by columns
-
-
-def test_a_table_that_falls_is_refused() -> None:
-    (table,) = layer_tables((at(1.0, 1), at(2.0, 2)))
-    assert table.at(3) is None
-    with pytest.raises(InputError, match="does not rise"):
-        replace(table, seconds=(2.0, 1.0))
-    with pytest.raises(InputError, match="one time for each"):
-        replace(table, seconds=(1.0,))
-    assert left_out_sizes((table,)) == {}

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 from predict_samples import link_sample
 
-from hetplan.cluster.spec import Link, Transport
-from hetplan.predict.fit import fit
 from hetplan.predict.link.carried import ONE_GROUP_LOG_HALFWIDTHS, Joint, JointClass, joint_of
 from hetplan.predict.link.laws import collective_law, fit_link_laws
-from hetplan.predict.link.prior import NODE, NODE_SEND, fabric_bytes_per_second
-from hetplan.profiling.samples import ProfileSet
+from hetplan.predict.link.prior import NODE_SEND
 
-REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 SIZES = [1 << exponent for exponent in range(20, 31)]
 NVLINK = 450e9
 
@@ -66,40 +59,3 @@ def test_a_pair_of_a_mesh_is_carried_to_all_links() -> None:
     same = collective_law(law, "all_reduce", 2, size, fabric_bytes_per_second=NVLINK)
     assert same is not None
     assert same.seconds == pytest.approx(60e-6 + size / peer)
-
-
-def test_a_measured_figure_is_taken_for_what_the_hardware_has() -> None:
-    """300 GB/s of NVLink or the 236 that its collectives reach: the same joint, the same answer."""
-    rate = 300e9 / NODE_SEND.bytes
-    rows = [link_sample(60e-6 + size / rate, size) for size in SIZES]
-    rows += [link_sample(60e-6 + size / rate, size, operation="send_recv") for size in SIZES]
-    predictor = fit(ProfileSet(layers=(), links=tuple(rows), provenance=()))
-    hardware = Link(
-        bandwidth_bytes_per_second=300e9,
-        latency_seconds=3e-6,
-        transport=Transport.DEVICE_DIRECT,
-        samples=rows[0].link,
-    )
-    measured = replace(hardware, bandwidth_bytes_per_second=300e9 / NODE.bytes, measured=True)
-    one, other = (
-        predictor.collective(link, "all_reduce", 8, 1 << 26) for link in (hardware, measured)
-    )
-    assert one == other
-    assert fabric_bytes_per_second(measured) == pytest.approx(300e9)
-
-
-def test_group_sizes_of_its_own_have_seen_what_the_links_do() -> None:
-    peer = 150e9 / NODE_SEND.bytes
-    times = {2: 1.0, 4: 1.5 / 3.0}
-    groups = [
-        link_sample(60e-6 + part * size / peer, size, ranks=ranks)
-        for ranks, part in times.items()
-        for size in SIZES
-    ]
-    sends = [link_sample(60e-6 + size / peer, size, operation="send_recv") for size in SIZES]
-    (law,) = fit_link_laws([*groups, *sends])
-    found = [
-        collective_law(law, "all_reduce", 3, 1 << 29, fabric_bytes_per_second=fabric)
-        for fabric in (NVLINK, 0.0)
-    ]
-    assert found[0] == found[1]
