@@ -113,7 +113,7 @@ def search(
 
 
 def cost(reference: Reference = None, as_json: AsJson = False) -> None:
-    """The cost model's speed, and its errors on published memory, collectives and long links."""
+    """The cost model's speed, and the errors of the laws of links that nobody measured."""
     from evaluation.cost.run import cost_answer
 
     cost_answer(_reference(reference)).show(as_json=as_json)

@@ -70,6 +70,13 @@ class PredictedRun(Run):
         """Measured seconds of the step."""
         return self.row.step_seconds or math.nan
 
+    @property
+    def memory_error(self) -> float:
+        """Predicted over measured peak memory of the fullest device, less 1."""
+        return (
+            self.estimate.peak_memory_bytes / 2**30 / (self.row.peak_memory_gib or math.nan) - 1.0
+        )
+
 
 def own_frame(runs: Sequence[PredictedRun]) -> pandas.DataFrame:
     """Runs as the judge takes them, with intervals by the predictions alone."""

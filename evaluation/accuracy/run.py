@@ -33,7 +33,7 @@ from evaluation.accuracy.left_out import (
     read_unit,
 )
 from evaluation.accuracy.rows import read_runs
-from evaluation.accuracy.scores import band, errors_of, judged, peer_words, peers_of
+from evaluation.accuracy.scores import band, errors_of, judged, peers_of
 from evaluation.output import WORDS, Answer, Section
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
@@ -113,7 +113,7 @@ def _judged_units(unit: UnitData, predictor: FittedPredictor, judge: Path | None
 def run_frame(runs: Sequence[PredictedRun], intervals: Sequence[RunInterval]) -> pandas.DataFrame:
     """A row per predicted run.
 
-    `log_halfwidth` is that of the 90 % interval by measured runs of other cells where there are
+    `memory_error`: largest predicted over measured peak memory, less 1, where a row has that. `log_halfwidth` is that of the 90 % interval by measured runs of other cells where there are
     some, `own_log_halfwidth` by the predictions alone. `suspect` says why a row is listed apart.
     """
     frame = own_frame(runs)
@@ -123,6 +123,7 @@ def run_frame(runs: Sequence[PredictedRun], intervals: Sequence[RunInterval]) ->
     for name in ("data_set", "place", "layout", "derived", "suspect"):
         frame[name] = [getattr(run.row, name) for run in runs]
     estimates = [run.estimate for run in runs]
+    frame["memory_error"] = [run.memory_error for run in runs]
     parts = [[(one.component.value, one.seconds) for one in each.components] for each in estimates]
     frame["components"] = pandas.Series(parts, index=frame.index, dtype=object)
     frame["sources"] = [each.sources for each in estimates]
@@ -155,6 +156,7 @@ def _run_sections(
                 "intervals_from": "; ".join(group["intervals_from"].unique()),
                 **{f"{key}_alone": alone[key] for key in ("inside", "median_width")},
                 "interval_score_alone": alone["interval_score"],
+                "memory_mape": group["memory_error"].abs().mean(),
                 "peers": peers_of([run.row for run in mine]),
             }
         )
@@ -235,7 +237,8 @@ def _data_set_section(sets: pandas.DataFrame) -> Section:
             "score": ("interval_score", "{:.3f}"),
             "inside alone": ("inside_alone_part", "{:.0%}"),
             "width alone": ("median_width_alone", "{:.3f}"),
-            "peers": ("peers", peer_words),
+            "memory": ("memory_mape", "{:.1%}"),
+            "peers": ("peers", WORDS),
         },
     )
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evaluation.accuracy.unit_tables import Table, read_unit_table
+import pandas
+
 from hetplan.errors import Fault, InputError
-from hetplan.files.reading import read_text
 from hetplan.profiling.samples import (
     LayerSample,
     LinkSample,
@@ -65,24 +65,42 @@ class Notes:
         return (*counted, *self.words)
 
 
-def read_rows(path: Path, notes: Notes) -> Table | None:
-    """The table's rows; None, with a note, where there is no such file.
-
-    An InputError with file and line where the file is another table or cells of it are wrong.
-    """
+def is_there(path: Path, notes: Notes) -> bool:
+    """Whether there is such a file, with a note where there is none."""
     if not path.exists():
         notes.words[f"{path.parent.name}/{path.name} is not there: nothing read from it"] = None
-        return None
-    text = read_text(path)
-    table = read_unit_table(str(path), text)
-    if table is None:
+    return path.exists()
+
+
+def read_rows(
+    path: Path, notes: Notes, *, words: Sequence[str], needed: Sequence[str], others: str = ""
+) -> pandas.DataFrame:
+    """The table's rows with every `needed` number; empty, with a note, where there is no such file.
+
+    `words`: columns of text. `others`: a column of numbers that a row may lack. An InputError with
+    file and line where the file is another table or cells of it are wrong.
+    """
+    if not is_there(path, notes):
+        return pandas.DataFrame(columns=[*words, *needed])
+    try:
+        texts = pandas.read_csv(path, dtype=str)
+        numbers = [*needed, *filter(None, [others])]
+        table = texts[list(words)].fillna("")
+        for name in numbers:
+            table[name] = texts[name].map(float, na_action="ignore").astype(float)
+    except (KeyError, pandas.errors.ParserError, pandas.errors.EmptyDataError):
         message = "the header is of no table of measurements that is known; restore the columns"
-        raise InputError(Fault(file=str(path), line=1, message=message))
-    used = len(table.layers) + len(table.collectives) + len(table.efficiencies)
-    missing = sum(1 for line in text.splitlines() if line.strip(", \t")) - 1 - used
-    if missing > 0:
-        notes.unused[f"{path.name}: no {table.needed}"] += missing
-    return table
+        raise InputError(Fault(file=str(path), line=1, message=message)) from None
+    except ValueError:
+        wrong = pandas.to_numeric(texts[name], errors="coerce").isna() & texts[name].notna()
+        found = texts[name][wrong].iloc[0]
+        message = f"found {found[:60]!a}; write a number"
+        line = int(wrong.argmax()) + 2
+        raise InputError(Fault(file=str(path), line=line, field=name, message=message)) from None
+    whole = table[list(needed)].notna().all(axis=1)
+    if not whole.all():
+        notes.unused[f"{path.name}: no {' or no '.join(needed)}"] += int((~whole).sum())
+    return table[whole]
 
 
 def population(

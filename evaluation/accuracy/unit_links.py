@@ -27,9 +27,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.accuracy.unit_data import Notes, population, read_rows
-from hetplan.errors import InputError
+from evaluation.accuracy.unit_data import Notes, is_there, population
+from hetplan.errors import Fault, InputError
+from hetplan.files.reading import read_text
 from hetplan.lint.rows import CollectiveRow
+from hetplan.lint.tables import COLUMNS, columns_of
+from hetplan.lint.tables import read_collectives as read_table
 from hetplan.profiling.samples import LinkOperation, LinkSample, ProfileSet
 
 FILE = Path("unit") / "collectives.csv"
@@ -82,10 +85,14 @@ class NicRatio:
 
 def published(folder: Path) -> tuple[CollectiveRow, ...]:
     """All rows; an InputError where the file is not there or cells are wrong."""
-    material = read_rows(folder / FILE, Notes())
-    if material is None:
-        raise InputError(f"{folder / FILE} is not there; name the folder of reference data")
-    return material.collectives
+    path = folder / FILE
+    if not path.exists():
+        raise InputError(f"{path} is not there; name the folder of reference data")
+    text = read_text(path)
+    if not columns_of(text.partition("\n")[0].rstrip("\r")) >= COLUMNS:
+        message = "the header is of no table of measurements that is known; restore the columns"
+        raise InputError(Fault(file=str(path), line=1, message=message))
+    return read_table(str(path), text)
 
 
 def operation_of(row: CollectiveRow) -> LinkOperation | None:
@@ -179,12 +186,11 @@ class _Source:
 
 def read_collectives(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
     """One population per link and tool; rows that are not used are counted in the notes."""
-    material = read_rows(folder / FILE, notes)
-    if material is None:
+    if not is_there(folder / FILE, notes):
         return ()
     found: dict[tuple[str, str], list[LinkSample]] = {}
     labels: dict[tuple[str, str], str] = {}
-    for row in material.collectives:
+    for row in published(folder):
         source = _source(row, notes)
         if isinstance(source, str):
             notes.unused[f"collectives.csv: {source}"] += 1

@@ -21,9 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from evaluation.cost.collectives import collective_section, law_section
-from evaluation.cost.long_links import long_link_section
-from evaluation.cost.memory import memory_section
+from evaluation.cost.collectives import law_section
 from evaluation.output import WORDS, Answer, Section
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.estimate import estimate_with
@@ -54,13 +52,12 @@ def cost_answer(reference: Path | None) -> Answer:
     sections = [_replay_section(replay_timings()), _estimate_section(estimate_timings())]
     missing = []
     if reference is None:
-        missing.append("memory, collectives and long links: no folder of reference data was given")
+        missing.append("laws of links: no folder of reference data was given")
     else:
-        for make in (memory_section, collective_section, law_section, long_link_section):
-            try:
-                sections.append(make(reference))
-            except InputError as error:
-                missing.append(str(error))
+        try:
+            sections.append(law_section(reference))
+        except InputError as error:
+            missing.append(str(error))
     lines = tuple(f"left out: {line}" for line in missing)
     return Answer(sections=tuple(sections), lines=lines, values={"missing": missing})
 

@@ -35,7 +35,7 @@ from pydantic import (
     ValidationError,
 )
 
-from evaluation.accuracy.unit_tables import known_model
+from evaluation.accuracy.unit_layers import known_model
 from evaluation.search.sailor import (
     MEMORY_BYTES,
     NAMES,

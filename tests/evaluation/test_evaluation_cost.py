@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from evaluation.cost.long_links import PAIRS_FILE, city_pairs, left_out_errors, predict
+from evaluation.cost.memory import SIMUMAX_FILE, memory_errors, memory_rows
 from typer.testing import CliRunner, Result
 
 from evaluation.__main__ import app
 from evaluation.cost import run as cost
 from evaluation.cost.collectives import collective_errors
-from evaluation.cost.long_links import PAIRS_FILE, city_pairs, left_out_errors, predict
-from evaluation.cost.memory import SIMUMAX_FILE, memory_errors, memory_rows
 from evaluation.output import plain
 from hetplan.errors import InputError
 
