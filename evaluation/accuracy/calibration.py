@@ -111,20 +111,20 @@ def run_of(row: RunRow, folders: Sequence[Path], measured_links: Sequence[str]) 
     if unread:
         # An empty cell has a usual meaning; one that cannot be read has none.
         raise InputError("; ".join(unread))
-    found = model_of(row)
+    model, notes = model_of(row)
     if len(kind_names(row.gpu)) > 1:
         mixed = find_mixed(row, folders)
-        cluster, planned = mixed_run(row, found.model, mixed, measured_links)
+        cluster, planned = mixed_run(row, model, mixed, measured_links)
     else:
         cluster = cluster_of(row, measured_links)
-        planned = plan_of(row, found.model, cluster)
+        planned = plan_of(row, model, cluster)
     return Run(
         row=row,
-        model=found.model,
+        model=model,
         cluster=cluster,
         job=planned.job,
         plan=planned.plan,
-        notes=(*found.notes, *cluster_notes(row, cluster), *planned.notes),
+        notes=(*notes, *cluster_notes(row, cluster), *planned.notes),
     )
 
 

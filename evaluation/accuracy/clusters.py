@@ -6,9 +6,8 @@ notes, shared by the devices of a node. Where it notes none, or not how many, th
 vendor's own system of the kind, which the row's notes say; a kind without such a system is not
 predicted on several nodes.
 
-Tables name devices in their own ways (`A100-80GB-SXM (multi: ...)`, `GH-96`, `RTX-3090`). Names are
-looked up in the catalogue: by what a driver calls the kind, by the labels of the tables, then by
-the words of the name, where devices in a module come before devices in a slot.
+Tables name devices in their own ways (`A100-80GB-SXM (multi: ...)`, `GH-96`, `RTX-3090`): names are
+those of the catalogue, labels of the tables (`KINDS`), or what a driver calls the kind.
 
 Notes on networks are free text: `8x HDR-200Gb IB per node`, `3.2 Tb/s EFA`, `50 GB/s per GPU`. A
 rate above one NIC's is a node's.
@@ -50,17 +49,6 @@ class NotedRate:
     """`node`, `gpu`, or nothing where that is not said."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsualNetwork:
-    """NICs of the system that kinds of device are sold in."""
-
-    kinds: tuple[str, ...]
-    """Beginnings of their names."""
-    devices_per_nic: int = 1
-    bytes_per_second: float
-    source: str
-
-
 def noted_rate(note: str) -> NotedRate | None:
     """The first rate of a note; None where it has none. `b` are bits and `B` bytes."""
     found = _RATE.search(note)
@@ -76,47 +64,20 @@ def noted_rate(note: str) -> NotedRate | None:
 
 
 USUAL_NETWORKS = (
-    UsualNetwork(
-        kinds=("nvidia-v100-16gb-sxm", "nvidia-v100-32gb-sxm"),
-        devices_per_nic=2,
-        bytes_per_second=100 * GIGABIT,
-        source="NVIDIA DGX-1 datasheet: 4 EDR InfiniBand ports for 8 V100",
-    ),
-    UsualNetwork(
-        kinds=("nvidia-a100-40gb-sxm", "nvidia-a100-80gb-sxm", "nvidia-a800-80gb-sxm"),
-        bytes_per_second=200 * GIGABIT,
-        source="NVIDIA DGX A100 datasheet: 8 HDR InfiniBand ports for 8 GPUs",
-    ),
-    UsualNetwork(
-        kinds=(
-            "nvidia-h100-80gb-sxm",
-            "nvidia-h800-80gb-sxm",
-            "nvidia-h20-96gb-sxm",
-            "nvidia-h200-141gb-sxm",
-        ),
-        bytes_per_second=400 * GIGABIT,
-        source="NVIDIA DGX H100 and H200 datasheets: 8 NDR InfiniBand ports for 8 GPUs",
-    ),
-    UsualNetwork(
-        kinds=("nvidia-b200-", "nvidia-gb200-"),
-        bytes_per_second=400 * GIGABIT,
-        source="NVIDIA DGX B200 and GB200 datasheets: a ConnectX-7 of 400 Gbit/s per GPU",
-    ),
-    UsualNetwork(
-        kinds=("amd-mi300x",),
-        bytes_per_second=400 * GIGABIT,
-        source="AMD Instinct MI300X cluster reference guide: a 400 Gbit/s NIC per GPU",
-    ),
-)
-"""What the vendor's own systems have; other kinds stand in all sorts of servers."""
-
-
-_ALIASES = {
-    "gh200": "nvidia-gh200-96gb",
-    "v100": "nvidia-v100-16gb-sxm",
-    "a100-sxm": "nvidia-a100-80gb-sxm",
-}
-"""Names, as `_plain` writes them, that several kinds share; the one that the tables mean."""
+    # Beginnings of kinds, devices per NIC, rate, source.
+    (("nvidia-v100-16gb-sxm", "nvidia-v100-32gb-sxm"), 2, 100,
+     "NVIDIA DGX-1 datasheet: 4 EDR InfiniBand ports for 8 V100"),
+    (("nvidia-a100-40gb-sxm", "nvidia-a100-80gb-sxm", "nvidia-a800-80gb-sxm"), 1, 200,
+     "NVIDIA DGX A100 datasheet: 8 HDR InfiniBand ports for 8 GPUs"),
+    (("nvidia-h100-80gb-sxm", "nvidia-h800-80gb-sxm", "nvidia-h20-96gb-sxm",
+      "nvidia-h200-141gb-sxm"), 1, 400,
+     "NVIDIA DGX H100 and H200 datasheets: 8 NDR InfiniBand ports for 8 GPUs"),
+    (("nvidia-b200-", "nvidia-gb200-"), 1, 400,
+     "NVIDIA DGX B200 and GB200 datasheets: a ConnectX-7 of 400 Gbit/s per GPU"),
+    (("amd-mi300x",), 1, 400,
+     "AMD Instinct MI300X cluster reference guide: a 400 Gbit/s NIC per GPU"),
+)  # fmt: skip
+"""NICs of the system that kinds of device are sold in; others stand in all sorts of servers."""
 
 
 def kind_names(text: str) -> tuple[str, ...]:
@@ -125,44 +86,16 @@ def kind_names(text: str) -> tuple[str, ...]:
 
 
 def device_kind_of(name: str, kinds: Sequence[DeviceKind]) -> DeviceKind:
-    """The kind that a table means; an InputError where no kind, or more than one, is like it."""
+    """The kind that a table means; an InputError where the catalogue has none."""
     known = {kind.kind: kind for kind in kinds}
-    plain = _plain(name)
-    labels = {_plain(label): kind for label, kind in KINDS} | _ALIASES
-    called = (
-        known.get(name) or known.get(labels.get(plain, "")) or known.get(kind_called(name, kinds))
-    )
-    if called is not None:
-        return called
-    # The vendor's words and the memory's size stand in the kind's name or say nothing.
-    words = [word for word in plain.split("-") if word]
-    found = [
-        kind
-        for kind in known.values()
-        if words and all(_begins(word, kind.kind.lower().split("-")) for word in words)
-    ]
-    in_modules = [kind for kind in found if "sxm" in kind.kind] or found
-    if len(in_modules) == 1:
-        return in_modules[0]
-    near = nearest_kinds(name, known)
-    like = f"; nearest: {', '.join(near)}" if near else ""
-    raise InputError(f"{name!a} is no kind of the catalogue{like}")
-
-
-def _begins(word: str, words: Sequence[str]) -> bool:
-    return any(each.startswith(word) for each in words)
-
-
-def _plain(name: str) -> str:
-    """Lower case, `80GB` and `80GiB` as in the catalogue's names, `_` and spaces as `-`.
-
-    `SXM4` is `sxm`, `RTX3090` and `2080Ti` are several words; families' names say nothing more.
-    """
-    text = re.sub(r"[_\s]+", "-", name.split(" (")[0].strip().lower()).replace("gib", "gb")
-    text = re.sub(r"\bsxm\d", "sxm", text)
-    text = re.sub(r"\b(rtx|tpu|ascend)(?=[v\d])", r"\1-", text)
-    text = re.sub(r"(?<=\d)ti\b", "-ti", text)
-    return re.sub(r"^(nvidia-|amd-instinct-|tesla-|geforce-)+", "", text)
+    found = dict(KINDS).get(name, name)
+    if found not in known:
+        found = kind_called(name, kinds)
+    if not found:
+        near = nearest_kinds(name, known)
+        like = f"; nearest: {', '.join(near)}" if near else ""
+        raise InputError(f"{name!a} is no kind of the catalogue{like}")
+    return known[found]
 
 
 NVLINK_LATENCY_SECONDS = 10e-6  # calculon, systems/a100_80g.json, network of a node
@@ -318,22 +251,20 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
     names, usual = kind_names(row.gpu), None
     if len(names) == 1:
         kind = device_kind_of(names[0], load_catalogue()).kind
-        usual = next((each for each in USUAL_NETWORKS if kind.startswith(each.kinds)), None)
-    bandwidth = rate or usual
-    if bandwidth is None:
+        usual = next((each for each in USUAL_NETWORKS if kind.startswith(each[0])), None)
+    if rate is None and usual is None:
         if needed:
             raise InputError(
                 f"inter_bw_note is {note!a}: the network between the nodes is not known"
             )
         return None
-    nics = 1 if usual is None else max(1, per_node // usual.devices_per_nic)
+    _, each_nic, gigabits, source = usual or ((), per_node, 0, "one in a node")
     said = "nothing" if rate is None else "no number of NICs"
-    like = "one in a node" if usual is None else usual.source
     return NodeNetwork(
-        nics=nics,
-        bandwidth_bytes_per_second=bandwidth.bytes_per_second,
-        source=note or like,
-        inferred=f"the row says {said} of the network between its nodes; assumed: {like}",
+        nics=max(1, per_node // each_nic),
+        bandwidth_bytes_per_second=rate.bytes_per_second if rate else gigabits * GIGABIT,
+        source=note or source,
+        inferred=f"the row says {said} of the network between its nodes; assumed: {source}",
     )
 
 

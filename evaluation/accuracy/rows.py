@@ -181,48 +181,34 @@ class RunRow:
         return hashlib.sha256(";".join(parts).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFiles:
-    """All rows of a folder's runs."""
-
-    rows: tuple[RunRow, ...]
-    faults: tuple[Fault, ...]
-    """Files that could not be read at all, and cells that hold no number."""
-
-
-def csv_files(folder: Path) -> tuple[Path, ...]:
-    """Files of a folder that end in .csv, in any case, by name; none where there is no folder."""
-    if not folder.is_dir():
-        return ()
-    return tuple(sorted(each for each in folder.iterdir() if each.suffix.lower() == ".csv"))
-
-
-def read_runs(folder: Path) -> RunFiles:
+def read_runs(folder: Path) -> tuple[list[RunRow], list[Fault]]:
     """Every row of the tables in `folder/runs`, and of those in `folder` itself; files by name.
 
-    Bytes that are no UTF-8 become a mark in the text that they stand in.
+    Faults: files that could not be read at all, and cells that hold no number. Bytes that are no
+    UTF-8 become a mark in the text that they stand in.
     """
     rows: list[RunRow] = []
     faults: list[Fault] = []
-    for path in (*csv_files(folder / RUNS_FOLDER), *csv_files(folder)):
-        try:
-            found = read_table(path)
-        except (OSError, csv.Error) as fault:
-            faults.append(Fault(file=path.name, message=f"cannot be read: {fault}"))
-            continue
-        except KeyError:
-            # A table of another kind beside the folder is for the reader of unit data.
-            if path.parent != folder:
-                message = "has no column step_time_s; it is no table of runs"
-                faults.append(Fault(file=path.name, message=message))
-            continue
-        rows += found
-        faults += [
-            Fault(file=row.file, line=row.line, message=each)
-            for row in found
-            for each in row.faults
-        ]
-    return RunFiles(rows=tuple(rows), faults=tuple(faults))
+    for place in (folder / RUNS_FOLDER, folder):
+        for path in sorted(place.glob("*.[cC][sS][vV]")):
+            try:
+                found = read_table(path)
+            except (OSError, csv.Error) as fault:
+                faults.append(Fault(file=path.name, message=f"cannot be read: {fault}"))
+                continue
+            except KeyError:
+                # A table of another kind beside the folder is for the reader of unit data.
+                if place != folder:
+                    message = "has no column step_time_s; it is no table of runs"
+                    faults.append(Fault(file=path.name, message=message))
+                continue
+            rows += found
+            faults += [
+                Fault(file=row.file, line=row.line, message=each)
+                for row in found
+                for each in row.faults
+            ]
+    return rows, faults
 
 
 def read_table(path: Path) -> list[RunRow]:
@@ -281,14 +267,6 @@ def _value(text: str, kind: type) -> bool | int | float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunModel:
-    """The model of a row, and what was assumed of it."""
-
-    model: ModelSpec
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
     name: str
     layers: int
@@ -301,13 +279,13 @@ class _Sizes:
     num_experts: int
 
 
-def model_of(row: RunRow) -> RunModel:
-    """The model of a row; an InputError says what the row lacks."""
+def model_of(row: RunRow) -> tuple[ModelSpec, tuple[str, ...]]:
+    """The model of a row and what was assumed of it; an InputError says what the row lacks."""
     sizes = _sizes(row)
     name = row.model.lower().replace("_", "-")
     for beginnings, make in _FAMILIES:
         if name.startswith(beginnings):
-            return RunModel(model=make(sizes))
+            return make(sizes), ()
     if sizes.num_experts:
         raise InputError(
             f"model {row.model!a} has {sizes.num_experts} experts and is of no known family: how "
@@ -316,7 +294,7 @@ def model_of(row: RunRow) -> RunModel:
     plain = sizes.ffn_hidden == 4 * sizes.hidden
     note = f"{row.model or 'the model'}: of no known family, read as {'GPT' if plain else 'Llama'}"
     architecture = Architecture.GPT if plain else Architecture.LLAMA
-    return RunModel(model=_plain_model(sizes, architecture, tied=plain), notes=(note,))
+    return _plain_model(sizes, architecture, tied=plain), (note,)
 
 
 def _sizes(row: RunRow) -> _Sizes:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas
 
@@ -37,8 +38,18 @@ KINDS = (
     ("RTX-3090", "nvidia-rtx-3090-24gb"),
     ("Titan-RTX", "nvidia-titan-rtx-24gb"),
     ("V100-16", "nvidia-v100-16gb-sxm"),
+    ("A100-80GB-SXM", "nvidia-a100-80gb-sxm"),
+    ("H100", "nvidia-h100-80gb-sxm"),
+    ("MI300X", "amd-mi300x"),
+    ("MI325X", "amd-mi325x"),
+    ("MI355X", "amd-mi355x"),
 )
 """Labels of the tables and the catalogue's kinds that they mean."""
+
+
+MICROSECOND = 1e-6
+Row = Any
+"""A row of a table, by the names of its columns."""
 
 
 @dataclass(slots=True)
@@ -65,28 +76,26 @@ class Notes:
         return (*counted, *self.words)
 
 
-def is_there(path: Path, notes: Notes) -> bool:
-    """Whether there is such a file, with a note where there is none."""
-    if not path.exists():
-        notes.words[f"{path.parent.name}/{path.name} is not there: nothing read from it"] = None
-    return path.exists()
-
-
 def read_rows(
-    path: Path, notes: Notes, *, words: Sequence[str], needed: Sequence[str], others: str = ""
+    path: Path,
+    notes: Notes,
+    *,
+    words: Sequence[str],
+    needed: Sequence[str] = (),
+    others: Sequence[str] = (),
 ) -> pandas.DataFrame:
     """The table's rows with every `needed` number; empty, with a note, where there is no such file.
 
-    `words`: columns of text. `others`: a column of numbers that a row may lack. An InputError with
+    `words`: columns of text. `others`: numbers that a row may lack. An InputError with
     file and line where the file is another table or cells of it are wrong.
     """
-    if not is_there(path, notes):
-        return pandas.DataFrame(columns=[*words, *needed])
+    if not path.exists():
+        notes.words[f"{path.parent.name}/{path.name} is not there: nothing read from it"] = None
+        return pandas.DataFrame(columns=[*words, *needed, *others], dtype=str)
     try:
         texts = pandas.read_csv(path, dtype=str)
-        numbers = [*needed, *filter(None, [others])]
         table = texts[list(words)].fillna("")
-        for name in numbers:
+        for name in (*needed, *others):
             table[name] = texts[name].map(float, na_action="ignore").astype(float)
     except (KeyError, pandas.errors.ParserError, pandas.errors.EmptyDataError):
         message = "the header is of no table of measurements that is known; restore the columns"

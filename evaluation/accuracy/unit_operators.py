@@ -49,9 +49,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from evaluation.accuracy.unit_data import Notes, population, read_rows
+from evaluation.accuracy.unit_data import MICROSECOND, Notes, Row, population, read_rows
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import ADDITION_APART, OperatorClass
@@ -64,7 +63,6 @@ from hetplan.profiling.samples import (
 OPERATORS_FILE = Path("unit") / "layer_times.csv"
 ACESO = "Aceso's profiler (eth-easl/sailor)"
 SEQUENCE = 2048  # of all three models; act_mb of the scores is b * a * s * s * 2 bytes with it
-MICROSECOND = 1e-6
 _FAILED_SECONDS = 9.0  # the mark is 10 s; the slowest real row takes 4.4 s
 
 _MODEL_SIZES = {
@@ -119,7 +117,11 @@ def read_operators(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
     """One population per device of the table; rows that are not used are counted in the notes."""
     words = ("source", "dtype", "gpu", "model", "op", "algo")
     table = read_rows(
-        folder / OPERATORS_FILE, notes, words=words, needed=("fwd_us", "mbs", "tp"), others="bwd_us"
+        folder / OPERATORS_FILE,
+        notes,
+        words=words,
+        needed=("fwd_us", "mbs", "tp"),
+        others=("bwd_us",),
     )
     ours = table["source"].str.contains("Aceso")
     if not ours.all():
@@ -143,10 +145,6 @@ def _operator_population(label: str, rows: Iterable[Row], notes: Notes) -> Profi
         "attention with dropout; bias, dropout and addition in three kernels; no gradient of "
         "weights of a matrix product; one time each, whose spread is not said",
     )
-
-
-Row = Any
-"""A row of a table, by the names of its columns."""
 
 
 def _samples(row: Row, device: str, notes: Notes) -> Iterator[OperatorSample]:

@@ -14,7 +14,7 @@ from evaluation.accuracy.rows import SLOW_ROWS, RunRow, read_runs
 
 
 def test_a_row_is_read(tmp_path: Path) -> None:
-    (row,) = read_runs(write_runs(tmp_path, {"other": "layers_per_stage=3/3; b=2"})).rows
+    (row,) = read_runs(write_runs(tmp_path, {"other": "layers_per_stage=3/3; b=2"}))[0]
     assert (row.file, row.line, row.model, row.tp, row.seq_parallel) == (
         "runs.csv", 2, "gpt-small", 2, False,
     )  # fmt: skip
@@ -57,7 +57,7 @@ def test_derived_times_and_experts_are_data_sets_of_their_own(tmp_path: Path) ->
             {"num_experts": "8"},
             {"source": ""},
         )
-    ).rows
+    )[0]
     assert [row.data_set for row in rows] == ["made-up, derived", "made-up, experts", "runs"]
     assert [row.derived for row in rows] == [True, False, False]
 

@@ -35,7 +35,7 @@ LAYOUTS = tuple(
 
 def measured(folder: Path, factor: float = 1.1) -> Path:
     """Runs that took `factor` times what datasheets say, in several cells."""
-    rows = read_runs(write_runs(folder, *LAYOUTS)).rows
+    rows = read_runs(write_runs(folder, *LAYOUTS))[0]
     done, _ = predict_rows(rows, (), FittedPredictor.datasheet_only())
     times = [f"{run.estimate.step_seconds * factor:.6f}" for run in done]
     assert len(times) == len(LAYOUTS)
@@ -120,7 +120,7 @@ def test_nothing_of_a_judge_changes_its_predictions(folder: Path, tmp_path: Path
 
 
 def test_no_run_is_in_what_its_interval_stands_on(folder: Path) -> None:
-    rows = read_runs(folder).rows
+    rows = read_runs(folder)[0]
     done, _ = predict_rows(rows, (), FittedPredictor.datasheet_only())
     before = run_intervals(done, done)
     # One cell's measurements become absurd: its own intervals must not notice.
@@ -140,7 +140,7 @@ def test_eight_runs_that_are_all_slower_help_the_others(tmp_path: Path) -> None:
     sizes = [{"global_batch": str(batch)} for batch in (32, 64)]
     rows = [layout | size for layout in LAYOUTS for size in sizes]
     folder = write_runs(tmp_path, *rows)
-    done, _ = predict_rows(read_runs(folder).rows, (), FittedPredictor.datasheet_only())
+    done, _ = predict_rows(read_runs(folder)[0], (), FittedPredictor.datasheet_only())
     times = [f"{run.estimate.step_seconds * 1.2:.6f}" for run in done]
     write_runs(tmp_path, *(row | {"step_time_s": t} for row, t in zip(rows, times, strict=True)))
     (found,) = accuracy(tmp_path, tmp_path).document()["calibrated"]
@@ -201,7 +201,7 @@ def test_every_published_row_is_predicted_or_listed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bench = accuracy(REFERENCE, REFERENCE).document()
-    rows = read_runs(REFERENCE).rows
+    rows = read_runs(REFERENCE)[0]
     places = [row["place"] for row in bench["rows"]]
     places += [place for group in bench["skipped"] for place in group["places"]]
     assert sorted(places) == sorted(row.place for row in rows)

@@ -26,7 +26,7 @@ from hetplan.plans.plan import OverlapSettings, RecomputeGranularity, Sharding, 
 
 @pytest.fixture
 def row(tmp_path: Path) -> RunRow:
-    return read_runs(write_runs(tmp_path, {})).rows[0]
+    return read_runs(write_runs(tmp_path, {}))[0][0]
 
 
 # ---- models
@@ -53,7 +53,7 @@ def row(tmp_path: Path) -> RunRow:
 def test_parameter_counts_are_the_published_ones(
     row: RunRow, sizes: dict[str, object], billions: float
 ) -> None:
-    model = model_of(replace(row, **sizes)).model  # type: ignore[arg-type]
+    model = model_of(replace(row, **sizes))[0]  # type: ignore[arg-type]
     assert model.parameter_count / 1e9 == pytest.approx(billions, rel=0.005)
 
 
@@ -125,7 +125,7 @@ def test_a_network_that_is_not_usual_is_not_made_up(row: RunRow) -> None:
 
 
 def plan(row: RunRow):  # type: ignore[no-untyped-def]
-    return plan_of(row, model_of(row).model, cluster_of(row, ()))
+    return plan_of(row, model_of(row)[0], cluster_of(row, ()))
 
 
 def test_the_plan_is_megatrons(row: RunRow) -> None:
@@ -229,7 +229,7 @@ def test_replicas_on_two_kinds_are_two_pipelines(tmp_path: Path) -> None:
     folder = mixed_folder(
         tmp_path, [("V100-16", 2, 2), ("RTX-3090", 2, 2)], global_batch="8", micro_batch="2"
     )
-    (row,) = read_runs(folder).rows
+    (row,) = read_runs(folder)[0]
     run = run_of(row, (folder,), ())
     assert [p.num_microbatches for p in run.plan.pipelines] == [2, 2]
     assert run.plan.reduction_groups[0].degree == 2
