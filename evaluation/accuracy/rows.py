@@ -15,10 +15,9 @@ else a gated one, and a note says so.
 from __future__ import annotations
 
 import csv
-import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -168,17 +167,6 @@ class RunRow:
     def place(self) -> str:
         """File and line."""
         return f"{self.file}:{self.line}"
-
-    @property
-    def configuration_hash(self) -> str:
-        """sha256 of everything but the results, so equal in any order of rows and files."""
-        left_out = {"file", "line", "step_seconds", "peak_memory_gib", "faults", "source_ref"}
-        parts = [
-            f"{each.name}={getattr(self, each.name)}"
-            for each in fields(self)
-            if each.name not in left_out
-        ]
-        return hashlib.sha256(";".join(parts).encode()).hexdigest()
 
 
 def read_runs(folder: Path) -> tuple[list[RunRow], list[Fault]]:

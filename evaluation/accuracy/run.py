@@ -17,7 +17,6 @@ from evaluation.accuracy.calibration import (
     NotPredicted,
     PredictedRun,
     RunInterval,
-    eight_rows,
     own_frame,
     predict_rows,
     run_intervals,
@@ -69,14 +68,12 @@ def accuracy(fit: Path | None, judge: Path | None) -> Answer:
         read_runs(judge),
         _judged_units(unit, predictor, None if same else judge),
     )
-    folders = tuple(dict.fromkeys(folder for folder in (judge, fit) if folder is not None))
-    done, left = predict_rows(runs, folders, predictor)
+    done, left = predict_rows(runs, predictor)
     known = done
     if not same:
         # Of another folder none of its own runs says how wide its intervals are.
-        known = () if fit is None else predict_rows(read_runs(fit)[0], (fit,), predictor)[0]
+        known = () if fit is None else predict_rows(read_runs(fit)[0], predictor)[0]
     rows = run_frame(done, run_intervals(done, known))
-    calibrated = eight_rows(done, predictor)
     values = {
         "skipped": _skipped(left),
         "tails": tails_of(known),
@@ -87,10 +84,9 @@ def accuracy(fit: Path | None, judge: Path | None) -> Answer:
     return Answer(
         sections=(
             *_run_sections(done, rows, left),
-            _calibrated_section(calibrated),
             *_unit_sections(of_units.errors()),
         ),
-        lines=tuple(_lines(values, calibrated)),
+        lines=tuple(_lines(values)),
         values=values,
     )
 
@@ -224,27 +220,6 @@ def _row_section(title: str, rows: pandas.DataFrame) -> Section:
     )
 
 
-def _calibrated_section(rows: Sequence[dict[str, Any]]) -> Section:
-    columns: dict[str, Any] = {
-        "data set": ("data_set", WORDS),
-        "factors": ("accepted", lambda kept: "kept" if kept else "refused"),
-        "rows": ("rows", "{:d}"),
-    }
-    for heading, figure, form in (
-        ("MAPE", "mape", "{:.2%}"),
-        ("median", "median", "{:.2%}"),
-        ("worst", "worst", "{:+.1%}"),
-    ):
-        columns[f"{heading} before"] = f"{figure}_before", form
-        columns[f"{heading} after"] = f"{figure}_after", form
-    return Section(
-        name="calibrated",
-        title="Calibration on eight runs of a data set, judged on its other rows",
-        frame=pandas.DataFrame(rows),
-        columns=columns,
-    )
-
-
 def _unit_sections(found: pandas.DataFrame) -> Iterator[Section]:
     """Whole layers, all operators and collectives; single classes of operators in JSON alone."""
     yield Section(name="unit", frame=found)
@@ -270,13 +245,10 @@ def _unit_sections(found: pandas.DataFrame) -> Iterator[Section]:
     )
 
 
-def _lines(values: dict[str, Any], calibrated: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _lines(values: dict[str, Any]) -> Iterator[str]:
     """What was left out and why, one line each."""
     for line in values["missing"]:
         yield f"left out: {line}"
-    for each in calibrated:
-        for note in each["notes"]:
-            yield f"calibration of {each['data_set']}: {note}"
     yield from values["tails"]
     for group in values["skipped"]:
         places = group["places"]
