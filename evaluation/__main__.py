@@ -175,9 +175,8 @@ def closed_loop(
 ) -> None:
     """Profile, fit, plan, really train and compare, on hosts emulated on this machine."""
     from evaluation.closed_loop.loop import closed_loop as run
-    from evaluation.closed_loop.results import draw, loop_answer
+    from evaluation.closed_loop.results import check_drawable, draw, loop_answer
     from evaluation.closed_loop.values import LoopSpec, Verdict
-    from evaluation.drawing import check_drawable
 
     if plot is not None:
         check_drawable(plot)

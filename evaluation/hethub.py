@@ -195,14 +195,8 @@ def hethub_answer(rows: Sequence[Row]) -> Answer:
         },
     )
     lines = [
-        "homogeneous_sum_ratio: tokens/s of the plan over the sum of what each of its kinds would "
-        "reach alone with the best plan for the same model, batch, sequence and target (gap at "
-        "most 1 %); a kind that cannot hold the model alone counts with its roofline",
-        "roofline_ratio: tokens/s of the plan over the sum over all devices of peak rate over "
-        "operations per token (without recomputation)",
-        "gap: proven distance to the best plan of the target. idle: devices that the plan leaves "
-        "out. busy: part of the step in which the others compute; the rest is bubble, transfers, "
-        "reduction and update. CPU: of the mix's search alone",
+        "a kind that cannot hold the model alone counts with its roofline; busy: part of the step "
+        "in which the others compute; CPU: of the mix's search alone",
         f"HETHUB (arXiv 2405.16256) reports {MEASURED_BY_HETHUB:.2%} of its own upper bound: "
         "measured on accelerators and defined otherwise, so it is not to be set beside these "
         "predicted ratios",

@@ -38,15 +38,10 @@ _NAMES = (("XDR", 800), ("NDR", 400), ("HDR", 200), ("EDR", 100), ("FDR", 56))
 """Names of InfiniBand's speeds, Gbit/s of four lanes (InfiniBand Trade Association's roadmap)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotedRate:
-    """A rate as a note has it."""
-
-    bytes_per_second: float
-    count: int | None = None
-    """How many of it a node has, where that is said."""
-    of: str = ""
-    """`node`, `gpu`, or nothing where that is not said."""
+NotedRate = tuple[float, int | None, str]
+"""Bytes per second, how many a node has, where that is said, and of what: `node`, `gpu` or not said
+(empty).
+"""
 
 
 def noted_rate(note: str) -> NotedRate | None:
@@ -56,10 +51,10 @@ def noted_rate(note: str) -> NotedRate | None:
         unit = (1e9 if found[3] == "G" else 1e12) * (1.0 if found[4] == "B" else 1 / 8)
         rate, count = float(found[2]) * unit, int(found[1]) if found[1] else None
         if rate > 0 and count != 0:
-            return NotedRate(bytes_per_second=rate, count=count, of=(found[5] or "").lower())
+            return rate, count, (found[5] or "").lower()
     for name, gigabits in _NAMES:
         if re.search(rf"\b{name}\b", note):
-            return NotedRate(bytes_per_second=gigabits * GIGABIT)
+            return gigabits * GIGABIT, None, ""
     return None
 
 
@@ -122,35 +117,20 @@ class NodeNetwork:
     """What of it was read off the cluster's own runs; empty: nothing."""
 
 
-_NAMED = (
-    (
-        "clariden",
-        NodeNetwork(
-            # A node has four, one per device. The published times of the reduction alone
-            # (grad_reduce_s) are on average 2.7 times what four would take, and 0.7 of what one
-            # takes: the ranks of a node are taken to leave by one.
-            nics=1,
-            bandwidth_bytes_per_second=200 * GIGABIT,
-            inferred=ONE_NIC,
-            # Six NVLink 4 links of 25 GB/s and direction between any two of the four.
-            inside_bytes_per_second=3 * 150e9,
-            source="CSCS, Alps: nodes of 4 GH200, one Slingshot 11 port of 200 Gbit/s each",
-        ),
-    ),
-    (
-        "mit rtx",
-        NodeNetwork(
-            nics=1,
-            bandwidth_bytes_per_second=0.116e9,
-            source="eth-easl/sailor, network_coeffs_all_homo.json, inter, RTX-3090: most bytes/s",
-        ),
-    ),
+CLARIDEN = NodeNetwork(
+    # A node has four, one per device. The published times of the reduction alone (grad_reduce_s)
+    # are on average 2.7 times what four would take, and 0.7 of what one takes: the ranks of a node
+    # are taken to leave by one.
+    nics=1,
+    bandwidth_bytes_per_second=200 * GIGABIT,
+    inferred=ONE_NIC,
+    # Six NVLink 4 links of 25 GB/s and direction between any two of the four.
+    inside_bytes_per_second=3 * 150e9,
+    source="CSCS, Alps: nodes of 4 GH200, one Slingshot 11 port of 200 Gbit/s each",
 )
-"""(word of the note, network) of clusters that a note only names."""
-
-
-_RINGS = (("vtrain config", RingNics.ONE),)
-"""(word of the note, NICs that rings of strided groups use) of clusters whose runs show it.
+"""Of a cluster that notes only name."""
+_SHARES_RINGS = "vtrain config"
+"""In the note of a cluster whose runs show which NICs rings of strided groups use.
 
 vTrain's runs reduce gradients over strided groups four times slower than the NICs of a node allow,
 unless tensor parallelism fills the node. Nothing but those runs says so of this cluster."""
@@ -202,16 +182,16 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
     """
     note, per_node = row.inter_bw_note, row.gpus_per_node or 1
     rate = noted_rate(note)
-    for word, network in _NAMED:
-        if rate is None and word in note.lower():
-            return network
-    if rate is not None and (rate.count or rate.of or rate.bytes_per_second > _FASTEST_NIC):
-        nics = rate.count or per_node
-        whole = rate.bytes_per_second * (per_node if rate.of == "gpu" else rate.count or 1)
-        if rate.of == "node" and not rate.count and "A100" in row.gpu:
+    if rate is None and "clariden" in note.lower():
+        return CLARIDEN
+    bandwidth, count, of = rate or (0.0, None, "")
+    if count or of or bandwidth > _FASTEST_NIC:
+        nics = count or per_node
+        whole = bandwidth * (per_node if of == "gpu" else count or 1)
+        if of == "node" and not count and "A100" in row.gpu:
             # Nodes of A100 have HDR NICs; of others the figure is taken as one NIC per device.
             nics = max(1, round(whole / HDR_BYTES_PER_SECOND))
-        rings = next((rings for word, rings in _RINGS if word in note.lower()), None)
+        rings = RingNics.ONE if _SHARES_RINGS in note.lower() else None
         return NodeNetwork(
             nics=nics,
             bandwidth_bytes_per_second=whole / nics,
@@ -233,15 +213,10 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
     said = "nothing" if rate is None else "no number of NICs"
     return NodeNetwork(
         nics=max(1, per_node // each_nic),
-        bandwidth_bytes_per_second=rate.bytes_per_second if rate else gigabits * GIGABIT,
+        bandwidth_bytes_per_second=bandwidth or gigabits * GIGABIT,
         source=note or source,
         inferred=f"the row says {said} of the network between its nodes; assumed: {source}",
     )
-
-
-def network_named(word: str) -> NodeNetwork:
-    """The network of a cluster that notes only name."""
-    return next(network for name, network in _NAMED if name == word)
 
 
 def _island(

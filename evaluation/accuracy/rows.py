@@ -322,54 +322,47 @@ def _plain_model(sizes: _Sizes, architecture: Architecture, *, tied: bool = Fals
     )
 
 
+def _attention(sizes: _Sizes, *, head_dim: int = 0, **kind: bool) -> Attention:
+    return Attention(
+        num_heads=sizes.heads,
+        num_kv_heads=sizes.kv_heads,
+        head_dim=head_dim or _head_dim(sizes),
+        **kind,
+    )
+
+
 def _qwen(sizes: _Sizes) -> ModelSpec:
+    mlp: Mlp | Experts = Mlp(ffn_hidden_size=sizes.ffn_hidden, gated=True)
     if sizes.num_experts:
-        return _qwen3_experts(sizes)
-    if sizes.name.lower().replace("_", "-").startswith("qwen3"):
-        # Query and key norms instead of biases, heads of 128 (arXiv 2505.09388, section 2).
-        attention = Attention(
-            num_heads=sizes.heads, num_kv_heads=sizes.kv_heads, head_dim=128, qk_norm=True
+        # Inner width of an expert from config.json of Qwen3-235B-A22B and Qwen3-30B-A3B, by hidden;
+        # eight experts per token, no shared ones (arXiv 2505.09388, table 2).
+        widths = {4096: 1536, 2048: 768}
+        if sizes.hidden not in widths:
+            raise InputError(
+                f"experts' width of a Qwen model of hidden {sizes.hidden} is not known"
+            )
+        mlp = Experts(
+            num_experts=sizes.num_experts,
+            experts_per_token=8,
+            expert_ffn_hidden_size=widths[sizes.hidden],
         )
+    if sizes.num_experts or sizes.name.lower().replace("_", "-").startswith("qwen3"):
+        # Query and key norms instead of biases, heads of 128 (arXiv 2505.09388, section 2).
+        attention = _attention(sizes, head_dim=128, qk_norm=True)
     else:
         # Biases of queries, keys and values (arXiv 2412.15115, section 2).
-        attention = Attention(
-            num_heads=sizes.heads,
-            num_kv_heads=sizes.kv_heads,
-            head_dim=_head_dim(sizes),
-            qkv_bias=True,
-        )
-    mlp = Mlp(ffn_hidden_size=sizes.ffn_hidden, gated=True)
+        attention = _attention(sizes, qkv_bias=True)
     return _of_layers(sizes, ((sizes.layers, _rms_layer(attention, mlp)),))
-
-
-def _qwen3_experts(sizes: _Sizes) -> ModelSpec:
-    """Eight experts per token, no shared ones, heads of 128 (arXiv 2505.09388, table 2)."""
-    # Inner width of an expert from config.json of Qwen3-235B-A22B and Qwen3-30B-A3B, by hidden.
-    widths = {4096: 1536, 2048: 768}
-    if sizes.hidden not in widths:
-        raise InputError(f"experts' width of a Qwen model of hidden {sizes.hidden} is not known")
-    attention = Attention(
-        num_heads=sizes.heads, num_kv_heads=sizes.kv_heads, head_dim=128, qk_norm=True
-    )
-    experts = Experts(
-        num_experts=sizes.num_experts,
-        experts_per_token=8,
-        expert_ffn_hidden_size=widths[sizes.hidden],
-    )
-    return _of_layers(sizes, ((sizes.layers, _rms_layer(attention, experts)),))
 
 
 def _mixtral(sizes: _Sizes) -> ModelSpec:
     """Two experts per token, each of the full inner width (arXiv 2401.04088, section 2)."""
-    attention = Attention(
-        num_heads=sizes.heads, num_kv_heads=sizes.kv_heads, head_dim=_head_dim(sizes)
-    )
     experts = Experts(
         num_experts=sizes.num_experts or 8,
         experts_per_token=2,
         expert_ffn_hidden_size=sizes.ffn_hidden,
     )
-    return _of_layers(sizes, ((sizes.layers, _rms_layer(attention, experts)),))
+    return _of_layers(sizes, ((sizes.layers, _rms_layer(_attention(sizes), experts)),))
 
 
 def _deepseek(sizes: _Sizes) -> ModelSpec:

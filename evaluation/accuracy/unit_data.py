@@ -8,7 +8,7 @@ error: so any other folder in the same forms can be read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,11 @@ def read_rows(
     if not whole.all():
         notes.unused[f"{path.name}: no {' or no '.join(needed)}"] += int((~whole).sum())
     return table[whole]
+
+
+def each_row(table: pandas.DataFrame) -> Iterator[Row]:
+    """One after another."""
+    yield from table.itertuples()
 
 
 def population(

@@ -27,7 +27,7 @@ import math
 import re
 from pathlib import Path
 
-from evaluation.accuracy.unit_data import MICROSECOND, Notes, Row, population, read_rows
+from evaluation.accuracy.unit_data import MICROSECOND, Notes, Row, each_row, population, read_rows
 from hetplan.profiling.samples import LinkOperation, LinkSample, ProfileSet
 
 FILE = Path("unit") / "collectives.csv"
@@ -85,7 +85,7 @@ def read_collectives(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
     others = ("size_bytes", "time_us", "busbw_GBps")
     found: dict[tuple[str, str], list[LinkSample]] = {}
     labels: dict[tuple[str, str], str] = {}
-    for row in read_rows(folder / FILE, notes, words=words, others=others).itertuples():
+    for row in each_row(read_rows(folder / FILE, notes, words=words, others=others)):
         ranks = int(row.ranks) if row.ranks.isdecimal() else 0
         source = _source(row, ranks, notes)
         if isinstance(source, str):

@@ -50,7 +50,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from evaluation.accuracy.unit_data import MICROSECOND, Notes, Row, population, read_rows
+from evaluation.accuracy.unit_data import MICROSECOND, Notes, Row, each_row, population, read_rows
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import ADDITION_APART, OperatorClass
@@ -128,7 +128,7 @@ def read_operators(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
         others = "layer_times.csv: Sailor's layers, read from sailor/ instead, or no kind of device"
         notes.unused[others] += int((~ours).sum())
     return tuple(
-        _operator_population(label, rows.itertuples(), notes)
+        _operator_population(str(label), each_row(rows), notes)
         for label, rows in table[ours].groupby("gpu", sort=False)
     )
 
@@ -395,7 +395,7 @@ def read_products(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
     needed, words = ("efficiency", "peak_tflops"), ("gpu", "op", "shape")
     table = read_rows(folder / PRODUCTS_FILE, notes, words=words, needed=needed)
     by_device: dict[str, list[OperatorSample]] = {}
-    for row in table.itertuples():
+    for row in each_row(table):
         found = efficiency_sample(row, notes.kind(row.gpu))
         if isinstance(found, str):
             notes.unused[f"gemm_efficiency.csv: {found}"] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from evaluation.closed_loop.values import (
     TrainedPlan,
     Verdict,
 )
-from evaluation.drawing import save_drawing
 from evaluation.output import WORDS, Answer, Form, Section, frame_of, plain
+from hetplan.errors import InputError
 
 
 def judge(
@@ -255,9 +256,36 @@ _MARKERS = "osD^v"
 _BAND = 0.03
 
 
+_SETTINGS: Any = {
+    # Names of shapes in an SVG are hashes of a salt that is random unless it is given.
+    "svg.hashsalt": "hetplan",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+}
+
+
+def check_drawable(path: Path) -> None:
+    """An InputError without matplotlib, or where nothing can be drawn into the path."""
+    if path.suffix.lower() != ".svg":
+        raise InputError(f"{path} must end in .svg, which is what is drawn")
+    if not path.parent.is_dir():
+        raise InputError(f"{path.parent} is no folder; make it, or name a file in another one")
+    if find_spec("matplotlib") is None:
+        raise InputError("drawing needs matplotlib: pip install 'hetplan[plots]'")
+
+
 def draw(loop: ClosedLoop, path: Path) -> None:
-    """Write the drawing as SVG; an InputError without matplotlib or a folder to write to."""
-    save_drawing(path, lambda figure: _fill(figure.add_subplot(), loop))
+    """Write the drawing as SVG; equal figures give equal files, byte for byte."""
+    check_drawable(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=(8.0, 7.0), layout="constrained")
+        _fill(figure.add_subplot(), loop)
+        # A date would make every drawing a new file.
+        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def _fill(axes: Any, loop: ClosedLoop) -> None:

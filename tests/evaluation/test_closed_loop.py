@@ -19,7 +19,7 @@ from evaluation.closed_loop.plans import (
     form_of,
     name_of,
 )
-from evaluation.closed_loop.results import draw, judge, loop_answer, totals
+from evaluation.closed_loop.results import check_drawable, draw, judge, loop_answer, totals
 from evaluation.closed_loop.values import (
     CLUSTER_FILE,
     JOB_FILE,
@@ -34,7 +34,6 @@ from evaluation.closed_loop.values import (
     Verdict,
     open_folder,
 )
-from evaluation.drawing import check_drawable
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.job.load import load_job
