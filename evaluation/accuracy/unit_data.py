@@ -33,6 +33,7 @@ KINDS = (
     ("a100_pcie", "nvidia-a100-80gb-pcie"),  # SimuMax configs/system/a100_pcie.json: mem_gbs 80
     ("b200_bf16_ceperm", "nvidia-b200-180gb-sxm"),
     ("B200", "nvidia-b200-180gb-sxm"),
+    ("B200-SXM", "nvidia-b200-180gb-sxm"),
     ("GH-96", "nvidia-gh200-96gb"),
     ("RTX-2080", "nvidia-rtx-2080-ti-11gb"),  # Sailor's name; products above a 2080's peak
     ("RTX-3090", "nvidia-rtx-3090-24gb"),
