@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from hetplan.cli.main import guarded
-from hetplan.cli.options import AsJson, say
+from hetplan.cli.options import AsJson, positive_numbers, say
 from hetplan.errors import InputError
 from hetplan.kernels import compile_at_once
 
@@ -97,7 +97,11 @@ def search(
         scaling_section,
     )
 
-    instances = INSTANCES if sizes is None else instances_of(_sizes(sizes))
+    instances = (
+        INSTANCES
+        if sizes is None
+        else instances_of(() if sizes == "none" else positive_numbers("--sizes", sizes))
+    )
     folder = _reference(reference)
     if folder is None:
         found = Answer(lines=("left out: peer cases: no reference folder; give --reference DIR",))
@@ -113,10 +117,11 @@ def search(
 
 
 def cost(reference: Reference = None, as_json: AsJson = False) -> None:
-    """The cost model's speed, and its errors on published memory, collectives and long links."""
-    from evaluation.cost.run import cost_answer
+    """The cost model's speed; its errors are in `accuracy` (`--reference` is not read)."""
+    from evaluation.cost import cost_answer
 
-    cost_answer(_reference(reference)).show(as_json=as_json)
+    _folder(reference)
+    cost_answer().show(as_json=as_json)
 
 
 def hethub(
@@ -170,9 +175,8 @@ def closed_loop(
 ) -> None:
     """Profile, fit, plan, really train and compare, on hosts emulated on this machine."""
     from evaluation.closed_loop.loop import closed_loop as run
-    from evaluation.closed_loop.results import draw, loop_answer
+    from evaluation.closed_loop.results import check_drawable, draw, loop_answer
     from evaluation.closed_loop.values import LoopSpec, Verdict
-    from evaluation.drawing import check_drawable
 
     if plot is not None:
         check_drawable(plot)
@@ -204,34 +208,16 @@ def _reference(path: Path | None) -> Path | None:
 def _targets(text: str | None) -> tuple[str, ...]:
     from hetplan.plans.targets import target
 
-    return tuple(target(name).name for name in _parts(text or ""))
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    return tuple(target(name.strip()).name for name in (text or "").split(",") if name.strip())
 
 
 def _seconds(text: str | None) -> float | None:
     from hetplan.units import Dimension, parse_quantity
 
-    if text is None:
-        return None
     try:
-        return parse_quantity(text, Dimension.TIME)
+        return None if text is None else parse_quantity(text, Dimension.TIME)
     except InputError as error:
         raise InputError(f"--time-limit: {error}") from None
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    if text.strip() == "none":
-        return ()
-    try:
-        found = tuple(int(part.replace("_", "")) for part in _parts(text))
-    except ValueError:
-        found = ()
-    if not found:
-        raise InputError(f"--sizes is {text!a}; numbers of devices with commas between, or none")
-    return found
 
 
 for _command in (accuracy, search, cost, hethub, closed_loop):

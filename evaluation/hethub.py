@@ -20,8 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
-from evaluation.output import WORDS, Answer, Section, frame_of
+import pandas
+
+from evaluation.output import WORDS, Answer, Section
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InfeasibleError, InputError, LimitError
@@ -32,12 +35,16 @@ from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import fit_stores
 from hetplan.predict.predictor import Predictor
-from hetplan.search.result import HomogeneousSum, SearchResult
+from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.units import format_seconds, format_share
 from hetplan.whatif.baselines import homogeneous_sum
 
 TARGETS = ("megatron", "flagscale", "torchtitan", "native")
+_FIGURES = (
+    *("step_seconds", "tokens_per_second", "gap", "homogeneous_sum_ratio", "roofline_ratio"),
+    *("idle_fraction", "busy_fraction"),
+)
 MEASURED_BY_HETHUB = 0.9749
 """Best of its six combinations, measured (arXiv 2405.16256, abstract); another definition."""
 
@@ -52,33 +59,15 @@ class Mix:
     job: Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixRow:
-    """One experiment under one target; all times and rates predicted."""
+Row = dict[str, Any]
+"""One experiment under one target; all times and rates predicted.
 
-    mix: str
-    devices: int
-    kinds: tuple[str, ...]
-    global_batch_size: int
-    target: str
-    plan_cpu_seconds: float
-    """Of the search of the mix, without its kinds alone."""
-    reason: str
-    """Empty, or why there is no plan."""
-    step_seconds: float | None = None
-    """None without a plan, as in all that follows."""
-    tokens_per_second: float | None = None
-    gap: float | None = None
-    """Proven distance of the plan to the best of its target."""
-    homogeneous_sum_ratio: float | None = None
-    roofline_ratio: float | None = None
-    kinds_alone: tuple[float, ...] = ()
-    """Tokens/s of each kind alone, in the order of `kinds`; its roofline where it has no plan."""
-    idle_fraction: float | None = None
-    """Part of the devices that the plan leaves unused."""
-    busy_fraction: float | None = None
-    """Part of the used devices' step in forward and backward passes; the rest is bubble, transfers,
-    reduction and update."""
+`plan_cpu_seconds`: of the search of the mix, without its kinds alone. `reason`: empty, or why there
+is no plan, whose figures are missing then. `gap`: proven distance to the best plan of the target.
+`kinds_alone`: tokens/s of each kind alone, in the order of `kinds`; its roofline where it has no
+plan. `idle_fraction`: devices that the plan leaves unused. `busy_fraction`: part of the used
+devices' step in forward and backward passes.
+"""
 
 
 def hethub_rows(
@@ -88,7 +77,7 @@ def hethub_rows(
     predictor: Predictor | None = None,
     time_limit_seconds: float | None = None,
     progress: Callable[[str], None],
-) -> list[MixRow]:
+) -> list[Row]:
     """Plan every mix for every target, and each kind alone.
 
     `time_limit_seconds` is for each search, instead of the job's.
@@ -133,7 +122,7 @@ def _pairs(configs: Path) -> Iterator[Mix]:
         )
 
 
-def _row(mix: Mix, target: str, predictor: Predictor, limit: float | None) -> MixRow:
+def _row(mix: Mix, target: str, predictor: Predictor, limit: float | None) -> Row:
     job = replace(mix.job, target=target)
     if limit is not None:
         job = replace(job, time_limit_seconds=limit)
@@ -147,64 +136,51 @@ def _row(mix: Mix, target: str, predictor: Predictor, limit: float | None) -> Mi
         found = search(mix.model, mix.cluster, job, predictor)
     except (InfeasibleError, InputError, LimitError) as error:
         reason = str(error).splitlines()[0]
-    spent = time.process_time() - started
-    row = MixRow(
-        mix=mix.name,
-        devices=sum(len(island.usable_nodes) * island.devices_per_node for island in islands),
-        kinds=tuple(dict.fromkeys(island.device.kind for island in islands)),
-        global_batch_size=job.global_batch_size,
-        target=target,
-        plan_cpu_seconds=spent,
-        reason=reason,
-    )
+    kinds = tuple(dict.fromkeys(island.device.kind for island in islands))
+    row: Row = {
+        "mix": mix.name,
+        "devices": sum(len(island.usable_nodes) * island.devices_per_node for island in islands),
+        "kinds": kinds,
+        "global_batch_size": job.global_batch_size,
+        "target": target,
+        "plan_cpu_seconds": time.process_time() - started,
+        "reason": reason,
+        **dict.fromkeys(_FIGURES),
+    }
     if found is None:
         return row
     figure = homogeneous_sum(found, predictor, time_limit_seconds=job.time_limit_seconds)
-    return _compared(row, found, figure)
-
-
-def _compared(row: MixRow, found: SearchResult, figure: HomogeneousSum) -> MixRow:
     alone = {each.device: each for each in figure.kinds}
-    used = sum(
-        replica.num_devices
+    devices = [
+        sum(replica.num_devices for replica in stage.replicas)
         for pipeline in found.plan.pipelines
         for stage in pipeline.stages
-        for replica in stage.replicas
-    )
-    step = found.estimate.step_seconds
-    stages = zip(
-        (
-            sum(replica.num_devices for replica in stage.replicas)
-            for pipeline in found.plan.pipelines
-            for stage in pipeline.stages
-        ),
-        found.estimate.stages,
-        strict=True,
-    )
-    busy = sum(devices * stage.busy_seconds for devices, stage in stages)
-    return replace(
-        row,
-        step_seconds=step,
-        tokens_per_second=found.estimate.tokens_per_second,
-        gap=1.0 if found.certificate is None else found.certificate.gap,
-        homogeneous_sum_ratio=figure.homogeneous_sum_ratio,
-        roofline_ratio=figure.roofline_ratio,
-        kinds_alone=tuple(
+    ]
+    step, used = found.estimate.step_seconds, sum(devices)
+    stages = zip(devices, found.estimate.stages, strict=True)
+    busy = sum(count * stage.busy_seconds for count, stage in stages)
+    return row | {
+        "step_seconds": step,
+        "tokens_per_second": found.estimate.tokens_per_second,
+        "gap": 1.0 if found.certificate is None else found.certificate.gap,
+        "homogeneous_sum_ratio": figure.homogeneous_sum_ratio,
+        "roofline_ratio": figure.roofline_ratio,
+        "kinds_alone": tuple(
             alone[kind].tokens_per_second or alone[kind].roofline_tokens_per_second or 0.0
-            for kind in row.kinds
+            for kind in kinds
         ),
-        idle_fraction=1.0 - used / row.devices,
-        busy_fraction=busy / (step * used),
-    )
+        "idle_fraction": 1.0 - used / row["devices"],
+        "busy_fraction": busy / (step * used),
+    }
 
 
-def hethub_answer(rows: Sequence[MixRow]) -> Answer:
+def hethub_answer(rows: Sequence[Row]) -> Answer:
     """One row per mix and target, what the columns are, and why HETHUB's figure is not one."""
     percent = "{:.1%}"
     table = Section(
         name="rows",
         title="One plan over two kinds against its kinds alone, all predicted",
-        frame=frame_of(rows),
+        frame=pandas.DataFrame(rows),
         columns={
             "mix": ("mix", WORDS),
             "target": ("target", WORDS),
@@ -219,19 +195,13 @@ def hethub_answer(rows: Sequence[MixRow]) -> Answer:
         },
     )
     lines = [
-        "homogeneous_sum_ratio: tokens/s of the plan over the sum of what each of its kinds would "
-        "reach alone with the best plan for the same model, batch, sequence and target (gap at "
-        "most 1 %); a kind that cannot hold the model alone counts with its roofline",
-        "roofline_ratio: tokens/s of the plan over the sum over all devices of peak rate over "
-        "operations per token (without recomputation)",
-        "gap: proven distance to the best plan of the target. idle: devices that the plan leaves "
-        "out. busy: part of the step in which the others compute; the rest is bubble, transfers, "
-        "reduction and update. CPU: of the mix's search alone",
+        "a kind that cannot hold the model alone counts with its roofline; busy: part of the step "
+        "in which the others compute; CPU: of the mix's search alone",
         f"HETHUB (arXiv 2405.16256) reports {MEASURED_BY_HETHUB:.2%} of its own upper bound: "
         "measured on accelerators and defined otherwise, so it is not to be set beside these "
         "predicted ratios",
     ]
-    lines += [f"{row.mix} for {row.target}: {row.reason}" for row in rows if row.reason]
+    lines += ["{mix} for {target}: {reason}".format(**row) for row in rows if row["reason"]]
     return Answer(
         sections=(table,), lines=tuple(lines), values={"measured_by_hethub": MEASURED_BY_HETHUB}
     )

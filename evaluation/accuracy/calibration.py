@@ -1,4 +1,4 @@
-"""Predict measured runs, find the width of their intervals, and calibrate on some of them.
+"""Predict measured runs, and find the width of their intervals.
 
 A row becomes model, cluster, job and plan, and `hetplan.cost.estimate` prices them with the given
 predictor, as `hetplan estimate` does.
@@ -7,25 +7,19 @@ Intervals: the width of a run's 90 % interval comes from the errors of runs of o
 one model, tp and pp), by `hetplan.predict.calibration.factors` and without any factor, so
 predictions stay those of unit measurements alone. A run's own cell never counts in its interval;
 where another folder is judged, none of its runs counts.
-
-Eight rows: the first eight of a data set by the hash of their configuration calibrate the
-predictor, factors included; the rest of the data set is predicted with and without.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, fields
 
 import pandas
 
-from evaluation.accuracy.clusters import cluster_notes, cluster_of, kind_names
-from evaluation.accuracy.plans import find_mixed, mixed_run, plan_of
+from evaluation.accuracy.clusters import cluster_notes, cluster_of
+from evaluation.accuracy.plans import plan_of
 from evaluation.accuracy.rows import RunRow, model_of
-from evaluation.accuracy.scores import errors_of
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate, own_halfwidth, run_error
 from hetplan.cost.estimate_values import Estimate
@@ -70,6 +64,13 @@ class PredictedRun(Run):
         """Measured seconds of the step."""
         return self.row.step_seconds or math.nan
 
+    @property
+    def memory_error(self) -> float:
+        """Predicted over measured peak memory of the fullest device, less 1."""
+        return (
+            self.estimate.peak_memory_bytes / 2**30 / (self.row.peak_memory_gib or math.nan) - 1.0
+        )
+
 
 def own_frame(runs: Sequence[PredictedRun]) -> pandas.DataFrame:
     """Runs as the judge takes them, with intervals by the predictions alone."""
@@ -92,10 +93,10 @@ class NotPredicted:
     reason: str
 
 
-def run_of(row: RunRow, folders: Sequence[Path], measured_links: Sequence[str]) -> Run:
+def run_of(row: RunRow, measured_links: Sequence[str]) -> Run:
     """A row as hetplan's values; an InputError says why it cannot be one.
 
-    `folders`: where plans of mixed runs are looked for. `measured_links`: links with samples.
+    `measured_links`: links with samples.
     """
     if row.step_seconds is None:
         raise InputError("the row has no step time")
@@ -104,25 +105,21 @@ def run_of(row: RunRow, folders: Sequence[Path], measured_links: Sequence[str]) 
     if unread:
         # An empty cell has a usual meaning; one that cannot be read has none.
         raise InputError("; ".join(unread))
-    found = model_of(row)
-    if len(kind_names(row.gpu)) > 1:
-        mixed = find_mixed(row, folders)
-        cluster, planned = mixed_run(row, found.model, mixed, measured_links)
-    else:
-        cluster = cluster_of(row, measured_links)
-        planned = plan_of(row, found.model, cluster)
+    model, notes = model_of(row)
+    cluster = cluster_of(row, measured_links)
+    planned = plan_of(row, model, cluster)
     return Run(
         row=row,
-        model=found.model,
+        model=model,
         cluster=cluster,
         job=planned.job,
         plan=planned.plan,
-        notes=(*found.notes, *cluster_notes(row, cluster), *planned.notes),
+        notes=(*notes, *cluster_notes(row, cluster), *planned.notes),
     )
 
 
 def predict_rows(
-    rows: Sequence[RunRow], folders: Sequence[Path], predictor: FittedPredictor
+    rows: Sequence[RunRow], predictor: FittedPredictor
 ) -> tuple[tuple[PredictedRun, ...], tuple[NotPredicted, ...]]:
     """Every row, one way or the other."""
     links = tuple(law.link for law in predictor.laws.links)
@@ -130,17 +127,10 @@ def predict_rows(
     left: list[NotPredicted] = []
     for row in rows:
         try:
-            done.append(run_of(row, folders, links).predicted(predictor))
+            done.append(run_of(row, links).predicted(predictor))
         except HetplanError as fault:
             left.append(NotPredicted(row=row, reason=str(fault).replace("\n", "; ")))
     return tuple(done), tuple(left)
-
-
-CALIBRATING_ROWS = 8
-"""What somebody has who ran a handful of configurations before a search: a step of each takes
-seconds, and a calibration judges itself from 8 runs on (`hetplan.predict.calibration.factors`)."""
-_MIN_LEFT = CALIBRATING_ROWS
-"""Rows that must be left to judge: no fewer than those that calibrate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,36 +204,3 @@ def tails_of(known: Sequence[PredictedRun]) -> tuple[str, ...]:
     return tuple(
         f"{', '.join(tail.devices) or 'any device'}: {tail.note}" for tail in calibration.tails
     )
-
-
-def eight_rows(runs: Sequence[PredictedRun], predictor: FittedPredictor) -> list[dict[str, Any]]:
-    """Every data set with rows enough, calibrated on its first eight by hash, judged on the others.
-
-    `accepted`: the product kept the factors, which must help left-out rows among the eight.
-    """
-    found = []
-    for name in dict.fromkeys(run.row.data_set for run in runs):
-        order = sorted(
-            (run for run in runs if run.row.data_set == name),
-            key=lambda run: run.row.configuration_hash,
-        )
-        first, rest = order[:CALIBRATING_ROWS], order[CALIBRATING_ROWS:]
-        if len(rest) < _MIN_LEFT:
-            continue
-        calibration = calibrate([error_of(run) for run in first])
-        calibrated = FittedPredictor(replace(predictor.laws, calibration=calibration))
-        before = errors_of(own_frame(rest))
-        after = errors_of(own_frame([run.predicted(calibrated) for run in rest]))
-        figures = ("mape", "median", "worst")
-        found.append(
-            {
-                "data_set": name,
-                "calibrated_on": [run.row.place for run in first],
-                "accepted": bool(calibration.factors),
-                "rows": len(rest),
-                **{f"{figure}_before": before[figure] for figure in figures},
-                **{f"{figure}_after": after[figure] for figure in figures},
-                "notes": calibration.notes,
-            }
-        )
-    return found

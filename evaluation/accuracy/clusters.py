@@ -6,9 +6,8 @@ notes, shared by the devices of a node. Where it notes none, or not how many, th
 vendor's own system of the kind, which the row's notes say; a kind without such a system is not
 predicted on several nodes.
 
-Tables name devices in their own ways (`A100-80GB-SXM (multi: ...)`, `GH-96`, `RTX-3090`). Names are
-looked up in the catalogue: by what a driver calls the kind, by the labels of the tables, then by
-the words of the name, where devices in a module come before devices in a slot.
+Tables name devices in their own ways (`A100-80GB-SXM (multi: ...)`, `GH-96`, `RTX-3090`): names are
+those of the catalogue, labels of the tables (`KINDS`), or what a driver calls the kind.
 
 Notes on networks are free text: `8x HDR-200Gb IB per node`, `3.2 Tb/s EFA`, `50 GB/s per GPU`. A
 rate above one NIC's is a node's.
@@ -26,7 +25,7 @@ from evaluation.accuracy.unit_links import node_link, nodes_link
 from hetplan.cluster.catalogue import kind_called, load_catalogue, nearest_kinds
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics, RingNics
-from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
+from hetplan.cluster.spec import Cluster, Island, Link, Transport
 from hetplan.errors import InputError
 
 GIGABIT = 1e9 / 8
@@ -39,26 +38,10 @@ _NAMES = (("XDR", 800), ("NDR", 400), ("HDR", 200), ("EDR", 100), ("FDR", 56))
 """Names of InfiniBand's speeds, Gbit/s of four lanes (InfiniBand Trade Association's roadmap)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotedRate:
-    """A rate as a note has it."""
-
-    bytes_per_second: float
-    count: int | None = None
-    """How many of it a node has, where that is said."""
-    of: str = ""
-    """`node`, `gpu`, or nothing where that is not said."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsualNetwork:
-    """NICs of the system that kinds of device are sold in."""
-
-    kinds: tuple[str, ...]
-    """Beginnings of their names."""
-    devices_per_nic: int = 1
-    bytes_per_second: float
-    source: str
+NotedRate = tuple[float, int | None, str]
+"""Bytes per second, how many a node has, where that is said, and of what: `node`, `gpu` or not said
+(empty).
+"""
 
 
 def noted_rate(note: str) -> NotedRate | None:
@@ -68,55 +51,28 @@ def noted_rate(note: str) -> NotedRate | None:
         unit = (1e9 if found[3] == "G" else 1e12) * (1.0 if found[4] == "B" else 1 / 8)
         rate, count = float(found[2]) * unit, int(found[1]) if found[1] else None
         if rate > 0 and count != 0:
-            return NotedRate(bytes_per_second=rate, count=count, of=(found[5] or "").lower())
+            return rate, count, (found[5] or "").lower()
     for name, gigabits in _NAMES:
         if re.search(rf"\b{name}\b", note):
-            return NotedRate(bytes_per_second=gigabits * GIGABIT)
+            return gigabits * GIGABIT, None, ""
     return None
 
 
 USUAL_NETWORKS = (
-    UsualNetwork(
-        kinds=("nvidia-v100-16gb-sxm", "nvidia-v100-32gb-sxm"),
-        devices_per_nic=2,
-        bytes_per_second=100 * GIGABIT,
-        source="NVIDIA DGX-1 datasheet: 4 EDR InfiniBand ports for 8 V100",
-    ),
-    UsualNetwork(
-        kinds=("nvidia-a100-40gb-sxm", "nvidia-a100-80gb-sxm", "nvidia-a800-80gb-sxm"),
-        bytes_per_second=200 * GIGABIT,
-        source="NVIDIA DGX A100 datasheet: 8 HDR InfiniBand ports for 8 GPUs",
-    ),
-    UsualNetwork(
-        kinds=(
-            "nvidia-h100-80gb-sxm",
-            "nvidia-h800-80gb-sxm",
-            "nvidia-h20-96gb-sxm",
-            "nvidia-h200-141gb-sxm",
-        ),
-        bytes_per_second=400 * GIGABIT,
-        source="NVIDIA DGX H100 and H200 datasheets: 8 NDR InfiniBand ports for 8 GPUs",
-    ),
-    UsualNetwork(
-        kinds=("nvidia-b200-", "nvidia-gb200-"),
-        bytes_per_second=400 * GIGABIT,
-        source="NVIDIA DGX B200 and GB200 datasheets: a ConnectX-7 of 400 Gbit/s per GPU",
-    ),
-    UsualNetwork(
-        kinds=("amd-mi300x",),
-        bytes_per_second=400 * GIGABIT,
-        source="AMD Instinct MI300X cluster reference guide: a 400 Gbit/s NIC per GPU",
-    ),
-)
-"""What the vendor's own systems have; other kinds stand in all sorts of servers."""
-
-
-_ALIASES = {
-    "gh200": "nvidia-gh200-96gb",
-    "v100": "nvidia-v100-16gb-sxm",
-    "a100-sxm": "nvidia-a100-80gb-sxm",
-}
-"""Names, as `_plain` writes them, that several kinds share; the one that the tables mean."""
+    # Beginnings of kinds, devices per NIC, rate, source.
+    (("nvidia-v100-16gb-sxm", "nvidia-v100-32gb-sxm"), 2, 100,
+     "NVIDIA DGX-1 datasheet: 4 EDR InfiniBand ports for 8 V100"),
+    (("nvidia-a100-40gb-sxm", "nvidia-a100-80gb-sxm", "nvidia-a800-80gb-sxm"), 1, 200,
+     "NVIDIA DGX A100 datasheet: 8 HDR InfiniBand ports for 8 GPUs"),
+    (("nvidia-h100-80gb-sxm", "nvidia-h800-80gb-sxm", "nvidia-h20-96gb-sxm",
+      "nvidia-h200-141gb-sxm"), 1, 400,
+     "NVIDIA DGX H100 and H200 datasheets: 8 NDR InfiniBand ports for 8 GPUs"),
+    (("nvidia-b200-", "nvidia-gb200-"), 1, 400,
+     "NVIDIA DGX B200 and GB200 datasheets: a ConnectX-7 of 400 Gbit/s per GPU"),
+    (("amd-mi300x",), 1, 400,
+     "AMD Instinct MI300X cluster reference guide: a 400 Gbit/s NIC per GPU"),
+)  # fmt: skip
+"""NICs of the system that kinds of device are sold in; others stand in all sorts of servers."""
 
 
 def kind_names(text: str) -> tuple[str, ...]:
@@ -125,44 +81,16 @@ def kind_names(text: str) -> tuple[str, ...]:
 
 
 def device_kind_of(name: str, kinds: Sequence[DeviceKind]) -> DeviceKind:
-    """The kind that a table means; an InputError where no kind, or more than one, is like it."""
+    """The kind that a table means; an InputError where the catalogue has none."""
     known = {kind.kind: kind for kind in kinds}
-    plain = _plain(name)
-    labels = {_plain(label): kind for label, kind in KINDS} | _ALIASES
-    called = (
-        known.get(name) or known.get(labels.get(plain, "")) or known.get(kind_called(name, kinds))
-    )
-    if called is not None:
-        return called
-    # The vendor's words and the memory's size stand in the kind's name or say nothing.
-    words = [word for word in plain.split("-") if word]
-    found = [
-        kind
-        for kind in known.values()
-        if words and all(_begins(word, kind.kind.lower().split("-")) for word in words)
-    ]
-    in_modules = [kind for kind in found if "sxm" in kind.kind] or found
-    if len(in_modules) == 1:
-        return in_modules[0]
-    near = nearest_kinds(name, known)
-    like = f"; nearest: {', '.join(near)}" if near else ""
-    raise InputError(f"{name!a} is no kind of the catalogue{like}")
-
-
-def _begins(word: str, words: Sequence[str]) -> bool:
-    return any(each.startswith(word) for each in words)
-
-
-def _plain(name: str) -> str:
-    """Lower case, `80GB` and `80GiB` as in the catalogue's names, `_` and spaces as `-`.
-
-    `SXM4` is `sxm`, `RTX3090` and `2080Ti` are several words; families' names say nothing more.
-    """
-    text = re.sub(r"[_\s]+", "-", name.split(" (")[0].strip().lower()).replace("gib", "gb")
-    text = re.sub(r"\bsxm\d", "sxm", text)
-    text = re.sub(r"\b(rtx|tpu|ascend)(?=[v\d])", r"\1-", text)
-    text = re.sub(r"(?<=\d)ti\b", "-ti", text)
-    return re.sub(r"^(nvidia-|amd-instinct-|tesla-|geforce-)+", "", text)
+    found = dict(KINDS).get(name, name)
+    if found not in known:
+        found = kind_called(name, kinds)
+    if not found:
+        near = nearest_kinds(name, known)
+        like = f"; nearest: {', '.join(near)}" if near else ""
+        raise InputError(f"{name!a} is no kind of the catalogue{like}")
+    return known[found]
 
 
 NVLINK_LATENCY_SECONDS = 10e-6  # calculon, systems/a100_80g.json, network of a node
@@ -189,47 +117,23 @@ class NodeNetwork:
     """What of it was read off the cluster's own runs; empty: nothing."""
 
 
-_NAMED = (
-    (
-        "clariden",
-        NodeNetwork(
-            # A node has four, one per device. The published times of the reduction alone
-            # (grad_reduce_s) are on average 2.7 times what four would take, and 0.7 of what one
-            # takes: the ranks of a node are taken to leave by one.
-            nics=1,
-            bandwidth_bytes_per_second=200 * GIGABIT,
-            inferred=ONE_NIC,
-            # Six NVLink 4 links of 25 GB/s and direction between any two of the four.
-            inside_bytes_per_second=3 * 150e9,
-            source="CSCS, Alps: nodes of 4 GH200, one Slingshot 11 port of 200 Gbit/s each",
-        ),
-    ),
-    (
-        "mit rtx",
-        NodeNetwork(
-            nics=1,
-            bandwidth_bytes_per_second=0.116e9,
-            source="eth-easl/sailor, network_coeffs_all_homo.json, inter, RTX-3090: most bytes/s",
-        ),
-    ),
+CLARIDEN = NodeNetwork(
+    # A node has four, one per device. The published times of the reduction alone (grad_reduce_s)
+    # are on average 2.7 times what four would take, and 0.7 of what one takes: the ranks of a node
+    # are taken to leave by one.
+    nics=1,
+    bandwidth_bytes_per_second=200 * GIGABIT,
+    inferred=ONE_NIC,
+    # Six NVLink 4 links of 25 GB/s and direction between any two of the four.
+    inside_bytes_per_second=3 * 150e9,
+    source="CSCS, Alps: nodes of 4 GH200, one Slingshot 11 port of 200 Gbit/s each",
 )
-"""(word of the note, network) of clusters that a note only names."""
-
-
-_RINGS = (("vtrain config", RingNics.ONE),)
-"""(word of the note, NICs that rings of strided groups use) of clusters whose runs show it.
+"""Of a cluster that notes only name."""
+_SHARES_RINGS = "vtrain config"
+"""In the note of a cluster whose runs show which NICs rings of strided groups use.
 
 vTrain's runs reduce gradients over strided groups four times slower than the NICs of a node allow,
 unless tensor parallelism fills the node. Nothing but those runs says so of this cluster."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodesOf:
-    """Nodes of one kind that a run used."""
-
-    kind: DeviceKind
-    nodes: int
-    devices_per_node: int
 
 
 def cluster_of(row: RunRow, measured_links: Sequence[str]) -> Cluster:
@@ -237,8 +141,7 @@ def cluster_of(row: RunRow, measured_links: Sequence[str]) -> Cluster:
     names = kind_names(row.gpu)
     if len(names) != 1:
         raise InputError(
-            f"gpu is {row.gpu!a}; which of the kinds runs what is said by a plan of "
-            "sailor/validation, which is not there"
+            f"gpu is {row.gpu!a}; which of the kinds runs what is not said"
             if names
             else "the row does not say gpu"
         )
@@ -250,8 +153,10 @@ def cluster_of(row: RunRow, measured_links: Sequence[str]) -> Cluster:
         per_node = _nvlink_domain(row.gpus, per_node)
     if row.gpus % per_node:
         raise InputError(f"{row.gpus} devices are no whole nodes of {per_node}")
-    nodes = NodesOf(kind=kind, nodes=row.gpus // per_node, devices_per_node=per_node)
-    return cluster_of_nodes(row, (nodes,), measured_links)
+    nodes = row.gpus // per_node
+    network = network_of(row, needed=nodes > 1)
+    island = _island(row, kind, (nodes, per_node), network, measured_links)
+    return Cluster(name="measured", islands=(island,))
 
 
 def cluster_notes(row: RunRow, cluster: Cluster) -> tuple[str, ...]:
@@ -270,27 +175,6 @@ def _nvlink_domain(devices: int, per_node: int) -> int:
     return max(fit, default=1) * per_node
 
 
-def cluster_of_nodes(
-    row: RunRow, parts: Sequence[NodesOf], measured_links: Sequence[str]
-) -> Cluster:
-    """A cluster of one island per kind, all on the network that the row notes."""
-    several = len(parts) > 1 or any(part.nodes > 1 for part in parts)
-    network = network_of(row, needed=several)
-    islands = tuple(_island(row, part, network, measured_links) for part in parts)
-    links = tuple(
-        IslandLink(
-            between=(left.name, right.name),
-            link=min(
-                (left.inter_node, right.inter_node),
-                key=lambda link: link.bandwidth_bytes_per_second,
-            ),
-        )
-        for at, left in enumerate(islands)
-        for right in islands[at + 1 :]
-    )
-    return Cluster(name="measured", islands=islands, links=links)
-
-
 def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
     """What the row notes of the network between its nodes, or what the row's kind usually has.
 
@@ -298,16 +182,16 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
     """
     note, per_node = row.inter_bw_note, row.gpus_per_node or 1
     rate = noted_rate(note)
-    for word, network in _NAMED:
-        if rate is None and word in note.lower():
-            return network
-    if rate is not None and (rate.count or rate.of or rate.bytes_per_second > _FASTEST_NIC):
-        nics = rate.count or per_node
-        whole = rate.bytes_per_second * (per_node if rate.of == "gpu" else rate.count or 1)
-        if rate.of == "node" and not rate.count and "A100" in row.gpu:
+    if rate is None and "clariden" in note.lower():
+        return CLARIDEN
+    bandwidth, count, of = rate or (0.0, None, "")
+    if count or of or bandwidth > _FASTEST_NIC:
+        nics = count or per_node
+        whole = bandwidth * (per_node if of == "gpu" else count or 1)
+        if of == "node" and not count and "A100" in row.gpu:
             # Nodes of A100 have HDR NICs; of others the figure is taken as one NIC per device.
             nics = max(1, round(whole / HDR_BYTES_PER_SECOND))
-        rings = next((rings for word, rings in _RINGS if word in note.lower()), None)
+        rings = RingNics.ONE if _SHARES_RINGS in note.lower() else None
         return NodeNetwork(
             nics=nics,
             bandwidth_bytes_per_second=whole / nics,
@@ -318,47 +202,45 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
     names, usual = kind_names(row.gpu), None
     if len(names) == 1:
         kind = device_kind_of(names[0], load_catalogue()).kind
-        usual = next((each for each in USUAL_NETWORKS if kind.startswith(each.kinds)), None)
-    bandwidth = rate or usual
-    if bandwidth is None:
+        usual = next((each for each in USUAL_NETWORKS if kind.startswith(each[0])), None)
+    if rate is None and usual is None:
         if needed:
             raise InputError(
                 f"inter_bw_note is {note!a}: the network between the nodes is not known"
             )
         return None
-    nics = 1 if usual is None else max(1, per_node // usual.devices_per_nic)
+    _, each_nic, gigabits, source = usual or ((), per_node, 0, "one in a node")
     said = "nothing" if rate is None else "no number of NICs"
-    like = "one in a node" if usual is None else usual.source
     return NodeNetwork(
-        nics=nics,
-        bandwidth_bytes_per_second=bandwidth.bytes_per_second,
-        source=note or like,
-        inferred=f"the row says {said} of the network between its nodes; assumed: {like}",
+        nics=max(1, per_node // each_nic),
+        bandwidth_bytes_per_second=bandwidth or gigabits * GIGABIT,
+        source=note or source,
+        inferred=f"the row says {said} of the network between its nodes; assumed: {source}",
     )
 
 
-def network_named(word: str) -> NodeNetwork:
-    """The network of a cluster that notes only name."""
-    return next(network for name, network in _NAMED if name == word)
-
-
 def _island(
-    row: RunRow, part: NodesOf, network: NodeNetwork | None, measured_links: Sequence[str]
+    row: RunRow,
+    kind: DeviceKind,
+    shape: tuple[int, int],
+    network: NodeNetwork | None,
+    measured_links: Sequence[str],
 ) -> Island:
-    kind = part.kind
-    inside = _inside(part, network, measured_links)
+    """`shape`: nodes, and devices of each."""
+    nodes, per_node = shape
+    inside = _inside(kind, per_node, network, measured_links)
     nics = None
     between = inside
     if network is not None:
         # A note counts the NICs of a node, or one per device (which a whole fabric has, too).
-        whole = part.devices_per_node if network.nics == row.gpus_per_node else network.nics
+        whole = per_node if network.nics == row.gpus_per_node else network.nics
         nics = Nics(
             per_node=whole,
             bandwidth_bytes_per_second=network.bandwidth_bytes_per_second,
             rings=network.rings,
         )
         between = Link(
-            bandwidth_bytes_per_second=nics.share_bytes_per_second(part.devices_per_node),
+            bandwidth_bytes_per_second=nics.share_bytes_per_second(per_node),
             latency_seconds=NIC_LATENCY_SECONDS,
             transport=Transport.DEVICE_DIRECT,
             samples=_measured(nodes_link(kind.kind), measured_links),
@@ -367,8 +249,8 @@ def _island(
         name=kind.kind,
         region="here",
         device=kind,
-        nodes=part.nodes,
-        devices_per_node=part.devices_per_node,
+        nodes=nodes,
+        devices_per_node=per_node,
         intra_node=inside,
         inter_node=between,
         memory_bytes=kind.memory_bytes,
@@ -376,20 +258,21 @@ def _island(
     )
 
 
-def _inside(part: NodesOf, network: NodeNetwork | None, measured_links: Sequence[str]) -> Link:
-    kind = part.kind
+def _inside(
+    kind: DeviceKind, per_node: int, network: NodeNetwork | None, measured_links: Sequence[str]
+) -> Link:
     # A bridge between two devices does not join the other devices of a node.
-    joined = kind.scale_up is not None and (kind.scale_up.peers or 8) >= part.devices_per_node - 1
+    joined = kind.scale_up is not None and (kind.scale_up.peers or 8) >= per_node - 1
     if network is not None and network.inside_bytes_per_second:
         bandwidth = network.inside_bytes_per_second
     elif kind.scale_up is not None and (joined or kind.host is None):
         bandwidth = kind.scale_up.bandwidth_bytes_per_second
     elif kind.host is not None:
         bandwidth = kind.host.bandwidth_bytes_per_second
-    elif part.devices_per_node == 1:
+    elif per_node == 1:
         # Nobody else is in the node; any rate above 0 will do.
         bandwidth = HDR_BYTES_PER_SECOND if network is None else network.bandwidth_bytes_per_second
-    elif kind.kind.startswith("nvidia-gh200") and part.devices_per_node <= 4:
+    elif kind.kind.startswith("nvidia-gh200") and per_node <= 4:
         bandwidth = 3 * 150e9  # NVIDIA, quad GH200 node: six NVLink 4 links to each of the others
     else:
         raise InputError(f"{kind.kind} has neither a fabric nor a host interface in the catalogue")

@@ -27,7 +27,7 @@ from typing import Any
 
 import pandas
 
-from evaluation.accuracy.clusters import device_kind_of, network_named
+from evaluation.accuracy.clusters import CLARIDEN, device_kind_of
 from evaluation.accuracy.scores import errors_of
 from evaluation.accuracy.unit_data import Notes
 from evaluation.accuracy.unit_layers import read_layers
@@ -155,7 +155,7 @@ _ALPS = node_link("nvidia-gh200-96gb")
 def fabric_bytes_per_second(link: str) -> float:
     """What one device's links inside a node have by their figures; 1 of links between nodes."""
     if link == _ALPS:  # links of nodes of four, which are no figure of the kind
-        return network_named("clariden").inside_bytes_per_second
+        return CLARIDEN.inside_bytes_per_second
     names = dict(_KINDS)
     for kind in load_catalogue():
         if link == node_link(kind.kind) or names.get(link) == kind.kind:

@@ -15,10 +15,9 @@ else a gated one, and a note says so.
 from __future__ import annotations
 
 import csv
-import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -169,60 +168,35 @@ class RunRow:
         """File and line."""
         return f"{self.file}:{self.line}"
 
-    @property
-    def configuration_hash(self) -> str:
-        """sha256 of everything but the results, so equal in any order of rows and files."""
-        left_out = {"file", "line", "step_seconds", "peak_memory_gib", "faults", "source_ref"}
-        parts = [
-            f"{each.name}={getattr(self, each.name)}"
-            for each in fields(self)
-            if each.name not in left_out
-        ]
-        return hashlib.sha256(";".join(parts).encode()).hexdigest()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFiles:
-    """All rows of a folder's runs."""
-
-    rows: tuple[RunRow, ...]
-    faults: tuple[Fault, ...]
-    """Files that could not be read at all, and cells that hold no number."""
-
-
-def csv_files(folder: Path) -> tuple[Path, ...]:
-    """Files of a folder that end in .csv, in any case, by name; none where there is no folder."""
-    if not folder.is_dir():
-        return ()
-    return tuple(sorted(each for each in folder.iterdir() if each.suffix.lower() == ".csv"))
-
-
-def read_runs(folder: Path) -> RunFiles:
+def read_runs(folder: Path) -> tuple[list[RunRow], list[Fault]]:
     """Every row of the tables in `folder/runs`, and of those in `folder` itself; files by name.
 
-    Bytes that are no UTF-8 become a mark in the text that they stand in.
+    Faults: files that could not be read at all, and cells that hold no number. Bytes that are no
+    UTF-8 become a mark in the text that they stand in.
     """
     rows: list[RunRow] = []
     faults: list[Fault] = []
-    for path in (*csv_files(folder / RUNS_FOLDER), *csv_files(folder)):
-        try:
-            found = read_table(path)
-        except (OSError, csv.Error) as fault:
-            faults.append(Fault(file=path.name, message=f"cannot be read: {fault}"))
-            continue
-        except KeyError:
-            # A table of another kind beside the folder is for the reader of unit data.
-            if path.parent != folder:
-                message = "has no column step_time_s; it is no table of runs"
-                faults.append(Fault(file=path.name, message=message))
-            continue
-        rows += found
-        faults += [
-            Fault(file=row.file, line=row.line, message=each)
-            for row in found
-            for each in row.faults
-        ]
-    return RunFiles(rows=tuple(rows), faults=tuple(faults))
+    for place in (folder / RUNS_FOLDER, folder):
+        for path in sorted(place.glob("*.[cC][sS][vV]")):
+            try:
+                found = read_table(path)
+            except (OSError, csv.Error) as fault:
+                faults.append(Fault(file=path.name, message=f"cannot be read: {fault}"))
+                continue
+            except KeyError:
+                # A table of another kind beside the folder is for the reader of unit data.
+                if place != folder:
+                    message = "has no column step_time_s; it is no table of runs"
+                    faults.append(Fault(file=path.name, message=message))
+                continue
+            rows += found
+            faults += [
+                Fault(file=row.file, line=row.line, message=each)
+                for row in found
+                for each in row.faults
+            ]
+    return rows, faults
 
 
 def read_table(path: Path) -> list[RunRow]:
@@ -281,14 +255,6 @@ def _value(text: str, kind: type) -> bool | int | float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunModel:
-    """The model of a row, and what was assumed of it."""
-
-    model: ModelSpec
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
     name: str
     layers: int
@@ -301,13 +267,13 @@ class _Sizes:
     num_experts: int
 
 
-def model_of(row: RunRow) -> RunModel:
-    """The model of a row; an InputError says what the row lacks."""
+def model_of(row: RunRow) -> tuple[ModelSpec, tuple[str, ...]]:
+    """The model of a row and what was assumed of it; an InputError says what the row lacks."""
     sizes = _sizes(row)
     name = row.model.lower().replace("_", "-")
     for beginnings, make in _FAMILIES:
         if name.startswith(beginnings):
-            return RunModel(model=make(sizes))
+            return make(sizes), ()
     if sizes.num_experts:
         raise InputError(
             f"model {row.model!a} has {sizes.num_experts} experts and is of no known family: how "
@@ -316,7 +282,7 @@ def model_of(row: RunRow) -> RunModel:
     plain = sizes.ffn_hidden == 4 * sizes.hidden
     note = f"{row.model or 'the model'}: of no known family, read as {'GPT' if plain else 'Llama'}"
     architecture = Architecture.GPT if plain else Architecture.LLAMA
-    return RunModel(model=_plain_model(sizes, architecture, tied=plain), notes=(note,))
+    return _plain_model(sizes, architecture, tied=plain), (note,)
 
 
 def _sizes(row: RunRow) -> _Sizes:
@@ -356,54 +322,47 @@ def _plain_model(sizes: _Sizes, architecture: Architecture, *, tied: bool = Fals
     )
 
 
+def _attention(sizes: _Sizes, *, head_dim: int = 0, **kind: bool) -> Attention:
+    return Attention(
+        num_heads=sizes.heads,
+        num_kv_heads=sizes.kv_heads,
+        head_dim=head_dim or _head_dim(sizes),
+        **kind,
+    )
+
+
 def _qwen(sizes: _Sizes) -> ModelSpec:
+    mlp: Mlp | Experts = Mlp(ffn_hidden_size=sizes.ffn_hidden, gated=True)
     if sizes.num_experts:
-        return _qwen3_experts(sizes)
-    if sizes.name.lower().replace("_", "-").startswith("qwen3"):
-        # Query and key norms instead of biases, heads of 128 (arXiv 2505.09388, section 2).
-        attention = Attention(
-            num_heads=sizes.heads, num_kv_heads=sizes.kv_heads, head_dim=128, qk_norm=True
+        # Inner width of an expert from config.json of Qwen3-235B-A22B and Qwen3-30B-A3B, by hidden;
+        # eight experts per token, no shared ones (arXiv 2505.09388, table 2).
+        widths = {4096: 1536, 2048: 768}
+        if sizes.hidden not in widths:
+            raise InputError(
+                f"experts' width of a Qwen model of hidden {sizes.hidden} is not known"
+            )
+        mlp = Experts(
+            num_experts=sizes.num_experts,
+            experts_per_token=8,
+            expert_ffn_hidden_size=widths[sizes.hidden],
         )
+    if sizes.num_experts or sizes.name.lower().replace("_", "-").startswith("qwen3"):
+        # Query and key norms instead of biases, heads of 128 (arXiv 2505.09388, section 2).
+        attention = _attention(sizes, head_dim=128, qk_norm=True)
     else:
         # Biases of queries, keys and values (arXiv 2412.15115, section 2).
-        attention = Attention(
-            num_heads=sizes.heads,
-            num_kv_heads=sizes.kv_heads,
-            head_dim=_head_dim(sizes),
-            qkv_bias=True,
-        )
-    mlp = Mlp(ffn_hidden_size=sizes.ffn_hidden, gated=True)
+        attention = _attention(sizes, qkv_bias=True)
     return _of_layers(sizes, ((sizes.layers, _rms_layer(attention, mlp)),))
-
-
-def _qwen3_experts(sizes: _Sizes) -> ModelSpec:
-    """Eight experts per token, no shared ones, heads of 128 (arXiv 2505.09388, table 2)."""
-    # Inner width of an expert from config.json of Qwen3-235B-A22B and Qwen3-30B-A3B, by hidden.
-    widths = {4096: 1536, 2048: 768}
-    if sizes.hidden not in widths:
-        raise InputError(f"experts' width of a Qwen model of hidden {sizes.hidden} is not known")
-    attention = Attention(
-        num_heads=sizes.heads, num_kv_heads=sizes.kv_heads, head_dim=128, qk_norm=True
-    )
-    experts = Experts(
-        num_experts=sizes.num_experts,
-        experts_per_token=8,
-        expert_ffn_hidden_size=widths[sizes.hidden],
-    )
-    return _of_layers(sizes, ((sizes.layers, _rms_layer(attention, experts)),))
 
 
 def _mixtral(sizes: _Sizes) -> ModelSpec:
     """Two experts per token, each of the full inner width (arXiv 2401.04088, section 2)."""
-    attention = Attention(
-        num_heads=sizes.heads, num_kv_heads=sizes.kv_heads, head_dim=_head_dim(sizes)
-    )
     experts = Experts(
         num_experts=sizes.num_experts or 8,
         experts_per_token=2,
         expert_ffn_hidden_size=sizes.ffn_hidden,
     )
-    return _of_layers(sizes, ((sizes.layers, _rms_layer(attention, experts)),))
+    return _of_layers(sizes, ((sizes.layers, _rms_layer(_attention(sizes), experts)),))
 
 
 def _deepseek(sizes: _Sizes) -> ModelSpec:

@@ -17,7 +17,6 @@ from evaluation.accuracy.calibration import (
     NotPredicted,
     PredictedRun,
     RunInterval,
-    eight_rows,
     own_frame,
     predict_rows,
     run_intervals,
@@ -33,12 +32,10 @@ from evaluation.accuracy.left_out import (
     read_unit,
 )
 from evaluation.accuracy.rows import read_runs
-from evaluation.accuracy.scores import band, errors_of, judged, peer_words, peers_of
+from evaluation.accuracy.scores import band, errors_of, judged, peers_of
 from evaluation.output import WORDS, Answer, Section
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision
 from hetplan.predict.fit import FittedPredictor, fit_populations
-from hetplan.profiling.samples import ProfileSet
 
 _NO_RUNS = "steps: the judged folder has no row of runs (runs/*.csv with a column step_time_s)"
 _NO_FOLDER = (
@@ -67,29 +64,29 @@ def accuracy(fit: Path | None, judge: Path | None) -> Answer:
     unit = UnitData() if fit is None else read_unit(fit)
     predictor = fit_populations(unit.populations)
     same = fit is not None and judge.resolve() == fit.resolve()
-    runs, of_units = read_runs(judge), _judged_units(unit, predictor, None if same else judge)
-    folders = tuple(dict.fromkeys(folder for folder in (judge, fit) if folder is not None))
-    done, left = predict_rows(runs.rows, folders, predictor)
+    (runs, faults), of_units = (
+        read_runs(judge),
+        _judged_units(unit, predictor, None if same else judge),
+    )
+    done, left = predict_rows(runs, predictor)
     known = done
     if not same:
         # Of another folder none of its own runs says how wide its intervals are.
-        known = () if fit is None else predict_rows(read_runs(fit).rows, (fit,), predictor)[0]
+        known = () if fit is None else predict_rows(read_runs(fit)[0], predictor)[0]
     rows = run_frame(done, run_intervals(done, known))
-    calibrated = eight_rows(done, predictor)
     values = {
         "skipped": _skipped(left),
         "tails": tails_of(known),
-        "faults": [str(fault) for fault in runs.faults],
+        "faults": [str(fault) for fault in faults],
         "notes": [*unit.notes, *of_units.notes],
-        "missing": [] if runs.rows else [_NO_RUNS],
+        "missing": [] if runs else [_NO_RUNS],
     }
     return Answer(
         sections=(
-            *_run_sections(done, rows, left, unit.populations, predictor),
-            _calibrated_section(calibrated),
+            *_run_sections(done, rows, left),
             *_unit_sections(of_units.errors()),
         ),
-        lines=tuple(_lines(values, calibrated)),
+        lines=tuple(_lines(values)),
         values=values,
     )
 
@@ -113,8 +110,9 @@ def _judged_units(unit: UnitData, predictor: FittedPredictor, judge: Path | None
 def run_frame(runs: Sequence[PredictedRun], intervals: Sequence[RunInterval]) -> pandas.DataFrame:
     """A row per predicted run.
 
-    `log_halfwidth` is that of the 90 % interval by measured runs of other cells where there are
-    some, `own_log_halfwidth` by the predictions alone. `suspect` says why a row is listed apart.
+    `memory_error`: predicted over measured peak memory, less 1. `log_halfwidth` is that of the 90 %
+    interval by measured runs of other cells where there are some, `own_log_halfwidth` by the
+    predictions alone. `suspect` says why a row is listed apart.
     """
     frame = own_frame(runs)
     frame["own_log_halfwidth"] = frame.get("log_halfwidth")
@@ -123,6 +121,7 @@ def run_frame(runs: Sequence[PredictedRun], intervals: Sequence[RunInterval]) ->
     for name in ("data_set", "place", "layout", "derived", "suspect"):
         frame[name] = [getattr(run.row, name) for run in runs]
     estimates = [run.estimate for run in runs]
+    frame["memory_error"] = [run.memory_error for run in runs]
     parts = [[(one.component.value, one.seconds) for one in each.components] for each in estimates]
     frame["components"] = pandas.Series(parts, index=frame.index, dtype=object)
     frame["sources"] = [each.sources for each in estimates]
@@ -135,8 +134,6 @@ def _run_sections(
     done: Sequence[PredictedRun],
     rows: pandas.DataFrame,
     left: Sequence[NotPredicted],
-    populations: Sequence[ProfileSet],
-    predictor: FittedPredictor,
 ) -> Iterator[Section]:
     if rows.empty:
         return
@@ -148,13 +145,13 @@ def _run_sections(
         sets.append(
             {
                 "data_set": name,
-                "fitted_on": _fitted_on(mine, populations, predictor),
                 **errors_of(group),
                 "suspect_rows": int(suspect.sum()),
                 "not_predicted": sum(each.row.data_set == name for each in left),
                 "intervals_from": "; ".join(group["intervals_from"].unique()),
                 **{f"{key}_alone": alone[key] for key in ("inside", "median_width")},
                 "interval_score_alone": alone["interval_score"],
+                "memory_mape": group["memory_error"].abs().mean(),
                 "peers": peers_of([run.row for run in mine]),
             }
         )
@@ -168,41 +165,6 @@ def _run_sections(
         ("Other rows outside their 90 % interval", (rows["suspect"] == "") & ~rows["inside"]),
     ):
         yield _row_section(title, rows[some])
-
-
-def _fitted_on(
-    runs: Sequence[PredictedRun], populations: Sequence[ProfileSet], predictor: FittedPredictor
-) -> str:
-    """What is known of every device kind of these runs, and whose laws stand in for it."""
-    kinds = {
-        (island.device.kind, run.job.precision): island.device
-        for run in runs
-        for island in run.cluster.islands
-    }
-    words, lenders = [], []
-    for (kind, precision), device in kinds.items():
-        known = _counts(populations, kind, precision)
-        counted = ", ".join(f"{count} {name}" for name, count in known.items() if count)
-        words.append(f"{kind} {precision.value}: {counted or 'nothing'}")
-        lent = predictor.related.lent(device, precision)
-        if not (known["operators"] or known["layers"]) and lent is not None:
-            lenders.append(lent.lenders)
-    return "; ".join((*words, *dict.fromkeys(filter(None, lenders))))
-
-
-def _counts(populations: Sequence[ProfileSet], kind: str, precision: Precision) -> dict[str, int]:
-    """Samples of a device kind."""
-
-    def count(name: str) -> int:
-        samples = [each for one in populations for each in getattr(one, name)]
-        return sum((each.device, each.precision) == (kind, precision.value) for each in samples)
-
-    links = [each.link for one in populations for each in one.links]
-    return {
-        "operators": count("operators"),
-        "layers": count("layers"),
-        "collectives": sum(link.startswith(f"{kind} ") for link in links),
-    }
 
 
 def _skipped(left: Sequence[NotPredicted]) -> list[dict[str, Any]]:
@@ -226,7 +188,6 @@ def _data_set_section(sets: pandas.DataFrame) -> Section:
         frame=sets,
         columns={
             "data set": ("data_set", WORDS),
-            "fitted on": ("fitted_on", WORDS),
             **_ERRORS,
             "Spearman": ("spearman", "{:.3f}"),
             "inside 90 %": ("inside_part", "{:.0%}"),
@@ -235,7 +196,8 @@ def _data_set_section(sets: pandas.DataFrame) -> Section:
             "score": ("interval_score", "{:.3f}"),
             "inside alone": ("inside_alone_part", "{:.0%}"),
             "width alone": ("median_width_alone", "{:.3f}"),
-            "peers": ("peers", peer_words),
+            "memory": ("memory_mape", "{:.1%}"),
+            "peers": ("peers", WORDS),
         },
     )
 
@@ -255,27 +217,6 @@ def _row_section(title: str, rows: pandas.DataFrame) -> Section:
             "from": ("lower_seconds", seconds),
             "to": ("upper_seconds", seconds),
         },
-    )
-
-
-def _calibrated_section(rows: Sequence[dict[str, Any]]) -> Section:
-    columns: dict[str, Any] = {
-        "data set": ("data_set", WORDS),
-        "factors": ("accepted", lambda kept: "kept" if kept else "refused"),
-        "rows": ("rows", "{:d}"),
-    }
-    for heading, figure, form in (
-        ("MAPE", "mape", "{:.2%}"),
-        ("median", "median", "{:.2%}"),
-        ("worst", "worst", "{:+.1%}"),
-    ):
-        columns[f"{heading} before"] = f"{figure}_before", form
-        columns[f"{heading} after"] = f"{figure}_after", form
-    return Section(
-        name="calibrated",
-        title="Calibration on eight runs of a data set, judged on its other rows",
-        frame=pandas.DataFrame(rows),
-        columns=columns,
     )
 
 
@@ -304,13 +245,10 @@ def _unit_sections(found: pandas.DataFrame) -> Iterator[Section]:
     )
 
 
-def _lines(values: dict[str, Any], calibrated: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _lines(values: dict[str, Any]) -> Iterator[str]:
     """What was left out and why, one line each."""
     for line in values["missing"]:
         yield f"left out: {line}"
-    for each in calibrated:
-        for note in each["notes"]:
-            yield f"calibration of {each['data_set']}: {note}"
     yield from values["tails"]
     for group in values["skipped"]:
         places = group["places"]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -93,93 +92,29 @@ def band(errors: pandas.Series[Any]) -> str:
     return f"{least:.0%} to {most:.0%}"
 
 
-@dataclass(frozen=True, slots=True)
-class PeerFigure:
-    """One tool's error on one data set."""
-
-    tool: str
-    mape: float
-    source: str
-    median: float | None = None
-    note: str = ""
-    """What one must know before comparing."""
-
-
-_CALCULON = "calculon commit caa4b11 run on the rows' configurations"
-
-PEERS: tuple[tuple[str, PeerFigure], ...] = (
-    ("vtrain", PeerFigure("calculon", 0.153, _CALCULON, median=0.097)),
-    (
-        "vtrain",
-        PeerFigure(
-            "vTrain",
-            0.1473,
-            "vTrain, MICRO 2024, validation on multi-node systems",
-            note="its own claim, on its own multi-node rows",
-        ),
-    ),
-    (
-        "sailor-clariden",
-        PeerFigure(
-            "Sailor",
-            0.089,
-            "Sailor's simulator, commit cf2c8e3, on sailor/validation",
-            note="its simulator with these plans' own profiles",
-        ),
-    ),
-    (
-        "simumax",
-        PeerFigure(
-            "SimuMax",
-            0.0562,
-            "SimuMax 4dcaae5, docs/b200, predictions printed beside the runs",
-            note="always low",
-        ),
-    ),
-    (
-        "korthikanti-table5",
-        PeerFigure(
-            "calculon",
-            0.0365,
-            "calculon commit caa4b11, validation of arXiv 2205.05198, table 5",
-            note="its own validation set",
-        ),
-    ),
-    ("megatron-sc21", PeerFigure("calculon", 0.103, _CALCULON)),
+PEERS = (
+    ("vtrain", "calculon 15.3% (median 9.7%)"),  # calculon commit caa4b11 on the rows
+    ("vtrain", "vTrain 14.7%, its own claim"),  # MICRO 2024, validation on multi-node systems
+    # Sailor's simulator, commit cf2c8e3, on sailor/validation
+    ("sailor-clariden", "Sailor 8.9%, its simulator with these plans' own profiles"),
+    # calculon commit caa4b11, validation of arXiv 2205.05198, table 5
+    ("korthikanti-table5", "calculon 3.6%, its own validation set"),
+    ("megatron-sc21", "calculon 10.3%"),  # calculon commit caa4b11 on the rows
 )
-"""(beginning of the source, figure)."""
+"""(beginning of the source, a tool's mean absolute error on its rows) as published or computed."""
 
-_SIMUMAX_PREDICTION = re.compile(r"simumax_pred_ms=([0-9.]+)")
+_SIMUMAX_PREDICTION = r"simumax_pred_ms=([0-9.]+)"
 
 
-def peers_of(rows: Sequence[RunRow]) -> tuple[PeerFigure, ...]:
-    """The figures of a data set; of SimuMax, where rows carry its predictions, over those rows."""
+def peers_of(rows: Sequence[RunRow]) -> str:
+    """Peers' figures of a data set; SimuMax's over its predictions, where rows carry them."""
     source = rows[0].source.lower()
-    found = [figure for beginning, figure in PEERS if source.startswith(beginning)]
+    found = [words for beginning, words in PEERS if source.startswith(beginning)]
     printed = [
         abs(float(match[1]) / 1e3 / row.step_seconds - 1.0)
         for row in rows
-        if row.step_seconds and (match := _SIMUMAX_PREDICTION.search(row.other))
+        if row.step_seconds and (match := re.search(_SIMUMAX_PREDICTION, row.other))
     ]
     if printed:
-        found = [each for each in found if each.tool != "SimuMax"]
-        found.append(
-            PeerFigure(
-                tool="SimuMax",
-                mape=statistics.fmean(printed),
-                median=statistics.median(printed),
-                note="its predictions, printed beside these runs",
-                source="column other of the rows",
-            )
-        )
-    return tuple(found)
-
-
-def peer_words(figures: Sequence[PeerFigure]) -> str:
-    """In one cell."""
-    words = []
-    for figure in figures:
-        median = "" if figure.median is None else f" (median {figure.median:.1%})"
-        note = f", {figure.note}" if figure.note else ""
-        words.append(f"{figure.tool} {figure.mape:.1%}{median}{note}")
-    return "; ".join(words)
+        found.append(f"SimuMax {statistics.fmean(printed):.1%}, printed beside these runs")
+    return "; ".join(found)

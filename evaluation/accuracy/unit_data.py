@@ -8,13 +8,14 @@ error: so any other folder in the same forms can be read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from evaluation.accuracy.unit_tables import Table, read_unit_table
+import pandas
+
 from hetplan.errors import Fault, InputError
-from hetplan.files.reading import read_text
 from hetplan.profiling.samples import (
     LayerSample,
     LinkSample,
@@ -32,13 +33,24 @@ KINDS = (
     ("a100_pcie", "nvidia-a100-80gb-pcie"),  # SimuMax configs/system/a100_pcie.json: mem_gbs 80
     ("b200_bf16_ceperm", "nvidia-b200-180gb-sxm"),
     ("B200", "nvidia-b200-180gb-sxm"),
+    ("B200-SXM", "nvidia-b200-180gb-sxm"),
     ("GH-96", "nvidia-gh200-96gb"),
     ("RTX-2080", "nvidia-rtx-2080-ti-11gb"),  # Sailor's name; products above a 2080's peak
     ("RTX-3090", "nvidia-rtx-3090-24gb"),
     ("Titan-RTX", "nvidia-titan-rtx-24gb"),
     ("V100-16", "nvidia-v100-16gb-sxm"),
+    ("A100-80GB-SXM", "nvidia-a100-80gb-sxm"),
+    ("H100", "nvidia-h100-80gb-sxm"),
+    ("MI300X", "amd-mi300x"),
+    ("MI325X", "amd-mi325x"),
+    ("MI355X", "amd-mi355x"),
 )
 """Labels of the tables and the catalogue's kinds that they mean."""
+
+
+MICROSECOND = 1e-6
+Row = Any
+"""A row of a table, by the names of its columns."""
 
 
 @dataclass(slots=True)
@@ -65,24 +77,45 @@ class Notes:
         return (*counted, *self.words)
 
 
-def read_rows(path: Path, notes: Notes) -> Table | None:
-    """The table's rows; None, with a note, where there is no such file.
+def read_rows(
+    path: Path,
+    notes: Notes,
+    *,
+    words: Sequence[str],
+    needed: Sequence[str] = (),
+    others: Sequence[str] = (),
+) -> pandas.DataFrame:
+    """The table's rows with every `needed` number; empty, with a note, where there is no such file.
 
-    An InputError with file and line where the file is another table or cells of it are wrong.
+    `words`: columns of text. `others`: numbers that a row may lack. An InputError with
+    file and line where the file is another table or cells of it are wrong.
     """
     if not path.exists():
         notes.words[f"{path.parent.name}/{path.name} is not there: nothing read from it"] = None
-        return None
-    text = read_text(path)
-    table = read_unit_table(str(path), text)
-    if table is None:
+        return pandas.DataFrame(columns=[*words, *needed, *others], dtype=str)
+    try:
+        texts = pandas.read_csv(path, dtype=str)
+        table = texts[list(words)].fillna("")
+        for name in (*needed, *others):
+            table[name] = texts[name].map(float, na_action="ignore").astype(float)
+    except (KeyError, pandas.errors.ParserError, pandas.errors.EmptyDataError):
         message = "the header is of no table of measurements that is known; restore the columns"
-        raise InputError(Fault(file=str(path), line=1, message=message))
-    used = len(table.layers) + len(table.collectives) + len(table.efficiencies)
-    missing = sum(1 for line in text.splitlines() if line.strip(", \t")) - 1 - used
-    if missing > 0:
-        notes.unused[f"{path.name}: no {table.needed}"] += missing
-    return table
+        raise InputError(Fault(file=str(path), line=1, message=message)) from None
+    except ValueError:
+        wrong = pandas.to_numeric(texts[name], errors="coerce").isna() & texts[name].notna()
+        found = texts[name][wrong].iloc[0]
+        message = f"found {found[:60]!a}; write a number"
+        line = int(wrong.argmax()) + 2
+        raise InputError(Fault(file=str(path), line=line, field=name, message=message)) from None
+    whole = table[list(needed)].notna().all(axis=1)
+    if not whole.all():
+        notes.unused[f"{path.name}: no {' or no '.join(needed)}"] += int((~whole).sum())
+    return table[whole]
+
+
+def each_row(table: pandas.DataFrame) -> Iterator[Row]:
+    """One after another."""
+    yield from table.itertuples()
 
 
 def population(

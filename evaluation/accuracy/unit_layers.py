@@ -22,6 +22,7 @@ it. Where no such all_reduce was measured, or less than a quarter remains, the s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +31,10 @@ from typing import Any, TypeAlias
 
 from evaluation.accuracy.unit_data import Notes, population
 from evaluation.accuracy.unit_links import node_link
-from evaluation.accuracy.unit_tables import known_model
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_text
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.profiling.samples import LayerSample, LinkOperation, LinkSample, Phase, ProfileSet
 from hetplan.profiling.timing import summarise
 
@@ -70,6 +70,36 @@ _WITHOUT_HEAD = "gpt-neo"
 _NO_TIME = f"{FOLDER.name}: 0 s, not measured, or the mark of a run that failed"
 _FALSE_HEAD = f"{FOLDER.name}: GPT-Neo's last layer, which holds no projection (a norm alone)"
 _FALSE_BACKWARD = f"{FOLDER.name}: the embedding's backward pass, which was not waited for"
+
+
+_MODELS = (
+    # config.json of facebook/opt-350m, facebook/opt-30b, EleutherAI/gpt-neo-2.7B,
+    # meta-llama/Meta-Llama-3-8B: layers, hidden and inner size, heads, key-value heads, vocabulary.
+    (r"opt-?350", "opt-350m", (24, 1024, 4096, 16, 16, 50272)),
+    (r"opt-?30(?!\d)", "opt-30b", (48, 7168, 28672, 56, 56, 50272)),
+    (r"gpt-?neo-?2", "gpt-neo-2.7b", (32, 2560, 10240, 20, 20, 50257)),
+    (r"llama-?3-8", "llama-3-8b", (32, 4096, 14336, 32, 8, 128256)),
+)
+
+
+def known_model(label: str) -> ModelSpec | None:
+    """The model that a file of measurements names; None where its shape is not known."""
+    for pattern, name, (layers, hidden, inner, heads, kv_heads, vocabulary) in _MODELS:
+        if re.search(pattern, label.lower()):
+            is_llama = name.startswith("llama")
+            return plain_model(
+                name=name,
+                architecture=Architecture.LLAMA if is_llama else Architecture.GPT,
+                num_layers=layers,
+                hidden_size=hidden,
+                ffn_hidden_size=inner,
+                num_attention_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=hidden // heads,
+                vocab_size=vocabulary,
+                max_sequence_length=8192 if is_llama else 2048,
+            )
+    return None
 
 
 def read_layers(folder: Path, notes: Notes, links: Sequence[LinkSample]) -> tuple[ProfileSet, ...]:

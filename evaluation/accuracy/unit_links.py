@@ -23,13 +23,11 @@ Four sources, and how each is read:
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.accuracy.unit_data import Notes, population, read_rows
-from hetplan.errors import InputError
-from hetplan.lint.rows import CollectiveRow
+from evaluation.accuracy.unit_data import MICROSECOND, Notes, Row, each_row, population, read_rows
 from hetplan.profiling.samples import LinkOperation, LinkSample, ProfileSet
 
 FILE = Path("unit") / "collectives.csv"
@@ -51,101 +49,11 @@ _OPERATIONS = {
     "all2all": LinkOperation.ALL_TO_ALL,
     "p2p": LinkOperation.SEND_RECV,
 }
+# Nodes of the run, and whether neighbouring ranks form the group, which fill a node first;
+# otherwise they are as far apart as there are groups.
 _AVERAGED = re.compile(r"allreduce_bandwidth_(\d+)nodes_\d+gpus_per_node \(consec=([01])\)")
-_NODES = re.compile(r"(\d+)Node-(\d+)GPU")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AveragedGroup:
-    """Which ranks formed the group of one of Galvatron's averages of all_reduce."""
-
-    nodes: int
-    """Nodes of the run; a group of consecutive ranks may need fewer."""
-    consecutive: bool
-    """Neighbouring ranks, which fill a node first; otherwise as far apart as there are groups."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NicRatio:
-    """A ring over nodes, by SimAI: its bus bandwidth over that of all NICs of a node."""
-
-    nodes: int
-    ranks: int
-    message_bytes: float
-    ratio: float
-
-    def seconds(self, nic_bytes_per_second: float, nics: int) -> float:
-        """Seconds of an all_reduce in nodes with so many NICs of this rate."""
-        rate = self.ratio * nic_bytes_per_second * nics
-        return bus_factor(self.ranks) * self.message_bytes / rate
-
-
-def published(folder: Path) -> tuple[CollectiveRow, ...]:
-    """All rows; an InputError where the file is not there or cells are wrong."""
-    material = read_rows(folder / FILE, Notes())
-    if material is None:
-        raise InputError(f"{folder / FILE} is not there; name the folder of reference data")
-    return material.collectives
-
-
-def operation_of(row: CollectiveRow) -> LinkOperation | None:
-    """What was measured; None for a word that is not known."""
-    return _OPERATIONS.get(row.operation)
-
-
-def ranks_of(row: CollectiveRow) -> int:
-    """Ranks of the group; 0 where the row does not say them as a number."""
-    return int(row.ranks) if row.ranks.isdecimal() else 0
-
-
-def failure_of(row: CollectiveRow) -> str:
-    """The mark that stands for a time where the measurement failed; empty: it did not."""
-    seconds = row.seconds or 0.0
-    return next((mark for mark, least in _FAILED_SECONDS if seconds >= least), "")
-
-
-def seconds_of(row: CollectiveRow, size_bytes: float | None) -> float | None:
-    """The time of a message of this size; None where neither time nor bus bandwidth says it.
-
-    Bus bandwidth to time (doc/PERFORMANCE.md of nccl-tests) for all_reduce and sends: only these
-    come without a time.
-    """
-    if row.seconds is not None:
-        return row.seconds
-    bandwidth, operation = row.bus_bytes_per_second, operation_of(row)
-    if not bandwidth or size_bytes is None:
-        return None
-    if operation is LinkOperation.ALL_REDUCE:
-        return bus_factor(ranks_of(row)) * size_bytes / bandwidth
-    return size_bytes / bandwidth if operation is LinkOperation.SEND_RECV else None
-
-
-def bus_factor(ranks: int) -> float:
-    """Bus bandwidth of an all_reduce is 2 (n - 1) / n bytes per byte of message over time."""
-    return 2.0 * (ranks - 1) / ranks
-
-
-def averaged_group(row: CollectiveRow) -> AveragedGroup | None:
-    """The group of a row of Galvatron's averages of all_reduce; None for any other row."""
-    found = _AVERAGED.search(row.source)
-    return AveragedGroup(nodes=int(found[1]), consecutive=found[2] == "1") if found else None
-
-
-def nic_ratio(row: CollectiveRow) -> NicRatio | None:
-    """The ratio in a row of SimAI's ratios to a NIC's bandwidth; None for any other row.
-
-    The column of bus bandwidths holds ratios there, read as GB/s like all others.
-    """
-    nodes = _NODES.match(row.ranks)
-    said = row.size_bytes, row.bus_bytes_per_second
-    if "nic_ratio" not in row.source or not nodes or said[0] is None or said[1] is None:
-        return None
-    return NicRatio(
-        nodes=int(nodes[1]), ranks=int(nodes[2]), message_bytes=said[0], ratio=said[1] / 1e9
-    )
-
-
 _AVERAGES = "galvatron, averages over sizes"
+_ACESO = "Aceso's profiler (eth-easl/sailor)"
 
 
 def node_link(kind: str) -> str:
@@ -167,100 +75,93 @@ GALVATRON_NODE = node_link("galvatron a100-class")
 GALVATRON_NODES = nodes_link("galvatron a100-class")
 """Two nodes of 8, two NICs each (NCCL_IB_HCA of its scripts)."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    """Which samples one row gives."""
-
-    link: str
-    tool: str
-    nodes: int = 1
+_Source = tuple[str, str, int]
+"""Link, tool and nodes of what one row gives."""
 
 
 def read_collectives(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
     """One population per link and tool; rows that are not used are counted in the notes."""
-    material = read_rows(folder / FILE, notes)
-    if material is None:
-        return ()
+    words = ("source", "gpu", "op", "ranks", "scope")
+    others = ("size_bytes", "time_us", "busbw_GBps")
     found: dict[tuple[str, str], list[LinkSample]] = {}
     labels: dict[tuple[str, str], str] = {}
-    for row in material.collectives:
-        source = _source(row, notes)
+    for row in each_row(read_rows(folder / FILE, notes, words=words, others=others)):
+        ranks = int(row.ranks) if row.ranks.isdecimal() else 0
+        source = _source(row, ranks, notes)
         if isinstance(source, str):
             notes.unused[f"collectives.csv: {source}"] += 1
             continue
-        sample = _sample(row, source, notes)
+        sample = _sample(row, ranks, source, notes)
         if sample is not None:
-            key = (source.link, source.tool)
+            key = source[:2]
             found.setdefault(key, []).append(sample)
-            labels[key] = row.device
+            labels[key] = row.gpu
     # Times by size come before averages over sizes of the same link.
     order = sorted(found, key=lambda key: key[1] == _AVERAGES)
-    return tuple(_population(key, labels[key], _without_copies(found[key], notes)) for key in order)
+    return tuple(_population(key, labels[key], found[key], notes) for key in order)
 
 
-def _source(row: CollectiveRow, notes: Notes) -> _Source | str:
+def _source(row: Row, ranks: int, notes: Notes) -> _Source | str:
     """Where the row was measured, or why it is not used."""
     words = row.source
     if words.startswith("vTrain"):
-        link = VTRAIN_A100_NODE if row.device == "A100" else VTRAIN_V100_NODE
-        return _Source(link=link, tool="nccl-tests (vTrain)")
+        link = VTRAIN_A100_NODE if row.gpu == "A100" else VTRAIN_V100_NODE
+        return link, "nccl-tests (vTrain)", 1
     if words.startswith("Sailor Aceso"):
-        kind = notes.kind(row.device)
+        kind = notes.kind(row.gpu)
         if row.scope != "inter":
-            return _Source(link=node_link(kind), tool="Aceso's profiler (eth-easl/sailor)")
+            return node_link(kind), _ACESO, 1
         notes.words[_ON_A_CURVE] = None
-        return _Source(link=nodes_link(kind), tool="sailor network curve", nodes=2)
+        return nodes_link(kind), "sailor network curve", 2
     if words.startswith("SimAI"):
-        return _NIC_RATIO if "nic_ratio" in words else _OTHER_RATIO
+        return "SimAI's ratios to a bandwidth that is not named"
     if words.startswith("Galvatron sp_time"):
-        return _Source(link=GALVATRON_NODE, tool="galvatron")
+        return GALVATRON_NODE, "galvatron", 1
+    averaged = _AVERAGED.search(words)
     if words.startswith("Galvatron p2p"):
-        if ranks_of(row) != 2:
+        if ranks != 2:
             return "Galvatron's chains of sends among more than two ranks"
         crosses = row.scope.startswith("2x")
-        link = GALVATRON_NODES if crosses else GALVATRON_NODE
-        return _Source(link=link, tool=_AVERAGES, nodes=2 if crosses else 1)
-    group = averaged_group(row)
-    if group is None:
+    elif averaged is None:
         return f"{words[:60]}, a source that is not known"
-    # Consecutive ranks fill a node first: with 8 to a node only 16 of them need two.
-    crosses = group.nodes == 2 and (not group.consecutive or ranks_of(row) == 16)
-    link = GALVATRON_NODES if crosses else GALVATRON_NODE
-    return _Source(link=link, tool=_AVERAGES, nodes=2 if crosses else 1)
+    else:
+        # Consecutive ranks fill a node first: with 8 to a node only 16 of them need two.
+        crosses = averaged[1] == "2" and (averaged[2] == "0" or ranks == 16)
+    return (GALVATRON_NODES, _AVERAGES, 2) if crosses else (GALVATRON_NODE, _AVERAGES, 1)
 
 
-_NIC_RATIO = (
-    "SimAI's ratios to the cards' bandwidth, as samples of a link; the law between nodes of links "
-    "without samples was learned from them (predict/link/prior.py)"
-)
-_OTHER_RATIO = "SimAI's ratios to a fabric's bandwidth that is not named"
 _ON_A_CURVE = (
     "collectives.csv: send_recv between nodes (scope inter) are values of Sailor's fitted "
     "polynomial, not single measurements"
 )
 
 
-def _sample(row: CollectiveRow, source: _Source, notes: Notes) -> LinkSample | None:
-    operation, ranks, mark = operation_of(row), ranks_of(row), failure_of(row)
+def _sample(row: Row, ranks: int, source: _Source, notes: Notes) -> LinkSample | None:
+    link, tool, nodes = source
+    operation, size, seconds = _OPERATIONS.get(row.op), row.size_bytes, row.time_us * MICROSECOND
     if operation is None or ranks < 2:
         notes.unused["collectives.csv: an operation or a number of ranks that is not known"] += 1
         return None
-    if mark:
-        notes.unused[f"collectives.csv: {mark} us, the mark of a failure"] += 1
-        return None
-    size = row.size_bytes
-    if size is None and source.tool == _AVERAGES:
+    for mark, least in _FAILED_SECONDS:
+        if seconds >= least:
+            notes.unused[f"collectives.csv: {mark} us, the mark of a failure"] += 1
+            return None
+    if math.isnan(size) and tool == _AVERAGES:
         notes.words[_NO_SIZE] = None
         size = float(AVERAGED_BYTES)
-    seconds = seconds_of(row, size)
-    if size is None or size < 1 or seconds is None or seconds <= 0:
+    if math.isnan(seconds) and row.busbw_GBps > 0:
+        # Bus bandwidth to time (doc/PERFORMANCE.md of nccl-tests): only these come without a time.
+        if operation is LinkOperation.ALL_REDUCE:
+            seconds = 2.0 * (ranks - 1) / ranks * size / (row.busbw_GBps * 1e9)
+        elif operation is LinkOperation.SEND_RECV:
+            seconds = size / (row.busbw_GBps * 1e9)
+    if not (size >= 1 and seconds > 0):
         notes.unused["collectives.csv: no size, no time or no bandwidth"] += 1
         return None
     if operation is LinkOperation.ALL_GATHER:
         size *= ranks
     return LinkSample(
-        link=source.link,
+        link=link,
         operation=operation.value,
         backend="nccl",
         group_size=ranks,
@@ -270,7 +171,7 @@ def _sample(row: CollectiveRow, source: _Source, notes: Notes) -> LinkSample | N
         p90_seconds=seconds,
         repeats=1,
         outliers=0,
-        nodes=source.nodes,
+        nodes=nodes,
     )
 
 
@@ -280,19 +181,17 @@ _NO_SIZE = (
 )
 
 
-def _without_copies(samples: list[LinkSample], notes: Notes) -> tuple[LinkSample, ...]:
-    """Equal to the last digit under several models: one measurement."""
+def _population(
+    key: tuple[str, str], label: str, samples: list[LinkSample], notes: Notes
+) -> ProfileSet:
+    link, tool = key
+    # Equal to the last digit under several models: one measurement.
     kept = tuple(dict.fromkeys(samples))
     if len(kept) < len(samples):
         reason = "collectives.csv: the same measurement under another model"
         notes.unused[reason] += len(samples) - len(kept)
-    return kept
-
-
-def _population(key: tuple[str, str], label: str, samples: tuple[LinkSample, ...]) -> ProfileSet:
-    link, tool = key
     words = "one time per message, whose spread is not said"
-    if tool.startswith("Aceso"):
+    if tool == _ACESO:
         words += "; all_gather and all_to_all as torch runs them, with the copies of their lists"
     device = link.removesuffix(" intra-node").removesuffix(" inter-node")
-    return population(device, label, tool=tool, file=FILE, words=words, links=samples)
+    return population(device, label, tool=tool, file=FILE, words=words, links=kept)

@@ -45,13 +45,12 @@ sustains: 25 + 75 of a product, 10 + 40 of a grouped one, 20 of attention (each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from evaluation.accuracy.unit_data import Notes, population, read_rows
-from evaluation.accuracy.unit_tables import EfficiencyRow, LayerRow, precision_of
+from evaluation.accuracy.unit_data import MICROSECOND, Notes, Row, each_row, population, read_rows
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import ADDITION_APART, OperatorClass
@@ -116,21 +115,25 @@ class _Pass:
 
 def read_operators(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
     """One population per device of the table; rows that are not used are counted in the notes."""
-    material = read_rows(folder / OPERATORS_FILE, notes)
-    if material is None:
-        return ()
-    by_device: dict[str, list[LayerRow]] = {}
-    for row in material.layers:
-        if "Aceso" in row.source:
-            by_device.setdefault(row.device, []).append(row)
-        elif row.operation == "layer":
-            notes.unused["layer_times.csv: Sailor's layers, read from sailor/ instead"] += 1
-        else:
-            notes.unused[f"layer_times.csv: {row.device} says no kind of device"] += 1
-    return tuple(_operator_population(label, rows, notes) for label, rows in by_device.items())
+    words = ("source", "dtype", "gpu", "model", "op", "algo")
+    table = read_rows(
+        folder / OPERATORS_FILE,
+        notes,
+        words=words,
+        needed=("fwd_us", "mbs", "tp"),
+        others=("bwd_us",),
+    )
+    ours = table["source"].str.contains("Aceso")
+    if not ours.all():
+        others = "layer_times.csv: Sailor's layers, read from sailor/ instead, or no kind of device"
+        notes.unused[others] += int((~ours).sum())
+    return tuple(
+        _operator_population(str(label), each_row(rows), notes)
+        for label, rows in table[ours].groupby("gpu", sort=False)
+    )
 
 
-def _operator_population(label: str, rows: Sequence[LayerRow], notes: Notes) -> ProfileSet:
+def _operator_population(label: str, rows: Iterable[Row], notes: Notes) -> ProfileSet:
     device = notes.kind(label)
     return population(
         device,
@@ -144,18 +147,18 @@ def _operator_population(label: str, rows: Sequence[LayerRow], notes: Notes) -> 
     )
 
 
-def _samples(row: LayerRow, device: str, notes: Notes) -> Iterator[OperatorSample]:
+def _samples(row: Row, device: str, notes: Notes) -> Iterator[OperatorSample]:
     """Samples of both passes of a row, where they can be used."""
-    if row.variant not in ("", "0"):
+    if row.algo not in ("", "0"):
         notes.unused[_VARIANT] += 1
         return
-    if row.operation == "final-layernorm":
+    if row.op == "final-layernorm":
         notes.unused[_FINAL_NORM] += 1
         return
     for is_forward in (True, False):
-        seconds = row.forward_seconds if is_forward else row.backward_seconds
+        seconds = MICROSECOND * (row.fwd_us if is_forward else row.bwd_us)
         reason = _unusable(row, seconds, is_forward=is_forward)
-        if reason or seconds is None:
+        if reason:
             notes.unused[reason] += 1
         else:
             yield _operator_pass(row, is_forward=is_forward).sample(device, seconds)
@@ -183,35 +186,35 @@ _COPIED = (
 )
 
 
-def _unusable(row: LayerRow, seconds: float | None, *, is_forward: bool) -> str:
+def _unusable(row: Row, seconds: float, *, is_forward: bool) -> str:
     """Why a pass is not used; empty: it is."""
-    if seconds is None or seconds <= 0:
+    if not seconds > 0:
         return f"{_PASSES}: no time"
     if seconds >= _FAILED_SECONDS:
         return f"{_PASSES}: 1e7 us, the mark of a run out of memory"
-    if row.operation == "enc-attention-qkv":
+    if row.op == "enc-attention-qkv":
         return _COPIED
     reduced = _ROW_PARALLEL if is_forward else _COLUMN_PARALLEL
-    if row.tp > 1 and row.operation in reduced:
+    if row.tp > 1 and row.op in reduced:
         return f"{_PASSES}: product at tp > 1 with the tensor-parallel communication in it"
-    if row.tp > 1 and (row.operation == _LOSS or (row.operation == _EMBEDDING and is_forward)):
-        return f"{_PASSES}: {row.operation} at tp > 1 with the tensor-parallel communication in it"
+    if row.tp > 1 and (row.op == _LOSS or (row.op == _EMBEDDING and is_forward)):
+        return f"{_PASSES}: {row.op} at tp > 1 with the tensor-parallel communication in it"
     return ""
 
 
-def _operator_pass(row: LayerRow, *, is_forward: bool) -> _Pass:
-    precision = precision_of(row.precision)
-    if not precision:
-        raise _wrong(row, "dtype", f"found {row.precision[:60]!a}; fp16, bf16 or fp32 is due")
+def _operator_pass(row: Row, *, is_forward: bool) -> _Pass:
+    precision = _PRECISION_WORDS.get(row.dtype)
+    if precision is None:
+        raise _wrong(row, "dtype", f"found {row.dtype[:60]!a}; fp16, bf16 or fp32 is due")
     if row.model not in _MODEL_SIZES:
         names = ", ".join(_MODEL_SIZES)
         raise _wrong(row, "model", f"found model {row.model[:60]!a}; shapes are known of {names}")
     hidden, heads, vocabulary = _MODEL_SIZES[row.model]
-    name, tp = row.operation, row.tp
+    name, tp = row.op, int(row.tp)
     if heads % tp:
         raise _wrong(row, "tp", f"found {tp}; it does not divide the {heads} heads of {row.model}")
-    tokens, inner = row.microbatch_size * SEQUENCE, 4 * hidden // tp
-    batch, width = row.microbatch_size * heads // tp, hidden // heads
+    tokens, inner = int(row.mbs) * SEQUENCE, 4 * hidden // tp
+    batch, width = int(row.mbs) * heads // tp, hidden // heads
     product = OperatorClass.MATRIX_PRODUCT
     operator, *sizes = {
         # Operator, batch, m, n, k; of products m, n and k of the forward pass.
@@ -247,16 +250,15 @@ def _operator_pass(row: LayerRow, *, is_forward: bool) -> _Pass:
         if operator is product:
             n, k = k, n
     # Megatron-LM's cross-entropy works on a float32 copy of the logits.
-    output = Precision.FLOAT32 if operator is OperatorClass.LOSS else Precision(precision)
+    output = Precision.FLOAT32 if operator is OperatorClass.LOSS else precision
     return _Pass(
-        operator=operator, phase=phase, batch=batch, m=m, n=n, k=k, inputs=Precision(precision),
-        output=output,
-    )  # fmt: skip
+        operator=operator, phase=phase, batch=batch, m=m, n=n, k=k, inputs=precision, output=output
+    )
 
 
-def _wrong(row: LayerRow, column: str, message: str) -> InputError:
-    place = row.place
-    return InputError(Fault(file=place.file, line=place.line, field=column, message=message))
+def _wrong(row: Row, column: str, message: str) -> InputError:
+    file = str(OPERATORS_FILE)
+    return InputError(Fault(file=file, line=row.Index + 2, field=column, message=message))
 
 
 _PRECISION_WORDS = {
@@ -289,12 +291,12 @@ _FORWARD_PRODUCTS = 2.0  # scores and context
 _MAX_EFFICIENCY, _MAX_OF_ATTENTION = 1.25, 2.0
 
 
-def efficiency_sample(row: EfficiencyRow, device: str) -> OperatorSample | str:
+def efficiency_sample(row: Row, device: str) -> OperatorSample | str:
     """The time of one shape of a table, `key=value` pairs; a text says why there is none.
 
     Inputs are in bfloat16 where the shape does not say a format, as SimuMax measures.
     """
-    operation, efficiency = row.operation, row.efficiency
+    operation, efficiency = row.op, row.efficiency
     most = _MAX_OF_ATTENTION if operation in _ATTENTION else _MAX_EFFICIENCY
     if efficiency > most:
         return (
@@ -305,19 +307,13 @@ def efficiency_sample(row: EfficiencyRow, device: str) -> OperatorSample | str:
         return f"{operation}: an efficiency of {efficiency:g} is none"
     if operation not in _REPEATS:
         return f"{operation}: no operator of a layer in 16 or 32 bits"
-    if row.peak_flops_per_second is None:
-        message = "this cell is empty; write the nominal rate in TFLOP/s"
-        place = row.place
-        raise InputError(
-            Fault(file=place.file, line=place.line, field="peak_tflops", message=message)
-        )
     pairs = (part.partition("=") for part in row.shape.split(","))
     keys = {name.strip(): value.strip() for name, _, value in pairs}
     try:
         found = _MEASURED[operation](keys)
     except (KeyError, ValueError) as error:
         return f"{operation}: a shape that cannot be read ({str(error)[:60]})"
-    seconds = found.operations / (efficiency * row.peak_flops_per_second)
+    seconds = found.operations / (efficiency * (row.peak_tflops * 1e12))
     return found.sample(device, seconds, repeats=_REPEATS[operation])
 
 
@@ -396,16 +392,15 @@ SIMUMAX = "SimuMax efficiency tables"
 
 def read_products(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
     """One population per device of the table."""
-    material = read_rows(folder / PRODUCTS_FILE, notes)
-    if material is None:
-        return ()
+    needed, words = ("efficiency", "peak_tflops"), ("gpu", "op", "shape")
+    table = read_rows(folder / PRODUCTS_FILE, notes, words=words, needed=needed)
     by_device: dict[str, list[OperatorSample]] = {}
-    for row in material.efficiencies:
-        found = efficiency_sample(row, notes.kind(row.device))
+    for row in each_row(table):
+        found = efficiency_sample(row, notes.kind(row.gpu))
         if isinstance(found, str):
             notes.unused[f"gemm_efficiency.csv: {found}"] += 1
         else:
-            by_device.setdefault(row.device, []).append(found)
+            by_device.setdefault(row.gpu, []).append(found)
     return tuple(
         population(
             notes.kind(label),

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -44,12 +44,8 @@ _PORT = 29500
 _HETPLAN = ("-m", "hetplan")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostCommand:
-    """A command of Python on one host (`HERE`: on the machine itself)."""
-
-    host: str
-    words: tuple[str, ...]
+HostCommand = tuple[str, tuple[str, ...]]
+"""A host (`HERE`: the machine itself) and the words of a command of Python on it."""
 
 
 def make_paces(inputs: LoopInputs) -> None:
@@ -79,9 +75,9 @@ def measure_devices(inputs: LoopInputs, kind: str) -> None:
     options = (*_shapes(inputs), "--pace", str(inputs.pace(kind)))
     store = inputs.path(f"devices-{kind}")
     commands = [
-        HostCommand(
-            host=host,
-            words=(
+        (
+            host,
+            (
                 *(*_HETPLAN, "profile", "layers", *_of_job(inputs), *options),
                 *("--device", "cpu", "--kind", device, "--store", str(store)),
             ),
@@ -112,7 +108,7 @@ def measure_links(inputs: LoopInputs) -> None:
             *("--master-port", str(_PORT + number)),
         )
         commands = [
-            HostCommand(host=host, words=(*torchrun, "--node-rank", str(rank), *_HETPLAN, *words))
+            (host, (*torchrun, "--node-rank", str(rank), *_HETPLAN, *words))
             for rank, host in enumerate(hosts)
         ]
         _run_once(inputs, f"link-{link}", commands)
@@ -153,7 +149,7 @@ def _of_job(inputs: LoopInputs) -> tuple[str, ...]:
 
 
 def _here(*words: str) -> tuple[HostCommand, ...]:
-    return (HostCommand(host=HERE, words=(*_HETPLAN, *words)),)
+    return ((HERE, (*_HETPLAN, *words)),)
 
 
 def _run_once(inputs: LoopInputs, what: str, commands: Sequence[HostCommand]) -> None:
@@ -171,26 +167,26 @@ def _run(inputs: LoopInputs, what: str, commands: Sequence[HostCommand]) -> None
     """
     started = []
     try:
-        for command in commands:
-            where = "" if command.host == HERE else command.host
-            inputs.say(f"{where}$ python {shlex.join(command.words)}")
+        for host, words in commands:
+            where = "" if host == HERE else host
+            inputs.say(f"{where}$ python {shlex.join(words)}")
             output = inputs.path(f"{what}-{where}.txt" if where else f"{what}.txt")
             with output.open("w") as stream:
                 process = start(
                     inputs.emulation,
-                    command.host,
-                    (sys.executable, *command.words),
+                    host,
+                    (sys.executable, *words),
                     environment=ENVIRONMENT,
                     stdout=stream.fileno(),
                     stderr=subprocess.STDOUT,
                 )
-            started.append((command, process, output))
-        for command, process, output in started:
+            started.append((words, process, output))
+        for words, process, output in started:
             status = exit_status(process.wait())
             if status:
                 lines = output.read_text(errors="replace").strip().splitlines() or ["no output"]
                 raise HetplanError(
-                    f"`{shlex.join(command.words[:5])} ...` ended with exit code {status}: "
+                    f"`{shlex.join(words[:5])} ...` ended with exit code {status}: "
                     f"{lines[-1]} ({output})"
                 )
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,11 @@ from evaluation.closed_loop.values import (
     Goals,
     LoopPass,
     LoopRow,
-    LoopTotals,
     TrainedPlan,
     Verdict,
 )
-from evaluation.drawing import save_drawing
 from evaluation.output import WORDS, Answer, Form, Section, frame_of, plain
+from hetplan.errors import InputError
 
 
 def judge(
@@ -38,7 +38,9 @@ def judge(
     """A pass with its numbers; `repeats` are all trainings of the searched plan."""
     sums = totals(rows, repeats)
     invalid = list(
-        invalid_reasons(sums.overrun, sums.repeats_spread, sums.load_average, sums.steal)
+        invalid_reasons(
+            *(sums[name] for name in ("overrun", "repeats_spread", "load_average", "steal"))
+        )
     )
     if profile_excess > MAX_PROFILE_EXCESS:
         invalid.append(
@@ -66,8 +68,12 @@ def verdict_of(invalid: Iterable[str], missed: Iterable[str]) -> tuple[Verdict, 
     return Verdict.MISSED if reasons else Verdict.REACHED, reasons
 
 
-def totals(rows: Sequence[LoopRow], repeats: Sequence[TrainedPlan]) -> LoopTotals:
-    """The numbers of a pass of at least one plan, the searched one among them."""
+def totals(rows: Sequence[LoopRow], repeats: Sequence[TrainedPlan]) -> dict[str, float]:
+    """The numbers of a pass of at least one plan, the searched one among them; fractions.
+
+    `regret`: measured step of the searched plan over the least measured one, less 1; `range`:
+    longest measured step over the shortest; `load_average`: the largest after a training.
+    """
     runs = frame_of(row.trained for row in rows)
     errors = runs["predicted_seconds"] / runs["measured_seconds"] - 1.0
     everything = pandas.concat([runs, frame_of(repeats)])
@@ -75,19 +81,19 @@ def totals(rows: Sequence[LoopRow], repeats: Sequence[TrainedPlan]) -> LoopTotal
     measured = runs["measured_seconds"]
     searched = next(row.trained for row in rows if row.searched)
     correlation = rank_correlation(runs["predicted_seconds"], measured)
-    return LoopTotals(
-        mape=float(errors.abs().mean()),
-        worst=float(errors.abs().max()),
-        bias=float(errors.mean()),
-        spearman=1.0 if correlation is None else correlation,
-        regret=float(searched.measured_seconds / measured.min() - 1.0),
-        repeats_spread=spread([run.measured_seconds for run in repeats]),
-        overrun=float(everything["overruns"].sum() / passes) if passes else 0.0,
-        range=float(measured.max() / measured.min()),
-        stalled_plans=sum(row.stalled >= MIN_STALLED_FRACTION for row in rows),
-        load_average=float(everything["load_average"].max()),
-        steal=float(everything["steal"].max()),
-    )
+    return {
+        "mape": float(errors.abs().mean()),
+        "worst": float(errors.abs().max()),
+        "bias": float(errors.mean()),
+        "spearman": 1.0 if correlation is None else correlation,
+        "regret": float(searched.measured_seconds / measured.min() - 1.0),
+        "repeats_spread": spread([run.measured_seconds for run in repeats]),
+        "overrun": float(everything["overruns"].sum() / passes) if passes else 0.0,
+        "range": float(measured.max() / measured.min()),
+        "stalled_plans": sum(row.stalled >= MIN_STALLED_FRACTION for row in rows),
+        "load_average": float(everything["load_average"].max()),
+        "steal": float(everything["steal"].max()),
+    }
 
 
 def spread(seconds: Sequence[float]) -> float:
@@ -112,13 +118,13 @@ def invalid_reasons(
         )
 
 
-def _missed(sums: LoopTotals, goals: Goals) -> Iterator[str]:
-    if sums.mape > goals.mape:
-        yield f"MAPE {sums.mape:.1%}; the goal is {goals.mape:.0%}"
-    if sums.spearman < goals.spearman:
-        yield f"Spearman {sums.spearman:.3f}; the goal is {goals.spearman:g}"
-    if sums.regret > goals.regret:
-        yield f"regret {sums.regret:.1%}; the goal is {goals.regret:.0%}"
+def _missed(sums: dict[str, float], goals: Goals) -> Iterator[str]:
+    if sums["mape"] > goals.mape:
+        yield f"MAPE {sums['mape']:.1%}; the goal is {goals.mape:.0%}"
+    if sums["spearman"] < goals.spearman:
+        yield f"Spearman {sums['spearman']:.3f}; the goal is {goals.spearman:g}"
+    if sums["regret"] > goals.regret:
+        yield f"regret {sums['regret']:.1%}; the goal is {goals.regret:.0%}"
 
 
 def _megabytes(size: float) -> str:
@@ -189,7 +195,7 @@ def loop_answer(loop: ClosedLoop) -> Answer:
         together = (*loop.hethub.alone, *loop.hethub.together)
         sections.append(
             Section(
-                frame=frame_of({**plain(row), **_run_row(row.trained)} for row in together),
+                frame=frame_of({**plain(row), **_run_row(row["trained"])} for row in together),
                 title="Each kind alone, then all together; at most 64 microbatches per pipeline "
                 "and step",
                 columns=_HETHUB_COLUMNS,
@@ -250,9 +256,36 @@ _MARKERS = "osD^v"
 _BAND = 0.03
 
 
+_SETTINGS: Any = {
+    # Names of shapes in an SVG are hashes of a salt that is random unless it is given.
+    "svg.hashsalt": "hetplan",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+}
+
+
+def check_drawable(path: Path) -> None:
+    """An InputError without matplotlib, or where nothing can be drawn into the path."""
+    if path.suffix.lower() != ".svg":
+        raise InputError(f"{path} must end in .svg, which is what is drawn")
+    if not path.parent.is_dir():
+        raise InputError(f"{path.parent} is no folder; make it, or name a file in another one")
+    if find_spec("matplotlib") is None:
+        raise InputError("drawing needs matplotlib: pip install 'hetplan[plots]'")
+
+
 def draw(loop: ClosedLoop, path: Path) -> None:
-    """Write the drawing as SVG; an InputError without matplotlib or a folder to write to."""
-    save_drawing(path, lambda figure: _fill(figure.add_subplot(), loop))
+    """Write the drawing as SVG; equal figures give equal files, byte for byte."""
+    check_drawable(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=(8.0, 7.0), layout="constrained")
+        _fill(figure.add_subplot(), loop)
+        # A date would make every drawing a new file.
+        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def _fill(axes: Any, loop: ClosedLoop) -> None:
@@ -271,7 +304,7 @@ def _fill(axes: Any, loop: ClosedLoop) -> None:
 
 def _draw_pass(axes: Any, loop_pass: LoopPass) -> None:
     sums = loop_pass.totals
-    note = f"{_title(loop_pass)}: MAPE {sums.mape:.1%}, Spearman {sums.spearman:.3f}"
+    note = f"{_title(loop_pass)}: MAPE {sums['mape']:.1%}, Spearman {sums['spearman']:.3f}"
     axes.scatter([], [], s=0, label=note)
     for number, form in enumerate(FORMS):
         runs = [row.trained for row in loop_pass.rows if row.form == form]

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from evaluation.closed_loop.measuring import PLAIN, search_plan
 from evaluation.closed_loop.plans import (
     PoolSpace,
-    dealt_out,
     draw_pool,
     loop_plan,
     price_pool,
@@ -32,17 +31,14 @@ from evaluation.closed_loop.values import (
     HethubMeasured,
     LoopInputs,
     LoopPlan,
-    TogetherRow,
+    Row,
     TrainedPlan,
 )
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.job.load import load_job
 from hetplan.job.spec import Job
-from hetplan.plans.build import plan_of
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.pieces import own_depth
-from hetplan.plans.plan import Plan, Schedule
+from hetplan.plans.plan import Plan
 from hetplan.plans.ranks import launch_faults
 from hetplan.predict.fit import load_predictor
 from hetplan.predict.predictor import Predictor
@@ -56,8 +52,6 @@ WARMUP_STEPS, STEPS = 1, 2
 MIN_RATIO = 0.975
 MIN_OF_BOUND = 0.99
 POOL_SIZE = 300
-_SIMPLE_SAMPLES = 2
-"""Of a microbatch of one pipeline that needs no planner."""
 _SIZES = (1, 2, 3, 4, 6, 8)
 """Microbatch sizes of one rank, and samples of a pipeline's microbatch, that are drawn."""
 
@@ -78,7 +72,7 @@ class Candidate:
 
 
 def train_together(inputs: LoopInputs) -> HethubMeasured:
-    """Each kind alone, then all together, under hetplan's plans and under simpler ones."""
+    """Each kind alone, then all together, under hetplan's plans."""
     predictor = load_predictor(inputs.predictor(PLAIN))
     candidates = tuple(Planner(inputs, load_job(TOGETHER_JOB_FILE), predictor).candidates())
     tasks = [
@@ -119,27 +113,27 @@ def measured(
     )
 
 
-def _row(candidate: Candidate, run: TrainedPlan, whole: float | None) -> TogetherRow:
+def _row(candidate: Candidate, run: TrainedPlan, whole: float | None) -> Row:
     rate = tokens(candidate.job) / run.measured_seconds
-    return TogetherRow(
-        what=candidate.what,
-        name=candidate.plan.name,
-        samples=candidate.job.global_batch_size,
-        tokens_per_second=rate,
-        ratio=None if whole is None else rate / whole,
-        bound_ratio=None if whole is None else candidate.bound_seconds / run.measured_seconds,
-        trained=run,
-    )
+    return {
+        "what": candidate.what,
+        "name": candidate.plan.name,
+        "samples": candidate.job.global_batch_size,
+        "tokens_per_second": rate,
+        "ratio": None if whole is None else rate / whole,
+        "bound_ratio": None if whole is None else candidate.bound_seconds / run.measured_seconds,
+        "trained": run,
+    }
 
 
-def _missed_goals(together: Sequence[TogetherRow]) -> Iterator[str]:
-    best = max(row.ratio or 0.0 for row in together if row.what in (ANY_FORM, ONE_PIPELINE))
+def _missed_goals(together: Sequence[Row]) -> Iterator[str]:
+    best = max(row["ratio"] for row in together if row["what"] in (ANY_FORM, ONE_PIPELINE))
     if best < MIN_RATIO:
         yield f"{best:.1%} of the kinds alone; the goal is {MIN_RATIO:.1%}"
     for row in together:
-        if row.what == ONE_PIPELINE and (row.bound_ratio or 0.0) < MIN_OF_BOUND:
+        if row["what"] == ONE_PIPELINE and row["bound_ratio"] < MIN_OF_BOUND:
             yield (
-                f"the best single pipeline reaches {row.bound_ratio:.1%} of its own bound; the "
+                f"the best single pipeline reaches {row['bound_ratio']:.1%} of its own bound; the "
                 f"goal is {MIN_OF_BOUND:.0%}"
             )
 
@@ -156,7 +150,7 @@ class Planner:
         return Pricer(self._inputs.model, self._inputs.cluster, job, self._predictor)
 
     def candidates(self) -> Iterator[Candidate]:
-        """What is trained: each kind alone, hetplan's two plans, then the simple splits."""
+        """What is trained: each kind alone, then hetplan's two plans."""
         batch, islands = self._job.global_batch_size, self._inputs.cluster.islands
         speeds = speeds_of(self._pricer(batch))
         weights = [len(island.usable_nodes) * speeds[island.name] for island in islands]
@@ -174,7 +168,6 @@ class Planner:
             pricer = self._pricer(MAX_MICROBATCHES * samples)
             singles.append(_best(ONE_PIPELINE, pricer, self._pool(pricer, single=True)))
         yield max(singles, key=lambda candidate: candidate.tokens_per_second)
-        yield from self.simple()
 
     def _pool(
         self,
@@ -213,38 +206,6 @@ class Planner:
         if played and not any(launch_faults(plan)):
             yield loop_plan(pricer, plan, searched=True)
 
-    def simple(self) -> Iterator[Candidate]:
-        """What needs no planner: equal parts, and parts by peak rate."""
-        batch, islands = self._job.global_batch_size, self._inputs.cluster.islands
-        hosts = [island.name for island in islands for _ in island.usable_nodes]
-        rates = [
-            dict(island.device.peak_flops_per_second)[self._job.precision]
-            for island in islands
-            for _ in island.usable_nodes
-        ]
-        ways = (("even", [1.0] * len(hosts)), ("by peak rate", rates))
-        num_layers = self._inputs.model.num_layers
-        for way, weights in ways:
-            what = "even layers" if way == "even" else f"layers {way}"
-            layers = dealt_out(num_layers, weights, least=1)
-            pipeline = _pipeline(hosts, layers, MAX_MICROBATCHES, _SIMPLE_SAMPLES)
-            samples = MAX_MICROBATCHES * _SIMPLE_SAMPLES
-            yield self._simple(f"{what}, one pipeline", [pipeline], samples)
-        for way, weights in ways:
-            what = "even shares" if way == "even" else f"shares {way}"
-            samples, shares = shares_of(batch, weights)
-            pipelines = [
-                _pipeline([host], [num_layers], share, samples)
-                for host, share in zip(hosts, shares, strict=True)
-            ]
-            yield self._simple(f"{what}, a pipeline per host", pipelines, batch)
-
-    def _simple(self, what: str, pipelines: Sequence[ChosenPipeline], batch: int) -> Candidate:
-        pricer = self._pricer(batch)
-        chosen = ChosenPlan(pipelines=tuple(pipelines))
-        plan = plan_of(pricer.model, pricer.cluster, pricer.job, chosen)
-        return _best(what, pricer, [loop_plan(pricer, plan)])
-
 
 def _best(what: str, pricer: Pricer, plans: Sequence[LoopPlan]) -> Candidate:
     """The plan with the least predicted step."""
@@ -253,40 +214,6 @@ def _best(what: str, pricer: Pricer, plans: Sequence[LoopPlan]) -> Candidate:
     plan = min(plans, key=lambda plan: plan.predicted_seconds)
     bound = bound_seconds(pricer, plan.plan)
     return Candidate(what=what, plan=plan, job=pricer.job, bound_seconds=bound)
-
-
-def shares_of(batch: int, weights: Sequence[float]) -> tuple[int, list[int]]:
-    """(samples of a microbatch, microbatches of each pipeline) of a batch dealt out by weight.
-
-    The smallest microbatches with which no pipeline has more than are allowed.
-    """
-    for samples in _SIZES:
-        if batch % samples == 0 and batch // samples >= len(weights):
-            shares = dealt_out(batch // samples, weights, least=1)
-            if max(shares) <= MAX_MICROBATCHES:
-                return samples, shares
-    raise InputError(
-        f"a batch of {batch} cannot be dealt out to {len(weights)} pipelines of at most "
-        f"{MAX_MICROBATCHES} microbatches of up to {_SIZES[-1]} samples"
-    )
-
-
-def _pipeline(
-    hosts: Sequence[str], layers: Sequence[int], count: int, samples: int
-) -> ChosenPipeline:
-    shape = Shape(tp=1, dp=1, microbatch_size=samples)
-    return ChosenPipeline(
-        stages=tuple(
-            ChosenStage(
-                parts=(Part(island=host, shape=shape),),
-                layers=(stage_layers,),
-                warmup_depth=own_depth("1f1b", at, len(hosts), count),
-            )
-            for at, (host, stage_layers) in enumerate(zip(hosts, layers, strict=True))
-        ),
-        num_microbatches=count,
-        schedule=Schedule(name="1f1b"),
-    )
 
 
 def bound_seconds(pricer: Pricer, plan: Plan) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from hetplan.cluster.spec import Cluster
 from hetplan.emulation.values import Emulation
@@ -21,6 +22,7 @@ from hetplan.profiling.pacing import MAX_JITTER
 
 SPEC_SCHEMA = "hetplan.closed-loop-spec/1"
 Say = Callable[[str], None]
+Row = dict[str, Any]
 
 MAX_OVERRUN = 0.30
 """Largest valid fraction of paced passes that take longer than their pace."""
@@ -189,31 +191,6 @@ class LoopRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopTotals:
-    """One pass in numbers; fractions."""
-
-    mape: float
-    worst: float
-    """Largest |error|."""
-    bias: float
-    """Mean signed error."""
-    spearman: float
-    regret: float
-    """Measured step of the searched plan over the least measured one, less 1."""
-    repeats_spread: float
-    """(longest - shortest) / shortest of the medians of the searched plan."""
-    overrun: float
-    """Fraction of all paced passes."""
-    range: float
-    """Longest measured step over the shortest."""
-    stalled_plans: int
-    """Plans with a quarter or more of their step in bubble or exposed communication."""
-    load_average: float
-    """Largest one-minute average after a training."""
-    steal: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPass:
     """All plans, once, with or without jitter."""
 
@@ -225,7 +202,7 @@ class LoopPass:
     a busy machine, not of the device."""
     repeats: tuple[TrainedPlan, ...]
     """All trainings of the searched plan, the row's own first."""
-    totals: LoopTotals
+    totals: dict[str, float]
     verdict: Verdict
     reasons: tuple[str, ...]
     """Why it is invalid, or which goals it missed."""
@@ -246,28 +223,16 @@ class Goals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TogetherRow:
-    """One way to train on all kinds, or a kind alone, for HETHUB's figure."""
-
-    what: str
-    name: str
-    """Name of its plan."""
-    samples: int
-    """Global batch."""
-    tokens_per_second: float
-    ratio: float | None
-    """Over the sum of the kinds alone; None for a kind alone."""
-    bound_ratio: float | None
-    """Fraction of the throughput that its layers and its bubble allow; None for a kind alone."""
-    trained: TrainedPlan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HethubMeasured:
-    """Every kind alone, then all together."""
+    """Every kind alone, then all together.
 
-    alone: tuple[TogetherRow, ...]
-    together: tuple[TogetherRow, ...]
+    Rows: `what` is trained, the plan's `name`, its `samples` (global batch), `tokens_per_second`,
+    `trained`, and of all together the `ratio` over the sum of the kinds alone and the
+    `bound_ratio`: the part of the throughput that its layers and its bubble allow.
+    """
+
+    alone: tuple[Row, ...]
+    together: tuple[Row, ...]
     alone_tokens_per_second: float
     verdict: Verdict
     reasons: tuple[str, ...]

@@ -23,7 +23,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -33,9 +33,10 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    model_validator,
 )
 
-from evaluation.accuracy.unit_tables import known_model
+from evaluation.accuracy.unit_layers import known_model
 from evaluation.search.sailor import (
     MEMORY_BYTES,
     NAMES,
@@ -53,27 +54,60 @@ from hetplan.model.spec import ModelSpec
 from hetplan.search.result import Inputs
 
 USUAL_FILE = Path("peers") / "sailor_cases.json"
-CONSTRUCTION_SECONDS = (("Sailor", 2.2),)
+CONSTRUCTION_SECONDS = {"Sailor": 2.2}
 """CPU seconds that a planner takes before its search: the `what` of the file of cases says 2.2 to
 2.5 of Sailor; the smaller one."""
-_PLACE = re.compile(r"(\S+) tp([1-9]\d{0,3}) (\S+)")
+_PLACE = r"(\S+) tp([1-9]\d{0,3}) (\S+)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerPlan:
+class _Form(BaseModel):
+    """What a file may have; `source`, `what`, `cluster`, `pp` and `dp` are for its readers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class _PlanForm(_Form):
+    layers: list[PositiveInt]
+    stages: list[dict[Annotated[str, Field(pattern=f"^{_PLACE}$")], PositiveInt]]
+    pp: Any = None
+    dp: Any = None
+
+
+class PeerPlan(_Form):
     """What one planner answered."""
 
     planner: str
-    stated_seconds: float
-    """Step by Sailor's simulator, as the file has it."""
+    step_seconds_by_sailor_simulator: PositiveFloat
     search_cpu_seconds: float
-    construction_cpu_seconds: float
-    plan: SailorPlan
+    construction_cpu_seconds: float = 0.0
+    microbatch_size: PositiveInt
+    plan: _PlanForm
 
     @property
     def cpu_seconds(self) -> float:
         """Construction and search."""
         return self.search_cpu_seconds + self.construction_cpu_seconds
+
+    def sailor_plan(self, case: Case) -> SailorPlan:
+        """In Sailor's form."""
+        return SailorPlan(
+            layers=tuple(self.plan.layers),
+            stages=tuple(
+                tuple(
+                    SailorReplicas(
+                        gpu=gpu,
+                        tp=int(tp),
+                        zone=zone,
+                        devices_per_node=case.devices_per_node,
+                        count=count,
+                    )
+                    for key, count in stage.items()
+                    for gpu, tp, zone in re.findall(_PLACE, key)
+                )
+                for stage in self.plan.stages
+            ),
+            microbatch_size=self.microbatch_size,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,19 +119,41 @@ class SailorRoom:
     devices: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(_Form):
     """One question."""
 
-    name: str
+    name: str = Field(alias="case")
+    cluster: Any = None
     model: str
-    global_batch_size: int
-    sequence_length: int
-    num_layers: int
+    global_batch_size: PositiveInt
+    sequence_length: PositiveInt
+    num_layers: PositiveInt = Field(alias="model_layers")
     """With embedding and head."""
-    devices_per_node: int
-    rooms: tuple[SailorRoom, ...]
-    peers: tuple[PeerPlan, ...]
+    devices_per_node: PositiveInt
+    devices_by_kind_and_zone: dict[str, dict[str, NonNegativeInt]]
+    planners: list[PeerPlan] = []
+
+    @model_validator(mode="after")
+    def _whole_nodes(self) -> Case:
+        if not self.rooms:
+            raise ValueError(f"case {self.name}: no devices in devices_by_kind_and_zone")
+        for room in self.rooms:
+            if room.devices % self.devices_per_node:
+                raise ValueError(
+                    f"case {self.name}: {room.devices} {room.gpu} in {room.zone} are no whole "
+                    f"nodes of {self.devices_per_node}"
+                )
+        return self
+
+    @property
+    def rooms(self) -> tuple[SailorRoom, ...]:
+        """Where there are devices: Sailor's own quotas name kinds of which there are none."""
+        return tuple(
+            SailorRoom(gpu=gpu, zone=zone, devices=devices)
+            for gpu, zones in self.devices_by_kind_and_zone.items()
+            for zone, devices in zones.items()
+            if devices
+        )
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -110,44 +166,11 @@ class Case:
         return tuple(dict.fromkeys(room.zone for room in self.rooms))
 
 
-class _Form(BaseModel):
-    """What a file may have; `source`, `what`, `cluster`, `pp` and `dp` are for its readers."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class _PlanForm(_Form):
-    layers: list[PositiveInt]
-    stages: list[dict[str, PositiveInt]]
-    pp: Any = None
-    dp: Any = None
-
-
-class _PeerForm(_Form):
-    planner: str
-    step_seconds_by_sailor_simulator: PositiveFloat
-    search_cpu_seconds: float
-    microbatch_size: PositiveInt
-    plan: _PlanForm
-
-
-class _CaseForm(_Form):
-    case: str
-    cluster: Any = None
-    model: str
-    global_batch_size: PositiveInt
-    sequence_length: PositiveInt
-    model_layers: PositiveInt
-    devices_per_node: PositiveInt
-    devices_by_kind_and_zone: dict[str, dict[str, NonNegativeInt]]
-    planners: list[_PeerForm] = []
-
-
 class _FileForm(_Form):
     source: Any = None
     what: Any = None
     planner_construction_cpu_seconds: dict[str, float] = {}
-    cases: list[_CaseForm] = Field(min_length=1)
+    cases: list[Case] = Field(min_length=1)
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
@@ -156,75 +179,18 @@ def read_cases(path: Path) -> tuple[Case, ...]:
         form = _FileForm.model_validate_json(read_text(path))
     except ValidationError as error:
         faults = [
-            Fault(
-                file=str(path),
-                field=".".join(map(str, each["loc"])),
-                message=str(each["msg"]),
-            )
+            Fault(file=str(path), field=".".join(map(str, each["loc"])), message=str(each["msg"]))
             for each in error.errors()
         ]
         raise InputError(*faults) from None
-    construction = {**dict(CONSTRUCTION_SECONDS), **form.planner_construction_cpu_seconds}
-    cases = tuple(_case(each, construction, str(path)) for each in form.cases)
-    twice = [name for name, count in Counter(case.name for case in cases).items() if count > 1]
+    construction = CONSTRUCTION_SECONDS | form.planner_construction_cpu_seconds
+    for case in form.cases:
+        for peer in case.planners:
+            peer.construction_cpu_seconds = construction.get(peer.planner, 0.0)
+    twice = [name for name, count in Counter(case.name for case in form.cases).items() if count > 1]
     if twice:
         raise InputError(f"several cases are named {', '.join(sorted(twice))}")
-    return cases
-
-
-def _case(form: _CaseForm, construction: dict[str, float], file: str) -> Case:
-    rooms = tuple(
-        SailorRoom(gpu=gpu, zone=zone, devices=devices)
-        for gpu, zones in form.devices_by_kind_and_zone.items()
-        for zone, devices in zones.items()
-        # Sailor's own quotas name kinds of which there are none.
-        if devices
-    )
-    wrong = [room for room in rooms if room.devices % form.devices_per_node]
-    if not rooms or wrong:
-        message = f"case {form.case}: no devices in devices_by_kind_and_zone"
-        if wrong:
-            message = (
-                f"case {form.case}: {wrong[0].devices} {wrong[0].gpu} in {wrong[0].zone} are no "
-                f"whole nodes of {form.devices_per_node}"
-            )
-        raise InputError(Fault(file=file, field="devices_by_kind_and_zone", message=message))
-    return Case(
-        name=form.case,
-        model=form.model,
-        global_batch_size=form.global_batch_size,
-        sequence_length=form.sequence_length,
-        num_layers=form.model_layers,
-        devices_per_node=form.devices_per_node,
-        rooms=rooms,
-        peers=tuple(_peer(each, form.devices_per_node, construction) for each in form.planners),
-    )
-
-
-def _peer(form: _PeerForm, per_node: int, construction: dict[str, float]) -> PeerPlan:
-    return PeerPlan(
-        planner=form.planner,
-        stated_seconds=form.step_seconds_by_sailor_simulator,
-        search_cpu_seconds=form.search_cpu_seconds,
-        construction_cpu_seconds=construction.get(form.planner, 0.0),
-        plan=SailorPlan(
-            layers=tuple(form.plan.layers),
-            stages=tuple(
-                tuple(_replicas(key, count, per_node) for key, count in stage.items())
-                for stage in form.plan.stages
-            ),
-            microbatch_size=form.microbatch_size,
-        ),
-    )
-
-
-def _replicas(key: str, count: int, per_node: int) -> SailorReplicas:
-    found = _PLACE.fullmatch(key)
-    if found is None:
-        raise InputError(f"found the stage key {key[:80]!a}; `GPU tpN zone` is expected")
-    return SailorReplicas(
-        gpu=found[1], tp=int(found[2]), zone=found[3], devices_per_node=per_node, count=count
-    )
+    return tuple(form.cases)
 
 
 TARGET = "flagscale"

@@ -9,22 +9,21 @@ a peer its construction and search as the file of cases has them.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 
-from evaluation.output import WORDS, Answer, Section, frame_of
+from evaluation.output import WORDS, Answer, Section
 from evaluation.search.cases import Case, PeerPlan, case_inputs
 from evaluation.search.sailor import (
     SailorFiles,
     SailorPlan,
     read_sailor,
-    sailor_document,
     sailor_form,
     score,
 )
@@ -46,70 +45,20 @@ _AGREES = 1e-4
 """The file of cases has four digits after the point."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WayRow:
-    """What one way to plan a case found."""
-
-    case: str
-    by: str
-    """One of `WAYS`."""
-    step_seconds: float | None
-    """By Sailor's formula; None where this way has no plan."""
-    ratio: float | None
-    """Over the best peer; below 1 hetplan is faster."""
-    own_seconds: float | None
-    """By hetplan's own cost, where that led the search."""
-    bound_seconds: float | None
-    """No plan of the families is faster, by the cost that led the search."""
-    cpu_seconds: float
-    """With reading Sailor's files."""
-    proof_cpu_seconds: float
-    """Of these, after the last family was searched."""
-    families: int
-    searched: int
-    """Families."""
-    scored: int
-    """Plans that Sailor's formula looked at."""
-    plan: str
-    """In words."""
-    emitted: dict[str, Any] | None
-    """As Sailor's planner writes it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRow:
-    """One peer's plan of a case."""
-
-    case: str
-    planner: str
-    step_seconds: float
-    """By Sailor's simulator, as the file of cases says."""
-    rebuilt_seconds: float | None
-    """By the rebuilt formula; None where the plan is disqualified."""
-    cpu_seconds: float
-    """Construction and search."""
-    note: str
-    """Empty, or why the two differ."""
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All cases."""
 
-    ways: tuple[WayRow, ...]
-    peers: tuple[PeerRow, ...]
+    ways: pandas.DataFrame
+    """Case by case what each of `WAYS` found: steps by Sailor's formula, seconds by the cost that
+    led the search, bounds by it, work, the plan in words."""
+    peers: pandas.DataFrame
+    """Plans of the file of cases: steps as it says, and by the rebuilt formula."""
     cold_cpu_seconds: float
     """Of the first case before kernels were loaded."""
-
-    def best(self, case: str) -> WayRow:
-        """Hetplan's best plan of a case."""
-        mine = [way for way in self.ways if way.case == case]
-        return min(mine, key=lambda way: math.inf if way.step_seconds is None else way.step_seconds)
-
-    def best_peer(self, case: str) -> PeerRow | None:
-        """Of a case; None where it names no peer."""
-        mine = [peer for peer in self.peers if peer.case == case]
-        return min(mine, key=lambda peer: peer.step_seconds, default=None)
 
 
 def compare(cases: Sequence[Case], reference: Path) -> Comparison:
@@ -120,20 +69,25 @@ def compare(cases: Sequence[Case], reference: Path) -> Comparison:
     begin = time.process_time()
     tuple(_planned(cases[0], reference, None))
     cold = time.process_time() - begin
-    ways: list[WayRow] = []
-    peers: list[PeerRow] = []
+    ways: list[Row] = []
+    peers: list[Row] = []
     for case in cases:
         files = files_of(case, reference)
-        mine = [_peer(each, case, files) for each in case.peers]
-        least = min((peer.step_seconds for peer in mine), default=None)
+        mine = [_peer(each, case, files) for each in case.planners]
+        least = min((peer["step_seconds"] for peer in mine), default=None)
         ways += _planned(case, reference, least)
         peers += mine
-    if all(way.step_seconds is None for way in ways):
+    if all(way["step_seconds"] is None for way in ways):
         raise InfeasibleError([f"case {case.name}: {NO_PLAN}" for case in cases])
-    return Comparison(ways=tuple(ways), peers=tuple(peers), cold_cpu_seconds=cold)
+    names = ["case", "planner", "step_seconds", "rebuilt_seconds", "cpu_seconds", "note"]
+    return Comparison(
+        ways=pandas.DataFrame(ways),
+        peers=pandas.DataFrame(peers, columns=names),
+        cold_cpu_seconds=cold,
+    )
 
 
-def _planned(case: Case, reference: Path, peer_seconds: float | None) -> Iterator[WayRow]:
+def _planned(case: Case, reference: Path, peer_seconds: float | None) -> Iterator[Row]:
     """In the order of `WAYS`."""
     begin = time.process_time()
     files = files_of(case, reference)
@@ -148,21 +102,20 @@ def _planned(case: Case, reference: Path, peer_seconds: float | None) -> Iterato
         found = search(asked, files, every)
         plan = _checked(found.chosen, asked, case) if found else None
         step = score(plan, files, case.global_batch_size).step_seconds if plan else None
-        yield WayRow(
-            case=case.name,
-            by=by,
-            step_seconds=step,
-            ratio=step / peer_seconds if step is not None and peer_seconds else None,
-            own_seconds=found.seconds if found and by == "own" else None,
-            bound_seconds=found.bound_seconds if found else None,
-            cpu_seconds=time.process_time() - start + ready - begin,
-            proof_cpu_seconds=found.proof_cpu_seconds if found else 0.0,
-            families=found.families if found else 0,
-            searched=found.searched if found else 0,
-            scored=found.scored if found else 0,
-            plan=plan_words(plan) if plan else NO_PLAN,
-            emitted=sailor_document(plan, case.global_batch_size) if plan else None,
-        )
+        yield {
+            "case": case.name,
+            "by": by,
+            "step_seconds": step,
+            "ratio": step / peer_seconds if step is not None and peer_seconds else None,
+            "own_seconds": found.seconds if found and by == "own" else None,
+            "bound_seconds": found.bound_seconds if found else None,
+            "cpu_seconds": time.process_time() - start + ready - begin,
+            "proof_cpu_seconds": found.proof_cpu_seconds if found else 0.0,
+            "families": found.families if found else 0,
+            "searched": found.searched if found else 0,
+            "scored": found.scored if found else 0,
+            "plan": plan_words(plan) if plan else NO_PLAN,
+        }
 
 
 def files_of(case: Case, reference: Path) -> SailorFiles:
@@ -189,26 +142,26 @@ def _checked(chosen: ChosenPlan, inputs: Inputs, case: Case) -> SailorPlan:
     return sailor_form(chosen, inputs.cluster)
 
 
-def _peer(peer: PeerPlan, case: Case, files: SailorFiles) -> PeerRow:
-    note, rebuilt = "", None
+def _peer(peer: PeerPlan, case: Case, files: SailorFiles) -> Row:
+    note, rebuilt, stated = "", None, peer.step_seconds_by_sailor_simulator
     try:
-        rebuilt = score(peer.plan, files, case.global_batch_size).step_seconds
+        rebuilt = score(peer.sailor_plan(case), files, case.global_batch_size).step_seconds
     except InputError as error:
         note = str(error)
-    if rebuilt is not None and abs(rebuilt / peer.stated_seconds - 1.0) > _AGREES:
+    if rebuilt is not None and abs(rebuilt / stated - 1.0) > _AGREES:
         note = (
             "one of several pipelines, of which the file holds the first"
-            if rebuilt > peer.stated_seconds
+            if rebuilt > stated
             else "the rebuilt formula does not agree"
         )
-    return PeerRow(
-        case=case.name,
-        planner=peer.planner,
-        step_seconds=peer.stated_seconds,
-        rebuilt_seconds=rebuilt,
-        cpu_seconds=peer.cpu_seconds,
-        note=note,
-    )
+    return {
+        "case": case.name,
+        "planner": peer.planner,
+        "step_seconds": stated,
+        "rebuilt_seconds": rebuilt,
+        "cpu_seconds": peer.cpu_seconds,
+        "note": note,
+    }
 
 
 def plan_words(plan: SailorPlan) -> str:
@@ -223,39 +176,31 @@ def plan_words(plan: SailorPlan) -> str:
 
 def mean_ratios(ways: pandas.DataFrame) -> dict[str, float]:
     """Geometric mean over the cases that name a peer, of every way that has a plan for them all."""
-    found = {}
-    for by, ratios in ways.groupby("by", sort=False)["ratio"]:
-        if ratios.notna().all():
-            found[str(by)] = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    return found
+    means = ways.groupby("by", sort=False)["ratio"].agg(
+        lambda r: np.exp(np.log(r).mean(skipna=False))
+    )
+    return {str(by): float(mean) for by, mean in means.dropna().items()}
 
 
 def peer_answer(found: Comparison) -> Answer:
     """The best plans beside the best peers', who found what, and the peers' plans."""
-    cases = dict.fromkeys(way.case for way in found.ways)
-    best = [found.best(case) for case in cases]
-    rows = []
-    for way in best:
-        peer = found.best_peer(way.case)
-        rows.append(
-            {
-                "case": way.case,
-                "best_peer": peer.planner if peer else None,
-                "step_seconds": way.step_seconds,
-                "found_by": way.by if way.emitted else None,
-                "best_peer_seconds": peer.step_seconds if peer else None,
-                "ratio": way.ratio,
-                "cpu_seconds": way.cpu_seconds,
-                "best_peer_cpu_seconds": peer.cpu_seconds if peer else None,
-                "scored": way.scored,
-                "plan": way.plan,
-            }
-        )
-    ways = frame_of(found.ways)
-    named = ways[ways["case"].isin({peer.case for peer in found.peers})]
-    means = mean_ratios(named)
-    whole = mean_ratios(frame_of(rows).dropna(subset=["best_peer"]).assign(by="best"))
-    lines = [f"{way.case}: {way.plan}" for way in best]
+    # Of equal plans the first way counts, as WAYS says.
+    ways = found.ways.astype({"step_seconds": float, "ratio": float})
+    order = ways.sort_values("step_seconds", kind="stable").drop_duplicates("case").sort_index()
+    peers = found.peers.sort_values("step_seconds", kind="stable").drop_duplicates("case")
+    peers = peers.rename(
+        columns={
+            "planner": "best_peer",
+            "step_seconds": "best_peer_seconds",
+            "cpu_seconds": "best_peer_cpu_seconds",
+        }
+    )
+    best = order.rename(columns={"by": "found_by"}).merge(
+        peers.drop(columns=["rebuilt_seconds", "note"]), how="left", on="case"
+    )
+    means = mean_ratios(ways[ways["case"].isin(found.peers["case"])])
+    whole = mean_ratios(best[best["best_peer"].notna()].assign(by="best"))
+    lines = [f"{way.case}: {way.plan}" for way in best.itertuples()]
     for mean in whole.values():
         lines.append(
             f"geometric mean of hetplan / best peer: {mean:.4f} ({1 / mean - 1:.1%} faster)"
@@ -271,7 +216,7 @@ def peer_answer(found: Comparison) -> Answer:
             Section(
                 name="cases",
                 title="Steps by Sailor's simulator, CPU time with construction",
-                frame=frame_of(rows),
+                frame=best,
                 columns={
                     "case": ("case", WORDS),
                     "best peer": ("best_peer", WORDS),
@@ -303,7 +248,7 @@ def peer_answer(found: Comparison) -> Answer:
             Section(
                 name="peers",
                 title="Peers' plans by the rebuilt formula",
-                frame=frame_of(found.peers),
+                frame=found.peers,
                 columns={
                     "case": ("case", WORDS),
                     "planner": ("planner", WORDS),

@@ -24,21 +24,16 @@ Memory of a rank: 24 bytes per parameter, 4 per kept activation of (stages - s) 
 2 GB (tp 1) or 3 GB. A plan is disqualified where the simulator charges nothing: a (microbatch size,
 tp) that was not profiled, a tensor-parallel group over several nodes, dp that falls after the first
 stage (its microbatches are counted by the first stage's dp).
-
-A plan as JSON has the form of sailor/Planner/simulations/validation: per stage the numbers of its
-layers (0 is the embedding, the last one the head) and one entry per data-parallel replica,
-`[[[GPU, devices per node, zone]], tp]`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -394,30 +389,3 @@ def sailor_form(chosen: ChosenPlan, cluster: Cluster) -> SailorPlan:
         stages.append(tuple(row))
     size = pipeline.stages[0].parts[0].shape.microbatch_size
     return SailorPlan(layers=tuple(layers), stages=tuple(stages), microbatch_size=size)
-
-
-def sailor_document(plan: SailorPlan, global_batch_size: int) -> dict[str, Any]:
-    """The plan as Sailor's planner writes it."""
-    used: Counter[str] = Counter()
-    for stage in plan.stages:
-        for each in stage:
-            used[each.gpu] += each.tp * each.count
-    ends = [0, *accumulate(plan.layers)]
-    stages = [
-        [[[[each.gpu, each.devices_per_node, each.zone]], each.tp] for each in _each(stage)]
-        for stage in plan.stages
-    ]
-    return {
-        "zone": plan.stages[0][0].zone,
-        "pipeline_list": [
-            {
-                "num_stages": len(plan.stages),
-                "layers_per_stage": [list(range(*ends)) for ends in pairwise(ends)],
-                "tmp_per_stage": stages,
-                "dp": [plan.dp(stage) for stage in range(len(plan.stages))],
-            }
-        ],
-        "mbs": plan.microbatch_size,
-        "gbs": global_batch_size,
-        "used_gpus": dict(sorted(used.items())),
-    }

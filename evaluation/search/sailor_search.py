@@ -417,16 +417,10 @@ def sailor_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Se
 
     `every`: tables of each microbatch size.
     """
-    judge = SailorJudge(
-        files=files, cluster=inputs.cluster, global_batch_size=inputs.job.global_batch_size
-    )
+    judge, makers = _makers(inputs, files, every)
     solvers: list[SailorSolver] = []
     parts: set[int] = set()
-    for tables in every:
-        maker = SailorMaker(
-            model=inputs.model, cluster=inputs.cluster, job=inputs.job,
-            predictor=ProfilePredictor(files=files), tables=tables, price=judge.seconds,
-        )  # fmt: skip
+    for tables, maker in zip(every, makers, strict=True):
         for family in families_of(inputs, tables):
             solvers.append(SailorSolver(len(solvers), family, maker))
             if len(family.meshes) > _FEW_MESHES:
@@ -434,6 +428,22 @@ def sailor_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Se
                     parts.add(len(solvers))
                     solvers.append(SailorSolver(len(solvers), part, maker))
     return _searched(search_families(solvers, inputs.job.seed, parts=parts), judge)
+
+
+def _makers(
+    inputs: Inputs, files: SailorFiles, every: list[Tables]
+) -> tuple[SailorJudge, list[SailorMaker]]:
+    """Sailor's cost of a case, and its makers of tables."""
+    judge = SailorJudge(
+        files=files, cluster=inputs.cluster, global_batch_size=inputs.job.global_batch_size
+    )
+    return judge, [
+        SailorMaker(
+            model=inputs.model, cluster=inputs.cluster, job=inputs.job,
+            predictor=ProfilePredictor(files=files), tables=tables, price=judge.seconds,
+        )
+        for tables in every
+    ]  # fmt: skip
 
 
 def _searched(outcome: FamilySearch, judge: SailorJudge) -> Searched | None:
@@ -498,19 +508,12 @@ def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Searc
         for each in inputs.cluster.islands
     )
     roomy = replace(inputs, cluster=replace(inputs.cluster, islands=islands))
-    judge = SailorJudge(
-        files=files, cluster=inputs.cluster, global_batch_size=inputs.job.global_batch_size
-    )
-    predictor = ProfilePredictor(files=files)
+    judge, makers = _makers(inputs, files, every)
     solvers: list[OneFOneBSolver] = []
     parts: set[int] = set()
-    for tables in every:
-        sailor = SailorMaker(
-            model=inputs.model, cluster=inputs.cluster, job=inputs.job, predictor=predictor,
-            tables=tables, price=judge.seconds,
-        )  # fmt: skip
+    for tables, sailor in zip(every, makers, strict=True):
         maker = OwnMaker(
-            model=roomy.model, cluster=roomy.cluster, job=roomy.job, predictor=predictor,
+            model=roomy.model, cluster=roomy.cluster, job=roomy.job, predictor=sailor.predictor,
             sailor=sailor,
         )  # fmt: skip
         for family in families_of(roomy, tables):

@@ -31,8 +31,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from evaluation.output import WORDS, Section, frame_of
+import pandas
+
+from evaluation.output import WORDS, Section
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, Link, RegionLink, Transport
@@ -216,32 +219,13 @@ _WARM_SECONDS = 20.0
 """Longest small search that compiles what the measured one needs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingRow:
-    """One search."""
+Row = dict[str, Any]
+"""One search.
 
-    devices: int
-    islands: int
-    kinds: int
-    regions: int
-    model: str
-    target: str
-    status: str
-    """Of the certificate, or why there is no plan."""
-    seconds: float = 0.0
-    """CPU seconds of the search."""
-    cold_seconds: float = 0.0
-    """CPU seconds of the whole process: imports, kernels and a small search with it."""
-    peak_memory_bytes: float = 0.0
-    step_seconds: float | None = None
-    """None without a plan."""
-    gap: float | None = None
-    families: int = 0
-    """That divide and fit."""
-    searched: int = 0
-    programs: int = 0
-    """Subproblems that programs solved."""
-    replays: int = 0
+`status`: of the certificate, or why there is no plan. `seconds`: CPU seconds of the search;
+`cold_seconds` of the whole process: imports, kernels and a small search with it. `families`: that
+divide and fit. `programs`: subproblems that programs solved.
+"""
 
 
 def instances_of(sizes: Sequence[int]) -> tuple[Instance, ...]:
@@ -259,17 +243,17 @@ def scaling(
     *,
     time_limit_seconds: float,
     progress: Callable[[str], None],
-) -> tuple[ScalingRow, ...]:
+) -> list[Row]:
     """A row per instance and target."""
     rows = []
     for instance in instances:
         for target in targets:
             progress(f"{instance.devices:,} devices, {instance.model}, {target}")
             rows.append(_apart(instance, target, time_limit_seconds))
-    return tuple(rows)
+    return rows
 
 
-def _apart(instance: Instance, target: str, limit_seconds: float) -> ScalingRow:
+def _apart(instance: Instance, target: str, limit_seconds: float) -> Row:
     question = json.dumps({"instance": asdict(instance), "target": target, "limit": limit_seconds})
     done = subprocess.run(
         [sys.executable, "-m", "evaluation.search.scaling", question],
@@ -280,23 +264,23 @@ def _apart(instance: Instance, target: str, limit_seconds: float) -> ScalingRow:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
         return _row(instance, target, status=f"failed: {last[:200]}")
-    return ScalingRow(**json.loads(done.stdout))
+    found: Row = json.loads(done.stdout)
+    return found
 
 
-def measure(instance: Instance, target: str, limit_seconds: float) -> ScalingRow:
+def measure(instance: Instance, target: str, limit_seconds: float) -> Row:
     """Search in this process."""
     _search(replace(_WARM, model=instance.model), target, _WARM_SECONDS)
     row = _search(instance, target, limit_seconds)
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return replace(
-        row,
-        cold_seconds=used.ru_utime + used.ru_stime,
-        # Kilobytes on Linux.
-        peak_memory_bytes=used.ru_maxrss * 1024.0,
-    )
+    # Kilobytes on Linux.
+    return row | {
+        "cold_seconds": used.ru_utime + used.ru_stime,
+        "peak_memory_bytes": used.ru_maxrss * 1024.0,
+    }
 
 
-def _search(instance: Instance, target: str, limit_seconds: float) -> ScalingRow:
+def _search(instance: Instance, target: str, limit_seconds: float) -> Row:
     from hetplan.predict.fit import FittedPredictor
     from hetplan.search.search import search
 
@@ -307,33 +291,35 @@ def _search(instance: Instance, target: str, limit_seconds: float) -> ScalingRow
         found = search(inputs.model, inputs.cluster, inputs.job, predictor)
     except (InfeasibleError, LimitError) as error:
         row = _row(instance, target, status=str(error).splitlines()[0][:200])
-        return replace(row, seconds=time.process_time() - begin)
+        return row | {"seconds": time.process_time() - begin}
     spent, proof = time.process_time() - begin, found.certificate
     if proof is None:
-        return replace(_row(instance, target, status="no proof"), seconds=spent)
-    return replace(
-        _row(instance, target, status=proof.status),
-        seconds=spent,
-        step_seconds=found.estimate.step_seconds,
-        gap=proof.gap,
-        families=proof.candidates,
-        searched=proof.searched,
-        programs=proof.explored,
-        replays=proof.replays,
-    )
+        return _row(instance, target, status="no proof") | {"seconds": spent}
+    return _row(instance, target, status=proof.status) | {
+        "seconds": spent,
+        "step_seconds": found.estimate.step_seconds,
+        "gap": proof.gap,
+        "families": proof.candidates,
+        "searched": proof.searched,
+        "programs": proof.explored,
+        "replays": proof.replays,
+    }
 
 
-def _row(instance: Instance, target: str, *, status: str) -> ScalingRow:
+def _row(instance: Instance, target: str, *, status: str) -> Row:
     shape = {key: value for key, value in asdict(instance).items() if key != "seed"}
-    return ScalingRow(**shape, target=target, status=status)
+    counts = dict.fromkeys(("families", "searched", "programs", "replays"), 0)
+    zeros = dict.fromkeys(("seconds", "cold_seconds", "peak_memory_bytes"), 0.0)
+    none = {"step_seconds": None, "gap": None}
+    return {**shape, "target": target, "status": status, **zeros, **none, **counts}
 
 
-def scaling_section(rows: Sequence[ScalingRow]) -> Section:
+def scaling_section(rows: Sequence[Row]) -> Section:
     """The table of these searches."""
     return Section(
         name="scaling",
         title="The search by size, each in a process of its own",
-        frame=frame_of(rows),
+        frame=pandas.DataFrame(rows),
         columns={
             "model": ("model", WORDS),
             "target": ("target", WORDS),
@@ -360,7 +346,7 @@ if __name__ == "__main__":
         _measured = measure(
             Instance(**_question["instance"]), _question["target"], _question["limit"]
         )
-        sys.stdout.write(json.dumps(asdict(_measured)))
+        sys.stdout.write(json.dumps(_measured))
     except HetplanError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)

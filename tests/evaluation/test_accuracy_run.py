@@ -35,8 +35,8 @@ LAYOUTS = tuple(
 
 def measured(folder: Path, factor: float = 1.1) -> Path:
     """Runs that took `factor` times what datasheets say, in several cells."""
-    rows = read_runs(write_runs(folder, *LAYOUTS)).rows
-    done, _ = predict_rows(rows, (), FittedPredictor.datasheet_only())
+    rows = read_runs(write_runs(folder, *LAYOUTS))[0]
+    done, _ = predict_rows(rows, FittedPredictor.datasheet_only())
     times = [f"{run.estimate.step_seconds * factor:.6f}" for run in done]
     assert len(times) == len(LAYOUTS)
     return write_runs(
@@ -120,8 +120,8 @@ def test_nothing_of_a_judge_changes_its_predictions(folder: Path, tmp_path: Path
 
 
 def test_no_run_is_in_what_its_interval_stands_on(folder: Path) -> None:
-    rows = read_runs(folder).rows
-    done, _ = predict_rows(rows, (), FittedPredictor.datasheet_only())
+    rows = read_runs(folder)[0]
+    done, _ = predict_rows(rows, FittedPredictor.datasheet_only())
     before = run_intervals(done, done)
     # One cell's measurements become absurd: its own intervals must not notice.
     cell = {row.place for row in rows if (row.tp, row.pp) == (2, 1)}
@@ -134,20 +134,6 @@ def test_no_run_is_in_what_its_interval_stands_on(folder: Path) -> None:
         if run.row.place in cell:
             assert one == two
     assert any("measured runs" in one.stands_on for one in before)
-
-
-def test_eight_runs_that_are_all_slower_help_the_others(tmp_path: Path) -> None:
-    sizes = [{"global_batch": str(batch)} for batch in (32, 64)]
-    rows = [layout | size for layout in LAYOUTS for size in sizes]
-    folder = write_runs(tmp_path, *rows)
-    done, _ = predict_rows(read_runs(folder).rows, (), FittedPredictor.datasheet_only())
-    times = [f"{run.estimate.step_seconds * 1.2:.6f}" for run in done]
-    write_runs(tmp_path, *(row | {"step_time_s": t} for row, t in zip(rows, times, strict=True)))
-    (found,) = accuracy(tmp_path, tmp_path).document()["calibrated"]
-    assert found["accepted"]
-    assert found["rows"] == len(rows) - 8
-    assert found["mape_after"] < found["mape_before"] / 2
-    assert len(set(found["calibrated_on"])) == 8
 
 
 # ---- unit data
@@ -201,17 +187,21 @@ def test_every_published_row_is_predicted_or_listed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bench = accuracy(REFERENCE, REFERENCE).document()
-    rows = read_runs(REFERENCE).rows
+    rows = read_runs(REFERENCE)[0]
     places = [row["place"] for row in bench["rows"]]
     places += [place for group in bench["skipped"] for place in group["places"]]
     assert sorted(places) == sorted(row.place for row in rows)
-    assert sum(bool(row["suspect"]) for row in bench["rows"]) == 17
+    assert sum(bool(row["suspect"]) for row in bench["rows"]) == 16
     mape = {each["data_set"]: each["mape"] for each in bench["data_sets"]}
     # Peers' figures, far above what hetplan has: a slip in a reading of rows shows here.
     assert mape["vtrain-multi"] < 0.1473
     assert mape["sailor-clariden"] < 0.089
     assert mape["simumax-b200-v1.2"] < 0.0586
     assert mape["megatron-sc21-table1, derived"] < 0.103
+    # B200's peak memory without any fit.
+    memory = {each["data_set"]: each["memory_mape"] for each in bench["data_sets"]}
+    assert memory["simumax-b200-v1.2"] < 0.0045
+    assert memory["simumax-b200-v1.2, experts"] < 0.01
     monkeypatch.setattr(accuracy_module, "left_out", lambda *_: pytest.fail("fitted on the judge"))
     other = accuracy(REFERENCE, tmp_path).document()
     assert "rows" not in other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from hetplan.plans.plan import OverlapSettings, RecomputeGranularity, Sharding, 
 
 @pytest.fixture
 def row(tmp_path: Path) -> RunRow:
-    return read_runs(write_runs(tmp_path, {})).rows[0]
+    return read_runs(write_runs(tmp_path, {}))[0][0]
 
 
 # ---- models
@@ -53,7 +52,7 @@ def row(tmp_path: Path) -> RunRow:
 def test_parameter_counts_are_the_published_ones(
     row: RunRow, sizes: dict[str, object], billions: float
 ) -> None:
-    model = model_of(replace(row, **sizes)).model  # type: ignore[arg-type]
+    model = model_of(replace(row, **sizes))[0]  # type: ignore[arg-type]
     assert model.parameter_count / 1e9 == pytest.approx(billions, rel=0.005)
 
 
@@ -82,10 +81,6 @@ def test_models_that_a_row_does_not_give(
         ("GH-96", "nvidia-gh200-96gb"),
         ("H100", "nvidia-h100-80gb-sxm"),
         ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-sxm"),
-        ("910B", "huawei-ascend-910b2-64gb"),
-        ("A100-SXM4-40GB", "nvidia-a100-40gb-sxm"),
-        ("RTX-2080Ti", "nvidia-rtx-2080-ti-11gb"),
-        ("TPUv4", "google-tpu-v4"),
         *((label, "") for label in ("XPU-9", "A", "nvidia")),
     ],
 )
@@ -125,7 +120,7 @@ def test_a_network_that_is_not_usual_is_not_made_up(row: RunRow) -> None:
 
 
 def plan(row: RunRow):  # type: ignore[no-untyped-def]
-    return plan_of(row, model_of(row).model, cluster_of(row, ()))
+    return plan_of(row, model_of(row)[0], cluster_of(row, ()))
 
 
 def test_the_plan_is_megatrons(row: RunRow) -> None:
@@ -180,7 +175,7 @@ def test_rows_that_cannot_be_predicted_say_why(
     row: RunRow, changes: dict[str, object], word: str
 ) -> None:
     with pytest.raises(InputError, match=word):
-        run_of(replace(row, **changes), (), ())  # type: ignore[arg-type]
+        run_of(replace(row, **changes), ())  # type: ignore[arg-type]
 
 
 NEMO = {"source": "nemo-bridge-pretrain", "gpu": "B200", "seq_parallel": None, "dist_opt": True}
@@ -202,35 +197,3 @@ def test_nemos_runs_overlap_as_its_recipes_do(row: RunRow) -> None:
     assert found.sharding is Sharding.PARAMETERS
     assert plan(replace(alone, other="FSDP=0")).plan.sharding is Sharding.OPTIMIZER
     assert plan(row).plan.overlap == OverlapSettings()
-
-
-# ---- runs on several kinds
-
-
-def mixed_folder(tmp_path: Path, replicas: list[tuple[str, int, int]], **row: str) -> Path:
-    config = tmp_path / "sailor/validation/mit/plan.json"
-    config.parent.mkdir(parents=True)
-    pipeline = {
-        "layers_per_stage": [[0, 1, 2, 3, 4, 5]],
-        "tmp_per_stage": [[[[[kind, count, "zone"]], tp] for kind, count, tp in replicas]],
-    }
-    config.write_text(json.dumps({"pipeline_list": [pipeline]}))
-    changes = {
-        "source": "sailor-mit",
-        "source_ref": "a/b Planner/validation/mit/plan.json",
-        "gpu": "RTX-3090+V100-16",
-        "inter_bw_note": "MIT RTX cluster",
-        "recompute": "none",
-    }
-    return write_runs(tmp_path, changes | row)
-
-
-def test_replicas_on_two_kinds_are_two_pipelines(tmp_path: Path) -> None:
-    folder = mixed_folder(
-        tmp_path, [("V100-16", 2, 2), ("RTX-3090", 2, 2)], global_batch="8", micro_batch="2"
-    )
-    (row,) = read_runs(folder).rows
-    run = run_of(row, (folder,), ())
-    assert [p.num_microbatches for p in run.plan.pipelines] == [2, 2]
-    assert run.plan.reduction_groups[0].degree == 2
-    assert run.job.target == "any"

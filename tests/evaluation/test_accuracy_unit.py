@@ -132,7 +132,6 @@ def test_a_trap_is_not_a_sample_and_is_counted(
         (layer_row("enc-new", 9, 8), "found operator 'enc-new'"),
         (layer_row("enc-MLP-gelu", "x", 8), "found 'x'; write a number"),
         (layer_row("enc-MLP-gelu", 9, 8, tp=3), "found 3; it does not divide the 16 heads"),
-        ("one,two", "found 2 columns where the header has 13"),
     ],
 )
 def test_a_wrong_row_is_an_error_with_its_line(tmp_path: Path, wrong: str, expected: str) -> None:

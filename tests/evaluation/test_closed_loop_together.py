@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from evaluation.closed_loop.together import (
     ANY_FORM,
     ONE_PIPELINE,
     Candidate,
-    Planner,
     bound_seconds,
     measured,
     tokens,
@@ -22,14 +20,12 @@ from evaluation.closed_loop.values import (
     JOB_FILE,
     MODEL_FILE,
     TOGETHER_JOB_FILE,
-    LoopInputs,
-    LoopSpec,
+    LoopPlan,
     TrainedPlan,
     Verdict,
 )
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.emulation.layout import lay_out
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.predict.fit import fit_stores
@@ -44,41 +40,26 @@ CLUSTER = replace(
     ),
 )
 TOGETHER = load_job(TOGETHER_JOB_FILE)
-INPUTS = LoopInputs(
-    spec=LoopSpec(),
-    folder=Path("unused"),
-    emulation=lay_out(CLUSTER, name="unused"),
-    model=MODEL,
-    cluster=CLUSTER,
-    job=JOB,
-    say=lambda text: None,
-)
 KINDS = [island.device.kind for island in CLUSTER.islands]
 
 
 @pytest.fixture(scope="module")
-def simple() -> tuple[Candidate, ...]:
-    """What needs no planner; datasheet figures will do to price it."""
-    predictor, _ = fit_stores()
-    return tuple(Planner(INPUTS, TOGETHER, predictor).simple())
-
-
-def test_no_plan_is_predicted_to_beat_its_bound(simple: tuple[Candidate, ...]) -> None:
+def priced() -> tuple[Pricer, tuple[LoopPlan, ...]]:
+    """A pool of plans; datasheet figures will do to price it."""
     predictor, _ = fit_stores()
     pricer = Pricer(MODEL, CLUSTER, JOB, predictor)
     speeds = {"fast": 1.0, "medium": 2 / 3, "slow": 1 / 3}
     space = PoolSpace(model=MODEL, cluster=CLUSTER, job=JOB, speeds=speeds)
-    pool = draw_pool(space, seed=1, size=40)
-    pairs = [
-        (each.predicted_seconds, bound_seconds(pricer, each.plan))
-        for each in price_pool(pricer, pool)
-    ]
-    assert len(pairs) > 20
-    for predicted, bound in (
-        *pairs,
-        *((each.plan.predicted_seconds, each.bound_seconds) for each in simple),
-    ):
-        assert 0 < bound <= predicted * (1 + 1e-9)
+    return pricer, price_pool(pricer, draw_pool(space, seed=1, size=40))
+
+
+def test_no_plan_is_predicted_to_beat_its_bound(
+    priced: tuple[Pricer, tuple[LoopPlan, ...]],
+) -> None:
+    pricer, plans = priced
+    assert len(plans) > 20
+    for each in plans:
+        assert 0 < bound_seconds(pricer, each.plan) <= each.predicted_seconds * (1 + 1e-9)
 
 
 def trained(seconds: float, overruns: int = 0) -> TrainedPlan:
@@ -99,22 +80,18 @@ def trained(seconds: float, overruns: int = 0) -> TrainedPlan:
     )
 
 
-def candidates(simple: tuple[Candidate, ...]) -> list[Candidate]:
-    """Each kind alone with a third of the batch, then all together, each bound 9.95 s."""
+def test_the_figure_by_hand(priced: tuple[Pricer, tuple[LoopPlan, ...]]) -> None:
+    # Each kind alone with a third of the batch, then all together, each bound 9.95 s.
     third = replace(TOGETHER, global_batch_size=TOGETHER.global_batch_size // 3)
-    alone = [replace(simple[0], what=kind, job=third) for kind in KINDS]
-    whole = [
-        replace(simple[0], what=what, job=TOGETHER, bound_seconds=9.95)
-        for what in (ANY_FORM, ONE_PIPELINE, simple[2].what)
+    candidates = [
+        Candidate(what=what, plan=priced[1][0], job=job, bound_seconds=9.95)
+        for job, names in ((third, KINDS), (TOGETHER, (ANY_FORM, ONE_PIPELINE, "another")))
+        for what in names
     ]
-    return [*alone, *whole]
-
-
-def test_the_figure_by_hand(simple: tuple[Candidate, ...]) -> None:
     seconds = (10.0, 10.0, 10.0, 10.2, 10.04, 12.5)
-    found = measured(set(KINDS), candidates(simple), [trained(each) for each in seconds])
+    found = measured(set(KINDS), candidates, [trained(each) for each in seconds])
     assert found.alone_tokens_per_second == pytest.approx(tokens(TOGETHER) / 10.0)
-    assert [row.ratio for row in found.alone] == [None] * 3
-    assert [row.ratio for row in found.together] == pytest.approx([10 / 10.2, 10 / 10.04, 0.8])
-    assert found.together[1].bound_ratio == pytest.approx(9.95 / 10.04)
+    assert [row["ratio"] for row in found.alone] == [None] * 3
+    assert [row["ratio"] for row in found.together] == pytest.approx([10 / 10.2, 10 / 10.04, 0.8])
+    assert found.together[1]["bound_ratio"] == pytest.approx(9.95 / 10.04)
     assert (found.verdict, found.reasons) == (Verdict.REACHED, ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import fsum
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -46,30 +45,32 @@ def small(memory: float = 80e9) -> Mix:
 
 def test_the_ratios_are_what_their_definitions_say() -> None:
     rows = hethub_rows((small(),), ("megatron",), predictor=_PREDICTOR, progress=print)
-    row: Any = rows[0]
+    (row,) = rows
     mix = small()
-    assert row.reason == ""
-    assert (row.devices, row.global_batch_size, row.target) == (16, 16, "megatron")
+    assert row["reason"] == ""
+    assert (row["devices"], row["global_batch_size"], row["target"]) == (16, 16, "megatron")
     tokens = 16 * mix.job.sequence_length
-    assert row.tokens_per_second == pytest.approx(tokens / row.step_seconds)
-    assert row.homogeneous_sum_ratio == pytest.approx(row.tokens_per_second / fsum(row.kinds_alone))
+    assert row["tokens_per_second"] == pytest.approx(tokens / row["step_seconds"])
+    assert row["homogeneous_sum_ratio"] == pytest.approx(
+        row["tokens_per_second"] / fsum(row["kinds_alone"])
+    )
     peaks = [dict(each.device.peak_flops_per_second)["bfloat16"] for each in mix.cluster.islands]
     roofline = fsum(8 * peak for peak in peaks) / operations_per_token(mix.model, mix.job)
-    assert row.roofline_ratio == pytest.approx(row.tokens_per_second / roofline)
-    assert 0 < row.roofline_ratio < 1
-    assert 0 <= row.idle_fraction < 1
-    assert 0 < row.busy_fraction <= 1
-    assert 0 <= row.gap <= 0.2
+    assert row["roofline_ratio"] == pytest.approx(row["tokens_per_second"] / roofline)
+    assert 0 < row["roofline_ratio"] < 1
+    assert 0 <= row["idle_fraction"] < 1
+    assert 0 < row["busy_fraction"] <= 1
+    assert 0 <= row["gap"] <= 0.2
 
 
 def test_a_mix_without_a_plan_says_why() -> None:
     rows = hethub_rows((small(1e9),), ("megatron",), predictor=_PREDICTOR, progress=print)
     (row,) = rows
-    assert "no plan of" in row.reason
-    assert row.homogeneous_sum_ratio is None
+    assert "no plan of" in row["reason"]
+    assert row["homogeneous_sum_ratio"] is None
     answer = hethub_answer(rows)
     assert answer.sections[0].table().row_count == 1
-    assert any(row.reason in line for line in answer.lines)
+    assert any(row["reason"] in line for line in answer.lines)
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

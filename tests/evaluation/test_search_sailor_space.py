@@ -21,7 +21,9 @@ from hetplan.search.result import Inputs
 
 
 def _asked(at: int, batch: int) -> tuple[Inputs, list[Tables], SailorJudge]:
-    case: Case = replace(read_cases(REFERENCE / USUAL_FILE)[at], global_batch_size=batch)
+    case: Case = read_cases(REFERENCE / USUAL_FILE)[at].model_copy(
+        update={"global_batch_size": batch}
+    )
     files = files_of(case, REFERENCE)
     inputs = case_inputs(case, files)
     wide = replace(inputs, job=replace(inputs.job, target="any"))

@@ -14,11 +14,11 @@ The data: all_reduce inside nodes of A100-80 (vTrain's nccl-tests, 2 to 8 ranks)
 (Aceso's profiler, published with Sailor) and A100 (Galvatron), 1 MiB to 1 GiB, one row per
 doubling; rings over 2 to 128 nodes of 8 as ratios to a NIC's rate (SimAI), for which 50
 GB/s per device is taken (Alibaba HPN, Qian et al., SIGCOMM 2024). Every group of every source
-weighs the same. `evaluation.cost.collectives` learns the constants from the published tables,
-and a test holds them to what it finds; they are rounded to three digits.
+weighs the same. The constants are the coefficients of least squares of relative errors, none
+below 0, rounded to three digits.
 
 Half-widths are the 90 % (conformal rank) of |log(measured / predicted)| with one source at a time
-left out of the fit (`evaluation.cost.collectives`); between nodes one number of nodes at a time.
+left out of the fit; between nodes one number of nodes at a time.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""What the cost model is worth: its speed, and its errors on published measurements.
+"""The speed of the cost model.
 
 Speed is in CPU seconds of this process, warm: kernels are compiled and the programs of a shape are
 there. Replays are called from Python as costs and search call them. Estimates are of plans with 16
 stages and 64 microbatches of a 96-layer model on 512 of the 768 devices of two kinds in configs/,
 cut at random: no two of them are alike, so what is kept between them are the costs of layers,
 transfers, messages and stages of one size. The first plan pays for all that.
-
-Errors come from the folder of reference data where it is given.
 """
 
 from __future__ import annotations
@@ -16,14 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pandas
 
-from evaluation.cost.collectives import collective_section, law_section
-from evaluation.cost.long_links import long_link_section
-from evaluation.cost.memory import memory_section
 from evaluation.output import WORDS, Answer, Section
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.estimate import estimate_with
@@ -32,7 +26,6 @@ from hetplan.cost.replay.kernel import replay_seconds
 from hetplan.cost.replay.times import PipelineTimes
 from hetplan.cost.schedules import warmup_depths
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
@@ -49,20 +42,11 @@ _TARGET_SECONDS = 0.02
 """CPU time of one run, long against the clock's resolution (1 us)."""
 
 
-def cost_answer(reference: Path | None) -> Answer:
-    """Every table; those of published measurements need the folder `reference`."""
-    sections = [_replay_section(replay_timings()), _estimate_section(estimate_timings())]
-    missing = []
-    if reference is None:
-        missing.append("memory, collectives and long links: no folder of reference data was given")
-    else:
-        for make in (memory_section, collective_section, law_section, long_link_section):
-            try:
-                sections.append(make(reference))
-            except InputError as error:
-                missing.append(str(error))
-    lines = tuple(f"left out: {line}" for line in missing)
-    return Answer(sections=tuple(sections), lines=lines, values={"missing": missing})
+def cost_answer() -> Answer:
+    """Both tables."""
+    return Answer(
+        sections=(_replay_section(replay_timings()), _estimate_section(estimate_timings()))
+    )
 
 
 def replay_timings(repeats: int = _REPEATS) -> pandas.DataFrame:
