@@ -27,10 +27,8 @@ from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.cost.terms import Term
 from hetplan.errors import InputError
-from hetplan.files.shipped import shipped_folder
 from hetplan.job.spec import LengthShare, Optimizer, Precision
 from hetplan.model.layers import Attention, Experts, Mlp, TransformerLayer
-from hetplan.model.load import load_model
 from hetplan.model.work import attended, transformer_work
 from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD, optimizer_update
 from hetplan.predict.predictor import Prediction
@@ -122,18 +120,6 @@ def test_the_slowest_rank_is_that_of_draws(spread: float, count: int) -> None:
     assert straggler_factor(spread, count) == pytest.approx(float(largest.mean()), abs=5 * error)
 
 
-@settings(max_examples=100, deadline=None)
-@given(spread=st.floats(0.001, 0.8), count=st.integers(1, 200_000), more=st.floats(1.0, 3.0))
-def test_laws_of_the_slowest_rank(spread: float, count: int, more: float) -> None:
-    # One rank is log-normal, E[max] at least its mean, and grows with ranks and spread.
-    alone = math.exp(spread**2 / 2)
-    assert straggler_factor(spread, 1) == pytest.approx(alone, rel=1e-9)
-    found = straggler_factor(spread, count)
-    assert alone * (1 - 1e-9) <= found <= straggler_factor(spread, 2 * count) * (1 + 1e-9)
-    assert found <= straggler_factor(spread * more, count) + 1e-9
-    assert straggler_factor(None, count) == straggler_factor(0.0, count) == 1.0
-
-
 # ---- key-value heads and experts
 
 
@@ -146,11 +132,6 @@ def test_copied_heads_are_what_a_rank_computes_beyond_an_even_share(tp: int, kv:
     found = copied_heads_share(layer, 512, 128, tp)
     assert found == pytest.approx(2 * 128 * beyond / work.flops)
     assert 0 <= found < 1
-
-
-def test_latent_attention_has_no_heads_to_copy() -> None:
-    deepseek = load_model(shipped_folder("configs") / "models" / "deepseek-v3.yaml")
-    assert copied_heads_share(deepseek.layer_at(1), 7168, 4096, 64) == 0
 
 
 def moe(experts: int = 8, per_token: int = 2) -> TransformerLayer:
@@ -213,21 +194,3 @@ def test_packing_is_first_fit_decreasing_of_many_sequences(histogram, window) ->
     assert found.tokens == pytest.approx(sum(lengths) / (len(rows) * row), rel=edge)
     cores = [sum(attended(each, window) for each in held) / attended(row, window) for held in rows]
     assert found.core == pytest.approx(math.fsum(cores) / len(cores), rel=edge)
-
-
-@settings(max_examples=150, deadline=None)
-@given(histogram=histograms(), core_share=st.floats(0, 0.9))
-def test_laws_of_sequences(histogram, core_share) -> None:
-    row, counts = histogram
-    packed, padded = factors(row, counts), factors(row, counts, packing=False)
-    mean = math.fsum(n * c for n, c in counts.items()) / sum(counts.values())
-    assert padded.tokens == pytest.approx(mean / row)
-    assert padded.core == 1.0
-    # Packing never wastes more, and short sequences attend less.
-    assert padded.tokens - 1e-12 <= packed.tokens <= 1.0
-    assert 0 < packed.core <= packed.tokens + 1e-12
-    # Without a window pairs grow with the square.
-    square = math.fsum(n * n * c for n, c in counts.items()) / sum(counts.values())
-    assert packed.core == pytest.approx(packed.tokens * row / mean * square / row**2)
-    assert packed.layer_factor(core_share) <= padded.layer_factor(core_share) + 1e-12
-    assert packed.layer_factor(0.0) == 1.0

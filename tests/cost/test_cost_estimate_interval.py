@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 from cost_fakes import LinearPredictor, island, job, link, model, two_islands
 from one_pipeline import StageChoice, build_plan
@@ -16,11 +15,7 @@ from hetplan.cost.estimate import StepCalibration, estimate, own_halfwidth, run_
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.terms import (
     Draws,
-    Term,
-    extrapolates,
     is_extrapolation,
-    normal_quantiles,
-    sources_of,
 )
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
@@ -107,35 +102,6 @@ def test_errors_of_many_classes_average_out(parts: int) -> None:
     found = estimate(ALONE, SHAPE, CLUSTER, ASKED, sure)
     assert half(found) == pytest.approx(0.1 / math.sqrt(parts), rel=0.12)
     assert found.own_log_halfwidth == pytest.approx(half(found))
-
-
-def test_sources_of_terms() -> None:
-    plain = Prediction(seconds=2.0, log_halfwidth=0.1, source="measured")
-    layer = Term(what="transformer backward", cause="kind", count=3, prediction=plain)
-    assert sources_of(layer) == ((("kind", "transformer"), 6.0, 0.1),)
-    guess = replace(layer, prediction=replace(plain, source="datasheet"))
-    assert sources_of(guess) == ((("kind", ""), 6.0, 0.1),)
-    wire = replace(layer, cause="link wire", what="send")
-    assert sources_of(wire) == ((("link wire", ""), 6.0, 0.1),)
-    parts = tuple(
-        PredictionPart(name=name, seconds=seconds, log_halfwidth=0.2)
-        for name, seconds in (("norm", 0.5), ("matrix_product", 0.5))
-    )
-    # Parts of 1 second in a prediction of 2: it was scaled, they are in proportion.
-    scaled = replace(layer, prediction=replace(plain, parts=parts))
-    assert sources_of(scaled) == (
-        (("kind", "norm"), 3.0, 0.2),
-        (("kind", "matrix_product"), 3.0, 0.2),
-    )
-
-
-def test_draws_are_a_latin_hypercube() -> None:
-    draws = Draws((("x", ""), ("y", "")), 200, 3)
-    for source in (("x", ""), ("y", "")):
-        logs = np.sort(np.log(draws.factor(source, 1.6448536269514722)))
-        assert logs == pytest.approx(normal_quantiles(200))
-    assert normal_quantiles(200).std() == pytest.approx(1.0, abs=0.02)
-    assert draws.factor(("x", ""), 0.1) is draws.factor(("x", ""), 0.1)
 
 
 @pytest.mark.parametrize("plan", [ALONE, BOTH], ids=["one device", "two islands"])
@@ -235,48 +201,6 @@ def test_runs_of_such_steps_set_the_interval_and_tell_of_slow_ones() -> None:
     assert estimate(BOTH, SHAPE, CLUSTER, ASKED, datasheet(known)).interval_note.startswith(
         "interval by the predictions' own errors"
     )
-
-
-def test_factors_multiply_what_they_are_of() -> None:
-    factors = tuple(
-        CauseFactor(cause="fast", name=name, factor=1.25, log_halfwidth=0.1, runs=9)
-        for name in (COMPUTE, COMMUNICATION)
-    )
-    plain = estimate(ALONE, SHAPE, CLUSTER, ASKED, datasheet(None))
-    found = estimate(ALONE, SHAPE, CLUSTER, ASKED, datasheet(calibration(factors=factors)))
-    assert found.step_seconds == pytest.approx(1.25 * plain.step_seconds)
-    assert found.own_log_halfwidth == pytest.approx(plain.own_log_halfwidth)
-    # One device talks to nobody, so the link named like it corrects nothing here.
-    said = "fast compute x 1.25, corrected by 9 measured runs"
-    assert found.warnings == (*plain.warnings, said)
-    assert f"note: {said}" in list(estimate_lines(found))
-    assert found.interval_note == (
-        "interval by the predictions' own errors; measured runs corrected them, and checked no "
-        "interval"
-    )
-
-
-def test_only_factors_of_what_a_step_rests_on_are_told() -> None:
-    plain = estimate(BOTH, SHAPE, CLUSTER, ASKED, datasheet(None))
-    wires = sorted({calibrated_cause(each.cause) for each in plain.causes if is_link(each.cause)})
-    factors = tuple(
-        CauseFactor(cause=cause, name=name, factor=factor, log_halfwidth=0.1, runs=1)
-        for cause, name, factor in (
-            ("elsewhere", COMPUTE, 2.0),
-            ("fast", COMPUTE, 1.0),
-            ("slow", COMPUTE, 0.9712),
-            *((wire, COMMUNICATION, 1.5) for wire in wires),
-        )
-    )
-    known = calibration(factors=factors, intervals=(group(0.06),))
-    found = estimate(BOTH, SHAPE, CLUSTER, ASKED, datasheet(known))
-    assert wires
-    assert [each for each in found.warnings if "corrected by" in each] == [
-        "slow compute x 0.971, corrected by 1 measured run",
-        *(f"{wire} communication x 1.5, corrected by 1 measured run" for wire in wires),
-    ]
-    alone = estimate(ALONE, SHAPE, CLUSTER, ASKED, datasheet(known))
-    assert not any("corrected by" in each for each in alone.warnings)
 
 
 def test_a_predictor_without_an_answer_says_what_was_asked() -> None:
@@ -416,15 +340,3 @@ def test_extrapolations_stand_beside_every_number_that_is_one() -> None:
     inside = estimate(BOTH, SHAPE, CLUSTER, ASKED, LinearPredictor(halfwidth=0.1))
     assert all(stage.extrapolating == () for stage in inside.stages)
     assert not any(line.startswith("*") for line in estimate_lines(inside))
-
-
-def test_a_time_of_nothing_extrapolates_nothing() -> None:
-    outside = Prediction(
-        seconds=1.0,
-        log_halfwidth=0.1,
-        source="measured",
-        extrapolating=("hidden 256 > 128 measured",),
-    )
-    term = Term(what="send", cause="link wire", count=1, prediction=outside)
-    assert extrapolates([term])
-    assert not extrapolates([term.times(0)])

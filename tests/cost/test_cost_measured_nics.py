@@ -13,18 +13,15 @@ from hypothesis import strategies as st
 from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, Transport
-from hetplan.cost.step_model.groups import KnownCollectives, crowd_of, group_among
+from hetplan.cost.step_model.groups import crowd_of
 from hetplan.cost.step_model.hops import (
     Hop,
     Port,
     Sides,
-    boundary_costs_over,
     hop_between,
     hop_over,
     host_copies_seconds,
 )
-from hetplan.plans.build import Degrees
-from hetplan.profiling.samples import LinkOperation
 
 CARD = 10e9
 HIDDEN = 128 * 256 * 4  # one sequence of 128 tokens, float32
@@ -56,7 +53,6 @@ def hop(found: Cluster, tp: int) -> Hop:
     ("cards", "tp", "rate", "slower"),
     [
         (1, 4, CARD, 4.0),  # four whole senders on one card
-        (2, 4, CARD, 2.0),
         (4, 4, CARD, 1.0),
         (1, 1, CARD, 1.0),
         (1, 4, CARD / 2, 2.0),  # together they fill the card that one fills by half
@@ -83,18 +79,6 @@ def test_fewer_cards_are_never_faster_and_own_cards_change_nothing(tp: int, rate
         for cards in (1, 2, 4)
     }
     assert len(shares) == 1
-
-
-def test_the_search_shares_cards_as_the_estimate_does() -> None:
-    for cards in (1, 2, 4):
-        here = cluster(cards)
-        one = here.islands[0]
-        degrees = Degrees(tp=4, dp=1, microbatch_size=1)
-        found = boundary_costs_over(
-            one.inter_node, SHAPE, FREE, degrees, LinearPredictor(), (one, one)
-        )
-        same = hop(here, 4)
-        assert found.send_forward_seconds == pytest.approx(same.send_forward_seconds)
 
 
 def test_a_line_that_was_measured_with_one_sender_is_divided_too() -> None:
@@ -140,7 +124,6 @@ def strided(tp: int) -> list[list[int]]:
     ("cards", "tp", "rate", "share"),
     [
         (1, 4, CARD, 1 / 4),
-        (2, 4, CARD, 1 / 2),
         (4, 4, CARD, 1.0),
         (1, 2, CARD, 1 / 2),  # two of each group, which alone fill the card as well
         (1, 1, CARD, 1.0),  # one group: its samples have its own lanes
@@ -154,24 +137,3 @@ def test_groups_on_one_card_keep_their_part_of_what_was_measured(
     crowd = crowd_of(cluster(cards, rate=rate), strided(tp))
     kept = 1.0 if crowd is None else crowd.share(LinearPredictor(), 1e6)
     assert kept == pytest.approx(share)
-
-
-def test_reductions_beside_each_other_take_longer() -> None:
-    found = {}
-    for cards in (1, 4):
-        here = cluster(cards)
-        known = KnownCollectives(here, LinearPredictor())
-        group = group_among(here, strided(4))
-        terms = known.of(group, LinkOperation.ALL_REDUCE, 1e9, "gradients")
-        found[cards] = sum(term.seconds for term in terms)
-    assert found[1] == pytest.approx(4 * found[4])
-
-
-def test_what_is_not_measured_or_not_shared_has_no_crowd() -> None:
-    assert crowd_of(cluster(1, measured=False), strided(4)) is None
-    assert crowd_of(cluster(None), strided(4)) is None
-    assert crowd_of(cluster(1), [strided(4)[0]]) is None
-    datasheet = LinearPredictor(source="datasheet")
-    crowd = crowd_of(cluster(1), strided(4))
-    assert crowd is not None
-    assert crowd.share(datasheet, 1e6) == 1.0

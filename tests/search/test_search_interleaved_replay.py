@@ -56,13 +56,6 @@ def test_lockstep_replay_is_the_general_replay(seed: int) -> None:
     np.testing.assert_allclose(found, ends, rtol=1e-12, atol=0)
 
 
-def test_lockstep_needs_whole_groups_and_two_of_them() -> None:
-    assert not lockstep_applies(4, 4)
-    assert not lockstep_applies(4, 10)
-    assert not lockstep_applies(2, 8)
-    assert lockstep_applies(4, 8)
-
-
 @pytest.mark.parametrize("seed", seeds(40))
 def test_step_of_a_row_is_that_of_its_plan(seed: int) -> None:
     case: Case = random_case(seed)

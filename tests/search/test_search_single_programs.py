@@ -130,14 +130,6 @@ def test_the_order_program_is_exact_and_its_order_attains_it(name: str) -> None:
     assert checked > 4
 
 
-def test_least_does_not_grow_with_the_limit() -> None:
-    for name in ("all", "eager depths", "unions"):
-        for space in spaces(name, 4):
-            program = OrderProgram(space)
-            found = [program.least(float(limit)) for limit in np.linspace(1.0, 60.0, 25)]
-            assert all(a >= b for a, b in pairwise(found))
-
-
 def test_regions_stand_together_where_they_have_to() -> None:
     apart = 0
     for k in range(12):
@@ -309,21 +301,6 @@ def test_a_walk_can_be_stopped_anywhere_and_goes_on() -> None:
     assert stopped.proof().bound_seconds <= whole.bound_seconds * (1 + 1e-4)
     left = 10**6
     assert stopped.run().bound_seconds == pytest.approx(whole.bound_seconds, rel=2e-4)
-
-
-def test_a_better_plan_shortens_the_walk() -> None:
-    space = large_space(2, Scale(islands=4, regions=2, stages=20, layers=40, microbatches=48))
-    best = NONE
-
-    def replayed(met: object) -> float:
-        nonlocal best
-        best = min(best, step_of(space, row_of(met.order)))  # type: ignore[attr-defined]
-        return best * 0.99
-
-    proof = prove(space, 1e5, on_met=replayed)
-    assert proof.finished
-    assert proof.bound_seconds >= best * 0.99 * (1 - 1e-9)
-    assert proof.bound_seconds <= best
 
 
 @pytest.mark.parametrize("islands", [8, 10, pytest.param(24, marks=pytest.mark.slow)])

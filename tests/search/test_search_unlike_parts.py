@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_cases import seeds
 from search_costs_cases import chosen, fits, roles
 from search_jobs import cluster, island, job, model
 from synthetic_plans import Row, step_of
@@ -136,28 +135,3 @@ def middle_stages_cost_what_they_cost(
             assert not space.extra_backward[role, v, mesh]
             assert sum(stage.forward) == pytest.approx(n * space.forward[v, mesh], rel=1e-9)
             assert sum(stage.backward) == pytest.approx(n * space.backward[v, mesh], rel=1e-9)
-
-
-@pytest.mark.parametrize("seed", seeds(3))
-def test_chunks_of_unlike_parts_cost_no_less_than_the_space_says(seed: int) -> None:
-    one, islands, asked = question(seed, "native", 4000)
-    found = Families(model=one, cluster=islands, job=asked).families()
-    maker = TableMaker(model=one, cluster=islands, job=asked, predictor=PREDICTOR)
-    looked_at = 0
-    for family in found:
-        if family.virtual_stages == 1 or not mixed(family):
-            continue
-        space = maker.space(family)
-        for mesh in mixed(family):
-            for island_at, shape in zip(
-                family.meshes[mesh].islands, family.meshes[mesh].shapes, strict=True
-            ):
-                own = maker.stage_pricer.passes(island_at, shape, family.recompute)
-                assert (space.forward[:, mesh] <= own.forward).all()
-                assert (space.backward[:, mesh] <= own.backward).all()
-                assert (space.extra_forward[:, :, mesh] <= own.extra_forward).all()
-                assert (space.extra_backward[:, :, mesh] <= own.extra_backward).all()
-                looked_at += 1
-        if looked_at > 60:
-            break
-    assert looked_at > 10
