@@ -16,21 +16,17 @@ from hetplan.cost.components.layers import copied_heads_share, expert_load, leng
 from hetplan.cost.components.step import (
     HOST_INTERFACE_EFFICIENCY,
     HOST_UPDATE_BYTES_PER_SECOND,
-    clips_gradients,
     clock,
-    gradient_norm,
     host_update_seconds,
     offloaded_update,
     straggler_factor,
 )
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.cost.terms import Term
 from hetplan.errors import InputError
-from hetplan.job.spec import LengthShare, Optimizer, Precision
+from hetplan.job.spec import LengthShare, Precision
 from hetplan.model.layers import Attention, Experts, Mlp, TransformerLayer
 from hetplan.model.work import attended, transformer_work
-from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD, optimizer_update
 from hetplan.predict.predictor import Prediction
 
 PLACE = island("a")
@@ -56,30 +52,6 @@ def test_an_offloaded_part_leaves_the_device_the_rest() -> None:
     assert [each.seconds for each in offloaded_update(place, asked, 1e9, 0.0, whole)] == [1.0]
     with pytest.raises(InputError, match="has no host interface"):
         offloaded_update(PLACE, asked, 1e9, 0.5, whole)
-
-
-def test_who_clips_and_the_norm_is_passes_over_memory() -> None:
-    assert not clips_gradients(job())
-    assert clips_gradients(job(target="megatron"))
-    assert not clips_gradients(job(target="megatron", gradient_clipping=False))
-    assert clips_gradients(job(gradient_clipping=True))
-    asked = job(target="megatron", precision=Precision.BFLOAT16)
-    update = Prediction(seconds=28.0, log_halfwidth=0.1, source="measured")
-    (found,) = gradient_norm(PLACE.device, asked, 1e9, 4, update)
-    local = 12e9 / (1e12 * ELEMENTWISE_EFFICIENCY_BACKWARD)
-    assert (found.component, found.seconds) == (Component.NORM, pytest.approx(local))
-    # A datasheet's update in 16 bit has the reading pass in its bytes.
-    prior = optimizer_update(PLACE.device, Optimizer.ADAMW, 1e9, Precision.BFLOAT16)
-    counted = gradient_norm(PLACE.device, asked, 1e9, 4, prior)
-    assert seconds_of_parts(counted) == pytest.approx(local * 2 / 3)
-    for why in (job(), replace(asked, gradient_clipping=False)):
-        assert gradient_norm(PLACE.device, why, 1e9, 4, update) == ()
-    # Without a bandwidth the update says how fast memory is.
-    core = replace(PLACE.device, memory_bandwidth_bytes_per_second=0.0)
-    (found,) = gradient_norm(core, job(gradient_clipping=True), 1e9, 4, update)
-    assert found.seconds == pytest.approx(12.0)
-    assert found.term.prediction.log_halfwidth > 0.1
-    assert gradient_norm(core, asked, 0.0, 4, replace(update, seconds=0.0)) == ()
 
 
 # ---- clocks and stragglers

@@ -11,21 +11,19 @@ from one_pipeline import StageChoice, build_plan
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, RegionLink
-from hetplan.cost.estimate import StepCalibration, estimate, own_halfwidth, run_error, span_of
+from hetplan.cost.estimate import StepCalibration, estimate, run_error, span_of
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.terms import (
     Draws,
     is_extrapolation,
 )
 from hetplan.errors import InputError
-from hetplan.job.spec import Optimizer, Precision
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Plan
 from hetplan.predict.calibration.factors import calibrate, devices_of, regime_of
 from hetplan.predict.calibration.values import (
     COMMUNICATION,
     COMPUTE,
-    FIXED,
     Calibration,
     CauseFactor,
     GroupInterval,
@@ -40,7 +38,7 @@ from hetplan.predict.predictor import (
     is_link,
     link_cause,
 )
-from hetplan.reports.plans import EXTRAPOLATED, estimate_lines, stage_table
+from hetplan.reports.plans import EXTRAPOLATED, stage_table
 
 SHAPE, ASKED, CLUSTER = model(), job(), two_islands()
 
@@ -77,16 +75,6 @@ class InParts(LinearPredictor):
 
     def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
         return self._cut(LinearPredictor.layer(self, device, query))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WithoutUpdates(LinearPredictor):
-    """Operators alone were measured: of the update there is no figure."""
-
-    def optimizer_update(
-        self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
-    ) -> Prediction:
-        return datasheet(None).optimizer_update(device, optimizer, parameters, precision)
 
 
 def half(found: Estimate) -> float:
@@ -210,10 +198,6 @@ def test_a_predictor_without_an_answer_says_what_was_asked() -> None:
         InputError, match=r"^embedding forward in \w+ on fast: device kind fast has"
     ):
         estimate(ALONE, SHAPE, bare, ASKED, datasheet(None))
-    with pytest.raises(
-        InputError, match=r"^adamw update in \w+ on fast \(measured with the layers"
-    ):
-        estimate(ALONE, SHAPE, bare, ASKED, WithoutUpdates())
 
 
 def test_calibration_by_runs_makes_estimates_right() -> None:
@@ -272,16 +256,6 @@ def test_calibration_by_runs_makes_estimates_right() -> None:
         assert half(again) < 0.02
 
 
-def test_an_older_estimate_is_one_part_that_nothing_moves() -> None:
-    found = estimate(BOTH, SHAPE, CLUSTER, ASKED, LinearPredictor(halfwidth=0.1))
-    older = replace(found, causes=(), own_log_halfwidth=None, p5_seconds=None, p95_seconds=None)
-    run = run_error(older, BOTH, CLUSTER, measured_seconds=9.0, cell="x", source="y")
-    (part,) = run.parts
-    assert (part.cause, part.log_halfwidth) == (FIXED, 0.0)
-    assert part.seconds == found.step_seconds
-    assert own_halfwidth(older) == pytest.approx(own_halfwidth(found), rel=0.1)
-
-
 def test_regimes_and_devices() -> None:
     def one(nodes: int, dp: int) -> tuple[str, Plan]:
         cluster = Cluster(name="c", islands=(island("a", nodes=nodes),))
@@ -328,15 +302,8 @@ def test_extrapolations_stand_beside_every_number_that_is_one() -> None:
     assert [stage.extrapolating for stage in found.stages] == [numbers] * 3
     assert "fast: transformer forward: extrapolating: hidden 256 > 128 measured" in found.warnings
     assert "fast: transformer forward: rotation not measured, as norm" in found.warnings
-    lines = list(estimate_lines(found))
-    assert "*all stages: forward, backward, reduction, optimizer extrapolating, see the notes" in (
-        lines
-    )
-    (line,) = (line for line in lines if "hidden 256 > 128 measured" in line)
-    assert line.startswith("note: extrapolating: hidden 256 > 128 measured: fast (embedding ")
     for column in (4, 5, 7, 8):
         cells = stage_table(SHAPE, BOTH, found).columns[column].cells
         assert all(str(cell).endswith(EXTRAPOLATED) for cell in cells)
     inside = estimate(BOTH, SHAPE, CLUSTER, ASKED, LinearPredictor(halfwidth=0.1))
     assert all(stage.extrapolating == () for stage in inside.stages)
-    assert not any(line.startswith("*") for line in estimate_lines(inside))

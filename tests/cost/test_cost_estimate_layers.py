@@ -14,7 +14,6 @@ from estimate_plans import (
     hidden_of,
     plan_of,
     seconds_of,
-    wide_cluster,
 )
 
 from hetplan.cluster.spec import Cluster
@@ -167,13 +166,3 @@ def test_packed_sequences_save_attention_and_hold_fewer_tokens() -> None:
     assert wasted.step_seconds == plain.step_seconds
     assert wasted.tokens_per_second == pytest.approx(plain.tokens_per_second / 2)
     assert any("tokens are of sequences" in line for line in dense.warnings)
-
-
-def test_clocks_and_stragglers_are_components_of_their_own() -> None:
-    found = priced(cluster=wide_cluster(clock_ratio=0.8, speed_spread=0.05))
-    assert seconds_of(found, Component.CLOCKS) == pytest.approx(8 * COMPUTE * 0.25)
-    assert seconds_of(found, Component.STRAGGLERS) / (8 * COMPUTE * 1.25) == pytest.approx(
-        0.0528, abs=1e-3
-    )  # mean of the largest of four normal variables is 1.029 standard deviations
-    assert found.interval.p10_seconds < found.step_seconds < found.interval.p90_seconds
-    assert found.interval.mean_seconds == pytest.approx(found.step_seconds, rel=1e-3)

@@ -120,17 +120,6 @@ def first_at(stages: list[object], first: int) -> list[object]:
     )
 
 
-def test_a_boundary_of_another_number_format_sends_as_many_bytes_as_that_has() -> None:
-    plan = plan_of(microbatches=8)
-    (pipeline,) = plan.pipelines
-    half = replace(pipeline.boundaries[0], precision="bfloat16")
-    short = replace(plan, pipelines=(replace(pipeline, boundaries=(half,)),))
-    pricer = Pricer(SHAPE, CLUSTER, FREE, LinearPredictor())
-    whole, less = (pricer.step(each).work[0].hops.hops[0] for each in (plan, short))
-    assert less.forward_bytes == whole.forward_bytes / 2
-    assert less.backward_bytes == whole.backward_bytes / 2
-
-
 def test_overlapped_sends_that_take_compute_units_slow_the_passes_beside_them() -> None:
     def with_share(part: float) -> Cluster:
         islands = tuple(

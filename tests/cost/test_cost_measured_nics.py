@@ -16,10 +16,7 @@ from hetplan.cluster.spec import Cluster, Transport
 from hetplan.cost.step_model.groups import crowd_of
 from hetplan.cost.step_model.hops import (
     Hop,
-    Port,
-    Sides,
     hop_between,
-    hop_over,
     host_copies_seconds,
 )
 
@@ -79,22 +76,6 @@ def test_fewer_cards_are_never_faster_and_own_cards_change_nothing(tp: int, rate
         for cards in (1, 2, 4)
     }
     assert len(shares) == 1
-
-
-def test_a_line_that_was_measured_with_one_sender_is_divided_too() -> None:
-    line = replace(link(5e9), samples="line", shared_bandwidth_bytes_per_second=10e9)
-    predictor = LinearPredictor()
-    sends = [hop_over(line, sides(n), predictor).send_forward_seconds for n in (1, 2, 4)]
-    assert sends[:2] == pytest.approx([0.2, 0.2])
-    assert sends[2] >= 0.4
-    port = Port(senders=3, bytes_per_second=10e9)
-    plain = replace(line, shared_bandwidth_bytes_per_second=None)
-    found = hop_over(plain, replace(sides(3), ports=(port,)), predictor)
-    assert found.send_forward_seconds == pytest.approx(0.3)
-
-
-def sides(senders: int) -> Sides:
-    return Sides(forward_bytes=1e9, backward_bytes=1e9, senders=senders)
 
 
 def test_copies_to_the_host_share_the_uplink_of_a_switch() -> None:

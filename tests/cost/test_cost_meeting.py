@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from network_clusters import clusters
 
-from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, IslandLink
 from hetplan.cost.step_model.groups import (
@@ -73,25 +72,6 @@ def test_reductions_of_stages_behind_one_nic_take_turns_on_it() -> None:
 
 def _ends(*steps: StepCost) -> list[list[object]]:
     return [list(step.composed.stages[0]) for step in steps]
-
-
-def test_tensor_parallel_groups_of_two_stages_share_pcie_switches() -> None:
-    # Devices 0, 2 and 1, 3 are at one switch each; the fabric is PCIe at 32 GB/s.
-    host = HostInterface(pcie_generation=4, lanes=16)
-    base = wide_cluster(switch_of_device=(0, 1, 0, 1))
-    islands = tuple(
-        replace(each, device=replace(each.device, host=host, scale_up=None))
-        for each in base.islands
-    )
-    shared, apart = replace(base, islands=islands), wide_cluster()
-    slow = priced(two_stages(shared, 2, tp=2), shared)
-    alone = priced(two_stages(apart, 2, tp=2), apart)
-    for one, two in zip(slow.work[0].stages, alone.work[0].stages, strict=True):
-        assert one.unit.kept.passes[0] == pytest.approx(0.5, rel=0.05)
-        assert sum(one.forward) > sum(two.forward)
-    # A stage of both pairs slows itself in the same way.
-    both = group_among(shared, [(0, 1), (2, 3)])
-    assert both.share == slow.work[0].stages[0].unit.kept.passes[0]
 
 
 def over_two_islands(cluster: Cluster, stages: int) -> Plan:

@@ -112,13 +112,3 @@ def test_every_position_keeps_in_proportion_to_its_tokens(at: int, target: str) 
         ),
     )
     assert kept(here, same, asked) - beside == one
-
-
-def test_multi_token_prediction_brings_logits_of_its_own() -> None:
-    shape = replace(LLAMA, num_mtp_layers=1, mtp_layer=DENSE)
-    with_head = kept(layout(8, 11, num_stages=4, stage=3), shape)
-    without = kept(layout(8, 10, num_stages=4, stage=3))
-    layer = kept(layout(8, 9, num_stages=4, stage=3))
-    head = without - layer
-    assert with_head - without == pytest.approx(layer + head + 1024 * 2 * 4 * 256)
-    assert head == 1024 * (2 * 2 * 256 + 4 * 2048)

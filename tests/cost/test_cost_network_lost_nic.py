@@ -1,7 +1,5 @@
 """What a lost NIC leaves, and what it does not touch."""
 
-from dataclasses import replace
-
 import pytest
 from network_clusters import island, path, two_regions
 
@@ -46,18 +44,6 @@ def test_links_out_of_the_island_are_no_faster_than_its_ports():
         ("b", "c"): 1e10,
     }
     assert lost.before.link_between("a", "b") == cluster.link_between("a", "b")
-
-
-def test_a_line_between_regions_keeps_its_figure_and_no_link_needs_none():
-    cluster = two_regions()
-    apart = replace(cluster, across_regions=path(9e9, shared=2e10))
-    lost = without_nic(apart, "a", 0, 0)
-    assert lost.after.link_between("a", "c") == apart.link_between("a", "c")
-    assert lost.after.link_between("a", "b").bandwidth_bytes_per_second < 1e10
-    assert any("shared line to c" in note for note in lost.notes)
-    lost = without_nic(replace(cluster, across_regions=None), "a", 0, 0)
-    with pytest.raises(InputError, match="no link"):
-        lost.after.link_between("a", "c")
 
 
 def test_the_only_nic_takes_its_node_with_it():

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -67,21 +68,10 @@ def test_a_link_has_collisions_where_it_has_equal_cost_paths():
         bandwidth_bytes_per_second=5e10, latency_seconds=5e-6, transport=Transport.DEVICE_DIRECT
     )
     assert link_collisions(link, 8) == 1.0
-    hashed = Link(
-        bandwidth_bytes_per_second=5e10,
-        latency_seconds=5e-6,
-        transport=Transport.DEVICE_DIRECT,
-        equal_cost_paths=8,
-    )
+    hashed = replace(link, equal_cost_paths=8)
     assert link_collisions(hashed, 8) == collision_efficiency(8, 8)
     # Four streams per device have a quarter of its speed each and spread better.
-    streams = Link(
-        bandwidth_bytes_per_second=5e10,
-        latency_seconds=5e-6,
-        transport=Transport.DEVICE_DIRECT,
-        equal_cost_paths=8,
-        streams=4,
-    )
+    streams = replace(hashed, streams=4)
     assert link_collisions(streams, 8) == collision_efficiency(32, 8, path_over_flow=4.0)
     assert link_collisions(streams, 8) > link_collisions(hashed, 8)
 

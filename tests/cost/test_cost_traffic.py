@@ -36,10 +36,8 @@ from hetplan.job.spec import Optimizer, Precision
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import (
     OverlapSettings,
-    Recompute,
     Sharding,
 )
-from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.link.shapes import lane_bytes
 from hetplan.predict.predictor import Prediction
 from hetplan.profiling.samples import LinkOperation
@@ -87,13 +85,6 @@ def test_every_level_of_sharding_agrees(experts: bool, level: Sharding) -> None:
     agrees(replace(case, plan=replace(case.plan, sharding=level, optimizer_shards=shards)))
 
 
-def recomputed(case: Case, recompute: Recompute) -> float:
-    stage = replace(case.plan.pipelines[0].stages[0], recompute=recompute)
-    pipeline = replace(case.plan.pipelines[0], stages=(stage,))
-    plan = replace(case.plan, pipelines=(pipeline,))
-    return ledger_of(replace(case, plan=plan)).bytes_per_step
-
-
 def test_storage_is_a_class_of_its_own() -> None:
     case = two_pipelines(tied=True)
     storage = LinkScope.STORAGE
@@ -128,16 +119,6 @@ def test_a_run_is_as_many_steps_as_its_tokens_fill() -> None:
     assert (found.steps, found.total_tokens) == (1.0, 640)
     with pytest.raises(InputError, match="at least 1"):
         ledger(case.plan, case.model, case.cluster, case.job, total_tokens=0)
-
-
-def test_with_a_predictor_the_cheapest_algorithms_count() -> None:
-    case = two_pipelines()
-    predictor = FittedPredictor.datasheet_only()
-    priced = ledger(case.plan, case.model, case.cluster, case.job, predictor)
-    ring = ledger_of(case)
-    far = next(link for link in ring.links if link.scope is LinkScope.ISLANDS)
-    assert priced.over(far) <= ring.over(far)
-    assert priced.of_class(TrafficClass.PIPELINE) == ring.of_class(TrafficClass.PIPELINE)
 
 
 def ledger_of_devices(nodes: int) -> Ledger:

@@ -27,13 +27,8 @@ from hetplan.job.spec import Job, TrainerOptions
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind
 from hetplan.plans.check import check_plan
-from hetplan.plans.plan import (
-    Recompute,
-    RecomputeGranularity,
-    RecomputeModule,
-)
 from hetplan.plans.rules import Rule
-from hetplan.predict.predictor import LayerQuery, Prediction, PredictionPart
+from hetplan.predict.predictor import LayerQuery, Prediction
 
 INSIDE, BETWEEN = 100e9, 10e9
 HIDDEN = 128 * 256 * 4  # one sequence of 128 tokens, float32
@@ -180,41 +175,7 @@ def test_heads_are_exchanged_instead_of_sent_round_a_ring() -> None:
 # ---- gradients
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Composed(LinearPredictor):
-    """Says what its times are the sum of."""
-
-    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
-        return _composed(LinearPredictor.layer(self, device, query))
-
-
-def _composed(whole: Prediction) -> Prediction:
-    shares = (("matrix_product", 0.7), ("attention_score", 0.1), ("softmax", 0.2))
-    parts = tuple(
-        PredictionPart(name=name, seconds=share * whole.seconds, log_halfwidth=0.0)
-        for name, share in shares
-    )
-    return replace(whole, parts=parts)
-
-
 # ---- selective recomputation
-
-
-def test_the_attention_core_is_repeated_as_predicted() -> None:
-    again = Recompute(
-        granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.CORE_ATTENTION,)
-    )
-    asked = with_options(fused_attention=False)
-    plan = plan_of((1,), asked=asked, microbatches=2, recompute=again)
-    known = estimate(plan, SHAPE, CLUSTER, asked, Composed())
-    assert seconds_of(known, Component.RECOMPUTE) == pytest.approx(2 * 8 * 0.010 * 0.3)
-    # By operations: the full square is twice what the fused kernel does.
-    fused, square = (
-        seconds_of(estimate(plan, SHAPE, CLUSTER, each, LinearPredictor()), Component.RECOMPUTE)
-        for each in (FREE, asked)
-    )
-    share = fused / (2 * 8 * 0.010)
-    assert square == pytest.approx(2 * 8 * 0.010 * 2 * share / (1 + share))
 
 
 # ---- interleaving
