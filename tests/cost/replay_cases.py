@@ -122,24 +122,17 @@ def even_times(
     latency: float = 0.0,
 ) -> PipelineTimes:
     """Equal passes and equal hops, nothing shared."""
-    hops = shape.stages * shape.chunks - 1
     passes = (shape.stages, shape.chunks)
-    return PipelineTimes(
+    hop = np.array([[send], [send], [latency], [0.0]])
+    times = over_own_wires(
+        np.full(passes, forward),
+        np.full(passes, backward),
+        np.repeat(hop, shape.stages * shape.chunks - 1, axis=1),
+        shape.microbatches,
         schedule=shape.schedule,
-        num_microbatches=shape.microbatches,
-        warmup=tuple(range(shape.stages, 0, -1) if warmup is None else warmup),
-        forward=np.full(passes, forward),
-        backward=np.full(passes, backward),
-        weight=np.full(passes, weight),
-        send_forward=np.full(hops, send),
-        send_backward=np.full(hops, send),
-        wire_latency=np.full(hops, latency),
-        rendezvous_extra=np.zeros(hops),
-        link_forward=np.full(hops, -1),
-        link_backward=np.full(hops, -1),
-        shared_forward=np.zeros(hops),
-        shared_backward=np.zeros(hops),
+        warmup=range(shape.stages, 0, -1) if warmup is None else warmup,
     )
+    return replace(times, weight=np.full(passes, weight))
 
 
 def random_plain(

@@ -48,13 +48,6 @@ def layout(cluster: Cluster = CLUSTER, **options: object) -> Plan:
     return plan_of_layout(given(**options), model(), cluster, job())
 
 
-def test_layers_say_how_many_stages() -> None:
-    plan = layout(layers="3,5", tp=2)
-    # dp 4 has room for one stage on each island, dp 2 for two on one; the largest counts.
-    assert placed(plan) == [("a", 4), ("b", 6)]
-    assert plan.pipelines[0].stages[0].replicas[0].dp == 4
-
-
 def test_islands_as_given() -> None:
     assert placed(layout(layers="2,3,3", islands="b,a,a", dp=1)) == [("b", 3), ("a", 3), ("a", 4)]
     assert placed(layout(pp=4, islands="b", dp=1)) == [("b", 3), ("b", 2), ("b", 2), ("b", 3)]

@@ -306,16 +306,6 @@ def test_numbers_out_of_range(message: float, share: float, said: str) -> None:
         cost(group(((0, (4,)),)), AR, message, share=share)
 
 
-def test_groups_that_cannot_be() -> None:
-    cluster = plain_cluster(((0, (1,)),))
-    with pytest.raises(InputError, match="device 3 is in the group twice"):
-        group_shape(cluster, [3, 4, 3])
-    with pytest.raises(InputError, match="without devices"):
-        group_shape(cluster, [])
-    with pytest.raises(InputError, match="there is no device 4000"):
-        group_shape(cluster, [0, 4000])
-
-
 def test_131072_ranks_are_priced_by_their_populations() -> None:
     cluster = Cluster(
         name="huge",

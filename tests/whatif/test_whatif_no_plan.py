@@ -147,13 +147,6 @@ def test_a_conflict_has_no_plan_and_loses_it_with_every_part(name: str) -> None:
         assert has_plan(only(tuple(each for each in conflict if each is not part))), part.words
 
 
-def test_callers_that_ask_often_get_one_line() -> None:
-    asked, _ = asked_of("recompute")
-    with pytest.raises(InfeasibleError) as error:
-        search(asked.model, asked.cluster, asked.job, _PREDICTOR)
-    assert len(error.value.reasons) == 1
-
-
 # ---- by the command
 
 

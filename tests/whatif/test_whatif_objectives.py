@@ -39,16 +39,6 @@ def islands_of(result: SearchResult) -> set[str]:
     return {stage.island for stage in result.estimate.stages}
 
 
-def test_quantiles_grow_and_are_those_of_the_estimate() -> None:
-    of = cluster(replace(island("a", nodes=2), speed_spread=0.1))
-    found = search(model(4), of, asked(), _PREDICTOR)
-    pricer = Pricer(model(4), of, asked(), _PREDICTOR)
-    values = [step_quantile(pricer, found.plan, q) for q in (0.05, 0.5, 0.9, 0.95)]
-    assert values == sorted(values)
-    assert values[0] == pytest.approx(found.estimate.p5_seconds)
-    assert values[3] == pytest.approx(found.estimate.p95_seconds)
-
-
 def test_a_quantile_plan_is_no_worse_at_its_quantile_and_says_that_nothing_is_proven() -> None:
     calm = island("a", teraflops=60, nodes=2)
     wild = replace(island("b", kind="other", teraflops=80, nodes=2), speed_spread=0.5)
