@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.kernel import StageTimes
-from hetplan.cost.replay.times import PipelineTimes
+from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.plans.plan import SCHEDULES
 
 
@@ -122,24 +122,17 @@ def even_times(
     latency: float = 0.0,
 ) -> PipelineTimes:
     """Equal passes and equal hops, nothing shared."""
-    hops = shape.stages * shape.chunks - 1
     passes = (shape.stages, shape.chunks)
-    return PipelineTimes(
+    hop = np.array([[send], [send], [latency], [0.0]])
+    times = over_own_wires(
+        np.full(passes, forward),
+        np.full(passes, backward),
+        np.repeat(hop, shape.stages * shape.chunks - 1, axis=1),
+        shape.microbatches,
         schedule=shape.schedule,
-        num_microbatches=shape.microbatches,
-        warmup=tuple(range(shape.stages, 0, -1) if warmup is None else warmup),
-        forward=np.full(passes, forward),
-        backward=np.full(passes, backward),
-        weight=np.full(passes, weight),
-        send_forward=np.full(hops, send),
-        send_backward=np.full(hops, send),
-        wire_latency=np.full(hops, latency),
-        rendezvous_extra=np.zeros(hops),
-        link_forward=np.full(hops, -1),
-        link_backward=np.full(hops, -1),
-        shared_forward=np.zeros(hops),
-        shared_backward=np.zeros(hops),
+        warmup=range(shape.stages, 0, -1) if warmup is None else warmup,
     )
+    return replace(times, weight=np.full(passes, weight))
 
 
 def random_plain(
@@ -174,20 +167,42 @@ def plain_times(*rows: Sequence[float], warmup: Sequence[int], microbatches: int
 
 def one_pipeline(times: StageTimes) -> PipelineTimes:
     """1F1B over wires of its own."""
-    nothing = np.zeros(len(times.warmup) - 1)
+    hops = (times.send_forward, times.send_backward, times.wire_latency, times.rendezvous_extra)
+    return over_own_wires(
+        times.forward.reshape(-1, 1),
+        times.backward.reshape(-1, 1),
+        np.array(hops),
+        times.num_microbatches,
+        warmup=[int(depth) for depth in times.warmup],
+    )
+
+
+def over_own_wires(
+    forward: Floats,
+    backward: Floats,
+    hops: Floats,
+    microbatches: int,
+    *,
+    schedule: str = "1f1b",
+    warmup: Sequence[int] | None = None,
+    exchange: Exchange = Exchange.TORCH,
+) -> PipelineTimes:
+    """Passes [P, v] and hops [4, P * v - 1] in the order of `StageTimes`, nothing shared."""
+    alone, nothing = np.full(hops.shape[1], -1), np.zeros(hops.shape[1])
     return PipelineTimes(
-        schedule="1f1b",
-        num_microbatches=times.num_microbatches,
-        warmup=tuple(int(depth) for depth in times.warmup),
-        forward=times.forward.reshape(-1, 1),
-        backward=times.backward.reshape(-1, 1),
-        weight=np.zeros((len(times.warmup), 1)),
-        send_forward=times.send_forward,
-        send_backward=times.send_backward,
-        wire_latency=times.wire_latency,
-        rendezvous_extra=times.rendezvous_extra,
-        link_forward=np.full(len(nothing), -1),
-        link_backward=np.full(len(nothing), -1),
+        schedule=schedule,
+        num_microbatches=microbatches,
+        warmup=tuple(warmup or [1] * len(forward)),
+        forward=forward,
+        backward=backward,
+        weight=np.zeros_like(forward),
+        send_forward=hops[0],
+        send_backward=hops[1],
+        wire_latency=hops[2],
+        rendezvous_extra=hops[3],
+        link_forward=alone,
+        link_backward=alone,
         shared_forward=nothing,
         shared_backward=nothing,
+        exchange=exchange,
     )

@@ -24,9 +24,7 @@ from hetplan.cost.collectives import Algorithm, collective
 from hetplan.cost.collectives.direct_levels import (
     CHOICE_BYTES,
     CHUNK_BYTES,
-    MAX_CHUNKS,
     direct_sum,
-    num_chunks,
     summed_by_messages,
 )
 from hetplan.cost.collectives.layout import ISLAND, NODE, Layout, layouts
@@ -171,16 +169,6 @@ def test_what_regions_share_is_shared() -> None:
     assert seconds[1] == pytest.approx(5e-3 + 1e6 / 2.5e7, rel=0.02)
 
 
-def test_one_island_is_left_to_the_library() -> None:
-    cluster = staged(((0, (2, 2)),))
-    shape = group(((0, (2, 2)),), 0, cluster).shape
-    assert summed_by_messages(cluster, shape) is None
-    by_library = collective(cluster, shape, LinkOperation.ALL_REDUCE, 1e6, PREDICTOR)
-    own = collective(cluster, shape, LinkOperation.ALL_REDUCE, 1e6, PREDICTOR, by_levels=True)
-    assert own.seconds == by_library.seconds
-    assert own.algorithm is Algorithm.RING
-
-
 @FEW
 @given(populations(), st.integers(0, 99))
 def test_what_is_taken_is_the_fastest_by_the_files_own_figures(
@@ -208,14 +196,6 @@ def test_what_is_taken_is_the_fastest_by_the_files_own_figures(
     ]
     taken = ring if layout is None else direct_sum(layout, CHOICE_BYTES, asking).seconds
     assert taken == min(ring, *others)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.floats(0, 1e9))
-def test_chunks_are_neither_small_nor_many(size: float) -> None:
-    count = num_chunks(size)
-    assert 1 <= count <= MAX_CHUNKS
-    assert count == 1 or size / count >= CHUNK_BYTES
 
 
 @FEW

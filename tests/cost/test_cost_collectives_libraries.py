@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from collectives_groups import Group, Populations, group, plain_cluster
-from cost_fakes import Figures, island, link
+from cost_fakes import Figures, link
 
-from hetplan.cluster.spec import Cluster, IslandLink, Transport
+from hetplan.cluster.spec import Transport
 from hetplan.cost.collectives import Algorithm, CollectiveCost, collective, group_shape
 from hetplan.cost.collectives.choose import OFFERED, offered
 from hetplan.cost.collectives.shape import transport_of
@@ -66,21 +66,3 @@ def test_one_staged_link_gives_the_group_to_gloo() -> None:
     inside = group_shape(across, range(8))
     assert transport_of(across, inside) is Transport.DEVICE_DIRECT
     assert offered(across, inside, AR) > {Algorithm.RING}
-
-
-def test_a_slow_listed_link_delays_an_exchange() -> None:
-    """Seven alike and one behind a slow link to another."""
-    names = [f"i{k}" for k in range(8)]
-    plain = Cluster(
-        name="eight",
-        islands=tuple(island(name, nodes=1, devices_per_node=4) for name in names),
-        within_region=link(5e9, 1e-4),
-    )
-    shape = group_shape(plain, range(32))
-    alike = collective(plain, shape, A2A, 1e9, PREDICTOR)
-    slow = IslandLink(between=("i2", "i5"), link=link(1e7, 1e-4))
-    listed = replace(plain, links=(slow,))
-    found = collective(listed, shape, A2A, 1e9, PREDICTOR)
-    # Four partners behind the slow link, 1e9 / 32 bytes to each, instead of over the fast one.
-    more = 4 * 1e9 / 32 * (1 / 1e7 - 1 / 5e9)
-    assert found.seconds - alike.seconds == pytest.approx(more, rel=1e-3)

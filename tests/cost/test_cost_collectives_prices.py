@@ -24,7 +24,7 @@ from counted_steps import counted_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.cluster.spec import Cluster, IslandLink, Link, RegionLink
+from hetplan.cluster.spec import Cluster, Link, RegionLink
 from hetplan.cost.collectives import (
     Algorithm,
     CollectiveCost,
@@ -75,17 +75,12 @@ def cost(
     )
 
 
-@pytest.mark.parametrize("message", [1e3, 1e6, 1e9])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_closed_forms_on_one_level(ranks: int, message: float) -> None:
-    """Alpha-beta times of n ranks in one node: 10 us, 100 GB/s."""
-    own = group(((0, (ranks,)),))
-    alpha, beta, n = 1e-5, 1 / 100e9, ranks
-    half = (n - 1) * alpha + (n - 1) / n * message * beta
-    assert cost(own, AR, message, Algorithm.RING).seconds == pytest.approx(2 * half)
-    assert cost(own, RS, message, Algorithm.RING).seconds == pytest.approx(half)
-    assert cost(own, AG, message, Algorithm.RING).seconds == pytest.approx(half)
-    assert cost(own, A2A, message, Algorithm.DIRECT).seconds == pytest.approx(half)
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_an_exchange_inside_a_node(ranks: int) -> None:
+    """Each of n - 1 messages waits 10 us, at 100 GB/s."""
+    share = (ranks - 1) / ranks
+    found = cost(group(((0, (ranks,)),)), A2A, 1e9, Algorithm.DIRECT).seconds
+    assert found == pytest.approx((ranks - 1) * 1e-5 + share * 1e9 / 100e9)
 
 
 def test_trees_reach_the_bandwidth_term_keep_few_latencies_and_take_the_best_chunks() -> None:
@@ -105,29 +100,6 @@ def test_trees_reach_the_bandwidth_term_keep_few_latencies_and_take_the_best_chu
         assert found == pytest.approx(best)
 
 
-@pytest.mark.parametrize(
-    ("places", "alpha", "rate"),
-    [
-        (((0, (2,)),), 1e-5, 100e9),
-        (((0, (1, 1)),), 1e-5, 10e9),
-        (((0, (1,)), (0, (1,))), 1e-4, 5e9),
-        (((0, (1,)), (1, (1,))), 5e-3, 2e9),
-    ],
-)
-def test_a_send_meets_first_where_both_sides_post_together(
-    places: Populations, alpha: float, rate: float
-) -> None:
-    own = group(places)
-    together = cost(own, LinkOperation.SEND_RECV, 1e6)
-    late = cost(own, LinkOperation.SEND_RECV_LATE, 1e6)
-    assert together.seconds == pytest.approx(2 * alpha + 1e6 / rate)
-    assert late.seconds == pytest.approx(alpha + 1e6 / rate)
-    first, second = own.device_of.values()
-    assert [(each.link, each.bytes) for each in late.traffic] == [
-        (link_name(own.cluster, first, second), 1e6)
-    ]
-
-
 def test_a_shared_link_is_divided_among_the_lanes() -> None:
     narrow = replace(link(2e9, 5e-3), shared_bandwidth_bytes_per_second=3e9)
     places: Populations = ((0, (4,)), (1, (4,)))
@@ -138,17 +110,6 @@ def test_a_shared_link_is_divided_among_the_lanes() -> None:
     form = Algorithm.TWO_LEVEL
     more = cost(tight, AR, message, form).seconds - cost(free, AR, message, form).seconds
     assert more == pytest.approx(message / 3e9 - message / 8e9)
-
-
-def test_lanes_of_trees_share_a_link_too() -> None:
-    """S crosses in one direction at least, over 3 GB/s that four lanes of 2 GB/s share."""
-    narrow = replace(link(2e9, 5e-3), shared_bandwidth_bytes_per_second=3e9)
-    places: Populations = ((0, (4,)), (1, (4,)))
-    tight = group(places, cluster=replace(plain_cluster(places), across_regions=narrow))
-    message = 1e12
-    shared = cost(tight, AR, message, Algorithm.TREE).seconds
-    assert message / 3e9 <= shared < 1.1 * message / 3e9
-    assert cost(group(places), AR, message, Algorithm.TREE).seconds < 0.5 * shared
 
 
 def clock(own: Group, world: Machine, phases: Sequence[Sequence[range]], message: float) -> float:
@@ -199,17 +160,6 @@ def test_rings_take_what_a_counted_run_takes(
         assert each.seconds >= counted * (1 - 1e-9)
         if equal:
             assert each.seconds == pytest.approx(counted)
-
-
-@FEW
-@given(populations(), st.integers(0, 99), st.sampled_from([AR, RS, AG, A2A]))
-def test_equal_devices_can_change_places(
-    found: Populations, seed: int, operation: LinkOperation
-) -> None:
-    one, other = group(found, seed), group(found, seed + 1)
-    assert one.shape == other.shape
-    assert hash(one.shape) == hash(other.shape)
-    assert cost(one, operation, 1e8) == cost(other, operation, 1e8)
 
 
 @FEW
@@ -276,29 +226,6 @@ def test_a_ring_of_four_regions_goes_around_a_slow_pair(slow: tuple[int, int]) -
         assert len(crossed) == 4
 
 
-def test_islands_of_two_regions_share_their_link_unless_they_have_one_of_their_own() -> None:
-    """Two islands of 2 ranks in each region, 4 GB/s between the regions, 2 GB/s for a device."""
-    places: Populations = ((0, (2,)), (0, (2,)), (1, (2,)), (1, (2,)))
-    narrow = replace(link(2e9, 5e-3), shared_bandwidth_bytes_per_second=4e9)
-    region = group(places, cluster=replace(plain_cluster(places), across_regions=narrow))
-    pairs = tuple(
-        IslandLink(between=(f"i{left:02}", f"i{right:02}"), link=narrow)
-        for left in (0, 1)
-        for right in (2, 3)
-    )
-    listed = group(places, cluster=replace(plain_cluster(places), links=pairs))
-    message = 8e9
-    for operation, algorithm, sent in (
-        (AR, Algorithm.TWO_LEVEL, message),
-        (A2A, Algorithm.DIRECT, 4 * 4 * message / 8),
-    ):
-        shared = cost(region, operation, message, algorithm)
-        own = cost(listed, operation, message, algorithm)
-        # All that crosses in one direction over 4 GB/s is the least there can be.
-        assert shared.seconds >= sent / 4e9
-        assert own.seconds < shared.seconds
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured(LinearPredictor):
     """Collectives of some links were measured, sends of none."""
@@ -341,20 +268,6 @@ def test_no_law_beats_a_measured_curve() -> None:
     assert forced.seconds < 1
 
 
-def test_measured_parts_win_over_figures_in_groups_of_several_levels() -> None:
-    places: Populations = ((0, (4, 4)),)
-    (only,) = plain_cluster(places).islands
-    measured = replace(
-        only,
-        intra_node=replace(only.intra_node, samples="fabric"),
-        inter_node=replace(only.inter_node, samples="nics"),
-    )
-    own = group(places, cluster=replace(plain_cluster(places), islands=(measured,)))
-    found = collective(own.cluster, own.shape, AR, 1e6, Measured(seconds=5.0))
-    assert found.algorithm is Algorithm.RING
-    assert found.seconds > 5.0
-
-
 def test_a_measured_curve_is_asked_for_more_bytes_where_lanes_share_the_link() -> None:
     places: Populations = ((0, (2,)), (1, (2,)))
     tight = replace(link(2e9), samples="wan", shared_bandwidth_bytes_per_second=2e9)
@@ -366,19 +279,11 @@ def test_a_measured_curve_is_asked_for_more_bytes_where_lanes_share_the_link() -
     assert found.terms[1].seconds == pytest.approx(8e6 * 1e-9)
 
 
-def test_one_rank_costs_nothing() -> None:
-    cluster = plain_cluster(((0, (1,)),))
-    found = collective(cluster, group_shape(cluster, [3]), AR, 1e9, PREDICTOR)
-    assert (found.seconds, found.terms, found.traffic) == (0.0, (), ())
-
-
 @pytest.mark.parametrize(
     ("places", "operation", "algorithm", "said"),
     [
         (((0, (4,)),), AR, Algorithm.TWO_LEVEL, "ranks on two levels"),
-        (((0, (4,)),), LinkOperation.BROADCAST, None, "part of no step"),
         (((0, (4,)),), RS, Algorithm.TREE, "choose from ring, two-level"),
-        (((0, (4,)),), AR, Algorithm.DIRECT, "all_reduce by direct"),
         (((0, (3,)),), LinkOperation.SEND_RECV, None, "it takes two"),
     ],
 )
@@ -393,39 +298,12 @@ def test_refused(
     ("message", "share", "said"),
     [
         (-1.0, 1.0, "message_bytes is -1"),
-        (math.nan, 1.0, "message_bytes is nan"),
-        (math.inf, 1.0, "message_bytes is inf"),
-        (1.0, 0.0, "share is 0"),
-        (1.0, 1.5, "share is 1.5"),
         (1.0, math.nan, "share is nan"),
     ],
 )
 def test_numbers_out_of_range(message: float, share: float, said: str) -> None:
     with pytest.raises(InputError, match=said):
         cost(group(((0, (4,)),)), AR, message, share=share)
-
-
-def test_groups_that_cannot_be() -> None:
-    cluster = plain_cluster(((0, (1,)),))
-    with pytest.raises(InputError, match="device 3 is in the group twice"):
-        group_shape(cluster, [3, 4, 3])
-    with pytest.raises(InputError, match="without devices"):
-        group_shape(cluster, [])
-    with pytest.raises(InputError, match="there is no device 4000"):
-        group_shape(cluster, [0, 4000])
-
-
-def test_islands_without_a_link() -> None:
-    places: Populations = ((0, (1,)), (1, (1,)))
-    own = group(places, cluster=replace(plain_cluster(places), across_regions=None))
-    with pytest.raises(InputError, match="no link between islands i00 and i01"):
-        cost(own, AR, 1e6)
-
-
-def test_an_empty_message_costs_its_latencies() -> None:
-    found = cost(group(((0, (4,)), (1, (3,)))), AR, 0.0)
-    assert found.traffic == ()
-    assert found.seconds > 2 * 5e-3
 
 
 def test_131072_ranks_are_priced_by_their_populations() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.node import Nics
-from hetplan.cluster.spec import Cluster, Transport
+from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import Algorithm, CollectiveCost, collective, group_shape
 from hetplan.cost.collectives.trees import double_tree
 from hetplan.cost.network.segments import LinkName, LinkScope
@@ -119,16 +119,3 @@ def test_a_send_to_another_rail() -> None:
     assert traffic(found) == {NODE: MESSAGE, BETWEEN: MESSAGE}
     # A hop inside the node first: 10 us, 100 GB/s.
     assert found.seconds - cost(aligned, late).seconds == pytest.approx(1e-5 + MESSAGE / 100e9)
-
-
-def test_bytes_staged_in_host_memory_leave_by_any_nic() -> None:
-    off = railed(((1,), (2,)), staged=True)
-    assert off.cluster.islands[0].inter_node.transport is Transport.HOST_STAGED
-    assert traffic(cost(off, LinkOperation.SEND_RECV)) == {BETWEEN: MESSAGE}
-
-
-def test_half_of_a_pair_of_lanes_changes_rails() -> None:
-    """Rails 0, 1 and 0, 2: one lane of two stays on its rail."""
-    found = traffic(cost(railed(((0, 1), (0, 2))), AR, Algorithm.TWO_LEVEL))
-    assert found[BETWEEN] == pytest.approx(2 * MESSAGE)
-    assert found[NODE] == pytest.approx((2 * 2 + 0.5 * 2) * MESSAGE)

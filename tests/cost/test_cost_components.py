@@ -16,23 +16,17 @@ from hetplan.cost.components.layers import copied_heads_share, expert_load, leng
 from hetplan.cost.components.step import (
     HOST_INTERFACE_EFFICIENCY,
     HOST_UPDATE_BYTES_PER_SECOND,
-    clips_gradients,
     clock,
-    gradient_norm,
     host_update_seconds,
     offloaded_update,
     straggler_factor,
 )
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.cost.terms import Term
 from hetplan.errors import InputError
-from hetplan.files.shipped import shipped_folder
-from hetplan.job.spec import LengthShare, Optimizer, Precision
+from hetplan.job.spec import LengthShare, Precision
 from hetplan.model.layers import Attention, Experts, Mlp, TransformerLayer
-from hetplan.model.load import load_model
 from hetplan.model.work import attended, transformer_work
-from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD, optimizer_update
 from hetplan.predict.predictor import Prediction
 
 PLACE = island("a")
@@ -58,30 +52,6 @@ def test_an_offloaded_part_leaves_the_device_the_rest() -> None:
     assert [each.seconds for each in offloaded_update(place, asked, 1e9, 0.0, whole)] == [1.0]
     with pytest.raises(InputError, match="has no host interface"):
         offloaded_update(PLACE, asked, 1e9, 0.5, whole)
-
-
-def test_who_clips_and_the_norm_is_passes_over_memory() -> None:
-    assert not clips_gradients(job())
-    assert clips_gradients(job(target="megatron"))
-    assert not clips_gradients(job(target="megatron", gradient_clipping=False))
-    assert clips_gradients(job(gradient_clipping=True))
-    asked = job(target="megatron", precision=Precision.BFLOAT16)
-    update = Prediction(seconds=28.0, log_halfwidth=0.1, source="measured")
-    (found,) = gradient_norm(PLACE.device, asked, 1e9, 4, update)
-    local = 12e9 / (1e12 * ELEMENTWISE_EFFICIENCY_BACKWARD)
-    assert (found.component, found.seconds) == (Component.NORM, pytest.approx(local))
-    # A datasheet's update in 16 bit has the reading pass in its bytes.
-    prior = optimizer_update(PLACE.device, Optimizer.ADAMW, 1e9, Precision.BFLOAT16)
-    counted = gradient_norm(PLACE.device, asked, 1e9, 4, prior)
-    assert seconds_of_parts(counted) == pytest.approx(local * 2 / 3)
-    for why in (job(), replace(asked, gradient_clipping=False)):
-        assert gradient_norm(PLACE.device, why, 1e9, 4, update) == ()
-    # Without a bandwidth the update says how fast memory is.
-    core = replace(PLACE.device, memory_bandwidth_bytes_per_second=0.0)
-    (found,) = gradient_norm(core, job(gradient_clipping=True), 1e9, 4, update)
-    assert found.seconds == pytest.approx(12.0)
-    assert found.term.prediction.log_halfwidth > 0.1
-    assert gradient_norm(core, asked, 0.0, 4, replace(update, seconds=0.0)) == ()
 
 
 # ---- clocks and stragglers
@@ -122,18 +92,6 @@ def test_the_slowest_rank_is_that_of_draws(spread: float, count: int) -> None:
     assert straggler_factor(spread, count) == pytest.approx(float(largest.mean()), abs=5 * error)
 
 
-@settings(max_examples=100, deadline=None)
-@given(spread=st.floats(0.001, 0.8), count=st.integers(1, 200_000), more=st.floats(1.0, 3.0))
-def test_laws_of_the_slowest_rank(spread: float, count: int, more: float) -> None:
-    # One rank is log-normal, E[max] at least its mean, and grows with ranks and spread.
-    alone = math.exp(spread**2 / 2)
-    assert straggler_factor(spread, 1) == pytest.approx(alone, rel=1e-9)
-    found = straggler_factor(spread, count)
-    assert alone * (1 - 1e-9) <= found <= straggler_factor(spread, 2 * count) * (1 + 1e-9)
-    assert found <= straggler_factor(spread * more, count) + 1e-9
-    assert straggler_factor(None, count) == straggler_factor(0.0, count) == 1.0
-
-
 # ---- key-value heads and experts
 
 
@@ -146,11 +104,6 @@ def test_copied_heads_are_what_a_rank_computes_beyond_an_even_share(tp: int, kv:
     found = copied_heads_share(layer, 512, 128, tp)
     assert found == pytest.approx(2 * 128 * beyond / work.flops)
     assert 0 <= found < 1
-
-
-def test_latent_attention_has_no_heads_to_copy() -> None:
-    deepseek = load_model(shipped_folder("configs") / "models" / "deepseek-v3.yaml")
-    assert copied_heads_share(deepseek.layer_at(1), 7168, 4096, 64) == 0
 
 
 def moe(experts: int = 8, per_token: int = 2) -> TransformerLayer:
@@ -213,21 +166,3 @@ def test_packing_is_first_fit_decreasing_of_many_sequences(histogram, window) ->
     assert found.tokens == pytest.approx(sum(lengths) / (len(rows) * row), rel=edge)
     cores = [sum(attended(each, window) for each in held) / attended(row, window) for held in rows]
     assert found.core == pytest.approx(math.fsum(cores) / len(cores), rel=edge)
-
-
-@settings(max_examples=150, deadline=None)
-@given(histogram=histograms(), core_share=st.floats(0, 0.9))
-def test_laws_of_sequences(histogram, core_share) -> None:
-    row, counts = histogram
-    packed, padded = factors(row, counts), factors(row, counts, packing=False)
-    mean = math.fsum(n * c for n, c in counts.items()) / sum(counts.values())
-    assert padded.tokens == pytest.approx(mean / row)
-    assert padded.core == 1.0
-    # Packing never wastes more, and short sequences attend less.
-    assert padded.tokens - 1e-12 <= packed.tokens <= 1.0
-    assert 0 < packed.core <= packed.tokens + 1e-12
-    # Without a window pairs grow with the square.
-    square = math.fsum(n * n * c for n, c in counts.items()) / sum(counts.values())
-    assert packed.core == pytest.approx(packed.tokens * row / mean * square / row**2)
-    assert packed.layer_factor(core_share) <= padded.layer_factor(core_share) + 1e-12
-    assert packed.layer_factor(0.0) == 1.0

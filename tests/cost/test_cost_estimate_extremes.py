@@ -84,15 +84,6 @@ def test_a_step_of_unlike_devices_lies_in_its_own_interval(
             assert sum(each.seconds for each in parts) == pytest.approx(found.step_seconds)
 
 
-def test_devices_that_no_stage_uses_change_nothing() -> None:
-    alike, other = unlike((None, None)), unlike((None, 0.5))
-    steps = [
-        estimate(plan_on(each, (8, 8)), SHAPE, each, JOB, LinearPredictor()).step_seconds
-        for each in (alike, other)
-    ]
-    assert steps[0] == steps[1]
-
-
 def test_many_pipelines_take_work_in_proportion() -> None:
     def calls(pipelines: int) -> int:
         cluster = Cluster(name="many", islands=(island("a", nodes=2 * pipelines),))
@@ -116,6 +107,13 @@ def test_many_pipelines_take_work_in_proportion() -> None:
     few, many = calls(8), calls(64)
     # Eight times as many; 64 times as often where every stage looks at all pipelines.
     assert many < 12 * few
+
+
+def test_a_plan_without_pipelines_is_refused() -> None:
+    cluster = wide_cluster()
+    plan = replace(plan_on(cluster, (8, 8)), pipelines=())
+    with pytest.raises(InputError, match="at least one pipeline"):
+        estimate(plan, SHAPE, cluster, JOB, LinearPredictor())
 
 
 @pytest.mark.parametrize(

@@ -5,32 +5,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 from cost_fakes import LinearPredictor, island, job, link, model, two_islands
 from one_pipeline import StageChoice, build_plan
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, RegionLink
-from hetplan.cost.estimate import StepCalibration, estimate, own_halfwidth, run_error, span_of
+from hetplan.cost.estimate import StepCalibration, estimate, run_error, span_of
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.terms import (
     Draws,
-    Term,
-    extrapolates,
     is_extrapolation,
-    normal_quantiles,
-    sources_of,
 )
 from hetplan.errors import InputError
-from hetplan.job.spec import Optimizer, Precision
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Plan
 from hetplan.predict.calibration.factors import calibrate, devices_of, regime_of
 from hetplan.predict.calibration.values import (
     COMMUNICATION,
     COMPUTE,
-    FIXED,
     Calibration,
     CauseFactor,
     GroupInterval,
@@ -45,7 +38,7 @@ from hetplan.predict.predictor import (
     is_link,
     link_cause,
 )
-from hetplan.reports.plans import EXTRAPOLATED, estimate_lines, stage_table
+from hetplan.reports.plans import EXTRAPOLATED, stage_table
 
 SHAPE, ASKED, CLUSTER = model(), job(), two_islands()
 
@@ -84,16 +77,6 @@ class InParts(LinearPredictor):
         return self._cut(LinearPredictor.layer(self, device, query))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WithoutUpdates(LinearPredictor):
-    """Operators alone were measured: of the update there is no figure."""
-
-    def optimizer_update(
-        self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
-    ) -> Prediction:
-        return datasheet(None).optimizer_update(device, optimizer, parameters, precision)
-
-
 def half(found: Estimate) -> float:
     assert found.p5_seconds is not None
     assert found.p95_seconds is not None
@@ -107,35 +90,6 @@ def test_errors_of_many_classes_average_out(parts: int) -> None:
     found = estimate(ALONE, SHAPE, CLUSTER, ASKED, sure)
     assert half(found) == pytest.approx(0.1 / math.sqrt(parts), rel=0.12)
     assert found.own_log_halfwidth == pytest.approx(half(found))
-
-
-def test_sources_of_terms() -> None:
-    plain = Prediction(seconds=2.0, log_halfwidth=0.1, source="measured")
-    layer = Term(what="transformer backward", cause="kind", count=3, prediction=plain)
-    assert sources_of(layer) == ((("kind", "transformer"), 6.0, 0.1),)
-    guess = replace(layer, prediction=replace(plain, source="datasheet"))
-    assert sources_of(guess) == ((("kind", ""), 6.0, 0.1),)
-    wire = replace(layer, cause="link wire", what="send")
-    assert sources_of(wire) == ((("link wire", ""), 6.0, 0.1),)
-    parts = tuple(
-        PredictionPart(name=name, seconds=seconds, log_halfwidth=0.2)
-        for name, seconds in (("norm", 0.5), ("matrix_product", 0.5))
-    )
-    # Parts of 1 second in a prediction of 2: it was scaled, they are in proportion.
-    scaled = replace(layer, prediction=replace(plain, parts=parts))
-    assert sources_of(scaled) == (
-        (("kind", "norm"), 3.0, 0.2),
-        (("kind", "matrix_product"), 3.0, 0.2),
-    )
-
-
-def test_draws_are_a_latin_hypercube() -> None:
-    draws = Draws((("x", ""), ("y", "")), 200, 3)
-    for source in (("x", ""), ("y", "")):
-        logs = np.sort(np.log(draws.factor(source, 1.6448536269514722)))
-        assert logs == pytest.approx(normal_quantiles(200))
-    assert normal_quantiles(200).std() == pytest.approx(1.0, abs=0.02)
-    assert draws.factor(("x", ""), 0.1) is draws.factor(("x", ""), 0.1)
 
 
 @pytest.mark.parametrize("plan", [ALONE, BOTH], ids=["one device", "two islands"])
@@ -237,48 +191,6 @@ def test_runs_of_such_steps_set_the_interval_and_tell_of_slow_ones() -> None:
     )
 
 
-def test_factors_multiply_what_they_are_of() -> None:
-    factors = tuple(
-        CauseFactor(cause="fast", name=name, factor=1.25, log_halfwidth=0.1, runs=9)
-        for name in (COMPUTE, COMMUNICATION)
-    )
-    plain = estimate(ALONE, SHAPE, CLUSTER, ASKED, datasheet(None))
-    found = estimate(ALONE, SHAPE, CLUSTER, ASKED, datasheet(calibration(factors=factors)))
-    assert found.step_seconds == pytest.approx(1.25 * plain.step_seconds)
-    assert found.own_log_halfwidth == pytest.approx(plain.own_log_halfwidth)
-    # One device talks to nobody, so the link named like it corrects nothing here.
-    said = "fast compute x 1.25, corrected by 9 measured runs"
-    assert found.warnings == (*plain.warnings, said)
-    assert f"note: {said}" in list(estimate_lines(found))
-    assert found.interval_note == (
-        "interval by the predictions' own errors; measured runs corrected them, and checked no "
-        "interval"
-    )
-
-
-def test_only_factors_of_what_a_step_rests_on_are_told() -> None:
-    plain = estimate(BOTH, SHAPE, CLUSTER, ASKED, datasheet(None))
-    wires = sorted({calibrated_cause(each.cause) for each in plain.causes if is_link(each.cause)})
-    factors = tuple(
-        CauseFactor(cause=cause, name=name, factor=factor, log_halfwidth=0.1, runs=1)
-        for cause, name, factor in (
-            ("elsewhere", COMPUTE, 2.0),
-            ("fast", COMPUTE, 1.0),
-            ("slow", COMPUTE, 0.9712),
-            *((wire, COMMUNICATION, 1.5) for wire in wires),
-        )
-    )
-    known = calibration(factors=factors, intervals=(group(0.06),))
-    found = estimate(BOTH, SHAPE, CLUSTER, ASKED, datasheet(known))
-    assert wires
-    assert [each for each in found.warnings if "corrected by" in each] == [
-        "slow compute x 0.971, corrected by 1 measured run",
-        *(f"{wire} communication x 1.5, corrected by 1 measured run" for wire in wires),
-    ]
-    alone = estimate(ALONE, SHAPE, CLUSTER, ASKED, datasheet(known))
-    assert not any("corrected by" in each for each in alone.warnings)
-
-
 def test_a_predictor_without_an_answer_says_what_was_asked() -> None:
     plain = replace(CLUSTER.islands[0].device, memory_bandwidth_bytes_per_second=0.0)
     bare = replace(CLUSTER, islands=tuple(replace(each, device=plain) for each in CLUSTER.islands))
@@ -286,10 +198,6 @@ def test_a_predictor_without_an_answer_says_what_was_asked() -> None:
         InputError, match=r"^embedding forward in \w+ on fast: device kind fast has"
     ):
         estimate(ALONE, SHAPE, bare, ASKED, datasheet(None))
-    with pytest.raises(
-        InputError, match=r"^adamw update in \w+ on fast \(measured with the layers"
-    ):
-        estimate(ALONE, SHAPE, bare, ASKED, WithoutUpdates())
 
 
 def test_calibration_by_runs_makes_estimates_right() -> None:
@@ -348,16 +256,6 @@ def test_calibration_by_runs_makes_estimates_right() -> None:
         assert half(again) < 0.02
 
 
-def test_an_older_estimate_is_one_part_that_nothing_moves() -> None:
-    found = estimate(BOTH, SHAPE, CLUSTER, ASKED, LinearPredictor(halfwidth=0.1))
-    older = replace(found, causes=(), own_log_halfwidth=None, p5_seconds=None, p95_seconds=None)
-    run = run_error(older, BOTH, CLUSTER, measured_seconds=9.0, cell="x", source="y")
-    (part,) = run.parts
-    assert (part.cause, part.log_halfwidth) == (FIXED, 0.0)
-    assert part.seconds == found.step_seconds
-    assert own_halfwidth(older) == pytest.approx(own_halfwidth(found), rel=0.1)
-
-
 def test_regimes_and_devices() -> None:
     def one(nodes: int, dp: int) -> tuple[str, Plan]:
         cluster = Cluster(name="c", islands=(island("a", nodes=nodes),))
@@ -404,27 +302,8 @@ def test_extrapolations_stand_beside_every_number_that_is_one() -> None:
     assert [stage.extrapolating for stage in found.stages] == [numbers] * 3
     assert "fast: transformer forward: extrapolating: hidden 256 > 128 measured" in found.warnings
     assert "fast: transformer forward: rotation not measured, as norm" in found.warnings
-    lines = list(estimate_lines(found))
-    assert "*all stages: forward, backward, reduction, optimizer extrapolating, see the notes" in (
-        lines
-    )
-    (line,) = (line for line in lines if "hidden 256 > 128 measured" in line)
-    assert line.startswith("note: extrapolating: hidden 256 > 128 measured: fast (embedding ")
     for column in (4, 5, 7, 8):
         cells = stage_table(SHAPE, BOTH, found).columns[column].cells
         assert all(str(cell).endswith(EXTRAPOLATED) for cell in cells)
     inside = estimate(BOTH, SHAPE, CLUSTER, ASKED, LinearPredictor(halfwidth=0.1))
     assert all(stage.extrapolating == () for stage in inside.stages)
-    assert not any(line.startswith("*") for line in estimate_lines(inside))
-
-
-def test_a_time_of_nothing_extrapolates_nothing() -> None:
-    outside = Prediction(
-        seconds=1.0,
-        log_halfwidth=0.1,
-        source="measured",
-        extrapolating=("hidden 256 > 128 measured",),
-    )
-    term = Term(what="send", cause="link wire", count=1, prediction=outside)
-    assert extrapolates([term])
-    assert not extrapolates([term.times(0)])

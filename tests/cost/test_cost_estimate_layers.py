@@ -14,7 +14,6 @@ from estimate_plans import (
     hidden_of,
     plan_of,
     seconds_of,
-    wide_cluster,
 )
 
 from hetplan.cluster.spec import Cluster
@@ -54,39 +53,6 @@ def priced(
 COMPUTE = 3 * (8 * 0.010 + 0.001 + 0.004)  # forward and twice that backward, one sequence
 
 
-def test_sequence_parallelism_splits_every_sum_in_two_halves_and_gathers_inputs_again() -> None:
-    plain, split = priced(tp=4), priced(tp=4, sequence_parallel=True)
-    one = 1.5 * HIDDEN / FAST  # all_reduce among four
-    softmax = 3 * 1.5 * 128 * 4 / FAST
-    layers = 8 * 4 + 1 + 1  # the embedding's forward one, the head's backward one
-    assert seconds_of(plain, Component.TENSOR_PARALLEL) == pytest.approx(
-        8 * (layers * one + softmax)
-    )
-    # A sum is a scatter and a gather of 3/4 each: the embedding's output is scattered and its
-    # gradient gathered, the head's input gathered and its gradient scattered.
-    # Backward, the inputs of attention, MLP and head are gathered once more.
-    halves = 8 * 4 * 2 + 2 + 2 + 8 * 2 + 1
-    assert seconds_of(split, Component.TENSOR_PARALLEL) == pytest.approx(
-        8 * (halves * 0.75 * HIDDEN / FAST + softmax)
-    )
-    assert seconds_of(plain, Component.COMPUTE) == pytest.approx(8 * COMPUTE / 4)
-    assert split.stages[0].memory.activation_bytes < plain.stages[0].memory.activation_bytes
-
-
-def test_context_parallelism_divides_compute_and_sends_keys_and_values_around() -> None:
-    alone = OverlapSettings(context_parallel=False)
-    found = priced(cp=4, overlap=alone)
-    assert seconds_of(found, Component.COMPUTE) == pytest.approx(8 * COMPUTE / 4)
-    # 4 key-value heads of 32, keys and values, a quarter of the tokens: three sends forward, three
-    # of twice the bytes backward, in each of eight layers.
-    block = 2 * 4 * 32 * 128 / 4 * 4
-    assert seconds_of(found, Component.CONTEXT_PARALLEL) == pytest.approx(8 * 8 * 9 * block / FAST)
-    # All four ranks hold the same weights: their gradients are summed.
-    parameters = model().parameter_count
-    assert seconds_of(found, Component.DATA_PARALLEL) == pytest.approx(1.5 * parameters * 4 / FAST)
-    assert found.stages[0].memory.parameter_bytes == parameters * 4
-
-
 def test_context_parallel_sends_hide_behind_attention() -> None:
     slow = LinearPredictor(collective_fixed_seconds=1e-4)
     open_, beside = (
@@ -104,34 +70,6 @@ def test_context_parallel_sends_hide_behind_attention() -> None:
     core = 8 * 8 * 0.030 / 4 * work.attention_flops / work.flops * 3 / 4
     assert hidden_of(beside, Component.CONTEXT_PARALLEL) <= core * 1.2
     assert seconds_of(beside, Component.SLOWED) > 0
-
-
-def test_tensor_parallel_overlap_keeps_the_sum_of_exposed_and_hidden() -> None:
-    plain = priced(tp=4, sequence_parallel=True)
-    both = OverlapSettings(tensor_parallel=True)
-    beside = priced(tp=4, sequence_parallel=True, overlap=both)
-    assert hidden_of(beside, Component.TENSOR_PARALLEL) > 0
-    assert seconds_of(beside, Component.TENSOR_PARALLEL) + hidden_of(
-        beside, Component.TENSOR_PARALLEL
-    ) == pytest.approx(seconds_of(plain, Component.TENSOR_PARALLEL))
-    assert any("assumed that compute beside" in line for line in beside.warnings)
-
-
-def test_expert_parallelism_sends_tokens_to_their_experts_and_back() -> None:
-    shape = expert_model()
-    asked = replace(FREE, target="any")
-    one, four = priced(shape, asked=asked), priced(shape, ep=4, asked=asked)
-    assert seconds_of(one, Component.EXPERT_PARALLEL) == 0
-    # 2 experts per token; there and back, forward and backward, in 8 layers of 8 microbatches.
-    message = 2 * HIDDEN * 0.75 / FAST
-    assert seconds_of(four, Component.EXPERT_PARALLEL) == pytest.approx(8 * 8 * 4 * message)
-    assert seconds_of(four, Component.COMPUTE) == pytest.approx(seconds_of(one, Component.COMPUTE))
-    # A quarter of the experts on each rank, which nobody else holds: only the rest is reduced.
-    held = one.stages[0].memory.parameter_bytes - four.stages[0].memory.parameter_bytes
-    routed = 8 * 8 * 3 * 256 * 256 * 4
-    assert held == pytest.approx(0.75 * routed)
-    rest = shape.parameter_count * 4 - routed
-    assert seconds_of(four, Component.DATA_PARALLEL) == pytest.approx(1.5 * rest / FAST)
 
 
 def test_uneven_experts_cost_compute_and_transfers() -> None:
@@ -207,19 +145,6 @@ def test_unlike_layers_cost_what_models_of_each_alone_do() -> None:
     assert forward(mixed) == pytest.approx(ends + 3 * parts[0] + 2 * parts[1] + 3 * parts[2])
 
 
-def test_multi_token_prediction_is_a_layer_a_merge_and_a_head() -> None:
-    dense = model()
-    layer = dense.layer_runs[0].layer
-    shape = replace(dense, num_mtp_layers=1, mtp_layer=layer)
-    found, plain = priced(shape, size=1), priced(size=1)
-    work = layer_work(dense, LayerKind.TRANSFORMER, 1, 128)
-    merge = 2 * 128 * 2 * 256 * 256 / work.flops
-    assert found.step_seconds - plain.step_seconds == pytest.approx(
-        8 * 3 * (0.010 * (1 + merge) + 0.004) + (shape.mtp_parameter_count) * 1e-9
-    )
-    assert found.stages[0].transformer_layers == 9
-
-
 def test_padding_of_the_vocabulary_is_a_part_of_the_head() -> None:
     asked = job(target="megatron", gradient_clipping=False)
     found = priced(asked=asked, size=1)
@@ -227,21 +152,6 @@ def test_padding_of_the_vocabulary_is_a_part_of_the_head() -> None:
     assert seconds_of(found, Component.COMPUTE) + seconds_of(
         found, Component.PADDING
     ) == pytest.approx(8 * COMPUTE)
-
-
-def test_copies_of_key_value_heads_are_a_part_of_the_compute_and_sums() -> None:
-    shared = model(num_kv_heads=1)
-    asked = job(gradient_clipping=False)
-    found = priced(shared, tp=2, size=2, asked=asked)
-    work = layer_work(shared, LayerKind.TRANSFORMER, 1, 128, 2)
-    # Each of two ranks has the whole head where an even share were half of one.
-    copied = 2 * 128 * 256 * 2 * 32 / 2 / work.flops
-    sums = 2 * 32 * 256 * 4 / FAST
-    assert seconds_of(found, Component.COPIED_HEADS) == pytest.approx(
-        8 * 8 * (0.030 / 2 * copied + sums)
-    )
-    whole = seconds_of(found, Component.COMPUTE) + 8 * 8 * 0.030 / 2 * copied
-    assert whole == pytest.approx(8 * COMPUTE / 2)
 
 
 def test_packed_sequences_save_attention_and_hold_fewer_tokens() -> None:
@@ -256,13 +166,3 @@ def test_packed_sequences_save_attention_and_hold_fewer_tokens() -> None:
     assert wasted.step_seconds == plain.step_seconds
     assert wasted.tokens_per_second == pytest.approx(plain.tokens_per_second / 2)
     assert any("tokens are of sequences" in line for line in dense.warnings)
-
-
-def test_clocks_and_stragglers_are_components_of_their_own() -> None:
-    found = priced(cluster=wide_cluster(clock_ratio=0.8, speed_spread=0.05))
-    assert seconds_of(found, Component.CLOCKS) == pytest.approx(8 * COMPUTE * 0.25)
-    assert seconds_of(found, Component.STRAGGLERS) / (8 * COMPUTE * 1.25) == pytest.approx(
-        0.0528, abs=1e-3
-    )  # mean of the largest of four normal variables is 1.029 standard deviations
-    assert found.interval.p10_seconds < found.step_seconds < found.interval.p90_seconds
-    assert found.interval.mean_seconds == pytest.approx(found.step_seconds, rel=1e-3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cost_fakes import LinearPredictor, job, model
+from cost_fakes import LinearPredictor, job
 from estimate_plans import expert_model, plan_with, stages_of, wide_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +20,6 @@ from hetplan.plans.plan import (
     Recompute,
     RecomputeGranularity,
     Sharding,
-    compress,
-    expand,
 )
 from hetplan.predict.fit import FittedPredictor
 
@@ -151,48 +149,6 @@ def test_scaling_all_times_scales_the_step(case: tuple[Plan, Job], factor: float
     assert found == pytest.approx(base * factor, rel=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
-@given(plans(), st.integers(1, 3))
-def test_equal_devices_can_change_places(case: tuple[Plan, Job], nodes: int) -> None:
-    """The whole plan moved by some nodes of the same island."""
-    plan, asked = case
-
-    def moved(devices: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(device + 4 * nodes for device in devices)
-
-    cluster = wide_cluster(nodes=16)
-
-    def on(plan: Plan, move: bool) -> Plan:
-        pipelines = [
-            (
-                [
-                    replace(
-                        stage,
-                        replicas=tuple(
-                            replace(
-                                each,
-                                devices=compress(
-                                    moved(expand(each.devices)) if move else expand(each.devices)
-                                ),
-                            )
-                            for each in stage.replicas
-                        ),
-                    )
-                    for stage in pipeline.stages
-                ],
-                pipeline.num_microbatches,
-            )
-            for pipeline in plan.pipelines
-        ]
-        return plan_with(
-            SHAPE, cluster, asked, pipelines, schedule=plan.pipelines[0].schedule.name,
-            sharding=plan.sharding, shards=plan.optimizer_shards, overlap=plan.overlap,
-        )  # fmt: skip
-
-    one, two = (step_of(on(plan, move), asked, cluster) for move in (False, True))
-    assert one == pytest.approx(two, rel=1e-12)
-
-
 @settings(max_examples=5, deadline=None)
 @given(st.lists(plans(), min_size=2, max_size=3))
 def test_a_warm_pricer_says_what_a_cold_one_says(cases: list[tuple[Plan, Job]]) -> None:
@@ -209,20 +165,3 @@ def test_a_warm_pricer_says_what_a_cold_one_says(cases: list[tuple[Plan, Job]]) 
         assert flat == [stage.memory for stage in found.stages]
         ends = [end.leaves for row in step.composed.stages for end in row]
         assert ends == [stage.optimizer_seconds for stage in found.stages]
-
-
-def test_cuts_of_one_plan_share_what_is_known() -> None:
-    shape = model()
-    asked = job(target="any")
-    pricer = Pricer(shape, CLUSTER, asked, PREDICTOR)
-
-    def plan(cut: int) -> Plan:
-        stages = stages_of([[0, cut]], [4, 4], len(shape.layers), num_microbatches=8)
-        return plan_with(shape, CLUSTER, asked, [(stages, 8)])
-
-    first = pricer.step(plan(4))
-    known = len(pricer.costs(plan(4)).units)
-    steps = [pricer.step(plan(cut)).step_seconds for cut in range(2, 9)]
-    assert len(pricer.costs(plan(4)).units) == known == 2
-    assert steps[2] == first.step_seconds
-    assert len(set(steps)) == len(steps)

@@ -13,13 +13,11 @@ from test_cost_traffic import PRICED, SecondsAsBytes, agrees, in_one_node
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plans"))
 
-from plans_of_many import Case, summed_cases, two_pipelines
+from plans_of_many import Case, summed_cases
 
 from hetplan.cost.estimate import estimate
-from hetplan.cost.estimate_values import Component
 from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.traffic import ledger
-from hetplan.job.spec import Precision
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import OverlapSettings
 
@@ -50,26 +48,3 @@ def test_the_estimate_prices_the_bytes_of_the_named_formats(case: Case) -> None:
         if part.component in PRICED[TrafficClass.DATA_PARALLEL]
     )
     assert found.of_class(TrafficClass.DATA_PARALLEL) == pytest.approx(sent, rel=1e-9)
-
-
-@pytest.mark.parametrize("precision", Precision)
-def test_a_tied_matrix_is_summed_in_its_own_format(precision: Precision) -> None:
-    case = two_pipelines(tied=True)
-    plan = replace(case.plan, tied_embedding_precision=precision.value)
-    found = [
-        ledger(each, case.model, case.cluster, case.job).of_class(TrafficClass.EMBEDDING)
-        for each in (case.plan, plan)
-    ]
-    assert case.plan.tied_embedding_precision == "float32"
-    assert found[1] == pytest.approx(found[0] * precision.bytes_per_element / 4, rel=1e-12)
-    seconds = [
-        sum(
-            part.seconds
-            for stage in estimate(each, case.model, case.cluster, case.job, SecondsAsBytes()).stages
-            for part in stage.components
-            if part.component is Component.EMBEDDING
-        )
-        for each in (case.plan, plan)
-    ]
-    assert seconds[0] > 0
-    assert seconds[1] == pytest.approx(seconds[0] * precision.bytes_per_element / 4, rel=1e-9)

@@ -41,17 +41,6 @@ def plain(seconds: float) -> Prediction:
     return Prediction(seconds=seconds, log_halfwidth=0.2, source="measured")
 
 
-def test_shares_of_one_pass_are_cut_alike_and_other_compute_counts_as_busy() -> None:
-    whole, other = layer(2.0, 2.0), plain(0.5)
-    compute = (
-        part(Component.COMPUTE, whole, 0.75),
-        part(Component.PADDING, whole, 0.25),
-        part(Component.COMPUTE, other),
-    )
-    found = without_waits(compute, (part(Component.TENSOR_PARALLEL, plain(0.5)),))
-    assert [each.seconds for each in found] == pytest.approx([2.25, 0.75, 0.5])
-
-
 @given(device=TIMES, wait=TIMES, communication=TIMES)
 @settings(max_examples=100, deadline=None)
 def test_a_pass_is_as_long_as_the_longer_of_host_and_device(

@@ -13,18 +13,12 @@ from hypothesis import strategies as st
 from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, Transport
-from hetplan.cost.step_model.groups import KnownCollectives, crowd_of, group_among
+from hetplan.cost.step_model.groups import crowd_of
 from hetplan.cost.step_model.hops import (
     Hop,
-    Port,
-    Sides,
-    boundary_costs_over,
     hop_between,
-    hop_over,
     host_copies_seconds,
 )
-from hetplan.plans.build import Degrees
-from hetplan.profiling.samples import LinkOperation
 
 CARD = 10e9
 HIDDEN = 128 * 256 * 4  # one sequence of 128 tokens, float32
@@ -56,7 +50,6 @@ def hop(found: Cluster, tp: int) -> Hop:
     ("cards", "tp", "rate", "slower"),
     [
         (1, 4, CARD, 4.0),  # four whole senders on one card
-        (2, 4, CARD, 2.0),
         (4, 4, CARD, 1.0),
         (1, 1, CARD, 1.0),
         (1, 4, CARD / 2, 2.0),  # together they fill the card that one fills by half
@@ -83,34 +76,6 @@ def test_fewer_cards_are_never_faster_and_own_cards_change_nothing(tp: int, rate
         for cards in (1, 2, 4)
     }
     assert len(shares) == 1
-
-
-def test_the_search_shares_cards_as_the_estimate_does() -> None:
-    for cards in (1, 2, 4):
-        here = cluster(cards)
-        one = here.islands[0]
-        degrees = Degrees(tp=4, dp=1, microbatch_size=1)
-        found = boundary_costs_over(
-            one.inter_node, SHAPE, FREE, degrees, LinearPredictor(), (one, one)
-        )
-        same = hop(here, 4)
-        assert found.send_forward_seconds == pytest.approx(same.send_forward_seconds)
-
-
-def test_a_line_that_was_measured_with_one_sender_is_divided_too() -> None:
-    line = replace(link(5e9), samples="line", shared_bandwidth_bytes_per_second=10e9)
-    predictor = LinearPredictor()
-    sends = [hop_over(line, sides(n), predictor).send_forward_seconds for n in (1, 2, 4)]
-    assert sends[:2] == pytest.approx([0.2, 0.2])
-    assert sends[2] >= 0.4
-    port = Port(senders=3, bytes_per_second=10e9)
-    plain = replace(line, shared_bandwidth_bytes_per_second=None)
-    found = hop_over(plain, replace(sides(3), ports=(port,)), predictor)
-    assert found.send_forward_seconds == pytest.approx(0.3)
-
-
-def sides(senders: int) -> Sides:
-    return Sides(forward_bytes=1e9, backward_bytes=1e9, senders=senders)
 
 
 def test_copies_to_the_host_share_the_uplink_of_a_switch() -> None:
@@ -140,7 +105,6 @@ def strided(tp: int) -> list[list[int]]:
     ("cards", "tp", "rate", "share"),
     [
         (1, 4, CARD, 1 / 4),
-        (2, 4, CARD, 1 / 2),
         (4, 4, CARD, 1.0),
         (1, 2, CARD, 1 / 2),  # two of each group, which alone fill the card as well
         (1, 1, CARD, 1.0),  # one group: its samples have its own lanes
@@ -154,24 +118,3 @@ def test_groups_on_one_card_keep_their_part_of_what_was_measured(
     crowd = crowd_of(cluster(cards, rate=rate), strided(tp))
     kept = 1.0 if crowd is None else crowd.share(LinearPredictor(), 1e6)
     assert kept == pytest.approx(share)
-
-
-def test_reductions_beside_each_other_take_longer() -> None:
-    found = {}
-    for cards in (1, 4):
-        here = cluster(cards)
-        known = KnownCollectives(here, LinearPredictor())
-        group = group_among(here, strided(4))
-        terms = known.of(group, LinkOperation.ALL_REDUCE, 1e9, "gradients")
-        found[cards] = sum(term.seconds for term in terms)
-    assert found[1] == pytest.approx(4 * found[4])
-
-
-def test_what_is_not_measured_or_not_shared_has_no_crowd() -> None:
-    assert crowd_of(cluster(1, measured=False), strided(4)) is None
-    assert crowd_of(cluster(None), strided(4)) is None
-    assert crowd_of(cluster(1), [strided(4)[0]]) is None
-    datasheet = LinearPredictor(source="datasheet")
-    crowd = crowd_of(cluster(1), strided(4))
-    assert crowd is not None
-    assert crowd.share(datasheet, 1e6) == 1.0

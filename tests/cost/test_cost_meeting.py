@@ -9,7 +9,6 @@ from cost_fakes import LinearPredictor, link
 from estimate_plans import (
     FREE,
     SHAPE,
-    expert_model,
     plan_of,
     plan_with,
     stages_of,
@@ -19,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from network_clusters import clusters
 
-from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, IslandLink
 from hetplan.cost.step_model.groups import (
@@ -31,7 +29,7 @@ from hetplan.cost.step_model.groups import (
     kept_by_stages,
 )
 from hetplan.cost.step_model.pricer import Pricer, StepCost
-from hetplan.plans.plan import OverlapSettings, Plan, Replica, Sharding, Stage, compress
+from hetplan.plans.plan import OverlapSettings, Plan, Replica, Stage, compress
 
 PREDICTOR = LinearPredictor()
 CUTS = [[0, 5]]
@@ -74,42 +72,6 @@ def test_reductions_of_stages_behind_one_nic_take_turns_on_it() -> None:
 
 def _ends(*steps: StepCost) -> list[list[object]]:
     return [list(step.composed.stages[0]) for step in steps]
-
-
-def test_sharded_states_are_gathered_beside_those_of_the_other_stage() -> None:
-    narrow, wide = with_nics(20e9), with_nics(40e9)
-    slow, fast = (
-        priced(two_stages(each, sharding=Sharding.OPTIMIZER, shards=6), each)
-        for each in (narrow, wide)
-    )
-    for one, two in zip(*_ends(slow, fast), strict=True):
-        assert one.gathering.exposed_seconds == pytest.approx(2 * two.gathering.exposed_seconds)  # type: ignore[attr-defined]
-
-
-def test_stages_on_nodes_of_their_own_leave_each_other_everything() -> None:
-    cluster = with_nics(20e9)
-    for size in (4, 8):
-        step = priced(two_stages(cluster, size), cluster)
-        assert all(stage.unit.kept == ALL_KEPT for stage in step.work[0].stages)
-
-
-def test_tensor_parallel_groups_of_two_stages_share_pcie_switches() -> None:
-    # Devices 0, 2 and 1, 3 are at one switch each; the fabric is PCIe at 32 GB/s.
-    host = HostInterface(pcie_generation=4, lanes=16)
-    base = wide_cluster(switch_of_device=(0, 1, 0, 1))
-    islands = tuple(
-        replace(each, device=replace(each.device, host=host, scale_up=None))
-        for each in base.islands
-    )
-    shared, apart = replace(base, islands=islands), wide_cluster()
-    slow = priced(two_stages(shared, 2, tp=2), shared)
-    alone = priced(two_stages(apart, 2, tp=2), apart)
-    for one, two in zip(slow.work[0].stages, alone.work[0].stages, strict=True):
-        assert one.unit.kept.passes[0] == pytest.approx(0.5, rel=0.05)
-        assert sum(one.forward) > sum(two.forward)
-    # A stage of both pairs slows itself in the same way.
-    both = group_among(shared, [(0, 1), (2, 3)])
-    assert both.share == slow.work[0].stages[0].unit.kept.passes[0]
 
 
 def over_two_islands(cluster: Cluster, stages: int) -> Plan:
@@ -196,19 +158,3 @@ def test_collisions_of_every_island_of_a_group_count() -> None:
     # From a over b to c: first and last island have a link without equal-cost paths.
     assert group_among(cluster, [(0, 32, 64)]).share < 1
     assert group_among(cluster, [(0, 64)]).share == 1
-
-
-def test_experts_of_two_stages_share_a_nic_in_every_microbatch() -> None:
-    shape = expert_model(num_experts=6)
-    costs = []
-    for ports in (20e9, 40e9):
-        cluster = with_nics(ports)
-        plan = two_stages(cluster, shape=shape, ep=6)
-        costs.append(Pricer(shape, cluster, FREE, PREDICTOR).step(plan))
-    slow, fast = costs
-    for one, two in zip(slow.work[0].stages, fast.work[0].stages, strict=True):
-        assert (one.unit.kept.passes[2], two.unit.kept.passes[2]) == (0.5, 1.0)
-        # Experts are cut over all ranks of a stage: no copies, nothing to reduce.
-        assert one.unit.kept.experts == (1.0, 1.0, 1.0)
-        assert sum(one.forward) > sum(two.forward)
-    assert slow.step_seconds > fast.step_seconds

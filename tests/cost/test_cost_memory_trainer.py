@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cost_fakes import job
 from memory_cases import LLAMA, MEGATRON_JOB, layout
 
-from hetplan.cost.memory.activations import cut_of, head_bytes, transformer_bytes
+from hetplan.cost.memory.activations import cut_of, transformer_bytes
 from hetplan.cost.memory.device import device_memory, gradient_bytes_per_parameter
-from hetplan.cost.memory.values import MEGATRON, NATIVE, Loss, job_memory, trainer_memory
-from hetplan.errors import InputError
+from hetplan.cost.memory.values import job_memory
 from hetplan.job.spec import Job, Precision, TrainerOptions
 from hetplan.model.spec import Architecture, plain_model
 from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule
@@ -61,42 +59,6 @@ def test_a_layer_keeps_what_the_papers_table_says(
     habits = replace(job_memory(asked(OLD)), norm_statistics=False)
     found = transformer_bytes(GPT.layer_runs[0].layer, H, cut, habits)
     assert found.kept == pytest.approx(per_token * H)
-
-
-def test_habits_follow_the_options() -> None:
-    assert job_memory(asked()) == MEGATRON
-    assert job_memory(job()) is NATIVE
-    found = job_memory(asked(OLD))
-    assert (found.fused_attention, found.attention_dropout, found.dropout_masks) == (False, True, 2)
-    assert job_memory(asked(TrainerOptions(fused_loss=True))).loss is Loss.IN_PLACE
-    assert job_memory(asked(TrainerOptions(context_exchange=True))).context_exchange
-    apart = job_memory(asked(TrainerOptions(fused_accumulation=False)))
-    assert (apart.fused_weight_gradients, apart.placeholder_gradients) == (False, False)
-    with pytest.raises(InputError, match="target native always has"):
-        job_memory(job(trainer=TrainerOptions(hidden_dropout=True)))
-    assert trainer_memory("megatron") is MEGATRON
-
-
-def test_sends_that_do_not_wait_need_buffers_for_what_is_in_flight() -> None:
-    place = layout(1, 5, microbatch_size=1, num_microbatches=16, num_stages=4, stage=1)
-    place = replace(place, warmup=(6, 5, 2, 1))
-    waits, early = (
-        device_memory(LLAMA, job(), replace(place, early_sends=each), 1e12)
-        for each in (False, True)
-    )
-    message = job().sequence_length * LLAMA.hidden_size * job().precision.bytes_per_element
-    # Two neighbours: 16 buffers of each, or 5.
-    assert waits.activation_bytes - early.activation_bytes == 2 * (16 - 5) * message
-
-
-def test_a_fused_loss_keeps_the_logits_only() -> None:
-    cut = cut_of(layout(), S, 2, 1.0)
-    copy, in_place = (
-        head_bytes(GPT, cut, job_memory(asked(TrainerOptions(fused_loss=fused))))
-        for fused in (False, True)
-    )
-    assert copy.kept - in_place.kept == (4 - 2) * 51200
-    assert (copy.loss, in_place.loss) == (2 * 51200, 0)
 
 
 def test_narrow_gradients_are_kept_and_copied_while_they_are_used() -> None:

@@ -58,24 +58,6 @@ def test_paths_by_hand():
     }  # fmt: skip
 
 
-def test_capacities_by_hand():
-    cluster = two_regions()
-    by_kind = {
-        kind: capacity
-        for pair in ((0, 3), (1, 5), (0, 17))
-        for (kind, _, _), capacity in segments(cluster, *pair).items()
-    }
-    # The line is 20 GB/s for all; one device gets no more than its port of 10 GB/s.
-    assert by_kind == {
-        "FABRIC_PORT": 1e11,
-        "NIC": 1e10,
-        "RAIL": 2e10,
-        "HOST_PORT": pytest.approx(16 * 16e9 * 128 / 130 / 8),
-        "REGION_LINK": 2e10,
-        "DEVICE_PORT": 1e10,
-    }
-
-
 def shared(cluster: Cluster, *pairs: tuple[int, int]) -> set[str]:
     """Kinds of what all of these transfers cross together."""
     found = crossed(cluster, *pairs)
@@ -129,14 +111,6 @@ def test_switch_uplinks_carry_what_is_staged_or_changes_the_switch():
     # What the kind does not say limits nothing.
     unknown = replace(direct, islands=(replace(made, device=PLAIN),))
     assert not any("SWITCH" in each for each in kinds(unknown, 1, 6))
-
-
-def test_staged_bytes_leave_by_any_nic_without_the_fabric():
-    nics = Nics(per_node=4, bandwidth_bytes_per_second=1e10, rails=4)
-    made = island("a", nics=nics, inter_node=path(1e10, staged=True))
-    found = kinds(Cluster(name="one", islands=(made,)), 1, 6)
-    assert {"DEVICE_PORT 1 out", "HOST_PORT 1 out", "NIC 2 out", "RAIL 2 out"} < found
-    assert not any("FABRIC" in each for each in found)
 
 
 def test_wrong_ends_are_refused():

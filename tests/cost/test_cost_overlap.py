@@ -22,7 +22,6 @@ from hetplan.cost.components.overlap import (
     gathering_of_chunks,
     in_buckets,
     reduction_of_chunks,
-    send_slowdowns,
     slowdowns,
 )
 
@@ -167,38 +166,6 @@ def test_chunks_hide_behind_whole_groups_of_microbatches(parts, slow, buckets, g
     assert more.hidden_seconds >= found.hidden_seconds - 1e-9
 
 
-@settings(max_examples=300, deadline=None)
-@given(parts=pieces, slow=slow, faster=st.floats(0.01, 1))
-def test_laws_of_all_forms(parts, slow, faster):
-    communication, compute = parts
-    total, work = sum(communication), sum(compute)
-
-    def forms(scale: float):
-        scaled = [each * scale for each in communication]
-        alone = {"buckets": 1, "microbatches_per_group": 1}
-        return [
-            reduction_of_chunks(scaled, compute, slow, **alone),
-            gathering_of_chunks(scaled, compute, slow, **alone),
-            in_buckets(total * scale, work, len(compute), slow),
-            beside(total * scale, work, slow),
-            exposed_ring(total * scale, work, 4, slow),
-        ]
-
-    for found, sooner in zip(forms(1.0), forms(faster), strict=True):
-        assert 0 <= found.exposed_seconds <= total * (1 + 1e-12)
-        assert found.hidden_seconds >= 0
-        assert found.compute_delay_seconds >= 0
-        assert found.exposed_seconds + found.hidden_seconds == pytest.approx(total, abs=1e-12)
-        # More bandwidth is never slower.
-        assert sooner.exposed_seconds <= found.exposed_seconds + 1e-9
-        assert sooner.added_seconds <= found.added_seconds + 1e-9
-        if slow.compute == 1:
-            assert found.compute_delay_seconds == 0
-        if 1 / slow.compute + 1 / slow.communication >= 1:
-            # No worse than one after the other.
-            assert found.added_seconds <= total + 1e-9
-
-
 def test_slowdowns_come_from_the_device_then_the_link_then_an_assumption():
     assumed = slowdowns(A100)
     assert assumed.communication == ASSUMED_COMMUNICATION_SLOWDOWN
@@ -211,20 +178,6 @@ def test_slowdowns_come_from_the_device_then_the_link_then_an_assumption():
     assert len(shared.notes) == 1
     measured = replace(A100, overlap_compute_slowdown=1.05, overlap_communication_slowdown=1.2)
     assert slowdowns(measured, quarter) == Slowdowns(compute=1.05, communication=1.2)
-
-
-def test_sends_without_compute_units_slow_nothing():
-    free = beside(2.0, 10.0, send_slowdowns(A100, LINK))
-    assert (free.exposed_seconds, free.hidden_seconds, free.compute_delay_seconds) == (0, 2, 0)
-    assert send_slowdowns(A100, LINK) == Slowdowns()
-    tenth = replace(LINK, compute_share=0.1)
-    measured = replace(A100, overlap_communication_slowdown=1.0)
-    taxed = beside(2.0, 10.0, send_slowdowns(measured, tenth))
-    # For 2 s the compute has nine tenths of its units.
-    assert taxed.compute_delay_seconds == pytest.approx(0.2)
-    assert taxed.exposed_seconds == 0
-    assert send_slowdowns(measured, tenth).notes == ()
-    assert len(send_slowdowns(A100, tenth).notes) == 1
 
 
 def test_buckets_of_megatron():

@@ -108,28 +108,12 @@ def test_a_replay_by_the_clock_agrees(rendezvous: bool) -> None:
         assert starts == pytest.approx(sorted(world.starts), rel=1e-12)
 
 
-def test_circles_are_refused_by_both_engines() -> None:
-    times = even_times(Shape(schedule="1f1b", stages=2, microbatches=8), 1.0, 1.0, warmup=(4, 1))
-    shared = replace(times, link_forward=np.zeros(1, dtype=np.int64))
-    for case in (times, shared):
-        for engine in (replay_step, step_ends):
-            with pytest.raises(InputError, match=r"\[4, 1\] make stage 0 wait for itself"):
-                engine((case,), rendezvous=True)
-        assert step_ends((case,), rendezvous=False)[0].max() > 0
-
-
 def test_wrong_shapes_are_refused() -> None:
     times = even_times(Shape(schedule="1f1b", stages=3, microbatches=2), 1.0, 1.0)
     with pytest.raises(InputError, match="an array of hops has shape"):
         replace(times, wire_latency=np.zeros(3))
-    with pytest.raises(InputError, match="backward and weight times have shapes"):
-        replace(times, weight=np.zeros((2, 1)))
-    with pytest.raises(InputError, match="one row per stage"):
-        replace(times, forward=np.zeros(3))
     with pytest.raises(InputError, match="only interleaved-1f1b has more than 1"):
         even_times(Shape(schedule="gpipe", stages=2, microbatches=2, chunks=2), 1.0, 1.0)
-    with pytest.raises(InputError, match="0 microbatches"):
-        replace(times, num_microbatches=0)
 
 
 def ends_or_refusal(

@@ -19,7 +19,6 @@ from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.network.group_shares import fill, group_share, group_shares
 from hetplan.cost.network.paths import Paths
-from hetplan.errors import InputError
 
 steady = settings(derandomize=True, deadline=None, max_examples=200)
 
@@ -46,23 +45,6 @@ def rates_of(crossed: Sequence[Sequence[int]], capacities: Sequence[float]) -> t
         num_flows=len(crossed),
     )
     return tuple(fill(found).tolist())
-
-
-@given(case=cases())
-@steady
-def test_shares_are_feasible_and_everyone_has_a_bottleneck(case):
-    crossed, capacities = case
-    rates = rates_of(crossed, capacities)
-    users = [[f for f, each in enumerate(crossed) if s in each] for s in range(len(capacities))]
-    load = [math.fsum(rates[flow] for flow in flows) for flows in users]
-    assert all(x <= c * (1 + 1e-9) for x, c in zip(load, capacities, strict=True))
-    for flow, rate in enumerate(rates):
-        # A full segment on which none has more.
-        assert any(
-            load[segment] >= capacities[segment] * (1 - 1e-9)
-            and all(rates[other] <= rate * (1 + 1e-9) for other in users[segment])
-            for segment in crossed[flow]
-        )
 
 
 def water_filling(crossed: list[list[int]], capacities: list[float]) -> list[float]:
@@ -104,12 +86,6 @@ def test_shares_are_those_of_linear_programs_scale_and_know_no_order(case, facto
     assert mixed == pytest.approx([rates[n] for n in order], rel=1e-9)
 
 
-def test_groups_that_only_use_their_shares_do_not_slow_each_other():
-    cluster = two_regions()
-    assert group_share(cluster, [(n, n + 4) for n in range(4)]) == 1.0  # one NIC each
-    assert group_share(cluster, [(0, 1, 2, 3), (4, 5, 6, 7)]) == 1.0
-
-
 def test_groups_over_one_line_share_it():
     cluster = two_regions()
     # One group gets 10 GB/s, its port; four would need 40 of the line's 20 GB/s.
@@ -122,24 +98,6 @@ def test_groups_over_one_line_share_it():
     # Groups of another island of the region meet on the same line; a wider line carries more.
     assert group_share(cluster, [*groups[:2], (8, 20), (9, 21)]) == pytest.approx(0.5)
     assert group_share(two_regions(line=4e10), groups) == 1.0
-
-
-def test_a_group_that_crosses_rails_needs_the_lane_of_another():
-    # The first group's bytes to device 5 leave by NIC 1, as the second group's do.
-    found = group_shares(two_regions(), [(0, 5), (1, 5)])
-    assert [each.share for each in found] == pytest.approx([0.5, 0.5])
-
-
-def test_devices_that_do_not_exist_are_refused():
-    for devices in ((0, 24), (-1, 3), (5, 99)):
-        with pytest.raises(InputError):
-            group_share(two_regions(), [devices])
-
-
-def test_lanes_fold_where_nodes_have_unequal_numbers():
-    # Three devices in one node, one in the next: one lane between them.
-    found = group_shares(two_regions(), [(0, 1, 2, 4)])
-    assert found[0].bytes_per_second == pytest.approx(1e10)
 
 
 @given(cluster=clusters(), seed=st.integers(0, 10**6), count=st.integers(1, 6))

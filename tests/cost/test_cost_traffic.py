@@ -17,9 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "plans"))
 from one_pipeline import StageChoice, build_plan
 from plans_of_many import (
     Case,
-    Want,
     legal_cases,
-    pipeline_of,
     small_cluster,
     small_island,
     small_job,
@@ -35,17 +33,11 @@ from hetplan.cost.network.segments import LinkScope, TrafficClass
 from hetplan.cost.traffic import Ledger, ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import (
-    LayerRange,
     OverlapSettings,
-    Recompute,
-    RecomputeGranularity,
-    RecomputeModule,
     Sharding,
 )
-from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.link.shapes import lane_bytes
 from hetplan.predict.predictor import Prediction
 from hetplan.profiling.samples import LinkOperation
@@ -93,26 +85,6 @@ def test_every_level_of_sharding_agrees(experts: bool, level: Sharding) -> None:
     agrees(replace(case, plan=replace(case.plan, sharding=level, optimizer_shards=shards)))
 
 
-def recomputed(case: Case, recompute: Recompute) -> float:
-    stage = replace(case.plan.pipelines[0].stages[0], recompute=recompute)
-    pipeline = replace(case.plan.pipelines[0], stages=(stage,))
-    plan = replace(case.plan, pipelines=(pipeline,))
-    return ledger_of(replace(case, plan=plan)).bytes_per_step
-
-
-def test_recomputed_experts_send_their_tokens_again() -> None:
-    model, job = small_model(experts=True), small_job(8)
-    cluster = small_cluster(small_island("a", 1, 8))
-    want = Want(devices=range(8), chunks=(LayerRange(start=0, stop=10),), ep=8)
-    plan = assemble_plan(model, cluster, job, [pipeline_of(cluster, job, [want], 1)])
-    case = Case(plan=plan, model=model, cluster=cluster, job=job)
-    plain = ledger_of(case).of_class(TrafficClass.EXPERT_PARALLEL)
-    tokens = 32 * 2 * 64 * 2  # 2 experts per token
-    assert plain == pytest.approx(8 * 4 * 8 * tokens * 7 / 8)
-    asks = Recompute(granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.EXPERTS,))
-    assert recomputed(case, asks) - ledger_of(case).bytes_per_step == pytest.approx(plain / 2)
-
-
 def test_storage_is_a_class_of_its_own() -> None:
     case = two_pipelines(tied=True)
     storage = LinkScope.STORAGE
@@ -147,16 +119,6 @@ def test_a_run_is_as_many_steps_as_its_tokens_fill() -> None:
     assert (found.steps, found.total_tokens) == (1.0, 640)
     with pytest.raises(InputError, match="at least 1"):
         ledger(case.plan, case.model, case.cluster, case.job, total_tokens=0)
-
-
-def test_with_a_predictor_the_cheapest_algorithms_count() -> None:
-    case = two_pipelines()
-    predictor = FittedPredictor.datasheet_only()
-    priced = ledger(case.plan, case.model, case.cluster, case.job, predictor)
-    ring = ledger_of(case)
-    far = next(link for link in ring.links if link.scope is LinkScope.ISLANDS)
-    assert priced.over(far) <= ring.over(far)
-    assert priced.of_class(TrafficClass.PIPELINE) == ring.of_class(TrafficClass.PIPELINE)
 
 
 def ledger_of_devices(nodes: int) -> Ledger:

@@ -6,40 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from cost_fakes import LinearPredictor, job
-from estimate_plans import CLUSTER, FREE, SHAPE, expert_model, plan_of, seconds_of, stages_of
+from cost_fakes import LinearPredictor
+from estimate_plans import CLUSTER, FREE, SHAPE, plan_of, seconds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_cases import Shape, even_times, one_pipeline, plain_times
 from rule_names import rule_of
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cost.components.layers import accumulation_bytes
-from hetplan.cost.components.step import gradient_passes
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.step import replay_step
 from hetplan.cost.replay.times import Exchange, PipelineTimes
-from hetplan.cost.step_model.hops import Hop, boundary_costs_over, hop_between
-from hetplan.cost.step_model.layer_compute import matrix_parameters
-from hetplan.cost.step_model.values import Shape as PricedShape
-from hetplan.cost.step_model.values import seconds_of_parts
+from hetplan.cost.step_model.hops import Hop, hop_between
 from hetplan.cost.traffic import ledger
 from hetplan.errors import InputError
-from hetplan.job.spec import Job, Precision, TrainerOptions
+from hetplan.job.spec import Job, TrainerOptions
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind
-from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
-from hetplan.plans.plan import (
-    Recompute,
-    RecomputeGranularity,
-    RecomputeModule,
-)
 from hetplan.plans.rules import Rule
-from hetplan.predict.predictor import LayerQuery, Prediction, PredictionPart
+from hetplan.predict.predictor import LayerQuery, Prediction
 
 INSIDE, BETWEEN = 100e9, 10e9
 HIDDEN = 128 * 256 * 4  # one sequence of 128 tokens, float32
@@ -94,37 +83,6 @@ def test_nothing_is_scattered_where_there_is_one_slice_or_a_sequence_is_cut() ->
     asked = with_options(scattered_sends=True)
     for replica in ({"tp": 1}, {"tp": 4, "sequence_parallel": True}):
         assert hop(asked, **replica) == hop(FREE, **replica)
-
-
-def test_the_search_sends_as_the_estimate_does() -> None:
-    asked = with_options(scattered_sends=True)
-    one, two = CLUSTER.islands
-    degrees = Degrees(tp=4, dp=1, microbatch_size=1)
-    between = CLUSTER.link_between(one.name, two.name)
-    found = boundary_costs_over(between, SHAPE, asked, degrees, LinearPredictor(), (one, two))
-    stages = [
-        stages_of([[at]], [4], 10, first_device=device, num_microbatches=4, tp=4)[0]
-        for at, device in ((0, 0), (5, 32))
-    ]
-    same = hop_between(
-        CLUSTER, SHAPE, asked, stages[0].replicas, stages[1].replicas, LinearPredictor()
-    )
-    assert found.send_forward_seconds == pytest.approx(same.send_forward_seconds)
-    assert found.wire_latency_seconds == pytest.approx(same.wire_latency_seconds)
-
-
-def test_scattered_sends_move_less_between_stages_and_more_inside() -> None:
-    asked = with_options(scattered_sends=True)
-    plan = plan_of(asked=asked, tp=4, microbatches=4)
-    plain, found = (ledger(plan, SHAPE, CLUSTER, each) for each in (FREE, asked))
-    assert found.of_class(TrafficClass.PIPELINE) == pytest.approx(
-        plain.of_class(TrafficClass.PIPELINE) / 4
-    )
-    gathered = 4 * 2 * 4 * 3 / 4 * HIDDEN  # microbatches, both ways, ranks
-    more = found.of_class(TrafficClass.TENSOR_PARALLEL) - plain.of_class(
-        TrafficClass.TENSOR_PARALLEL
-    )
-    assert more == pytest.approx(gathered)
 
 
 # ---- blocking sends
@@ -186,21 +144,6 @@ def test_blocking_sends_follow_deepspeeds_steps(
     assert max(ends) >= max(both) * (1 - 1e-9)
 
 
-def test_a_middle_stage_pays_for_four_transfers_per_microbatch() -> None:
-    def period(exchange: Exchange) -> float:
-        ends = [
-            max(step_ends((replace(times([1] * 4, [2] * 4, [0.1] * 3, m), exchange=exchange),),
-                          rendezvous=True)[0])
-            for m in (40, 50)
-        ]  # fmt: skip
-        return float(ends[1] - ends[0]) / 10
-
-    # Activations and gradients (1.5 times as long) over both boundaries, one after the other.
-    assert period(Exchange.DEEPSPEED) == pytest.approx(3 + 2 * 0.1 + 2 * 0.15)
-    # Both ways at once: the longer of the two, over each boundary.
-    assert period(Exchange.TORCH) == pytest.approx(3 + 2 * 0.15)
-
-
 def test_blocking_sends_go_with_plain_1f1b_only() -> None:
     asked = with_options(blocking_sends=True)
     plan = plan_of((1, 1), asked=asked, schedule="gpipe")
@@ -232,122 +175,7 @@ def test_heads_are_exchanged_instead_of_sent_round_a_ring() -> None:
 # ---- gradients
 
 
-def test_narrow_gradients_take_half_the_time_to_reduce() -> None:
-    asked = replace(FREE, precision=Precision.BFLOAT16)
-    halves = with_options(asked, gradient_precision=Precision.BFLOAT16)
-    one, two = (
-        estimate(plan_of((4,), asked=each), SHAPE, CLUSTER, each, LinearPredictor())
-        for each in (asked, halves)
-    )
-    assert seconds_of(two, Component.DATA_PARALLEL) == pytest.approx(
-        seconds_of(one, Component.DATA_PARALLEL) / 2
-    )
-    assert seconds_of(one, Component.DATA_PARALLEL) > 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Composed(LinearPredictor):
-    """Says what its times are the sum of."""
-
-    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
-        return _composed(LinearPredictor.layer(self, device, query))
-
-
-def _composed(whole: Prediction) -> Prediction:
-    shares = (("matrix_product", 0.7), ("attention_score", 0.1), ("softmax", 0.2))
-    parts = tuple(
-        PredictionPart(name=name, seconds=share * whole.seconds, log_halfwidth=0.0)
-        for name, share in shares
-    )
-    return replace(whole, parts=parts)
-
-
-@pytest.mark.parametrize(
-    ("fused", "gradients", "expected"),
-    [(True, Precision.FLOAT32, 4), (False, Precision.FLOAT32, 10),
-     (True, Precision.BFLOAT16, 0), (False, Precision.BFLOAT16, 6)],
-)  # fmt: skip
-def test_adding_up_gradients_comes_on_top_of_composed_products(
-    fused: bool, gradients: Precision, expected: int
-) -> None:
-    """Fused 2 x 4 bytes for 2 x 2, else 2 + 4 + 4 in a pass of its own; 16-bit sums: 0 and 6."""
-    assert accumulation_bytes(2, gradients.bytes_per_element, fused=fused) == expected
-    asked = with_options(
-        replace(FREE, precision=Precision.BFLOAT16),
-        fused_accumulation=fused,
-        gradient_precision=gradients,
-    )
-    plan = plan_of((1,), asked=asked, microbatches=3)
-    plain, found = (
-        seconds_of(estimate(plan, SHAPE, CLUSTER, asked, predictor), Component.COMPUTE)
-        for predictor in (LinearPredictor(), Composed())
-    )
-    h, ffn, vocab = 256, 512, 1000
-    layer = h * (256 + 2 * 128) + 256 * h + 3 * h * ffn
-    matrices = (8 * layer + vocab * h) * expected / (1.0 if fused else 0.73)
-    table = vocab * h * (2 + 2 * gradients.bytes_per_element) / 0.73
-    assert found - plain == pytest.approx(3 * (matrices + table) / 1e12)
-
-
-def test_products_measured_with_float32_sums_have_them_in_their_time() -> None:
-    def found(gradients: int, fused: bool) -> int:
-        return accumulation_bytes(2, gradients, fused=fused, float32_sums=True)
-
-    assert (found(4, True), found(2, True)) == (0, 0)
-    assert (found(4, False), found(2, False)) == (10, 6)
-
-
-def test_matrices_of_experts_are_those_of_one_rank() -> None:
-    shape = expert_model()
-    layer = shape.layer_runs[0].layer
-    cut = PricedShape(tp=2, ep=4, etp=1, microbatch_size=1, recompute=Recompute())
-    found = matrix_parameters(shape, LayerKind.TRANSFORMER, layer, cut)
-    attention = 256 * (128 + 2 * 64) + 128 * 256
-    assert found == attention + 256 * 8 + 8 / 4 * 3 * 256 * 256
-
-
-def test_passes_over_the_gradients_at_the_end_of_a_step() -> None:
-    device = CLUSTER.islands[0].device
-    update = Prediction(seconds=1.0, log_halfwidth=0.1, source="measured")
-    rate = 0.73 * 1e12
-
-    def found(copies: int, **changes: object) -> float:
-        asked = job(**({"target": "megatron", "precision": Precision.BFLOAT16} | changes))
-        parts = gradient_passes(device, asked, 1e9, 2.5e8, copies, update)
-        return seconds_of_parts(parts)
-
-    # float32 gradients: zeroed, divided by the copies (read and written), looked through.
-    assert found(1) == pytest.approx(2 * 4e9 / rate)
-    assert found(4) == pytest.approx(4 * 4e9 / rate)
-    # With loss scaling a rank looks through its own while it divides them by the scale.
-    assert found(4, precision=Precision.FLOAT16) == pytest.approx((3 * 4e9 + 2 * 1e9) / rate)
-    narrow = TrainerOptions(gradient_precision=Precision.BFLOAT16)
-    assert found(1, trainer=narrow) == pytest.approx(2 * 2e9 / rate)
-    assert found(4, target="native") == 0
-    # DeepSpeed's pipeline engine: into a bucket, divided, and back.
-    engine = TrainerOptions(blocking_sends=True)
-    assert found(4, trainer=engine, precision=Precision.FLOAT32) == pytest.approx(6 * 4e9 / rate)
-    assert found(1, trainer=engine, precision=Precision.FLOAT32) == 0
-
-
 # ---- selective recomputation
-
-
-def test_the_attention_core_is_repeated_as_predicted() -> None:
-    again = Recompute(
-        granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.CORE_ATTENTION,)
-    )
-    asked = with_options(fused_attention=False)
-    plan = plan_of((1,), asked=asked, microbatches=2, recompute=again)
-    known = estimate(plan, SHAPE, CLUSTER, asked, Composed())
-    assert seconds_of(known, Component.RECOMPUTE) == pytest.approx(2 * 8 * 0.010 * 0.3)
-    # By operations: the full square is twice what the fused kernel does.
-    fused, square = (
-        seconds_of(estimate(plan, SHAPE, CLUSTER, each, LinearPredictor()), Component.RECOMPUTE)
-        for each in (FREE, asked)
-    )
-    share = fused / (2 * 8 * 0.010)
-    assert square == pytest.approx(2 * 8 * 0.010 * 2 * share / (1 + share))
 
 
 # ---- interleaving

@@ -293,12 +293,16 @@ class Prices:
             )
         return found
 
-    def plan(self, pipelines: Sequence[PlacedPipeline], sharding: Sharding) -> Step:
-        """Step and whether it fits, of any plan."""
+    def of_plan(self, pipelines: Sequence[PlacedPipeline], sharding: Sharding) -> Costs:
+        """The numbers for the stages of a plan."""
         stages = [stage for each in pipelines for stage in each.stages]
         tps = [replica.tp for stage in stages for replica in stage.replicas]
         shards = 1 if sharding is Sharding.NONE else math.lcm(*map(copies, stages))
-        costs = self.of(tps, sharding, shards)
+        return self.of(tps, sharding, shards)
+
+    def plan(self, pipelines: Sequence[PlacedPipeline], sharding: Sharding) -> Step:
+        """Step and whether it fits, of any plan."""
+        costs = self.of_plan(pipelines, sharding)
         fits = all(
             self.fits(costs, each, s, replica)
             for each in pipelines
@@ -360,6 +364,12 @@ class Prices:
 
     def fits(self, costs: Costs, pipeline: PlacedPipeline, s: int, replica: Replica) -> bool:
         """Whether the fullest of these devices has room."""
+        island = self.cluster.island_of_device(replica.devices[0].start)
+        room = island.memory_bytes * (1 - self.job.memory_reserve_fraction)
+        return self.peak(costs, pipeline, s, replica) <= room
+
+    def peak(self, costs: Costs, pipeline: PlacedPipeline, s: int, replica: Replica) -> float:
+        """Most bytes on one of these devices."""
         stage = pipeline.stages[s]
         held = Held(
             shape=shape_of(replica),
@@ -372,9 +382,7 @@ class Prices:
             depth=stage.depth,
             early=pipeline.early,
         )
-        island = self.cluster.island_of_device(replica.devices[0].start)
-        room = island.memory_bytes * (1 - self.job.memory_reserve_fraction)
-        return peak_bytes(costs.padded, self.job, held) <= room
+        return peak_bytes(costs.padded, self.job, held)
 
     def compose(
         self,

@@ -74,6 +74,11 @@ def _compare(one: Listed) -> int:
         step = pricer.step(plan)
         assert own.seconds == pytest.approx(step.step_seconds, rel=1e-9), chosen
         assert own.fits == all(use.fits for row in step.memory for use in row), chosen
+        costs = prices.of_plan(found.pipelines, found.sharding)
+        for each, row in zip(found.pipelines, step.memory, strict=True):
+            for s, (stage, use) in enumerate(zip(each.stages, row, strict=True)):
+                peaks = [prices.peak(costs, each, s, replica) for replica in stage.replicas]
+                assert use.total_bytes == pytest.approx(max(peaks), rel=1e-9), chosen
         assert not check_plan(plan, made.model, made.cluster, made.job), chosen
     return len(plans)
 

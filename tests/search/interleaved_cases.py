@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import permutations, product
 
 import numpy as np
+from replay_cases import over_own_wires
 from synthetic_spaces import Wanted, family_of, small_space
 
 from hetplan.cost.arrays import Ints
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.times import Exchange, PipelineTimes
+from hetplan.cost.replay.times import Exchange
 from hetplan.search.solver import OrderFreeBound
 from hetplan.search.space.family import Family
 from hetplan.search.space.stage_table import StageTable
@@ -144,25 +145,12 @@ def step_of(case: Case, row: Sequence[int], variants: Sequence[int], units: Sequ
                 forward[s, c] += space.extra_forward[ends, choice, at]
                 backward[s, c] += space.extra_backward[ends, choice, at]
     hops = [_hop(space, row, k % slots) for k in range(slots * v - 1)]
-    send, back, latency, extra = (
-        np.array(part) for part in zip(*[h[:4] for h in hops], strict=True)
-    )
-    alone, nothing = np.full(len(hops), -1, dtype=np.int64), np.zeros(len(hops))
-    times = PipelineTimes(
+    times = over_own_wires(
+        forward,
+        backward,
+        np.array([hop[:4] for hop in hops]).T,
+        space.num_microbatches,
         schedule="interleaved-1f1b",
-        num_microbatches=space.num_microbatches,
-        warmup=(1,) * slots,
-        forward=forward,
-        backward=backward,
-        weight=np.zeros_like(forward),
-        send_forward=send,
-        send_backward=back,
-        wire_latency=latency,
-        rendezvous_extra=extra,
-        link_forward=alone,
-        link_backward=alone,
-        shared_forward=nothing,
-        shared_backward=nothing,
         exchange=case.exchange,
     )
     ends_at = step_ends((times,), rendezvous=True)[0]

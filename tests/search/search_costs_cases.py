@@ -16,11 +16,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.one_f_one_b.solver import chosen_of_row
 from hetplan.search.space.family import Family
-from hetplan.search.space.stage_table import FIRST, LAST, StageTable
-
-
-def roles(count: int) -> list[int]:
-    return [FIRST * (s == 0) + LAST * (s == count - 1) for s in range(count)]
+from hetplan.search.space.stage_table import StageTable
 
 
 def chosen(family: Family, space: StageTable, cluster: Cluster, row: Row) -> ChosenPlan:

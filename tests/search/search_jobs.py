@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import numpy as np
-
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Job, Optimizer, Precision
@@ -95,29 +93,4 @@ def job(batch: int = 4, *, target: str = "megatron", gap: float = 0.0) -> Job:
         optimizer=Optimizer.ADAMW,
         target=target,
         gap=gap,
-    )
-
-
-def random_case(seed: int) -> tuple[ModelSpec, Cluster, Job]:
-    """2 or 3 islands of 1 or 2 stages or so, 3 to 7 layers, memory tight or not."""
-    rng = np.random.default_rng(seed)
-    count = int(rng.choice([2, 2, 3]))
-    islands = []
-    for index in range(count):
-        per_node = int(rng.choice([1, 2])) if count == 2 else 1
-        islands.append(
-            island(
-                f"i{index}",
-                kind=f"kind{index}",
-                teraflops=float(rng.uniform(30, 200)),
-                gigabytes=float(rng.choice([0.6, 1.2, 3.0, 16.0])),
-                nodes=int(rng.choice([1, 2])),
-                per_node=per_node,
-                gigabytes_per_second=float(rng.choice([0.5, 5.0, 50.0])),
-            )
-        )
-    return (
-        model(int(rng.integers(3, 8)), tied=bool(rng.random() < 0.25)),
-        cluster(*islands, gigabytes_per_second=float(rng.choice([0.2, 2.0, 20.0]))),
-        job(int(rng.choice([2, 3, 4, 6])), target=str(rng.choice(["native", "megatron"]))),
     )

@@ -8,11 +8,11 @@ from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 import numpy.typing as npt
+from replay_cases import one_pipeline
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.kernel import StageTimes, replay_seconds
-from hetplan.cost.replay.times import PipelineTimes
 from hetplan.search.space.stage_table import (
     FIRST,
     LAST,
@@ -236,24 +236,7 @@ def step_of(space: StageTable, row: Row) -> float:
     if not np.isfinite(step):
         # Depths that only the general replay can order, or nobody.
         try:
-            none = np.zeros(len(at) - 1)
-            times = PipelineTimes(
-                schedule="1f1b",
-                num_microbatches=space.num_microbatches,
-                warmup=tuple(int(w) for w in chain.in_flight),
-                forward=chained.forward.reshape(-1, 1),
-                backward=chained.backward.reshape(-1, 1),
-                weight=np.zeros((len(at), 1)),
-                send_forward=chained.send_forward,
-                send_backward=chained.send_backward,
-                wire_latency=chained.wire_latency,
-                rendezvous_extra=chained.rendezvous_extra,
-                link_forward=np.full(len(none), -1),
-                link_backward=np.full(len(none), -1),
-                shared_forward=none,
-                shared_backward=none,
-            )
-            (ends,) = step_ends((times,), rendezvous=space.rendezvous)
+            (ends,) = step_ends((one_pipeline(chained),), rendezvous=space.rendezvous)
             step = float((ends + after).max())
         except Exception:
             return float("inf")

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from search_costs_cases import regions_cluster, unlike_model
-from search_jobs import job
 from synthetic_plans import every_row, step_of
 from synthetic_spaces import Wanted, small_space
 
-from hetplan.predict.fit import FittedPredictor
 from hetplan.search.one_f_one_b import certified_sweep
-from hetplan.search.one_f_one_b import solver as single_solver
 from hetplan.search.one_f_one_b.certified_sweep import Met, Walk, together
-from hetplan.search.one_f_one_b.enumerate import few_plans
 from hetplan.search.one_f_one_b.order_program import OrderProgram
 from hetplan.search.one_f_one_b.order_relaxation import NONE
-from hetplan.search.one_f_one_b.solver import OneFOneBSolver
-from hetplan.search.solver import Best
-from hetplan.search.space.allowed import allowed_cluster
-from hetplan.search.space.families import Families
-from hetplan.search.table_maker import TableMaker
-
-PREDICTOR = FittedPredictor.datasheet_only()
-
-FEW = 50_000
-"""Plans of a family that are listed."""
 
 UNLIKE = Wanted(islands=3, meshes_per_island=2, layers=4)
 
@@ -99,56 +83,6 @@ def test_a_target_that_falls_on_the_way_is_kept(monkeypatch: pytest.MonkeyPatch)
         else:
             assert proof.bound_seconds <= best * (1 + 1e-9)
     assert fallen > 3
-
-
-@pytest.mark.slow
-def test_families_of_many_meshes_are_bounded_below_their_best_plan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As families of hundreds of meshes are proven: one program of all, offers on the way."""
-    monkeypatch.setattr(single_solver, "MANY", 0)
-    seen, near, fewer = 0, 0, 0
-    for seed in range(12):
-        rng = np.random.default_rng(seed)
-        cluster = regions_cluster(rng, ([0, 1], [0, 0, 1], [0, 1, 1])[seed % 3])
-        asked = job(16, target="flagscale")
-        model = unlike_model("dense", 5, tied=False)
-        maker = TableMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
-        every = Families(model=model, cluster=allowed_cluster(cluster, asked), job=asked).families()
-        for at in rng.permutation(len(every))[:4].tolist():
-            listed = OneFOneBSolver(0, every[at], maker)
-            if listed.order_free.bound_seconds == math.inf:
-                continue
-            if few_plans(listed.space, FEW) is None:
-                continue
-            listed.__dict__["_priced_whole"] = False
-            best = Best(bounds=[0.0])
-            if not listed._list(best) or best.chosen is None:
-                continue
-            part, _ = together(listed.space, 1.3 * best.seconds)
-            proof = Walk(OrderProgram(part), 1.3 * best.seconds).run()
-            assert proof.bound_seconds <= best.seconds * (1 + 1e-9)
-            other = Best(bounds=[0.0])
-            other.seconds, other.chosen = 1.3 * best.seconds, best.chosen
-            walked = OneFOneBSolver(0, every[at], maker)
-            walked.__dict__["_priced_whole"] = False
-            monkeypatch.setattr(walked, "_list", lambda _: False)
-            walked.prove(other)
-            # Half of the meshes take longer for one unit.
-            space = listed.space
-            busy = space.num_microbatches * (space.forward + space.backward).min(axis=0)
-            middle = float(np.median(busy))
-            kept = maker.below(every[at], middle)
-            quick = np.flatnonzero(busy <= middle).tolist()
-            assert {every[at].meshes[k] for k in quick} <= set(kept.meshes)
-            fewer += len(kept.meshes) < len(every[at].meshes)
-            assert other.bounds[0] <= best.seconds * (1 + 1e-9)
-            assert other.seconds >= best.seconds * (1 - 1e-9)
-            seen += 1
-            near += other.bounds[0] > 0.9 * best.seconds
-    assert seen > 4
-    assert near > 0
-    assert fewer > 0
 
 
 def test_spaces_within_a_step_are_a_part_of_the_whole() -> None:

@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hetplan.cluster.load import load_cluster
@@ -14,7 +13,7 @@ from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.plans.plan import Sharding
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.bounds.order_free_bound import least_chunked, room_of
+from hetplan.search.bounds.order_free_bound import room_of
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.families import Families
 from hetplan.search.table_maker import TableMaker
@@ -62,19 +61,3 @@ def test_rough_room_is_not_below_the_exact_one(
                 assert (order_free[:, mesh] >= fits).all()
                 seen += 1
     assert seen > 5
-
-
-def test_longest_stage_by_hand() -> None:
-    """Two islands of 2 stages, 12 units, 2 chunks: 4 stages of 3; memory for 2 units of the slow
-    one makes the fast one's stages 4 long."""
-    cost = np.array([[1.0, 1.2]])
-    rows = np.zeros((1, 2, 8))
-    rows[:, :, 1] = rows[:, :, 5] = 1.0
-    first, most = np.array([0, 1]), np.array([2, 2])
-    for rooms, longest in ((np.array([9.0, 9.0]), 3.6), (np.array([9.0, 2.5]), 4.0)):
-        found = least_chunked(
-            cost, rows, rooms, first, most, 12, 8, 2, np.array([4]), 0.0, 12.0, 0.0
-        )
-        assert found[2, 0] == pytest.approx(longest, rel=1e-4)
-        assert found[2, 0] <= longest
-        assert np.isinf(found[0, 0])

@@ -12,7 +12,6 @@ from search_costs_cases import (
     fits,
     random_slots,
     regions_cluster,
-    roles,
     unlike_model,
 )
 from search_jobs import job
@@ -24,15 +23,11 @@ from hetplan.job.spec import Job, TrainerOptions
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.pieces import own_depth
-from hetplan.plans.plan import Schedule
 from hetplan.predict.fit import fit_populations
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family
 from hetplan.search.space.optimizer_phase import filled
-from hetplan.search.space.stage_table import FIRST, LAST, StageTable
 from hetplan.search.table_maker import TableMaker
 
 PREDICTOR = fit_populations(())
@@ -121,86 +116,6 @@ def test_a_space_adds_up_to_what_the_plan_costs(target: str, seed: int) -> None:
                 assert mine == pytest.approx(step.step_seconds, rel=EXACT), (family, slots)
                 priced += 1
     assert priced
-
-
-def chunked(
-    family: Family, space: StageTable, cluster: Cluster, meshes: list[int], units: list[int]
-) -> ChosenPlan:
-    """An interleaved pipeline whose stages hold so many units, dealt as evenly as possible."""
-    count, v = len(meshes), family.virtual_stages
-    stages = []
-    for s, (at, role) in enumerate(zip(meshes, roles(count), strict=True)):
-        each, more = divmod(units[s], v)
-        layers = [(each + (chunk < more)) * space.layers_per_unit for chunk in range(v)]
-        layers[0] += space.front_layers * bool(role & FIRST)
-        layers[-1] += space.back_layers * bool(role & LAST)
-        stages.append(
-            ChosenStage(
-                parts=tuple(
-                    Part(island=cluster.islands[i].name, shape=shape)
-                    for i, shape in zip(
-                        family.meshes[at].islands, family.meshes[at].shapes, strict=True
-                    )
-                ),
-                layers=tuple(layers),
-                recompute=family.recompute[0],
-                warmup_depth=own_depth("interleaved-1f1b", s, count, family.num_microbatches, v),
-            )
-        )
-    schedule = Schedule(name="interleaved-1f1b", virtual_stages=v)
-    pipeline = ChosenPipeline(
-        stages=tuple(stages), num_microbatches=family.num_microbatches, schedule=schedule
-    )
-    return ChosenPlan(pipelines=(pipeline,), sharding=family.sharding)
-
-
-@pytest.mark.parametrize(
-    "target",
-    [pytest.param("megatron", marks=pytest.mark.slow), "torchtitan", "native"],
-)
-def test_stages_of_interleaved_plans_cost_what_the_space_says(target: str) -> None:
-    """Sums of passes, ends of the step, and never less room than there is."""
-    looked_at = 0
-    for seed in range(6):
-        model, cluster, asked = question(seed, target)
-        model = unlike_model("dense" if target == "native" else "experts", 14, tied=False)
-        found = Families(model=model, cluster=allowed_cluster(cluster, asked), job=asked).families()
-        rng = np.random.default_rng(seed)
-        maker = TableMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
-        pricer = Pricer(model, cluster, asked, PREDICTOR)
-        some = [each for each in found if each.virtual_stages > 1]
-        for at in rng.permutation(len(some))[:6].tolist():
-            family = some[at]
-            space, order_free = maker.space(family), maker.order_free(family)
-            v, mesh = family.virtual_stages, int(rng.integers(len(family.meshes)))
-            count = next(
-                (p for p in (4, 3, 8) if family.num_microbatches % p == 0
-                 and p <= space.max_stages[mesh] and p * v <= space.num_layers),
-                0,
-            )  # fmt: skip
-            if not count or len(family.meshes[mesh].islands) > 1:
-                continue
-            cuts = rng.multinomial(space.num_layers - count * v, np.full(count, 1 / count)) + v
-            choices = chunked(family, space, cluster, [mesh] * count, cuts.tolist())
-            plan = plan_of(model, cluster, asked, choices)
-            step = pricer.step(plan)
-            looked_at += 1
-            for s, (stage, end) in enumerate(zip(step.work[0].stages, step.composed.stages[0],
-                                                 strict=True)):  # fmt: skip
-                n, role = int(cuts[s]), roles(count)[s]
-                forward = space.extra_forward[role, 0, mesh] + n * space.forward[0, mesh]
-                backward = space.extra_backward[role, 0, mesh] + n * space.backward[0, mesh]
-                assert sum(stage.forward) == pytest.approx(forward, rel=EXACT)
-                assert sum(stage.backward) == pytest.approx(backward, rel=EXACT)
-                depth = plan.pipelines[0].stages[s].warmup_depth
-                use = step.memory[0][s]
-                if use.total_bytes <= use.available_bytes:
-                    assert n <= space.most_layers[0, role, mesh, depth]
-                    if space.clips_gradients:
-                        assert end.leaves == pytest.approx(space.leaving[role, mesh, n], rel=EXACT)
-            if holds(step):
-                assert order_free.bound_seconds <= maker.crossing_bound(family) <= step.step_seconds
-    assert looked_at > 10
 
 
 def test_a_law_is_read_off_where_it_is_straight_and_asked_where_it_bends() -> None:

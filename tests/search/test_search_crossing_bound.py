@@ -12,7 +12,7 @@ from search_jobs import job
 
 from hetplan.cluster.spec import Cluster
 from hetplan.predict.fit import fit_populations
-from hetplan.search.bounds.crossing_bound import CrossingInputs, joined, least_step, tree
+from hetplan.search.bounds.crossing_bound import joined, tree
 from hetplan.search.solver import Best
 from hetplan.search.solvers import solver_of
 from hetplan.search.space.allowed import allowed_cluster
@@ -112,50 +112,6 @@ def test_no_best_interleaved_plan_is_below(target: str) -> None:
     assert seen > 20
     assert sharpened > 3
     assert near > 0.5
-
-
-def two_islands(crossing: float, m: int) -> CrossingInputs:
-    """Two stages on each of two islands, a unit takes 1 s, 3 fit; 8 units."""
-    apart = np.array([[np.inf, crossing], [crossing, np.inf]])
-    return CrossingInputs(
-        cost=np.ones((1, 2)),
-        cap=np.full((1, 2, 4), 3.0),
-        first=np.array([0, 1]),
-        most=np.array([2, 2]),
-        into=apart,
-        back=apart,
-        least=np.zeros((2, 2)),
-        wire=apart,
-        after=np.zeros((2, 9)),
-        units=8,
-        microbatches=m,
-        messages=m,
-        whole=-1.0,
-        shorter=0.5,
-        extra=0,
-    )
-
-
-def test_by_hand() -> None:
-    """Four stages of two units where crossing is free. The two stages that cross hold one less by
-    second, those at the ends three at most: at 6 s with 5 s of crossing 3 + 1 + 1 + 3."""
-    for crossing, longest in ((0.0, 2.0), (0.5, 2.5), (1.0, 3.0), (2.0, 3.0), (5.0, 6.0)):
-        found = least_step(two_islands(crossing, 100), 1.0)
-        assert found <= 100 * longest
-        assert found == pytest.approx(100 * longest, rel=2e-3)
-
-
-def test_exchanges_by_hand() -> None:
-    """The same four stages with 99 exchanges, in which the longer way counts once. The two stages
-    that cross hold 2, 2, 1, 1 units and the others 2, 2, 3, 3. With two chunks, and so two units on
-    every stage, crossing at 3 s takes 99 * 3 s and the passes of two units."""
-    for crossing, longest in ((0.0, 2.0), (1.0, 3.0), (2.0, 3.0), (3.0, 4.0)):
-        held = two_islands(crossing, 100)._replace(exchanges=99)
-        assert least_step(held, 1.0) == pytest.approx(100 * longest, rel=2e-2)
-    held = two_islands(3.0, 100)._replace(exchanges=99, chunks=2)
-    assert least_step(held, 1.0) == pytest.approx(99 * 3.0 + 200.0, rel=2e-3)
-    assert least_step(held, 1.0, 300.0) == 300.0
-    assert least_step(held, 400.0, 300.0) == 400.0
 
 
 def test_islands_are_joined_where_any_set_of_them_is() -> None:

@@ -20,7 +20,7 @@ from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
-from hetplan.job.spec import Forbids, Job, Pins, TrainerOptions
+from hetplan.job.spec import Job, Pins, TrainerOptions
 from hetplan.model.layers import Experts
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
@@ -28,7 +28,7 @@ from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.plans.targets import target
-from hetplan.search.space.allowed import MAX_MIXED, allowed_cluster, divisors, splits
+from hetplan.search.space.allowed import allowed_cluster, divisors
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family, Mesh
 
@@ -179,33 +179,6 @@ def test_megatron_has_every_shape_on_every_island_and_union() -> None:
     assert unions > 5
 
 
-def test_families_of_one_tick_hold_every_split_of_it() -> None:
-    model = small_model(6)
-    cluster = small_cluster(small_island("a", 2, 4), small_island("b", 1, 2))
-    cluster = replace(
-        cluster, islands=tuple(replace(each, region=each.name) for each in cluster.islands)
-    )
-    found = families(model, cluster, small_job(8, "flagscale"))
-    meshes = {
-        (family.samples, mesh.islands[0], s.tp, s.dp, s.microbatch_size)
-        for family in found
-        for mesh in family.meshes
-        for s in mesh.shapes
-    }
-    rooms = {0: ({1, 2, 4, 8}, 4, 8), 1: ({1, 2}, 2, 2)}
-    wanted = {
-        (samples, island, tp, dp, samples // dp)
-        for samples, (island, (sizes, per_node, most)) in product((1, 2, 4, 8), rooms.items())
-        for tp, dp in product((1, 2, 4), (1, 2, 4, 8))
-        if samples % dp == 0 and per_node % tp == 0 and tp * dp in sizes and tp * dp <= most
-    }
-    assert meshes == wanted
-    assert all(mesh.samples == family.samples for family in found for mesh in family.meshes)
-    both = (RecomputeGranularity.NONE, RecomputeGranularity.FULL)
-    assert {family.recompute for family in found} == {both}
-    assert {family.sharding for family in found} == {Sharding.NONE, Sharding.OPTIMIZER}
-
-
 def test_native_shares_a_microbatch_between_unlike_kinds_of_one_region() -> None:
     model = small_model(4)
     near = small_cluster(small_island("a", 1, 2), small_island("b", 2, 1))
@@ -224,49 +197,6 @@ def test_native_shares_a_microbatch_between_unlike_kinds_of_one_region() -> None
     for trainer, cluster in (("native", apart), ("flagscale", near), ("megatron", near)):
         for family in families(model, cluster, small_job(4, trainer)):
             assert all(len(mesh.islands) == 1 for mesh in family.meshes)
-
-
-def test_large_ticks_are_split_near_the_ratio_of_peak_rates() -> None:
-    fast = small_island("a", 1, 1)
-    rates = tuple((name, 3 * rate) for name, rate in fast.device.peak_flops_per_second)
-    fast = replace(fast, device=replace(fast.device, peak_flops_per_second=rates))
-    cluster = small_cluster(fast, small_island("b", 1, 1))
-    found = families(small_model(4), cluster, small_job(16, "native"))
-    splits = {
-        tuple(s.microbatch_size for s in mesh.shapes)
-        for family in found
-        for mesh in family.meshes
-        if mesh.islands == (0, 1) and family.samples == 16
-    }
-    assert splits == {(11, 5), (12, 4)}
-
-
-def test_splits_of_a_tick_are_all_of_few_and_the_nearest_of_many() -> None:
-    rng = random.Random("splits")
-    for _ in range(3000):
-        samples, left, right = rng.randint(2, 60), rng.randint(1, 8), rng.randint(1, 8)
-        ratio = rng.random()
-        every = [
-            (a, (samples - left * a) // right)
-            for a in range(1, (samples - right) // left + 1)
-            if (samples - left * a) % right == 0
-        ]
-        if samples > 8:
-            wanted = ratio * samples / left
-            every = sorted(sorted(every, key=lambda split: (abs(split[0] - wanted), split))[:2])
-        assert splits(samples, left, right, ratio) == every
-
-
-def test_large_islands_mix_equal_or_proportional_parts() -> None:
-    cluster = small_cluster(small_island("a", 4, 4), small_island("b", 2, 4))
-    found = families(small_model(4), cluster, small_job(16, "native"))
-    mixed = {(f.samples, m) for f in found for m in f.meshes if m.islands == (0, 1)}
-    assert mixed
-    for _, mesh in mixed:
-        one, two = (shape.num_devices for shape in mesh.shapes)
-        assert one in (two, 2 * two)
-    for samples in (2, 4, 8, 16):
-        assert 0 < sum(tick == samples for tick, _ in mixed) <= MAX_MIXED
 
 
 def test_early_sends_come_beside_waiting_ones() -> None:
@@ -351,32 +281,6 @@ def test_pins_leave_the_families_that_keep_them(trainer: str, pin: Pins) -> None
         assert found >= wanted or pin.virtual_stages == 2
 
 
-def test_forbidden_islands_and_nodes_have_no_stages() -> None:
-    cluster = small_cluster(small_island("a", 2, 4), small_island("b", 1, 4))
-    job = replace(small_job(8, "megatron"), forbid=Forbids(islands=("b",), nodes=("a/0",)))
-    found = families(small_model(8), cluster, job)
-    assert {mesh.islands for family in found for mesh in family.meshes} == {(0,)}
-    assert max(s.num_devices for f in found for m in f.meshes for s in m.shapes) == 4
-
-
-def test_pinned_pipelines_have_no_families_of_one() -> None:
-    cluster = small_cluster(small_island("a", 2, 4))
-    job = small_job(8, "native")
-    assert list(families(small_model(), cluster, replace(job, pin=Pins(pipelines=2)))) == []
-    assert families(small_model(), cluster, replace(job, pin=Pins(pipelines=1))) == families(
-        small_model(), cluster, job
-    )
-
-
-def test_pinned_stages_need_room_and_microbatches() -> None:
-    cluster = small_cluster(small_island("a", 1, 4))
-    for pp, dps in ((4, {1}), (2, {1, 2}), (5, set())):
-        job = replace(small_job(8, "torchtitan"), pin=Pins(pp=pp, cp=1))
-        found = families(small_model(), cluster, job)
-        assert {s.dp for f in found for m in f.meshes for s in m.shapes} == dps, pp
-        assert all(family.num_microbatches >= pp for family in found)
-
-
 def test_interleaving_has_chunks_stages_and_microbatches() -> None:
     cluster = small_cluster(small_island("a", 1, 8))
     found = families(small_model(12), cluster, small_job(12, "megatron"))
@@ -388,20 +292,6 @@ def test_interleaving_has_chunks_stages_and_microbatches() -> None:
         )
         assert family.virtual_stages == 1 or can
     assert {family.virtual_stages for family in found} == {1, 2, 3, 4}
-
-
-def test_the_pins_of_the_tiny_job_leave_only_plans_that_are_launched() -> None:
-    configs = shipped_folder("configs")
-    job = load_job(configs / "jobs" / "gpt-tiny.yaml")
-    cluster = load_cluster(configs / "clusters" / "two-regions.yaml")
-    model = load_model(configs / "models" / "gpt-tiny.yaml")
-    found = families(model, cluster, job)
-    assert found
-    for family in found:
-        assert (family.schedule, family.sharding) == ("1f1b", Sharding.NONE)
-        assert family.most_extra_depth == 0
-        assert len({mesh.shapes for mesh in family.meshes}) == 1
-        assert all(len(mesh.islands) == 1 for mesh in family.meshes)
 
 
 def test_thousands_of_families_share_their_meshes() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -112,25 +111,3 @@ def test_random_plans_are_many_and_memory_binds() -> None:
     ]
     assert len(found) > 60
     assert 10 < sum(fit) < len(fit) - 10
-
-
-def test_more_memory_never_holds_less() -> None:
-    spec, where, asked = question(3)
-    families = [
-        each
-        for each in Families(model=spec, cluster=where, job=asked).families()
-        if each.schedule == _INTERLEAVED
-    ]
-    larger = replace(
-        where,
-        islands=tuple(replace(each, memory_bytes=2 * each.memory_bytes) for each in where.islands),
-    )
-    for family in families[::7]:
-        mesh = (0,) * 3
-        few, many = (
-            TableMaker(model=spec, cluster=each, job=asked, predictor=PREDICTOR)
-            .chunk_memory(family)
-            .most_units(mesh)
-            for each in (where, larger)
-        )
-        assert (few <= many).all()

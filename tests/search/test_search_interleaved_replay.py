@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from interleaved_cases import Case, cuts, every_row, random_case, step_of
 from random_cases import seeds
+from replay_cases import over_own_wires
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.ends import step_ends
@@ -17,23 +18,8 @@ def times_of(forward: Floats, backward: Floats, hops: Floats, m: int) -> Pipelin
     """A pipeline with Megatron-LM's exchange; hops [4, P] repeat for every chunk."""
     slots, chunks = forward.shape
     hop = hops[:, np.arange(slots * chunks - 1) % slots]
-    alone, nothing = np.full(hop.shape[1], -1, dtype=np.int64), np.zeros(hop.shape[1])
-    return PipelineTimes(
-        schedule="interleaved-1f1b",
-        num_microbatches=m,
-        warmup=(1,) * slots,
-        forward=forward,
-        backward=backward,
-        weight=np.zeros_like(forward),
-        send_forward=hop[0],
-        send_backward=hop[1],
-        wire_latency=hop[2],
-        rendezvous_extra=hop[3],
-        link_forward=alone,
-        link_backward=alone,
-        shared_forward=nothing,
-        shared_backward=nothing,
-        exchange=Exchange.MEGATRON,
+    return over_own_wires(
+        forward, backward, hop, m, schedule="interleaved-1f1b", exchange=Exchange.MEGATRON
     )
 
 
@@ -54,13 +40,6 @@ def test_lockstep_replay_is_the_general_replay(seed: int) -> None:
     ends = step_ends((times_of(forward, backward, hops, m),), rendezvous=True)[0]
     found = lockstep_ends(forward, backward, hops, m)
     np.testing.assert_allclose(found, ends, rtol=1e-12, atol=0)
-
-
-def test_lockstep_needs_whole_groups_and_two_of_them() -> None:
-    assert not lockstep_applies(4, 4)
-    assert not lockstep_applies(4, 10)
-    assert not lockstep_applies(2, 8)
-    assert lockstep_applies(4, 8)
 
 
 @pytest.mark.parametrize("seed", seeds(40))

@@ -116,20 +116,6 @@ def test_a_listing_in_slices_finds_the_same_and_can_be_ended_at_any(
         assert len(ended) == after + 1
 
 
-def test_rows_are_listed_with_a_look_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    space = small_space(np.random.default_rng(5), Wanted(islands=3, most_stages=3))
-    whole = few_plans(space, 10**6)
-    assert whole is not None
-    monkeypatch.setattr("hetplan.search.one_f_one_b.enumerate._ROWS_BETWEEN", 10)
-    seen: list[int] = []
-    assert few_plans(space, 10**6, lambda: _looked(10**9, seen)) == whole
-    assert len(seen) >= len(whole) // 10
-    ended: list[int] = []
-    with pytest.raises(_EnoughError):
-        few_plans(space, 10**6, lambda: _looked(1, ended))
-    assert len(ended) == 2
-
-
 def test_no_row_is_found_where_every_one_takes_for_ever() -> None:
     space = small_space(np.random.default_rng(3), Wanted(islands=2, tight=False))
     slow = space._replace(after=np.full_like(space.after, 1e300))

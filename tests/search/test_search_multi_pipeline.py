@@ -96,32 +96,6 @@ def test_what_is_found_is_legal_and_takes_what_is_said() -> None:
     assert best.bounds[0] > 0.5 * best.seconds
 
 
-@pytest.mark.parametrize(
-    "pin",
-    [
-        pytest.param(Pins(tp=1, dp=1), marks=pytest.mark.slow),
-        Pins(pp=2),
-        Pins(pipelines=2),
-        Pins(depth=0),
-        Pins(embedding_on="one"),
-    ],
-)
-def test_pins_are_kept(pin: Pins) -> None:
-    wanted = replace(job(8, target="native"), pin=pin)
-    found = solver(model(4), two_kinds(), wanted)
-    best = fresh(found.order_free.bound_seconds)
-    found.improve(best)
-    if best.chosen is None:
-        return
-    for pipeline in best.chosen.pipelines:
-        stages = pipeline.stages
-        assert pin.pp in (None, len(stages))
-        assert {s.parts[0].shape.dp for s in stages} == {1} or pin.dp is None
-        assert pin.embedding_on in (None, stages[0].parts[0].island)
-    assert pin.pipelines in (None, len(best.chosen.pipelines))
-    assert pin.depth is None or not best.chosen.early_sends
-
-
 def test_a_kind_that_is_used_only_beside_another_has_a_price() -> None:
     """With three replicas the islands of one and two devices are stages together, not alone."""
     where = cluster(
@@ -173,28 +147,3 @@ def test_deeper_pipelines_and_one_device_have_no_plan(where: Cluster, pin: Pins)
     found.improve(best)
     found.prove(best)
     assert best.chosen is None
-
-
-def test_a_pipeline_has_no_more_devices_than_there_are() -> None:
-    """Surcharges make the paths, and so the bound, those of pipelines that have room."""
-    where = cluster(
-        island("one", kind="slow", teraflops=60.0, nodes=1),
-        island("two", kind="fast", teraflops=150.0, nodes=6),
-    )
-    wanted = job(24, target="native")
-    found = solver(model(12), where, wanted)
-    prices = np.array([0.1, 4.0])
-    rose = False
-    for pricer in found._pricers:
-        turn = float(pricer.layer.min()) * 12
-        low, high = 0.3 * turn, 0.5 * turn
-        every = np.ones((1, len(pricer.options.forward)), dtype=np.bool_)
-        weight, path = pricer.least(prices, every, (low, high), (1, pricer.options.most_stages))
-        if path is not None and any(path.surcharge):
-            rose = True
-            use = np.array(path.use) * pricer.options.samples
-            charged = np.array(path.surcharge) > 0
-            assert weight > 0
-            # Between a path with too many devices of that class and one with fewer.
-            assert (use[charged] <= 2 * pricer.options.devices[charged]).all()
-    assert rose

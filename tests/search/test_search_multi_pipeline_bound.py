@@ -7,17 +7,11 @@ import itertools
 import numpy as np
 import pytest
 from random_cases import seeds
-from search_jobs import cluster, island, job, model
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
-from hetplan.predict.fit import fit_populations
-from hetplan.search.multi_pipeline.bound import _Cell
-from hetplan.search.multi_pipeline.paths import Path
-from hetplan.search.multi_pipeline.pricing import Bools, cheapest_path, weigh_turns
-from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
+from hetplan.search.multi_pipeline.pricing import cheapest_path, weigh_turns
 from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE
-from hetplan.search.table_maker import TableMaker
 
 
 def _role(at: int, count: int) -> int:
@@ -114,55 +108,3 @@ def test_no_replay_is_shorter_than_its_bottleneck_says(seed: int) -> None:
             assert low * value <= seconds * (1 + 1e-9)
             tight = min(tight, seconds / (low * value))
     assert tight < 1.1
-
-
-@pytest.mark.parametrize("alike", [False, True])
-def test_parts_of_a_cell_allow_every_legal_row(alike: bool) -> None:
-    """Stages B A B: of one island each they cannot be; of two alike islands of B's they can."""
-    names = ["a", "b", "c"] if alike else ["a", "b"]
-    kinds = {name: "slow" if name == "a" else "fast" for name in names}
-    where = cluster(*(island(name, kind=kinds[name], nodes=2) for name in names))
-    asked, wanted = model(6), job(4, target="native")
-    maker = TableMaker(model=asked, cluster=where, job=wanted, predictor=fit_populations(()))
-    pricer = next(
-        each for each in MultiPipelineSolver(0, maker)._pricers if each.options.samples == 1
-    )
-    options = pricer.options
-    one = {
-        name: next(
-            o
-            for o, m in enumerate(options.mesh.tolist())
-            if len(options.meshes[m].islands) == 1
-            and kinds[where.islands[options.meshes[m].islands[0]].name] == kinds[name]
-        )
-        for name in names
-    }
-    every = np.ones((1, len(options.mesh)), dtype=np.bool_)
-
-    def parts_of(row: tuple[int, ...]) -> tuple[Bools, ...]:
-        path = Path(
-            samples=1, options=row, layers=(2,) * len(row), bottleneck_seconds=1.0,
-            use=(0.0,) * len(options.devices), weight_without_price=0.0, microbatches=1,
-            surcharge=(), mode=pricer.modes[0],
-        )  # fmt: skip
-        return _Cell(pricer, 1.0, 1.0, every, path).split()
-
-    def allows(part: Bools, row: tuple[int, ...]) -> bool:
-        back, front = part[0], part[-1]
-        return any(
-            back[list(row[:cut])].all() and front[list(row[cut:])].all()
-            for cut in range(len(row) + 1)
-        )
-
-    legal = [
-        tuple(one[name] for name in row)
-        for count in range(1, len(names) + 1)
-        for row in itertools.permutations(names, count)
-    ]
-    for path in ((one["a"], one["b"], one["a"]), (one["b"], one["a"], one["b"])):
-        parts = parts_of(path)
-        # Islands of a kind that has only one are told apart, others are not.
-        assert bool(parts) != alike
-        for row in legal:
-            assert not parts or any(allows(part, row) for part in parts)
-        assert not any(allows(part, path) for part in parts)

@@ -11,11 +11,9 @@ from random_cases import seeds
 from search_jobs import cluster, island, job, model
 
 from hetplan.cluster.spec import Cluster
-from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Job, Pins
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.plans.plan import RecomputeGranularity
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.multi_pipeline.assembly import Assembler, keeps_pins
 from hetplan.search.multi_pipeline.enumerate import (
@@ -25,7 +23,6 @@ from hetplan.search.multi_pipeline.enumerate import (
     least_prices,
     least_step,
 )
-from hetplan.search.search import search
 from hetplan.search.solver import Best
 from hetplan.search.table_maker import TableMaker
 
@@ -112,23 +109,6 @@ def test_pins_are_kept_and_plans_found_where_there_are(pin: Pins) -> None:
         assert keeps_pins(best.chosen, where, wanted)
         assert len(best.chosen.pipelines) == pin.pipelines
         assert bound == pytest.approx(best.seconds, rel=1e-8)
-
-
-def test_a_pin_that_cannot_hold_is_infeasible() -> None:
-    asked, where, wanted = small()
-    wanted = replace(wanted, pin=Pins(pipelines=2, tp=2), time_limit_seconds=60.0)
-    with pytest.raises(InfeasibleError):
-        search(asked, where, wanted, PREDICTOR)
-
-
-def test_pins_that_say_more_than_templates_know_still_find_a_plan() -> None:
-    asked, where, wanted = small()
-    wanted = replace(wanted, pin=Pins(pipelines=2, recompute=True), time_limit_seconds=60.0)
-    found = search(asked, where, wanted, PREDICTOR)
-    assert found.certificate is not None
-    assert found.certificate.gap <= 1e-8
-    stages = [stage for each in found.plan.pipelines for stage in each.stages]
-    assert {stage.recompute.granularity for stage in stages} == {RecomputeGranularity.FULL}
 
 
 def test_too_many_rows_prove_nothing() -> None:

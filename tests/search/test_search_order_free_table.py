@@ -90,23 +90,3 @@ def test_pins_and_little_memory_are_seen(pin: Pins) -> None:
             seen[0] += fits
             seen[1] += not_
     assert min(seen) > 0
-
-
-def test_no_families_have_no_figures() -> None:
-    asked = replace(job(8, target="native"), pin=Pins(pipelines=2))
-    assert _compared(model(4), cluster(island("a")), asked, 5) == (0, 0)
-
-
-def test_the_clock_is_looked_at_between_shapes() -> None:
-    asked = job(16, target="megatron")
-    where = cluster(island("a", nodes=4, per_node=4))
-    found = Families(model=model(8), cluster=where, job=asked).families()
-    looked = [0]
-
-    def check() -> None:
-        looked[0] += 1
-
-    maker = TableMaker(model=model(8), cluster=where, job=asked, predictor=PREDICTOR)
-    maker.order_free_bounds(found, check)
-    shapes = {(s.tp, s.cp, s.microbatch_size) for mesh in found.meshes() for s in mesh.shapes}
-    assert looked[0] >= len(shapes)

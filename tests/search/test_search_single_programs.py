@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -130,14 +129,6 @@ def test_the_order_program_is_exact_and_its_order_attains_it(name: str) -> None:
     assert checked > 4
 
 
-def test_least_does_not_grow_with_the_limit() -> None:
-    for name in ("all", "eager depths", "unions"):
-        for space in spaces(name, 4):
-            program = OrderProgram(space)
-            found = [program.least(float(limit)) for limit in np.linspace(1.0, 60.0, 25)]
-            assert all(a >= b for a, b in pairwise(found))
-
-
 def test_regions_stand_together_where_they_have_to() -> None:
     apart = 0
     for k in range(12):
@@ -162,35 +153,6 @@ def test_regions_stand_together_where_they_have_to() -> None:
                 assert [one.least(limit) for one in both] == pytest.approx(least, rel=1e-9)
                 apart += least[0] > least[1] * (1 + 1e-9)
     assert apart > 0
-
-
-def test_meshes_over_several_regions_stand_anywhere() -> None:
-    """Also upstream of meshes on other islands of their regions, and of one that was left."""
-    far, upstream = 0, 0
-    for k in range(14):
-        rng = np.random.default_rng([78, k])
-        wanted = Wanted(islands=4, regions=2, layers=5, unions=True, most_stages=1)
-        space = plain(small_space(rng, replace(wanted, rendezvous=True, norm=bool(k % 2))))
-        if (space.region < 0).sum() == 0:
-            continue
-        program = OrderProgram(space._replace(regions_apart=True), prune=bool(k % 3))
-        found = [
-            (*sigma_and_x(space, row), row.meshes) for row in every_row(space, contiguous=True)
-        ]
-        for limit in limits([x for _, x, _ in found]):
-            least, meshes = min(
-                ((s, meshes) for s, x, meshes in found if x <= limit * (1 + 1e-12)),
-                default=(NONE, ()),
-            )
-            if not space.clips_gradients:
-                assert program.least(limit) == pytest.approx(least, rel=1e-9)
-            else:
-                assert program.least(limit) <= least * (1 + 1e-9)
-            regions = [int(space.region[at]) for at in meshes]
-            far += -1 in regions
-            upstream += -1 in regions[:-1]
-    assert far > 5
-    assert upstream > 2
 
 
 def test_equal_islands_are_taken_in_their_order() -> None:
@@ -309,21 +271,6 @@ def test_a_walk_can_be_stopped_anywhere_and_goes_on() -> None:
     assert stopped.proof().bound_seconds <= whole.bound_seconds * (1 + 1e-4)
     left = 10**6
     assert stopped.run().bound_seconds == pytest.approx(whole.bound_seconds, rel=2e-4)
-
-
-def test_a_better_plan_shortens_the_walk() -> None:
-    space = large_space(2, Scale(islands=4, regions=2, stages=20, layers=40, microbatches=48))
-    best = NONE
-
-    def replayed(met: object) -> float:
-        nonlocal best
-        best = min(best, step_of(space, row_of(met.order)))  # type: ignore[attr-defined]
-        return best * 0.99
-
-    proof = prove(space, 1e5, on_met=replayed)
-    assert proof.finished
-    assert proof.bound_seconds >= best * 0.99 * (1 - 1e-9)
-    assert proof.bound_seconds <= best
 
 
 @pytest.mark.parametrize("islands", [8, 10, pytest.param(24, marks=pytest.mark.slow)])

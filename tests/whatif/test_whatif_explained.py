@@ -116,16 +116,3 @@ def test_a_plan_against_itself_and_against_a_worse_one(found: SearchResult) -> N
     assert seen.other_seconds >= seen.found_seconds
     more = sum(each.more_seconds for each in seen.components)
     assert more == pytest.approx(seen.other_seconds - seen.found_seconds)
-
-
-def test_a_plan_that_is_too_large_or_for_another_batch_is_told(found: SearchResult) -> None:
-    inputs = found.inputs
-    small = replace(
-        inputs.cluster,
-        islands=tuple(replace(each, memory_bytes=2e8) for each in inputs.cluster.islands),
-    )
-    held = replace(found, inputs=replace(inputs, cluster=small))
-    assert any("needs" in each for each in against(held, found, _PREDICTOR).illegal)
-    thrice = replace(inputs.job, global_batch_size=inputs.job.global_batch_size * 3)
-    held = replace(found, inputs=replace(inputs, job=thrice))
-    assert against(held, found, _PREDICTOR).other_seconds is None

@@ -147,34 +147,6 @@ def test_a_conflict_has_no_plan_and_loses_it_with_every_part(name: str) -> None:
         assert has_plan(only(tuple(each for each in conflict if each is not part))), part.words
 
 
-def test_memory_that_is_far_from_enough_is_counted() -> None:
-    asked, _ = asked_of("memory")
-    with pytest.raises(InfeasibleError) as error:
-        plan(asked.model, asked.cluster, asked.job, _PREDICTOR)
-    text = str(error.value)
-    assert "memory: one transformer layer of small-8 needs" in text
-    assert "together at most 1 of 8 transformer layers fit" in text
-    assert "more nodes of small" in text
-
-
-def test_a_cluster_without_a_usable_node_is_said(tmp_path: Path) -> None:
-    sweep_files(tmp_path)
-    text = (tmp_path / "one.yaml").read_text()
-    text = text.replace("        nodes: 2\n", "        nodes: 2\n        nodes_out: [0, 1]\n")
-    text = text.replace("        nodes: 1\n", "        nodes: 1\n        nodes_out: [0]\n")
-    (tmp_path / "one.yaml").write_text(text)
-    done = plan_command(tmp_path)
-    assert done.exit_code == 2, done.output
-    assert "no usable" in done.stderr or "nodes_out" in done.stderr
-
-
-def test_callers_that_ask_often_get_one_line() -> None:
-    asked, _ = asked_of("recompute")
-    with pytest.raises(InfeasibleError) as error:
-        search(asked.model, asked.cluster, asked.job, _PREDICTOR)
-    assert len(error.value.reasons) == 1
-
-
 # ---- by the command
 
 
@@ -202,10 +174,8 @@ def test_no_plan_exits_with_3_and_writes_nothing(tmp_path: Path) -> None:
     [
         ("one", "      - name: a\n", "      - name: b\n", "islands", "b"),
         
-        ("one", "nodes: 2", "nodes: 0", "nodes", "found 0"),
         ("one", "        nodes: 2\n", "        nodes: 2\n        nodes_out: [0, 5]\n", "nodes_out",
          "5"),
-        ("job", "tp: 1", "tp: 3", "pin.tp", "3"),
         ("job", "microbatch_size: 1", "microbatch_size: 3", "pin.microbatch_size", "divide"),
         ("job", "cp: 1", "cp: 1, pp: 9", "pin.pp", "9 stages for 4 transformer layers"),
         ("job", "cp: 1", "embedding_on: nowhere", "pin.embedding_on", "nowhere"),
@@ -213,11 +183,7 @@ def test_no_plan_exits_with_3_and_writes_nothing(tmp_path: Path) -> None:
         ("job", "pin: {", "forbid: {islands: [a]}\npin: {embedding_on: a, ", "pin.embedding_on",
          "forbidden"),
         ("job", "pin: {", "pin: {pipelines: 2, ", "pin.pipelines", "target megatron"),
-        ("job", "cp: 1", "cp: 3", "pin.cp", "not a multiple"),
-        ("job", "pin: {", "pin: {ep: 2, ", "pin.ep", "has no experts"),
         ("job", "pin: {", "pin: {dp: 4, pp: 2, ", "pin", "need at least 8 devices"),
-        ("job", "virtual_stages: 1", "virtual_stages: 4, pp: 2", "pin", "virtual"),
-        ("job", "pin: {", "quantile: 1.5\npin: {", "quantile", "1.5"),
         ("job", "pin: {", "objective: cost_per_token\npin: {", "objective", "price"),
         ("job", "target: megatron", "target: alpa", "target", "alpa"),
     ],

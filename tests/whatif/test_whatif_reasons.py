@@ -15,7 +15,6 @@ from hetplan.job.spec import Pins
 from hetplan.model.load import load_model
 from hetplan.search.result import Question
 from hetplan.whatif.conflict import Constraint, constraints, find_conflict
-from hetplan.whatif.no_plan import relaxations
 
 
 def _asked() -> Question:
@@ -85,15 +84,3 @@ def test_every_demand_of_a_job_is_named_and_can_go() -> None:
         free = changed
     assert free.job.pin == Pins()
     assert free.job.forbid.islands == ()
-
-
-def test_the_fewest_nodes_that_help_are_counted() -> None:
-    asked = _asked()
-    island = asked.cluster.islands[0]
-    enough = island.nodes + 5
-
-    def feasible(question: Question) -> bool:
-        return question.cluster.island(island.name).nodes >= enough
-
-    words = [each.words for each in relaxations(asked, feasible)]
-    assert any(text.startswith(f"5 more nodes of {island.name}") for text in words)

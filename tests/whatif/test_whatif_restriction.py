@@ -36,12 +36,3 @@ def test_more_plans_are_never_slower(trainer: str) -> None:
         assert found.lower_bound_seconds <= found.step_seconds
         assert found.step_seconds <= result.estimate.step_seconds * (1.0 + 1e-9)
         assert seconds is None or found.lower_bound_seconds == 0.0
-
-
-@pytest.mark.parametrize("trainer", [WIDER, "any"])
-def test_who_can_run_all_plans_is_not_restricted(trainer: str) -> None:
-    result = _find("megatron")
-    wider = replace(
-        result, inputs=replace(result.inputs, job=replace(result.inputs.job, target=trainer))
-    )
-    assert restriction(wider, PREDICTOR) is None

@@ -81,12 +81,6 @@ def test_an_interrupted_search_writes_its_plan_and_exits_with_130(
     assert load_plan(folder / "plan.json").certificate.status == "interrupted"
 
 
-def test_a_gap_that_is_no_fraction_exits_with_2(folder: Path) -> None:
-    done = run(folder, "--gap", "3")
-    assert done.exit_code == 2
-    assert "--gap: found 3.0; it must be less than" in done.stderr
-
-
 def test_an_interrupted_comparison_keeps_the_plan_says_so_and_exits_with_130(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
