@@ -1,16 +1,15 @@
-"""One rank of the tests: trains and saves under one plan, goes on under another; arguments rank,
-ranks, folder.
-"""
+"""One rank of the tests: trains and saves under one plan, goes on under another."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from checkpoints_cases import MOVES, SAVED_STEPS, STEPS, Move
+from checkpoints_cases import SAVED_STEPS, STEPS, Move
 from runtime_cases import CASES_NORM
 
 from hetplan.job.spec import Precision
@@ -75,13 +74,13 @@ def saved_again(move: Move, plan: Plan, rank: int, source: Path, target: Path) -
     )
 
 
-def main(rank: int, ranks: int, folder: Path) -> None:
+def main(moves: Sequence[Move], rank: int, ranks: int, folder: Path) -> None:
     torch.set_num_threads(1)
     gradients.MAX_NORM = CASES_NORM
     store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=LIMIT)
     found: dict[str, dict[str, object]] = {}
-    for move in MOVES:
+    for move in moves:
         home = folder / move.name
         first = CheckpointRequest(save=str(home))
         # The training is a longer one, which is stopped.
