@@ -1,7 +1,9 @@
-"""A small job over four emulated hosts in two regions, and the plans for parts of them."""
+"""A small job over four emulated hosts in two regions, and what the tests do to such hosts."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,9 @@ from runtime_cases import gpt
 
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
+from hetplan.emulation import namespaces
+from hetplan.emulation.running import start
+from hetplan.emulation.values import Emulation
 from hetplan.job.spec import Job, Optimizer, Pins, Precision
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.fit import fit_stores
@@ -101,3 +106,15 @@ def pace() -> Pace:
             for kind, speed in KINDS
         )
     )
+
+
+def processes_on(emulation: Emulation, *hosts: str) -> tuple[int, ...]:
+    """On these hosts, or on all."""
+    spaces = [host.namespace for host in emulation.hosts if not hosts or host.name in hosts]
+    inodes = {os.stat(namespaces.path_of(space)).st_ino for space in spaces}
+    return namespaces.processes_in(inodes)
+
+
+def set_link(emulation: Emulation, host: str, state: str, interface: str = "eth0") -> None:
+    command = ("ip", "link", "set", interface, state)
+    assert start(emulation, host, command, stderr=subprocess.DEVNULL).wait(30) == 0

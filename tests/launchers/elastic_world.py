@@ -52,7 +52,6 @@ class FakeWorld:
     """Slower hosts together cannot hold the model."""
     most_used: int = 100
     """The planner uses the fastest hosts, no more than these."""
-    interrupt_at: float = float("inf")
 
     def __post_init__(self) -> None:
         self.now = 0.0
@@ -60,7 +59,6 @@ class FakeWorld:
         self.pending = list(self.crashes)
         self.told: list[str] = []
         self.recorded: list[Phase] = []
-        self.probes: list[tuple[float, tuple[str, ...]]] = []
         self.planned: list[tuple[str, ...]] = []
 
     @property
@@ -72,7 +70,6 @@ class FakeWorld:
 
     def reach(self, hosts: Sequence[str], beside: Sequence[str]) -> tuple[str, ...]:
         self.now += PROBE_SECONDS
-        self.probes.append((self.now, tuple(hosts)))
         if not all(self.up(host) for host in beside):
             return ()
         return tuple(host for host in hosts if self.up(host))
@@ -107,8 +104,6 @@ class FakeWorld:
         self.now += START_SECONDS
         for step in range(first_step, self.steps):
             self.now += planned.step_seconds
-            if self.now >= self.interrupt_at:
-                return ending(Ended.INTERRUPTED)
             failed = self._failed(planned, saving=False)
             if failed:
                 self.now += NOTICE_SECONDS

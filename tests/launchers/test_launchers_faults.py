@@ -19,7 +19,6 @@ from hetplan.launchers.run_folder import Failure
 from hetplan.launchers.watching import (
     SETTLE_SECONDS,
     SILENT_SECONDS,
-    STALL_FACTOR,
     STALL_SECONDS,
     FaultKind,
     Patience,
@@ -129,16 +128,6 @@ def test_a_killed_process_comes_before_those_that_fail_for_it() -> None:
     assert "forward pass of microbatch 1" in fault.message
 
 
-def test_of_ranks_that_fail_the_first_is_named() -> None:
-    script = Script()
-    script.beats[3] = beat("receive of the activations of microbatch 0", 2)
-    script.fails(3, "Connection closed by peer", at=20.0)
-    script.fails(2, "ValueError: no such token", at=19.0)
-    fault = found(script, SETTLE_SECONDS)
-    assert (fault.kind, fault.ranks) == (FaultKind.RANK_FAILED, (2,))
-    assert "in forward pass of microbatch 1: ValueError: no such token" in fault.message
-
-
 @pytest.mark.parametrize(
     ("hosts", "silent", "kind", "ranks"),
     [
@@ -217,15 +206,6 @@ def test_hosts_that_do_not_answer_are_named_where_all_wait_for_all() -> None:
     assert "south1 answers nothing to north1 and south2" in fault.message
 
 
-def test_an_operation_that_was_seen_to_take_long_may_take_longer() -> None:
-    script = Script()
-    script.run(5.0, working=True)
-    assert script.run(4.0)[0] is None
-    script.run(5.0, working=True)
-    fault = found(script, STALL_FACTOR * 4.0 + 0.2)
-    assert fault.seconds > 15.0
-
-
 @pytest.mark.parametrize(
     ("kind", "least"),
     [(ActivityKind.SAVING, 300.0), (ActivityKind.STARTING, START), (ActivityKind.LOADING, START)],
@@ -239,17 +219,6 @@ def test_what_takes_long_by_nature_is_waited_for(kind: ActivityKind, least: floa
     ]
     assert script.run(least - 1.0)[0] is None
     assert found(script, 1.0).ranks == (0,)
-
-
-def test_a_rank_that_lost_patience_with_a_silent_one_is_not_the_cause() -> None:
-    script = Script()
-    script.run(5.0, working=True)
-    script.beats[1] = beat("send of the activations of microbatch 0", 2, since=script.now)
-    script.silent = {2}
-    script.run(5.0)
-    script.fails(1, "Timed out waiting 5000ms for send operation to complete")
-    fault = found(script, SILENT_SECONDS - 5.0)
-    assert (fault.kind, fault.ranks) == (FaultKind.HOST_HANGS, (2,))
 
 
 def test_a_rank_that_lost_patience_with_one_that_computes_is_not_the_cause() -> None:
