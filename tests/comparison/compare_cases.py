@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from cost_fakes import job, model, two_islands
 from estimate_plans import plan_with, stages_of
+from trainer_plans import result_of
 from training_logs_rendered import megatron_line, megatron_timers
 
 from hetplan.cost.estimate import estimate
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.files import SCHEMA
-from hetplan.search.result import Inputs, SearchResult
+from hetplan.search.result import SearchResult
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -23,14 +23,8 @@ def small_result(
     count = 32 // sizes[0]
     stages = stages_of([(0, cut)], sizes, shape.num_layers + 2, num_microbatches=count)
     plan = plan_with(shape, machines, asked, [(stages, count)])
-    return SearchResult(
-        schema=SCHEMA,
-        hetplan_version="test",
-        seed=0,
-        inputs=Inputs(model=shape, cluster=machines, job=asked, sha256=()),
-        plan=plan,
-        estimate=estimate(plan, shape, machines, asked, predictor),
-        certificate=None,
+    return result_of(
+        machines, plan, shape, asked, priced=estimate(plan, shape, machines, asked, predictor)
     )
 
 

@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import runtime_cases
 from runtime_cases import gpt
 
 from hetplan.cluster.load import load_cluster
@@ -14,7 +15,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.emulation import namespaces
 from hetplan.emulation.running import start
 from hetplan.emulation.values import Emulation
-from hetplan.job.spec import Job, Optimizer, Pins, Precision
+from hetplan.job.spec import Job, Pins
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.fit import fit_stores
 from hetplan.predict.predictor import Predictor
@@ -51,22 +52,10 @@ def model() -> ModelSpec:
 
 
 def job() -> Job:
-    return Job(
-        name="elastic-test",
-        global_batch_size=BATCH,
-        sequence_length=32,
-        precision=Precision.FLOAT32,
-        optimizer=Optimizer.ADAMW,
-        target="native",
-        pin=Pins(
-            pipelines=1,
-            same_degrees=True,
-            virtual_stages=1,
-            depth=0,
-            sharded_optimizer=False,
-            dp=1,
-        ),
+    pins = Pins(
+        pipelines=1, same_degrees=True, virtual_stages=1, depth=0, sharded_optimizer=False, dp=1
     )
+    return runtime_cases.job(BATCH, sequence_length=32, pin=pins)
 
 
 def predictor() -> tuple[Predictor, str]:

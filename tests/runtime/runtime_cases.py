@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
+import profiling_models
+import search_jobs
 from one_pipeline import StageChoice, build_plan
+from search_jobs import cluster
 
-from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Job, Optimizer, Precision
-from hetplan.model.spec import Architecture, ModelSpec, plain_model
+from hetplan.model.spec import ModelSpec
 from hetplan.plans import build
 from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
@@ -17,66 +20,14 @@ from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, 
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Plan, RecomputeGranularity, Schedule, Sharding
 
-SHAPE: dict[str, object] = {
-    "name": "tiny-gpt",
-    "architecture": Architecture.GPT,
-    "num_layers": 4,
-    "hidden_size": 32,
-    "ffn_hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_kv_heads": 4,
-    "head_dim": 8,
-    "vocab_size": 64,
-    "max_sequence_length": 16,
-}
-
-
-def gpt(**changes: object) -> ModelSpec:
-    return plain_model(**(SHAPE | changes))  # type: ignore[arg-type]
-
-
-def llama(**changes: object) -> ModelSpec:
-    shape = {"name": "tiny-llama", "architecture": Architecture.LLAMA, "num_kv_heads": 2}
-    return gpt(**(shape | {"ffn_hidden_size": 48} | changes))
-
-
+gpt = partial(profiling_models.gpt, num_layers=4)
+llama = partial(profiling_models.llama, num_layers=4)
 GPT = gpt()
 LLAMA = llama()
-LINK = Link(bandwidth_bytes_per_second=1e9, latency_seconds=1e-5, transport=Transport.HOST_STAGED)
 
 
 def island(name: str, kind: str, devices: int, region: str = "here") -> Island:
-    device = DeviceKind(
-        kind=kind,
-        vendor="test",
-        peak_flops_per_second=(("float32", 1e10),),
-        memory_bytes=1e9,
-        memory_bandwidth_bytes_per_second=1e10,
-        provenance="datasheet",
-        source="test",
-    )
-    return Island(
-        name=name,
-        region=region,
-        device=device,
-        nodes=1,
-        devices_per_node=devices,
-        intra_node=LINK,
-        inter_node=LINK,
-        memory_bytes=1e9,
-    )
-
-
-def cluster(*islands: Island) -> Cluster:
-    return Cluster(
-        name="test",
-        islands=islands,
-        links=tuple(
-            IslandLink(between=(one.name, two.name), link=LINK)
-            for index, one in enumerate(islands)
-            for two in islands[index + 1 :]
-        ),
-    )
+    return replace(search_jobs.island(name, kind=kind, nodes=1, per_node=devices), region=region)
 
 
 CPUS = cluster(island("a", "cpu", 4))

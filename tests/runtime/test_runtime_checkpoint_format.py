@@ -70,16 +70,9 @@ def test_a_group_is_let_go_before_the_next_one(tmp_path: Path) -> None:
         most = max(most, alive)
         return torch.from_numpy(values)
 
+    whole = {"full_shape": (512, 512), "shape": (512, 512), "read": make}
     chunks = [
-        Chunk(
-            key=f"{group}.{name}",
-            full_shape=(512, 512),
-            offsets=(0, 0),
-            shape=(512, 512),
-            dtype=torch.float32,
-            file_group=str(group),
-            read=make,
-        )
+        chunk(f"{group}.{name}", 0, 512, str(group), **whole)
         for group in range(12)
         for name in ("a", "b")
     ]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints_cases import MOVES, SAVED_STEPS, STEPS, Move
-from checkpoints_ranks import main
+from checkpoints_ranks import MOVES, SAVED_STEPS, STEPS, Move, main
 from forked_ranks import run_ranks
 from runtime_cases import CASES_NORM
 

@@ -1,18 +1,26 @@
-"""Across a boundary every rank gets its samples once, and gradients meet all of their copies."""
+"""Across a boundary every rank gets its samples once; places that plans have no single one of."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runtime_cases import CASES, Case
+from runtime_cases import (
+    CPUS,
+    GPT,
+    job,
+    pipeline_of,
+    plan_of,
+    unlike_plan,
+)
 
-from hetplan.cost.replay.programs import Receive, Wait
+from hetplan.errors import InputError
 from hetplan.runtime.messages import transfers
-from hetplan.runtime.passes import program_of
-from hetplan.runtime.placement import RankPlace
+from hetplan.runtime.placement import RankPlace, place_ranks, vocabulary_faults
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=100)
 
@@ -73,18 +81,16 @@ def test_every_sample_arrives_once_at_every_rank_that_needs_it(
     assert arrived == Counter((r.rank, sample) for r in receivers for sample in samples_of[r.rank])
 
 
-def test_early_receives_are_as_many_as_the_depth() -> None:
-    case: Case = next(each for each in CASES if each.name == "early sends, deeper")
-    for position, stage in enumerate(case.plan.pipelines[0].stages):
-        program = program_of(case.plan.pipelines[0], position, sends_wait=False)
-        for direction in (0, 1):
-            ahead = peak = 0
-            for step in program:
-                if isinstance(step, Receive) and step.message[0] == direction:
-                    ahead += 1
-                if isinstance(step, Wait):
-                    ahead -= sum(message[0] == direction for message in step.received)
-                assert ahead >= 0  # nothing is awaited that was not posted
-                peak = max(peak, ahead)
-            assert ahead == 0
-            assert peak <= stage.warmup_depth
+def test_a_rank_of_an_interleaved_stage_has_no_single_range_of_layers() -> None:
+    plan = unlike_plan(GPT, job(8), pipeline_of(4, ("a 1 1 2", (1, 1)), ("b 1 1 2", (1, 1))))
+    place = place_ranks(plan)[0]
+    assert [(each.start, each.stop) for each in place.chunks] == [(0, 2), (3, 4)]
+    with pytest.raises(InputError, match="rank 0 holds 2 layer ranges"):
+        _ = place.layers
+
+
+def test_another_padding_of_the_vocabulary_is_refused() -> None:
+    plan = plan_of(GPT, job(8), (2, 2), CPUS)
+    assert not list(vocabulary_faults(plan, GPT))
+    (fault,) = vocabulary_faults(replace(plan, padded_vocab_size=128), GPT)
+    assert "pads 64 to 64" in fault.message
