@@ -14,9 +14,7 @@ from hetplan.search.result import SearchResult
 PREDICTOR = FittedPredictor.datasheet_only()
 
 
-def small_result(
-    cut: int = 6, sizes: tuple[int, int] = (4, 4), predictor: FittedPredictor = PREDICTOR
-) -> SearchResult:
+def small_result(cut: int = 6, sizes: tuple[int, int] = (4, 4)) -> SearchResult:
     """Two stages, the embedding and `cut` - 1 layers on the first."""
     asked = job(global_batch_size=32, gradient_clipping=True)
     shape, machines = model(hidden_size=1024, ffn_hidden_size=4096, head_dim=128), two_islands()
@@ -24,7 +22,7 @@ def small_result(
     stages = stages_of([(0, cut)], sizes, shape.num_layers + 2, num_microbatches=count)
     plan = plan_with(shape, machines, asked, [(stages, count)])
     return result_of(
-        machines, plan, shape, asked, priced=estimate(plan, shape, machines, asked, predictor)
+        machines, plan, shape, asked, priced=estimate(plan, shape, machines, asked, PREDICTOR)
     )
 
 
@@ -65,15 +63,14 @@ def run_text(
     added: dict[str, float] | None = None,
     lines: int = 20,
     timers: bool = True,
-    spread: float = 0.0,
     factor: float = 1.0,
 ) -> str:
-    """A log with one line per 10 steps; the first one slow, the others `spread` apart."""
+    """A log with one line per 10 steps; the first one slow."""
     more = added or {}
     step = factor * result.estimate.step_seconds + sum(more.values())
     found = []
     for at in range(1, lines + 1):
-        seconds = step * (1 + spread * ((at % 3) - 1)) + (30.0 if at == 1 else 0.0)
+        seconds = step + (30.0 if at == 1 else 0.0)
         found.append(megatron_line(10 * at, 1e3 * seconds, batch=32))
         if timers:
             found.append(megatron_timers(timers_of(result, more)))

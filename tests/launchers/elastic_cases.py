@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import runtime_cases
+from emulation_cases import four_hosts
 from runtime_cases import gpt
 
-from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.emulation import namespaces
 from hetplan.emulation.running import start
@@ -28,14 +27,13 @@ KINDS = (("emulated-fast", 3), ("emulated-medium", 2), ("emulated-slow", 2))
 LAYER_SECONDS = 0.008
 """Of a sample's forward pass through one layer at speed 1."""
 BATCH = 8
-CLUSTER_FILE = Path(__file__).parents[2] / "configs/clusters/emulated-two-regions.yaml"
 
 
 def cluster() -> Cluster:
     """The shipped one with devices so slow that every host is worth its link, and with what
     datasheet figures need to price plans.
     """
-    shipped, speeds = load_cluster(CLUSTER_FILE), dict(KINDS)
+    shipped, speeds = four_hosts(), dict(KINDS)
     islands = []
     for island in shipped.islands:
         device = replace(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.errors import InfeasibleError, InputError
+from hetplan.errors import InfeasibleError
 from hetplan.launchers.elastic import (
     ElasticRun,
     Ended,
@@ -278,13 +278,6 @@ def test_a_host_without_a_rank_that_is_gone_is_not_planned_with() -> None:
     history = run.train()
     check_history(history, world)
     assert ("a", "b", "c", "d") not in world.planned
-
-
-def test_a_run_that_is_done_already_is_refused() -> None:
-    world = FakeWorld(FOUR)
-    world.saved = 60
-    with pytest.raises(InputError, match="60 steps are done"):
-        elastic(world).train()
 
 
 def test_a_fault_after_the_last_checkpoint_is_no_fault() -> None:

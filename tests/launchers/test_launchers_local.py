@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -45,16 +43,15 @@ def cpu_result(**changes: object) -> SearchResult:
     return result_of(GPT, CPUS, job(), plan, **changes)
 
 
-def workers(parent: int | None = None) -> list[int]:
-    """Worker processes of this process (or another launcher) that run."""
-    wanted = str(parent or os.getpid())
+def workers() -> list[int]:
+    """Worker processes of this process that run."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_text().split("\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if "hetplan.launchers.worker" in words and words[-2] == wanted:
+        if "hetplan.launchers.worker" in words and words[-2] == str(os.getpid()):
             found.append(int(folder.name))
     return found
 
@@ -110,35 +107,6 @@ def test_ranks_are_started_watched_and_their_report_is_a_run(
 
 def rank_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-3])
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    save_result(cpu_result(), path)
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from hetplan.launchers.local import LaunchSettings, launch\n"
-        "from hetplan.search.files import load_plan\n"
-        "plan, settings = load_plan(Path(sys.argv[1])), LaunchSettings(steps=10_000)\n"
-        "launch(plan, settings, on_step=lambda step: print(step))\n"
-    )
-    launcher = subprocess.Popen(
-        [sys.executable, "-u", "-c", code, path], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert launcher.stdout is not None
-        assert "step=0" in launcher.stdout.readline()
-        started = workers(launcher.pid)
-        assert len(started) == 2
-    finally:
-        launcher.kill()
-        launcher.wait()
-        launcher.stdout.close()
-    limit = time.monotonic() + 10
-    while workers(launcher.pid) and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert workers(launcher.pid) == []
 
 
 def test_all_reasons_to_refuse_are_given_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from hetplan.runtime.checkpoints import (
     settle,
     step_folder,
 )
-from hetplan.runtime.loop import Stop, train
+from hetplan.runtime.loop import train
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.single import reference_losses
 from hetplan.runtime.training import CheckpointRequest
@@ -51,12 +51,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def trained(
-    request: CheckpointRequest, *, steps: int, warmup: int = 0, stop: Stop | None = None
-) -> TrainingReport:
+def trained(request: CheckpointRequest, *, steps: int) -> TrainingReport:
     request, _ = settle(request, MODEL, JOB, steps=steps)
-    training = replace(training_of(request), steps=steps, warmup_steps=warmup)
-    report = train(training, 0, CpuBackend(), stop=stop)
+    report = train(replace(training_of(request), steps=steps), 0, CpuBackend())
     assert report is not None
     return report
 
@@ -75,20 +72,6 @@ def copied(saved: Path, tmp_path: Path) -> Path:
 
 
 # ---- what a run may go on from
-
-
-def test_a_stopped_run_saves_and_reports_what_it_did(alone: None, tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    def stop(done: int) -> bool:
-        asked.append(done)
-        return done == 2
-
-    request = CheckpointRequest(save=str(tmp_path / "ckpt"), save_every=3)
-    report = trained(request, steps=9, warmup=2, stop=stop)
-    assert [each.step for each in report.steps] == [0, 1]
-    assert asked == [1, 2]
-    assert checkpoints_in(tmp_path / "ckpt") == (step_folder(tmp_path / "ckpt", 2),)
 
 
 def test_another_job_is_refused_by_what_differs(saved: Path) -> None:

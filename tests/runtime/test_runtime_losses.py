@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 import torch
 from forked_ranks import run_ranks
-from runtime_cases import CASES, CASES_NORM, GPT, SMOKE, Case, job
+from runtime_cases import CASES, CASES_NORM, GPT, SMOKE, Case
 from runtime_ranks import main
 
 from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.traffic import ledger, links_between
-from hetplan.errors import InputError
-from hetplan.job.spec import Precision
 from hetplan.plans.pieces import Places
 from hetplan.runtime import gradients
 from hetplan.runtime.data import SUCCESSORS
@@ -125,8 +123,3 @@ def test_what_crosses_links_is_what_the_cost_model_counts(case: Case, trained: T
         assert totals[0] == pytest.approx(totals[1]) or traffic != "pp"
         assert 0.8 * totals[1] < totals[0] <= 2 * totals[1]
         assert found != expected
-
-
-def test_losses_are_compared_in_float32_only() -> None:
-    with pytest.raises(InputError, match="float32 only"):
-        reference_losses(GPT, job(precision=Precision.BFLOAT16), steps=1, microbatch_size=1)

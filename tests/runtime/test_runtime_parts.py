@@ -13,7 +13,7 @@ from hetplan.model.spec import TRAINED_KINDS, ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.pacing import PacedKind, PaceEntry, Pacer
 from hetplan.profiling.weights import FlatParameters, make_rule
-from hetplan.runtime.data import MarkovTokens, sample_numbers
+from hetplan.runtime.data import MarkovTokens
 from hetplan.runtime.model_stage import StageModule, StageShape
 
 
@@ -36,18 +36,6 @@ def stage(
         device=torch.device("cpu"),
     )
     return StageModule(model, shape, group=None, pacer=pacer)
-
-
-@pytest.mark.parametrize("dp", [1, 2, 4])
-@pytest.mark.parametrize("size", [1, 2])
-def test_data_parallel_ranks_share_the_batch(dp: int, size: int) -> None:
-    ranks = [
-        sample_numbers(3, global_batch_size=8, microbatch_size=size, dp=dp, dp_index=index)
-        for index in range(dp)
-    ]
-    together = np.concatenate([rank.reshape(-1, size) for rank in ranks], axis=1)
-    # Microbatch by microbatch, the ranks' samples are the batch in order.
-    assert together.reshape(-1).tolist() == list(range(24, 32))
 
 
 def test_samples_depend_on_seed_and_number_only() -> None:
