@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from cost_fakes import job, model, two_islands
 from estimate_plans import plan_with, stages_of
+from trainer_plans import result_of
 from training_logs_rendered import megatron_line, megatron_timers
 
 from hetplan.cost.estimate import estimate
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.files import SCHEMA
-from hetplan.search.result import Inputs, SearchResult
+from hetplan.search.result import SearchResult
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
 
-def small_result(
-    cut: int = 6, sizes: tuple[int, int] = (4, 4), predictor: FittedPredictor = PREDICTOR
-) -> SearchResult:
+def small_result(cut: int = 6, sizes: tuple[int, int] = (4, 4)) -> SearchResult:
     """Two stages, the embedding and `cut` - 1 layers on the first."""
     asked = job(global_batch_size=32, gradient_clipping=True)
     shape, machines = model(hidden_size=1024, ffn_hidden_size=4096, head_dim=128), two_islands()
     count = 32 // sizes[0]
     stages = stages_of([(0, cut)], sizes, shape.num_layers + 2, num_microbatches=count)
     plan = plan_with(shape, machines, asked, [(stages, count)])
-    return SearchResult(
-        schema=SCHEMA,
-        hetplan_version="test",
-        seed=0,
-        inputs=Inputs(model=shape, cluster=machines, job=asked, sha256=()),
-        plan=plan,
-        estimate=estimate(plan, shape, machines, asked, predictor),
-        certificate=None,
+    return result_of(
+        machines, plan, shape, asked, priced=estimate(plan, shape, machines, asked, PREDICTOR)
     )
 
 
@@ -71,15 +63,14 @@ def run_text(
     added: dict[str, float] | None = None,
     lines: int = 20,
     timers: bool = True,
-    spread: float = 0.0,
     factor: float = 1.0,
 ) -> str:
-    """A log with one line per 10 steps; the first one slow, the others `spread` apart."""
+    """A log with one line per 10 steps; the first one slow."""
     more = added or {}
     step = factor * result.estimate.step_seconds + sum(more.values())
     found = []
     for at in range(1, lines + 1):
-        seconds = step * (1 + spread * ((at % 3) - 1)) + (30.0 if at == 1 else 0.0)
+        seconds = step + (30.0 if at == 1 else 0.0)
         found.append(megatron_line(10 * at, 1e3 * seconds, batch=32))
         if timers:
             found.append(megatron_timers(timers_of(result, more)))

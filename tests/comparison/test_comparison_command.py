@@ -104,11 +104,10 @@ def test_a_calibration_that_does_not_help_is_not_written_but_by_force(tmp_path: 
     assert out.exists()
 
 
-@pytest.mark.parametrize("target", ["train.log", "plan.json", "notes.txt", "damaged.json"])
+@pytest.mark.parametrize("target", ["train.log", "damaged.json"])
 def test_a_calibration_replaces_nothing_but_a_predictor(
     files: tuple[Path, Path], tmp_path: Path, target: str
 ) -> None:
-    (tmp_path / "notes.txt").write_text("mine\n")
     (tmp_path / "damaged.json").write_bytes(b'{"schema": "hetplan.predictor/2", \xff')
     before = (tmp_path / target).read_bytes()
     log, plan = map(str, files)
@@ -147,11 +146,9 @@ def test_runs_of_several_plans_in_one_run_log_are_told_apart_when_priced_again(
     ("arguments", "message"),
     [
         (("run",), "name the run's log files"),
-        (("LOG",), "give --plan"),
         (("LOG", "--plan", "PLAN", "--runs", "PLAN"), "leave LOGS and --plan out"),
         (("PLAN", "--plan", "PLAN"), "no line of a finished step"),
         (("none.log", "--plan", "PLAN"), "No such file"),
-        (("LOG", "--plan", "LOG"), "train.log"),
         (("LOG", "--plan", "PLAN", "--trainer", "keras"), "known: megatron, nemo"),
         (("LOG", "--plan", "PLAN", "--warmup", "-1"), "at least 0"),
     ],

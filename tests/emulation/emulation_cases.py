@@ -33,9 +33,7 @@ def four_hosts() -> Cluster:
     return load_cluster(FOUR_HOSTS)
 
 
-def cluster_text(
-    regions: int = 2, hosts: int = 2, devices: int = 1, link: str = "", names: bool = True
-) -> str:
+def cluster_text(regions: int = 2, hosts: int = 2, devices: int = 1, link: str = "") -> str:
     """So many regions of one island each, joined at 100 Mbit/s and 20 ms there and back."""
     link = link or "{bandwidth_shared: 100 Mbit/s, round_trip: 20 ms}"
     lines = ["schema: hetplan.cluster/2", "name: made", "regions:"]
@@ -50,9 +48,8 @@ def cluster_text(
             "        memory: 1 GiB",
             "        intra_node: {bandwidth: 1 GB/s, latency: 50 us}",
             "        inter_node: {bandwidth: 1 Gbit/s, latency: 50 us}",
+            f'        node_names: ["r{region}h[1-{hosts}]"]',
         ]
-        if names:
-            lines.append(f'        node_names: ["r{region}h[1-{hosts}]"]')
     if regions > 1:
         lines += ["links_default:", f"  across_regions: {link}"]
     return "\n".join(lines) + "\n"

@@ -67,19 +67,9 @@ def main(name: str, how: str, moments: list[float]) -> None:
             "left_folder": left.folder,
             "removed": len(removed),
             "clean": after == before,
-            "after": "" if after == before else repr(difference(before, after)),
+            "after": "" if after == before else repr(after),
         }
         print(json.dumps(result), flush=True)
-
-
-def difference(before: object, after: object) -> dict[str, object]:
-    found = {}
-    for field in before.__dataclass_fields__:  # type: ignore[attr-defined]
-        old, new = getattr(before, field), getattr(after, field)
-        if old != new:
-            both = set(old) ^ set(new) if isinstance(old, tuple) else (old, new)
-            found[field] = sorted(map(str, both))[:10]
-    return found
 
 
 if __name__ == "__main__":

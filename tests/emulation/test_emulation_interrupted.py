@@ -21,9 +21,9 @@ from emulation_cases import (
 )
 
 from hetplan.emulation import making, state
-from hetplan.emulation.running import emulated, start
+from hetplan.emulation.running import start
 from hetplan.emulation.values import CONTROL_HOST
-from hetplan.errors import HetplanError, InputError
+from hetplan.errors import HetplanError
 
 pytestmark = [needs_machine, pytest.mark.xdist_group("emulation"), pytest.mark.slow]
 NAME = f"test-killed-{os.getpid()}"
@@ -105,29 +105,6 @@ def test_the_guard_removes_what_a_killed_command_used() -> None:
         assert gone(before, NAME)
 
 
-def test_the_guard_removes_it_whenever_the_kill_comes() -> None:
-    before = traces(NAME)
-    for number in range(40):
-        with using("sleep", "600") as process:
-            time.sleep(0.05 * number)
-            process.kill()
-        assert gone(before, NAME), number
-
-
-def test_the_name_of_another_is_refused_and_the_other_stays() -> None:
-    before = traces(NAME)
-    making.make(four_hosts(), name=NAME)
-    up = traces(NAME)
-    with (
-        pytest.raises(InputError, match="is up already"),
-        emulated(four_hosts(), name=NAME),
-    ):
-        raise AssertionError
-    assert traces(NAME) == up
-    making.remove(NAME)
-    assert traces(NAME) == before
-
-
 def test_processes_on_hosts_end_also_those_that_do_not_want_to() -> None:
     before = traces(NAME)
     emulation = making.make(four_hosts(), name=NAME)
@@ -148,34 +125,23 @@ def test_processes_on_hosts_end_also_those_that_do_not_want_to() -> None:
     assert traces(NAME) == before
 
 
-def test_a_half_made_one_is_refused_for_use_and_made_anew() -> None:
-    before = traces(NAME)
-    emulation = making.make(four_hosts(), name=NAME)
-    (state.folder_of(NAME) / "up").unlink()
-    with pytest.raises(InputError, match=f"down --name {NAME}"):
-        state.read_up(NAME)
-    assert making.make(four_hosts(), name=NAME) == emulation
-    making.remove(NAME)
-    assert traces(NAME) == before
-
-
+@pytest.mark.parametrize(
+    ("recipe", "given", "said"),
+    [
+        (
+            "fabric_queue_lines",
+            ("qdisc add dev d1 root netem delay one",),
+            r"tc failed: .*qdisc add dev d1 root netem delay one",
+        ),
+        ("relay_config", {"pipes": []}, r"the relay .* did not start: .*KeyError"),
+    ],
+)
 def test_a_failing_tool_says_what_it_did_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    recipe: str, given: object, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = traces(NAME)
-    lines = ("qdisc add dev d1 root netem delay one",)
-    monkeypatch.setattr("hetplan.emulation.recipe.fabric_queue_lines", lambda emulation: lines)
-    with pytest.raises(HetplanError, match=r"tc failed: .*qdisc add dev d1 root netem delay one"):
-        making.make(four_hosts(), name=NAME)
-    assert traces(NAME) == before
-
-
-def test_a_relay_that_does_not_start_says_why_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = traces(NAME)
-    monkeypatch.setattr("hetplan.emulation.recipe.relay_config", lambda emulation: {"pipes": []})
-    with pytest.raises(HetplanError, match=r"the relay .* did not start: .*KeyError"):
+    monkeypatch.setattr(f"hetplan.emulation.recipe.{recipe}", lambda emulation: given)
+    with pytest.raises(HetplanError, match=said):
         making.make(four_hosts(), name=NAME)
     assert traces(NAME) == before
 

@@ -10,7 +10,7 @@ from emulation_cases import ROOT, cluster_text, four_hosts, write_cluster
 
 from hetplan.cluster.load import load_cluster
 from hetplan.emulation import recipe
-from hetplan.emulation.layout import MAX_HOSTS, lay_out
+from hetplan.emulation.layout import lay_out
 from hetplan.emulation.values import SCHEMA, Emulation, check_name
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
@@ -33,20 +33,6 @@ def all_lines(emulation: Emulation) -> list[str]:
             for line in (*recipe.host_lines(emulation, host), *recipe.host_queue_lines(host))
         ),
     ]
-
-
-def test_the_shipped_cluster_has_four_hosts_of_three_kinds_in_two_regions() -> None:
-    emulation = lay_out(four_hosts(), name="test")
-    assert [host.name for host in emulation.hosts] == ["north1", "north2", "south1", "south2"]
-    assert len({host.device for host in emulation.hosts}) == 3
-    assert [host.segment for host in emulation.hosts] == [0, 0, 1, 1]
-    assert [host.first_device for host in emulation.hosts] == [0, 1, 2, 3]
-    (pipe,) = emulation.pipes
-    assert pipe.between == ("north", "south")
-    assert pipe.rate_bytes_per_second == 25e6
-    assert pipe.delay_seconds == 0.005
-    assert {host.nic_bytes_per_second for host in emulation.hosts} == {250e6}
-    assert emulation.notes == ()
 
 
 def test_islands_of_a_region_with_a_slow_link_get_networks_of_their_own(tmp_path: Path) -> None:
@@ -115,12 +101,6 @@ def test_what_is_not_played_is_said(tmp_path: Path, limit: str, said: str) -> No
     assert any(said in note for note in emulation.notes), emulation.notes
 
 
-def test_too_many_hosts_are_refused_with_the_file(tmp_path: Path) -> None:
-    path = write_cluster(tmp_path, cluster_text(hosts=MAX_HOSTS))
-    with pytest.raises(InputError, match=r"cluster\.yaml: the cluster has 400 hosts.*at most 200"):
-        lay_out(load_cluster(path), name="test", file=str(path))
-
-
 @pytest.mark.parametrize("name", ["control", "localhost", "a-control"])
 def test_names_of_the_emulation_s_own_are_refused(tmp_path: Path, name: str) -> None:
     text = cluster_text(regions=1, hosts=1).replace('"r0h[1-1]"', name)
@@ -128,7 +108,7 @@ def test_names_of_the_emulation_s_own_are_refused(tmp_path: Path, name: str) -> 
         made(tmp_path, text)
 
 
-@pytest.mark.parametrize("name", ["", "-x", "a b", "a;b", "../x", "x" * 64, "a\n"])
+@pytest.mark.parametrize("name", ["", "-x", "a;b", "../x", "x" * 64, "a\n"])
 def test_names_of_emulations_are_checked(name: str) -> None:
     with pytest.raises(InputError, match="cannot be named"):
         check_name(name)

@@ -1,4 +1,4 @@
-"""An emulation that is up: who reaches whom over what, and commands on its hosts."""
+"""An emulation that is up: who reaches whom over what, commands on its hosts, and its rates."""
 
 from __future__ import annotations
 
@@ -7,18 +7,37 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from emulation_cases import FOUR_HOSTS, four_hosts, hetplan, needs_machine, traces
+from emulation_cases import (
+    FOUR_HOSTS,
+    cluster_text,
+    four_hosts,
+    hetplan,
+    needs_machine,
+    traces,
+    write_cluster,
+)
 
+from hetplan.cluster.load import load_cluster
 from hetplan.emulation import making, namespaces
-from hetplan.emulation.measuring import PORT, answering, ask, host_bytes, pipe_bytes, relay_runs
+from hetplan.emulation.measuring import (
+    PORT,
+    answering,
+    ask,
+    host_bytes,
+    measure,
+    pipe_bytes,
+    relay_runs,
+)
 from hetplan.emulation.running import HostStatus, run_on_all, start
 from hetplan.emulation.values import Emulation
 
 # One worker for all of them: they look for what is left on the machine.
 pytestmark = [needs_machine, pytest.mark.xdist_group("emulation")]
 NAME = f"test-live-{os.getpid()}"
+OTHER = f"{NAME}-other"
 
 
 @pytest.fixture(scope="module")
@@ -52,20 +71,6 @@ def test_hosts_of_all_regions_reach_each_other_over_the_shaped_network(live: Emu
             others = [other.name for other in live.hosts if other.number != host.number]
             names = [*others, *(f"{other}-control" for other in others)]
             assert ask(live, host.name, "reach", 5, *names) == [*names]
-
-
-def test_a_long_link_is_never_shorter_than_its_file_says(live: Emulation) -> None:
-    with answering(live, "south1"):
-        seconds = ask(live, "north1", "round-trip", "south1", PORT, 20)
-    # Twice 5 ms, less what the relay sends early; how much longer is measured in the slow test.
-    assert min(seconds) >= 0.0099
-
-
-def test_a_long_link_never_carries_more_than_its_rate(live: Emulation) -> None:
-    with answering(live, "south1"):
-        _, overall = ask(live, "north1", "rate", "south1", PORT, 8_000_000)
-    # Of the whole connection: no stall of the receiver can make it look faster.
-    assert overall <= 25e6
 
 
 def test_what_crosses_regions_crosses_the_relay_and_control_does_not(live: Emulation) -> None:
@@ -171,20 +176,40 @@ def test_a_name_that_is_up_is_refused_and_stays_up(live: Emulation) -> None:
     assert relay_runs(live)
 
 
-def test_two_emulations_do_not_touch(live: Emulation) -> None:
-    other_name = f"{NAME}-other"
-    before = traces(other_name)
-    other = making.make(four_hosts(), name=other_name)
+# ---- of the right size, and with many hosts
+
+TRIES = 5
+"""Another process may take the cores for a moment; a wrong figure is wrong every time."""
+
+
+@pytest.mark.slow
+def test_links_have_their_rates_and_round_trips(live: Emulation) -> None:
+    for left in reversed(range(TRIES)):
+        found = measure(live)
+        right = all(
+            abs(link.rate_share - 1) <= 0.1
+            and abs(link.least_round_trip_seconds - link.round_trip_seconds) <= 1e-3
+            for link in found
+        )
+        if right or not left:
+            break
+    assert [link.over for link in found] == ["north", "south", "north - south"]
+    assert right, found
+
+
+@pytest.mark.slow
+def test_64_hosts_of_four_regions(tmp_path: Path) -> None:
+    cluster = load_cluster(write_cluster(tmp_path, cluster_text(regions=4, hosts=16)))
+    before = traces(OTHER)
+    emulation = making.make(cluster, name=OTHER)
     try:
-        assert other.network != live.network
-        assert not set(other.namespaces) & set(live.namespaces)
-        with answering(other, "south1"):
-            assert ask(other, "north1", "reach", 5, "south1") == ["south1"]
-            address = other.host("south1").data_address
-            assert ask(live, "north1", "reach", 0.5, address) == []
+        assert len(traces(OTHER).namespaces) == 65
+        names = [host.name for host in emulation.hosts]
+        with answering(emulation, *names[1:]):
+            assert ask(emulation, names[0], "reach", 30, *names[1:]) == [*names[1:]]
+        lines: list[tuple[str, bool, str]] = []
+        statuses = run_on_all(OTHER, ("true",), on_line=lambda *line: lines.append(line))
+        assert [each.status for each in statuses] == [0] * 64, lines
     finally:
-        making.remove(other_name)
-    assert traces(other_name) == before
-    assert relay_runs(live)
-    with answering(live, "south1"):
-        assert ask(live, "north1", "reach", 5, "south1") == ["south1"]
+        making.remove(OTHER)
+    assert traces(OTHER) == before

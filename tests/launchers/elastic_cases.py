@@ -1,15 +1,20 @@
-"""A small job over four emulated hosts in two regions, and the plans for parts of them."""
+"""A small job over four emulated hosts in two regions, and what the tests do to such hosts."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
-from pathlib import Path
 
+import runtime_cases
+from emulation_cases import four_hosts
 from runtime_cases import gpt
 
-from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
-from hetplan.job.spec import Job, Optimizer, Pins, Precision
+from hetplan.emulation import namespaces
+from hetplan.emulation.running import start
+from hetplan.emulation.values import Emulation
+from hetplan.job.spec import Job, Pins
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.fit import fit_stores
 from hetplan.predict.predictor import Predictor
@@ -22,14 +27,13 @@ KINDS = (("emulated-fast", 3), ("emulated-medium", 2), ("emulated-slow", 2))
 LAYER_SECONDS = 0.008
 """Of a sample's forward pass through one layer at speed 1."""
 BATCH = 8
-CLUSTER_FILE = Path(__file__).parents[2] / "configs/clusters/emulated-two-regions.yaml"
 
 
 def cluster() -> Cluster:
     """The shipped one with devices so slow that every host is worth its link, and with what
     datasheet figures need to price plans.
     """
-    shipped, speeds = load_cluster(CLUSTER_FILE), dict(KINDS)
+    shipped, speeds = four_hosts(), dict(KINDS)
     islands = []
     for island in shipped.islands:
         device = replace(
@@ -46,22 +50,10 @@ def model() -> ModelSpec:
 
 
 def job() -> Job:
-    return Job(
-        name="elastic-test",
-        global_batch_size=BATCH,
-        sequence_length=32,
-        precision=Precision.FLOAT32,
-        optimizer=Optimizer.ADAMW,
-        target="native",
-        pin=Pins(
-            pipelines=1,
-            same_degrees=True,
-            virtual_stages=1,
-            depth=0,
-            sharded_optimizer=False,
-            dp=1,
-        ),
+    pins = Pins(
+        pipelines=1, same_degrees=True, virtual_stages=1, depth=0, sharded_optimizer=False, dp=1
     )
+    return runtime_cases.job(BATCH, sequence_length=32, pin=pins)
 
 
 def predictor() -> tuple[Predictor, str]:
@@ -101,3 +93,15 @@ def pace() -> Pace:
             for kind, speed in KINDS
         )
     )
+
+
+def processes_on(emulation: Emulation, *hosts: str) -> tuple[int, ...]:
+    """On these hosts, or on all."""
+    spaces = [host.namespace for host in emulation.hosts if not hosts or host.name in hosts]
+    inodes = {os.stat(namespaces.path_of(space)).st_ino for space in spaces}
+    return namespaces.processes_in(inodes)
+
+
+def set_link(emulation: Emulation, host: str, state: str, interface: str = "eth0") -> None:
+    command = ("ip", "link", "set", interface, state)
+    assert start(emulation, host, command, stderr=subprocess.DEVNULL).wait(30) == 0

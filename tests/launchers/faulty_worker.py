@@ -1,7 +1,7 @@
 """A rank that goes wrong: as `hetplan.launchers.worker`, until `FAULT` has its turn.
 
-`FAULT` is KIND:RANK:PASS: at this forward pass (counted from 1) the rank raises, or computes for
-ever. `pretend:RANK:STEPS` trains nothing: rank 0 tells of so many steps, without torch.
+`FAULT` is `raise:RANK:PASS`: at this forward pass (counted from 1) the rank raises; or
+`pretend:RANK:STEPS`, which trains nothing: rank 0 tells of so many steps, without torch.
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ def train(folder: RunFolder, rank: int, activity: Activity) -> None:
     def faulty(self: Passes, *arguments: object) -> None:
         passes[0] += 1
         if rank == int(which) and passes[0] == int(number):
-            if kind == "raise":
-                raise ValueError("a matrix of the wrong shape")
-            while True:
-                pass
+            raise ValueError("a matrix of the wrong shape")
         forward(self, *arguments)  # type: ignore[arg-type]
 
     Passes._forward = faulty  # type: ignore[method-assign, assignment]

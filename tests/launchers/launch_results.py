@@ -2,78 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import trainer_plans
+
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.estimate_values import Estimate, Interval, MemoryUse, StageEstimate
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
-from hetplan.search.result import Certificate, Inputs, SearchResult
+from hetplan.search.result import SearchResult
 
 
-def stage_estimate(stage_bytes: float) -> StageEstimate:
-    return StageEstimate(
-        island="a",
-        device="cpu",
-        transformer_layers=1,
+def result_of(
+    model: ModelSpec, machines: Cluster, task: Job, plan: Plan, *, stage_bytes: float = 1e6
+) -> SearchResult:
+    """The plan as `hetplan plan` would write it, with an estimate that was made up."""
+    some = trainer_plans.any_estimate()
+    stage = replace(
+        some.stages[0],
         forward_seconds=0.001,
         backward_seconds=0.002,
-        tensor_parallel_seconds=0.0,
-        busy_seconds=0.01,
         wait_seconds=0.0,
         reduction_seconds=0.0,
         optimizer_seconds=0.0,
-        memory=MemoryUse(
+        memory=replace(
+            some.stages[0].memory,
             parameter_bytes=stage_bytes,
             gradient_bytes=0.0,
             optimizer_bytes=0.0,
             activation_bytes=0.0,
             temporary_bytes=0.0,
-            available_bytes=1e12,
+            buffer_bytes=0.0,
+            reserve_factor=1.0,
+            runtime_bytes=0.0,
         ),
     )
-
-
-def result_of(
-    model: ModelSpec,
-    machines: Cluster,
-    task: Job,
-    plan: Plan,
-    *,
-    step_seconds: float = 0.02,
-    stage_bytes: float = 1e6,
-) -> SearchResult:
-    """The plan as `hetplan plan` would write it, with an estimate that was made up."""
-    return SearchResult(
-        schema="hetplan.plan/2",
-        hetplan_version="test",
-        seed=0,
-        inputs=Inputs(model=model, cluster=machines, job=task, sha256=()),
-        plan=plan,
-        estimate=Estimate(
-            step_seconds=step_seconds,
-            interval=Interval(
-                p10_seconds=0.9 * step_seconds,
-                mean_seconds=step_seconds,
-                p90_seconds=1.1 * step_seconds,
-            ),
-            pipeline_seconds=step_seconds,
-            num_microbatches=plan.pipelines[0].num_microbatches,
-            tokens_per_second=1.0,
-            stages=tuple(
-                stage_estimate(stage_bytes) for each in plan.pipelines for _ in each.stages
-            ),
-            peak_memory_bytes=stage_bytes,
-            sources=("measured",),
-            warnings=(),
-        ),
-        certificate=Certificate(
-            lower_bound_seconds=step_seconds,
-            gap=0.0,
-            status="optimal",
-            space="one plan",
-            candidates=1,
-            pruned_by_bound=0,
-            searched=1,
-            replays=1,
-        ),
+    count = sum(len(pipeline.stages) for pipeline in plan.pipelines)
+    priced = replace(
+        some, num_microbatches=plan.pipelines[0].num_microbatches, stages=(stage,) * count
     )
+    return trainer_plans.result_of(machines, plan, model, task, priced=priced)

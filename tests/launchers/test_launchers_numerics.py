@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from launch_results import result_of
 from runtime_cases import CPUS, GPT, LLAMA, cluster, island, job, plan_of
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,17 +24,13 @@ from hetplan.launchers.numerics import (
     Numerics,
     NumericsResult,
     Refused,
-    Roundings,
     load_numerics,
     merge_numerics,
     numerics_faults,
     save_numerics,
 )
 from hetplan.launchers.numerics_work import (
-    check_plan_numerics,
     compute_numerics,
-    kinds_here,
-    kinds_of_plan,
     numerics_setup,
     work_of,
 )
@@ -149,18 +141,11 @@ def test_this_machines_cores_are_as_exact_as_their_format(
 FAULTS = {
     "addmm": "transformer layer",
     "_scaled_dot_product_flash_attention_for_cpu": "transformer layer",
-    "native_layer_norm": "transformer layer",
-    "gelu": "transformer layer",
     "native_layer_norm_backward": "transformer layer",
-    "_scaled_dot_product_flash_attention_for_cpu_backward": "transformer layer",
-    "gelu_backward": "transformer layer",
     "embedding_dense_backward": "embedding layer",
     "log": "head layer",
     "lerp_": "optimizer",
-    "mul_": "optimizer",
-    "addcmul_": "optimizer",
     "addcdiv_": "optimizer",
-    "sqrt": "optimizer",
 }
 
 
@@ -170,12 +155,6 @@ def test_a_kind_with_a_wrong_operator_is_refused_and_named(name: str) -> None:
     faults = numerics_faults(computed(result(), CPU | wrong))
     assert any(line.startswith(f"acme-one: {FAULTS[name]} (") for line in faults)
     assert not any(line.startswith("cpu:") for line in faults)
-
-
-def test_a_wrong_operator_shows_in_bfloat16_too() -> None:
-    wrong = faulty("gelu", lambda value: value * 1.3)
-    faults = numerics_faults(computed(result(precision=Precision.BFLOAT16), CPU | wrong))
-    assert any(line.startswith("acme-one: transformer layer (") for line in faults)
 
 
 def test_products_of_rounded_inputs_are_no_float32() -> None:
@@ -188,11 +167,10 @@ def test_products_of_rounded_inputs_are_no_float32() -> None:
     assert any(line.startswith("acme-one: transformer layer (") for line in faults)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_one_value_that_is_no_number_is_refused(bad: float) -> None:
+def test_one_value_that_is_no_number_is_refused() -> None:
     def change(value: torch.Tensor) -> torch.Tensor:
         value = value.clone()
-        value.view(-1)[-1] = bad
+        value.view(-1)[-1] = float("nan")
         return value
 
     faults = numerics_faults(computed(result(), faulty("gelu_backward", change)))
@@ -207,44 +185,6 @@ def test_a_kind_that_lacks_an_operator_is_refused() -> None:
     refused = Refused(operator="transformer layer", what="whole", message="no kernel for this")
     assert refused in numerics.kinds[0].refused
     assert "acme-one: transformer layer (whole): no kernel for this" in numerics_faults(numerics)
-
-
-# ---- the bound
-
-
-@settings(max_examples=25, deadline=None)
-@given(length=st.integers(2, 400), seed=st.integers(0, 2**32))
-def test_correct_sums_are_within_the_bound_and_sums_in_half_precision_are_not(
-    length: int, seed: int
-) -> None:
-    def shares(count: int, dtype: type, precision: Precision, roundings: Roundings) -> list[float]:
-        draw = np.random.default_rng(seed)
-        x, y = (draw.standard_normal((count, 200)).astype(dtype) for _ in range(2))
-        total = np.zeros(200, dtype=dtype)
-        for row in range(count):
-            total = (total + (x[row] * y[row]).astype(dtype)).astype(dtype)
-        exact = (x.astype(np.float64) * y.astype(np.float64)).sum(axis=0)
-        rms = math.sqrt(float(np.square(exact).mean()))
-        peak = float(np.abs(exact).max()) / rms
-        bound = roundings.allowed(precision, elements=200, peak=peak, rms=rms)
-        apart = np.abs(total.astype(np.float64) - exact) / rms
-        return [math.sqrt(float(np.square(apart).mean())) / bound.rms, apart.max() / bound.largest]
-
-    single = Roundings(inner=1.0, length=length)
-    assert max(shares(length, np.float32, Precision.FLOAT32, single)) < 1
-    half = Roundings(stored=1.0, length=1024)
-    assert shares(1024, np.float16, Precision.FLOAT16, half)[0] > 1
-
-
-def test_the_last_bit_of_a_tolerance_is_allowed_and_the_next_is_not(found: Numerics) -> None:
-    (own,) = found.kinds
-    first = own.results[0]
-    for name in ("rms", "largest"):
-        bound = getattr(first.allowed, name)
-        for value, refused in ((bound, False), (math.nextafter(bound, 9.0), True)):
-            changed = replace(first, **{f"{name}_deviation": value})
-            kind = replace(own, results=(changed,))
-            assert bool(numerics_faults(replace(found, kinds=(kind,)))) is refused
 
 
 # ---- several machines
@@ -297,55 +237,6 @@ def test_results_of_other_machines_must_be_of_the_same_work(
         merged(found, found)
     with pytest.raises(InputError, match="the inputs differ"):
         merged(found, other_kind(found, lambda each: replace(each, reference_rms=1.5)))
-    with pytest.raises(InputError, match="the inputs differ"):
-        merged(
-            found,
-            other_kind(
-                found,
-                lambda each: replace(each, allowed=replace(each.allowed, largest=1e3)),
-            ),
-        )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"probes": ()}, {"largest_deviation": -1.0}, {"reference_rms": -1.0}],
-    ids=["no probes", "a negative deviation", "a negative reference"],
-)
-def test_a_file_whose_results_cannot_be_compared_is_refused(
-    found: Numerics, change: dict[str, Any], tmp_path: Path
-) -> None:
-    path = tmp_path / "acme.json"
-    save_numerics(other_kind(found, lambda each: replace(each, **change)), path)
-    with pytest.raises(InputError, match=r"acme.json:\d+: kinds\[0\].results\[0\]"):
-        load_numerics(path, found.setup)
-
-
-def test_kinds_are_matched_with_what_this_machine_has() -> None:
-    machines = cluster(island("a", "cpu", 2), island("b", "nvidia-h200", 2))
-    of = result_of(GPT, machines, job(), plan_of(GPT, job(), (2, 2), machines, "ab"))
-    assert kinds_of_plan(of) == ("cpu", "nvidia-h200")
-    assert list(kinds_here(("cpu", "no-such-kind"))) == ["cpu"]
-    played = kinds_here(("cpu", "slow"), paced=("slow",))
-    assert {kind: backend.kind() for kind, backend in played.items()} == {
-        "cpu": "cpu",
-        "slow": "cpu",
-    }
-
-
-def test_tokens_are_few_enough_for_a_reference_and_for_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    of = result()
-    assert (numerics_setup(of).microbatch_size, numerics_setup(of).sequence_length) == (1, 16)
-    asked = numerics_setup(of, tokens=40)
-    assert (asked.microbatch_size, asked.sequence_length) == (2, 16)
-    assert numerics_setup(of, tokens=5).sequence_length == 5
-    monkeypatch.setattr(numerics_work, "free_memory_bytes", lambda: 1e7)
-    with pytest.raises(InputError, match="are free; give fewer --tokens"):
-        check_plan_numerics(of, tokens=10**6)
-    monkeypatch.setattr(numerics_work, "REFERENCE_FLOPS", 1e6)
-    assert numerics_setup(of).sequence_length < 16
 
 
 # ---- the command
@@ -367,10 +258,3 @@ def test_results_of_two_machines_are_put_together(found: Numerics, tmp_path: Pat
     code, out, _ = check(plan, "--with", file)
     assert code == 0
     assert "cpu and acme-one: every result is as exact as its number format allows" in out
-    far = other_kind(
-        found, lambda each: replace(each, probes=tuple(probe + 1.0 for probe in each.probes))
-    )
-    save_numerics(far, file)
-    code, _, err = check(plan, "--with", file)
-    assert code == 1
-    assert "these kinds must not be mixed" in err

@@ -1,5 +1,5 @@
-"""A training that is killed again and again while it saves.
-numbers of the steps that change the disk before which a run is killed.
+"""A training that is killed again and again while it saves; arguments: folder, and the numbers of
+the steps that change the disk before which a run is killed.
 
 Each run is a fork, which kills itself (SIGKILL) before one of its steps that change the disk; the
 next one goes on from the last checkpoint. Prints [step, loss] of all finished steps and at last how
@@ -59,6 +59,21 @@ def killed_at(number: int) -> None:
         setattr(owner, name, counted(getattr(owner, name)))
 
 
+def training_of(request: CheckpointRequest) -> Training:
+    return Training(
+        model=MODEL,
+        job=JOB,
+        plan=plan_of(MODEL, JOB, (1,)),
+        device_kinds=("cpu",),
+        backend="cpu",
+        pace=None,
+        steps=STEPS,
+        warmup_steps=0,
+        timeout_seconds=60.0,
+        checkpoints=request,
+    )
+
+
 def run(folder: Path, number: int) -> None:
     """Train from the last checkpoint on, and tell every finished step."""
     store = dist.FileStore(str(folder / f"store-{number}"), 1)
@@ -75,20 +90,13 @@ def run(folder: Path, number: int) -> None:
         JOB,
         steps=STEPS,
     )
-    training = Training(
-        model=MODEL,
-        job=JOB,
-        plan=plan_of(MODEL, JOB, (1,)),
-        device_kinds=("cpu",),
-        backend="cpu",
-        pace=None,
-        steps=STEPS,
-        warmup_steps=0,
-        timeout_seconds=60.0,
-        checkpoints=request,
-    )
     killed_at(number)
-    train(training, 0, CpuBackend(), on_step=lambda each: print([each.step, each.loss], flush=True))
+    train(
+        training_of(request),
+        0,
+        CpuBackend(),
+        on_step=lambda each: print([each.step, each.loss], flush=True),
+    )
 
 
 def main(folder: Path, kills: list[int]) -> None:

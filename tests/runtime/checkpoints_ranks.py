@@ -1,19 +1,32 @@
-"""One rank of the tests: trains and saves under one plan, goes on under another; arguments rank,
-ranks, folder.
-"""
+"""Trainings that are saved under one plan and go on under another, on at most four ranks, and
+what each rank of them does."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from checkpoints_cases import MOVES, SAVED_STEPS, STEPS, Move
-from runtime_cases import CASES_NORM
+from runtime_cases import (
+    CASES_NORM,
+    CLIPPED,
+    LLAMA,
+    ODD_GPT,
+    ODD_LLAMA,
+    TIED_GPT,
+    TIED_LLAMA,
+    job,
+    pipeline_of,
+    plan_of,
+    unlike_plan,
+)
 
-from hetplan.job.spec import Precision
+from hetplan.job.spec import Job, Precision
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.profiling.backends import CpuBackend
 from hetplan.runtime import gradients
@@ -24,6 +37,69 @@ from hetplan.runtime.loop import Stop, train
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.trainer import Trainer
 from hetplan.runtime.training import NO_CHECKPOINTS, CheckpointRequest, Training
+
+SAVED_STEPS, STEPS = 3, 5
+
+
+@dataclass(frozen=True)
+class Move:
+    """From the plan that saves to the one that goes on."""
+
+    name: str
+    model: ModelSpec
+    job: Job
+    before: Plan
+    after: Plan
+
+
+def _move(name: str, model: ModelSpec, before: Plan, after: Plan, task: Job | None = None) -> Move:
+    return Move(name, model, task or job(), before, after)
+
+
+ADAMW_CLIPPED = job(gradient_clipping=True)
+BFLOAT16 = job(precision=Precision.BFLOAT16)
+MOVES = (
+    _move(
+        "another tp, copied kv heads, fewer ranks, clipped",
+        ODD_LLAMA,
+        plan_of(ODD_LLAMA, ADAMW_CLIPPED, (4,), tp=4, microbatch_size=8),
+        plan_of(ODD_LLAMA, ADAMW_CLIPPED, (2, 2), microbatch_size=2),
+        ADAMW_CLIPPED,
+    ),
+    _move(
+        "two unlike pipelines to one, tied, clipped",
+        TIED_LLAMA,
+        unlike_plan(
+            TIED_LLAMA,
+            CLIPPED,
+            pipeline_of(5, ("a 1 1 1", 3), ("b 1 1 1", 1)),
+            pipeline_of(3, ("a 1 1 1", 1), ("b 1 1 1", 3)),
+        ),
+        plan_of(TIED_LLAMA, CLIPPED, (4,), microbatch_size=4),
+        CLIPPED,
+    ),
+    _move(
+        "interleaved to sharded, tied",
+        TIED_GPT,
+        unlike_plan(TIED_GPT, job(), pipeline_of(4, ("a 1 2 1", (1, 1)), ("b 1 2 1", (1, 1)))),
+        unlike_plan(TIED_GPT, job(), pipeline_of(4, ("a 1 2 1", 2), ("b 1 2 1", 2)), sharded=True),
+    ),
+    _move(
+        "sharded over 3 to unlike stages, odd vocabulary",
+        ODD_GPT,
+        unlike_plan(ODD_GPT, job(9), pipeline_of(3, ("a 1 2 1 + b 1 1 1", 4)), sharded=True),
+        unlike_plan(ODD_GPT, job(9), pipeline_of(3, ("a 2 1 3", 1), ("b 1 1 3", 3))),
+        job(9),
+    ),
+    _move(
+        "bfloat16, sharded to whole",
+        LLAMA,
+        unlike_plan(LLAMA, BFLOAT16, pipeline_of(4, ("a 1 2 1", 4)), sharded=True),
+        plan_of(LLAMA, BFLOAT16, (4,), dp=2),
+        BFLOAT16,
+    ),
+)
+
 
 LIMIT = timedelta(seconds=60)
 
@@ -75,13 +151,13 @@ def saved_again(move: Move, plan: Plan, rank: int, source: Path, target: Path) -
     )
 
 
-def main(rank: int, ranks: int, folder: Path) -> None:
+def main(moves: Sequence[Move], rank: int, ranks: int, folder: Path) -> None:
     torch.set_num_threads(1)
     gradients.MAX_NORM = CASES_NORM
     store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=LIMIT)
     found: dict[str, dict[str, object]] = {}
-    for move in MOVES:
+    for move in moves:
         home = folder / move.name
         first = CheckpointRequest(save=str(home))
         # The training is a longer one, which is stopped.

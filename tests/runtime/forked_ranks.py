@@ -13,7 +13,8 @@ RankMain = Callable[[int, int, Path], None]
 """A function of a module of the tests: rank, number of ranks, folder."""
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed", "hetplan.runtime.loop"])
+# The last is what torch imports at the first update: 2 s of CPU, once and not on every rank.
+_CONTEXT.set_forkserver_preload(["torch.distributed", "hetplan.runtime.loop", "torch._dynamo"])
 
 
 def run_ranks(main: RankMain, folder: Path, *, count: int = 4, seconds: float = 120.0) -> None:

@@ -42,7 +42,7 @@ CASES = (
     LevelCase("3 + 1", (0, 1, 2, 3), ((0, 0, 0, 1),), 600_000),
     LevelCase("2 + 2", (0, 1, 2, 3), ((0, 0, 1, 1),), 600_000),
     LevelCase("3 + 2 + 1", (0, 1, 2, 3, 4, 5), ((0, 0, 0, 1, 1, 2),), 70_001, staged=True),
-    *(_drawn(seed) for seed in range(24)),
+    *(_drawn(seed) for seed in range(12)),
 )
 
 
@@ -95,7 +95,6 @@ def main(rank: int, ranks: int, folder: Path) -> None:
                     "bits": sha256(data).hexdigest(),
                     "worst": (tensor.double() - expected).abs().max().item(),
                     "largest": expected.abs().max().item(),
-                    "sent": {str(peer): size for (_, peer), size in sent.items()},
                 }
             )
     (folder / f"{rank}.json").write_text(json.dumps(found))

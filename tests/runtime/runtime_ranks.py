@@ -1,14 +1,15 @@
-"""One rank of the tests: trains every case it has a place in; arguments rank, ranks, folder."""
+"""One rank of the tests: trains every case it has a place in."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from runtime_cases import CASES, CASES_NORM
+from runtime_cases import CASES_NORM, Case
 
 from hetplan.profiling.backends import CpuBackend
 from hetplan.runtime import gradients
@@ -19,7 +20,7 @@ from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.training import Training
 
 
-def main(rank: int, ranks: int, folder: Path) -> None:
+def main(cases: Sequence[Case], rank: int, ranks: int, folder: Path) -> None:
     torch.set_num_threads(1)
     gradients.MAX_NORM = CASES_NORM
     staging.CHUNK_BYTES = 1000
@@ -27,7 +28,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
     found = {}
-    for case in CASES:
+    for case in cases:
         # Host buffers between CPU tensors, which need none: the same bytes, many chunks.
         channels.needs_staging = lambda *_, staged=case.staged: staged
         places = place_ranks(case.plan)

@@ -70,16 +70,9 @@ def test_a_group_is_let_go_before_the_next_one(tmp_path: Path) -> None:
         most = max(most, alive)
         return torch.from_numpy(values)
 
+    whole = {"full_shape": (512, 512), "shape": (512, 512), "read": make}
     chunks = [
-        Chunk(
-            key=f"{group}.{name}",
-            full_shape=(512, 512),
-            offsets=(0, 0),
-            shape=(512, 512),
-            dtype=torch.float32,
-            file_group=str(group),
-            read=make,
-        )
+        chunk(f"{group}.{name}", 0, 512, str(group), **whole)
         for group in range(12)
         for name in ("a", "b")
     ]
@@ -143,30 +136,15 @@ def test_a_tensor_that_is_a_pickle_is_refused_and_not_run(tmp_path: Path) -> Non
     [
         (lambda folder: (folder / METADATA).unlink(), "was not finished"),
         (lambda folder: (folder / METADATA).write_bytes(b"\x80\x04junk"), "is not torch's"),
-        (lambda folder: (folder / METADATA).write_bytes(pickle.dumps({})), "is not torch's"),
         (lambda folder: next(folder.glob("*.distcp")).unlink(), "files of the checkpoint are"),
+        (lambda folder: os.truncate(next(folder.glob("*.distcp")), 99), "are cut off"),
     ],
 )
 def test_damage_is_said(spoil: object, word: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "a", chunk("x", 0, 10))
     spoil(folder)  # type: ignore[operator]
     with pytest.raises(InputError, match=word):
-        Reader(folder)
-
-
-def test_cut_off_and_missing_chunks(tmp_path: Path) -> None:
-    folder = written(tmp_path / "a", chunk("x", 0, 10))
-    file = next(folder.glob("*.distcp"))
-    file.write_bytes(file.read_bytes()[:-300])
-    with pytest.raises(InputError, match="files of the checkpoint are cut off"):
         Reader(folder).read("x")
-    whole = tmp_path / "b"
-    whole.mkdir()
-    write_chunks(whole, [chunk("x", 0, 10)])
-    reader = Reader(whole)
-    del reader.tensors["x"].chunks[0]
-    with pytest.raises(InputError, match="is not whole"):
-        reader.read("x")
 
 
 def test_files_outside_of_the_folder_are_refused(tmp_path: Path) -> None:
@@ -178,13 +156,3 @@ def test_files_outside_of_the_folder_are_refused(tmp_path: Path) -> None:
     (folder / METADATA).write_bytes(pickle.dumps(metadata))
     with pytest.raises(InputError, match="names files outside"):
         Reader(folder)
-
-
-def test_an_error_while_writing_is_the_error_that_is_raised(tmp_path: Path) -> None:
-    def fail() -> torch.Tensor:
-        raise InputError("the source is damaged")
-
-    (tmp_path / "a").mkdir()
-    with pytest.raises(InputError, match="the source is damaged"):
-        write_chunks(tmp_path / "a", [chunk("x", 0, 10, read=fail)])
-    assert not (tmp_path / "a" / METADATA).exists()

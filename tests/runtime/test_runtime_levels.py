@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 
 import pytest
 from forked_ranks import run_ranks
@@ -13,7 +12,7 @@ from levels_ranks import CASES, FLOATS, RANKS, LevelCase, main
 
 from hetplan.runtime.communicator.levels import Move, phases
 
-SETTINGS = settings(derandomize=True, deadline=None, max_examples=300)
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=150)
 
 
 @st.composite
@@ -44,57 +43,18 @@ def run(ranks: int, levels: list[list[int]], count: int) -> tuple[list[list[int]
 
 @SETTINGS
 @given(placed=placements(), count=st.integers(0, 40))
-def test_every_rank_ends_with_every_contribution_once(
+def test_every_rank_ends_with_every_contribution_once_and_long_links_carry_the_least(
     placed: tuple[int, list[list[int]]], count: int
 ) -> None:
     ranks, levels = placed
     held, made = run(ranks, levels, count)
     assert held == [[(1 << ranks) - 1] * count] * ranks
     assert all(move.start < move.stop and move.source != move.target for move in made)
-    assert sum(move.stop - move.start for move in made) == 2 * (ranks - 1) * count
-
-
-@SETTINGS
-@given(placed=placements(), count=st.integers(1, 40))
-def test_the_longest_links_carry_no_more_than_they_must(
-    placed: tuple[int, list[list[int]]], count: int
-) -> None:
-    ranks, levels = placed
-    _, made = run(ranks, levels, count)
-    for level in levels:
-        units = len(set(level))
+    for level in (range(ranks), *levels):
         crossing = sum(
             move.stop - move.start for move in made if level[move.source] != level[move.target]
         )
-        assert crossing == 2 * (units - 1) * count
-
-
-@SETTINGS
-@given(placed=placements(), count=st.integers(1, 40))
-def test_an_element_is_added_up_once_or_from_the_same_two_sums(
-    placed: tuple[int, list[list[int]]], count: int
-) -> None:
-    """So that no two ranks can round it differently: a + b is b + a."""
-    ranks, levels = placed
-    for phase in phases(levels, ranks, count):
-        adders = defaultdict[tuple[int, int], set[int]](set)
-        for move in phase:
-            for at in range(move.start, move.stop):
-                if move.adds:
-                    adders[at, move.source].add(move.target)
-        exchanged = all(
-            Move(
-                source=move.target,
-                target=move.source,
-                start=move.start,
-                stop=move.stop,
-                adds=True,
-            )
-            in phase
-            for move in phase
-            if move.adds
-        )
-        assert exchanged or all(len(found) == 1 for found in adders.values())
+        assert crossing == 2 * (len(set(level)) - 1) * count
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +65,7 @@ def summed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_all_ranks_have_the_same_sum(case: LevelCase, summed: list[dict[str, list]]) -> None:
     found = [summed[rank][case.name] for rank in case.ranks]
@@ -113,19 +74,3 @@ def test_all_ranks_have_the_same_sum(case: LevelCase, summed: list[dict[str, lis
         # Six terms below 1 in any order: their sums differ by a few units in the last place.
         assert found[0][step]["worst"] < (2e-6 if case.dtype == FLOATS else 0.06)
         assert found[0][step]["largest"] > 0
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bytes_are_counted_where_they_are_sent(
-    case: LevelCase, summed: list[dict[str, list]]
-) -> None:
-    size = case.count * (4 if case.dtype == FLOATS else 2)
-    unit = dict(zip(case.ranks, case.levels[-1] if case.levels else case.ranks, strict=True))
-    total = crossing = 0.0
-    for rank in case.ranks:
-        for peer, sent in summed[rank][case.name][1]["sent"].items():
-            total += sent
-            crossing += sent if unit[rank] != unit[int(peer)] else 0
-    # Two sums were made.
-    assert total == 2 * 2 * (len(case.ranks) - 1) * size
-    assert crossing == 2 * 2 * (len(set(unit.values())) - 1) * size
