@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import pandas
 
-from evaluation.accuracy.clusters import cluster_notes, cluster_of
-from evaluation.accuracy.plans import plan_of
+from evaluation.accuracy.clusters import cluster_notes, cluster_of, kind_names
+from evaluation.accuracy.plans import find_mixed, mixed_run, plan_of
 from evaluation.accuracy.rows import RunRow, model_of
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate, own_halfwidth, run_error
@@ -93,10 +94,10 @@ class NotPredicted:
     reason: str
 
 
-def run_of(row: RunRow, measured_links: Sequence[str]) -> Run:
+def run_of(row: RunRow, folders: Sequence[Path], measured_links: Sequence[str]) -> Run:
     """A row as hetplan's values; an InputError says why it cannot be one.
 
-    `measured_links`: links with samples.
+    `folders`: where plans of mixed runs are looked for. `measured_links`: links with samples.
     """
     if row.step_seconds is None:
         raise InputError("the row has no step time")
@@ -106,8 +107,12 @@ def run_of(row: RunRow, measured_links: Sequence[str]) -> Run:
         # An empty cell has a usual meaning; one that cannot be read has none.
         raise InputError("; ".join(unread))
     model, notes = model_of(row)
-    cluster = cluster_of(row, measured_links)
-    planned = plan_of(row, model, cluster)
+    if len(kind_names(row.gpu)) > 1:
+        mixed = find_mixed(row, folders)
+        cluster, planned = mixed_run(row, model, mixed, measured_links)
+    else:
+        cluster = cluster_of(row, measured_links)
+        planned = plan_of(row, model, cluster)
     return Run(
         row=row,
         model=model,
@@ -119,7 +124,7 @@ def run_of(row: RunRow, measured_links: Sequence[str]) -> Run:
 
 
 def predict_rows(
-    rows: Sequence[RunRow], predictor: FittedPredictor
+    rows: Sequence[RunRow], folders: Sequence[Path], predictor: FittedPredictor
 ) -> tuple[tuple[PredictedRun, ...], tuple[NotPredicted, ...]]:
     """Every row, one way or the other."""
     links = tuple(law.link for law in predictor.laws.links)
@@ -127,7 +132,7 @@ def predict_rows(
     left: list[NotPredicted] = []
     for row in rows:
         try:
-            done.append(run_of(row, links).predicted(predictor))
+            done.append(run_of(row, folders, links).predicted(predictor))
         except HetplanError as fault:
             left.append(NotPredicted(row=row, reason=str(fault).replace("\n", "; ")))
     return tuple(done), tuple(left)

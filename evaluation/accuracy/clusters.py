@@ -25,7 +25,7 @@ from evaluation.accuracy.unit_links import node_link, nodes_link
 from hetplan.cluster.catalogue import kind_called, load_catalogue, nearest_kinds
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics, RingNics
-from hetplan.cluster.spec import Cluster, Island, Link, Transport
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.errors import InputError
 
 GIGABIT = 1e9 / 8
@@ -136,12 +136,22 @@ vTrain's runs reduce gradients over strided groups four times slower than the NI
 unless tensor parallelism fills the node. Nothing but those runs says so of this cluster."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesOf:
+    """Nodes of one kind that a run used."""
+
+    kind: DeviceKind
+    nodes: int
+    devices_per_node: int
+
+
 def cluster_of(row: RunRow, measured_links: Sequence[str]) -> Cluster:
     """The cluster of a row whose devices are of one kind; an InputError says what is missing."""
     names = kind_names(row.gpu)
     if len(names) != 1:
         raise InputError(
-            f"gpu is {row.gpu!a}; which of the kinds runs what is not said"
+            f"gpu is {row.gpu!a}; which of the kinds runs what is said by a plan of "
+            "sailor/validation, which is not there"
             if names
             else "the row does not say gpu"
         )
@@ -153,10 +163,8 @@ def cluster_of(row: RunRow, measured_links: Sequence[str]) -> Cluster:
         per_node = _nvlink_domain(row.gpus, per_node)
     if row.gpus % per_node:
         raise InputError(f"{row.gpus} devices are no whole nodes of {per_node}")
-    nodes = row.gpus // per_node
-    network = network_of(row, needed=nodes > 1)
-    island = _island(row, kind, (nodes, per_node), network, measured_links)
-    return Cluster(name="measured", islands=(island,))
+    nodes = NodesOf(kind=kind, nodes=row.gpus // per_node, devices_per_node=per_node)
+    return cluster_of_nodes(row, (nodes,), measured_links)
 
 
 def cluster_notes(row: RunRow, cluster: Cluster) -> tuple[str, ...]:
@@ -173,6 +181,27 @@ def _nvlink_domain(devices: int, per_node: int) -> int:
     most = min(nodes, _MAX_NVLINK_DOMAIN // per_node)
     fit = (each for each in range(1, most + 1) if nodes % each == 0)
     return max(fit, default=1) * per_node
+
+
+def cluster_of_nodes(
+    row: RunRow, parts: Sequence[NodesOf], measured_links: Sequence[str]
+) -> Cluster:
+    """A cluster of one island per kind, all on the network that the row notes."""
+    several = len(parts) > 1 or any(part.nodes > 1 for part in parts)
+    network = network_of(row, needed=several)
+    islands = tuple(_island(row, part, network, measured_links) for part in parts)
+    links = tuple(
+        IslandLink(
+            between=(left.name, right.name),
+            link=min(
+                (left.inter_node, right.inter_node),
+                key=lambda link: link.bandwidth_bytes_per_second,
+            ),
+        )
+        for at, left in enumerate(islands)
+        for right in islands[at + 1 :]
+    )
+    return Cluster(name="measured", islands=islands, links=links)
 
 
 def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
@@ -220,27 +249,22 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
 
 
 def _island(
-    row: RunRow,
-    kind: DeviceKind,
-    shape: tuple[int, int],
-    network: NodeNetwork | None,
-    measured_links: Sequence[str],
+    row: RunRow, part: NodesOf, network: NodeNetwork | None, measured_links: Sequence[str]
 ) -> Island:
-    """`shape`: nodes, and devices of each."""
-    nodes, per_node = shape
-    inside = _inside(kind, per_node, network, measured_links)
+    kind = part.kind
+    inside = _inside(part, network, measured_links)
     nics = None
     between = inside
     if network is not None:
         # A note counts the NICs of a node, or one per device (which a whole fabric has, too).
-        whole = per_node if network.nics == row.gpus_per_node else network.nics
+        whole = part.devices_per_node if network.nics == row.gpus_per_node else network.nics
         nics = Nics(
             per_node=whole,
             bandwidth_bytes_per_second=network.bandwidth_bytes_per_second,
             rings=network.rings,
         )
         between = Link(
-            bandwidth_bytes_per_second=nics.share_bytes_per_second(per_node),
+            bandwidth_bytes_per_second=nics.share_bytes_per_second(part.devices_per_node),
             latency_seconds=NIC_LATENCY_SECONDS,
             transport=Transport.DEVICE_DIRECT,
             samples=_measured(nodes_link(kind.kind), measured_links),
@@ -249,8 +273,8 @@ def _island(
         name=kind.kind,
         region="here",
         device=kind,
-        nodes=nodes,
-        devices_per_node=per_node,
+        nodes=part.nodes,
+        devices_per_node=part.devices_per_node,
         intra_node=inside,
         inter_node=between,
         memory_bytes=kind.memory_bytes,
@@ -258,21 +282,20 @@ def _island(
     )
 
 
-def _inside(
-    kind: DeviceKind, per_node: int, network: NodeNetwork | None, measured_links: Sequence[str]
-) -> Link:
+def _inside(part: NodesOf, network: NodeNetwork | None, measured_links: Sequence[str]) -> Link:
+    kind = part.kind
     # A bridge between two devices does not join the other devices of a node.
-    joined = kind.scale_up is not None and (kind.scale_up.peers or 8) >= per_node - 1
+    joined = kind.scale_up is not None and (kind.scale_up.peers or 8) >= part.devices_per_node - 1
     if network is not None and network.inside_bytes_per_second:
         bandwidth = network.inside_bytes_per_second
     elif kind.scale_up is not None and (joined or kind.host is None):
         bandwidth = kind.scale_up.bandwidth_bytes_per_second
     elif kind.host is not None:
         bandwidth = kind.host.bandwidth_bytes_per_second
-    elif per_node == 1:
+    elif part.devices_per_node == 1:
         # Nobody else is in the node; any rate above 0 will do.
         bandwidth = HDR_BYTES_PER_SECOND if network is None else network.bandwidth_bytes_per_second
-    elif kind.kind.startswith("nvidia-gh200") and per_node <= 4:
+    elif kind.kind.startswith("nvidia-gh200") and part.devices_per_node <= 4:
         bandwidth = 3 * 150e9  # NVIDIA, quad GH200 node: six NVLink 4 links to each of the others
     else:
         raise InputError(f"{kind.kind} has neither a fabric nor a host interface in the catalogue")

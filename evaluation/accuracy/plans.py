@@ -6,7 +6,10 @@ then context-parallel, then data-parallel ones, stages outermost. Layers are as 
 `hetplan.plans.check` is priced with a note where the rule is one that the run itself broke
 (tensor parallelism over nodes), and otherwise not predicted.
 
-A row on several kinds of devices names the kinds but not which kind ran what: not predicted.
+A row on several kinds of devices names the kinds but not which kind ran what. That is in the plans
+that its authors published (`sailor/validation/.../plan_config_*.json`, named by `source_ref`): per
+stage its layers and, per data-parallel replica, a kind, a number of devices and tp. Replicas of one
+position form a pipeline, so two kinds in one stage are two pipelines.
 
 What is written of trainers is how a publication says that it trained, or what its trainer's code
 does. It was written by people who had seen how far off the runs are, so it is no blind choice, as
@@ -15,11 +18,16 @@ docs/accuracy.md says.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+from evaluation.accuracy.clusters import NodesOf, cluster_of_nodes, device_kind_of
 from evaluation.accuracy.rows import RunRow
+from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job, Optimizer, Precision, ProductFormat, TrainerOptions
@@ -203,7 +211,7 @@ class RunPlan:
     notes: tuple[str, ...]
 
 
-def job_of(row: RunRow) -> Job:
+def job_of(row: RunRow, *, target: str = "megatron") -> Job:
     """The job of a row; an InputError says what is missing or cannot be priced."""
     trainer = trainer_of(row)
     name = row.dtype.lower()
@@ -228,7 +236,7 @@ def job_of(row: RunRow) -> Job:
         sequence_length=row.seq,
         precision=precision,
         optimizer=Optimizer.ADAMW,
-        target="megatron",
+        target=target,
         gradient_clipping=trainer.gradient_clipping,
         trainer=replace(trainer.options, product_format=narrow),
     )
@@ -459,3 +467,128 @@ def _even(model: ModelSpec, degrees: _Degrees) -> list[int]:
     counts[0] += 1
     counts[-1] += len(model.layers) - model.num_layers - 1
     return counts
+
+
+_VALIDATION = "validation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    kind: str
+    devices: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedRun:
+    """A run on several kinds as its authors planned it."""
+
+    layers_per_stage: tuple[int, ...]
+    replicas: tuple[tuple[_Part, ...], ...]
+    """Per stage, one part per data-parallel replica."""
+
+
+def find_mixed(row: RunRow, folders: Sequence[Path]) -> MixedRun:
+    """The published plan of a row, from the first folder that has it; else an InputError."""
+    words = PurePosixPath(row.source_ref.split(" ")[-1]).parts
+    if _VALIDATION in words:
+        inside = Path("sailor", *words[words.index(_VALIDATION) :])
+        for folder in folders:
+            if (folder / inside).is_file():
+                return _read_mixed(folder / inside)
+    raise InputError(
+        f"gpu is {row.gpu!a}; which kind ran what is said by a plan that is not in the folder "
+        f"(source_ref {row.source_ref!a})"
+    )
+
+
+def _read_mixed(path: Path) -> MixedRun:
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        (pipeline,) = data["pipeline_list"]
+        return MixedRun(
+            layers_per_stage=tuple(len(layers) for layers in pipeline["layers_per_stage"]),
+            replicas=tuple(
+                tuple(
+                    _Part(kind=str(kind), devices=int(count), tp=int(tp))
+                    for ((kind, count, *_),), tp in stage
+                )
+                for stage in pipeline["tmp_per_stage"]
+            ),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise InputError(f"{path.name} is no plan of Sailor's: {fault!r}") from fault
+
+
+def mixed_run(
+    row: RunRow, model: ModelSpec, run: MixedRun, measured_links: Sequence[str]
+) -> tuple[Cluster, RunPlan]:
+    """The cluster and the plan; an InputError where they do not fit the row."""
+    job, trainer = job_of(row, target="any"), trainer_of(row)
+    cluster, starts = _placed(row, run, measured_links)
+    if not row.micro_batch:
+        raise InputError("the row does not say micro_batch")
+    dp = len(run.replicas[0])
+    if any(len(stage) != dp for stage in run.replicas):
+        raise InputError("stages with unequal numbers of replicas")
+    samples = dp * row.micro_batch
+    if job.global_batch_size % samples:
+        raise InputError(f"global_batch {job.global_batch_size} is not a multiple of {samples}")
+    count, ranges = job.global_batch_size // samples, ranges_of(run.layers_per_stage)
+    stages = len(ranges)
+    pipelines = [
+        assemble_pipeline(
+            cluster,
+            job,
+            [
+                Stage(
+                    chunks=(ranges[at],),
+                    replicas=(
+                        Replica(
+                            devices=(DeviceRange(start=starts[at][copy], count=part.devices),),
+                            tp=part.tp,
+                            microbatch_size=row.micro_batch,
+                        ),
+                    ),
+                    recompute=recompute_of(row),
+                    warmup_depth=own_depth("1f1b", at, stages, count),
+                )
+                for at, part in enumerate(stage[copy] for stage in run.replicas)
+            ],
+            num_microbatches=count,
+            schedule=Schedule(name="1f1b"),
+        )
+        for copy in range(dp)
+    ]
+    plan = assemble_plan(model, cluster, job, pipelines)
+    return cluster, checked(RunPlan(job=job, plan=plan, notes=trainer.notes), model, cluster)
+
+
+def _placed(
+    row: RunRow, run: MixedRun, measured_links: Sequence[str]
+) -> tuple[Cluster, list[list[int]]]:
+    """An island per kind with as many nodes as its parts need, and every part's first device."""
+    catalogue, most = load_catalogue(), row.gpus_per_node or 8
+    names = dict.fromkeys(part.kind for stage in run.replicas for part in stage)
+    sizes = {
+        name: [part.devices for stage in run.replicas for part in stage if part.kind == name]
+        for name in names
+    }
+    parts, firsts, at = [], {}, 0
+    for name in names:
+        per_node = max(sizes[name])
+        if per_node > most or any(size != per_node for size in sizes[name]):
+            raise InputError(f"parts of {sizes[name]} devices of {name} do not fill nodes")
+        # Parts of one kind stand in nodes of their own: the authors' nodes are of one kind.
+        nodes = len(sizes[name])
+        kind = device_kind_of(name, catalogue)
+        parts.append(NodesOf(kind=kind, nodes=nodes, devices_per_node=per_node))
+        firsts[name] = at
+        at += nodes * per_node
+    starts: list[list[int]] = []
+    for stage in run.replicas:
+        starts.append([])
+        for part in stage:
+            starts[-1].append(firsts[part.kind])
+            firsts[part.kind] += part.devices
+    return cluster_of_nodes(row, parts, measured_links), starts

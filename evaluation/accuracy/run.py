@@ -68,11 +68,12 @@ def accuracy(fit: Path | None, judge: Path | None) -> Answer:
         read_runs(judge),
         _judged_units(unit, predictor, None if same else judge),
     )
-    done, left = predict_rows(runs, predictor)
+    folders = tuple(dict.fromkeys(folder for folder in (judge, fit) if folder is not None))
+    done, left = predict_rows(runs, folders, predictor)
     known = done
     if not same:
         # Of another folder none of its own runs says how wide its intervals are.
-        known = () if fit is None else predict_rows(read_runs(fit)[0], predictor)[0]
+        known = () if fit is None else predict_rows(read_runs(fit)[0], (fit,), predictor)[0]
     rows = run_frame(done, run_intervals(done, known))
     values = {
         "skipped": _skipped(left),

@@ -313,7 +313,7 @@ def efficiency_sample(row: Row, device: str) -> OperatorSample | str:
         found = _MEASURED[operation](keys)
     except (KeyError, ValueError) as error:
         return f"{operation}: a shape that cannot be read ({str(error)[:60]})"
-    seconds = found.operations / (efficiency * (row.peak_tflops * 1e12))
+    seconds = found.operations / (efficiency * row.peak_tflops * 1e12)
     return found.sample(device, seconds, repeats=_REPEATS[operation])
 
 
