@@ -129,6 +129,12 @@ CLARIDEN = NodeNetwork(
     source="CSCS, Alps: nodes of 4 GH200, one Slingshot 11 port of 200 Gbit/s each",
 )
 """Of a cluster that notes only name."""
+MIT_RTX = NodeNetwork(
+    nics=1,
+    bandwidth_bytes_per_second=0.116e9,
+    source="eth-easl/sailor, network_coeffs_all_homo.json, inter, RTX-3090: most bytes/s",
+)
+"""The same."""
 _SHARES_RINGS = "vtrain config"
 """In the note of a cluster whose runs show which NICs rings of strided groups use.
 
@@ -211,8 +217,9 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
     """
     note, per_node = row.inter_bw_note, row.gpus_per_node or 1
     rate = noted_rate(note)
-    if rate is None and "clariden" in note.lower():
-        return CLARIDEN
+    for word, network in (("clariden", CLARIDEN), ("mit rtx", MIT_RTX)):
+        if rate is None and word in note.lower():
+            return network
     bandwidth, count, of = rate or (0.0, None, "")
     if count or of or bandwidth > _FASTEST_NIC:
         nics = count or per_node
