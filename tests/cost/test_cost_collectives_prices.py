@@ -141,7 +141,7 @@ def _step(own: Group, loads: dict[tuple[Rank, Rank], int], message: float) -> fl
     )
 
 
-@FEW
+@settings(max_examples=12, deadline=None)
 @given(
     st.tuples(populations(), st.just(False)) | st.tuples(equal_halves(), st.just(True)),
     st.sampled_from((AR, RS, AG)),

@@ -213,7 +213,7 @@ def test_without_reference_data_the_command_says_so(
     done = CliRunner().invoke(app, ["search", "--sizes", "none"])
     assert done.exit_code == 0, done.output
     assert "left out: peer cases" in done.stderr
-    for sizes, word in (("17", "no instance of 17"), ("many", "numbers of devices")):
+    for sizes, word in (("17", "no instance of 17"), ("many", "as in --sizes 1,2,4")):
         wrong = CliRunner().invoke(app, ["search", "--sizes", sizes])
         assert wrong.exit_code == 2
         assert word in wrong.stderr

@@ -182,7 +182,11 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     tmp_path: Path,
 ) -> None:
     script = Path(__file__).with_name("checkpoints_killed.py")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     done = subprocess.run(
         [sys.executable, script, tmp_path, *map(str, KILLS)],
         env=environment,

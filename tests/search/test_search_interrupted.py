@@ -68,11 +68,14 @@ class _Moment:
 
 @contextmanager
 def _watched(moment: _Moment) -> Iterator[None]:
+    # A run in the background of a script is started with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.setprofile(moment)
     try:
         yield
     finally:
         sys.setprofile(None)
+        signal.signal(signal.SIGINT, before)
 
 
 def _plan(folder: Path, *options: str) -> Result:
