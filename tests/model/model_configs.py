@@ -12,6 +12,10 @@ from hetplan.errors import InputError
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 
+FAMILIES = (
+    *("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"),
+    *("gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"),
+)
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 503,
@@ -76,6 +80,7 @@ CONFIGS: dict[str, dict[str, object]] = {
     },
     "deepseek_v2-defaults": {"model_type": "deepseek_v2", "num_experts_per_tok": 6},
     # GPT-2, NeoX, OPT
+    "gpt2-xl": {"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25},
     "gpt2-inner-untied": {
         "model_type": "gpt2",
         "n_embd": 60,
@@ -93,6 +98,15 @@ CONFIGS: dict[str, dict[str, object]] = {
     "opt-like": OPT,
     "opt-350m-form": OPT
     | {"word_embed_proj_dim": 48, "do_layer_norm_before": False, "max_position_embeddings": 64},
+    "opt-350m": {
+        "model_type": "opt",
+        "hidden_size": 1024,
+        "ffn_dim": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "word_embed_proj_dim": 512,
+        "do_layer_norm_before": False,
+    },
     "opt-without-bias-and-scales": OPT
     | {"enable_bias": False, "layer_norm_elementwise_affine": False},
     "opt-without-final-norm-untied": OPT
@@ -106,6 +120,16 @@ CONFIGS: dict[str, dict[str, object]] = {
         "tie_word_embeddings": True,
     },
     "llama-null-heads-own-width": LLAMA | {"num_key_value_heads": None, "head_dim": 20},
+    "llama-3.1-8b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
     "mistral-window": LLAMA
     | {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 16},
     "mistral-null-window": LLAMA
@@ -157,6 +181,18 @@ CONFIGS: dict[str, dict[str, object]] = {
         "mlp_only_layers": [3],
         "head_dim": 24,
         "attention_bias": True,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
     },
     "deepseek-v2-lite-form": LATENT
     | {

@@ -146,7 +146,7 @@ GARBAGE = st.one_of(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=150)
 @given(data=st.data())
 def test_changed_configurations_load_or_say_why(tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp()

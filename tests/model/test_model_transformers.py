@@ -49,6 +49,19 @@ def test_every_layer_and_the_whole_have_the_packages_parameters(tmp_path, name):
     assert model.parameters(LayerKind.EMBEDDING) + model.parameters(LayerKind.HEAD) - tied == ends
 
 
+def test_published_totals(tmp_path):
+    # Sums of the tensors of the published checkpoints.
+    assert load(tmp_path, CONFIGS["llama-defaults"]).parameter_count == 6_738_415_616  # 2 7B
+    assert load(tmp_path, CONFIGS["llama-3.1-8b"]).parameter_count == 8_030_261_248
+    mixtral = load(tmp_path, CONFIGS["mixtral-defaults"])  # the class's defaults are the 8x7B
+    assert mixtral.parameter_count == 46_702_792_704
+    qwen = load(tmp_path, CONFIGS["qwen3-30b-a3b"])
+    assert round(qwen.parameter_count / 1e9, 1) == 30.5  # its model card
+    v3 = load(tmp_path, CONFIGS["deepseek_v3-defaults"])
+    # arXiv 2412.19437: 671 B in all
+    assert int(v3.parameter_count / 1e9) == 671
+
+
 def flops(module, tokens):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module(tokens, use_cache=False)

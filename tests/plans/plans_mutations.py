@@ -19,6 +19,7 @@ from hetplan.plans.plan import (
     Plan,
     Recompute,
     RecomputeGranularity,
+    RecomputeModule,
     Replica,
     Sharding,
     Stage,
@@ -118,6 +119,11 @@ def layer_twice(at: Spot) -> Plan | None:
     return at.with_chunk(chunk.start - 1, chunk.stop) if chunk.start else None
 
 
+def layer_missing(at: Spot) -> Plan | None:
+    chunk = at.stage.chunks[0]
+    return at.with_chunk(chunk.start, chunk.stop - 1) if chunk.stop - chunk.start > 2 else None
+
+
 def stages_swapped(at: Spot) -> Plan | None:
     if at.following is None:
         return None
@@ -143,6 +149,11 @@ def device_in_two_stages(at: Spot) -> Plan | None:
     return at.with_devices([*expand(at.replica.devices)[:-1], at.draw.choice(taken)])
 
 
+def device_twice_in_a_stage(at: Spot) -> Plan | None:
+    mine = expand(at.replica.devices)
+    return at.with_devices([*mine[:-1], mine[0]]) if len(mine) > 1 else None
+
+
 def no_such_device(at: Spot) -> Plan | None:
     last = at.case.cluster.num_devices - 1
     count = max(2, at.replica.num_devices)
@@ -152,6 +163,13 @@ def no_such_device(at: Spot) -> Plan | None:
 def device_forgotten(at: Spot) -> Plan | None:
     unused = expand(at.plan.unused_devices)
     return replace(at.plan, unused_devices=compress(unused[1:])) if unused else None
+
+
+def used_device_unused(at: Spot) -> Plan | None:
+    if len(expand(at.plan.unused_devices)) + 1 > 8:
+        return None
+    mine = DeviceRange(start=expand(at.replica.devices)[0], count=1)
+    return replace(at.plan, unused_devices=(*at.plan.unused_devices, mine))
 
 
 def experts_of_a_dense_model(at: Spot) -> Plan | None:
@@ -170,6 +188,15 @@ def depths_that_grow(at: Spot) -> Plan | None:
         return None
     deeper = replace(at.following, warmup_depth=at.stage.warmup_depth + 1)
     return with_stage(at.plan, at.p, at.s + 1, deeper)
+
+
+def modules_without_selection(at: Spot) -> Plan | None:
+    return at.with_recompute(at.draw.choice(["full", "none"]), modules=(RecomputeModule.MLP,))
+
+
+def boundary_missing(at: Spot) -> Plan | None:
+    boundaries = at.pipeline.boundaries
+    return at.with_pipeline(boundaries=boundaries[:-1]) if boundaries else None
 
 
 def boundary_of_another_link(at: Spot) -> Plan | None:
@@ -195,14 +222,35 @@ def group_missing(at: Spot) -> Plan | None:
     return replace(at.plan, reduction_groups=tuple(groups))
 
 
+def group_twice(at: Spot) -> Plan | None:
+    groups = at.plan.reduction_groups
+    return replace(at.plan, reduction_groups=(*groups, at.draw.choice(groups))) if groups else None
+
+
 def group_of_other_degree(at: Spot) -> Plan | None:
     groups = at.plan.reduction_groups
     return at.with_group(degree=groups[0].degree + 1) if groups else None
 
 
+def member_missing(at: Spot) -> Plan | None:
+    groups = at.plan.reduction_groups
+    return at.with_group(members=compress(expand(groups[0].members)[1:])) if groups else None
+
+
+def group_of_another_link(at: Spot) -> Plan | None:
+    groups = at.plan.reduction_groups
+    return at.with_group(transport=OTHER_LINK[groups[0].transport]) if groups else None
+
+
 def tied_forgotten(at: Spot) -> Plan | None:
     tied = at.plan.tied_embedding_devices
     return replace(at.plan, tied_embedding_devices=tied[1:]) if tied else None
+
+
+def tied_without_need(at: Spot) -> Plan | None:
+    if at.plan.tied_embedding_devices:
+        return None
+    return replace(at.plan, tied_embedding_devices=(DeviceRange(start=0, count=1),))
 
 
 def unless(excluded: Callable[[Spot], bool], mutate: Callable[[Spot], Plan]) -> Mutation:
@@ -213,6 +261,11 @@ def unless(excluded: Callable[[Spot], bool], mutate: Callable[[Spot], Plan]) -> 
 DEGREES = ("tp", "cp", "ep", "etp", "microbatch_size")
 MUTATIONS: dict[str, tuple[Rule, Mutation]] = {
     "layer twice": (Rule.LAYERS_ONCE, layer_twice),
+    "layer missing": (Rule.LAYERS_ONCE, layer_missing),
+    "no such layer": (
+        Rule.LAYERS_ONCE,
+        lambda at: at.with_chunk(at.stage.chunks[0].start, len(at.case.model.layers) + 1),
+    ),
     "stages swapped": (Rule.LAYERS_IN_ORDER, stages_swapped),
     "chunk too many": (
         Rule.CHUNKS,
@@ -220,8 +273,10 @@ MUTATIONS: dict[str, tuple[Rule, Mutation]] = {
     ),
     "stage without transformer": (Rule.TRANSFORMER_LAYER, stage_without_transformer),
     "device in two stages": (Rule.DEVICES_ONCE, device_in_two_stages),
+    "device twice in a stage": (Rule.DEVICES_ONCE, device_twice_in_a_stage),
     "no such device": (Rule.DEVICES_EXIST, no_such_device),
     "device forgotten": (Rule.DEVICES_COUNTED, device_forgotten),
+    "used device unused": (Rule.DEVICES_COUNTED, used_device_unused),
     "degrees do not multiply": (
         Rule.DEGREES,
         lambda at: at.with_replica(tp=3 * at.replica.tp),
@@ -234,13 +289,38 @@ MUTATIONS: dict[str, tuple[Rule, Mutation]] = {
         unless(lambda at: at.replica.tp > 1, lambda at: at.with_replica(sequence_parallel=True)),
     ),
     "one microbatch more": (Rule.BATCH, one_microbatch_more),
+    "stages of other batches": (
+        Rule.BATCH,
+        unless(
+            lambda at: len(at.pipeline.stages) < 2,
+            lambda at: at.with_replica(microbatch_size=2 * at.replica.microbatch_size),
+        ),
+    ),
     "unknown schedule": (Rule.SCHEDULE, lambda at: at.with_schedule(name="chimera")),
+    "chunks without interleaving": (
+        Rule.SCHEDULE,
+        unless(
+            lambda at: at.pipeline.schedule.virtual_stages == 1,
+            lambda at: at.with_schedule(name="gpipe"),
+        ),
+    ),
     "depths that grow": (Rule.WARMUP, depths_that_grow),
+    "no warmup": (
+        Rule.WARMUP,
+        lambda at: replace(at, s=len(at.pipeline.stages) - 1).with_stage(warmup_depth=0),
+    ),
+    "modules without selection": (Rule.RECOMPUTE, modules_without_selection),
+    "selection of nothing": (Rule.RECOMPUTE, lambda at: at.with_recompute("selective")),
     "too many layers recomputed": (
         Rule.RECOMPUTE,
         lambda at: at.with_recompute("full", layers=at.draw.choice([0, 99])),
     ),
+    "boundary missing": (Rule.BOUNDARIES, boundary_missing),
     "boundary of another link": (Rule.BOUNDARIES, boundary_of_another_link),
+    "vocabulary too small": (
+        Rule.VOCABULARY,
+        lambda at: replace(at.plan, padded_vocab_size=at.case.model.vocab_size - 4),
+    ),
     "vocabulary not divided": (Rule.VOCABULARY, vocabulary_not_divided),
     "more than all offloaded": (
         Rule.OFFLOAD,
@@ -262,7 +342,12 @@ MUTATIONS: dict[str, tuple[Rule, Mutation]] = {
         lambda at: replace(at.plan, optimizer_shards=2 if at.plan.optimizer_shards == 1 else 1),
     ),
     "group missing": (Rule.REDUCTION, group_missing),
+    "group twice": (Rule.REDUCTION, group_twice),
     "group of other degree": (Rule.REDUCTION, group_of_other_degree),
+    "member missing": (Rule.REDUCTION, member_missing),
+    "group of another link": (Rule.REDUCTION, group_of_another_link),
     "tied forgotten": (Rule.TIED, tied_forgotten),
+    "tied without need": (Rule.TIED, tied_without_need),
     "another precision": (Rule.JOB, lambda at: replace(at.plan, precision="float16")),
+    "unknown target": (Rule.JOB, lambda at: replace(at.plan, target="nobody")),
 }

@@ -8,20 +8,46 @@ from hypothesis import strategies as st
 from one_pipeline import StageChoice, build_plan
 from plans_of_many import small_cluster, small_island, small_job, small_model
 
+from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import stages_with_room
 from hetplan.plans.build import Degrees, stage_devices
 from hetplan.plans.check import check_plan
 from hetplan.plans.layout import Layout, plan_of_layout
-from hetplan.plans.plan import compress, expand
+from hetplan.plans.plan import DeviceRange, LayerRange, Plan, Sharding, compress, expand
 
 STEADY = settings(derandomize=True, deadline=None, max_examples=200)
+
+
+def two_stage_plan() -> tuple[Plan, ModelSpec, Cluster, Job]:
+    shape, machines, task = (
+        small_model(),
+        small_cluster(small_island("a", 2, 4), small_island("b", 1, 4)),
+        small_job(16, "native"),
+    )
+    plan = build_plan(
+        shape,
+        machines,
+        task,
+        [
+            StageChoice(island="a", transformer_layers=6),
+            StageChoice(island="b", transformer_layers=2),
+        ],
+        Degrees(tp=2, dp=2, microbatch_size=1),
+    )
+    return plan, shape, machines, task
 
 
 @STEADY
 @given(st.lists(st.integers(0, 300), unique=True, max_size=40))
 def test_compressed_devices_expand_to_the_same_devices(devices: list[int]) -> None:
     assert list(expand(compress(devices))) == devices
+
+
+def test_regular_devices_compress_to_one_range() -> None:
+    assert compress(range(5, 400, 7)) == (DeviceRange(start=5, count=57, stride=7),)
 
 
 @STEADY
@@ -60,6 +86,26 @@ def test_every_plan_that_is_built_is_legal(data: st.DataObject) -> None:
     used = [d for stage in plan.pipelines[0].stages for d in stage_devices(stage)]
     assert sorted([*used, *expand(plan.unused_devices)]) == list(range(machines.num_devices))
     assert len(used) == len(choices) * degrees.tp * degrees.dp
+
+
+def test_embedding_and_head_are_in_the_first_and_last_stage() -> None:
+    plan, _, _, _ = two_stage_plan()
+    ranges = [stage.chunks[0] for stage in plan.pipelines[0].stages]
+    assert ranges == [LayerRange(start=0, stop=7), LayerRange(start=7, stop=10)]
+
+
+def test_megatron_pads_the_vocabulary_and_shards_the_optimizer() -> None:
+    shape, machines = small_model(), small_cluster(small_island("a", 1, 4))
+    plan = build_plan(
+        shape,
+        machines,
+        small_job(8, "megatron"),
+        [StageChoice(island="a", transformer_layers=8)],
+        Degrees(tp=2, dp=2, microbatch_size=1),
+    )
+    assert plan.padded_vocab_size == 256
+    assert plan.optimizer_shards == 2
+    assert plan.sharding is Sharding.OPTIMIZER
 
 
 LAYOUTS = (

@@ -5,11 +5,40 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plans_mutations import with_replica, with_stage
-from plans_of_many import Case, plain_case
+from plans_mutations import with_pipeline, with_replica, with_stage
+from plans_of_many import Case, plain_case, two_pipelines
 
-from hetplan.plans.plan import Plan, Sharding
+from hetplan.errors import InputError
+from hetplan.plans.build import chosen_of
+from hetplan.plans.formats import summed_as
+from hetplan.plans.plan import OverlapSettings, Plan, Schedule, Sharding
 from hetplan.plans.ranks import launch_faults, limits_of, pins_line
+
+
+def unlike(case: Case, what: str) -> Plan:
+    plan, pipeline = case.plan, case.plan.pipelines[0]
+    first = pipeline.stages[0]
+    if what == "early sends":
+        return replace(plan, overlap=OverlapSettings(send=True))
+    if what == "deeper":
+        deeper = with_stage(plan, 0, 0, replace(first, warmup_depth=4))
+        return replace(deeper, overlap=OverlapSettings(send=True))
+    if what == "sharded":
+        return replace(plan, sharding=Sharding.OPTIMIZER, optimizer_shards=2)
+    if what == "unlike":
+        return with_replica(plan, 0, 0, microbatch_size=2)
+    assert what == "union"
+    return with_stage(plan, 0, 0, replace(first, replicas=first.replicas * 2))
+
+
+@pytest.mark.parametrize("what", ["deeper", "early sends", "unlike", "union", "sharded"])
+def test_unlike_stages_and_depths_are_launched(what: str) -> None:
+    assert not list(limits_of(unlike(plain_case("native"), what)))
+
+
+def test_several_pipelines_are_launched() -> None:
+    case = two_pipelines()
+    assert not list(limits_of(summed_as(case.plan, replace(case.job, target="native"))))
 
 
 def broken(case: Case, what: str) -> Plan:
@@ -24,6 +53,12 @@ def broken(case: Case, what: str) -> Plan:
     sharded = replace(plan, sharding=Sharding.OPTIMIZER, optimizer_shards=2)
     if what == "sharded parameters":
         return replace(sharded, sharding=Sharding.PARAMETERS)
+    if what == "sharded pipelines":
+        return replace(sharded, pipelines=(pipeline, pipeline))
+    if what == "sharded union":
+        other = replace(first.replicas[0], tp=2 * first.replicas[0].tp)
+        union = replace(first, replicas=(first.replicas[0], other))
+        return with_stage(sharded, 0, 0, union)
     assert what == "sharded and tied"
     unlike_ends = with_replica(sharded, 0, 0, tp=2 * first.replicas[0].tp)
     return replace(unlike_ends, tied_embedding_devices=first.replicas[0].devices)
@@ -35,6 +70,8 @@ def broken(case: Case, what: str) -> Plan:
         ("tied", "over pipelines that are alike in this", "pipelines: 1"),
         ("deeper", "those of neighbours may differ by one", "depth: 0"),
         ("sharded parameters", "the optimizer's state alone", "sharded_optimizer: false"),
+        ("sharded pipelines", "2 with 2 pipelines", "sharded_optimizer: false"),
+        ("sharded union", "one tp per stage", "sharded_optimizer: false"),
         ("sharded and tied", "the same for both", "sharded_optimizer: false"),
     ],
 )
@@ -46,3 +83,20 @@ def test_a_plan_that_is_not_launched_names_why_and_the_pin(what: str, says: str,
     assert says in limits[0].message
     assert pins_line(limits) == (f"plan again with pin: {{{pin}}}",)
     assert pin in next(launch_faults(plan)).message
+
+
+def test_an_order_that_the_trainer_lacks_is_not_launched() -> None:
+    case = plain_case("native")
+    pipeline = case.plan.pipelines[0]
+    (limit,) = limits_of(
+        with_pipeline(case.plan, 0, replace(pipeline, schedule=Schedule(name="gpipe")))
+    )
+    assert limit.message == "gpipe; the trainer runs 1f1b and interleaved-1f1b"
+    assert pins_line([limit]) == ()
+
+
+def test_choices_of_plans_that_no_search_makes_are_refused() -> None:
+    case = plain_case("any")
+    plan = replace(case.plan, optimizer_offload=0.5)
+    with pytest.raises(InputError, match="keep optimizer state on the device"):
+        chosen_of(plan, case.cluster)

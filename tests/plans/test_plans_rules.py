@@ -13,7 +13,7 @@ from counted_steps import counted_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_pipeline import StageChoice, build_plan
-from plans_mutations import MUTATIONS, Spot
+from plans_mutations import MUTATIONS, Spot, with_pipeline
 from plans_of_many import (
     Case,
     Want,
@@ -24,6 +24,7 @@ from plans_of_many import (
     small_island,
     small_job,
     small_model,
+    two_pipelines,
 )
 from rule_names import rule_of
 
@@ -37,8 +38,13 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
     SCHEDULES,
+    DeviceRange,
     LayerRange,
+    OverlapSettings,
     Plan,
+    Replica,
+    Sharding,
+    Stage,
 )
 from hetplan.plans.rules import Rule
 
@@ -65,6 +71,15 @@ def test_random_plans_of_several_pipelines_are_legal() -> None:
     for case in random_cases():
         assert check_plan(case.plan, case.model, case.cluster, case.job) == ()
     assert {len(case.plan.pipelines) for case in random_cases()} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_two_pipelines_that_are_cut_differently_are_legal(experts: bool, tied: bool) -> None:
+    case = two_pipelines(experts=experts, tied=tied)
+    assert check_plan(case.plan, case.model, case.cluster, case.job) == ()
+    assert [each.num_microbatches for each in case.plan.pipelines] == [4, 2]
+    assert [group.layers.start for group in case.plan.reduction_groups] == [0, 4, 5, 7]
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -144,6 +159,24 @@ def test_degrees_divide_experts(ep: int, etp: int, words: str) -> None:
     assert words in "".join(map(str, faults))
 
 
+def test_a_link_that_the_cluster_lacks_is_named() -> None:
+    case = plain_case()
+    plan = case.plan
+    first, second = plan.pipelines[0].stages
+    devices = (DeviceRange(start=12, count=4),)
+    moved = replace(second, replicas=(replace(second.replicas[0], devices=devices),))
+    without = replace(case.cluster, links=())
+    groups = (plan.reduction_groups[0], replace(plan.reduction_groups[1], members=devices))
+    plan = replace(
+        with_pipeline(plan, 0, replace(plan.pipelines[0], stages=(first, moved))),
+        reduction_groups=groups,
+        unused_devices=(DeviceRange(start=4, count=8),),
+    )
+    faults = check_plan(plan, case.model, without, case.job)
+    assert [rule_of(fault) for fault in faults] == [Rule.BOUNDARIES]
+    assert "no link between islands a and b" in str(faults[0])
+
+
 # ---- depths, forms, size
 
 
@@ -155,6 +188,28 @@ def test_depths_are_those_of_the_schedules(
     chunks = virtual if name == "interleaved-1f1b" else 1
     own = tuple(own_depth(name, s, stages, count, chunks) for s in range(stages))
     assert own == warmup_depths(name, stages, count, chunks)
+
+
+def test_depths_of_a_slip_in_the_count_are_found_at_once() -> None:
+    assert own_depth("interleaved-1f1b", 0, 4, 10**15, 3) == 6 + 8 + 1
+
+
+def test_older_forms_of_a_plan_are_read(tmp_path: Path) -> None:
+    case = plain_case("megatron")
+    data = json.loads(encode(case.plan, schema="hetplan.plan-value/1"))
+    for name in ("sharding", "optimizer_offload", "overlap"):
+        del data[name]
+    for group in data["reduction_groups"]:
+        del group["expert"]
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(data))
+    assert decode(read_document(path), Plan, schema="hetplan.plan-value/1") == case.plan
+    assert case.plan.sharding is Sharding.OPTIMIZER
+    data["optimizer_shards"] = 1
+    path.write_text(json.dumps(data))
+    read = decode(read_document(path), Plan, schema="hetplan.plan-value/1")
+    assert read.sharding is Sharding.NONE
+    assert read.overlap == OverlapSettings()
 
 
 def test_a_plan_for_131072_devices_takes_no_more_steps_to_check_than_one_for_16384() -> None:
@@ -172,6 +227,22 @@ def test_a_plan_for_131072_devices_takes_no_more_steps_to_check_than_one_for_163
         assert faults == ()
         steps.append(counted)
     assert steps[1] < 1.1 * steps[0]
+
+
+def test_replicas_of_one_stage_may_differ_for_target_any() -> None:
+    case = plain_case()
+    first = Stage(
+        chunks=(LayerRange(start=0, stop=10),),
+        replicas=(
+            Replica(devices=(DeviceRange(start=0, count=2),), tp=2, microbatch_size=3),
+            Replica(devices=(DeviceRange(start=2, count=1),), tp=1, microbatch_size=1),
+        ),
+        warmup_depth=1,
+    )
+    pipeline = replace(case.plan.pipelines[0], stages=(first,), boundaries=(), num_microbatches=2)
+    plan = assemble_plan(case.model, case.cluster, case.job, [pipeline])
+    assert rules_broken(case, plan) == set()
+    assert plan.reduction_groups[0].degree == 2
 
 
 def leaves(data: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:

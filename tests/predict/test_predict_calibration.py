@@ -10,14 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetplan.errors import InputError
 from hetplan.predict.calibration.factors import (
     SCALE,
     calibrate,
     fit_factors,
+    left_out_errors,
 )
 from hetplan.predict.calibration.values import (
     COMMUNICATION,
     COMPUTE,
+    FIXED,
     RunError,
     RunPart,
 )
@@ -92,6 +95,29 @@ def test_a_wild_run_of_eight_moves_nothing() -> None:
         assert all(abs(math.log(each.factor)) < 0.01 for each in fit_factors(wild))
 
 
+def test_accepted_factors_made_left_out_runs_better() -> None:
+    for seed in range(6):
+        runs = runs_of(9, seed, 1.04, 1.1, 0.02)
+        found = calibrate(runs)
+        before = np.abs([each.log_error for each in runs])
+        after = np.abs(left_out_errors(sorted(runs, key=lambda each: each.cell)))
+        judged = found.held_back
+        assert judged is not None
+        assert judged.mean_after == pytest.approx(after.mean())
+        assert judged.mean_before == pytest.approx(before.mean())
+        if found.factors:
+            assert np.median(after) < np.median(before)
+            assert after.mean() < before.mean()
+
+
+def test_what_is_certain_is_never_corrected() -> None:
+    fixed = RunPart(cause=FIXED, name=FIXED, seconds=10.0, log_halfwidth=0.0)
+    runs = [replace(run(n, 1.3), parts=(fixed,)) for n in range(12)]
+    found = calibrate(runs)
+    assert found.factors == ()
+    assert found.width((KIND,), "several nodes", 0.05) is not None
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     errors=st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=12),
@@ -135,6 +161,24 @@ def test_intervals_hold_nine_times_in_ten() -> None:
         assert width is not None
         inside += abs(errors[-1]) <= width.log_halfwidth
     assert abs(inside - 180) <= 3 * math.sqrt(200 * 0.9 * 0.1) + 4
+
+
+def test_widths_follow_the_predictions_where_those_know_their_errors() -> None:
+    draws = np.random.default_rng(8)
+    owns = [0.02, 0.2] * 30
+    knowing = [
+        run(n, math.exp(own / 1.645 * draws.standard_normal()), own=own)
+        for n, own in enumerate(owns)
+    ]
+    alike = [
+        run(n, math.exp(0.05 * draws.standard_normal()), own=own) for n, own in enumerate(owns)
+    ]
+    (group, *_) = calibrate(knowing, factors=False).intervals
+    assert group.scale is not None
+    assert 3 < group.halfwidth(0.2) / group.halfwidth(0.02) <= 10.001
+    (plain, *_) = calibrate(alike, factors=False).intervals
+    assert plain.scale is None
+    assert plain.halfwidth(0.2) == plain.halfwidth(0.02) == plain.log_halfwidth
 
 
 def test_groups_below_nine_runs_are_pooled_and_say_so() -> None:
@@ -188,3 +232,9 @@ def test_tails_are_never_invented() -> None:
     assert calibrate(fast, factors=False).tails == ()
     dozen = [run(n, 1.4 if n < 2 else 1.0 + 0.001 * n) for n in range(12)]
     assert calibrate(dozen, factors=False).tails == ()
+
+
+@pytest.mark.parametrize("own", [-0.1, math.nan, math.inf])
+def test_a_half_width_that_is_none_is_refused(own: float) -> None:
+    with pytest.raises(InputError, match="log_halfwidth of run layout 0"):
+        replace(run(0), log_halfwidth=own)

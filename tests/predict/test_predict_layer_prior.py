@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from predict_samples import fitted, layer_grid, query
@@ -73,6 +74,25 @@ def test_one_size_carries_to_others_and_says_what_was_read_into_it(true) -> None
     if true is eager:
         # Without a datasheet one size cannot tell scores from products.
         assert max(error(law, true, 8192) for law in free) > 0.3
+
+
+def test_float32_faster_than_float32_ran_in_tf32() -> None:
+    def tf32(columns: LayerColumns, work: float = 1.0) -> float:
+        return fused(columns, work, TF32_RATE)
+
+    for law in fit_layer_laws(samples_in_float32(tf32)):
+        assert "156 TFLOP/s" in law.notes[0]
+
+
+def samples_in_float32(law) -> list[LayerSample]:
+    return [replace(sample, precision="float32") for sample in samples_of(law, (4096,))]
+
+
+def test_left_out_sizes_choose_scores_where_scores_were_kept() -> None:
+    for law in fit_layer_laws(samples_of(eager, (1024, 4096))):
+        assert "scores in memory" in law.notes[0]
+        assert law.validation.left_out == "hidden"
+        assert law.validation.worst < 0.15
 
 
 def test_kernels_that_samples_do_not_tell_are_said() -> None:

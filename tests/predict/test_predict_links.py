@@ -13,7 +13,7 @@ from predict_samples import LINK, link_sample
 from hetplan.cluster.spec import Transport
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor, fit
-from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING
+from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING, ONE_GROUP_LOG_HALFWIDTHS, joint_of
 from hetplan.predict.link.laws import fit_link_laws
 from hetplan.predict.link.prior import LINK_LOG_HALFWIDTH
 from hetplan.profiling.samples import LinkSample, ProfileSet
@@ -65,6 +65,29 @@ def test_measured_sizes_are_met_exactly_and_the_rest_is_linear() -> None:
     assert seconds(predictor, "all_reduce", 2, middle) == pytest.approx(curve(middle))
 
 
+def test_times_that_fall_are_averaged_with_their_neighbour() -> None:
+    predictor = fitted([link_sample(4e-3, 1000), link_sample(1e-3, 2000), link_sample(9e-3, 4000)])
+    assert seconds(predictor, "all_reduce", 2, 1000) == pytest.approx(2e-3)
+    assert seconds(predictor, "all_reduce", 2, 2000) == pytest.approx(2e-3)
+    assert seconds(predictor, "all_reduce", 2, 4000) == 9e-3
+    # Of sends a first message that took longer paid for the warm-up.
+    warm = [(1000, 4e-3), (2000, 1e-3), (4000, 9e-3)]
+    sends = fitted([link_sample(time, at, operation="send_recv") for at, time in warm])
+    assert sends.laws.links[0].tables[0].seconds == (1e-3, 1e-3, 9e-3)
+
+
+def test_beyond_the_largest_size_the_last_segment_goes_on_and_says_so() -> None:
+    predictor = fitted([link_sample(curve(size), size) for size in SIZES])
+    inside = predictor.collective(LINK, "all_reduce", 2, SIZES[-1])
+    beyond = predictor.collective(LINK, "all_reduce", 2, 4 * SIZES[-1])
+    assert beyond.seconds == pytest.approx(curve(4 * SIZES[-1]))
+    assert beyond.extrapolating == ("all_reduce message 128 MiB > 32 MiB measured",)
+    assert beyond.log_halfwidth > inside.log_halfwidth
+    below = predictor.collective(LINK, "all_reduce", 2, 0)
+    assert below.seconds == pytest.approx(curve(0))
+    assert "<" in below.extrapolating[0]
+
+
 def ring(ranks: int, size: float, nodes: int = 1) -> float:
     """A truth in the form of the algorithm: 50 us, 2 us a step, 9 us more across, 5 GB/s."""
     lane = size if nodes == 1 else size * nodes / ranks
@@ -87,6 +110,20 @@ def test_a_ring_is_carried_to_other_group_sizes() -> None:
     assert beyond.seconds == pytest.approx(ring(16, 16 << 20), rel=1e-3)
     assert beyond.extrapolating == ("all_reduce group 16, 8 measured",)
     assert beyond.log_halfwidth == pytest.approx(between.log_halfwidth + CARRY_LOG_PER_DOUBLING)
+
+
+def test_one_group_size_is_carried_by_the_law_of_its_class() -> None:
+    predictor = fitted([link_sample(ring(4, size), size, ranks=4) for size in SIZES])
+    assert predictor.laws.links[0].shapes == ()
+    prediction = predictor.collective(LINK, "all_reduce", 16, 16 << 20)
+    assert prediction.seconds == pytest.approx(ring(16, 16 << 20), rel=0.15)
+    assert prediction.extrapolating == ("all_reduce group 16, 4 measured",)
+    same_size = predictor.collective(LINK, "all_reduce", 4, 4 << 20)
+    joint = joint_of(predictor.laws.links[0].tables, LINK.bandwidth_bytes_per_second)
+    assert joint is not None
+    halfwidths = dict(ONE_GROUP_LOG_HALFWIDTHS)
+    one_size = 2 * halfwidths[joint.kind(16)]
+    assert prediction.log_halfwidth == max(same_size.log_halfwidth, one_size)
 
 
 def test_groups_over_several_nodes_have_tables_of_their_own() -> None:
@@ -163,6 +200,49 @@ def test_an_operation_not_measured_comes_from_its_relatives() -> None:
     assert steps.extrapolating == ("all_reduce not measured: 6 sends",)
 
 
+def test_staged_links_without_samples_follow_their_figures() -> None:
+    link = replace(LINK, samples=None, transport=Transport.HOST_STAGED)
+    predictor = FittedPredictor.datasheet_only()
+    alpha, beta = link.latency_seconds, 1 / link.bandwidth_bytes_per_second
+    size, ranks = 1e8, 8
+    reduce = predictor.collective(link, "all_reduce", ranks, size)
+    assert reduce.seconds == pytest.approx(14 * alpha + 14 / 8 * size * beta)
+    assert (reduce.source, reduce.log_halfwidth) == ("datasheet", LINK_LOG_HALFWIDTH)
+    assert reduce.extrapolating == ()
+    scatter = predictor.collective(link, "reduce_scatter", ranks, size)
+    gather = predictor.collective(link, "all_gather", ranks, size)
+    assert scatter.seconds + gather.seconds == pytest.approx(reduce.seconds)
+    assert predictor.collective(link, "all_reduce", 1, size).seconds == 0
+    law = predictor.send(link, size)
+    assert law.wire_latency_seconds == alpha
+    assert law.rendezvous_latency_seconds == 2 * alpha
+    assert law.seconds_per_byte == beta
+
+
+def rendezvous_samples(gap: float) -> list[LinkSample]:
+    samples = []
+    for size in SIZES:
+        together = 10.3e-3 + size / 25e6
+        samples.append(link_sample(together, size, operation="send_recv", backend="gloo"))
+        samples.append(
+            link_sample(together - gap, size, operation="send_recv_late", backend="gloo")
+        )
+    return samples
+
+
+def test_sends_know_rendezvous_and_wire() -> None:
+    """Figures of gloo over 200 Mbit/s and a 10.3 ms round trip: 10.3 ms together, 5.6 ms late."""
+    staged = replace(LINK, transport=Transport.HOST_STAGED)
+    predictor = fitted(rendezvous_samples(4.7e-3))
+    for size in (4096, 1e6, 8 << 20):
+        law = predictor.send(staged, size)
+        assert law.source == "measured"
+        assert law.rendezvous_latency_seconds == pytest.approx(10.3e-3)
+        assert law.wire_latency_seconds == pytest.approx(5.6e-3)
+        assert law.seconds_per_byte == pytest.approx(1 / 25e6)
+        assert law.extrapolating == ()
+
+
 @REPEATABLE
 @given(
     st.lists(st.floats(1e-6, 10), min_size=6, max_size=6),
@@ -188,11 +268,25 @@ def test_a_send_law_meets_the_measured_time_with_no_negative_part(
         assert total == pytest.approx(time)
 
 
+def test_left_out_sizes_set_the_interval() -> None:
+    samples = [link_sample(curve(4096 << k), 4096 << k) for k in range(14)]
+    (law,) = fit_link_laws(samples)
+    (table,) = law.tables
+    assert table.validation.left_out == "message"
+    assert table.validation.folds == 12
+    assert 0 < table.log_halfwidth < 0.2
+    (few,) = fit_link_laws(samples[:4])
+    assert few.tables[0].log_halfwidth >= LINK_LOG_HALFWIDTH
+    assert "too few" in few.tables[0].calibration
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"operation": "gossip"}, "operation is 'gossip'"),
         ({"median_seconds": -1.0}, "median_seconds is -1.0"),
+        ({"message_bytes": 0}, "message_bytes is 0"),
+        ({"group_size": 1}, "group_size is 1"),
     ],
 )
 def test_unusable_samples_are_named(change: dict[str, object], words: str) -> None:

@@ -12,6 +12,7 @@ from predict_kinds import KINDS, NEW, laws, operators, samples, seconds
 from predict_samples import DEVICE, fitted, gpt, layer_sample, query
 
 from hetplan.cluster.devices import DeviceKind
+from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import OperatorClass
 from hetplan.predict.fit import FittedPredictor
@@ -29,6 +30,16 @@ def test_a_further_point_never_widens(known: list[float], more: float, width: fl
     before, after = shift(known, width), shift([*known, more], width)
     assert after.log_halfwidth <= before.log_halfwidth * (1 + 1e-12)
     assert before.log_halfwidth <= width * (1 + 1e-12)
+
+
+@given(st.floats(-3, 3), st.integers(1, 50), widths)
+def test_points_that_agree_pull_between_the_prior_and_themselves(
+    ratio: float, count: int, width: float
+) -> None:
+    found = shift([ratio] * count, width)
+    more = shift([ratio] * (count + 1), width)
+    assert abs(found.log_mean) <= abs(more.log_mean) <= abs(ratio) * (1 + 1e-12)
+    assert found.log_mean * ratio >= 0
 
 
 def test_points_are_the_mean_of_a_posterior_on_a_grid() -> None:
@@ -82,6 +93,21 @@ def test_a_measured_point_moves_and_narrows_every_other_size(factor: float) -> N
     assert one.source == "datasheet"
     assert "1 point measured" in one.extrapolating[0]
     assert "2 points measured" in two.extrapolating[0]
+
+
+def test_three_points_give_a_law() -> None:
+    answer = forward(fitted(slow_points(2.0, 1024, 2048, 4096)))
+    assert answer.source == "measured"
+    assert answer.seconds == pytest.approx(2.0 * forward(PAPER).seconds, rel=0.02)
+
+
+def test_without_a_datasheet_the_point_is_all_there_is() -> None:
+    bare = replace(DEVICE, memory_bandwidth_bytes_per_second=0.0)
+    with pytest.raises(InputError):
+        forward(PAPER, kind=bare)
+    answer = forward(fitted(slow_points(2.0, 4096)), kind=bare)
+    assert answer.source == "measured"
+    assert answer.seconds == pytest.approx(2.0 * forward(PAPER).seconds, rel=0.01)
 
 
 def test_one_operator_of_a_kind_moves_its_class_and_no_other() -> None:

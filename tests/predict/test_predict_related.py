@@ -8,14 +8,19 @@ from functools import lru_cache
 
 import pytest
 from predict_kinds import KINDS, NEW, device, laws, operators, samples, seconds
-from predict_samples import query
+from predict_samples import layer_grid, query
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.job.spec import Precision
+from hetplan.job.spec import Optimizer, Precision
 from hetplan.predict import datasheet
+from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.kinds.operators import (
     SAME_CHIP_LOG_HALFWIDTH,
+    asked_format,
+    measured_format,
+    rates,
     same_chip,
+    spread_group,
 )
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
@@ -60,6 +65,16 @@ def test_kinds_that_differ_more_give_a_wider_interval() -> None:
     assert differing > alike + 0.1
 
 
+def test_fewer_than_three_chips_have_the_published_spread() -> None:
+    two = ask(known(*KINDS[:2]), NEW).log_halfwidth
+    four = ask(known(*KINDS), NEW).log_halfwidth
+    assert two > 1.645 * spread_group("norm")[1]
+    # Two kinds that happen to agree are no evidence that a third will.
+    apart = ask(known(*KINDS[:2], slower=(1.0, 3.0)), NEW).log_halfwidth
+    assert apart == pytest.approx(two, rel=0.1)
+    assert four < two
+
+
 def test_another_vendors_laws_are_no_better_than_a_datasheet() -> None:
     foreign = replace(NEW, vendor="elsewhere")
     assert ask(known(*KINDS), foreign).log_halfwidth > ask(known(*KINDS), NEW).log_halfwidth
@@ -88,3 +103,96 @@ def test_the_same_chip_lends_its_laws_by_bandwidth() -> None:
         [each.seconds for each in measured.shapes]
     )
     assert "three (same chip)" in ask(known(*KINDS), board, board).extrapolating[0]
+
+
+def test_a_board_of_less_power_is_less_sure() -> None:
+    module = replace(KINDS[2], max_power_watts=700.0)
+    kinds = (*KINDS[:2], module)
+
+    def halfwidth(watts: float) -> float:
+        board = device("three-slot", tflops=989, gigabytes=3350, watts=watts)
+        lent = lent_laws(Related(known(*KINDS), kinds), board, Precision.BFLOAT16)
+        return law_of(lent, "matrix_product").log_halfwidth
+
+    assert halfwidth(350.0) > halfwidth(650.0) > halfwidth(700.0)
+
+
+def test_float16_laws_answer_bfloat16_and_float32_does_not() -> None:
+    rows = [row for kind in KINDS for row in samples(kind, precision="float16")]
+    related = Related(laws(rows), KINDS)
+    in_bfloat16 = lent_laws(related, NEW, Precision.BFLOAT16)
+    assert in_bfloat16
+    assert {law.precision for law in in_bfloat16} == {"bfloat16"}
+    wide = replace(NEW, peak_flops_per_second=(("float32", 20e12),))
+    assert lent_laws(related, wide, Precision.FLOAT32) == ()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        replace(NEW, memory_bandwidth_bytes_per_second=0.0),
+        replace(NEW, peak_flops_per_second=(("int8", 1e15),)),
+    ],
+)
+def test_nothing_is_lent_to_a_kind_without_the_figures(kind: DeviceKind) -> None:
+    related = Related(known(*KINDS), KINDS)
+    assert lent_laws(related, kind, Precision.BFLOAT16) == ()
+    assert related.layer(kind, query(backward=True)) is None
+
+
+FAST32 = (("float32", 20e12), ("tf32", 156e12))
+
+
+def test_float32_means_what_it_meant_where_it_was_measured() -> None:
+    kind = device("wide", tflops=312, gigabytes=1555, others=FAST32)
+    assert measured_format(kind, "float32", [100e12, 130e12, 15e12]) == "tf32"
+    assert measured_format(kind, "float32", [19e12, 21e12]) == "float32"
+    assert measured_format(kind, "float32", []) == "float32"
+    assert measured_format(kind, "bfloat16", [300e12]) == "bfloat16"
+    geforce = device("card", tflops=71, gigabytes=936, others=(("float32", 35e12), ("tf32", 35e12)))
+    assert measured_format(geforce, "float32", [60e12]) == "float32"
+    of_tf32, of_float32 = rates(kind, "tf32"), rates(kind, "float32")
+    assert of_tf32 is not None
+    assert of_float32 is not None
+    other = replace(kind, kind="wide-2")
+    assert asked_format(other, "float32", [of_tf32]) == "tf32"
+    assert asked_format(other, "float32", [of_float32]) == "float32"
+    assert asked_format(other, "float32", []) == "float32"
+    assert asked_format(geforce, "float32", [of_tf32]) == "float32"
+
+
+def test_layers_of_the_same_chip_are_carried_by_the_datasheet_ratio() -> None:
+    source = device("two-small", tflops=312, gigabytes=1555)
+    board = device("two-large", tflops=312, gigabytes=2039)
+    found = laws(layers=layer_grid(device=source.kind))
+    predictor = FittedPredictor(found)
+    related = Related(found, (source, board))
+    for hidden in (1024, 8192):
+        answer = related.layer(board, query(hidden))
+        assert answer is not None
+        assert answer.extrapolating[0].endswith("as two-small, the same chip")
+        own = predictor.layer(source, query(hidden))
+        # More bandwidth and the same rate: faster, by less than the bandwidth.
+        assert own.seconds * 1555 / 2039 < answer.seconds < own.seconds
+        assert answer.log_halfwidth >= SAME_CHIP_LOG_HALFWIDTH
+
+
+def test_updates_go_by_bandwidth_on_the_same_chip_alone() -> None:
+    source = device("two-small", tflops=312, gigabytes=1555)
+    board = device("two-large", tflops=312, gigabytes=2039)
+    rows = [
+        replace(row, phase="optimizer:adamw", median_seconds=1e-4 * row.hidden_size)
+        for row in layer_grid(device=source.kind, microbatches=(1,), sequences=(1024,), tps=(1,))
+    ]
+    found = laws(layers=rows)
+    related = Related(found, (source, board, NEW))
+
+    def update(kind: DeviceKind) -> Prediction | None:
+        return related.optimizer_update(kind, Optimizer.ADAMW, 1e8, Precision.BFLOAT16)
+
+    there = update(board)
+    assert there is not None
+    assert there.source == "related"
+    assert update(NEW) is None
+    own = FittedPredictor(found).optimizer_update(source, Optimizer.ADAMW, 1e8, Precision.BFLOAT16)
+    assert own.seconds * 1555 / 2039 <= there.seconds <= own.seconds

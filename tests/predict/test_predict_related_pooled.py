@@ -6,13 +6,14 @@ import math
 from functools import lru_cache
 
 import pytest
-from predict_kinds import KINDS, NEW, laws
+from predict_kinds import KINDS, NEW, device, laws
 from predict_samples import gpt, layer_sample, query
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.model.operators import Kernels
 from hetplan.model.spec import LayerKind
 from hetplan.predict.kinds.layers import (
+    FEW_CHIPS_LOG_HALFWIDTH,
     KindRows,
     pooled_layers,
     values,
@@ -86,6 +87,22 @@ def test_layers_of_other_kinds_tell_what_a_new_one_takes(
     assert "law of 4 other kinds" in answer.extrapolating[0]
 
 
+def test_a_kind_beyond_the_measured_ones_is_less_sure() -> None:
+    beyond = device("beyond", tflops=4000, gigabytes=9000)
+    answer = ask(known(), beyond)
+    assert answer.log_halfwidth > 1.3 * ask(known(), NEW).log_halfwidth
+    assert "TFLOP/s 4000 > 989 measured" in answer.extrapolating
+    assert "GB/s 9000 > 3350 measured" in answer.extrapolating
+
+
+def test_another_board_of_the_chip_answers_first() -> None:
+    board = device("three-larger", tflops=989, gigabytes=4800)
+    answer = ask(known(1.0, 1.0, 1.5, 1.0), board, hidden=4096, microbatch=4)
+    here = 1.5 * seconds(KINDS[2], query(4096, microbatch=4))
+    assert answer.extrapolating[0].endswith("as three, the same chip")
+    assert 3350 / 4800 * here < answer.seconds < here
+
+
 def rows_of(
     kind: DeviceKind, slower: float = 1.0, *, one_size: bool = False, rounding: float = 0.0
 ) -> KindRows:
@@ -100,6 +117,18 @@ def rows_of(
         rows.append(tuple(value * (1.0 + sign * (-1) ** at) for at, value in enumerate(row)))
         times.append(sample.median_seconds)
     return KindRows(rates=rates_of(kind), rows=tuple(rows), seconds=tuple(times))
+
+
+def test_two_chips_are_too_few_to_leave_one_out() -> None:
+    # A second board makes no third chip.
+    board = device("two-slot", tflops=312, gigabytes=1935)
+    for kinds in (KINDS[:1], KINDS[:2], (*KINDS[:2], board)):
+        law = pooled_layers(list(map(rows_of, kinds)), rates_of(NEW), LayerKind.TRANSFORMER)
+        assert law is not None
+        assert law.log_halfwidth == FEW_CHIPS_LOG_HALFWIDTH
+        asked = query(4096, microbatch=4)
+        assert law.seconds(rates_of(NEW), asked) == pytest.approx(seconds(NEW, asked), rel=0.3)
+    assert pooled_layers([], rates_of(NEW), LayerKind.TRANSFORMER) is None
 
 
 def test_left_out_errors_are_those_of_a_chip_nobody_measured() -> None:

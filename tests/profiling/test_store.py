@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profiling_samples import LAYER, LINK, PRODUCT, PROVENANCE, layer
+from profiling_samples import LAYER, LINK, NORM, PRODUCT, PROVENANCE, layer
 
 from hetplan.errors import InputError
 from hetplan.files.reading import read_text
@@ -44,6 +44,21 @@ def written(store, *samples, provenance=PROVENANCE):
     for sample in samples:
         writer.append(sample)
     return writer
+
+
+def test_samples_are_read_back_exactly(tmp_path) -> None:
+    samples = (LAYER, layer(tp=2, steady=False), layer(median_seconds=1e-7, clock_hertz=1.98e9))
+    layers = written(tmp_path, *samples)
+    LinkWriter(tmp_path, "long", PROVENANCE).append(LINK)
+    operators = OperatorWriter(tmp_path, PROVENANCE)
+    operators.append(PRODUCT)
+    operators.append(NORM)
+    assert operators.folder == layers.folder
+    found = read_store(tmp_path)
+    assert (found.layers, found.links, found.operators) == (samples, (LINK,), (PRODUCT, NORM))
+    assert found.provenance == (PROVENANCE, PROVENANCE)
+    parts = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.csv")}
+    assert parts == {"cpu", "links"}
 
 
 _VALUES = {
@@ -93,6 +108,16 @@ def test_a_population_is_one_set_of_circumstances(tmp_path) -> None:
         )
 
 
+def test_several_folders_and_parts_of_a_store_can_be_read(tmp_path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    writer = written(one, LAYER)
+    written(two, layer(tp=2))
+    assert len(read_store(one, two).layers) == 2
+    assert len(read_store(one, one / "cpu", writer.folder).layers) == 1
+    with pytest.raises(InputError, match="no such folder"):
+        read_store(tmp_path / "three")
+
+
 def test_a_kill_at_any_byte_leaves_a_readable_store(tmp_path, caplog) -> None:
     samples = [layer(sequence_length=length) for length in (16, 32, 64)]
     writer = written(tmp_path, *samples)
@@ -114,6 +139,17 @@ def test_a_kill_at_any_byte_leaves_a_readable_store(tmp_path, caplog) -> None:
             assert list(read_store(tmp_path).layers) == [*samples[:whole], samples[-1]]
 
 
+def test_a_kill_before_the_first_row_leaves_a_readable_store(tmp_path) -> None:
+    writer = written(tmp_path)
+    assert read_store(tmp_path).layers == ()
+    (writer.folder / "layers.csv").unlink()
+    assert read_store(tmp_path).layers == ()
+    (writer.folder / "provenance.json").unlink()
+    assert read_populations(tmp_path) == ()
+    written(tmp_path, LAYER)
+    assert read_store(tmp_path).layers == (LAYER,)
+
+
 def test_samples_without_provenance_are_refused(tmp_path) -> None:
     writer = written(tmp_path, LAYER)
     (writer.folder / "provenance.json").unlink()
@@ -125,10 +161,17 @@ CELLS = (
     (LAYER, "hidden_size", "3.5", "a whole number"),
     (LAYER, "median_seconds", "fast", "a number"),
     (LAYER, "median_seconds", "nan", "finite"),
+    (LAYER, "median_seconds", "0.0", "above 0"),
     (LAYER, "p90_seconds", "-1.0", "not negative"),
     (LAYER, "steady", "maybe", "true or false"),
     (LAYER, "device", "", "a name"),
+    (LAYER, "repeats", "0", "above 0"),
     (PRODUCT, "operator", "matmul", "found 'matmul'; it is one of matrix_product"),
+    (PRODUCT, "phase", "sideways", "found 'sideways'; it is one of forward"),
+    (PRODUCT, "precision", "fp4", "found 'fp4'; it is one of float32"),
+    (PRODUCT, "output_precision", "", "a name must stand here"),
+    (PRODUCT, "m", "0", "must be above 0"),
+    (PRODUCT, "k", "-1", "not negative"),
     (PRODUCT, "measured_on", "yesterday", "a date as"),
 )
 
@@ -145,6 +188,21 @@ def test_a_wrong_cell_is_named_and_the_rest_is_kept(tmp_path, sample, column, te
     (fault,) = found.faults
     assert (fault.file, fault.line, fault.field) == (str(path), 2, column)
     assert words in fault.message
+
+
+def test_all_faults_of_a_file_are_listed(tmp_path) -> None:
+    path = tmp_path / "layers.csv"
+    broken = row(LAYER).replace("gpt", "").replace("true", "yes")
+    path.write_text(f"{header(LayerSample)}\n{broken}\ntoo,short\n")
+    with pytest.raises(InputError) as caught:
+        read_samples(path, LayerSample)
+    assert [fault.line for fault in caught.value.faults] == [2, 2, 3]
+    path.write_text("device,colour\n")
+    with pytest.raises(InputError, match="colour: unknown column"):
+        read_samples(path, LayerSample)
+    path.write_text("")
+    with pytest.raises(InputError, match="header line is missing"):
+        read_samples(path, LayerSample)
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "links"])

@@ -1,19 +1,23 @@
 """Writers of one population: several at once, killed, without space, and what damage leaves."""
 
+import logging
 import os
+import random
 import resource
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
-from profiling_samples import LAYER, PROVENANCE, layer
+from profiling_samples import LAYER, LINK, PROVENANCE, layer
 
 from hetplan.errors import HetplanError, InputError
 from hetplan.profiling.samples import row
 from hetplan.profiling.store import (
     LayerWriter,
+    LinkWriter,
     read_populations,
     read_store,
     store_state,
@@ -52,6 +56,53 @@ def test_rows_of_writers_at_the_same_time_are_all_there(tmp_path) -> None:
     )
 
 
+def killed_writer(store, seconds: float, first: int, *, has_begun: bool) -> int:
+    """Rows that a writer said it had on disk before it was killed.
+
+    `has_begun` waits for its first row; else it may still be opening the store.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            writer = LayerWriter(store, PROVENANCE)
+            for number in range(100_000):
+                writer.append(layer(sequence_length=first + number))
+                os.write(writing, b".")
+        finally:
+            os._exit(1)
+    os.close(writing)
+    said = len(os.read(reading, 1)) if has_begun else 0
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    while part := os.read(reading, 65536):
+        said += len(part)
+    os.close(reading)
+    return said
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_killed_loses_at_most_the_row_it_writes(tmp_path) -> None:
+    chance = random.Random(5)
+    other = LinkWriter(tmp_path, "wire", PROVENANCE)
+    other.append(LINK)
+    untouched = (other.folder / "links.csv").read_bytes()
+    acknowledged = 0
+    for kill in range(40):
+        acknowledged += killed_writer(
+            tmp_path, chance.uniform(0.0, 0.02), 1 + kill * 100_000, has_begun=kill % 2 == 1
+        )
+        found = store_state(tmp_path)
+        assert not [fault for state in found for fault in state.damage]
+        rows = sum(len(state.profiles.layers) for state in found)
+        assert acknowledged <= rows <= acknowledged + kill + 1
+    assert acknowledged >= 20
+    assert (other.folder / "links.csv").read_bytes() == untouched
+    LayerWriter(tmp_path, PROVENANCE).append(LAYER)
+    assert read_store(tmp_path).layers[-1] == LAYER
+
+
 def test_a_full_disk_is_an_error_and_costs_no_row_that_was_there(tmp_path) -> None:
     writer = LayerWriter(tmp_path, PROVENANCE)
     writer.append(LAYER)
@@ -73,6 +124,18 @@ def test_a_full_disk_is_an_error_and_costs_no_row_that_was_there(tmp_path) -> No
     assert read_store(tmp_path).layers == (LAYER,)
     writer.append(layer(tp=2))
     assert read_store(tmp_path).layers == (LAYER, layer(tp=2))
+
+
+def test_a_store_that_is_read_only_is_told(tmp_path, monkeypatch) -> None:
+    writer = LayerWriter(tmp_path, PROVENANCE)
+
+    def refuse(path, flags, *rest, **names):
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    for work in (lambda: writer.append(LAYER), lambda: LayerWriter(tmp_path, PROVENANCE)):
+        with pytest.raises(InputError, match="Read-only file system"):
+            work()
 
 
 def test_provenance_that_was_cut_or_changed_is_refused_and_the_rest_is_listed(tmp_path) -> None:
@@ -106,7 +169,9 @@ def test_provenance_that_was_cut_or_changed_is_refused_and_the_rest_is_listed(tm
     [
         b"\xff\xfe\x00garbage",
         b'"an open quote,' + b"x" * 50,
+        b"too,short",
         row(LAYER).replace("0.001", "1" + "0" * 400, 1).encode(),
+        row(LAYER).replace("0.001", "-1.0", 1).encode(),
         row(LAYER).replace("0.001", "NaN", 1).encode(),
         b"x" * 200_000,
         (row(LAYER) + "yesterday").encode(),
@@ -122,3 +187,30 @@ def test_a_spoilt_row_spoils_itself_only(tmp_path, line) -> None:
     assert {(fault.file, fault.line) for fault in state.damage} == {(str(path), 3)}
     with pytest.raises(InputError, match=r"layers\.csv:3"):
         read_populations(tmp_path)
+
+
+def test_rows_of_another_device_do_not_hide_in_a_population(tmp_path) -> None:
+    LayerWriter(tmp_path, PROVENANCE).append(layer(device="tortoise"))
+    with pytest.raises(InputError, match="tortoise stand in a population of cpu"):
+        read_populations(tmp_path)
+
+
+def test_new_rows_are_added_once_and_repeats_are_kept(tmp_path) -> None:
+    writer = LayerWriter(tmp_path, PROVENANCE)
+    assert writer.add_new([LAYER, LAYER, layer(tp=2)]) == 3
+    assert writer.add_new([LAYER, LAYER, layer(tp=2)]) == 0
+    assert writer.add_new([layer(median_seconds=0.0011)]) == 1
+    assert len(read_store(tmp_path).layers) == 4
+
+
+def test_a_half_row_is_cut_off_with_a_warning(tmp_path, caplog) -> None:
+    writer = LayerWriter(tmp_path, PROVENANCE)
+    path = writer.folder / "layers.csv"
+    path.write_bytes(path.read_bytes() + b"cpu,half" * 20_000)
+    (state,) = store_state(tmp_path)
+    assert not state.damage
+    assert len(state.torn) == 1
+    with caplog.at_level(logging.WARNING):
+        writer.append(LAYER)
+    assert "torn" in caplog.text
+    assert read_store(tmp_path).layers == (LAYER,)
