@@ -35,7 +35,7 @@ def ends_of(pipelines: list[PipelineTimes], rendezvous: bool) -> list[list[float
     return [[stage.end_seconds for stage in one.stages] for one in step.pipelines]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     shapes=st.lists(SHAPES, min_size=1, max_size=3),
     seed=st.integers(0, 2**32 - 1),

