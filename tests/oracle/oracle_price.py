@@ -364,9 +364,12 @@ class Prices:
 
     def fits(self, costs: Costs, pipeline: PlacedPipeline, s: int, replica: Replica) -> bool:
         """Whether the fullest of these devices has room."""
+        return self.peak(costs, pipeline, s, replica) <= self.room(replica)
+
+    def room(self, replica: Replica) -> float:
+        """Bytes that a plan may fill of one of these devices."""
         island = self.cluster.island_of_device(replica.devices[0].start)
-        room = island.memory_bytes * (1 - self.job.memory_reserve_fraction)
-        return self.peak(costs, pipeline, s, replica) <= room
+        return island.memory_bytes * (1 - self.job.memory_reserve_fraction)
 
     def peak(self, costs: Costs, pipeline: PlacedPipeline, s: int, replica: Replica) -> float:
         """Most bytes on one of these devices."""
