@@ -48,10 +48,10 @@ from evaluation.search.sailor_tables import (
 )
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.search.bounds.order_free_bound import most_stages_of
 from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Inputs
 from hetplan.search.solver import Best, OrderFreeBound
+from hetplan.search.space.allowed import most_stages_of
 from hetplan.search.space.family import Family, Mesh
 from hetplan.search.space.plan_evaluator import PlanEvaluator
 from hetplan.search.space.stage_table import (

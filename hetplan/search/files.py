@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from hetplan.plans.check_job import check_job_against
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
 
-SCHEMA = "hetplan.plan/8"
+SCHEMA = "hetplan.plan/9"
 
 MAX_PER_NAME = 200
 """Characters of a name; a list of node names in one text has as many."""
@@ -32,7 +33,14 @@ _STEPS = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 def result_text(result: SearchResult) -> str:
     """Canonical JSON text of a result in the newest form; equal results give equal bytes."""
-    return encode(replace(result, schema=SCHEMA), schema=SCHEMA)
+    result = replace(result, schema=SCHEMA)
+    return encode(replace(result, seal=seal_of(result)), schema=SCHEMA)
+
+
+def seal_of(result: SearchResult) -> str:
+    """What a result's file is sealed with: it tells an edited file from a written one."""
+    text = encode(replace(result, seal=""), schema=result.schema)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def save_result(result: SearchResult, path: Path) -> None:

@@ -32,7 +32,7 @@ from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.descriptions import describe_solver
-from hetplan.search.solver import Best, Offer, Solver
+from hetplan.search.solver import Best, Grounds, Offer, Solver
 from hetplan.version import __version__
 
 SCHEMA = "hetplan.journal/1"
@@ -59,7 +59,7 @@ class Event:
     elapsed_seconds: float = 0.0
     solver: int = -1
     what: str = ""
-    """`improve` or `prove` of a step; how the search ended."""
+    """`improve` or `prove` of a step; what a bound rests on; how the search ended."""
     family: str = ""
     """The solver in words."""
     seconds: float | None = None
@@ -283,9 +283,9 @@ class Journal:
         else:
             solver, bound = event
             seconds = bound if math.isfinite(bound) else None
-            self.write(
-                Event(event="bound", solver=solver, seconds=seconds, family=self._name(solver))
-            )
+            grounds = self.best.grounds.get(solver, Grounds.JOURNAL)
+            event_of_bound = Event(event="bound", solver=solver, seconds=seconds, what=grounds)
+            self.write(replace(event_of_bound, family=self._name(solver)))
 
     def _name(self, solver: int) -> str:
         return describe_solver(self.solvers[solver]) if 0 <= solver < len(self.solvers) else ""
@@ -362,7 +362,9 @@ def apply_events(events: Sequence[Event], best: Best) -> None:
             best.offer(event.solver, event.chosen, event.seconds)
         elif event.event == "bound" and event.solver >= 0:
             bound = math.inf if event.seconds is None else event.seconds
-            best.raise_bound(event.solver, bound)
+            known = event.what in tuple(Grounds)
+            grounds = Grounds(event.what) if known else Grounds.JOURNAL
+            best.raise_bound(event.solver, bound, grounds)
 
 
 def resumable(record: Record, header: Header, path: Path) -> bool:

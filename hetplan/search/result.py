@@ -14,6 +14,42 @@ from hetplan.plans.plan import Plan, searched_with_formats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyBound:
+    """The bound of a family of plans that its order-free bound does not exclude."""
+
+    family: int
+    """Its number in the list of families (`hetplan.search.space.families`)."""
+    plans: str
+    """What its plans have in common, in words."""
+    bound_seconds: float | None
+    """No plan of it has a shorter step; None: none is feasible."""
+    grounds: str
+    """What the bound rests on, a value of `hetplan.search.solver.Grounds`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What the lower bound of a certificate rests on; `hetplan verify` recomputes it.
+
+    The lower bound is the least of: the order-free bounds of all families but the `raised` ones,
+    the bounds of these, and the bound of plans of several pipelines.
+    """
+
+    families: int
+    """Families of plans of one pipeline, whether they fit or not."""
+    families_sha256: str
+    """Digest of their list: a proof belongs to one space."""
+    raised: tuple[FamilyBound, ...]
+    """Families whose order-free bound is below the certificate's, in the order of the list."""
+    several_bound_seconds: float | None = None
+    """No plan of several pipelines has a shorter step; None: there are none, or none feasible."""
+    several_grounds: str = ""
+    """What that rests on; empty: there are none."""
+    device_prices: tuple[float, ...] = ()
+    """Multipliers of that bound: samples that one device of each island stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """How far the plan can be from the best plan of the space, under the replay cost."""
 
@@ -45,6 +81,8 @@ class Certificate:
     """Candidates that may hold a plan below the target: the gap counts them."""
     explored: int = 0
     """Subproblems that programs solved."""
+    proof: Proof | None = None
+    """None in files of forms before 9, and where the search ended before it had looked at all."""
 
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:
@@ -182,6 +220,8 @@ class SearchResult:
     """Other plans worth a look, best first."""
     restriction: Restriction | None = None
     """None where it was not asked, or the target can run all that is searched."""
+    seal: str = ""
+    """sha256 of the file's text without this line's digest; empty in files of forms before 9."""
 
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:

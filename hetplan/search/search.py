@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.arrays import Floats
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Job
 from hetplan.kernels import clock
@@ -26,6 +27,7 @@ from hetplan.plans.check_job import check_job_against
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import describe_space
+from hetplan.search.evidence import proof_of
 from hetplan.search.files import SCHEMA
 from hetplan.search.final_pricing import (
     AGREEMENT,
@@ -71,6 +73,8 @@ class _Run:
     book: Journal
     families: FamilyTable = field(default_factory=lambda: table_of(()))
     solvers: Sequence[Solver] = ()
+    order_free_seconds: Floats | None = None
+    """Of all families; None before they are known."""
     candidates: int = 0
     """Solvers that may have plans, by the rough bounds; all of them before those are known."""
     improved: set[int] = field(default_factory=set)
@@ -249,6 +253,7 @@ def _rough(run: _Run) -> list[float]:
     """Note the rough bounds of all solvers; their estimates."""
     best, one_pipeline = run.best, len(run.families)
     found = run.maker.order_free_bounds(run.families, best.check_time)
+    run.order_free_seconds = found.bounds
     others = [run.solvers[at].order_free for at in range(one_pipeline, len(run.solvers))]
     bounds = [*found.bounds.tolist(), *(each.bound_seconds for each in others)]
     best.bounds = list(map(max, best.bounds, bounds))
@@ -305,5 +310,8 @@ def _result(run: _Run, inputs: Inputs, settled: FinalPlan) -> SearchResult:
             closed_by_listing=listed,
             left_open=len(still_open),
             explored=best.explored,
+            proof=None
+            if run.order_free_seconds is None
+            else proof_of(run.families, run.order_free_seconds, best, lower),
         ),
     )

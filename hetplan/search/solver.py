@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from hetplan.kernels import clock
@@ -42,6 +43,23 @@ class Progress:
         if self.best_seconds == float("inf"):
             return 1.0
         return max(0.0, 1.0 - self.lower_bound_seconds / self.best_seconds)
+
+
+class Grounds(StrEnum):
+    """What a bound of a solver's plans rests on (`hetplan.proof`)."""
+
+    ORDER_FREE = "order-free"
+    """The closed form without an order of islands."""
+    BOUNDARIES = "boundaries"
+    """The closed form that knows boundaries between islands."""
+    PROGRAM = "program"
+    """Dynamic programs over orders, stages and cuts."""
+    EVERY_PLAN = "every plan"
+    """Every plan below it was replayed."""
+    PRICES = "prices"
+    """Prices of devices (weak duality), for several pipelines."""
+    JOURNAL = "journal"
+    """A search that was broken off; its journal has the bound alone."""
 
 
 class OutOfTimeError(Exception):
@@ -98,6 +116,10 @@ class Best:
     on_event: Callable[[Offer | tuple[int, float]], None] | None = None
     """Told of every better plan and every raised bound (solver, bound), for the journal."""
 
+    grounds: dict[int, Grounds] = field(default_factory=dict)
+    """Per solver whose bound was raised above the order-free one: what it rests on now."""
+    device_prices: tuple[float, ...] = ()
+    """Of one device of each island, which the bound of several pipelines rests on."""
     empty: int = 0
     """Solvers without any plan, by the rough bounds: no candidates."""
 
@@ -142,10 +164,11 @@ class Best:
         found = self.own.get(solver)
         return float("inf") if found is None else found.seconds
 
-    def raise_bound(self, solver: int, bound: float) -> None:
-        """Note a bound of a solver; the larger one counts."""
+    def raise_bound(self, solver: int, bound: float, grounds: Grounds = Grounds.PROGRAM) -> None:
+        """Note a bound of a solver and what it rests on; the larger one counts."""
         if bound > self.bounds[solver]:
             self.bounds[solver] = bound
+            self.grounds[solver] = grounds
             if self.on_event is not None:
                 self.on_event((solver, bound))
 
@@ -158,7 +181,7 @@ class Best:
         if self.chosen is None:
             return True
         if self.open(solver):
-            self.raise_bound(solver, crossing(self.target))
+            self.raise_bound(solver, crossing(self.target), Grounds.BOUNDARIES)
         return self.open(solver)
 
     def closed(self) -> int:

@@ -50,7 +50,7 @@ SCHEMAS = {
     Job: "hetplan.job-value/4",
     Plan: "hetplan.plan-value/3",
     Estimate: "hetplan.estimate/3",
-    SearchResult: "hetplan.plan/8",
+    SearchResult: "hetplan.plan/9",
     Provenance: "hetplan.provenance/2",
     Pace: "hetplan.pace/2",
     FittedLaws: "hetplan.predictor/2",

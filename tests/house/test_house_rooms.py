@@ -29,6 +29,7 @@ ORDER = {
     "predict": 5,
     "cost": 6,
     "search": 7,
+    "proof": 8,
     "whatif": 8,
     "schedulers": 8,
     "trainers": 9,

@@ -31,7 +31,7 @@ Pipelines that share no wire are run one by one, 1F1B with one chunk by a kernel
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -76,9 +76,15 @@ class Replayed:
     """When it had left."""
 
 
-def replayed(pipelines: Sequence[PipelineTimes], rendezvous: bool) -> Replayed:
-    """`step_ends` by the general interpreter, whatever is shared, with every message."""
-    ends, messages = _interpreted(pipelines, rendezvous)
+def replayed(
+    pipelines: Sequence[PipelineTimes], rendezvous: bool, *, in_python: bool = False
+) -> Replayed:
+    """`step_ends` by the general interpreter, whatever is shared, with every message.
+
+    `in_python`: never compiled, which is slow and needs no compiler to be trusted.
+    """
+    run = interpret.function if in_python else interpret
+    ends, messages = _interpreted(pipelines, rendezvous, run)
     shapes = [(2, len(t.send_forward), t.num_microbatches) for t in pipelines]
     stops = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     start, left = (tuple(map(np.reshape, np.split(each, stops), shapes)) for each in messages)
@@ -87,14 +93,16 @@ def replayed(pipelines: Sequence[PipelineTimes], rendezvous: bool) -> Replayed:
 
 
 def _interpreted(
-    pipelines: Sequence[PipelineTimes], rendezvous: bool
+    pipelines: Sequence[PipelineTimes],
+    rendezvous: bool,
+    run: Callable[..., tuple[Floats, Floats, Floats]] | None = None,
 ) -> tuple[list[Floats], list[Floats]]:
     """(ends of the stages by pipeline, -1 for one that waits for itself; times of all messages)."""
     code = _compiled(tuple(map(_shape, pipelines)), rendezvous)
     wire, num_wires = _dense(
         np.concatenate([part for t in pipelines for part in (t.link_forward, t.link_backward)])
     )
-    ends, *messages = interpret(
+    ends, *messages = (run or interpret)(
         code.programs,
         WayTimes(
             send=_both([(t.send_forward, t.send_backward) for t in pipelines]),

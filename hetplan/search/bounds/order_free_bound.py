@@ -39,12 +39,9 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.device import gradient_bytes_per_parameter
-from hetplan.job.spec import Job
 from hetplan.kernels import kernel, order_of, sum_of
-from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity
-from hetplan.plans.targets import target
 from hetplan.search.space.family import Mesh
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import FIRST, LAST, MIDDLE
@@ -392,19 +389,6 @@ class UnitCosts:
             unit = float(passes.forward[0] + passes.backward[0])
             found = self._ratios[key] = float(both[FIRST, 0] + both[LAST, 0]) / unit
         return found
-
-
-def most_stages_of(
-    job: Job, units: LayerUnits, num_microbatches: int, chunks: int, *, one: bool = False
-) -> int:
-    """Most stages that the target can run: a unit in every chunk, and microbatches enough.
-
-    one: it trains the model in one stage only (`is_one_stage`).
-    """
-    most = 1 if one else units.count // chunks
-    if target(job.target).fewer_microbatches_than_stages:
-        return most
-    return min(most, num_microbatches)
 
 
 T = TypeVar("T", float, Floats)

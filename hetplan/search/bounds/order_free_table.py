@@ -30,11 +30,10 @@ from hetplan.search.bounds.order_free_bound import (
     least_bottleneck,
     least_chunked,
     lines_of,
-    most_stages_of,
     room_of_island,
 )
 from hetplan.search.solver import OrderFreeBound
-from hetplan.search.space.allowed import is_one_stage
+from hetplan.search.space.allowed import is_one_stage, most_stages_of
 from hetplan.search.space.family import Block, Family, FamilyTable, Kind, Mesh, table_of
 from hetplan.search.space.stage_pricer import StagePricer
 

@@ -18,6 +18,7 @@ from operator import itemgetter
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.job.spec import Job
+from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import stages_with_room
 from hetplan.plans.check_target import ends_agree
@@ -55,6 +56,19 @@ def stage_limit(job: Job, model: ModelSpec, num_microbatches: int) -> int:
     if target(job.target).fewer_microbatches_than_stages:
         return model.num_layers
     return min(model.num_layers, num_microbatches)
+
+
+def most_stages_of(
+    job: Job, units: LayerUnits, num_microbatches: int, chunks: int, *, one: bool = False
+) -> int:
+    """Most stages that the target can run: a unit in every chunk, and microbatches enough.
+
+    one: it trains the model in one stage only (`is_one_stage`).
+    """
+    most = 1 if one else units.count // chunks
+    if target(job.target).fewer_microbatches_than_stages:
+        return most
+    return min(most, num_microbatches)
 
 
 def allowed_cluster(cluster: Cluster, job: Job) -> Cluster:

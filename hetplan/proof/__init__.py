@@ -1,0 +1,1 @@
+"""Checks a search's result again, without the search."""

@@ -1,0 +1,318 @@
+"""Is a plan file what it says it is: legal, in memory, of this price, and as good as it claims?
+
+Nothing here asks the search. Rules come from `hetplan.plans`, prices from `hetplan.cost`, the list
+of families (what is a candidate at all) and their stage tables from `hetplan.search.space`; that no
+plan is faster is shown again by `closed_form` and `orders`, which are written apart from the
+search's own bounds.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from hetplan.cost.estimate import estimate
+from hetplan.cost.replay.ends import replayed
+from hetplan.cost.step_model.plan import sends_wait
+from hetplan.cost.step_model.pricer import Pricer, stages_memory
+from hetplan.cost.step_model.step import compose
+from hetplan.errors import Fault, InputError
+from hetplan.files.encoding import to_plain
+from hetplan.files.reading import decode, read_document
+from hetplan.predict.predictor import Predictor
+from hetplan.proof import orders
+from hetplan.proof.closed_form import ClosedForm, several_pipelines_bound
+from hetplan.search.evidence import families_digest, family_words
+from hetplan.search.files import SCHEMA, load_legal_plan, placed_faults, seal_of
+from hetplan.search.result import Certificate, Inputs, Proof, SearchResult
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.families import Families
+from hetplan.search.space.family import Family, FamilyTable
+from hetplan.search.space.stage_pricer import StagePricer
+from hetplan.search.space.stage_tables import StageTables
+
+VERIFICATION_SCHEMA = "hetplan.verification/1"
+_SAME = 1e-9
+"""Two ways of adding up the same numbers differ by less than this part of them."""
+_HALVINGS = 8
+"""Of the range in which a bound is looked for that can be shown instead of the claimed one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unshown:
+    """A part of the space of which less could be shown than the certificate claims."""
+
+    plans: str
+    """Which plans, in words."""
+    shown_seconds: float
+    """None of them has a shorter step: what could be shown."""
+    grounds: str
+    """What the search's own bound rests on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownBound:
+    """The lower bound of a certificate, shown again. Times are seconds of a step."""
+
+    claimed_seconds: float
+    shown_seconds: float
+    """No plan of the space has a shorter step: shown here, without the search."""
+    families: int
+    without_room: int
+    """Families that have no plan, as the model does not fit."""
+    by_closed_form: int
+    by_orders: int
+    """Families that the dynamic program over orders excludes."""
+    unshown: tuple[Unshown, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What holds of a plan file; what does not is an InputError."""
+
+    schema: str = VERIFICATION_SCHEMA
+    sealed: bool
+    """The file is as hetplan wrote it; forms before 9 have no seal, so that nobody knows."""
+    step_seconds: float
+    """By the replay in Python, as the file says."""
+    peak_memory_bytes: float
+    """On the fullest device."""
+    bound: ShownBound | None
+    """None where the file has no proof."""
+    not_checked: tuple[str, ...]
+    """What could not be checked, in words."""
+
+
+def verify(
+    path: Path,
+    predictor: Predictor,
+    predictor_sha256: str = "",
+    *,
+    sample: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Verification:
+    """Check a plan file again from its own inputs; an InputError names the first that fails.
+
+    `predictor_sha256`: of the predictor's profiles, to tell other profiles from a wrong price.
+    `sample`: look at so many of the families that the closed form excludes, drawn by the job's
+    seed. `progress` is told how many families of how many were looked at.
+    """
+    written = decode(read_document(path), SearchResult, schema=SCHEMA)
+    sealed = written.schema == SCHEMA
+    if sealed and written.seal != seal_of(written):
+        raise _refused(path, "seal", "the file was changed after hetplan wrote it; plan again")
+    result = load_legal_plan(path)
+    not_checked = [] if sealed else [f"whether the file was changed: {written.schema} has no seal"]
+    try:
+        peak = _check_price(path, result, predictor)
+    except InputError as error:
+        recorded = dict(result.inputs.sha256).get("predictor", predictor_sha256)
+        if recorded == predictor_sha256:
+            raise
+        message = "priced with other profiles; give them with --store or --predictor"
+        raise InputError(
+            *error.faults, Fault(file=str(path), field="inputs.sha256", message=message)
+        ) from None
+    certificate, bound = result.certificate, None
+    if certificate is None:
+        not_checked.append("that no plan is faster: the layout was given, not searched")
+    else:
+        _check_arithmetic(path, result, certificate)
+        if certificate.proof is None:
+            not_checked.append("that no plan is faster: the certificate has no proof")
+        else:
+            claim = _Claim(path, result.inputs, certificate.lower_bound_seconds, certificate.proof)
+            bound = claim.shown(predictor, sample, progress)
+            left = bound.families - bound.without_room - bound.by_closed_form - bound.by_orders
+            left -= sum(each.plans != SEVERAL for each in bound.unshown)
+            not_checked += [f"{left} families outside the sample"] if left else []
+    return Verification(
+        sealed=sealed,
+        step_seconds=result.estimate.step_seconds,
+        peak_memory_bytes=peak,
+        bound=bound,
+        not_checked=tuple(not_checked),
+    )
+
+
+def _refused(path: Path, field: str, message: str) -> InputError:
+    return InputError(*placed_faults(path, [Fault(field=field, message=message)]))
+
+
+def _check_price(path: Path, result: SearchResult, predictor: Predictor) -> float:
+    """Most bytes on a device; InputError where step, memory or estimate are not as the file says.
+
+    The step is replayed in Python; the rest of the estimate is made again and compared.
+    """
+    inputs, plan = result.inputs, result.plan
+    costs = Pricer(inputs.model, inputs.cluster, inputs.job, predictor).costs(plan)
+    work = costs.work(plan)
+    ends = replayed([each.times() for each in work], sends_wait(plan), in_python=True).ends
+    seconds, claimed = compose(plan, costs, work, ends).step_seconds, result.estimate.step_seconds
+    if not math.isclose(seconds, claimed, rel_tol=_SAME):
+        message = f"{claimed!r} in the file; the replay takes {seconds!r}"
+        raise _refused(path, "estimate.step_seconds", message)
+    again = estimate(plan, inputs.model, inputs.cluster, inputs.job, predictor)
+    for place, old, new in _differences(to_plain(result.estimate), to_plain(again), "estimate"):
+        raise _refused(path, place, f"{old!r} in the file; the inputs give {new!r}")
+    memory = [use for pipeline in work for use in stages_memory(costs, plan, pipeline)]
+    for s, use in enumerate(memory):
+        if not use.fits and result.certificate is not None:
+            message = f"needs {use.total_bytes:.6g} of {use.available_bytes:.6g} bytes"
+            raise _refused(path, f"estimate.stages[{s}].memory", message)
+    return max(use.total_bytes for use in memory)
+
+
+def _differences(old: object, new: object, place: str) -> Iterator[tuple[str, object, object]]:
+    """(field, in the file, made again) of every number and word that is not the same."""
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        for key in old:
+            yield from _differences(old[key], new[key], f"{place}.{key}")
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for at, (one, two) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(one, two, f"{place}[{at}]")
+    elif isinstance(old, float | int) and isinstance(new, float | int):
+        if not math.isclose(old, new, rel_tol=_SAME, abs_tol=1e-12):
+            yield place, old, new
+    elif old != new:
+        yield place, old, new
+
+
+def _check_arithmetic(path: Path, result: SearchResult, certificate: Certificate) -> None:
+    """Bound, gap and status fit together and to the step."""
+    step, bound = result.estimate.step_seconds, certificate.lower_bound_seconds
+    if not 0.0 <= bound <= step * (1.0 + _SAME):
+        message = f"{bound!r} s, but the plan's own step takes {step!r} s"
+        raise _refused(path, "certificate.lower_bound_seconds", message)
+    gap = 1.0 - bound / step
+    if not math.isclose(certificate.gap, gap, rel_tol=_SAME, abs_tol=_SAME):
+        message = f"{certificate.gap!r}; step and bound make it {gap!r}"
+        raise _refused(path, "certificate.gap", message)
+    if certificate.status == "optimal" and gap > result.inputs.job.gap + 1e-6:
+        message = f"optimal, with a gap above the job's {result.inputs.job.gap:g}"
+        raise _refused(path, "certificate.status", message)
+
+
+SEVERAL = "several pipelines"
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """That no plan has a step below `seconds`, and what that rests on."""
+
+    path: Path
+    inputs: Inputs
+    seconds: float
+    proof: Proof
+
+    def shown(
+        self,
+        predictor: Predictor,
+        sample: int | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> ShownBound:
+        """What can be shown of it; InputError where the proof is not of these inputs, or fails."""
+        model, job, proof = self.inputs.model, self.inputs.job, self.proof
+        cluster = allowed_cluster(self.inputs.cluster, job)
+        families = Families(model=model, cluster=cluster, job=job).families()
+        if (len(families), families_digest(families)) != (proof.families, proof.families_sha256):
+            message = f"of {proof.families} families; these inputs have {len(families)}, or others"
+            raise _refused(self.path, "certificate.proof", message)
+        pricer = StagePricer(model=model, cluster=cluster, job=job, predictor=predictor)
+        self._check_named(families)
+        named = {each.family for each in proof.raised}
+        others = [at for at in range(len(families)) if at not in named]
+        if sample is not None and sample < len(others):
+            others = random.Random(job.seed).sample(others, sample)
+        without_room = self._closed_form(pricer, families, others, progress)
+        unshown = [*self._orders(StageTables(pricer), families), *self._several(pricer)]
+        by_orders = len(named) - sum(each.plans != SEVERAL for each in unshown)
+        return ShownBound(
+            claimed_seconds=self.seconds,
+            shown_seconds=min([self.seconds, *(each.shown_seconds for each in unshown)]),
+            families=len(families),
+            without_room=without_room,
+            by_closed_form=len(others) - without_room,
+            by_orders=by_orders,
+            unshown=tuple(unshown),
+        )
+
+    def _check_named(self, families: FamilyTable) -> None:
+        """The families that are said to rest on more than the closed form are what they are."""
+        numbers = [each.family for each in self.proof.raised]
+        for at, claim in enumerate(self.proof.raised):
+            field = f"certificate.proof.raised[{at}]"
+            if not 0 <= claim.family < len(families) or claim.family in numbers[:at]:
+                raise _refused(self.path, field, f"{claim.family} is no family, or is there twice")
+            words = family_words(families[claim.family])
+            if claim.plans != words:
+                raise _refused(self.path, field, f"{claim.plans!a}; this family is {words}")
+            self._check_not_below(field, claim.bound_seconds)
+
+    def _check_not_below(self, field: str, seconds: float | None) -> None:
+        if seconds is not None and not seconds >= self.seconds * (1.0 - _SAME):
+            message = f"{seconds!r} s, below the certificate's bound of {self.seconds!r} s"
+            raise _refused(self.path, f"{field}.bound_seconds", message)
+
+    def _closed_form(
+        self,
+        pricer: StagePricer,
+        families: FamilyTable,
+        numbers: Sequence[int],
+        progress: Callable[[int, int], None] | None,
+    ) -> int:
+        """How many of these families have no room; InputError where one is not excluded."""
+        without_room = done = 0
+
+        def base(at: int) -> tuple[int, str, str]:
+            """What families share that differ in their schedule alone."""
+            kind = families.kinds[families.kind[at]]
+            return int(families.block[at]), " ".join(kind.recompute), str(kind.sharding)
+
+        for _, group in groupby(sorted(numbers, key=base), base):
+            alike = [families[at] for at in group]
+            form = ClosedForm.of(pricer, alike[0])
+            without_room += 0 if form.has_room else len(alike)
+            for family in alike:
+                if not form.excludes(family, self.seconds):
+                    message = f"{self.seconds!r} s: the proof does not name a family that may have "
+                    message += f"a faster plan ({family_words(family)})"
+                    raise _refused(self.path, "certificate.lower_bound_seconds", message)
+            done += len(alike)
+            if progress is not None:
+                progress(done, len(numbers))
+        return without_room
+
+    def _orders(self, tables: StageTables, families: FamilyTable) -> Iterator[Unshown]:
+        """Named families of which it cannot be shown that they have no plan below the bound."""
+        for claim in self.proof.raised:
+            family = families[claim.family]
+            form = ClosedForm.of(tables.stage_pricer, family)
+            low, high = 0.0, self.seconds
+            if not _excludes(tables, form, family, high * (1.0 - _SAME)):
+                for _ in range(_HALVINGS):
+                    # Most are missed by little: the first step down is a small one.
+                    middle = (
+                        0.875 * high if high == self.seconds and not low else 0.5 * (low + high)
+                    )
+                    shown = _excludes(tables, form, family, middle)
+                    low, high = (middle, high) if shown else (low, middle)
+                yield Unshown(plans=claim.plans, shown_seconds=low, grounds=claim.grounds)
+
+    def _several(self, pricer: StagePricer) -> Iterator[Unshown]:
+        """Plans of several pipelines, where the same cannot be shown of them."""
+        seconds = self.proof.several_bound_seconds
+        if seconds is not None:
+            self._check_not_below("certificate.proof.several", seconds)
+            shown = several_pipelines_bound(pricer, self.proof.device_prices)
+            if shown < self.seconds * (1.0 - _SAME):
+                grounds = self.proof.several_grounds
+                yield Unshown(plans=SEVERAL, shown_seconds=shown, grounds=grounds)
+
+
+def _excludes(tables: StageTables, form: ClosedForm, family: Family, seconds: float) -> bool:
+    return form.excludes(family, seconds) or bool(orders.excludes(tables, form, family, seconds))
