@@ -61,7 +61,7 @@ from hetplan.model.operators import (
     operator_bytes,
 )
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict.layer.columns import layer_columns
+from hetplan.predict.layer.values import layer_columns
 from hetplan.predict.predictor import DATASHEET, LayerQuery, Prediction
 
 # Matrix products of at least 100 GFLOP, median per device of rate / dense peak with float32

@@ -1,4 +1,4 @@
-"""What every kind of law keeps: measured ranges, errors on left-out sizes, widening beyond them."""
+"""What every kind of law keeps: terms, measured ranges, errors on left-out sizes, widening."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from hetplan.errors import Fault, InputError
 from hetplan.units import format_bytes
@@ -24,6 +25,30 @@ WIDENING_PER_DOUBLING = 0.25
 # predicted)| per doubling of distance lie below 0.44.
 UNTESTED_LOG_PER_DOUBLING = 0.44
 """Growth of the half-width per doubling away from the only value measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One column of a law and its coefficient."""
+
+    column: str
+    """A value of `layer.values.Column`, or of `operator.values.OperatorColumn`."""
+    coefficient: float
+    """Seconds per unit of the column; never negative."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.coefficient) and self.coefficient >= 0):
+            raise InputError(
+                f"coefficient of {self.column} is {self.coefficient}; time cannot fall with more "
+                "work: fit again"
+            )
+
+
+def check_columns(terms: Sequence[Term], columns: type[StrEnum]) -> None:
+    """An InputError where a law has a term of another column than these."""
+    for term in terms:
+        if term.column not in tuple(columns):
+            raise InputError(f"column is {term.column!r}; it is one of {', '.join(columns)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,12 +62,11 @@ from hetplan.predict.datasheet import (
     ELEMENTWISE_LOG_HALFWIDTH,
     MATRIX_LOG_HALFWIDTH,
 )
-from hetplan.predict.law_parts import WIDENING_PER_DOUBLING, MeasuredRange
-from hetplan.predict.laws import LayerLaw
+from hetplan.predict.law_parts import WIDENING_PER_DOUBLING, MeasuredRange, Term
+from hetplan.predict.layer.values import LayerLaw
 from hetplan.predict.operator.values import (
     OperatorColumn,
     OperatorLaw,
-    OperatorTerm,
     multiprocessors,
 )
 from hetplan.predict.regression import t_quantile
@@ -216,10 +215,7 @@ def carried(source: RatedOperator, target: Rates, precision: str) -> OperatorLaw
         law,
         device=target.kind.kind,
         precision=precision,
-        terms=tuple(
-            replace(term, coefficient=term.coefficient * factor(term.column, source.rates, target))
-            for term in law.terms
-        ),
+        terms=law.scaled_terms(lambda column: factor(column, source.rates, target)),
         sustained_flops_per_second=_sustained(source, target),
         multiprocessors=multiprocessors(target.kind.kind) or law.multiprocessors,
         log_halfwidth=math.hypot(law.log_halfwidth, added),
@@ -251,7 +247,7 @@ def pooled(sources: Sequence[RatedOperator], target: Rates, precision: str) -> O
         device=target.kind.kind,
         precision=precision,
         terms=tuple(
-            OperatorTerm(column=column.value, coefficient=terms[column.value])
+            Term(column=column.value, coefficient=terms[column.value])
             for column in OperatorColumn
             if column.value in terms
         ),

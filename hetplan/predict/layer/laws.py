@@ -3,7 +3,7 @@
 One law per (device kind, precision, layer kind, phase), whatever the architecture: the columns
 say how GPT and Llama layers differ. An optimizer has one law per (device kind, precision).
 
-Columns are dropped in the order of `layer.columns` until the rows can tell the remaining ones
+Columns are dropped in the order of `layer.values` until the rows can tell the remaining ones
 apart: at least as many distinct points as columns, and no column that is a mixture of others on
 all rows (with one hidden size, bytes of elementwise work and operations grow alike). A transformer
 layer's law may be held near a datasheet's rates instead (`layer.weak_prior`).
@@ -24,11 +24,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.job.spec import Precision
-from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, plain_model
+from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
-from hetplan.predict.law_parts import OWN_ROWS, UNCHECKED, MeasuredRange, refuse, validation_of
-from hetplan.predict.laws import ALL_LAYERS, LayerLaw, Term, range_names
-from hetplan.predict.layer.columns import OPTIMIZER_SETS, Column, column_sets, layer_columns
+from hetplan.predict.law_parts import (
+    OWN_ROWS,
+    UNCHECKED,
+    MeasuredRange,
+    Term,
+    refuse,
+    validation_of,
+)
 from hetplan.predict.layer.tables import (
     LayerTable,
     layer_tables,
@@ -38,6 +43,16 @@ from hetplan.predict.layer.tables import (
     repaired,
     repeat_log_halfwidth,
     table_key,
+)
+from hetplan.predict.layer.values import (
+    ALL_LAYERS,
+    OPTIMIZER_SETS,
+    Column,
+    LayerLaw,
+    column_sets,
+    layer_columns,
+    measured_layer,
+    range_names,
 )
 from hetplan.predict.layer.weak_prior import Candidate, Passes, choose
 from hetplan.predict.operator.laws import gain_is_earned
@@ -174,29 +189,14 @@ def measured_values(query: LayerQuery) -> tuple[float, ...]:
 
 
 def sample_query(sample: LayerSample) -> LayerQuery:
-    """What a sample is the answer to, in a one-layer model of its shape.
-
-    A sample does not say how many positions a GPT model learns; its sequence length stands in.
-    """
-    return LayerQuery(
-        model=plain_model(
-            name="sample",
-            architecture=Architecture(sample.architecture),
-            num_layers=1,
-            hidden_size=sample.hidden_size,
-            ffn_hidden_size=sample.ffn_hidden_size,
-            num_attention_heads=sample.num_attention_heads,
-            num_kv_heads=sample.num_kv_heads,
-            head_dim=sample.head_dim,
-            vocab_size=sample.vocab_size,
-            max_sequence_length=sample.sequence_length,
-        ),
-        layer=LayerKind(sample.layer),
+    """What a sample is the answer to."""
+    return measured_layer(
+        sample,
+        sample.vocab_size,
+        layer=sample.layer,
+        precision=sample.precision,
+        phase=sample.phase,
         microbatch_size=sample.microbatch_size,
-        sequence_length=sample.sequence_length,
-        tp=sample.tp,
-        precision=Precision(sample.precision),
-        is_backward=sample.phase == Phase.BACKWARD,
     )
 
 

@@ -44,7 +44,7 @@ from hetplan.predict.datasheet import (
     SCORE_PASSES,
     pass_prior,
 )
-from hetplan.predict.layer.columns import Column
+from hetplan.predict.layer.values import Column
 from hetplan.predict.regression import Rows, fit_nonnegative, left_out_errors, log_ratio, predict
 from hetplan.profiling.samples import Phase
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetplan.cluster.spec import Link, Transport
+from hetplan.cluster.links import Link, Transport
 from hetplan.predict.link.shapes import ShapeLaw, lane_bytes, ring_shape
 from hetplan.predict.predictor import DATASHEET, Prediction, SendLaw
 from hetplan.profiling.samples import LinkOperation

@@ -20,14 +20,13 @@ from functools import lru_cache
 from hetplan.job.spec import Precision
 from hetplan.model.operators import PRODUCTS, OperatorClass, operator_flops
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
-from hetplan.predict.law_parts import OWN_ROWS, MeasuredRange, refuse, validation_of
+from hetplan.predict.law_parts import OWN_ROWS, MeasuredRange, Term, refuse, validation_of
 from hetplan.predict.operator.values import (
     REACHES,
     LearnedResidual,
     MeasuredShape,
     OperatorColumn,
     OperatorLaw,
-    OperatorTerm,
     Point,
     column_sets,
     column_value,
@@ -498,7 +497,7 @@ def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> OperatorLaw:
         operator=operator,
         phase=phase,
         terms=tuple(
-            OperatorTerm(column=column.value, coefficient=coefficient)
+            Term(column=column.value, coefficient=coefficient)
             for column, coefficient in zip(fit.columns, fit.coefficients, strict=True)
         ),
         floor_seconds=fit.floor,
