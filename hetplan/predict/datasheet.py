@@ -147,6 +147,14 @@ OPTIMIZER_TRAFFIC_FACTOR = math.sqrt(33.5 * 42.7) / ADAMW_UPDATE_BYTES
 OPTIMIZER_LOG_HALFWIDTH = 0.12 + 0.5 * math.log(2.0)
 
 
+def known_kinds() -> dict[str, DeviceKind]:
+    """The kinds of the catalogue by name."""
+    # Reading files needs a library that a predictor on its own does without.
+    from hetplan.cluster.catalogue import load_catalogue
+
+    return {kind.kind: kind for kind in load_catalogue()}
+
+
 def _operations(model: ModelSpec, layer: LayerKind) -> int:
     """Kernels of a forward pass, each with one launch, fused as in hetplan's own layers."""
     if layer is LayerKind.EMBEDDING:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hetplan.errors import Fault, InputError
+from hetplan.predict.regression import MIN_CALIBRATION_ROWS, conformal_halfwidth
 from hetplan.units import format_bytes
 
 OWN_ROWS = "own left-out rows"
@@ -93,6 +94,36 @@ def validation_of(left_out: str, folds: int, log_errors: Sequence[float]) -> Val
         mean=sum(errors) / len(errors),
         median=statistics.median(errors),
         worst=errors[-1],
+    )
+
+
+def interval(
+    errors: Sequence[float],
+    pools: Iterable[tuple[str, Sequence[float]]],
+    least: float,
+    least_is: str,
+) -> tuple[float, str]:
+    """A law's half-width and which errors set it: its own on left-out rows, else those of a pool.
+
+    `pools` name errors of other laws, best first. Where all are too few the half-width is `least`,
+    which is `least_is`; no interval is narrower than an error of the law itself.
+    """
+    own = conformal_halfwidth(errors)
+    if own is not None:
+        return own, OWN_ROWS
+    largest = max(map(abs, errors), default=0.0)
+    for name, pool in pools:
+        together = conformal_halfwidth(pool)
+        if together is not None:
+            return (
+                max(together, largest, 0.0 if errors else least),
+                f"{len(pool)} left-out rows of {name} "
+                f"(own: {len(errors)}, {MIN_CALIBRATION_ROWS} needed)",
+            )
+    return (
+        max(largest, least),
+        f"{len(errors)} left-out rows {UNCHECKED} ({MIN_CALIBRATION_ROWS} needed); "
+        f"at least {least_is}",
     )
 
 

@@ -70,15 +70,16 @@ from hetplan.predict.datasheet import (
 from hetplan.predict.kinds.operators import (
     MIN_CHIPS,
     PRIOR_KINDS,
-    PUBLISHED_CHIPS,
     Rated,
     Rates,
+    between_chips,
     by_chip,
     chip_halfwidth,
     common_ranges,
     different_chips,
     likeness,
     named,
+    of_a_further_chip,
     same_chip,
 )
 from hetplan.predict.law_parts import MeasuredRange, outside
@@ -373,11 +374,9 @@ def _halfwidth(errors: Sequence[Sequence[float]], published: float) -> float:
         for error in of_chip
     ]
     chips = len(errors)
-    between = (PRIOR_KINDS * published**2 + sum(mean * mean for mean in means)) / (
-        PRIOR_KINDS + chips
-    )
-    between *= (1.0 + 1.0 / chips) / (1.0 + 1.0 / PUBLISHED_CHIPS)
-    return t_quantile(PRIOR_KINDS + chips) * math.sqrt(between + statistics.fmean(rest))
+    spread = between_chips(published, statistics.fmean(mean * mean for mean in means), chips)
+    between = of_a_further_chip(spread, chips)
+    return t_quantile(PRIOR_KINDS + chips) * math.sqrt(between**2 + statistics.fmean(rest))
 
 
 # Layers of A100-40 took 1.00 to 1.14 times as long as of A100-80 (the middle half of 92 transformer

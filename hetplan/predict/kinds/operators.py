@@ -482,6 +482,18 @@ def different_chips(kinds: Iterable[DeviceKind]) -> int:
     return len(by_chip(kinds, lambda kind: kind))
 
 
+def between_chips(published: float, mean_square: float, chips: int) -> float:
+    """Standard deviation of a chip's log ratio to the others, by the published one and what so
+    many chips at hand showed; `PRIOR_KINDS + chips` degrees of freedom.
+    """
+    return math.sqrt((PRIOR_KINDS * published**2 + chips * mean_square) / (PRIOR_KINDS + chips))
+
+
+def of_a_further_chip(spread: float, chips: int) -> float:
+    """The spread of a further chip from the mean of so many; published ones are of a mean too."""
+    return spread * math.sqrt((1.0 + 1.0 / max(chips, 1)) / (1.0 + 1.0 / PUBLISHED_CHIPS))
+
+
 class Spreads:
     """What kinds differ by in each class, learned from laws of one width of elements."""
 
@@ -492,11 +504,7 @@ class Spreads:
     def halfwidth(self, operator: str, chips: int) -> float:
         """90 % of kinds lie within it of the mean of this many chips."""
         spread, freedom = self._learned(*spread_group(operator))
-        return (
-            t_quantile(freedom)
-            * spread
-            * math.sqrt((1.0 + 1.0 / max(chips, 1)) / (1.0 + 1.0 / PUBLISHED_CHIPS))
-        )
+        return t_quantile(freedom) * of_a_further_chip(spread, chips)
 
     def _learn(self, group: frozenset[str], published: float) -> tuple[float, float]:
         """Standard deviation and degrees of freedom."""
@@ -506,10 +514,7 @@ class Spreads:
             return published, PRIOR_KINDS
         offsets = [value for value in map(self._offset, sources) if value is not None]
         # Classes and passes of one chip err together: chips count, not laws.
-        variance = (PRIOR_KINDS * published**2 + chips * statistics.fmean(offsets)) / (
-            PRIOR_KINDS + chips
-        )
-        return math.sqrt(variance), PRIOR_KINDS + chips
+        return between_chips(published, statistics.fmean(offsets), chips), PRIOR_KINDS + chips
 
     def _offset(self, source: RatedOperator) -> float | None:
         """Mean square of a law's log ratio to the mean of other chips' laws; None: no others.

@@ -43,6 +43,7 @@ from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.operators import OperatorClass
 from hetplan.model.spec import LayerKind
 from hetplan.predict.calibration.values import corrected
+from hetplan.predict.datasheet import known_kinds
 from hetplan.predict.kinds.layers import (
     PooledLayers,
     RatedLayer,
@@ -151,12 +152,9 @@ class Related:
 
     @cached_property
     def _kinds(self) -> dict[str, DeviceKind]:
-        if self._given_kinds is not None:
-            return {kind.kind: kind for kind in self._given_kinds}
-        # Reading files needs a library that a predictor on its own does without.
-        from hetplan.cluster.catalogue import load_catalogue
-
-        return {kind.kind: kind for kind in load_catalogue()}
+        if self._given_kinds is None:
+            return known_kinds()
+        return {kind.kind: kind for kind in self._given_kinds}
 
     def _kind(self, name: str, device: DeviceKind) -> DeviceKind | None:
         return device if name == device.kind else self._kinds.get(name)

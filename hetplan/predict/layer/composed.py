@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
@@ -62,7 +63,7 @@ def layer_prediction(
         return None
     precision, backward = query.precision.value, query.is_backward
     here = narrowed(own, device, query.kernels.product_format)
-    others = _Once(lent, device, query.precision)
+    others = cache(lambda: None if lent is None else lent(device, query.precision))
     launches: list[tuple[int, Launch]] = []
     sums = True
     for op in query.operators():
@@ -83,22 +84,6 @@ def layer_prediction(
 
 
 Lender = Callable[[DeviceKind, Precision], DeviceOperators | None]
-
-
-class _Once:
-    """Asks the lender when something is missing, and not again."""
-
-    __slots__ = ("_answer", "_ask")
-
-    def __init__(self, lent: Lender | None, device: DeviceKind, precision: Precision) -> None:
-        self._ask = None if lent is None else (lent, device, precision)
-        self._answer: DeviceOperators | None = None
-
-    def __call__(self) -> DeviceOperators | None:
-        if self._ask is not None:
-            lent, device, precision = self._ask
-            self._answer, self._ask = lent(device, precision), None
-        return self._answer
 
 
 def _gradients(

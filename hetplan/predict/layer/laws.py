@@ -27,10 +27,10 @@ from hetplan.job.spec import Precision
 from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
 from hetplan.predict.law_parts import (
-    OWN_ROWS,
     UNCHECKED,
     MeasuredRange,
     Term,
+    interval,
     refuse,
     validation_of,
 )
@@ -414,26 +414,14 @@ def _notes(
 
 def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
     """The interval's half-width and which errors set it."""
-    own = conformal_halfwidth(draft.errors)
-    if own is not None:
-        return own, OWN_ROWS
     device = draft.law.device
     pooled = [error for other in drafts if other.law.device == device for error in other.errors]
-    together = conformal_halfwidth(pooled)
-    largest = max((abs(error) for error in draft.errors), default=0.0)
-    least = max(UNVALIDATED_LOG_HALFWIDTH, repeat_log_halfwidth(device))
-    if together is not None and draft.errors:
-        # Never below what this law itself got wrong: the others may be easier.
-        return (
-            max(together, largest),
-            f"{len(pooled)} left-out rows of all laws of {device} "
-            f"(own: {len(draft.errors)}, {MIN_CALIBRATION_ROWS} needed)",
-        )
-    return (
-        max(largest, least, together or 0.0),
-        f"{len(draft.errors)} left-out rows {UNCHECKED} ({MIN_CALIBRATION_ROWS} needed); "
-        f"at least {least:g}, what datasheets and second measurements are off by",
-    )
+    usual = max(UNVALIDATED_LOG_HALFWIDTH, repeat_log_halfwidth(device))
+    words = f"{usual:g}, what datasheets and second measurements are off by"
+    if draft.errors:
+        return interval(draft.errors, [(f"all laws of {device}", pooled)], usual, words)
+    # A law that was never tested is not made surer by the others.
+    return interval((), (), max(usual, conformal_halfwidth(pooled) or 0.0), words)
 
 
 def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> LayerLaw:

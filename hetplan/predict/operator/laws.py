@@ -20,7 +20,7 @@ from functools import lru_cache
 from hetplan.job.spec import Precision
 from hetplan.model.operators import PRODUCTS, OperatorClass, operator_flops
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
-from hetplan.predict.law_parts import OWN_ROWS, MeasuredRange, Term, refuse, validation_of
+from hetplan.predict.law_parts import MeasuredRange, Term, interval, refuse, validation_of
 from hetplan.predict.operator.values import (
     REACHES,
     LearnedResidual,
@@ -40,7 +40,6 @@ from hetplan.predict.operator.values import (
 from hetplan.predict.regression import (
     COVERAGE,
     MIN_CALIBRATION_ROWS,
-    conformal_halfwidth,
     fit_nonnegative,
     independent,
     left_out_errors,
@@ -426,26 +425,16 @@ def _point(sample: OperatorSample) -> tuple[float, ...]:
 
 def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
     """The interval's half-width and which errors set it."""
-    own = conformal_halfwidth(draft.choice.errors)
-    if own is not None:
-        return own, OWN_ROWS
     device, _, operator, _ = draft.key
-    largest = max(map(abs, draft.choice.errors), default=0.0)
     pools = (
         (f"{operator} of {device}", [d for d in drafts if d.key[::2] == draft.key[::2]]),
         (f"all operators of {device}", [d for d in drafts if d.key[0] == device]),
     )
-    for name, pool in pools:
-        errors = [error for other in pool for error in other.choice.errors]
-        together = conformal_halfwidth(errors)
-        if together is not None:
-            few = f"own: {len(draft.choice.errors)}, {MIN_CALIBRATION_ROWS} needed"
-            least = 0.0 if draft.choice.errors else MATRIX_LOG_HALFWIDTH
-            return max(together, largest, least), f"{len(errors)} left-out rows of {name} ({few})"
-    return (
-        max(largest, MATRIX_LOG_HALFWIDTH),
-        f"{len(draft.choice.errors)} left-out rows are too few ({MIN_CALIBRATION_ROWS} needed); "
-        f"at least the datasheet's {MATRIX_LOG_HALFWIDTH:g}",
+    return interval(
+        draft.choice.errors,
+        [(name, [error for d in pool for error in d.choice.errors]) for name, pool in pools],
+        MATRIX_LOG_HALFWIDTH,
+        f"the datasheet's {MATRIX_LOG_HALFWIDTH:g}",
     )
 
 
