@@ -306,22 +306,17 @@ def measured_layers(
     layers = []
     for key in sorted(groups, key=str):
         rows = groups[key]
-        times = {size: _together(rows[size], law_log_halfwidth) for size in sorted(rows)}
-        times = {
-            size: each
-            for size, each in times.items()
-            if answers_itself(each[1], law_log_halfwidth, checked=checked)
-        }
-        if not times:
-            continue
-        layers.append(
-            MeasuredLayer(
-                **asdict(_identity(next(iter(rows.values()))[0][0])),
-                microbatch_sizes=tuple(times),
-                seconds=tuple(seconds for seconds, _ in times.values()),
-                log_halfwidths=tuple(halfwidth for _, halfwidth in times.values()),
+        times = _answering(rows, law_log_halfwidth, checked=checked)
+        if times:
+            at, seconds, halfwidths = zip(*times, strict=True)
+            layers.append(
+                MeasuredLayer(
+                    **asdict(_identity(next(iter(rows.values()))[0][0])),
+                    microbatch_sizes=at,
+                    seconds=seconds,
+                    log_halfwidths=halfwidths,
+                )
             )
-        )
     return tuple(layers)
 
 
@@ -336,22 +331,29 @@ def measured_updates(
     groups: dict[int, list[tuple[LayerSample, LayerSample]]] = {}
     for sample, count in zip(samples, parameters, strict=True):
         groups.setdefault(count, []).append((sample, sample))
-    updates = []
-    for count in sorted(groups):
-        seconds, halfwidth = _together(groups[count], law_log_halfwidth)
+    return tuple(
+        MeasuredUpdate(parameters=count, seconds=seconds, log_halfwidth=halfwidth)
+        for count, seconds, halfwidth in _answering(groups, law_log_halfwidth, checked=checked)
+    )
+
+
+def _answering(
+    groups: Mapping[int, Sequence[tuple[LayerSample, LayerSample]]],
+    law_log_halfwidth: float,
+    *,
+    checked: bool,
+) -> list[tuple[int, float, float]]:
+    """(size, seconds, half-width) of the sizes that answer for themselves, rising.
+
+    The rows of each size are given as measured and as repaired.
+    """
+    times = []
+    for size, rows in sorted(groups.items()):
+        seconds = statistics.median(repaired.median_seconds for _, repaired in rows)
+        scatter = max(scatter_log_halfwidth(sample) for sample, _ in rows)
+        spread = max(abs(math.log(sample.median_seconds / seconds)) for sample, _ in rows)
+        device = rows[0][0].device
+        halfwidth = exact_log_halfwidth(device, max(scatter, spread), law_log_halfwidth)
         if answers_itself(halfwidth, law_log_halfwidth, checked=checked):
-            updates.append(
-                MeasuredUpdate(parameters=count, seconds=seconds, log_halfwidth=halfwidth)
-            )
-    return tuple(updates)
-
-
-def _together(
-    rows: Sequence[tuple[LayerSample, LayerSample]], law_log_halfwidth: float
-) -> tuple[float, float]:
-    """Seconds and half-width of the rows of one shape, each as measured and as repaired."""
-    seconds = statistics.median(repaired.median_seconds for _, repaired in rows)
-    scatter = max(scatter_log_halfwidth(sample) for sample, _ in rows)
-    spread = max(abs(math.log(sample.median_seconds / seconds)) for sample, _ in rows)
-    device = rows[0][0].device
-    return seconds, exact_log_halfwidth(device, max(scatter, spread), law_log_halfwidth)
+            times.append((size, seconds, halfwidth))
+    return times

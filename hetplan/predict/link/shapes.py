@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 
 from hetplan.errors import InputError
@@ -88,13 +88,7 @@ class ShapeLaw:
     @property
     def coefficients(self) -> tuple[float, ...]:
         """In the order of `shape_columns`."""
-        return (
-            self.base_seconds,
-            self.step_seconds,
-            self.crossing_seconds,
-            self.seconds_per_byte,
-            self.seconds_per_byte_over_ranks,
-        )
+        return astuple(self)
 
     def latency_seconds(self, operation: str, group_size: int, nodes: int = 1) -> float:
         """What an empty message takes."""

@@ -116,9 +116,9 @@ def choose_law(
         candidates = [each for each in candidates if OperatorColumn.TILED_FLOPS not in each]
     if not groups:
         return Choice(fit=_fit(candidates[0], values, seconds, floor), rows=above)
-    best, errors = candidates[0], _left_out(candidates[0], values, seconds, groups)
+    best, errors = candidates[0], left_out_errors(_rows(values, candidates[0]), seconds, groups)
     for columns in candidates[1:]:
-        tried = _left_out(columns, values, seconds, groups)
+        tried = left_out_errors(_rows(values, columns), seconds, groups)
         if gain_is_earned(errors, tried, 1.0):
             best, errors = columns, tried
     fit = _fit(best, values, seconds, floor)
@@ -242,15 +242,6 @@ def _errors(
     return tuple(
         log_ratio(value, fit.seconds(row)) for value, row in zip(seconds, rows, strict=True)
     )
-
-
-def _left_out(
-    columns: tuple[OperatorColumn, ...],
-    values: Values,
-    seconds: Sequence[float],
-    groups: Sequence[float],
-) -> tuple[float, ...]:
-    return left_out_errors(_rows(values, columns), seconds, groups)
 
 
 def _learn(
