@@ -235,7 +235,8 @@ def pooled(sources: Sequence[RatedOperator], target: Rates, precision: str) -> O
 
     The half-width is the middle one of the laws' own: how far shapes of one kind lie from its law.
     """
-    weights = _weights([each.rates for each in sources], target)
+    raw = [likeness(source.rates, target) for source in sources]
+    weights = [weight / sum(raw) for weight in raw]
     terms: dict[str, float] = {}
     for source, weight in zip(sources, weights, strict=True):
         for term in source.law.terms:
@@ -285,11 +286,6 @@ def _mean_sustained(
     ]
     total = sum(weight for weight, _ in weighted)
     return sum(weight * rate for weight, rate in weighted) / total if total > 0.5 else 0.0
-
-
-def _weights(sources: Sequence[Rates], target: Rates) -> list[float]:
-    raw = [likeness(source, target) for source in sources]
-    return [weight / sum(raw) for weight in raw]
 
 
 def common_ranges(

@@ -39,7 +39,7 @@ from hetplan.predict.datasheet import (
     elementwise_bytes_per_second,
 )
 from hetplan.predict.layer.float8 import narrowed
-from hetplan.predict.operator.answer import DeviceOperators, Launch
+from hetplan.predict.operator.answer import DeviceOperators, Launch, words
 from hetplan.predict.operator.values import OperatorColumn, column_value
 from hetplan.predict.predictor import MEASURED, LayerQuery, Prediction, PredictionPart
 
@@ -118,7 +118,7 @@ def _by_bandwidth(op: Operator, device: DeviceKind, precision: str, *, backward:
     """A pass over memory on a device of which none was measured: datasheet bandwidth."""
     moved = column_value(OperatorColumn.BYTES, op, BACKWARD if backward else FORWARD, precision)
     rate = elementwise_bytes_per_second(device, backward=backward)
-    note = f"{str(op.operator).replace('_', ' ')} not measured: from the memory bandwidth"
+    note = f"{words(op.operator)} not measured: from the memory bandwidth"
     return Launch(
         operator=op.operator,
         work_seconds=moved / rate if rate > 0 else 0.0,

@@ -40,6 +40,7 @@ from typing import TypeAlias
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError
+from hetplan.model.spec import LayerKind
 from hetplan.predict.regression import log_ratio
 from hetplan.profiling.samples import LayerSample
 
@@ -59,7 +60,7 @@ class LayerIdentity:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    """0 of a transformer layer."""
+    """0 of a transformer layer, whose time does not depend on it."""
     sequence_length: int
     tp: int
 
@@ -103,9 +104,6 @@ def _between(sizes: Sequence[int], seconds: Sequence[float], size: int) -> float
     return seconds[-1]
 
 
-TRANSFORMER = "transformer"  # `LayerKind.TRANSFORMER`; its times do not depend on a vocabulary
-
-
 LayerKey: TypeAlias = tuple[str | int, ...]
 
 
@@ -122,7 +120,7 @@ def _identity(sample: LayerSample) -> LayerIdentity:
         num_attention_heads=sample.num_attention_heads,
         num_kv_heads=sample.num_kv_heads,
         head_dim=sample.head_dim,
-        vocab_size=0 if sample.layer == TRANSFORMER else sample.vocab_size,
+        vocab_size=0 if sample.layer == LayerKind.TRANSFORMER else sample.vocab_size,
         sequence_length=sample.sequence_length,
         tp=sample.tp,
     )
