@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from hetplan.errors import Fault, InputError
 from hetplan.predict.regression import MIN_CALIBRATION_ROWS, conformal_halfwidth
 from hetplan.units import format_bytes
+
+_Sample = TypeVar("_Sample")
 
 OWN_ROWS = "own left-out rows"
 """Calibration of a law whose interval its own errors set."""
@@ -158,15 +161,20 @@ def outside(
     return log_halfwidth * factor + added, warnings
 
 
-def refuse(problems: Iterable[tuple[str, str]]) -> None:
-    """An InputError that lists every (sample, what is wrong with it); nothing where all are right.
+def refuse(
+    what: str, samples: Iterable[_Sample], owner: str, problem: Callable[[_Sample], str]
+) -> None:
+    """An InputError that lists every sample which cannot be used; nothing where all are right.
 
-    What is wrong is empty for a sample that can be used.
+    `owner` names the field that says what was measured; `problem` says what is wrong, or nothing.
     """
     faults = [
-        Fault(message=f"{problem}; measure it again or remove the row", field=sample)
-        for sample, problem in problems
-        if problem
+        Fault(
+            message=f"{wrong}; measure it again or remove the row",
+            field=f"{what} sample {number} of {getattr(sample, owner)}",
+        )
+        for number, sample in enumerate(samples, start=1)
+        if (wrong := problem(sample))
     ]
     if faults:
         raise InputError(*faults)

@@ -207,10 +207,7 @@ def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
     positive number).
     """
     samples, combined = split_combined(samples)
-    refuse(
-        (f"layer sample {number} of {sample.device}", _problem(sample))
-        for number, sample in enumerate(samples, start=1)
-    )
+    refuse("layer", samples, "device", _problem)
     groups: dict[_Key, list[LayerSample]] = {}
     for sample in samples:
         groups.setdefault(_key(sample), []).append(sample)
@@ -220,11 +217,6 @@ def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
         for key, rows in ordered
     ]
     return tuple(combined.widened(_finish(draft, drafts)) for draft in drafts)
-
-
-def _as_more_work(key: _Key, samples: Sequence[LayerSample]) -> tuple[LayerSample, ...]:
-    """The samples, none slower than one of more work; updates do not depend on microbatches."""
-    return tuple(samples) if key[2] == ALL_LAYERS else repaired(samples)
 
 
 def _key(sample: LayerSample) -> _Key:
@@ -326,7 +318,8 @@ def _draft(
     key: _Key, originals: Sequence[LayerSample], both: Sequence[Sequence[LayerSample]]
 ) -> _Draft:
     device, precision, layer, phase = key
-    samples = _as_more_work(key, originals)
+    # Updates do not depend on microbatches: only layers of more work cannot be faster.
+    samples = tuple(originals) if layer == ALL_LAYERS else repaired(originals)
     sets = OPTIMIZER_SETS if layer == ALL_LAYERS else column_sets(LayerKind(layer))
     seconds = [sample.median_seconds for sample in samples]
     chosen = _chosen(key, sets, samples, both)

@@ -41,7 +41,7 @@ from typing import TypeAlias
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
-from hetplan.predict.regression import log_ratio
+from hetplan.predict.regression import interpolate, log_ratio
 from hetplan.profiling.samples import LayerSample
 
 # Twice the work in less than this times the time: halfway, on a log scale, between a device that is
@@ -90,18 +90,7 @@ class LayerTable(LayerIdentity):
         sizes, seconds = self.microbatch_sizes, self.seconds
         if not sizes[0] <= microbatch_size <= sizes[-1]:
             return None
-        return _between(sizes, seconds, microbatch_size)
-
-
-def _between(sizes: Sequence[int], seconds: Sequence[float], size: int) -> float:
-    for at, right in enumerate(sizes):
-        if size == right:
-            return seconds[at]
-        if size < right:
-            left = sizes[at - 1]
-            share = (size - left) / (right - left)
-            return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
-    return seconds[-1]
+        return interpolate(sizes, seconds, microbatch_size)
 
 
 LayerKey: TypeAlias = tuple[str | int, ...]
@@ -203,7 +192,7 @@ def left_out_sizes(tables: Sequence[LayerTable]) -> dict[tuple[tuple[str | int, 
     for table in tables:
         sizes, seconds = table.microbatch_sizes, table.seconds
         for at in range(1, len(sizes) - 1):
-            rest = _between(
+            rest = interpolate(
                 (*sizes[:at], *sizes[at + 1 :]), (*seconds[:at], *seconds[at + 1 :]), sizes[at]
             )
             errors[table.key, sizes[at]] = log_ratio(seconds[at], rest)

@@ -24,11 +24,9 @@ from hetplan.predict.link.shapes import (
     LinkShape,
     ShapeLaw,
     SizeTable,
-    interpolate,
     lane_bytes,
     outside_sizes,
     shape_columns,
-    slope,
     table_seconds,
 )
 from hetplan.predict.predictor import MEASURED, Prediction, SendLaw
@@ -36,7 +34,9 @@ from hetplan.predict.regression import (
     MIN_CALIBRATION_ROWS,
     conformal_halfwidth,
     fit_nonnegative,
+    interpolate,
     log_ratio,
+    slope,
 )
 from hetplan.profiling.samples import SENDS, LinkOperation, LinkSample
 
@@ -119,10 +119,7 @@ class _Key:
 
 def fit_link_laws(samples: Sequence[LinkSample]) -> tuple[LinkLaw, ...]:
     """One law per link name; an InputError names every sample that cannot be used."""
-    refuse(
-        (f"link sample {number} of {sample.link}", _problem(sample))
-        for number, sample in enumerate(samples, start=1)
-    )
+    refuse("link", samples, "link", _problem)
     by_link: dict[str, dict[_Key, list[LinkSample]]] = {}
     for sample in samples:
         by_link.setdefault(sample.link, {}).setdefault(_key(sample), []).append(sample)

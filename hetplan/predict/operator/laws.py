@@ -305,10 +305,7 @@ def fit_operator_laws(samples: Sequence[OperatorSample]) -> tuple[OperatorLaw, .
 
     An InputError names every sample that cannot be used.
     """
-    refuse(
-        (f"operator sample {number} of {sample.device}", _problem(sample))
-        for number, sample in enumerate(samples, start=1)
-    )
+    refuse("operator", samples, "device", _problem)
     groups: dict[_Key, list[OperatorSample]] = {}
     for sample in samples:
         key = (sample.device, sample.precision, sample.operator, sample.phase)
