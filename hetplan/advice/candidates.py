@@ -3,7 +3,7 @@
 What a measurement leaves of a prediction's interval follows the rules of the fit:
 
 - a kind with fewer than three points of a layer has a prior that each point moves: one more leaves
-  what `predict.kinds.few_points.shift` says;
+  what `predict.kinds.related.shift` says;
 - a law of more points that has not been checked by leaving hidden sizes out gets checked by all the
   sizes around what is asked for, as one measurement: it leaves what checked laws of this layer
   have; on this device, else on devices of its sort;
@@ -26,15 +26,15 @@ from hetplan.job.spec import Job
 from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.kinds.few_points import shift
 from hetplan.predict.kinds.operators import MIN_POINTS
+from hetplan.predict.kinds.related import shift
 from hetplan.predict.law_parts import OWN_ROWS, UNCHECKED
-from hetplan.predict.laws import ALL_LAYERS, LayerLaw
 from hetplan.predict.layer.tables import (
     answers_itself,
     exact_log_halfwidth,
     scatter_log_halfwidth,
 )
+from hetplan.predict.layer.values import ALL_LAYERS, LayerLaw
 from hetplan.predict.predictor import calibrated_cause, link_cause
 from hetplan.profiling.grid import job_grid
 from hetplan.profiling.measure_layers import Unit, units

@@ -20,7 +20,7 @@ from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.spec import TRAINED_KINDS
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor, fit_populations
-from hetplan.predict.laws import ALL_LAYERS
+from hetplan.predict.layer.values import ALL_LAYERS
 from hetplan.predict.populations import choose
 from hetplan.profiling.backends import Backend, open_backend
 from hetplan.profiling.measure_layers import Unit, unit_shapes, unit_work

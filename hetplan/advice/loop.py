@@ -27,8 +27,8 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.law_parts import UNCHECKED
-from hetplan.predict.laws import ALL_LAYERS
 from hetplan.predict.layer.answer import measured_itself
+from hetplan.predict.layer.values import ALL_LAYERS
 from hetplan.predict.predictor import LayerQuery
 
 MIN_GAIN = 0.02

@@ -137,8 +137,8 @@ def calibrate(
     )
     from hetplan.comparison.compare import compare_runs
     from hetplan.files.encoding import encode
+    from hetplan.predict.fit import SCHEMA as PREDICTOR_SCHEMA
     from hetplan.predict.fit import save_predictor
-    from hetplan.predict.laws import SCHEMA as PREDICTOR_SCHEMA
 
     check_replaceable(out, PREDICTOR_SCHEMA, "predictor")
     files = _run_files(logs, plan, runs)

@@ -26,8 +26,7 @@ def fit(out: Out = None, store: Stores = None, as_json: AsJson = False) -> None:
     the fit did not see, and the half-width of the 90 % interval that follows.
     """
     from hetplan.errors import InputError
-    from hetplan.predict.fit import fit_stores, predictor_text, save_predictor
-    from hetplan.predict.laws import SCHEMA
+    from hetplan.predict.fit import SCHEMA, fit_stores, predictor_text, save_predictor
 
     replacing = "" if out is None else check_replaceable(out, SCHEMA, "predictor")
     folders = stores_to_read(store)

@@ -229,7 +229,13 @@ def _read_folder(folder: Path) -> dict[str, DeviceKind]:
             continue
         for kind in _remembered(path, state.st_mtime_ns, state.st_size, state.st_ino):
             if kind.kind in kinds:
-                raise _twice(path, kind.kind)
+                document = read_document(path)
+                at = next(
+                    at
+                    for at in document.entries(("devices",))
+                    if document.at("devices", at, "kind") == kind.kind
+                )
+                raise _twice(document, at, kind.kind, f", in another file of {path.parent}")
             kinds[kind.kind] = kind
     return kinds
 
@@ -246,24 +252,13 @@ def _read_file(path: Path) -> tuple[DeviceKind, ...]:
     names = [device.kind for device in form.devices]
     for position, name in enumerate(names):
         if name in names[:position]:
-            raise InputError(
-                document.fault(
-                    ("devices", position, "kind"), f"{name} is already in the catalogue; rename one"
-                )
-            )
+            raise _twice(document, position, name)
     return tuple(device_kind(device) for device in form.devices)
 
 
-def _twice(path: Path, name: str) -> InputError:
-    document = read_document(path)
-    entries = document.entries(("devices",))
-    at = next(at for at in entries if document.at("devices", at, "kind") == name)
-    return InputError(
-        document.fault(
-            ("devices", at, "kind"),
-            f"{name} is already in the catalogue, in another file of {path.parent}; rename one",
-        )
-    )
+def _twice(document: Document, at: int, name: str, where: str = "") -> InputError:
+    message = f"{name} is already in the catalogue{where}; rename one"
+    return InputError(document.fault(("devices", at, "kind"), message))
 
 
 def device_kind(form: DeviceForm) -> DeviceKind:

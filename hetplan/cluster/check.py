@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from hetplan.cluster.catalogue import nearest_kinds
 from hetplan.cluster.devices import DeviceKind, capped_clock_ratio
-from hetplan.cluster.node import Nics, RingNics, count_names, expand_names
-from hetplan.cluster.places import island_paths, quantity, unknown
+from hetplan.cluster.node import Nics, count_names, expand_names, nic_faults
+from hetplan.cluster.places import island_paths, kind_figures, placed, quantity, unknown
 from hetplan.cluster.spec import MAX_DEVICES, too_many_devices
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
@@ -69,28 +69,15 @@ def _nics(document: Document, path: Path, devices: int) -> Iterator[Fault]:
     of_device = _numbers(document, (*at, "of_device")) or []
     if of_device and len(of_device) != devices:
         yield document.fault((*at, "of_device"), _not_covered(len(of_device), devices))
-    wrong = [position for position, nic in enumerate(of_device) if nic >= per_node]
-    for position in wrong[:1]:
-        message = f"there is no NIC {of_device[position]}; a node has 0 to {per_node - 1}"
-        yield document.fault((*at, "of_device", position), message)
+    rails, rings = document.whole((*at, "rails")), document.at(*at, "rings")
+    for fault in nic_faults(per_node, of_device, rails, rings):
+        yield placed(document, at, fault)
     divides = not per_node % devices or not devices % per_node
     if not of_device and not divides:
         yield document.fault(
             (*at, "per_node"),
             f"{per_node} NICs and {devices} devices of a node do not divide; say with of_device "
             "which NIC each device uses",
-        )
-    rails = document.whole((*at, "rails"))
-    if rails is not None and per_node % rails:
-        yield document.fault(
-            (*at, "rails"), f"{rails} rails do not divide the {per_node} NICs of a node"
-        )
-    rings = document.at(*at, "rings")
-    if rails is not None and rings in (RingNics.FIRST_DEVICE.value, RingNics.ONE.value):
-        yield document.fault(
-            (*at, "rings"),
-            f"{rings} with {rails} rails; a ring stays on the rail of its devices: leave one of "
-            "the two out",
         )
     most = document.whole((*at, "most_per_device"))
     if most is not None and most > 1 and (of_device or most * devices > per_node):
@@ -100,7 +87,11 @@ def _nics(document: Document, path: Path, devices: int) -> Iterator[Fault]:
             if not of_device
             else "of_device gives every device one NIC; leave one of the two out",
         )
-    elif not wrong and len(of_device) in (0, devices) and (of_device or divides):
+    elif (
+        all(nic < per_node for nic in of_device)
+        and len(of_device) in (0, devices)
+        and (of_device or divides)
+    ):
         yield from _share(document, path, devices, of_device)
 
 
@@ -185,9 +176,7 @@ def check_islands(document: Document, *, catalogue: Mapping[str, DeviceKind]) ->
     yield from _unique(document, [("devices", at, "kind") for at in document.entries(("devices",))])
     yield from _unique(document, [("sites", at, "name") for at in document.entries(("sites",))])
     yield from _size(document, paths)
-    own = _own_memory(document)
-    boards = _board_powers(document, catalogue)
-    known = {name: kind.memory_bytes or None for name, kind in catalogue.items()} | own
+    known = kind_figures(document, catalogue)
     said: dict[str, str] = {}
     for path in paths:
         device = document.word((*path, "device"))
@@ -198,8 +187,8 @@ def check_islands(document: Document, *, catalogue: Mapping[str, DeviceKind]) ->
                 said[device] = _unknown_kind(device, known)
             yield document.fault((*path, "device"), said[device])
             continue
-        yield from _memory(document, path, device, known[device])
-        yield from _power_cap(document, path, device, boards.get(device, 0.0))
+        yield from _memory(document, path, device, known[device].memory_bytes)
+        yield from _power_cap(document, path, device, known[device].max_power_watts)
 
 
 def _size(document: Document, paths: list[Path]) -> Iterator[Fault]:
@@ -223,16 +212,6 @@ def _unique(document: Document, paths: list[Path]) -> Iterator[Fault]:
         first.setdefault(name, path)
 
 
-def _own_memory(document: Document) -> dict[str, float | None]:
-    """Memory of the device kinds that the file itself describes."""
-    result: dict[str, float | None] = {}
-    for at in document.entries(("devices",)):
-        kind = document.word(("devices", at, "kind"))
-        if kind is not None:
-            result[kind] = quantity(document, ("devices", at, "memory"), Dimension.MEMORY)
-    return result
-
-
 def _unknown_kind(name: str, known: Mapping[str, object]) -> str:
     near = nearest_kinds(name, known)
     hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(sorted(known))}"
@@ -254,19 +233,6 @@ def _memory(document: Document, path: Path, device: str, has: float | None) -> I
             f"{format_bytes(asked)} is more than the {format_bytes(has)} of {device}; "
             "give what a job may use, or leave it out",
         )
-
-
-def _board_powers(
-    document: Document, catalogue: Mapping[str, DeviceKind]
-) -> dict[str | None, float]:
-    """Limit of every kind's board in watts, the file's own kinds first; 0 where nobody says it."""
-    boards: dict[str | None, float] = {
-        name: kind.max_power_watts for name, kind in catalogue.items()
-    }
-    for at in document.entries(("devices",)):
-        kind = document.word(("devices", at, "kind"))
-        boards[kind] = quantity(document, ("devices", at, "max_power"), Dimension.POWER) or 0.0
-    return boards
 
 
 def _power_cap(document: Document, path: Path, device: str, board: float) -> Iterator[Fault]:
@@ -337,13 +303,14 @@ def _node_powers(
     document: Document, regions: set[int], catalogue: Mapping[str, DeviceKind]
 ) -> Iterator[tuple[float, str]]:
     """(watts of one node, island) for every island of these regions; 0 where nothing says it."""
-    boards = _board_powers(document, catalogue)
+    kinds = kind_figures(document, catalogue)
     for region, path in island_paths(document):
         name = document.word((*path, "name"))
         if region not in regions or name is None:
             continue
         given = (quantity(document, (*path, key), Dimension.POWER) for key in _DRAW_KEYS)
-        board = boards.get(document.word((*path, "device")), 0.0)
+        kind = kinds.get(document.word((*path, "device")) or "")
+        board = kind.max_power_watts if kind else 0.0
         each = next((watts for watts in given if watts is not None), board)
         devices = document.whole((*path, "devices_per_node")) or 0
         if devices <= MAX_DEVICES:

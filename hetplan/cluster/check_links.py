@@ -6,13 +6,14 @@ are counted by region, so that a thousand islands do not cost half a million ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, combinations, product
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.file_form import FIRST_SCHEMA
-from hetplan.cluster.places import island_paths, quantity, unknown
+from hetplan.cluster.places import island_paths, kind_figures, quantity, unknown
 from hetplan.cluster.spec import Transport
 from hetplan.errors import Fault
 from hetplan.files.nodes import Path
@@ -90,7 +91,6 @@ def _bandwidth_between(document: Document, path: Path) -> Iterator[Fault]:
 
 
 def _figures(document: Document, path: Path) -> Iterator[Fault]:
-    link = document.at(*path)
     for key in ("latency", "round_trip"):
         seconds = quantity(document, (*path, key), Dimension.TIME)
         if seconds is not None and seconds > _MAX_SECONDS:
@@ -101,38 +101,32 @@ def _figures(document: Document, path: Path) -> Iterator[Fault]:
             yield document.fault(
                 (*path, key), "less than a byte per second; check the number and its unit"
             )
-    given = {
-        key: isinstance(link, dict) and link.get(key) is not None
-        for key in (
-            "latency",
-            "round_trip",
-            "streams",
-            "window",
-            "loss",
-            "segment",
-            "loss_recovery",
-        )
-    }
-    if given["latency"] and given["round_trip"]:
+    link = document.at(*path)
+    given = (
+        {key for key, value in link.items() if value is not None}
+        if isinstance(link, dict)
+        else set()
+    )
+    if given >= {"latency", "round_trip"}:
         yield document.fault(
             (*path, "round_trip"), "latency is given too, half of a round trip; keep one of the two"
         )
-    elif not (given["latency"] or given["round_trip"]):
+    elif not given & {"latency", "round_trip"}:
         yield document.fault(
             (*path, "latency"),
             "this required key is missing; add it (one way), or round_trip (there and back)",
         )
-    limits = [key for key in ("window", "loss") if given[key]]
-    if limits and not given["streams"]:
+    limits = [key for key in ("window", "loss") if key in given]
+    if limits and "streams" not in given:
         yield document.fault(
             (*path, limits[0]), "limits one stream; add streams, how many one device's transfer has"
         )
-    elif given["streams"] and not limits:
+    elif "streams" in given and not limits:
         yield document.fault(
             (*path, "streams"), "limit nothing without window or loss; add one, or remove streams"
         )
     for key in ("segment", "loss_recovery"):
-        if given[key] and not given["loss"]:
+        if key in given and "loss" not in given:
             yield document.fault((*path, key), "counts only with loss; add that, or remove it")
 
 
@@ -142,25 +136,21 @@ class _Place:
 
     name: str
     region: str
-    vendor: str | None
+    vendor: str
+    """Empty: not known."""
 
 
 def _places(document: Document, catalogue: Mapping[str, DeviceKind]) -> dict[str, _Place]:
-    own = {
-        document.word(("devices", at, "kind")): document.word(("devices", at, "vendor"))
-        for at in document.entries(("devices",))
-    }
+    kinds = kind_figures(document, catalogue)
     places: dict[str, _Place] = {}
     for region, path in island_paths(document):
         name = document.word((*path, "name"))
         if name is None or name in places:
             continue
-        device = document.word((*path, "device"))
-        kind = catalogue.get(device or "")
-        vendor = own.get(device, kind.vendor if kind else None)
+        kind = kinds.get(document.word((*path, "device")) or "")
         # Two regions without a name are still two regions.
         label = document.word(("regions", region, "name")) or f"#{region}"
-        places[name] = _Place(name=name, region=label, vendor=vendor)
+        places[name] = _Place(name=name, region=label, vendor=kind.vendor if kind else "")
     return places
 
 
@@ -213,7 +203,7 @@ def _pairs(
 
 def _direct(document: Document, path: Path, left: _Place, right: _Place) -> Iterator[Fault]:
     direct = document.at(*path, "transport") == Transport.DEVICE_DIRECT
-    if direct and left.vendor and right.vendor and left.vendor != right.vendor:
+    if direct and _unlike(left, right):
         yield document.fault(
             (*path, "transport"),
             f"device-direct needs one library on both ends, {left.name} is {left.vendor} and "
@@ -225,7 +215,7 @@ def _rest(
     document: Document, by_region: Mapping[str, list[_Place]], listed: _Pairs, regional: _Pairs
 ) -> Iterator[Fault]:
     """Pairs that no entry of `links` joins: without a link, or with one that cannot be direct."""
-    count = _CountedPairs(by_region, listed)
+    count = _unlisted(by_region, listed)
     within: Path = ("links_default", "within_region")
     across: Path = ("links_default", "across_regions")
     missing, shown = 0, 0
@@ -234,12 +224,12 @@ def _rest(
         path = within if one == two else regional.get(frozenset((one, two)), across)
         if isinstance(document.at(*path), dict):
             if path not in direct and document.at(*path, "transport") == Transport.DEVICE_DIRECT:
-                found = _unlike(by_region, one, two, listed)
-                if found is not None:
+                ends = _first_unlike(by_region, one, two, listed)
+                if ends is not None:
                     direct.add(path)  # one pair is enough to say it
-                    yield from _direct(document, path, *found)
+                    yield from _direct(document, path, *ends)
             continue
-        absent = count.of(one, two)
+        absent = count(one, two)
         missing += absent
         pairs = _all_pairs(by_region, one, two)
         while absent and shown < _MAX_MISSING_LINKS:
@@ -257,32 +247,27 @@ def _rest(
         yield document.fault(("links",), message)
 
 
-class _CountedPairs:
+def _unlisted(by_region: Mapping[str, list[_Place]], listed: _Pairs) -> Callable[[str, str], int]:
     """How many pairs of islands of two regions `links` does not list."""
+    home = {place.name: place.region for places in by_region.values() for place in places}
+    with_link = Counter(frozenset(home[name] for name in pair) for pair in listed)
 
-    def __init__(self, by_region: Mapping[str, list[_Place]], listed: _Pairs) -> None:
-        self._sizes = {region: len(places) for region, places in by_region.items()}
-        home = {place.name: place.region for places in by_region.values() for place in places}
-        self._listed: dict[frozenset[str], int] = {}
-        for pair in listed:
-            regions = frozenset(home[name] for name in pair)
-            self._listed[regions] = self._listed.get(regions, 0) + 1
+    def count(one: str, two: str) -> int:
+        size, other = len(by_region[one]), len(by_region[two])
+        pairs = size * (size - 1) // 2 if one == two else size * other
+        return pairs - with_link[frozenset((one, two))]
 
-    def of(self, one: str, two: str) -> int:
-        """Pairs without a link of their own."""
-        size = self._sizes[one]
-        pairs = size * (size - 1) // 2 if one == two else size * self._sizes[two]
-        return pairs - self._listed.get(frozenset((one, two)), 0)
+    return count
 
 
 def _region_pairs(
     by_region: Mapping[str, list[_Place]],
-    count: _CountedPairs,
+    count: Callable[[str, str], int],
     document: Document,
     regional: _Pairs,
 ) -> Iterator[tuple[str, str]]:
     """Every region with itself and every two regions that can have a fault."""
-    yield from ((region, region) for region in by_region if count.of(region, region))
+    yield from ((region, region) for region in by_region if count(region, region))
     default = document.at("links_default", "across_regions")
     if (
         isinstance(default, dict)
@@ -292,7 +277,7 @@ def _region_pairs(
         known = [tuple(sorted(pair)) for pair in regional]
         yield from ((pair[0], pair[1]) for pair in known)
         return
-    yield from (pair for pair in combinations(by_region, 2) if count.of(*pair))
+    yield from (pair for pair in combinations(by_region, 2) if count(*pair))
 
 
 def _all_pairs(
@@ -303,7 +288,12 @@ def _all_pairs(
     return product(by_region[one], by_region[two])
 
 
-def _unlike(
+def _unlike(left: _Place, right: _Place) -> bool:
+    """Whether devices of two vendors are at the ends."""
+    return bool(left.vendor and right.vendor) and left.vendor != right.vendor
+
+
+def _first_unlike(
     by_region: Mapping[str, list[_Place]], one: str, two: str, listed: _Pairs
 ) -> tuple[_Place, _Place] | None:
     """Two islands of unlike vendors without a link of their own; None where there are none."""
@@ -311,7 +301,6 @@ def _unlike(
     if len(vendors) < 2:
         return None
     for left, right in _all_pairs(by_region, one, two):
-        unlike = left.vendor and right.vendor and left.vendor != right.vendor
-        if unlike and frozenset((left.name, right.name)) not in listed:
+        if _unlike(left, right) and frozenset((left.name, right.name)) not in listed:
             return left, right
     return None

@@ -159,10 +159,6 @@ class DeviceKind:
             "`hetplan profile`"
         )
 
-    def source_of(self, figure: str) -> str:
-        """Where this figure (one of FIGURES) was read."""
-        return next((each.source for each in self.sources if each.figure == figure), self.source)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKinds:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from hetplan.cluster.launch_domains import (
     launch_faults,
 )
 from hetplan.cluster.node import count_names
-from hetplan.cluster.places import island_paths
+from hetplan.cluster.places import field_steps, island_paths, kind_figures
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
 from hetplan.files.quantities import FileForm, Name, Seconds, value_of
@@ -121,15 +120,11 @@ def check_launch(document: Document, *, catalogue: Mapping[str, DeviceKind]) -> 
 
 
 _ADAPTER: TypeAdapter[LaunchDomainForm] = TypeAdapter(LaunchDomainForm)
-_STEPS = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
-"""List positions and keys of a field's text, as in kinds[0].image."""
 
 
 def _placed(document: Document, path: Path, fault: Fault) -> Fault:
     """The fault of a domain's value, at its place in the file."""
-    steps: list[str | int] = [
-        int(number) if number else word for number, word in _STEPS.findall(fault.field)
-    ]
+    steps = field_steps(fault.field)
     if steps[0] == "time_limit_seconds":
         steps = ["time_limit"]
     if steps[0] == "addresses":
@@ -140,11 +135,7 @@ def _placed(document: Document, path: Path, fault: Fault) -> Fault:
 
 
 def _islands(document: Document, catalogue: Mapping[str, DeviceKind]) -> Iterator[LaunchedIsland]:
-    vendors = {kind: device.vendor for kind, device in catalogue.items()}
-    for at in document.entries(("devices",)):
-        kind = document.word(("devices", at, "kind"))
-        if kind is not None:
-            vendors[kind] = document.word(("devices", at, "vendor")) or ""
+    kinds = kind_figures(document, catalogue)
     for _, path in island_paths(document):
         name, device = document.word((*path, "name")), document.word((*path, "device"))
         listed = document.at(*path, "node_names")
@@ -152,7 +143,7 @@ def _islands(document: Document, catalogue: Mapping[str, DeviceKind]) -> Iterato
             yield LaunchedIsland(
                 name=name,
                 device=device,
-                vendor=vendors.get(device, ""),
+                vendor=kinds[device].vendor if device in kinds else "",
                 node_names=tuple(_right_names(listed)),
             )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hetplan.errors import InputError
+from hetplan.errors import Fault, InputError
 from hetplan.files.quantities import Count, Positive, check_limits
 
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -83,6 +83,26 @@ class RingNics(StrEnum):
     """The node's first, all such groups together; groups of three and more whole nodes likewise."""
 
 
+def nic_faults(
+    per_node: int, of_device: Sequence[int], rails: int | None, rings: object
+) -> Iterator[Fault]:
+    """Figures of a node's NICs that do not go together; `rings` is a `RingNics` value or None."""
+    for position, nic in enumerate(of_device):
+        if not 0 <= nic < per_node:
+            message = f"there is no NIC {nic}; a node has 0 to {per_node - 1}"
+            yield Fault(field=f"of_device[{position}]", message=message)
+            break
+    if rails is not None and per_node % rails:
+        message = f"{rails} rails do not divide the {per_node} NICs of a node"
+        yield Fault(field="rails", message=message)
+    if rails is not None and rings in (RingNics.FIRST_DEVICE.value, RingNics.ONE.value):
+        message = (
+            f"{rings} with {rails} rails; a ring stays on the rail of its devices: leave one of "
+            "the two out"
+        )
+        yield Fault(field="rings", message=message)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nics:
     """NICs (network cards) of one node that its devices share."""
@@ -101,20 +121,9 @@ class Nics:
 
     def __post_init__(self) -> None:
         check_limits(self)
-        if self.rails is not None and self.per_node % self.rails:
-            raise InputError(
-                f"rails is {self.rails}; it must divide the {self.per_node} NICs of a node"
-            )
-        if self.rails is not None and self.rings not in (None, RingNics.OWN):
-            raise InputError(
-                f"rings is {self.rings} with {self.rails} rails; a ring stays on the rail of "
-                "its devices: leave one of the two out"
-            )
-        wrong = [nic for nic in self.of_device if not 0 <= nic < self.per_node]
-        if wrong:
-            raise InputError(
-                f"of_device has NIC {wrong[0]}; a node has the NICs 0 to {self.per_node - 1}"
-            )
+        faults = tuple(nic_faults(self.per_node, self.of_device, self.rails, self.rings))
+        if faults:
+            raise InputError(*faults)
 
     def of(self, local: int, devices_per_node: int) -> tuple[int, ...]:
         """NICs that the device of this number in its node sends over."""

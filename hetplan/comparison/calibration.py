@@ -19,9 +19,9 @@ from hetplan.errors import InputError
 from hetplan.plans.plan import Plan
 from hetplan.predict.calibration.factors import (
     calibrate,
-    corrected_log_error,
+    corrected_run,
     fit_factors,
-    left_out_errors,
+    left_out_runs,
 )
 from hetplan.predict.calibration.values import Calibration, RunError
 from hetplan.predict.fit import FittedPredictor
@@ -87,7 +87,7 @@ def try_calibration(runs: Sequence[MeasuredRun]) -> Trial:
             "one layout after the other",
             errors,
             [error.log_error for error in errors],
-            list(left_out_errors(errors)),
+            [run.log_error for run in left_out_runs(errors)],
             replace(calibration, factors=calibration.factors or fit_factors(errors)),
             helped=judged is not None and judged.accepted,
             notes=calibration.notes,
@@ -101,7 +101,7 @@ def _steadiness(runs: Sequence[MeasuredRun], errors: Sequence[RunError]) -> Tria
     factors = fit_factors([first for first, _ in halves])
     judged = [second for _, second in halves]
     before = [error.log_error for error in judged]
-    after = [corrected_log_error(error, factors) for error in judged]
+    after = [corrected_run(error, factors).log_error for error in judged]
     layouts = len({error.cell for error in errors})
     note = (
         f"{layouts} layout{'s are' if layouts > 1 else ' is'} too few to hold one back "

@@ -61,7 +61,7 @@ from hetplan.model.operators import (
     operator_bytes,
 )
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict.layer.columns import layer_columns
+from hetplan.predict.layer.values import layer_columns
 from hetplan.predict.predictor import DATASHEET, LayerQuery, Prediction
 
 # Matrix products of at least 100 GFLOP, median per device of rate / dense peak with float32
@@ -145,6 +145,14 @@ OPTIMIZER_TRAFFIC_FACTOR = math.sqrt(33.5 * 42.7) / ADAMW_UPDATE_BYTES
 # Kinds: log(42.7 / 37.8) = .12. The passes over 16-bit gradients and their norm are counted, not
 # measured, and an optimizer without a fused kernel takes up to twice as long: half of log 2.
 OPTIMIZER_LOG_HALFWIDTH = 0.12 + 0.5 * math.log(2.0)
+
+
+def known_kinds() -> dict[str, DeviceKind]:
+    """The kinds of the catalogue by name."""
+    # Reading files needs a library that a predictor on its own does without.
+    from hetplan.cluster.catalogue import load_catalogue
+
+    return {kind.kind: kind for kind in load_catalogue()}
 
 
 def _operations(model: ModelSpec, layer: LayerKind) -> int:

@@ -16,19 +16,18 @@ from functools import cached_property
 from pathlib import Path
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Link, Transport
+from hetplan.cluster.links import Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.predict import datasheet
 from hetplan.predict.calibration.values import Calibration, corrected, corrected_law, factor_of
-from hetplan.predict.kinds.few_points import OwnOperators, with_prior
-from hetplan.predict.kinds.related import Related
+from hetplan.predict.kinds.related import OwnOperators, Related, with_prior
 from hetplan.predict.law_parts import outside
-from hetplan.predict.laws import ALL_LAYERS, SCHEMA, FittedLaws, LayerLaw
 from hetplan.predict.layer import float8
 from hetplan.predict.layer.answer import by_layer_law
 from hetplan.predict.layer.composed import layer_prediction
 from hetplan.predict.layer.laws import fit_layer_laws
+from hetplan.predict.layer.values import ALL_LAYERS, LayerLaw
 from hetplan.predict.link import prior
 from hetplan.predict.link.laws import (
     collective_law,
@@ -39,6 +38,7 @@ from hetplan.predict.link.laws import (
 from hetplan.predict.link.shapes import LinkLaw
 from hetplan.predict.operator.answer import DeviceOperators
 from hetplan.predict.operator.laws import fit_operator_laws
+from hetplan.predict.operator.values import OperatorLaw
 from hetplan.predict.populations import choose
 from hetplan.predict.predictor import (
     DATASHEET,
@@ -50,6 +50,24 @@ from hetplan.predict.predictor import (
 )
 from hetplan.profiling.samples import LinkOperation, Phase, ProfileSet
 from hetplan.version import __version__
+
+SCHEMA = "hetplan.predictor/2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedLaws:
+    """What `hetplan fit` writes: laws, and which measurements they came from."""
+
+    hetplan_version: str
+    layers: tuple[LayerLaw, ...]
+    links: tuple[LinkLaw, ...]
+    populations: tuple[str, ...]
+    """The populations that were used, in words: device, date, driver, threads, pace."""
+    notes: tuple[str, ...]
+    """What was passed over, and why."""
+    operators: tuple[OperatorLaw, ...] = ()
+    calibration: Calibration | None = None
+    """What measured steps said about these laws (`hetplan compare calibrate`)."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +102,7 @@ class FittedPredictor:
     @cached_property
     def related(self) -> Related:
         """What laws of other kinds say of a kind."""
-        return Related(self.laws)
+        return Related(self.laws.layers, self.laws.operators)
 
     @cached_property
     def _operators(self) -> OwnOperators:

@@ -1,14 +1,19 @@
-"""What every kind of law keeps: measured ranges, errors on left-out sizes, widening beyond them."""
+"""What every kind of law keeps: terms, measured ranges, errors on left-out sizes, widening."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
 
 from hetplan.errors import Fault, InputError
+from hetplan.predict.regression import MIN_CALIBRATION_ROWS, conformal_halfwidth
 from hetplan.units import format_bytes
+
+_Sample = TypeVar("_Sample")
 
 OWN_ROWS = "own left-out rows"
 """Calibration of a law whose interval its own errors set."""
@@ -24,6 +29,30 @@ WIDENING_PER_DOUBLING = 0.25
 # predicted)| per doubling of distance lie below 0.44.
 UNTESTED_LOG_PER_DOUBLING = 0.44
 """Growth of the half-width per doubling away from the only value measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One column of a law and its coefficient."""
+
+    column: str
+    """A value of `layer.values.Column`, or of `operator.values.OperatorColumn`."""
+    coefficient: float
+    """Seconds per unit of the column; never negative."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.coefficient) and self.coefficient >= 0):
+            raise InputError(
+                f"coefficient of {self.column} is {self.coefficient}; time cannot fall with more "
+                "work: fit again"
+            )
+
+
+def check_columns(terms: Sequence[Term], columns: type[StrEnum]) -> None:
+    """An InputError where a law has a term of another column than these."""
+    for term in terms:
+        if term.column not in tuple(columns):
+            raise InputError(f"column is {term.column!r}; it is one of {', '.join(columns)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +100,36 @@ def validation_of(left_out: str, folds: int, log_errors: Sequence[float]) -> Val
     )
 
 
+def interval(
+    errors: Sequence[float],
+    pools: Iterable[tuple[str, Sequence[float]]],
+    least: float,
+    least_is: str,
+) -> tuple[float, str]:
+    """A law's half-width and which errors set it: its own on left-out rows, else those of a pool.
+
+    `pools` name errors of other laws, best first. Where all are too few the half-width is `least`,
+    which is `least_is`; no interval is narrower than an error of the law itself.
+    """
+    own = conformal_halfwidth(errors)
+    if own is not None:
+        return own, OWN_ROWS
+    largest = max(map(abs, errors), default=0.0)
+    for name, pool in pools:
+        together = conformal_halfwidth(pool)
+        if together is not None:
+            return (
+                max(together, largest, 0.0 if errors else least),
+                f"{len(pool)} left-out rows of {name} "
+                f"(own: {len(errors)}, {MIN_CALIBRATION_ROWS} needed)",
+            )
+    return (
+        max(largest, least),
+        f"{len(errors)} left-out rows {UNCHECKED} ({MIN_CALIBRATION_ROWS} needed); "
+        f"at least {least_is}",
+    )
+
+
 def _shown(quantity: str, value: float) -> str:
     """A value of the quantity for a person: messages are bytes, everything else is counted."""
     return format_bytes(value) if quantity.endswith(" message") else f"{value:.10g}"
@@ -102,15 +161,20 @@ def outside(
     return log_halfwidth * factor + added, warnings
 
 
-def refuse(problems: Iterable[tuple[str, str]]) -> None:
-    """An InputError that lists every (sample, what is wrong with it); nothing where all are right.
+def refuse(
+    what: str, samples: Iterable[_Sample], owner: str, problem: Callable[[_Sample], str]
+) -> None:
+    """An InputError that lists every sample which cannot be used; nothing where all are right.
 
-    What is wrong is empty for a sample that can be used.
+    `owner` names the field that says what was measured; `problem` says what is wrong, or nothing.
     """
     faults = [
-        Fault(message=f"{problem}; measure it again or remove the row", field=sample)
-        for sample, problem in problems
-        if problem
+        Fault(
+            message=f"{wrong}; measure it again or remove the row",
+            field=f"{what} sample {number} of {getattr(sample, owner)}",
+        )
+        for number, sample in enumerate(samples, start=1)
+        if (wrong := problem(sample))
     ]
     if faults:
         raise InputError(*faults)

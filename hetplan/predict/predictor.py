@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Link
+from hetplan.cluster.links import Link
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.operators import (
     BACKWARD,

@@ -1,4 +1,4 @@
-"""Non-negative regression on relative error, its error on sizes it has not seen, its interval.
+"""Non-negative regression on relative error, its errors on unseen sizes, its interval; tables.
 
 Coefficients minimise the sum over rows of |log(measured / predicted)|, found by reweighted
 non-negative least squares (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23).
@@ -17,6 +17,7 @@ the measured sizes are not exchangeable; callers widen the interval there.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 
 COVERAGE = 0.9
@@ -147,3 +148,35 @@ def t_quantile(freedom: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, 0.95))
+
+
+def slope(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
+    """Seconds per further unit of size by a table of rising sizes and times."""
+    if len(sizes) == 1:
+        # Latency and bandwidth cannot be told apart: all of it is taken to grow with size.
+        return seconds[0] / sizes[0]
+    # The right end of the segment that holds the size, or of the nearest one.
+    right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+    rate = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
+    if size > sizes[-1] and rate == 0.0:
+        # A flat end is noise: bytes cost what they cost over the whole table.
+        rate = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) or seconds[-1] / sizes[-1]
+    return rate
+
+
+def interpolate(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
+    """Time at this size by a table, linear between its sizes; non-decreasing and never negative."""
+    if size > sizes[-1]:
+        return seconds[-1] + (size - sizes[-1]) * slope(sizes, seconds, size)
+    if size <= sizes[0]:
+        if len(sizes) == 1:
+            # Down from the only size nothing is known about the bytes' part: an upper bound.
+            return seconds[0]
+        # The first segment's line, unless that would make an empty message take less than nothing.
+        least = min(slope(sizes, seconds, size), seconds[0] / sizes[0])
+        return seconds[0] - (sizes[0] - size) * least
+    right = bisect_left(sizes, size)
+    if sizes[right] == size:
+        return seconds[right]
+    part = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+    return seconds[right - 1] + part * (seconds[right] - seconds[right - 1])

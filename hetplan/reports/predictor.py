@@ -6,9 +6,9 @@ import math
 
 from rich.table import Table
 
+from hetplan.predict.fit import FittedLaws
 from hetplan.predict.law_parts import OWN_ROWS
-from hetplan.predict.laws import FittedLaws, LayerLaw
-from hetplan.predict.layer.columns import COEFFICIENT_UNITS, Column
+from hetplan.predict.layer.values import COEFFICIENT_UNITS, Column, LayerLaw
 from hetplan.predict.operator.values import (
     OPERATOR_COEFFICIENT_UNITS,
     OperatorColumn,

@@ -1,5 +1,7 @@
 """Cluster files of every shape, written by rule."""
 
+from hetplan.cluster.devices import DeviceKind
+
 KINDS = ("amd-mi210", "nvidia-a100-80gb-sxm", "amd-mi300x", "nvidia-h100-80gb-sxm")
 
 
@@ -42,3 +44,8 @@ def many_islands(count: int, nodes: int, regions: int = 10) -> str:
         },
         DEFAULTS,
     )
+
+
+def source_of(kind: DeviceKind, figure: str) -> str:
+    """Where a figure of a device kind was read."""
+    return next((each.source for each in kind.sources if each.figure == figure), kind.source)

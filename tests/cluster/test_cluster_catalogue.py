@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 
 import pytest
+from cluster_texts import source_of
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import (
@@ -78,7 +79,7 @@ def test_names_begin_with_the_vendor_and_say_the_memory_they_have(kind):
 @each_kind
 def test_every_figure_has_a_source(kind):
     assert kind.provenance == "datasheet"
-    assert all(len(kind.source_of(figure)) > 8 for figure in FIGURES)
+    assert all(len(source_of(kind, figure)) > 8 for figure in FIGURES)
     named = [each.figure for each in kind.sources]
     assert len(named) == len(set(named))
     assert set(named) <= set(FIGURES)
@@ -147,7 +148,7 @@ def test_float4_is_no_sparse_rate(kind):
     if "float4" in has:
         # Blackwell has twice float8, its Ultra version about three times.
         assert 1.9 <= has["float4"] / has["float8"] <= 3.0
-        assert kind.source_of("peak.float4") != kind.source
+        assert source_of(kind, "peak.float4") != kind.source
 
 
 @each_kind

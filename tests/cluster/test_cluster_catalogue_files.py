@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from cluster_texts import source_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -85,8 +86,8 @@ def test_every_figure_of_a_file_arrives(tmp_path):
     assert kind.overlap_compute_slowdown == 1.2
     assert kind.overlap_communication_slowdown == 1.1256
     assert (kind.collectives, kind.torch_device) == ("accl", "xla")
-    assert kind.source_of("memory") == "Acme forum"
-    assert kind.source_of("memory_bandwidth") == "Acme One datasheet"
+    assert source_of(kind, "memory") == "Acme forum"
+    assert source_of(kind, "memory_bandwidth") == "Acme One datasheet"
     assert kind.driver_names == ("ACME One",)
 
 

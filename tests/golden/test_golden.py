@@ -25,7 +25,7 @@ from hetplan.lint.findings import Findings
 from hetplan.machine.report import MachineReport
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
-from hetplan.predict.laws import FittedLaws
+from hetplan.predict.fit import FittedLaws
 from hetplan.profiling.pacing import Pace
 from hetplan.profiling.samples import (
     LATER_COLUMNS,

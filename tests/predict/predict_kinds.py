@@ -8,7 +8,7 @@ from predict_operators import operator_sample
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.model.operators import Operator, OperatorClass, operator_bytes, operator_flops
-from hetplan.predict.laws import FittedLaws
+from hetplan.predict.fit import FittedLaws
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.profiling.samples import LayerSample, OperatorSample

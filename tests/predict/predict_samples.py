@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Link, Transport
+from hetplan.cluster.links import Link, Transport
 from hetplan.job.spec import Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.predict.fit import FittedPredictor, fit
-from hetplan.predict.layer.columns import LayerColumns, layer_columns
+from hetplan.predict.layer.values import LayerColumns, layer_columns
 from hetplan.predict.predictor import LayerQuery
 from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet, Provenance
 

@@ -15,7 +15,7 @@ from hetplan.predict.calibration.factors import (
     SCALE,
     calibrate,
     fit_factors,
-    left_out_errors,
+    left_out_runs,
 )
 from hetplan.predict.calibration.values import (
     COMMUNICATION,
@@ -100,7 +100,9 @@ def test_accepted_factors_made_left_out_runs_better() -> None:
         runs = runs_of(9, seed, 1.04, 1.1, 0.02)
         found = calibrate(runs)
         before = np.abs([each.log_error for each in runs])
-        after = np.abs(left_out_errors(sorted(runs, key=lambda each: each.cell)))
+        after = np.abs(
+            [run.log_error for run in left_out_runs(sorted(runs, key=lambda each: each.cell))]
+        )
         judged = found.held_back
         assert judged is not None
         assert judged.mean_after == pytest.approx(after.mean())

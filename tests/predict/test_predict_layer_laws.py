@@ -23,9 +23,8 @@ from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.law_parts import OWN_ROWS, WIDENING_PER_DOUBLING
-from hetplan.predict.laws import LayerLaw
-from hetplan.predict.layer.columns import layer_columns
 from hetplan.predict.layer.laws import UNVALIDATED_LOG_HALFWIDTH, fit_layer_laws
+from hetplan.predict.layer.values import LayerLaw, layer_columns
 from hetplan.predict.predictor import Prediction
 
 

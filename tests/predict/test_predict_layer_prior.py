@@ -10,10 +10,9 @@ from predict_samples import fitted, layer_grid, query
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.model.operators import Kernels
-from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.answer import kernel_notes
-from hetplan.predict.layer.columns import LayerColumns, layer_columns
 from hetplan.predict.layer.laws import fit_layer_laws
+from hetplan.predict.layer.values import LayerColumns, LayerLaw, layer_columns
 from hetplan.profiling.samples import LayerSample
 
 KIND = "nvidia-a100-80gb-sxm"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict_samples import LINK, link_sample
 
-from hetplan.cluster.spec import Transport
+from hetplan.cluster.links import Transport
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING, ONE_GROUP_LOG_HALFWIDTHS, joint_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.cluster.spec import Link, Transport
+from hetplan.cluster.links import Link, Transport
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.link import prior
 

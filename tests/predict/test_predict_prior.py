@@ -16,8 +16,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import OperatorClass
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.kinds.few_points import SHARED_VARIANCE, OwnOperators, shift
-from hetplan.predict.kinds.related import Related
+from hetplan.predict.kinds.related import SHARED_VARIANCE, OwnOperators, Related, shift
 from hetplan.predict.predictor import Prediction
 from hetplan.profiling.samples import LayerSample
 
@@ -114,7 +113,7 @@ def test_one_operator_of_a_kind_moves_its_class_and_no_other() -> None:
     slow = [row for row in samples(NEW, slower=1.5) if row.operator == "matrix_product"]
     few = [row for row in slow if row.phase == "forward"][2:3]
     found = laws([*(row for kind in KINDS[:3] for row in samples(kind)), *few])
-    related = Related(found, (*KINDS, NEW))
+    related = Related(found.layers, found.operators, (*KINDS, NEW))
     own = OwnOperators(found.operators, related).of(NEW, Precision.BFLOAT16)
     assert own is not None
     lent = related.operators(NEW, Precision.BFLOAT16)

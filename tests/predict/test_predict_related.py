@@ -13,7 +13,7 @@ from predict_samples import layer_grid, query
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.predict import datasheet
-from hetplan.predict.fit import FittedPredictor
+from hetplan.predict.fit import FittedLaws, FittedPredictor
 from hetplan.predict.kinds.operators import (
     SAME_CHIP_LOG_HALFWIDTH,
     asked_format,
@@ -23,7 +23,6 @@ from hetplan.predict.kinds.operators import (
     spread_group,
 )
 from hetplan.predict.kinds.related import Related
-from hetplan.predict.laws import FittedLaws
 from hetplan.predict.operator.values import OperatorLaw
 from hetplan.predict.predictor import Prediction
 
@@ -36,9 +35,13 @@ def known(*kinds: DeviceKind, slower: tuple[float, ...] = ()) -> FittedLaws:
 
 
 def ask(found: FittedLaws, kind: DeviceKind, *others: DeviceKind) -> Prediction:
-    answer = Related(found, (*KINDS, *others)).layer(kind, query(4096))
+    answer = related_of(found, (*KINDS, *others)).layer(kind, query(4096))
     assert answer is not None
     return answer
+
+
+def related_of(found: FittedLaws, kinds: tuple[DeviceKind, ...]) -> Related:
+    return Related(found.layers, found.operators, kinds)
 
 
 def lent_laws(related: Related, kind: DeviceKind, precision: Precision) -> tuple[OperatorLaw, ...]:
@@ -51,7 +54,7 @@ def law_of(lent: tuple[OperatorLaw, ...], operator: str, phase: str = "forward")
 
 
 def test_kinds_that_reach_the_same_shares_tell_what_a_new_one_takes() -> None:
-    lent = lent_laws(Related(known(*KINDS), KINDS), NEW, Precision.BFLOAT16)
+    lent = lent_laws(related_of(known(*KINDS), KINDS), NEW, Precision.BFLOAT16)
     for op, phase in operators():
         if op.m < 4096:
             continue  # small ones are launches
@@ -78,7 +81,7 @@ def test_fewer_than_three_chips_have_the_published_spread() -> None:
 def test_another_vendors_laws_are_no_better_than_a_datasheet() -> None:
     foreign = replace(NEW, vendor="elsewhere")
     assert ask(known(*KINDS), foreign).log_halfwidth > ask(known(*KINDS), NEW).log_halfwidth
-    lent = lent_laws(Related(known(*KINDS), KINDS), foreign, Precision.BFLOAT16)
+    lent = lent_laws(related_of(known(*KINDS), KINDS), foreign, Precision.BFLOAT16)
     product = law_of(lent, "matrix_product")
     assert product.log_halfwidth >= datasheet.MATRIX_LOG_HALFWIDTH
 
@@ -87,7 +90,7 @@ def test_the_same_chip_lends_its_laws_by_bandwidth() -> None:
     board = device("three-larger", tflops=989, gigabytes=4800)
     source = KINDS[2]
     assert same_chip(source, board)
-    related = Related(known(*KINDS), (*KINDS, board))
+    related = related_of(known(*KINDS), (*KINDS, board))
     lent = lent_laws(related, board, Precision.BFLOAT16)
     own = {(law.operator, law.phase): law for law in known(source).operators}
     for op, phase in operators():
@@ -111,7 +114,7 @@ def test_a_board_of_less_power_is_less_sure() -> None:
 
     def halfwidth(watts: float) -> float:
         board = device("three-slot", tflops=989, gigabytes=3350, watts=watts)
-        lent = lent_laws(Related(known(*KINDS), kinds), board, Precision.BFLOAT16)
+        lent = lent_laws(related_of(known(*KINDS), kinds), board, Precision.BFLOAT16)
         return law_of(lent, "matrix_product").log_halfwidth
 
     assert halfwidth(350.0) > halfwidth(650.0) > halfwidth(700.0)
@@ -119,7 +122,7 @@ def test_a_board_of_less_power_is_less_sure() -> None:
 
 def test_float16_laws_answer_bfloat16_and_float32_does_not() -> None:
     rows = [row for kind in KINDS for row in samples(kind, precision="float16")]
-    related = Related(laws(rows), KINDS)
+    related = related_of(laws(rows), KINDS)
     in_bfloat16 = lent_laws(related, NEW, Precision.BFLOAT16)
     assert in_bfloat16
     assert {law.precision for law in in_bfloat16} == {"bfloat16"}
@@ -135,7 +138,7 @@ def test_float16_laws_answer_bfloat16_and_float32_does_not() -> None:
     ],
 )
 def test_nothing_is_lent_to_a_kind_without_the_figures(kind: DeviceKind) -> None:
-    related = Related(known(*KINDS), KINDS)
+    related = related_of(known(*KINDS), KINDS)
     assert lent_laws(related, kind, Precision.BFLOAT16) == ()
     assert related.layer(kind, query(backward=True)) is None
 
@@ -166,7 +169,7 @@ def test_layers_of_the_same_chip_are_carried_by_the_datasheet_ratio() -> None:
     board = device("two-large", tflops=312, gigabytes=2039)
     found = laws(layers=layer_grid(device=source.kind))
     predictor = FittedPredictor(found)
-    related = Related(found, (source, board))
+    related = related_of(found, (source, board))
     for hidden in (1024, 8192):
         answer = related.layer(board, query(hidden))
         assert answer is not None
@@ -185,7 +188,7 @@ def test_updates_go_by_bandwidth_on_the_same_chip_alone() -> None:
         for row in layer_grid(device=source.kind, microbatches=(1,), sequences=(1024,), tps=(1,))
     ]
     found = laws(layers=rows)
-    related = Related(found, (source, board, NEW))
+    related = related_of(found, (source, board, NEW))
 
     def update(kind: DeviceKind) -> Prediction | None:
         return related.optimizer_update(kind, Optimizer.ADAMW, 1e8, Precision.BFLOAT16)

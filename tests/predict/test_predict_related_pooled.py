@@ -12,6 +12,7 @@ from predict_samples import gpt, layer_sample, query
 from hetplan.cluster.devices import DeviceKind
 from hetplan.model.operators import Kernels
 from hetplan.model.spec import LayerKind
+from hetplan.predict.fit import FittedLaws
 from hetplan.predict.kinds.layers import (
     FEW_CHIPS_LOG_HALFWIDTH,
     KindRows,
@@ -20,7 +21,6 @@ from hetplan.predict.kinds.layers import (
 )
 from hetplan.predict.kinds.operators import Rates, rates
 from hetplan.predict.kinds.related import Related
-from hetplan.predict.laws import FittedLaws
 from hetplan.predict.layer.laws import sample_query
 from hetplan.predict.predictor import LayerQuery, Prediction
 from hetplan.profiling.samples import LayerSample
@@ -72,7 +72,7 @@ def ask(
     kernels: Kernels | None = None,
 ) -> Prediction:
     asked = query(hidden, microbatch=microbatch, tp=tp, kernels=kernels or Kernels())
-    answer = Related(found, (*KINDS, kind)).layer(kind, asked)
+    answer = Related(found.layers, found.operators, (*KINDS, kind)).layer(kind, asked)
     assert answer is not None
     return answer
 

@@ -21,10 +21,9 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.operators import Kernels
 from hetplan.model.spec import Architecture, plain_model
-from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.kinds.few_points import SHARED_VARIANCE
+from hetplan.predict.fit import FittedLaws, FittedPredictor
 from hetplan.predict.kinds.operators import same_chip
-from hetplan.predict.laws import FittedLaws
+from hetplan.predict.kinds.related import SHARED_VARIANCE
 from hetplan.predict.layer.composed import layer_prediction
 from hetplan.predict.layer.laws import fit_layer_laws, sample_query
 from hetplan.predict.operator.answer import index_operators

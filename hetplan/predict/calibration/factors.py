@@ -47,7 +47,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,11 +133,11 @@ def fit_factors(runs: Sequence[RunError]) -> tuple[CauseFactor, ...]:
     )
 
 
-def corrected_log_error(run: RunError, factors: Sequence[CauseFactor]) -> float:
-    """log(measured / predicted) of a run when its parts are multiplied by these factors."""
+def corrected_run(run: RunError, factors: Sequence[CauseFactor]) -> RunError:
+    """The run beside what is predicted when its parts are multiplied by these factors."""
     by = {(each.cause, each.name): each.factor for each in factors}
     more = sum(part.seconds * (by.get((part.cause, part.name), 1.0) - 1.0) for part in run.parts)
-    return run.log_error - float(np.log1p(more / run.predicted_seconds))
+    return replace(run, predicted_seconds=run.predicted_seconds + more) if more else run
 
 
 def _keys(runs: Sequence[RunError]) -> tuple[_Key, ...]:
@@ -251,20 +251,7 @@ def calibrate(runs: Sequence[RunError], *, factors: bool = True) -> Calibration:
         runs, key=lambda run: (run.source, run.cell, run.predicted_seconds, run.measured_seconds)
     )
     accepted, judged, notes = _factors(order) if factors else ((), None, ())
-    errors = tuple(run.log_error for run in order)
-    if accepted:
-        errors = left_out_errors(order)
-    scores = tuple(
-        Score(
-            cell=run.cell,
-            devices=run.devices,
-            regime=run.regime,
-            log_error=error,
-            own=run.log_halfwidth,
-        )
-        for run, error in zip(order, errors, strict=True)
-    )
-    tails, kept, slow = slow_tails(scores)
+    tails, kept, slow = slow_tails(left_out_runs(order) if accepted else order)
     intervals, said = group_intervals(kept, slow)
     return Calibration(
         factors=accepted,
@@ -277,13 +264,13 @@ def calibrate(runs: Sequence[RunError], *, factors: bool = True) -> Calibration:
     )
 
 
-def left_out_errors(runs: Sequence[RunError]) -> tuple[float, ...]:
-    """log(measured / predicted) of every run with factors from the runs of other cells."""
+def left_out_runs(runs: Sequence[RunError]) -> tuple[RunError, ...]:
+    """Every run beside its prediction with factors from the runs of other cells."""
     fitted = {
         cell: fit_factors([run for run in runs if run.cell != cell])
         for cell in {run.cell for run in runs}
     }
-    return tuple(corrected_log_error(run, fitted[run.cell]) for run in runs)
+    return tuple(corrected_run(run, fitted[run.cell]) for run in runs)
 
 
 def _factors(
@@ -315,7 +302,7 @@ def _factors(
 
 def _judged(runs: Sequence[RunError]) -> HeldBack:
     before = [abs(run.log_error) for run in runs]
-    after = [abs(error) for error in left_out_errors(runs)]
+    after = [abs(run.log_error) for run in left_out_runs(runs)]
     pairs = tuple(zip(before, after, strict=True))
     better = sum(new < old - _NOTHING for old, new in pairs)
     changed = sum(abs(new - old) > _NOTHING for old, new in pairs)
@@ -361,20 +348,7 @@ _TAIL_DEVIATIONS = 3.0  # one run in 740 of a normal law lies above
 _MAD_TO_DEVIATION = 1.4826  # of a normal law: one over its 75 % quantile, 0.6745
 _MAX_SLOW = 0.4  # where two runs in five are slow the others are no rule they break
 
-_Measure = Callable[["Score"], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """A held-back run."""
-
-    cell: str
-    devices: tuple[str, ...]
-    regime: str
-    log_error: float
-    """log(measured / predicted)."""
-    own: float
-    """Half-width that the predictions alone give."""
+_Measure = Callable[[RunError], float]
 
 
 def conformal_quantile(values: Sequence[float]) -> float:
@@ -384,24 +358,24 @@ def conformal_quantile(values: Sequence[float]) -> float:
 
 
 def group_intervals(
-    scores: Sequence[Score], slow: Sequence[Score] = ()
+    runs: Sequence[RunError], slow: Sequence[RunError] = ()
 ) -> tuple[tuple[GroupInterval, ...], tuple[str, ...]]:
     """(widths of every group that has enough runs, and of the pools; what to say).
 
-    `slow` runs were left out of the scores.
+    `slow` runs are in a tail and not among `runs`.
     """
-    groups = sorted({(score.devices, score.regime) for score in scores})
+    groups = sorted({(run.devices, run.regime) for run in runs})
     keys = [*groups, *((devices, "") for devices in sorted({key[0] for key in groups}))]
     keys += [((), regime) for regime in sorted({key[1] for key in groups})]
     keys.append(((), ""))
     intervals = []
     for devices, regime in keys:
-        group = members(scores, devices, regime)
+        group = members(runs, devices, regime)
         pooled = not devices or not regime
         if len(group) >= (MIN_POOLED if pooled else MIN_CALIBRATION_ROWS):
             tail = len(members(slow, devices, regime))
             intervals.append(_interval(group, (devices, regime), tail, pooled))
-    sizes = {key: len(members(scores, *key)) for key in groups}
+    sizes = {key: len(members(runs, *key)) for key in groups}
     few = [
         f"{', '.join(devices)}, {regime}: {size} runs, fewer than the {MIN_CALIBRATION_ROWS} that "
         "an interval of their own needs"
@@ -411,20 +385,20 @@ def group_intervals(
     return tuple(intervals), tuple(few)
 
 
-def members(scores: Sequence[Score], devices: tuple[str, ...], regime: str) -> list[Score]:
+def members(runs: Sequence[RunError], devices: tuple[str, ...], regime: str) -> list[RunError]:
     """Runs of a group; no devices or no regime: any."""
     return [
-        score
-        for score in scores
-        if (not devices or score.devices == devices) and (not regime or score.regime == regime)
+        run
+        for run in runs
+        if (not devices or run.devices == devices) and (not regime or run.regime == regime)
     ]
 
 
 def _interval(
-    held: Sequence[Score], group: tuple[tuple[str, ...], str], slow_runs: int, pooled: bool
+    held: Sequence[RunError], group: tuple[tuple[str, ...], str], slow_runs: int, pooled: bool
 ) -> GroupInterval:
-    plain = conformal_quantile([_plain(score) for score in held])
-    scaled = all(score.own > 0 for score in held) and (
+    plain = conformal_quantile([_plain(run) for run in held])
+    scaled = all(run.log_halfwidth > 0 for run in held) and (
         _left_out_score(held, _normalised) < _left_out_score(held, _plain)
     )
     return GroupInterval(
@@ -433,49 +407,49 @@ def _interval(
         log_halfwidth=plain,
         rows=len(held),
         pooled=pooled,
-        scale=conformal_quantile([_normalised(score) for score in held]) if scaled else None,
-        least_log_halfwidth=statistics.median(_plain(score) for score in held),
+        scale=conformal_quantile([_normalised(run) for run in held]) if scaled else None,
+        least_log_halfwidth=statistics.median(_plain(run) for run in held),
         slow_runs=slow_runs,
     )
 
 
-def _plain(score: Score) -> float:
-    return abs(score.log_error)
+def _plain(run: RunError) -> float:
+    return abs(run.log_error)
 
 
-def _normalised(score: Score) -> float:
-    return abs(score.log_error) / score.own
+def _normalised(run: RunError) -> float:
+    return abs(run.log_error) / run.log_halfwidth
 
 
-def _left_out_score(held: Sequence[Score], measure: _Measure) -> float:
+def _left_out_score(held: Sequence[RunError], measure: _Measure) -> float:
     """Mean interval score of every run with the width that runs of other cells give; infinite
     where those are too few.
     """
     total = 0.0
-    for cell in sorted({score.cell for score in held}):
+    for cell in sorted({run.cell for run in held}):
         quantile = conformal_quantile([measure(each) for each in held if each.cell != cell])
-        for score in held:
-            if score.cell == cell:
-                unit = score.own if measure is _normalised else 1.0
+        for run in held:
+            if run.cell == cell:
+                unit = run.log_halfwidth if measure is _normalised else 1.0
                 width = quantile * unit
-                missed = max(0.0, abs(score.log_error) - width)
+                missed = max(0.0, abs(run.log_error) - width)
                 total += 2.0 * width + 2.0 / (1.0 - COVERAGE) * missed
     return total / len(held)
 
 
 def slow_tails(
-    scores: Sequence[Score],
-) -> tuple[tuple[SlowTail, ...], tuple[Score, ...], tuple[Score, ...]]:
+    runs: Sequence[RunError],
+) -> tuple[tuple[SlowTail, ...], tuple[RunError, ...], tuple[RunError, ...]]:
     """(tails of groups that have one, the runs that are in none, the runs that are in one)."""
     tails: list[SlowTail] = []
-    slow: set[Score] = set()
-    for devices, regime in sorted({(score.devices, score.regime) for score in scores}):
-        group = members(scores, devices, regime)
+    slow: set[RunError] = set()
+    for devices, regime in sorted({(run.devices, run.regime) for run in runs}):
+        group = members(runs, devices, regime)
         beyond = _beyond(group)
         if not beyond or len(beyond) > _MAX_SLOW * len(group):
             continue
         slow.update(beyond)
-        errors = [math.expm1(score.log_error) for score in beyond]
+        errors = [math.expm1(run.log_error) for run in beyond]
         tails.append(
             SlowTail(
                 devices=devices,
@@ -488,25 +462,25 @@ def slow_tails(
         )
     return (
         tuple(tails),
-        tuple(score for score in scores if score not in slow),
-        tuple(score for score in scores if score in slow),
+        tuple(run for run in runs if run not in slow),
+        tuple(run for run in runs if run in slow),
     )
 
 
-def _beyond(group: Sequence[Score]) -> list[Score]:
+def _beyond(group: Sequence[RunError]) -> list[RunError]:
     """Runs far above the median, by the spread of the runs and by what their predictions give."""
     if len(group) < _MIN_WITH_TAIL:
         return []
-    middle = statistics.median(score.log_error for score in group)
-    above = [score.log_error - middle for score in group]
+    middle = statistics.median(run.log_error for run in group)
+    above = [run.log_error - middle for run in group]
     limit = max(_TAIL_LOG, _TAIL_DEVIATIONS * _deviation(above))
     relative, most = above, limit
-    if all(score.own > 0 for score in group):
-        relative = [each / score.own for each, score in zip(above, group, strict=True)]
+    if all(run.log_halfwidth > 0 for run in group):
+        relative = [each / run.log_halfwidth for each, run in zip(above, group, strict=True)]
         most = _TAIL_DEVIATIONS * _deviation(relative)
     return [
-        score
-        for score, plain, own in zip(group, above, relative, strict=True)
+        run
+        for run, plain, own in zip(group, above, relative, strict=True)
         if plain > limit and own > most
     ]
 

@@ -186,26 +186,19 @@ class Calibration:
 
     def factor(self, cause: str, name: str) -> float:
         """What to multiply a prediction by; 1 where runs say nothing."""
-        for each in self.factors:
-            if each.cause == cause and each.name == name:
-                return each.factor
-        return 1.0
+        fitted = (each for each in self.factors if (each.cause, each.name) == (cause, name))
+        return next((each.factor for each in fitted), 1.0)
 
     def group(self, devices: tuple[str, ...], regime: str) -> GroupInterval | None:
         """The narrowest group with intervals that holds these; None where none does."""
-        for kinds, where in ((devices, regime), (devices, ""), ((), regime), ((), "")):
-            for each in self.intervals:
-                if each.devices == kinds and each.regime == where:
-                    return each
-        return None
+        groups = {(group.devices, group.regime): group for group in self.intervals}
+        wider = ((devices, regime), (devices, ""), ((), regime), ((), ""))
+        return next((groups[key] for key in wider if key in groups), None)
 
     def tail(self, devices: tuple[str, ...], regime: str) -> SlowTail | None:
         """The slow tail among runs like these, where one was seen."""
-        for kinds in (devices, ()):
-            for each in self.tails:
-                if each.devices == kinds and each.regime == regime:
-                    return each
-        return None
+        tails = {tail.devices: tail for tail in self.tails if tail.regime == regime}
+        return tails.get(devices) or tails.get(())
 
     def width(self, devices: tuple[str, ...], regime: str, own: float) -> StepWidth | None:
         """The interval of a step whose predictions alone give half-width `own`; None where no run

@@ -57,8 +57,8 @@ from dataclasses import dataclass, replace
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.layers import Attention, LatentAttention
-from hetplan.model.operators import BACKWARD, Kernels
-from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
+from hetplan.model.operators import Kernels
+from hetplan.model.spec import Architecture, LayerKind
 from hetplan.predict import datasheet
 from hetplan.predict.datasheet import (
     ELEMENTWISE_EFFICIENCY_FORWARD,
@@ -70,23 +70,23 @@ from hetplan.predict.datasheet import (
 from hetplan.predict.kinds.operators import (
     MIN_CHIPS,
     PRIOR_KINDS,
-    PUBLISHED_CHIPS,
     Rated,
     Rates,
+    between_chips,
     by_chip,
     chip_halfwidth,
     common_ranges,
     different_chips,
     likeness,
     named,
+    of_a_further_chip,
     same_chip,
 )
 from hetplan.predict.law_parts import MeasuredRange, outside
-from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.answer import by_layer_law, with_features
-from hetplan.predict.layer.columns import LayerColumns, layer_columns
 from hetplan.predict.layer.laws import measured_values
-from hetplan.predict.layer.tables import LayerTable
+from hetplan.predict.layer.tables import LayerIdentity
+from hetplan.predict.layer.values import LayerColumns, LayerLaw, layer_columns, measured_layer
 from hetplan.predict.predictor import RELATED, LayerQuery, Prediction
 from hetplan.predict.regression import fit_nonnegative, log_ratio, predict, t_quantile
 
@@ -185,11 +185,11 @@ def sizes_of(law: LayerLaw, others: Sequence[LayerLaw] = ()) -> Iterator[Size]:
     for hidden in sorted({*ranges["hidden"], *known}):
         if not ranges["hidden"][0] <= hidden <= ranges["hidden"][1]:
             continue
-        table = known.get(hidden)
-        model = _plain_layer(hidden, vocabulary) if table is None else _model(table, vocabulary)
+        shape = known.get(hidden) or _gpt_layer(hidden)
         for tp in _doublings(*ranges["tp"]):
+            at_tp = replace(shape, sequence_length=ranges["sequence"][1], tp=tp)
             for microbatch in _doublings(*ranges["microbatch"]):
-                query = _query(law, model, microbatch, ranges["sequence"][1], tp)
+                query = _query(law, at_tp, vocabulary, microbatch)
                 seconds = law.sum_of_columns(layer_columns(query))
                 if seconds > 0:
                     yield Size(query=query, seconds=seconds)
@@ -197,21 +197,19 @@ def sizes_of(law: LayerLaw, others: Sequence[LayerLaw] = ()) -> Iterator[Size]:
 
 def _of_tables(law: LayerLaw) -> Iterator[Size]:
     for table in law.tables:
-        model = _model(table, table.vocab_size or _VOCABULARY)
         for microbatch, seconds in zip(table.microbatch_sizes, table.seconds, strict=True):
-            query = _query(law, model, microbatch, table.sequence_length, table.tp)
+            query = _query(law, table, table.vocab_size or _VOCABULARY, microbatch)
             yield Size(query=query, seconds=seconds)
 
 
-def _query(law: LayerLaw, model: ModelSpec, microbatch: int, length: int, tp: int) -> LayerQuery:
-    return LayerQuery(
-        model=model,
-        layer=LayerKind(law.layer),
+def _query(law: LayerLaw, shape: LayerIdentity, vocabulary: int, microbatch: int) -> LayerQuery:
+    return measured_layer(
+        shape,
+        vocabulary,
+        layer=law.layer,
+        precision=law.precision,
+        phase=law.phase,
         microbatch_size=microbatch,
-        sequence_length=length,
-        tp=tp,
-        precision=Precision(law.precision),
-        is_backward=law.phase == BACKWARD,
     )
 
 
@@ -223,35 +221,19 @@ def _doublings(least: int, most: int) -> Iterator[int]:
     yield most
 
 
-def _model(table: LayerTable, vocabulary: int) -> ModelSpec:
-    return plain_model(
-        name="sizes",
-        architecture=Architecture(table.architecture),
-        num_layers=1,
-        hidden_size=table.hidden_size,
-        ffn_hidden_size=table.ffn_hidden_size,
-        num_attention_heads=table.num_attention_heads,
-        num_kv_heads=table.num_kv_heads,
-        head_dim=table.head_dim,
-        vocab_size=vocabulary,
-        max_sequence_length=table.sequence_length,
-    )
-
-
-def _plain_layer(hidden: int, vocabulary: int = _VOCABULARY) -> ModelSpec:
-    """A GPT layer of which the hidden size alone is known."""
+def _gpt_layer(hidden: int) -> LayerIdentity:
+    """A GPT layer of which the hidden size alone is known; its length and tp are not set."""
     heads = max(1, hidden // (128 if hidden >= _WIDE_HIDDEN else 64))
-    return plain_model(
-        name="sizes",
-        architecture=Architecture.GPT,
-        num_layers=1,
+    return LayerIdentity(
+        architecture=Architecture.GPT.value,
         hidden_size=hidden,
         ffn_hidden_size=4 * hidden,
         num_attention_heads=heads,
         num_kv_heads=heads,
         head_dim=max(1, hidden // heads),
-        vocab_size=vocabulary,
-        max_sequence_length=1 << 20,
+        vocab_size=0,
+        sequence_length=1,
+        tp=1,
     )
 
 
@@ -392,11 +374,9 @@ def _halfwidth(errors: Sequence[Sequence[float]], published: float) -> float:
         for error in of_chip
     ]
     chips = len(errors)
-    between = (PRIOR_KINDS * published**2 + sum(mean * mean for mean in means)) / (
-        PRIOR_KINDS + chips
-    )
-    between *= (1.0 + 1.0 / chips) / (1.0 + 1.0 / PUBLISHED_CHIPS)
-    return t_quantile(PRIOR_KINDS + chips) * math.sqrt(between + statistics.fmean(rest))
+    spread = between_chips(published, statistics.fmean(mean * mean for mean in means), chips)
+    between = of_a_further_chip(spread, chips)
+    return t_quantile(PRIOR_KINDS + chips) * math.sqrt(between**2 + statistics.fmean(rest))
 
 
 # Layers of A100-40 took 1.00 to 1.14 times as long as of A100-80 (the middle half of 92 transformer

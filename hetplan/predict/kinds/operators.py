@@ -62,12 +62,11 @@ from hetplan.predict.datasheet import (
     ELEMENTWISE_LOG_HALFWIDTH,
     MATRIX_LOG_HALFWIDTH,
 )
-from hetplan.predict.law_parts import WIDENING_PER_DOUBLING, MeasuredRange
-from hetplan.predict.laws import LayerLaw
+from hetplan.predict.law_parts import WIDENING_PER_DOUBLING, MeasuredRange, Term
+from hetplan.predict.layer.values import LayerLaw
 from hetplan.predict.operator.values import (
     OperatorColumn,
     OperatorLaw,
-    OperatorTerm,
     multiprocessors,
 )
 from hetplan.predict.regression import t_quantile
@@ -216,10 +215,7 @@ def carried(source: RatedOperator, target: Rates, precision: str) -> OperatorLaw
         law,
         device=target.kind.kind,
         precision=precision,
-        terms=tuple(
-            replace(term, coefficient=term.coefficient * factor(term.column, source.rates, target))
-            for term in law.terms
-        ),
+        terms=law.scaled_terms(lambda column: factor(column, source.rates, target)),
         sustained_flops_per_second=_sustained(source, target),
         multiprocessors=multiprocessors(target.kind.kind) or law.multiprocessors,
         log_halfwidth=math.hypot(law.log_halfwidth, added),
@@ -239,7 +235,8 @@ def pooled(sources: Sequence[RatedOperator], target: Rates, precision: str) -> O
 
     The half-width is the middle one of the laws' own: how far shapes of one kind lie from its law.
     """
-    weights = _weights([each.rates for each in sources], target)
+    raw = [likeness(source.rates, target) for source in sources]
+    weights = [weight / sum(raw) for weight in raw]
     terms: dict[str, float] = {}
     for source, weight in zip(sources, weights, strict=True):
         for term in source.law.terms:
@@ -251,7 +248,7 @@ def pooled(sources: Sequence[RatedOperator], target: Rates, precision: str) -> O
         device=target.kind.kind,
         precision=precision,
         terms=tuple(
-            OperatorTerm(column=column.value, coefficient=terms[column.value])
+            Term(column=column.value, coefficient=terms[column.value])
             for column in OperatorColumn
             if column.value in terms
         ),
@@ -289,11 +286,6 @@ def _mean_sustained(
     ]
     total = sum(weight for weight, _ in weighted)
     return sum(weight * rate for weight, rate in weighted) / total if total > 0.5 else 0.0
-
-
-def _weights(sources: Sequence[Rates], target: Rates) -> list[float]:
-    raw = [likeness(source, target) for source in sources]
-    return [weight / sum(raw) for weight in raw]
 
 
 def common_ranges(
@@ -486,6 +478,18 @@ def different_chips(kinds: Iterable[DeviceKind]) -> int:
     return len(by_chip(kinds, lambda kind: kind))
 
 
+def between_chips(published: float, mean_square: float, chips: int) -> float:
+    """Standard deviation of a chip's log ratio to the others, by the published one and what so
+    many chips at hand showed; `PRIOR_KINDS + chips` degrees of freedom.
+    """
+    return math.sqrt((PRIOR_KINDS * published**2 + chips * mean_square) / (PRIOR_KINDS + chips))
+
+
+def of_a_further_chip(spread: float, chips: int) -> float:
+    """The spread of a further chip from the mean of so many; published ones are of a mean too."""
+    return spread * math.sqrt((1.0 + 1.0 / max(chips, 1)) / (1.0 + 1.0 / PUBLISHED_CHIPS))
+
+
 class Spreads:
     """What kinds differ by in each class, learned from laws of one width of elements."""
 
@@ -496,11 +500,7 @@ class Spreads:
     def halfwidth(self, operator: str, chips: int) -> float:
         """90 % of kinds lie within it of the mean of this many chips."""
         spread, freedom = self._learned(*spread_group(operator))
-        return (
-            t_quantile(freedom)
-            * spread
-            * math.sqrt((1.0 + 1.0 / max(chips, 1)) / (1.0 + 1.0 / PUBLISHED_CHIPS))
-        )
+        return t_quantile(freedom) * of_a_further_chip(spread, chips)
 
     def _learn(self, group: frozenset[str], published: float) -> tuple[float, float]:
         """Standard deviation and degrees of freedom."""
@@ -510,10 +510,7 @@ class Spreads:
             return published, PRIOR_KINDS
         offsets = [value for value in map(self._offset, sources) if value is not None]
         # Classes and passes of one chip err together: chips count, not laws.
-        variance = (PRIOR_KINDS * published**2 + chips * statistics.fmean(offsets)) / (
-            PRIOR_KINDS + chips
-        )
-        return math.sqrt(variance), PRIOR_KINDS + chips
+        return between_chips(published, statistics.fmean(offsets), chips), PRIOR_KINDS + chips
 
     def _offset(self, source: RatedOperator) -> float | None:
         """Mean square of a law's log ratio to the mean of other chips' laws; None: no others.

@@ -16,10 +16,9 @@ from hetplan.model.operators import Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
 from hetplan.predict import datasheet
 from hetplan.predict.law_parts import outside
-from hetplan.predict.laws import LayerLaw
-from hetplan.predict.layer.columns import Column, layer_columns
 from hetplan.predict.layer.laws import measured_values
 from hetplan.predict.layer.tables import LayerTable
+from hetplan.predict.layer.values import Column, LayerLaw, layer_columns
 from hetplan.predict.predictor import MEASURED, LayerQuery, Prediction
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
@@ -38,7 +39,7 @@ from hetplan.predict.datasheet import (
     elementwise_bytes_per_second,
 )
 from hetplan.predict.layer.float8 import narrowed
-from hetplan.predict.operator.answer import DeviceOperators, Launch
+from hetplan.predict.operator.answer import DeviceOperators, Launch, words
 from hetplan.predict.operator.values import OperatorColumn, column_value
 from hetplan.predict.predictor import MEASURED, LayerQuery, Prediction, PredictionPart
 
@@ -62,7 +63,7 @@ def layer_prediction(
         return None
     precision, backward = query.precision.value, query.is_backward
     here = narrowed(own, device, query.kernels.product_format)
-    others = _Once(lent, device, query.precision)
+    others = cache(lambda: None if lent is None else lent(device, query.precision))
     launches: list[tuple[int, Launch]] = []
     sums = True
     for op in query.operators():
@@ -83,22 +84,6 @@ def layer_prediction(
 
 
 Lender = Callable[[DeviceKind, Precision], DeviceOperators | None]
-
-
-class _Once:
-    """Asks the lender when something is missing, and not again."""
-
-    __slots__ = ("_answer", "_ask")
-
-    def __init__(self, lent: Lender | None, device: DeviceKind, precision: Precision) -> None:
-        self._ask = None if lent is None else (lent, device, precision)
-        self._answer: DeviceOperators | None = None
-
-    def __call__(self) -> DeviceOperators | None:
-        if self._ask is not None:
-            lent, device, precision = self._ask
-            self._answer, self._ask = lent(device, precision), None
-        return self._answer
 
 
 def _gradients(
@@ -133,7 +118,7 @@ def _by_bandwidth(op: Operator, device: DeviceKind, precision: str, *, backward:
     """A pass over memory on a device of which none was measured: datasheet bandwidth."""
     moved = column_value(OperatorColumn.BYTES, op, BACKWARD if backward else FORWARD, precision)
     rate = elementwise_bytes_per_second(device, backward=backward)
-    note = f"{str(op.operator).replace('_', ' ')} not measured: from the memory bandwidth"
+    note = f"{words(op.operator)} not measured: from the memory bandwidth"
     return Launch(
         operator=op.operator,
         work_seconds=moved / rate if rate > 0 else 0.0,

@@ -176,10 +176,7 @@ def _narrow_law(law: OperatorLaw, ratio: float) -> OperatorLaw:
         return law
     narrowed_law = replace(
         law,
-        terms=tuple(
-            replace(term, coefficient=term.coefficient / ratio) if "flops" in term.column else term
-            for term in law.terms
-        ),
+        terms=law.scaled_terms(lambda column: 1.0 / ratio if "flops" in column else 1.0),
         sustained_flops_per_second=law.sustained_flops_per_second * ratio,
     )
     shapes = []

@@ -3,7 +3,7 @@
 One law per (device kind, precision, layer kind, phase), whatever the architecture: the columns
 say how GPT and Llama layers differ. An optimizer has one law per (device kind, precision).
 
-Columns are dropped in the order of `layer.columns` until the rows can tell the remaining ones
+Columns are dropped in the order of `layer.values` until the rows can tell the remaining ones
 apart: at least as many distinct points as columns, and no column that is a mixture of others on
 all rows (with one hidden size, bytes of elementwise work and operations grow alike). A transformer
 layer's law may be held near a datasheet's rates instead (`layer.weak_prior`).
@@ -24,11 +24,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.job.spec import Precision
-from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, plain_model
+from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
-from hetplan.predict.law_parts import OWN_ROWS, UNCHECKED, MeasuredRange, refuse, validation_of
-from hetplan.predict.laws import ALL_LAYERS, LayerLaw, Term, range_names
-from hetplan.predict.layer.columns import OPTIMIZER_SETS, Column, column_sets, layer_columns
+from hetplan.predict.law_parts import (
+    UNCHECKED,
+    MeasuredRange,
+    Term,
+    interval,
+    refuse,
+    validation_of,
+)
 from hetplan.predict.layer.tables import (
     LayerTable,
     layer_tables,
@@ -38,6 +43,16 @@ from hetplan.predict.layer.tables import (
     repaired,
     repeat_log_halfwidth,
     table_key,
+)
+from hetplan.predict.layer.values import (
+    ALL_LAYERS,
+    OPTIMIZER_SETS,
+    Column,
+    LayerLaw,
+    column_sets,
+    layer_columns,
+    measured_layer,
+    range_names,
 )
 from hetplan.predict.layer.weak_prior import Candidate, Passes, choose
 from hetplan.predict.operator.laws import gain_is_earned
@@ -174,29 +189,14 @@ def measured_values(query: LayerQuery) -> tuple[float, ...]:
 
 
 def sample_query(sample: LayerSample) -> LayerQuery:
-    """What a sample is the answer to, in a one-layer model of its shape.
-
-    A sample does not say how many positions a GPT model learns; its sequence length stands in.
-    """
-    return LayerQuery(
-        model=plain_model(
-            name="sample",
-            architecture=Architecture(sample.architecture),
-            num_layers=1,
-            hidden_size=sample.hidden_size,
-            ffn_hidden_size=sample.ffn_hidden_size,
-            num_attention_heads=sample.num_attention_heads,
-            num_kv_heads=sample.num_kv_heads,
-            head_dim=sample.head_dim,
-            vocab_size=sample.vocab_size,
-            max_sequence_length=sample.sequence_length,
-        ),
-        layer=LayerKind(sample.layer),
+    """What a sample is the answer to."""
+    return measured_layer(
+        sample,
+        sample.vocab_size,
+        layer=sample.layer,
+        precision=sample.precision,
+        phase=sample.phase,
         microbatch_size=sample.microbatch_size,
-        sequence_length=sample.sequence_length,
-        tp=sample.tp,
-        precision=Precision(sample.precision),
-        is_backward=sample.phase == Phase.BACKWARD,
     )
 
 
@@ -207,10 +207,7 @@ def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
     positive number).
     """
     samples, combined = split_combined(samples)
-    refuse(
-        (f"layer sample {number} of {sample.device}", _problem(sample))
-        for number, sample in enumerate(samples, start=1)
-    )
+    refuse("layer", samples, "device", _problem)
     groups: dict[_Key, list[LayerSample]] = {}
     for sample in samples:
         groups.setdefault(_key(sample), []).append(sample)
@@ -220,11 +217,6 @@ def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
         for key, rows in ordered
     ]
     return tuple(combined.widened(_finish(draft, drafts)) for draft in drafts)
-
-
-def _as_more_work(key: _Key, samples: Sequence[LayerSample]) -> tuple[LayerSample, ...]:
-    """The samples, none slower than one of more work; updates do not depend on microbatches."""
-    return tuple(samples) if key[2] == ALL_LAYERS else repaired(samples)
 
 
 def _key(sample: LayerSample) -> _Key:
@@ -326,7 +318,8 @@ def _draft(
     key: _Key, originals: Sequence[LayerSample], both: Sequence[Sequence[LayerSample]]
 ) -> _Draft:
     device, precision, layer, phase = key
-    samples = _as_more_work(key, originals)
+    # Updates do not depend on microbatches: only layers of more work cannot be faster.
+    samples = tuple(originals) if layer == ALL_LAYERS else repaired(originals)
     sets = OPTIMIZER_SETS if layer == ALL_LAYERS else column_sets(LayerKind(layer))
     seconds = [sample.median_seconds for sample in samples]
     chosen = _chosen(key, sets, samples, both)
@@ -414,26 +407,14 @@ def _notes(
 
 def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
     """The interval's half-width and which errors set it."""
-    own = conformal_halfwidth(draft.errors)
-    if own is not None:
-        return own, OWN_ROWS
     device = draft.law.device
     pooled = [error for other in drafts if other.law.device == device for error in other.errors]
-    together = conformal_halfwidth(pooled)
-    largest = max((abs(error) for error in draft.errors), default=0.0)
-    least = max(UNVALIDATED_LOG_HALFWIDTH, repeat_log_halfwidth(device))
-    if together is not None and draft.errors:
-        # Never below what this law itself got wrong: the others may be easier.
-        return (
-            max(together, largest),
-            f"{len(pooled)} left-out rows of all laws of {device} "
-            f"(own: {len(draft.errors)}, {MIN_CALIBRATION_ROWS} needed)",
-        )
-    return (
-        max(largest, least, together or 0.0),
-        f"{len(draft.errors)} left-out rows {UNCHECKED} ({MIN_CALIBRATION_ROWS} needed); "
-        f"at least {least:g}, what datasheets and second measurements are off by",
-    )
+    usual = max(UNVALIDATED_LOG_HALFWIDTH, repeat_log_halfwidth(device))
+    words = f"{usual:g}, what datasheets and second measurements are off by"
+    if draft.errors:
+        return interval(draft.errors, [(f"all laws of {device}", pooled)], usual, words)
+    # A law that was never tested is not made surer by the others.
+    return interval((), (), max(usual, conformal_halfwidth(pooled) or 0.0), words)
 
 
 def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> LayerLaw:

@@ -40,7 +40,8 @@ from typing import TypeAlias
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError
-from hetplan.predict.regression import log_ratio
+from hetplan.model.spec import LayerKind
+from hetplan.predict.regression import interpolate, log_ratio
 from hetplan.profiling.samples import LayerSample
 
 # Twice the work in less than this times the time: halfway, on a log scale, between a device that is
@@ -59,7 +60,7 @@ class LayerIdentity:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    """0 of a transformer layer."""
+    """0 of a transformer layer, whose time does not depend on it."""
     sequence_length: int
     tp: int
 
@@ -89,21 +90,7 @@ class LayerTable(LayerIdentity):
         sizes, seconds = self.microbatch_sizes, self.seconds
         if not sizes[0] <= microbatch_size <= sizes[-1]:
             return None
-        return _between(sizes, seconds, microbatch_size)
-
-
-def _between(sizes: Sequence[int], seconds: Sequence[float], size: int) -> float:
-    for at, right in enumerate(sizes):
-        if size == right:
-            return seconds[at]
-        if size < right:
-            left = sizes[at - 1]
-            share = (size - left) / (right - left)
-            return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
-    return seconds[-1]
-
-
-TRANSFORMER = "transformer"  # `LayerKind.TRANSFORMER`; its times do not depend on a vocabulary
+        return interpolate(sizes, seconds, microbatch_size)
 
 
 LayerKey: TypeAlias = tuple[str | int, ...]
@@ -122,7 +109,7 @@ def _identity(sample: LayerSample) -> LayerIdentity:
         num_attention_heads=sample.num_attention_heads,
         num_kv_heads=sample.num_kv_heads,
         head_dim=sample.head_dim,
-        vocab_size=0 if sample.layer == TRANSFORMER else sample.vocab_size,
+        vocab_size=0 if sample.layer == LayerKind.TRANSFORMER else sample.vocab_size,
         sequence_length=sample.sequence_length,
         tp=sample.tp,
     )
@@ -205,7 +192,7 @@ def left_out_sizes(tables: Sequence[LayerTable]) -> dict[tuple[tuple[str | int, 
     for table in tables:
         sizes, seconds = table.microbatch_sizes, table.seconds
         for at in range(1, len(sizes) - 1):
-            rest = _between(
+            rest = interpolate(
                 (*sizes[:at], *sizes[at + 1 :]), (*seconds[:at], *seconds[at + 1 :]), sizes[at]
             )
             errors[table.key, sizes[at]] = log_ratio(seconds[at], rest)
@@ -306,22 +293,17 @@ def measured_layers(
     layers = []
     for key in sorted(groups, key=str):
         rows = groups[key]
-        times = {size: _together(rows[size], law_log_halfwidth) for size in sorted(rows)}
-        times = {
-            size: each
-            for size, each in times.items()
-            if answers_itself(each[1], law_log_halfwidth, checked=checked)
-        }
-        if not times:
-            continue
-        layers.append(
-            MeasuredLayer(
-                **asdict(_identity(next(iter(rows.values()))[0][0])),
-                microbatch_sizes=tuple(times),
-                seconds=tuple(seconds for seconds, _ in times.values()),
-                log_halfwidths=tuple(halfwidth for _, halfwidth in times.values()),
+        times = _answering(rows, law_log_halfwidth, checked=checked)
+        if times:
+            at, seconds, halfwidths = zip(*times, strict=True)
+            layers.append(
+                MeasuredLayer(
+                    **asdict(_identity(next(iter(rows.values()))[0][0])),
+                    microbatch_sizes=at,
+                    seconds=seconds,
+                    log_halfwidths=halfwidths,
+                )
             )
-        )
     return tuple(layers)
 
 
@@ -336,22 +318,29 @@ def measured_updates(
     groups: dict[int, list[tuple[LayerSample, LayerSample]]] = {}
     for sample, count in zip(samples, parameters, strict=True):
         groups.setdefault(count, []).append((sample, sample))
-    updates = []
-    for count in sorted(groups):
-        seconds, halfwidth = _together(groups[count], law_log_halfwidth)
+    return tuple(
+        MeasuredUpdate(parameters=count, seconds=seconds, log_halfwidth=halfwidth)
+        for count, seconds, halfwidth in _answering(groups, law_log_halfwidth, checked=checked)
+    )
+
+
+def _answering(
+    groups: Mapping[int, Sequence[tuple[LayerSample, LayerSample]]],
+    law_log_halfwidth: float,
+    *,
+    checked: bool,
+) -> list[tuple[int, float, float]]:
+    """(size, seconds, half-width) of the sizes that answer for themselves, rising.
+
+    The rows of each size are given as measured and as repaired.
+    """
+    times = []
+    for size, rows in sorted(groups.items()):
+        seconds = statistics.median(repaired.median_seconds for _, repaired in rows)
+        scatter = max(scatter_log_halfwidth(sample) for sample, _ in rows)
+        spread = max(abs(math.log(sample.median_seconds / seconds)) for sample, _ in rows)
+        device = rows[0][0].device
+        halfwidth = exact_log_halfwidth(device, max(scatter, spread), law_log_halfwidth)
         if answers_itself(halfwidth, law_log_halfwidth, checked=checked):
-            updates.append(
-                MeasuredUpdate(parameters=count, seconds=seconds, log_halfwidth=halfwidth)
-            )
-    return tuple(updates)
-
-
-def _together(
-    rows: Sequence[tuple[LayerSample, LayerSample]], law_log_halfwidth: float
-) -> tuple[float, float]:
-    """Seconds and half-width of the rows of one shape, each as measured and as repaired."""
-    seconds = statistics.median(repaired.median_seconds for _, repaired in rows)
-    scatter = max(scatter_log_halfwidth(sample) for sample, _ in rows)
-    spread = max(abs(math.log(sample.median_seconds / seconds)) for sample, _ in rows)
-    device = rows[0][0].device
-    return seconds, exact_log_halfwidth(device, max(scatter, spread), law_log_halfwidth)
+            times.append((size, seconds, halfwidth))
+    return times

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
@@ -42,9 +41,10 @@ from hetplan.predict.datasheet import (
     LAYER_LAUNCHES,
     MATRIX_EFFICIENCY,
     SCORE_PASSES,
+    known_kinds,
     pass_prior,
 )
-from hetplan.predict.layer.columns import Column
+from hetplan.predict.layer.values import Column
 from hetplan.predict.regression import Rows, fit_nonnegative, left_out_errors, log_ratio, predict
 from hetplan.profiling.samples import Phase
 
@@ -108,7 +108,7 @@ def choose(
 
     `hidden` is the hidden size of each of its rows, `measured` every pass of the same layers.
     """
-    kind = _kinds().get(device)
+    kind = known_kinds().get(device)
     if kind is None or kind.memory_bandwidth_bytes_per_second <= 0:
         return plain
     readings = [
@@ -130,14 +130,6 @@ def choose(
         return sum(abs(error) for error in each.left_out(asked.seconds, hidden))
 
     return min((plain, *(_held(kind, each, asked) for each in readings)), key=left_out)
-
-
-@lru_cache(maxsize=1)
-def _kinds() -> dict[str, DeviceKind]:
-    # Reading files needs a library that a predictor on its own does without.
-    from hetplan.cluster.catalogue import load_catalogue
-
-    return {kind.kind: kind for kind in load_catalogue()}
 
 
 def _reached(measured: Passes) -> float:

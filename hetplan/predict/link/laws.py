@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 
 from hetplan.predict.law_parts import OWN_ROWS, refuse, validation_of
@@ -24,11 +24,9 @@ from hetplan.predict.link.shapes import (
     LinkShape,
     ShapeLaw,
     SizeTable,
-    interpolate,
     lane_bytes,
     outside_sizes,
     shape_columns,
-    slope,
     table_seconds,
 )
 from hetplan.predict.predictor import MEASURED, Prediction, SendLaw
@@ -36,7 +34,9 @@ from hetplan.predict.regression import (
     MIN_CALIBRATION_ROWS,
     conformal_halfwidth,
     fit_nonnegative,
+    interpolate,
     log_ratio,
+    slope,
 )
 from hetplan.profiling.samples import SENDS, LinkOperation, LinkSample
 
@@ -119,10 +119,7 @@ class _Key:
 
 def fit_link_laws(samples: Sequence[LinkSample]) -> tuple[LinkLaw, ...]:
     """One law per link name; an InputError names every sample that cannot be used."""
-    refuse(
-        (f"link sample {number} of {sample.link}", _problem(sample))
-        for number, sample in enumerate(samples, start=1)
-    )
+    refuse("link", samples, "link", _problem)
     by_link: dict[str, dict[_Key, list[LinkSample]]] = {}
     for sample in samples:
         by_link.setdefault(sample.link, {}).setdefault(_key(sample), []).append(sample)
@@ -189,23 +186,18 @@ def _link_law(link: str, groups: dict[_Key, list[LinkSample]]) -> LinkLaw:
 
 def _shape(tables: Sequence[SizeTable]) -> LinkShape | None:
     """The law over group sizes of one operation; None where only one was measured."""
-    bare = _bare(tables)
-    if bare is None:
+    law = _shape_law(tables)
+    if law is None:
         return None
     errors = [error for table in tables for error in _without(tables, table)]
-    folds = len({table.group_size for table in tables})
-    return replace(
-        bare,
-        log_halfwidth=conformal_halfwidth(errors),
-        rows=sum(len(_rows(table)) for table in tables),
-        validation=validation_of("group size", folds, errors),
-    )
+    return _shape_of(tables, law, errors)
 
 
 def _without(tables: Sequence[SizeTable], out: SizeTable) -> list[float]:
     """log(measured / predicted) of one table's rows by those of other group sizes."""
     rest = [table for table in tables if table.group_size != out.group_size]
-    shape = _bare(rest)
+    law = _shape_law(rest)
+    shape = None if law is None else _shape_of(rest, law, ())
     return [
         log_ratio(
             seconds, carried(rest, shape, out.operation, out.group_size, size, out.nodes).seconds
@@ -214,11 +206,8 @@ def _without(tables: Sequence[SizeTable], out: SizeTable) -> list[float]:
     ]
 
 
-def _bare(tables: Sequence[SizeTable]) -> LinkShape | None:
-    """A shape without its errors."""
-    law = _shape_law(tables)
-    if law is None:
-        return None
+def _shape_of(tables: Sequence[SizeTable], law: ShapeLaw, errors: Sequence[float]) -> LinkShape:
+    """The shape with its errors on tables left out."""
     sizes = [table.group_size for table in tables]
     return LinkShape(
         operation=tables[0].operation,
@@ -226,9 +215,9 @@ def _bare(tables: Sequence[SizeTable]) -> LinkShape | None:
         law=law,
         least_group=min(sizes),
         most_group=max(sizes),
-        log_halfwidth=None,
-        rows=0,
-        validation=validation_of("", 0, ()),
+        log_halfwidth=conformal_halfwidth(errors),
+        rows=sum(len(_rows(table)) for table in tables),
+        validation=validation_of("group size", len(set(sizes)), errors),
     )
 
 
@@ -244,16 +233,8 @@ def _shape_law(tables: Sequence[SizeTable]) -> ShapeLaw | None:
     if all(table.nodes == table.group_size for table in tables):
         # Every step crosses: one column says it all, and steps inside nodes were not seen.
         rows = [(base, 0.0, crossings, *rest) for base, _, crossings, *rest in rows]
-    return ShapeLaw(**dict(zip(_COEFFICIENTS, fit_nonnegative(rows, seconds), strict=True)))
-
-
-_COEFFICIENTS = (
-    "base_seconds",
-    "step_seconds",
-    "crossing_seconds",
-    "seconds_per_byte",
-    "seconds_per_byte_over_ranks",
-)
+    names = [field.name for field in fields(ShapeLaw)]
+    return ShapeLaw(**dict(zip(names, fit_nonnegative(rows, seconds), strict=True)))
 
 
 def _rows(table: SizeTable) -> list[tuple[float, float]]:

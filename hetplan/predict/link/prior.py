@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetplan.cluster.spec import Link, Transport
+from hetplan.cluster.links import Link, Transport
 from hetplan.predict.link.shapes import ShapeLaw, lane_bytes, ring_shape
 from hetplan.predict.predictor import DATASHEET, Prediction, SendLaw
 from hetplan.profiling.samples import LinkOperation
@@ -41,7 +41,7 @@ class ClassLaw:
     """Coefficients of `ShapeLaw` of one class of links, at a bandwidth of 1 byte/s."""
 
     base_seconds: float
-    step_seconds: float
+    step_seconds: float = 0.0
     crossing_seconds: float = 0.0
     bytes: float
     bytes_over_ranks: float = 0.0
@@ -57,15 +57,6 @@ class ClassLaw:
             seconds_per_byte=self.bytes / bytes_per_second,
             seconds_per_byte_over_ranks=self.bytes_over_ranks / bytes_per_second,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassSend:
-    """A send between two devices: both post together."""
-
-    base_seconds: float
-    bytes: float
-    log_halfwidth: float
 
 
 # One fit to all_reduce of all these sources: the latency of a step inside a node is common.
@@ -87,7 +78,7 @@ NETWORK = ClassLaw(
 # (S: what each rank holds). Between nodes nothing is known of it that a network's law would not
 # say.
 NODE_EXCHANGE = ClassLaw(
-    base_seconds=110e-6, step_seconds=0.0, bytes=1.39, bytes_over_ranks=0.974, log_halfwidth=0.52
+    base_seconds=110e-6, bytes=1.39, bytes_over_ranks=0.974, log_halfwidth=0.52
 )
 # Nodes whose devices have no fabric of their own: Aceso's profiler on RTX 2080 Ti and Titan RTX
 # (PCIe 3.0, 15.75 GB/s) with 2, 4 and 8 ranks and RTX 3090 (PCIe 4.0, 31.5 GB/s) with 4 and 8 (two
@@ -110,12 +101,13 @@ BUS_EXCHANGE = ClassLaw(
     log_halfwidth=1.47,
 )
 
-# Sends between two A100-40 of one node (Aceso's profiler, 11 sizes). Half-width: sends of A100,
-# GH200 and V100, the last two of which use a part of the device's links for one peer.
-NODE_SEND = ClassSend(base_seconds=69.8e-6, bytes=1.27, log_halfwidth=0.60)
+# Sends, both sides posting together: between two A100-40 of one node (Aceso's profiler, 11
+# sizes). Half-width: sends of A100, GH200 and V100; the last two use a part of the device's links
+# for one peer.
+NODE_SEND = ClassLaw(base_seconds=69.8e-6, bytes=1.27, log_halfwidth=0.60)
 # Of two kinds alone, so the half-width is that of nodes with a fabric.
-BUS_SEND = ClassSend(base_seconds=74.8e-6, bytes=1.59, log_halfwidth=NODE_SEND.log_halfwidth)
-NETWORK_SEND = ClassSend(
+BUS_SEND = ClassLaw(base_seconds=74.8e-6, bytes=1.59, log_halfwidth=NODE_SEND.log_halfwidth)
+NETWORK_SEND = ClassLaw(
     base_seconds=NODE_SEND.base_seconds, bytes=NETWORK.bytes, log_halfwidth=LINK_LOG_HALFWIDTH
 )
 

@@ -16,13 +16,12 @@ Beyond the largest size the last segment goes on: alpha + bytes * beta of the la
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 
 from hetplan.errors import InputError
 from hetplan.predict.law_parts import MeasuredRange, Validation, outside
+from hetplan.predict.regression import interpolate
 from hetplan.profiling.samples import LinkOperation
 
 # Other operations from which one can be derived when it was not measured, best first: an
@@ -88,13 +87,7 @@ class ShapeLaw:
     @property
     def coefficients(self) -> tuple[float, ...]:
         """In the order of `shape_columns`."""
-        return (
-            self.base_seconds,
-            self.step_seconds,
-            self.crossing_seconds,
-            self.seconds_per_byte,
-            self.seconds_per_byte_over_ranks,
-        )
+        return astuple(self)
 
     def latency_seconds(self, operation: str, group_size: int, nodes: int = 1) -> float:
         """What an empty message takes."""
@@ -191,38 +184,6 @@ class LinkLaw:
     tables: tuple[SizeTable, ...]
     shapes: tuple[LinkShape, ...] = ()
     """Shapes of operations of which several group sizes were measured."""
-
-
-def slope(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
-    """Seconds per further byte at this size."""
-    if len(sizes) == 1:
-        # Latency and bandwidth cannot be told apart: all of it is taken to grow with size.
-        return seconds[0] / sizes[0]
-    # The right end of the segment that holds the size, or of the nearest one.
-    right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
-    rate = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
-    if size > sizes[-1] and rate == 0.0:
-        # A flat end is noise: bytes cost what they cost over the whole table.
-        rate = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) or seconds[-1] / sizes[-1]
-    return rate
-
-
-def interpolate(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
-    """Time of a message, linear in bytes between sizes; non-decreasing and never negative."""
-    if size > sizes[-1]:
-        return seconds[-1] + (size - sizes[-1]) * slope(sizes, seconds, size)
-    if size <= sizes[0]:
-        if len(sizes) == 1:
-            # Down from the only size nothing is known about the bytes' part: an upper bound.
-            return seconds[0]
-        # The first segment's line, unless that would make an empty message take less than nothing.
-        least = min(slope(sizes, seconds, size), seconds[0] / sizes[0])
-        return seconds[0] - (sizes[0] - size) * least
-    right = bisect_left(sizes, size)
-    if sizes[right] == size:
-        return seconds[right]
-    part = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
-    return seconds[right - 1] + part * (seconds[right] - seconds[right - 1])
 
 
 def table_seconds(table: SizeTable, message_bytes: float, floor_seconds: float = 0.0) -> float:

@@ -28,7 +28,6 @@ from hetplan.model.operators import (
 from hetplan.predict.datasheet import ELEMENTWISE_LOG_HALFWIDTH, MATRIX_LOG_HALFWIDTH
 from hetplan.predict.law_parts import outside
 from hetplan.predict.operator.values import (
-    MeasuredShape,
     OperatorColumn,
     OperatorLaw,
     Point,
@@ -72,12 +71,6 @@ class Ready:
     residuals: tuple[float, ...]
 
 
-def alone(ready: Ready, each: MeasuredShape) -> float:
-    """Seconds of a measured shape by the law's terms."""
-    op = each.operator(ready.law.operator)
-    return ready.launch + _work(ready.law, ready.terms, op, ready.law.phase)
-
-
 def ready_of(law: OperatorLaw) -> Ready:
     """The law with its look-ups built."""
     terms = tuple((term.column, term.coefficient) for term in law.terms)
@@ -87,28 +80,20 @@ def ready_of(law: OperatorLaw) -> Ready:
         (each.batch, each.m, each.n, each.k, each.output_precision): each.seconds
         for each in law.shapes
     }
-    points: tuple[Point, ...] = ()
-    residuals: tuple[float, ...] = ()
-    if law.residual is not None:
-        points, residuals = _residuals(law, work, launch)
-    return Ready(
-        law=law, terms=work, launch=launch, shapes=shapes, points=points, residuals=residuals
-    )
-
-
-def _residuals(
-    law: OperatorLaw, work: tuple[tuple[str, float], ...], launch: float
-) -> tuple[tuple[Point, ...], tuple[float, ...]]:
     points, residuals = [], []
-    for each in law.shapes:
-        if each.seconds <= law.floor_seconds:
-            continue
-        op = each.operator(law.operator)
-        seconds = launch + _work(law, work, op, law.phase, each.output_precision)
-        if seconds > 0:
-            points.append(point_of(each.batch, each.m, each.n, each.k))
-            residuals.append(math.log(each.seconds / seconds))
-    return tuple(points), tuple(residuals)
+    for shape in law.shapes if law.residual is not None else ():
+        seconds = law.sum_of_columns(shape.operator(law.operator), shape.output_precision)
+        if shape.seconds > law.floor_seconds and seconds > 0:
+            points.append(point_of(shape.batch, shape.m, shape.n, shape.k))
+            residuals.append(math.log(shape.seconds / seconds))
+    return Ready(
+        law=law,
+        terms=work,
+        launch=launch,
+        shapes=shapes,
+        points=tuple(points),
+        residuals=tuple(residuals),
+    )
 
 
 def _work(
@@ -391,10 +376,14 @@ def _like_forward(laws: dict[tuple[str, str], Ready]) -> dict[tuple[str, str], R
         forward, gradient = laws.get((kind, FORWARD)), laws.get((kind, INPUT_GRADIENT))
         if forward is None or gradient is None or not gradient.law.shapes:
             continue
+        ops = [
+            shape.operator(kind)
+            for shape in gradient.law.shapes
+            if shape.seconds > gradient.law.floor_seconds * ABOVE_FLOOR
+        ]
         ratios = sorted(
-            alone(gradient, each) / max(alone(forward, each), _TINY_SECONDS)
-            for each in gradient.law.shapes
-            if each.seconds > gradient.law.floor_seconds * ABOVE_FLOOR
+            gradient.law.sum_of_columns(op) / max(forward.law.sum_of_columns(op), _TINY_SECONDS)
+            for op in ops
         )
         if ratios and ratios[len(ratios) // 2] < _TOO_FAST:
             del result[kind, INPUT_GRADIENT]

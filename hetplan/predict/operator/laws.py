@@ -20,14 +20,13 @@ from functools import lru_cache
 from hetplan.job.spec import Precision
 from hetplan.model.operators import PRODUCTS, OperatorClass, operator_flops
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
-from hetplan.predict.law_parts import OWN_ROWS, MeasuredRange, refuse, validation_of
+from hetplan.predict.law_parts import MeasuredRange, Term, interval, refuse, validation_of
 from hetplan.predict.operator.values import (
     REACHES,
     LearnedResidual,
     MeasuredShape,
     OperatorColumn,
     OperatorLaw,
-    OperatorTerm,
     Point,
     column_sets,
     column_value,
@@ -41,7 +40,6 @@ from hetplan.predict.operator.values import (
 from hetplan.predict.regression import (
     COVERAGE,
     MIN_CALIBRATION_ROWS,
-    conformal_halfwidth,
     fit_nonnegative,
     independent,
     left_out_errors,
@@ -118,9 +116,9 @@ def choose_law(
         candidates = [each for each in candidates if OperatorColumn.TILED_FLOPS not in each]
     if not groups:
         return Choice(fit=_fit(candidates[0], values, seconds, floor), rows=above)
-    best, errors = candidates[0], _left_out(candidates[0], values, seconds, groups)
+    best, errors = candidates[0], left_out_errors(_rows(values, candidates[0]), seconds, groups)
     for columns in candidates[1:]:
-        tried = _left_out(columns, values, seconds, groups)
+        tried = left_out_errors(_rows(values, columns), seconds, groups)
         if gain_is_earned(errors, tried, 1.0):
             best, errors = columns, tried
     fit = _fit(best, values, seconds, floor)
@@ -246,15 +244,6 @@ def _errors(
     )
 
 
-def _left_out(
-    columns: tuple[OperatorColumn, ...],
-    values: Values,
-    seconds: Sequence[float],
-    groups: Sequence[float],
-) -> tuple[float, ...]:
-    return left_out_errors(_rows(values, columns), seconds, groups)
-
-
 def _learn(
     fit: Fit,
     values: Values,
@@ -316,10 +305,7 @@ def fit_operator_laws(samples: Sequence[OperatorSample]) -> tuple[OperatorLaw, .
 
     An InputError names every sample that cannot be used.
     """
-    refuse(
-        (f"operator sample {number} of {sample.device}", _problem(sample))
-        for number, sample in enumerate(samples, start=1)
-    )
+    refuse("operator", samples, "device", _problem)
     groups: dict[_Key, list[OperatorSample]] = {}
     for sample in samples:
         key = (sample.device, sample.precision, sample.operator, sample.phase)
@@ -427,26 +413,16 @@ def _point(sample: OperatorSample) -> tuple[float, ...]:
 
 def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
     """The interval's half-width and which errors set it."""
-    own = conformal_halfwidth(draft.choice.errors)
-    if own is not None:
-        return own, OWN_ROWS
     device, _, operator, _ = draft.key
-    largest = max(map(abs, draft.choice.errors), default=0.0)
     pools = (
         (f"{operator} of {device}", [d for d in drafts if d.key[::2] == draft.key[::2]]),
         (f"all operators of {device}", [d for d in drafts if d.key[0] == device]),
     )
-    for name, pool in pools:
-        errors = [error for other in pool for error in other.choice.errors]
-        together = conformal_halfwidth(errors)
-        if together is not None:
-            few = f"own: {len(draft.choice.errors)}, {MIN_CALIBRATION_ROWS} needed"
-            least = 0.0 if draft.choice.errors else MATRIX_LOG_HALFWIDTH
-            return max(together, largest, least), f"{len(errors)} left-out rows of {name} ({few})"
-    return (
-        max(largest, MATRIX_LOG_HALFWIDTH),
-        f"{len(draft.choice.errors)} left-out rows are too few ({MIN_CALIBRATION_ROWS} needed); "
-        f"at least the datasheet's {MATRIX_LOG_HALFWIDTH:g}",
+    return interval(
+        draft.choice.errors,
+        [(name, [error for d in pool for error in d.choice.errors]) for name, pool in pools],
+        MATRIX_LOG_HALFWIDTH,
+        f"the datasheet's {MATRIX_LOG_HALFWIDTH:g}",
     )
 
 
@@ -498,7 +474,7 @@ def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> OperatorLaw:
         operator=operator,
         phase=phase,
         terms=tuple(
-            OperatorTerm(column=column.value, coefficient=coefficient)
+            Term(column=column.value, coefficient=coefficient)
             for column, coefficient in zip(fit.columns, fit.coefficients, strict=True)
         ),
         floor_seconds=fit.floor,

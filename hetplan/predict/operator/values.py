@@ -23,8 +23,8 @@ Leaving out whole sizes decides whether a law has one (`operator.laws`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -41,7 +41,7 @@ from hetplan.model.operators import (
     operator_bytes,
     operator_flops,
 )
-from hetplan.predict.law_parts import MeasuredRange, Validation
+from hetplan.predict.law_parts import MeasuredRange, Term, Validation, check_columns
 from hetplan.profiling.samples import OperatorSample
 
 
@@ -73,26 +73,6 @@ OPERATOR_COEFFICIENT_UNITS: tuple[tuple[OperatorColumn, str], ...] = (
 """Unit of each column's coefficient."""
 
 _PHASES = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorTerm:
-    """One column and its coefficient."""
-
-    column: str
-    """An `OperatorColumn` value."""
-    coefficient: float
-    """Seconds per unit of the column; never negative."""
-
-    def __post_init__(self) -> None:
-        if self.column not in tuple(OperatorColumn):
-            known = ", ".join(OperatorColumn)
-            raise InputError(f"column is {self.column!r}; it is one of {known}")
-        if not (math.isfinite(self.coefficient) and self.coefficient >= 0):
-            raise InputError(
-                f"coefficient of {self.column} is {self.coefficient}; time cannot fall with more "
-                "work: fit again"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +131,7 @@ class OperatorLaw:
     """A `hetplan.model.operators.OperatorClass` value."""
     phase: str
     """`forward`, `backward`, `input_gradient` or `weight_gradient`."""
-    terms: tuple[OperatorTerm, ...]
+    terms: tuple[Term, ...]
     floor_seconds: float
     """Least time of one launch alone: the host's; 0: none was seen."""
     ranges: tuple[MeasuredRange, ...]
@@ -196,6 +176,12 @@ class OperatorLaw:
             for term in self.terms
         )
 
+    def scaled_terms(self, factor: Callable[[str], float]) -> tuple[Term, ...]:
+        """The terms with every coefficient times the factor of its column."""
+        return tuple(
+            replace(term, coefficient=term.coefficient * factor(term.column)) for term in self.terms
+        )
+
     def seconds(self, op: Operator) -> float:
         """Seconds of one launch by the terms and the floor, without shapes and residual."""
         return max(self.floor_seconds, self.sum_of_columns(op))
@@ -207,6 +193,7 @@ class OperatorLaw:
         return self.log_halfwidth
 
     def __post_init__(self) -> None:
+        check_columns(self.terms, OperatorColumn)
         if self.phase not in _PHASES:
             raise InputError(f"phase is {self.phase!r}; it is one of {', '.join(_PHASES)}")
         if not (math.isfinite(self.floor_seconds) and self.floor_seconds >= 0):

@@ -1,4 +1,4 @@
-"""Which physical quantities a layer's time is a sum of, and their values for a shape.
+"""A layer's law as frozen values: which physical quantities its time is a sum of.
 
     seconds = sum over columns of coefficient * column,   coefficient >= 0
 
@@ -13,9 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hetplan.model.spec import LayerKind
+from hetplan.errors import InputError
+from hetplan.job.spec import Precision
+from hetplan.model.operators import BACKWARD
+from hetplan.model.spec import Architecture, LayerKind, plain_model
 from hetplan.model.work import layer_work
+from hetplan.predict.law_parts import MeasuredRange, Term, Validation, check_columns
+from hetplan.predict.layer.tables import LayerIdentity, LayerTable, MeasuredLayer, MeasuredUpdate
 from hetplan.predict.predictor import LayerQuery
+from hetplan.profiling.samples import LayerSample
 
 
 class Column(StrEnum):
@@ -110,6 +116,42 @@ class LayerColumns:
         return result
 
 
+def measured_layer(
+    shape: LayerSample | LayerIdentity,
+    vocabulary: int,
+    *,
+    layer: str,
+    precision: str,
+    phase: str,
+    microbatch_size: int,
+) -> LayerQuery:
+    """What a measured time is the answer to, in a one-layer model of its shape.
+
+    A sample does not say how many positions a GPT model learns; its sequence length stands in.
+    """
+    model = plain_model(
+        name="measured",
+        architecture=Architecture(shape.architecture),
+        num_layers=1,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=vocabulary,
+        max_sequence_length=shape.sequence_length,
+    )
+    return LayerQuery(
+        model=model,
+        layer=LayerKind(layer),
+        microbatch_size=microbatch_size,
+        sequence_length=shape.sequence_length,
+        tp=shape.tp,
+        precision=Precision(precision),
+        is_backward=phase == BACKWARD,
+    )
+
+
 def layer_columns(query: LayerQuery) -> LayerColumns:
     """Column values of one layer on one tensor-parallel rank; both passes have the same."""
     model, layer, tp = query.model, query.layer, query.tp
@@ -130,3 +172,69 @@ def layer_columns(query: LayerQuery) -> LayerColumns:
         weights * bytes_per_element,
         scores * bytes_per_element,
     )
+
+
+ALL_LAYERS = "all"
+"""Layer of an optimizer's law: an update's time goes by parameters, whichever layer's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLaw:
+    """Time of one phase of one kind of layer on one kind of device."""
+
+    device: str
+    precision: str
+    layer: str
+    """A `LayerKind` value, or `ALL_LAYERS`."""
+    phase: str
+    """`forward`, `backward` or `optimizer:<name>`."""
+    terms: tuple[Term, ...]
+    ranges: tuple[MeasuredRange, ...]
+    """Measured ranges of the quantities that `range_names` lists, in its order."""
+    log_halfwidth: float
+    """Half-width of the 90 % interval inside the measured ranges."""
+    calibration: str
+    """Which errors set the interval, in words."""
+    rows: int
+    points: int
+    """Rows with different columns."""
+    validation: Validation
+    notes: tuple[str, ...] = ()
+    """Columns that were dropped, rows that were not steady."""
+    tables: tuple[LayerTable, ...] = ()
+    """Measured times of the very layers that were measured, where leaving sizes out shows that
+    going between them is better than the sum of columns; else empty."""
+    table_log_halfwidth: float = 0.0
+    """Half-width of the 90 % interval of a time between two of a table's."""
+    measured: tuple[MeasuredLayer, ...] = ()
+    """The very layers that were measured, where they answer for themselves."""
+    measured_updates: tuple[MeasuredUpdate, ...] = ()
+    """The very updates that were measured, of an optimizer's law."""
+
+    def sum_of_columns(self, columns: LayerColumns) -> float:
+        """Seconds by the terms alone, without tables and measured layers."""
+        return sum(term.coefficient * columns.value(term.column) for term in self.terms)
+
+    def update_seconds(self, parameters: float) -> float:
+        """Seconds of an optimizer's update of so many parameters, by the terms alone."""
+        return sum(
+            term.coefficient * (parameters if term.column == Column.PARAMETERS else 1.0)
+            for term in self.terms
+        )
+
+    def __post_init__(self) -> None:
+        check_columns(self.terms, Column)
+        names = tuple(measured.quantity for measured in self.ranges)
+        if names != range_names(self.layer):
+            raise InputError(
+                f"a law of layer {self.layer} has ranges of {', '.join(names) or 'nothing'}; it "
+                f"needs {', '.join(range_names(self.layer))}: fit again"
+            )
+
+
+def range_names(layer: str) -> tuple[str, ...]:
+    """Quantities whose measured ranges a law of this layer keeps."""
+    if layer == ALL_LAYERS:
+        return ("parameters",)
+    names = ("hidden", "sequence", "microbatch", "tp")
+    return names if layer == LayerKind.TRANSFORMER.value else (*names, "vocabulary")
