@@ -149,7 +149,7 @@ class Families:
     cluster: Cluster
     job: Job
     _kinds_found: dict[tuple[tuple[Variant, ...], tuple[Sharding, ...]], tuple[Kind, ...]] = field(
-        default_factory=dict, repr=False, compare=False
+        default_factory=dict, init=False, repr=False, compare=False
     )
 
     def families(self) -> FamilyTable:
@@ -231,6 +231,19 @@ class Families:
         found = trainer.sequence_parallel and divides and pin is not False
         needed = pin or (trainer.experts_need_sequence_parallel and self._experts is not None)
         return None if needed and not found else found
+
+    def plain_shape(self, tp: int, dp: int, microbatch_size: int) -> Shape | None:
+        """Shape of ranks without context and expert parallelism; None: there are no such ranks."""
+        parallel = self.sequence_parallel(tp)
+        if parallel is None:
+            return None
+        return Shape(
+            tp=tp,
+            dp=dp,
+            microbatch_size=microbatch_size,
+            etp=1 if self._experts is None else tp,
+            sequence_parallel=parallel,
+        )
 
     @cached_property
     def rooms(self) -> Rooms:
@@ -338,28 +351,17 @@ class Families:
         """Meshes of two unlike kinds."""
         pin, found = self.job.pin, []
         for room in self.rooms.mixed(samples, self.job.global_batch_size, self.tensor_degrees):
-            parts = room.parts
-            parallel = [self.sequence_parallel(part.tp) for part in parts]
-            sizes = {part.microbatch_size for part in parts}
-            if (
-                None in parallel
-                or pin.dp not in (None, sum(part.dp for part in parts))
-                or pin.microbatch_size not in (None, *sizes)
-                or (pin.microbatch_size is not None and len(sizes) > 1)
-            ):
+            if pin.dp not in (None, sum(part.dp for part in room.parts)):
                 continue
-            shapes = tuple(
-                Shape(
-                    tp=part.tp,
-                    dp=part.dp,
-                    microbatch_size=part.microbatch_size,
-                    etp=1 if self._experts is None else part.tp,
-                    sequence_parallel=bool(sequence),
-                )
-                for part, sequence in zip(parts, parallel, strict=True)
-            )
-            islands = tuple(part.island for part in parts)
-            found.append(Mesh(islands=islands, shapes=shapes, max_stages=room.stages))
+            if any(pin.microbatch_size not in (None, part.microbatch_size) for part in room.parts):
+                continue
+            shapes = [
+                self.plain_shape(part.tp, part.dp, part.microbatch_size) for part in room.parts
+            ]
+            possible = tuple(shape for shape in shapes if shape is not None)
+            if len(possible) == len(shapes):
+                islands = tuple(part.island for part in room.parts)
+                found.append(Mesh(islands=islands, shapes=possible, max_stages=room.stages))
         return found
 
     # ---- schedules, sharding, recomputation
