@@ -26,7 +26,7 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.cost.step_model.plan import PipelineWork, sends_wait
 from hetplan.errors import InputError
-from hetplan.job.spec import Job, Pins
+from hetplan.job.spec import Job
 from hetplan.kernels import kernel
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, Shape
 from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
@@ -317,7 +317,7 @@ def _adds_up(shares: Sequence[Share], most: Sequence[int], batch: int) -> tuple[
 
 
 def keeps_pins(chosen: ChosenPlan, cluster: Cluster, job: Job) -> bool:
-    """Whether every choice that the job pins is as it says."""
+    """Whether every choice that the job pins is as it says, of pipelines with the usual depths."""
     pin, pipelines = job.pin, chosen.pipelines
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     shapes = {part.shape for stage in stages for part in stage.parts}
@@ -342,33 +342,14 @@ def keeps_pins(chosen: ChosenPlan, cluster: Cluster, job: Job) -> bool:
     ends += [(each.stages[-1], pin.head_on) for each in pipelines]
     if not all(matches(cluster.island(p.island), place) for end, place in ends for p in end.parts):
         return False
-    return _keeps_sharding(chosen, pin) and _keeps_depth(chosen, pin)
+    # Where every stage has one copy of its weights there is nothing to shard, as pinned or not.
+    copied = any(sum(p.shape.dp * p.shape.cp for p in stage.parts) > 1 for stage in stages)
+    shards = chosen.sharding is Sharding.OPTIMIZER
+    # Sends of several pipelines wait, so that none is deeper than usual.
+    return not pin.depth and (pin.sharded_optimizer in (None, shards) or not (copied or shards))
 
 
 _AS_PINNED = {RecomputeGranularity.FULL: True, RecomputeGranularity.NONE: False}
-
-
-def _keeps_sharding(chosen: ChosenPlan, pin: Pins) -> bool:
-    """Where every stage has one copy of its weights there is nothing to shard, as pinned or not."""
-    several = any(
-        sum(part.shape.dp * part.shape.cp for part in stage.parts) > 1
-        for pipeline in chosen.pipelines
-        for stage in pipeline.stages
-    )
-    shards = chosen.sharding is Sharding.OPTIMIZER
-    return pin.sharded_optimizer in (None, shards) or (not several and not shards)
-
-
-def _keeps_depth(chosen: ChosenPlan, pin: Pins) -> bool:
-    if pin.depth is None:
-        return True
-    if chosen.early_sends != (pin.depth > 0):
-        return False
-    return all(
-        stage.warmup_depth <= min(len(each.stages) - s + pin.depth, each.num_microbatches)
-        for each in chosen.pipelines
-        for s, stage in enumerate(each.stages)
-    )
 
 
 def pipeline_of(
@@ -444,21 +425,20 @@ class Assembler:
         counts = balanced(shares, job.global_batch_size)
         if counts is None:
             return None
-        dealt = zip(chosen.pipelines, counts, strict=True)
-        return replace(chosen, pipelines=tuple(with_microbatches(*each) for each in dealt))
-
-
-def with_microbatches(pipeline: ChosenPipeline, count: int) -> ChosenPipeline:
-    """The same with so many microbatches and the schedule's own depths."""
-    stages = len(pipeline.stages)
-    return replace(
-        pipeline,
-        num_microbatches=count,
-        stages=tuple(
-            replace(stage, warmup_depth=min(stages - s, count))
-            for s, stage in enumerate(pipeline.stages)
-        ),
-    )
+        return replace(
+            chosen,
+            pipelines=tuple(
+                replace(
+                    pipeline,
+                    num_microbatches=count,
+                    stages=tuple(
+                        replace(stage, warmup_depth=min(len(pipeline.stages) - s, count))
+                        for s, stage in enumerate(pipeline.stages)
+                    ),
+                )
+                for pipeline, count in zip(chosen.pipelines, counts, strict=True)
+            ),
+        )
 
 
 def unshared_ends(work: PipelineWork, num_microbatches: int, *, rendezvous: bool) -> Floats:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
@@ -46,7 +47,7 @@ from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.plans.plan import LayerRange, Plan, RecomputeGranularity, Sharding, Stage
+from hetplan.plans.plan import LayerRange, Plan, RecomputeGranularity, Sharding
 from hetplan.plans.targets import target
 from hetplan.search.multi_pipeline.assembly import (
     Assembler,
@@ -78,6 +79,8 @@ _MAX_COMPOSED = 20_000
 """Composed steps: about half a millisecond each."""
 _MAX_PRICED = 1_000
 """Plans priced whole: about 4 milliseconds each."""
+_MAX_KEPT = 2_000
+"""Placed sequences that are kept: about 50 kB each."""
 _WIDTHS = (1.1, 1.5, math.inf)
 """Limits that are tried one after the other, over the least step: a good plan closes the rest."""
 
@@ -262,58 +265,59 @@ class _OpenRows:
 
 
 # ---- placed sequences
-@dataclass(slots=True)
+@dataclass(kw_only=True)
 class _Placed:
-    """Rows of a sequence on their devices."""
+    """Rows of a sequence on their devices, with the variants of each."""
 
     plan: Plan
     """With some cuts."""
     costs: PlanCosts
+    variants: Sequence[Variants]
+    starts: Sequence[Sequence[Sequence[int]]]
+    """Of every variant of each row the layers where its stages begin, and the number of layers."""
     legal: Sequence[RecomputeGranularity]
     """What the job may recompute."""
-    _stages: dict[tuple[int, ...], Stage] = field(default_factory=dict)
+    last: list[Floats] = field(default_factory=list)
+    """[V] when the first pipelines have reduced their weights, at least."""
+    _known: dict[tuple[int, int], tuple[PipelineWork, Floats]] = field(default_factory=dict)
 
-    def seconds(self, starts: Sequence[Sequence[int]], recompute: Sequence[Sequence[int]]) -> float:
-        """The step with other cuts, if every pipeline had its links for itself.
+    @cached_property
+    def work(self) -> Sequence[PipelineWork]:
+        """Pipelines with the plan's cuts."""
+        return self.costs.work(self.plan)
 
-        `starts`: of each pipeline the layers where its stages begin, and the number of layers;
-        `recompute`: of each stage, of the job's recomputations.
-        """
-        pipelines = tuple(
-            replace(
-                pipeline,
-                stages=tuple(
-                    self._stage(p, s, *piece, again)
-                    for s, (piece, again) in enumerate(zip(pairwise(row), choices, strict=True))
-                ),
-            )
-            for p, (pipeline, row, choices) in enumerate(
-                zip(self.plan.pipelines, starts, recompute, strict=True)
-            )
-        )
-        group, cuts = self.plan.reduction_groups[0], sorted({at for row in starts for at in row})
+    def seconds(self, picks: Sequence[int]) -> float:
+        """The step with one variant of each row, if every pipeline had its links for itself."""
+        work, ends = zip(*[self._pipeline(p, v) for p, v in enumerate(picks)], strict=True)
+        group = self.plan.reduction_groups[0]
+        cuts = sorted({at for p, v in enumerate(picks) for at in self.starts[p][v]})
         # Whose they are follows from the layers; devices do not matter to the price.
         groups = tuple(
             replace(group, layers=LayerRange(start=begin, stop=stop))
             for begin, stop in pairwise(cuts)
         )
-        plan = replace(self.plan, pipelines=pipelines, reduction_groups=groups)
-        work, rendezvous = self.costs.work(plan), sends_wait(plan)
-        ends = [
-            unshared_ends(each, each.pipeline.num_microbatches, rendezvous=rendezvous)
-            for each in work
-        ]
+        plan = replace(self.plan, reduction_groups=groups)
         return compose(plan, self.costs, work, ends).step_seconds
 
-    def _stage(self, p: int, s: int, begin: int, stop: int, again: int) -> Stage:
-        key = (p, s, begin, stop, again)
-        found = self._stages.get(key)
+    def _pipeline(self, p: int, v: int) -> tuple[PipelineWork, Floats]:
+        """A variant of row p and its ends: they do not depend on the other rows' variants."""
+        found = self._known.get((p, v))
         if found is None:
-            found = self._stages[key] = replace(
-                self.plan.pipelines[p].stages[s],
-                chunks=(LayerRange(start=begin, stop=stop),),
-                recompute=RECOMPUTE[self.legal[again]],
+            pipelines, recompute = [*self.plan.pipelines], self.variants[p].recompute[v]
+            pieces = zip(pipelines[p].stages, pairwise(self.starts[p][v]), recompute, strict=True)
+            stages = tuple(
+                replace(
+                    stage,
+                    chunks=(LayerRange(start=begin, stop=stop),),
+                    recompute=RECOMPUTE[self.legal[again]],
+                )
+                for stage, (begin, stop), again in pieces
             )
+            pipelines[p] = replace(pipelines[p], stages=stages)
+            plan = replace(self.plan, pipelines=tuple(pipelines))
+            work, microbatches = self.costs.work(plan)[p], pipelines[p].num_microbatches
+            ends = unshared_ends(work, microbatches, rendezvous=sends_wait(plan))
+            found = self._known[p, v] = work, ends
         return found
 
 
@@ -331,6 +335,7 @@ class Enumeration:
     composed: int = 0
     priced: int = 0
     _rates: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _known: dict[tuple[tuple[Row, ...], Sharding], _Placed | None] = field(default_factory=dict)
 
     def _budget(self, most: int) -> int:
         return most // _SIMPLER if self.simple else most * self.scale
@@ -445,36 +450,49 @@ class Enumeration:
         self, rows: tuple[Row, ...], sharding: Sharding, limit: float, solver: int, best: Best
     ) -> None:
         """Every plan of a sequence whose step is below the limit."""
-        variants = [self._tables.variants(row, sharding, limit) for row in rows]
-        if not all(each.last.size for each in variants):
+        placed = self._place(rows, sharding, best.target)
+        if placed is None:
             return
-        evaluator = self.assembler.evaluator
-        try:
-            plan = evaluator.place(self._chosen(rows, sharding, variants, [0] * len(rows)))
-        except InputError:
-            return  # they have no room beside each other
-        placed = _Placed(plan, evaluator.pricer.costs(plan), self.maker.legal.recompute)
-        work = placed.costs.work(plan)
-        after = self._after(placed.costs, work)
-        columns = []
-        for p, each in enumerate(variants):
-            last = self._reduced(placed.costs, work, p, each)
+        after, columns = self._after(placed), []
+        for p in range(len(rows)):
+            if p == len(placed.last):
+                placed.last.append(self._reduced(placed, p))
+            last = placed.last[p]
             open_ones = np.flatnonzero(last < min(limit, best.target) - after)
             if not open_ones.size:
                 return
             order = open_ones[np.argsort(last[open_ones], kind="stable")]
             columns.append([(float(last[v]), v) for v in order.tolist()])
-        starts = [self._tables.positions(each.units).tolist() for each in variants]
         for picks in _combinations(columns, lambda: min(limit, best.target) - after):
             self.composed += 1
             if self.composed > self._budget(_MAX_COMPOSED):
                 raise TooManyError
-            seconds = placed.seconds(
-                [each[v] for each, v in zip(starts, picks, strict=True)],
-                [each.recompute[v].tolist() for each, v in zip(variants, picks, strict=True)],
-            )
-            if seconds < min(limit, best.target):
-                self._offer(self._chosen(rows, sharding, variants, picks), solver, best)
+            if placed.seconds(picks) < min(limit, best.target):
+                self._offer(self._chosen(rows, sharding, placed.variants, picks), solver, best)
+
+    def _place(self, rows: tuple[Row, ...], sharding: Sharding, ceiling: float) -> _Placed | None:
+        """None where a row has no variant below the ceiling, or rows have no room beside each
+        other; kept for wider limits.
+        """
+        key = rows, sharding
+        if key in self._known:
+            return self._known[key]
+        variants = [self._tables.variants(row, sharding, ceiling) for row in rows]
+        placed, evaluator = None, self.assembler.evaluator
+        if all(each.last.size for each in variants):
+            chosen = self._chosen(rows, sharding, variants, [0] * len(rows))
+            with suppress(InputError):
+                plan = evaluator.place(chosen)
+                placed = _Placed(
+                    plan=plan,
+                    costs=evaluator.pricer.costs(plan),
+                    variants=variants,
+                    starts=[self._tables.positions(each.units).tolist() for each in variants],
+                    legal=self.maker.legal.recompute,
+                )
+        if len(self._known) < _MAX_KEPT:
+            self._known[key] = placed
+        return placed
 
     def _offer(self, chosen: ChosenPlan, solver: int, best: Best) -> None:
         self.priced += 1
@@ -500,28 +518,27 @@ class Enumeration:
 
     # ---- how late a sequence reduces, at least
 
-    def _after(self, costs: PlanCosts, work: Sequence[PipelineWork]) -> float:
+    def _after(self, placed: _Placed) -> float:
         """What follows the last reduction, at least."""
         loading = self._job.data_loading_seconds
-        firsts_known = all(len(pipeline.stages[0].units) == 1 for pipeline in work)
+        firsts_known = all(len(pipeline.stages[0].units) == 1 for pipeline in placed.work)
         if not clips_gradients(self._job) or not firsts_known:
             return loading
-        return loading + seconds_of_parts(norm_parts(costs, work))
+        return loading + seconds_of_parts(norm_parts(placed.costs, placed.work))
 
-    def _reduced(
-        self, costs: PlanCosts, work: Sequence[PipelineWork], p: int, variants: Variants
-    ) -> Floats:
+    def _reduced(self, placed: _Placed, p: int) -> Floats:
         """[V] when the last stage of pipeline p has reduced its weights, at least.
 
         Per parameter of a stage a piece of its layers takes no less than the best of all pieces,
         with whatever stages of the other pipelines.
         """
-        done = variants.ends.copy()
-        starts = self._tables.positions(variants.units)
+        work, done = placed.work, placed.variants[p].ends.copy()
+        starts = np.array(placed.starts[p])
         others = [range(len(each.stages)) for q, each in enumerate(work) if q != p]
         for s in range(done.shape[1]):
             rate = min(
-                self._rate(costs, work, [*met[:p], s, *met[p:]], p) for met in product(*others)
+                self._rate(placed.costs, work, [*met[:p], s, *met[p:]], p)
+                for met in product(*others)
             )
             weights = _weights(work[p], s).min(axis=0)
             done[:, s] += rate * weights[starts[:, s], starts[:, s + 1]]

@@ -23,11 +23,11 @@ least numbers of them, and may then only be used with as many data-parallel rank
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -58,24 +58,18 @@ _EFFORT = 2.0
 # ---- columns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshChoice:
-    """Stages of one shape on one island."""
-
-    island: int
-    """Position in the cluster's islands."""
-    options: tuple[int, ...]
-    """Positions in the options, one per recomputation."""
+MeshChoice = tuple[int, tuple[int, ...]]
+"""Stages of one shape on one island: (its position in the cluster's, positions in the options, one
+per recomputation)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """Meshes of a pipeline that the bound met, and stages of each."""
+class Slots(NamedTuple):
+    """Stages of a pipeline whose layers and recomputation are open."""
 
     meshes: tuple[MeshChoice, ...]
-    counts: tuple[int, ...]
+    """Of every stage."""
     shards: int
-    """Least data-parallel ranks of a stage."""
+    """Ranks that share the optimizer's state of every stage, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -169,31 +163,19 @@ def least_bottleneck(
 
 
 class ColumnMaker:
-    """Columns over meshes with so many stages on each; layers and recomputation are open.
+    """Makes the columns of a row of slots."""
 
-    `shards`: ranks that share the optimizer's state of every stage, at least.
-    """
-
-    def __init__(
-        self,
-        options: PartOptions,
-        meshes: Sequence[MeshChoice],
-        counts: Sequence[int],
-        most_stages: int,
-        shards: int,
-    ) -> None:
-        self._options = options
-        self._most_stages, self._shards = most_stages, min(shards, options.most_shards)
-        self._meshes = [
-            mesh for mesh, count in zip(meshes, counts, strict=True) for _ in range(count)
-        ]
-        last, width = len(self._meshes) - 1, max(len(mesh.options) for mesh in meshes)
-        at = [(*mesh.options, *mesh.options[-1:] * width)[:width] for mesh in self._meshes]
-        roles = [FIRST * (s == 0) + LAST * (s == last) for s in range(last + 1)]
+    def __init__(self, options: PartOptions, slots: Slots, most_stages: int) -> None:
+        self._options, self._most_stages = options, most_stages
+        self._islands = tuple(island for island, _ in slots.meshes)
+        self._shards = min(slots.shards, options.most_shards)
+        choices, last = [each for _, each in slots.meshes], len(slots.meshes) - 1
+        width = max(map(len, choices))
         # [P, V] options, and [P, 1] roles, of every stage.
-        self._at, self._roles = np.array(at), np.array(roles)[:, None]
-        extra = options.extra_forward + options.extra_backward
-        serial = extra[self._roles, self._at]
+        self._at = np.array([(*each, *each[-1:] * width)[:width] for each in choices])
+        roles = [FIRST * (s == 0) + LAST * (s == last) for s in range(last + 1)]
+        self._roles = np.array(roles)[:, None]
+        serial = (options.extra_forward + options.extra_backward)[self._roles, self._at]
         if options.rendezvous:
             wait = options.arrive_forward[self._at], options.arrive_backward[self._at]
             serial = serial + np.where(self._roles & FIRST, 0.0, wait[0])
@@ -202,7 +184,7 @@ class ColumnMaker:
 
     def best(self, seconds: float) -> Column | None:
         """The column that does most microbatches in this time; None where none does any."""
-        stages = len(self._meshes)
+        stages = len(self._islands)
         if stages > min(self._most_stages, self._options.num_layers):
             return None
         least = stages if self._options.enough_microbatches else 1
@@ -227,7 +209,7 @@ class ColumnMaker:
 
     def _of(self, microbatches: int) -> Column | None:
         """With the least bottleneck of so many microbatches."""
-        options, count = self._options, len(self._meshes)
+        options, count = self._options, len(self._islands)
         held, which = np.zeros(count, np.int64), np.zeros(count, np.int64)
         flight = np.arange(count, 0, -1)
         most = options.memory.most_layers(microbatches, self._most_stages, self._shards)
@@ -244,7 +226,7 @@ class ColumnMaker:
         chosen, roles = self._at[np.arange(count), which], self._roles[:, 0]
         zero = np.zeros(count - 1)
         return Column(
-            islands=tuple(mesh.island for mesh in self._meshes),
+            islands=self._islands,
             options=tuple(chosen.tolist()),
             layers=tuple(held.tolist()),
             times=StageTimes(
@@ -331,7 +313,7 @@ class Primal:
     options: PartOptions
     prices: Floats
     """[C] of a device, by class."""
-    known: Sequence[Known]
+    known: Sequence[Slots]
     """Pipelines that the bound met."""
     assembler: Assembler
     check: Callable[[], None]
@@ -378,11 +360,7 @@ class Primal:
     ) -> list[Candidate]:
         """The best columns on one island."""
         rows = [
-            Known(
-                meshes=(MeshChoice(island=island, options=options),),
-                counts=(stages,),
-                shards=shards,
-            )
+            Slots(((island, options),) * stages, shards)
             for options in choices
             for stages in range(1, self._most_stages + 1)
         ]
@@ -406,13 +384,11 @@ class Primal:
     def _most_stages(self) -> int:
         return min(_MAX_STAGES, self.options.stage_limit)
 
-    def _tried(self, row: Known, seconds: float) -> Candidate | None:
-        """The column of these meshes that does most in this time."""
+    def _tried(self, row: Slots, seconds: float) -> Candidate | None:
+        """The column of these slots that does most in this time."""
         self.check()
         options = self.options
-        column = ColumnMaker(options, row.meshes, row.counts, self._most_stages, row.shards).best(
-            seconds
-        )
+        column = ColumnMaker(options, row, self._most_stages).best(seconds)
         if column is None:
             return None
         use: dict[int, float] = {}
@@ -479,48 +455,29 @@ class Primal:
 
 def known_rows(
     paths: Sequence[Path], stages: dict[int, MeshOptions], options: PartOptions
-) -> tuple[Known, ...]:
-    """Meshes and numbers of stages of paths whose meshes are on one island each.
+) -> tuple[Slots, ...]:
+    """Rows of slots of paths whose meshes are on one island each.
 
     Islands of a class are taken in turn; stages: by samples per microbatch.
     """
-    positions: dict[tuple[int, Shape], list[int]] = {}
+    positions: dict[tuple[int, Shape], tuple[int, ...]] = {}
     for o, option in enumerate(options.options):
-        positions.setdefault((option.place, option.shape), []).append(o)
-    rows: dict[Known, None] = {}
+        key = (option.place, option.shape)
+        positions[key] = (*positions.get(key, ()), o)
+    classes = options.classes
+    places = {island: c for c, each in enumerate(classes) for island in each.islands}
+    rows: dict[Slots, None] = {}
     for path in paths:
         own = stages[path.samples]
-        row = [int(own.mesh[o]) for o in reversed(path.options)]
-        meshes = [(own.meshes[mesh], len([*same])) for mesh, same in itertools.groupby(row)]
-        if any(len(mesh.islands) > 1 for mesh, _ in meshes):
+        meshes = [own.meshes[own.mesh[o]] for o in reversed(path.options)]
+        kinds = [(places[mesh.islands[0]], replace(mesh.shapes[0], dp=1)) for mesh in meshes]
+        if any(len(mesh.islands) > 1 for mesh in meshes) or not positions.keys() >= {*kinds}:
             continue
-        for turn in range(max(len(each.islands) for each in options.classes)):
-            known = _known(meshes, turn, options, positions)
-            if known is not None:
-                rows[known] = None
+        for turn in range(max(len(each.islands) for each in classes)):
+            islands = [classes[c].islands[turn % len(classes[c].islands)] for c, _ in kinds]
+            choices = zip(islands, map(positions.__getitem__, kinds), strict=True)
+            rows[Slots(tuple(choices), min(mesh.shapes[0].dp for mesh in meshes))] = None
     return tuple(rows)
-
-
-def _known(
-    meshes: Sequence[tuple[Mesh, int]],
-    turn: int,
-    options: PartOptions,
-    positions: dict[tuple[int, Shape], list[int]],
-) -> Known | None:
-    places = {island: c for c, each in enumerate(options.classes) for island in each.islands}
-    choices = []
-    for mesh, _ in meshes:
-        place, shape = places[mesh.islands[0]], mesh.shapes[0]
-        islands = options.classes[place].islands
-        which = positions.get((place, replace(shape, dp=1)))
-        if which is None:
-            return None
-        choices.append(MeshChoice(island=islands[turn % len(islands)], options=tuple(which)))
-    return Known(
-        meshes=tuple(choices),
-        counts=tuple(count for _, count in meshes),
-        shards=min(mesh.shapes[0].dp for mesh, _ in meshes),
-    )
 
 
 # ---- a search around a plan
