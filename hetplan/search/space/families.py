@@ -332,7 +332,11 @@ def _alone(rooms: Sequence[Room]) -> list[Room]:
 
 def _meshes(shape: Shape, rooms: Sequence[Room]) -> tuple[Mesh, ...]:
     """Those of stages of this shape, whose data-parallel ranks are dealt out as rooms say."""
-    shapes = {dp: replace(shape, dp=dp) for dp in {dp for room in rooms for dp in room.dps}}
+    shapes = {shape.dp: shape}
+    for room in rooms:
+        for dp in room.dps:
+            if dp not in shapes:
+                shapes[dp] = replace(shape, dp=dp)
     return tuple(
         Mesh(
             islands=room.islands,
