@@ -81,7 +81,7 @@ def test_what_is_found_is_legal_and_takes_what_is_said() -> None:
     best = fresh(found.order_free.bound_seconds)
     found.improve(best)
     assert best.chosen is not None
-    priced = Assembler(PlanEvaluator(asked, where, wanted, PREDICTOR), 1)
+    priced = Assembler(PlanEvaluator(asked, where, wanted, PREDICTOR))
     again = priced.whole(best.chosen)
     assert again is not None
     assert again.seconds == best.seconds

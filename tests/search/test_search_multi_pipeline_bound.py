@@ -10,7 +10,7 @@ from random_cases import seeds
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
-from hetplan.search.multi_pipeline.pricing import cheapest_path, weigh_turns
+from hetplan.search.multi_pipeline.paths import Stages, cheapest_path, weigh_turns
 from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE
 
 
@@ -37,9 +37,8 @@ def test_the_cheapest_path_is_the_cheapest_of_all(seed: int) -> None:
 
     values = np.empty((phases, 8, rows + 1, num_layers + 1))
     chosen = np.empty(values.shape, np.int64)
-    weigh_turns(
-        values, chosen, layer, wire, serial, most_layers, price, allowed, least, most, down, bonus,
-    )  # fmt: skip
+    stages = Stages(layer, wire, serial, most_layers, price, allowed)
+    weigh_turns(values, chosen, stages, least, most, down, bonus)
     path = np.empty((2, rows), np.int64)
     found = cheapest_path(values, chosen, fewest, path)
 

@@ -23,6 +23,7 @@ from hetplan.search.multi_pipeline.enumerate import (
     least_prices,
     least_step,
 )
+from hetplan.search.multi_pipeline.stage_options import OptionsMaker
 from hetplan.search.solver import Best
 from hetplan.search.table_maker import TableMaker
 
@@ -40,7 +41,9 @@ def small() -> tuple[ModelSpec, Cluster, Job]:
 def enumeration(asked: ModelSpec, where: Cluster, wanted: Job) -> Enumeration:
     maker = TableMaker(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
     return Enumeration(
-        maker=maker, assembler=Assembler(maker.evaluator, maker.units().layers_per_unit)
+        maker=OptionsMaker(pricer=maker.stage_pricer),
+        transfers=maker.transfers,
+        assembler=Assembler(maker.evaluator),
     )
 
 

@@ -29,7 +29,7 @@ d = t_b + 2 t_c and g = t_b beta + t_c, is
     T / K >= m + sum over upstream C_j / K + sum over downstream (d C_j / K - g)
 
 With m >= price the right side is a sum over the stages, so its least value over all pipelines of
-one G is found by a program over positions and layers (`multi_pipeline.pricing`), for K in an
+one G is found by a program over positions and layers (`multi_pipeline.paths`), for K in an
 interval: its lower end stands for K, as the sum of all multiples of K is not negative where m >= r;
 where a pipeline may have fewer microbatches than stages its upper end does in what is taken off.
 
@@ -67,7 +67,7 @@ from scipy.optimize import linprog
 
 from hetplan.cost.arrays import Floats
 from hetplan.search.multi_pipeline.paths import Path, PathPricer
-from hetplan.search.multi_pipeline.pricing import Bools
+from hetplan.search.multi_pipeline.stage_options import Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +175,10 @@ def sweep(
         parent: Path | None = None,
         known: float = 0.0,
     ) -> None:
-        stages = pricer.options.fewest_stages, pricer.options.most_stages
-        weight, path = pricer.least(prices, allowed, (low, high), stages, parent)
+        path = pricer.least(prices, allowed, low, high, parent)
         if path is not None:
             cell = _Cell(pricer, low, high, allowed, path)
-            heapq.heappush(heap, (max(known, low * weight), next(made), cell))
+            heapq.heappush(heap, (max(known, low * path.weight), next(made), cell))
 
     for pricer in pricers:
         every = np.ones((1, len(pricer.options.forward)), dtype=np.bool_)

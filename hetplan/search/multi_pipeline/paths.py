@@ -2,20 +2,226 @@
 
 A path is the row of options of a pipeline's stages; its weight is a lower bound of its step over
 its bottleneck's time where it does as many microbatches as the price of its devices
-(`hetplan.search.multi_pipeline.bound`).
+(`hetplan.search.multi_pipeline.bound`). A program over positions and layers finds the cheapest.
+
+A path has one part per stage. Its bottleneck's stage time lies between `least` and `most` seconds;
+stages upstream of it, itself and those downstream of it weigh
+
+    price + C / least        price        price + down * C / least - bonus
+
+(`multi_pipeline.bound` says why). Positions count from the last stage, as microbatches in flight
+do: a stage at position r has r of them in flight. The options that a stage may have can differ
+between the back of a path and its front (two phases).
+
+    below[r][l]  least weight of stages 1 to r, all downstream of the bottleneck, with l layers
+    above[r][l]  the same with the bottleneck among them
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.search.multi_pipeline.pricing import Bools, cheapest_path, weigh_turns
-from hetplan.search.multi_pipeline.stage_options import MeshOptions
-from hetplan.search.space.stage_table import FIRST, LAST, MIDDLE
+from hetplan.kernels import kernel
+from hetplan.search.multi_pipeline.stage_options import Bools, MeshOptions
+from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE, ROLES
+
+# ---- the program
+
+BELOW, TURN, ABOVE, FIRST_TURN, FIRST_ABOVE, LAST_BELOW, LAST_TURN, ONLY = range(8)
+"""Kinds of stages: downstream of the bottleneck, itself, upstream; the first, the last, both."""
+
+
+class Stages(NamedTuple):
+    """Numbers of O options, as kernels take them."""
+
+    layer: Floats
+    """[O] seconds per layer."""
+    wire: Floats
+    """[4, O] what a stage of this role has besides, as it counts for one microbatch's way."""
+    serial: Floats
+    """[4, O] the same in a stage's own turn."""
+    most_layers: Ints
+    """[4, O, W + 1]"""
+    price: Floats
+    """[O]"""
+    allowed: Bools
+    """[phase, O]"""
+
+
+@kernel
+def _table(
+    weights: Floats,
+    which: Ints,
+    stages: Stages,
+    phase: int,
+    role: int,
+    slope: float,
+    bonus: float,
+    most: float,
+) -> None:
+    """[r][n] least weight of a stage of n layers at position r, and whose option it is."""
+    weights[:] = np.inf
+    which[:] = -1
+    rows, layers = weights.shape[0] - 1, weights.shape[1] - 1
+    layer, wire, serial, most_layers, price, allowed = stages
+    for o in range(layer.shape[0]):
+        if not allowed[phase, o]:
+            continue
+        # A little more than fits: another order of additions must not leave a stage out.
+        fits = int(np.floor((most * (1 + 1e-12) - serial[role, o]) / layer[o] * (1 + 1e-12)))
+        row = rows
+        for n in range(1, min(layers, fits) + 1):
+            while row >= 1 and most_layers[role, o, row] < n:
+                row -= 1
+            if row < 1:
+                break
+            value = price[o] + slope * (n * layer[o] + wire[role, o]) - bonus
+            if value < weights[row, n]:
+                weights[row, n] = value
+                which[row, n] = o
+    for row in range(rows - 1, 0, -1):
+        for n in range(1, layers + 1):
+            if weights[row + 1, n] < weights[row, n]:
+                weights[row, n] = weights[row + 1, n]
+                which[row, n] = which[row + 1, n]
+
+
+@kernel
+def _longest(weights: Floats) -> int:
+    """The most layers of such a stage; 0 where none fits."""
+    for n in range(weights.shape[0] - 1, 0, -1):
+        if weights[n] < np.inf:
+            return n
+    return 0
+
+
+@kernel
+def weigh_turns(
+    values: Floats,
+    chosen: Ints,
+    stages: Stages,
+    least: float,
+    most: float,
+    down: float,
+    bonus: float,
+) -> None:
+    """Fill [phase, kind, r, n] with weights of stages, and with the options that have them."""
+    rows = values.shape[2] - 1
+    up = 1.0 / least
+    slopes = (down * up, 0.0, up, 0.0, up, down * up, 0.0, 0.0)
+    roles = (MIDDLE, MIDDLE, MIDDLE, FIRST, FIRST, LAST, LAST, BOTH)
+    for phase in range(values.shape[0]):
+        for kind in range(8):
+            end = 2 if kind >= LAST_BELOW else rows + 1
+            _table(
+                values[phase, kind, :end],
+                chosen[phase, kind, :end],
+                stages,
+                phase,
+                roles[kind],
+                slopes[kind],
+                bonus if kind in (BELOW, LAST_BELOW) else 0.0,
+                most,
+            )
+
+
+@kernel
+def _lowest_below(values: Floats) -> float:
+    """What one more stage downstream of the bottleneck can take off at most; not above 0."""
+    return float(min(0.0, values[:, BELOW].min()))
+
+
+@kernel
+def _widest(values: Floats) -> int:
+    """The most layers of any stage."""
+    for n in range(values.shape[3] - 1, 0, -1):
+        for phase in range(values.shape[0]):
+            for kind in range(values.shape[1]):
+                for r in range(1, values.shape[2]):
+                    if values[phase, kind, r, n] < np.inf:
+                        return n
+    return 0
+
+
+@kernel
+def cheapest_path(values: Floats, chosen: Ints, fewest: int, path: Ints) -> float:
+    """Least weight of a whole path of `fewest` or more stages, infinite where there is none.
+
+    `values`, `chosen`: [phase, kind, rows + 1, layers + 1]. `path` [2, rows] is filled with
+    (option, layers) by position from the back, from index 0 on; its end is marked by option -1.
+    """
+    phases, rows, layers = values.shape[0], values.shape[2] - 1, values.shape[3] - 1
+    # [bottleneck among them?, phase, r, l], and (layers, the same of what is downstream) as one.
+    reached = np.full((2, phases, rows + 1, layers + 1), np.inf)
+    came = np.zeros((2, phases, rows + 1, layers + 1), np.int64)
+    best, best_row, best_came, best_kind, best_phase = np.inf, 0, 0, ONLY, 0
+    for phase in range(phases):
+        for n in range(1, layers + 1):
+            reached[0, phase, 1, n], came[0, phase, 1, n] = values[phase, LAST_BELOW, 1, n], n * 4
+            reached[1, phase, 1, n], came[1, phase, 1, n] = values[phase, LAST_TURN, 1, n], n * 4
+        if fewest <= 1 and values[phase, ONLY, 1, layers] < best:
+            best, best_row, best_came = values[phase, ONLY, 1, layers], 1, layers * 4
+            best_phase = phase
+    deepest, most = _lowest_below(values), _widest(values)
+    for r in range(2, rows + 1):
+        # Stages upstream of the bottleneck weigh nothing less than 0: nothing better follows.
+        least = reached[0, :, r - 1].min() + deepest * (rows - r)
+        if min(least, reached[1, :, r - 1].min()) >= best:
+            break
+        # What stages further upstream can hold.
+        needed = layers - (rows - r) * most
+        for phase in range(phases):
+            for before in range(phase + 1):
+                for k in range(2):
+                    if r < fewest:
+                        continue
+                    ends = values[phase, FIRST_TURN + k, r]
+                    for n in range(1, min(layers - 1, _longest(ends)) + 1):
+                        value = reached[k, before, r - 1, layers - n] + ends[n]
+                        if value < best:
+                            best, best_row, best_phase = value, r, phase
+                            best_kind, best_came = FIRST_TURN + k, n * 4 + 2 * k + before
+                if r == rows:
+                    continue
+                for kind in range(3):
+                    k, into = int(kind == ABOVE), int(kind != BELOW)
+                    weights = values[phase, kind, r]
+                    downstream, here = reached[k, before, r - 1], reached[into, phase, r]
+                    last = _longest(downstream)
+                    if last == 0:
+                        continue
+                    for n in range(1, _longest(weights) + 1):
+                        for held in range(max(r - 1 + n, needed), min(last + n + 1, layers)):
+                            value = downstream[held - n] + weights[n]
+                            if value < here[held]:
+                                here[held] = value
+                                came[into, phase, r, held] = n * 4 + 2 * k + before
+    path[0, :] = -1
+    if best == np.inf:
+        return float(best)
+    left, kind, phase, code = layers, best_kind, best_phase, best_came
+    for r in range(best_row, 0, -1):
+        n = code // 4
+        path[0, r - 1], path[1, r - 1] = chosen[phase, kind, r, n], n
+        left -= n
+        if r > 1:
+            k, phase = code % 4 // 2, code % 2
+            code = came[k, phase, r - 1, left]
+            if r == 2:
+                kind = LAST_TURN if k else LAST_BELOW
+            elif k == 0:
+                kind = BELOW
+            else:
+                kind = ABOVE if code % 4 // 2 else TURN
+    return float(best)
+
+
+# ---- paths of an interval of the bottleneck's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,28 +275,16 @@ class Path:
     """Least stage time that was assumed of the bottleneck."""
     use: tuple[float, ...]
     """Devices of each class that one sequence of a microbatch occupies."""
+    weight: float
+    """At prices and surcharges."""
     weight_without_price: float
     """Microbatches that the filling of the pipeline costs."""
     microbatches: int
     """No path of the same interval that is worth its price has fewer."""
     surcharge: tuple[float, ...]
-    """[C] of a device, with which it weighs most."""
+    """[C] of a device, beside its price."""
     mode: Mode
-    """By which it weighs most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Weighed:
-    """The least path by one mode at surcharges."""
-
-    weight: float
-    without_price: float
-    """The same without prices, at the surcharges."""
-    options: Ints
-    layers: Ints
-    use: Floats
-    mode: Mode
-    surcharge: tuple[float, ...]
+    """By which it was weighed."""
 
 
 _FEW = 1e-9
@@ -106,74 +300,53 @@ _GAINED = 1e-4
 """Surcharges that add no more than this are not followed."""
 
 
-@dataclass(slots=True)
 class PathPricer:
     """Cheapest paths of stages with so many samples per microbatch at device prices."""
 
-    options: MeshOptions
-    layer: Floats
-    wire: Floats
-    serial: Floats
-    modes: tuple[Mode, ...]
-    known: dict[int, Ints]
-    limit: float = np.inf
-    """Seconds of a step that is known: only shorter ones are looked at."""
-    check: Callable[[], None] | None = None
-    """Called now and then; raises where time is up."""
-    calls: int = 0
-
-    def most_layers(self, microbatches: int) -> Ints:
-        """[4, O, W + 1] units that fit in a pipeline of so many microbatches."""
-        found = self.known.get(microbatches)
-        if found is None:
-            found = self.known[microbatches] = self.options.most_layers(
-                microbatches,
-                self.options.most_stages,
-            )
-        return found
-
-    @staticmethod
-    def of(options: MeshOptions) -> PathPricer:
-        """Ready to price."""
+    def __init__(self, options: MeshOptions) -> None:
+        self.options = options
+        self.limit = np.inf
+        """Seconds of a step that is known: only shorter ones are looked at."""
+        self.check: Callable[[], None] | None = None
+        """Called now and then; raises where time is up."""
+        self.modes = modes_of(options)
         extra = options.extra_forward + options.extra_backward
         wire = extra.copy()
-        for role in range(4):
+        for role in range(ROLES):
             if not role & FIRST:
                 wire[role] += options.arrive_forward
             if not role & LAST:
                 wire[role] += options.arrive_backward
-        waits = options.rendezvous
-        return PathPricer(
-            options=options,
-            layer=options.forward + options.backward,
-            wire=wire,
-            serial=wire if waits else extra,
-            modes=modes_of(options),
-            known={},
-        )
+        self.layer = options.forward + options.backward
+        self.wire, self.serial = wire, wire if options.rendezvous else extra
+
+    def stages(self, microbatches: int, price: Floats, allowed: Bools) -> Stages:
+        """Numbers of pipelines of so many microbatches; price: [O], allowed: [phase, O]."""
+        most = self.options.memory.most_layers(microbatches, self.options.most_stages)
+        return Stages(self.layer, self.wire, self.serial, most, price, allowed)
 
     def least(
         self,
         prices: Floats,
         allowed: Bools,
-        seconds: tuple[float, float],
-        stages: tuple[int, int],
+        least: float,
+        most: float,
         parent: Path | None = None,
-    ) -> tuple[float, Path | None]:
-        """(least weight of a path, the path); infinite, too, where its step is not below the limit.
+    ) -> Path | None:
+        """The path that weighs least, by what it weighs most; None where its step is not below the
+        limit.
 
-        `seconds`: least and most that the bottleneck takes; `stages`: fewest and most of the path;
-        `parent`: the path of a cell that holds this one.
+        The bottleneck takes `least` to `most` seconds; `parent`: the path of a cell that holds
+        this one.
         """
         if self.check is not None:
             self.check()
-        least, most = seconds
-        rows = min(stages[1], self.options.most_stages)
+        rows = self.options.most_stages
         if self.options.enough_microbatches:
             rows = int(min(rows, self.limit / least, self.options.most_microbatches))
-        if rows < stages[0]:
-            return np.inf, None
-        return _Interval(self, prices, allowed, least, most, stages[0], rows).least_path(parent)
+        if rows < self.options.fewest_stages:
+            return None
+        return _Interval(self, prices, allowed, least, most, rows).least_path(parent)
 
 
 @dataclass(slots=True)
@@ -185,12 +358,11 @@ class _Interval:
     allowed: Bools
     least: float
     most: float
-    fewest_stages: int
     most_stages: int
     microbatches: int = 1
     """No path that is worth its price has fewer."""
 
-    def least_path(self, parent: Path | None) -> tuple[float, Path | None]:
+    def least_path(self, parent: Path | None) -> Path | None:
         """As `PathPricer.least`."""
         mode: Mode | None = None
         surcharge: tuple[float, ...] = ()
@@ -200,23 +372,13 @@ class _Interval:
         if parent is None or self.most <= self.least * _NARROW or parent.microbatches == 1:
             self.microbatches = self._needed(surcharge)
         if self.microbatches == 0:
-            return np.inf, None
+            return None
         best = self._of_modes(surcharge, mode)
         if best is not None:
             best = self._raised(best)
         if best is None or best.weight * self.least >= self.pricer.limit:
-            return np.inf, None
-        return best.weight, Path(
-            samples=self.pricer.options.samples,
-            options=tuple(best.options.tolist()),
-            layers=tuple(best.layers.tolist()),
-            bottleneck_seconds=self.least,
-            use=tuple(best.use.tolist()),
-            weight_without_price=best.without_price,
-            microbatches=self.microbatches,
-            surcharge=best.surcharge,
-            mode=best.mode,
-        )
+            return None
+        return best
 
     @property
     def _enough(self) -> float:
@@ -228,7 +390,7 @@ class _Interval:
         """[C] most devices that one sequence of a microbatch can occupy."""
         return self.pricer.options.devices / self.pricer.options.samples
 
-    def _of_modes(self, surcharge: Sequence[float], likely: Mode | None) -> _Weighed | None:
+    def _of_modes(self, surcharge: Sequence[float], likely: Mode | None) -> Path | None:
         """By the mode that weighs most; None where no path is below the limit.
 
         In a wide interval by the likely one alone.
@@ -246,7 +408,7 @@ class _Interval:
                 best = weighed
         return best
 
-    def _weighed(self, mode: Mode, surcharge: Sequence[float]) -> _Weighed | None:
+    def _weighed(self, mode: Mode, surcharge: Sequence[float]) -> Path | None:
         """The path that weighs least at these surcharges."""
         prices, off = self._charged(surcharge)
         options = self.pricer.options
@@ -256,21 +418,24 @@ class _Interval:
             prices,
             self.microbatches,
             Mode(down=mode.down, bonus=mode.bonus * scale),
-            self.fewest_stages,
+            options.fewest_stages,
             self.least,
         )
         if value == np.inf:
             return None
         count = int(np.count_nonzero(np.cumprod(path[0] >= 0)))
         use = options.use[path[0, :count]].sum(axis=0)
-        return _Weighed(
+        return Path(
+            samples=options.samples,
+            options=tuple(path[0, :count].tolist()),
+            layers=tuple(path[1, :count].tolist()),
+            bottleneck_seconds=self.least,
+            use=tuple(use.tolist()),
             weight=value - off,
-            without_price=value - off - float(use @ self.prices),
-            options=path[0, :count],
-            layers=path[1, :count],
-            use=use,
-            mode=mode,
+            weight_without_price=value - off - float(use @ self.prices),
+            microbatches=self.microbatches,
             surcharge=tuple(surcharge) or (0.0,) * len(self.prices),
+            mode=mode,
         )
 
     def _charged(self, surcharge: Sequence[float]) -> tuple[Floats, float]:
@@ -283,13 +448,13 @@ class _Interval:
         more = np.array(surcharge)
         return use @ (self.prices + more), float(more @ self._room)
 
-    def _raised(self, start: _Weighed) -> _Weighed | None:
+    def _raised(self, start: Path) -> Path | None:
         """With surcharges on classes of which the path has more devices than there are, and lower
         ones where it has fewer.
         """
         best, room = start, self._room
         for _ in range(_CLASSES_RAISED):
-            over = best.use / room - 1
+            over = np.array(best.use) / room - 1
             charged = np.array(best.surcharge) > 0
             weigh = np.where(over > _FEW, over, np.where(charged & (over < -_FEW), -over, 0.0))
             place = int(np.argmax(weigh))
@@ -309,7 +474,7 @@ class _Interval:
             best = raised
         return best
 
-    def _along(self, low: _Weighed, high: _Weighed | None, place: int) -> _Weighed | None:
+    def _along(self, low: Path, high: Path | None, place: int) -> Path | None:
         """The largest weight along one class's surcharge: between two paths, one that has too many
         devices of it and one that has not, at the surcharge at which both weigh the same.
         """
@@ -317,7 +482,7 @@ class _Interval:
         best = low if high is None or low.weight >= high.weight else high
         step = max(float(self.prices.max()), 1e-6)
         for _ in range(_RAISES):
-            over = float(low.use[place]) - room
+            over = low.use[place] - room
             if over <= room * _FEW or best.weight >= self._enough:
                 break
             if high is None:
@@ -325,7 +490,7 @@ class _Interval:
                 step *= 4
             else:
                 # Weights are linear in the surcharge, with the paths' devices beyond the room.
-                spare = room - float(high.use[place])
+                spare = room - high.use[place]
                 apart = high.surcharge[place] - low.surcharge[place]
                 at = low.surcharge[place] + (high.weight - low.weight + spare * apart) / (
                     over + spare
@@ -347,25 +512,12 @@ class _Interval:
     def _cheapest(
         self, price: Floats, microbatches: int, mode: Mode, fewest: int, least: float
     ) -> tuple[float, Ints]:
-        pricer = self.pricer
-        pricer.calls += 1
         path = np.empty((2, self.most_stages), dtype=np.int64)
-        shape = (len(self.allowed), 8, self.most_stages + 1, pricer.options.num_layers + 1)
+        layers = self.pricer.options.num_layers
+        shape = (len(self.allowed), 8, self.most_stages + 1, layers + 1)
         values, chosen = np.empty(shape), np.empty(shape, np.int64)
-        weigh_turns(
-            values,
-            chosen,
-            pricer.layer,
-            pricer.wire,
-            pricer.serial,
-            pricer.most_layers(microbatches),
-            price,
-            self.allowed,
-            least,
-            self.most,
-            mode.down,
-            mode.bonus,
-        )
+        stages = self.pricer.stages(microbatches, price, self.allowed)
+        weigh_turns(values, chosen, stages, least, self.most, mode.down, mode.bonus)
         return cheapest_path(values, chosen, fewest, path), path
 
     def _needed(self, surcharge: Sequence[float]) -> int:

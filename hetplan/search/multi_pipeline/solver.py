@@ -1,94 +1,27 @@
 """All plans of several pipelines as one solver: a bound by prices, plans made of columns.
 
-`improve` looks for plans (`heuristic`, `improved`), `prove` raises the bound: at coarse intervals
-first.
-
-Good plans are changed a little at a time: layers between stages, what stages recompute, shares.
-Every change is priced whole, with the microbatches dealt out anew, because reductions between
-pipelines of unlike cuts are priced nowhere else.
+`improve` makes plans of columns and changes the best of them a little at a time (`heuristic`).
+`prove` lists all plans where they are few (`enumerate`) and raises the bound (`bound`), at coarse
+intervals first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from hetplan.errors import InputError
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage
-from hetplan.plans.plan import RecomputeGranularity
 from hetplan.search.multi_pipeline.assembly import Assembler, PricedPlan
 from hetplan.search.multi_pipeline.bound import MultiPipelineBound, multi_pipeline_bound
 from hetplan.search.multi_pipeline.enumerate import Enumeration
-from hetplan.search.multi_pipeline.heuristic import Primal, known_rows
+from hetplan.search.multi_pipeline.heuristic import Primal, improved, known_rows
 from hetplan.search.multi_pipeline.paths import PathPricer
-from hetplan.search.multi_pipeline.stage_options import MeshOptionsMaker, PartOptions, part_options
+from hetplan.search.multi_pipeline.stage_options import OptionsMaker, PartOptions
 from hetplan.search.solver import Best, OrderFreeBound
 from hetplan.search.table_maker import TableMaker
-
-
-def improved(start: PricedPlan, assembler: Assembler, *, budget: int) -> PricedPlan:
-    """The best that first improvements reach within so many prices."""
-    best, spent, again = start, 0, True
-    while again:
-        again = False
-        for chosen in _neighbours(best.chosen, assembler):
-            if spent >= budget:
-                return best
-            spent += 1
-            dealt = assembler.balanced(chosen)
-            whole = None if dealt is None else assembler.whole(dealt)
-            if whole is not None and whole.seconds < best.seconds * (1 - 1e-9):
-                best, again = whole, True
-                break
-    return best
-
-
-def _neighbours(chosen: ChosenPlan, assembler: Assembler) -> Iterator[ChosenPlan]:
-    for p, pipeline in enumerate(chosen.pipelines):
-        for changed in (*_moved_layers(pipeline, assembler), *_other_recompute(pipeline)):
-            yield replace(
-                chosen,
-                pipelines=(*chosen.pipelines[:p], changed, *chosen.pipelines[p + 1 :]),
-            )
-
-
-def _moved_layers(pipeline: ChosenPipeline, assembler: Assembler) -> Iterator[ChosenPipeline]:
-    """One layer unit less on the slowest stages, one more elsewhere."""
-    step = assembler.layers_per_unit
-    count = len(pipeline.stages)
-    for distance in range(1, count):
-        for source in range(count):
-            for target in (source - distance, source + distance):
-                if 0 <= target < count and pipeline.stages[source].layers[0] > step:
-                    layers = [stage.layers[0] for stage in pipeline.stages]
-                    layers[source] -= step
-                    layers[target] += step
-                    yield _with_layers(pipeline, layers)
-
-
-def _with_layers(pipeline: ChosenPipeline, layers: list[int]) -> ChosenPipeline:
-    return replace(
-        pipeline,
-        stages=tuple(
-            replace(stage, layers=(held,))
-            for stage, held in zip(pipeline.stages, layers, strict=True)
-        ),
-    )
-
-
-def _other_recompute(pipeline: ChosenPipeline) -> Iterator[ChosenPipeline]:
-    for s, stage in enumerate(pipeline.stages):
-        if stage.recompute is not RecomputeGranularity.NONE:
-            yield _with_stage(pipeline, s, replace(stage, recompute=RecomputeGranularity.NONE))
-
-
-def _with_stage(pipeline: ChosenPipeline, at: int, stage: ChosenStage) -> ChosenPipeline:
-    return replace(pipeline, stages=(*pipeline.stages[:at], stage, *pipeline.stages[at + 1 :]))
-
 
 _ROUGH_RATIO, _ROUGH_ROUNDS = 0.03, 1
 _RATIO, _ROUNDS = 3e-3, 6
@@ -118,29 +51,108 @@ class MultiPipelineSolver:
 
     def __init__(self, index: int, maker: TableMaker) -> None:
         self.index = index
-        self._maker = maker
-        self._cluster, self._job = maker.cluster, maker.job
-        self._placed = maker.stage_pricer
+        self._maker, self._job = maker, maker.job
+        self._options = OptionsMaker(pricer=maker.stage_pricer)
+        self._assembler = Assembler(maker.evaluator)
         self._known: MultiPipelineBound | None = None
 
     @cached_property
-    def _options(self) -> PartOptions | None:
+    def _parts(self) -> PartOptions | None:
         """None where no layer fits anywhere."""
         try:
-            return part_options(self._placed)
+            return self._options.parts()
         except InputError:
             return None
 
+    @property
+    def _possible(self) -> bool:
+        """Whether there are two devices, and no pin that forbids two pipelines.
+
+        Their sends wait, so that a pinned depth does.
+        """
+        pin = self._job.pin
+        devices = sum(island.num_usable_devices for island in self._maker.cluster.islands)
+        if devices < 2 or self._job.global_batch_size < 2:
+            return False
+        return pin.pipelines != 1 and not pin.depth
+
     @cached_property
-    def _assembler(self) -> Assembler:
-        return Assembler(self._maker.evaluator, self._placed.units.layers_per_unit)
+    def order_free(self) -> OrderFreeBound:
+        """Whether two pipelines are possible; the bound, seconds of work, comes with a proof."""
+        return OrderFreeBound(
+            bound_seconds=0.0 if self._possible and self._parts is not None else math.inf,
+            estimate_seconds=math.inf,
+        )
+
+    def improve(self, best: Best) -> None:
+        """Offer plans made of columns, and what a local search makes of the best of them."""
+        parts = self._parts
+        if parts is None:
+            return
+        coarse = self._coarse(best)
+        if coarse.seconds == math.inf:
+            return
+
+        def offer(whole: PricedPlan) -> None:
+            best.offer(self.index, whole.chosen, whole.seconds)
+
+        primal = Primal(
+            maker=self._options,
+            options=parts,
+            prices=np.array(coarse.prices),
+            known=known_rows(coarse.paths, self._options.stages(), parts),
+            assembler=self._assembler,
+            check=best.check_time,
+            on_whole=offer,
+        )
+        before = self._assembler.replays
+        for whole in primal.plans(coarse.seconds * _LIKELY)[:_KEPT]:
+            best.check_time()
+            if whole.seconds > best.seconds * _FAR:
+                break
+            offer(improved(whole, self._assembler, self._options, budget=_LOCAL_BUDGET))
+        best.replays += self._assembler.replays - before
+        if best.wanted(self.index) == math.inf:
+            # Pins that no column keeps.
+            self._enumeration(simple=True).run(self.index, best)
+
+    def sharpen(self, best: Best) -> None:
+        """Nothing: its bounds take longer (`prove`)."""
+
+    def prove(self, best: Best) -> None:
+        """Raise the bound; list all plans where they are few."""
+        if self.order_free.bound_seconds == math.inf:
+            return
+        scale = _LISTED.get(best.effort)
+        if scale is not None:
+            every = self._enumeration(scale=scale)
+            best.raise_bound(self.index, every.run(self.index, best))
+        if best.open(self.index):
+            best.raise_bound(self.index, self._coarse(best).seconds)
+        if best.open(self.index) and best.stalled_at.get(self.index) != best.target:
+            best.raise_bound(self.index, self._bound(best, best.target, _RATIO, _ROUNDS).seconds)
+            best.stalled_at[self.index] = best.target
+
+    def _enumeration(self, scale: int = 1, *, simple: bool = False) -> Enumeration:
+        return Enumeration(
+            maker=self._options,
+            transfers=self._maker.transfers,
+            assembler=self._assembler,
+            scale=scale,
+            simple=simple,
+        )
 
     @cached_property
     def _pricers(self) -> tuple[PathPricer, ...]:
         """By samples per microbatch; none where no pipeline is possible."""
-        if not self._possible:
-            return ()
-        return tuple(PathPricer.of(options) for options in MeshOptionsMaker(self._placed).all())
+        stages = self._options.stages() if self._possible else {}
+        return tuple(PathPricer(options) for options in stages.values())
+
+    def _coarse(self, best: Best) -> MultiPipelineBound:
+        """The bound at coarse intervals, kept."""
+        if self._known is None:
+            self._known = self._bound(best, math.inf, _ROUGH_RATIO, _ROUGH_ROUNDS)
+        return self._known
 
     def _bound(self, best: Best, limit: float, ratio: float, rounds: int) -> MultiPipelineBound:
         """At most the limit, and never less than what is known; told to `best` as it rises."""
@@ -155,7 +167,7 @@ class MultiPipelineSolver:
 
         for pricer in self._pricers:
             pricer.check = best.check_time
-        found = multi_pipeline_bound(
+        bound = multi_pipeline_bound(
             self._pricers,
             self._job.global_batch_size,
             limit - after,
@@ -164,82 +176,4 @@ class MultiPipelineSolver:
             first=() if self._known is None else self._known.prices,
             on_bound=tell,
         )
-        return replace(found, seconds=found.seconds + after)
-
-    @property
-    def _possible(self) -> bool:
-        """Whether there are two devices, and no pin that forbids two pipelines.
-
-        Their sends wait, so that a pinned depth does.
-        """
-        pin = self._job.pin
-        devices = sum(island.num_usable_devices for island in self._cluster.islands)
-        if devices < 2 or self._job.global_batch_size < 2:
-            return False
-        return pin.pipelines != 1 and not pin.depth
-
-    def _coarse(self, best: Best) -> MultiPipelineBound:
-        """The bound at coarse intervals, kept."""
-        if self._known is None:
-            self._known = self._bound(best, math.inf, _ROUGH_RATIO, _ROUGH_ROUNDS)
-        return self._known
-
-    @cached_property
-    def order_free(self) -> OrderFreeBound:
-        """Whether two pipelines are possible; the bound, seconds of work, comes with a proof."""
-        return OrderFreeBound(
-            bound_seconds=float("inf") if not self._possible or self._options is None else 0.0,
-            estimate_seconds=float("inf"),
-        )
-
-    def sharpen(self, best: Best) -> None:
-        """Nothing: its bounds take longer (`prove`)."""
-
-    def improve(self, best: Best) -> None:
-        """Offer plans made of columns, and what a local search makes of the best of them."""
-        options = self._options
-        if options is None:
-            return
-        coarse = self._coarse(best)
-        if coarse.seconds == float("inf"):
-            return
-
-        def offer(whole: PricedPlan) -> None:
-            best.offer(self.index, whole.chosen, whole.seconds)
-
-        primal = Primal(
-            placed=self._placed,
-            options=options,
-            prices=np.array(coarse.prices),
-            known=known_rows(coarse.paths, [each.options for each in self._pricers], options),
-            assembler=self._assembler,
-            check=best.check_time,
-            on_whole=offer,
-        )
-        before = self._assembler.replays
-        plans = primal.plans(coarse.seconds * _LIKELY)
-        for whole in plans[:_KEPT]:
-            best.check_time()
-            if whole.seconds > best.seconds * _FAR:
-                break
-            found = improved(whole, self._assembler, budget=_LOCAL_BUDGET)
-            best.offer(self.index, found.chosen, found.seconds)
-        best.replays += self._assembler.replays - before
-        if best.wanted(self.index) == float("inf"):
-            # Pins that no column keeps.
-            simple = Enumeration(maker=self._maker, assembler=self._assembler, simple=True)
-            simple.run(self.index, best)
-
-    def prove(self, best: Best) -> None:
-        """Raise the bound; list all plans where they are few."""
-        if not self._possible or self._options is None:
-            return
-        scale = _LISTED.get(best.effort)
-        if scale is not None:
-            every = Enumeration(maker=self._maker, assembler=self._assembler, scale=scale)
-            best.raise_bound(self.index, every.run(self.index, best))
-        if best.open(self.index):
-            best.raise_bound(self.index, self._coarse(best).seconds)
-        if best.open(self.index) and best.stalled_at.get(self.index) != best.target:
-            best.raise_bound(self.index, self._bound(best, best.target, _RATIO, _ROUNDS).seconds)
-            best.stalled_at[self.index] = best.target
+        return replace(bound, seconds=bound.seconds + after)

@@ -17,8 +17,10 @@ part can have, memory with the optimizer's state split over every rank that can 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,15 +29,11 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.lines import most_units
 from hetplan.cost.step_model.hops import boundary_costs_over
-from hetplan.errors import InputError
-from hetplan.job.spec import Job
-from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import Degrees
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
-from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import target
-from hetplan.search.space.allowed import divisors, matches, mesh_matches
+from hetplan.search.space.allowed import divisors, kept, matches, mesh_matches
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Mesh
 from hetplan.search.space.stage_pricer import Passes, StagePricer
@@ -50,14 +48,8 @@ class IslandClass:
 
     islands: tuple[int, ...]
     """Positions in the cluster's islands."""
-    devices_per_node: int
-    nodes: tuple[int, ...]
-    """Usable nodes of each."""
-
-    @property
-    def devices(self) -> int:
-        """Usable devices of all of them."""
-        return sum(self.nodes) * self.devices_per_node
+    devices: int
+    """Usable ones of all of them."""
 
 
 def island_classes(cluster: Cluster) -> tuple[IslandClass, ...]:
@@ -69,8 +61,7 @@ def island_classes(cluster: Cluster) -> tuple[IslandClass, ...]:
     return tuple(
         IslandClass(
             islands=tuple(members),
-            devices_per_node=cluster.islands[members[0]].devices_per_node,
-            nodes=tuple(len(cluster.islands[index].usable_nodes) for index in members),
+            devices=sum(cluster.islands[index].num_usable_devices for index in members),
         )
         for members in classes.values()
     )
@@ -88,8 +79,69 @@ def _likeness(cluster: Cluster, island: Island) -> object:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageMemory:
+    """How many layer units fit on stages of O options, which have Q parts."""
+
+    num_layers: int
+    """Layer units of the model."""
+    may_have: Bools
+    """[4, O] whether the job's pins let a stage of this role be there."""
+    option: Ints
+    """[Q] whose part it is."""
+    lines: Floats
+    """[4, Q, 8] as `hetplan.cost.memory.lines.Lines.row`, without receive buffers, and without the
+    optimizer state in `shared_state`."""
+    shared_state: Floats
+    """[4, Q, 8] what one rank adds to that where it shares with nobody."""
+    received: Floats
+    """[4, Q] receive buffers per microbatch of the step, bytes."""
+    available: Floats
+    """[Q] bytes of a device that a plan may use."""
+    _known: dict[tuple[int, int, int], Ints] = field(default_factory=dict)
+
+    def most_layers(self, num_microbatches: int, flights: int, shards: int = 1) -> Ints:
+        """[4, O, flights + 1] units that fit with so many microbatches in flight; 0: none fits.
+
+        `shards`: ranks that share the optimizer's state of `shared_state`.
+        """
+        key = (num_microbatches, flights, shards)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._most_layers(*key)
+        return found
+
+    def _most_layers(self, num_microbatches: int, flights: int, shards: int) -> Ints:
+        lines = self.lines + self.shared_state / shards
+        # Receive buffers are there during every pass, not during the update.
+        lines[..., 0] += self.received * num_microbatches
+        lines[..., 2] += self.received * num_microbatches
+        room = np.broadcast_to(self.available, lines.shape[:-1])
+        counts = np.minimum(np.arange(flights + 1, dtype=np.int64), num_microbatches)
+        fits = most_units(lines, room, self.num_layers, counts)
+        most = np.full((*self.may_have.shape, flights + 1), self.num_layers, dtype=np.int64)
+        for q, o in enumerate(self.option.tolist()):
+            np.minimum(most[:, o], fits[:, q], out=most[:, o])
+        most[~self.may_have] = 0
+        return most
+
+    def of_options(self, chosen: Bools) -> StageMemory:
+        """The same of these options alone; chosen: [O]."""
+        parts = chosen[self.option]
+        return replace(
+            self,
+            may_have=self.may_have[:, chosen],
+            option=(np.cumsum(chosen) - 1)[self.option[parts]],
+            lines=self.lines[:, parts],
+            shared_state=self.shared_state[:, parts],
+            received=self.received[:, parts],
+            available=self.available[parts],
+            _known={},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageCosts:
-    """Numbers of every option; O options, Q parts of their stages."""
+    """Numbers of every option; O options."""
 
     num_layers: int
     """Layer units of the model."""
@@ -108,55 +160,7 @@ class StageCosts:
     """[O] least seconds of an activation from another stage."""
     arrive_backward: Floats
     """[O] the same of a gradient."""
-    may_have: Bools
-    """[4, O] whether the job's pins let a stage of this role be there."""
-    option: Ints
-    """[Q] whose part it is."""
-    memory: Floats
-    """[4, Q, 8] as `hetplan.cost.memory.lines.Lines.row`, without receive buffers, and without the
-    optimizer state in `shared_state`."""
-    shared_state: Floats
-    """[4, Q, 8] what one rank adds to that where it shares with nobody."""
-    received: Floats
-    """[4, Q] receive buffers per microbatch of the step, bytes."""
-    available: Floats
-    """[Q] bytes of a device that a plan may use."""
-
-    def most_layers(self, num_microbatches: int, flights: int, shards: int = 1) -> Ints:
-        """[4, O, flights + 1] units that fit with so many microbatches in flight; 0: none fits.
-
-        `shards`: ranks that share the optimizer's state of `shared_state`.
-        """
-        lines = self.memory + self.shared_state / shards
-        # Receive buffers are there during every pass, not during the update.
-        lines[..., 0] += self.received * num_microbatches
-        lines[..., 2] += self.received * num_microbatches
-        room = np.broadcast_to(self.available, lines.shape[:-1])
-        counts = np.minimum(np.arange(flights + 1, dtype=np.int64), num_microbatches)
-        fits = most_units(lines, room, self.num_layers, counts)
-        most = np.full((ROLES, len(self.forward), flights + 1), self.num_layers, dtype=np.int64)
-        for q, o in enumerate(self.option.tolist()):
-            np.minimum(most[:, o], fits[:, q], out=most[:, o])
-        most[~self.may_have] = 0
-        return most
-
-    def only(self, kept: Bools, **changes: Any) -> Self:
-        """These options alone; `changes`: the fields that a subclass has of every option."""
-        which, parts = np.flatnonzero(kept), np.flatnonzero(kept[self.option])
-        return replace(
-            self,
-            option=(np.cumsum(kept) - 1)[self.option[parts]],
-            available=self.available[parts],
-            **{name: getattr(self, name)[which] for name in _PER_OPTION},
-            **{name: getattr(self, name)[:, which].copy() for name in _PER_ROLE},
-            **{name: getattr(self, name)[:, parts].copy() for name in _PER_PART},
-            **changes,
-        )
-
-
-_PER_OPTION = ("forward", "backward", "arrive_forward", "arrive_backward")
-_PER_ROLE = ("extra_forward", "extra_backward", "may_have")
-_PER_PART = ("memory", "shared_state", "received")
+    memory: StageMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -176,10 +180,6 @@ class PartOptions(StageCosts):
 
     classes: tuple[IslandClass, ...]
     options: tuple[Option, ...]
-    batch: int
-    """Sequences of one step."""
-    use: Floats
-    """[O] devices that one sequence of a microbatch occupies."""
     most_shards: int
     """Ranks that could share the optimizer's state; 1 where the target cannot share it."""
     stage_limit: int
@@ -212,166 +212,264 @@ class MeshOptions(StageCosts):
     """[O, C] devices that one sequence of a microbatch occupies."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Part:
-    """One part of an option, before the numbers are arrays."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """What an option is, before its numbers are arrays."""
 
-    island: int
-    shape: Shape
-    recompute: RecomputeGranularity
+    parts: tuple[tuple[int, Shape], ...]
+    """(island, shape) of each."""
+    recompute: int
+    """Position in what the job may recompute."""
     shards: int
-    """Ranks of its stage that share the optimizer's state."""
+    """Ranks that share the optimizer's state."""
+    may_be_first: bool
+    may_be_last: bool
 
 
 _NOBODY, _EVERYBODY = 1, 2**60
 """Ranks that share the state; so many that nothing is left of it on one."""
 
 
-def may_shard(pricer: StagePricer) -> bool:
-    """Whether ranks may share the optimizer's state."""
-    can = target(pricer.job.target).shardings(pricer.job.optimizer)
-    return Sharding.OPTIMIZER in can and pricer.job.pin.sharded_optimizer is not False
+@dataclass(kw_only=True)
+class OptionsMaker:
+    """Makes the options of one job; keeps what they share."""
 
-
-def _legal(pricer: StagePricer) -> Families:
-    return Families(model=pricer.model, cluster=pricer.cluster, job=pricer.job)
-
-
-def _memory(
-    pricer: StagePricer, parts: Sequence[_Part], sharding: Sharding
-) -> tuple[Floats, Floats]:
-    """`memory` and `received` of `StageCosts`."""
-    lines, received = np.empty((ROLES, len(parts), 8)), np.empty((ROLES, len(parts)))
-    known: dict[object, tuple[list[tuple[float, ...]], list[float]]] = {}
-    for q, part in enumerate(parts):
-        key = (replace(part.shape, dp=1), part.recompute, part.shards)
-        if key not in known:
-            roles = [pricer.stage_bytes(part.shape, part.recompute, role) for role in range(ROLES)]
-            known[key] = (
-                [each.lines(sharding, part.shards, part.shards, 0).row() for each in roles],
-                [each.received for each in roles],
-            )
-        lines[:, q], received[:, q] = known[key]
-    return lines, received
-
-
-def _available(pricer: StagePricer, parts: Sequence[_Part]) -> Floats:
-    kept = 1 - pricer.job.memory_reserve_fraction
-    return np.array([pricer.cluster.islands[each.island].memory_bytes * kept for each in parts])
-
-
-def _costs(
-    pricer: StagePricer, options: Sequence[tuple[Passes, int, tuple[float, float]]]
-) -> dict[str, Any]:
-    """Fields of `StageCosts` without memory: of every option its passes, the position of its
-    recomputation in them, and the least arrivals.
-    """
-    trainer = target(pricer.job.target)
-    each = [(passes, v) for passes, v, _ in options]
-    return {
-        "num_layers": pricer.units.count,
-        "enough_microbatches": not trainer.fewer_microbatches_than_stages,
-        "rendezvous": trainer.rendezvous_sends,
-        "forward": np.array([passes.forward[v] for passes, v in each]),
-        "backward": np.array([passes.backward[v] for passes, v in each]),
-        "extra_forward": np.array([passes.extra_forward[:, v] for passes, v in each]).T.copy(),
-        "extra_backward": np.array([passes.extra_backward[:, v] for passes, v in each]).T.copy(),
-        "arrive_forward": np.array([forward for _, _, (forward, _) in options]),
-        "arrive_backward": np.array([backward for _, _, (_, backward) in options]),
-    }
-
-
-# ---- parts of stages
-
-
-def part_options(pricer: StagePricer) -> PartOptions:
-    """Every option of which one unit fits with one microbatch in flight.
-
-    InputError where there is none.
-    """
-    job, units = pricer.job, pricer.units.count
-    classes = island_classes(pricer.cluster)
-    options = tuple(_options(pricer, classes))
-    if not options:
-        raise InputError(
-            "no layer of the model can be placed on any island of the cluster; free a pin (tp, "
-            "microbatch_size) or allow another island"
-        )
-    islands = [classes[each.place].islands[0] for each in options]
-    numbers = [
-        (pricer.passes(at, o.shape, (o.recompute,)), 0, least_arrival(pricer, at, o.shape))
-        for at, o in zip(islands, options, strict=True)
-    ]
-    shards = may_shard(pricer)
-    sharding = Sharding.OPTIMIZER if shards else Sharding.NONE
-    parts = [
-        _Part(island=at, shape=o.shape, recompute=o.recompute, shards=_EVERYBODY)
-        for at, o in zip(islands, options, strict=True)
-    ]
-    split, received = _memory(pricer, parts, sharding)
-    whole, _ = _memory(pricer, [replace(each, shards=_NOBODY) for each in parts], sharding)
-    # Nothing stands before the units of most stages: both are minus infinity.
-    with np.errstate(invalid="ignore"):
-        shared = np.nan_to_num(whole - split, nan=0.0)
-    found = PartOptions(
-        **_costs(pricer, numbers),
-        classes=classes,
-        options=options,
-        batch=job.global_batch_size,
-        use=np.array([each.shape.tp / each.shape.microbatch_size for each in options]),
-        option=np.arange(len(options)),
-        memory=split,
-        shared_state=shared,
-        received=received,
-        may_have=_may_have(pricer, classes, options),
-        most_shards=sum(each.devices for each in classes) if shards else 1,
-        available=_available(pricer, parts),
-        stage_limit=min(units, job.pin.pp or units),
+    pricer: StagePricer
+    _stages: dict[Sharding, dict[int, MeshOptions]] = field(default_factory=dict)
+    _priced: dict[tuple[int, Shape], tuple[Passes, tuple[float, float]]] = field(
+        default_factory=dict
     )
-    fits = found.most_layers(1, 1, found.most_shards)[:, :, 1].max(axis=0) > 0
-    if not fits.any():
-        raise InputError(
-            "no layer of the model fits on any device of the cluster; raise tp, allow recompute, "
-            "or use devices with more memory"
+
+    @cached_property
+    def legal(self) -> Families:
+        """What the job's stages may be."""
+        pricer = self.pricer
+        return Families(model=pricer.model, cluster=pricer.cluster, job=pricer.job)
+
+    @cached_property
+    def classes(self) -> tuple[IslandClass, ...]:
+        """Those of the islands."""
+        return island_classes(self.pricer.cluster)
+
+    @cached_property
+    def class_of(self) -> dict[int, int]:
+        """Position in the classes of every island with usable nodes."""
+        return {island: c for c, each in enumerate(self.classes) for island in each.islands}
+
+    @property
+    def _sharding(self) -> Sharding:
+        """With which a plan needs least memory."""
+        job = self.pricer.job
+        can = Sharding.OPTIMIZER in target(job.target).shardings(job.optimizer)
+        may = can and job.pin.sharded_optimizer is not False
+        return Sharding.OPTIMIZER if may else Sharding.NONE
+
+    # ---- parts of stages
+
+    def parts(self) -> PartOptions | None:
+        """Every option of which one unit fits with one microbatch in flight; None for none."""
+        pricer, islands = self.pricer, self.pricer.cluster.islands
+        pin, units = pricer.job.pin, pricer.units.count
+        options = [*self._part_options()]
+        stages = [
+            _Stage(
+                parts=((self.classes[option.place].islands[0], option.shape),),
+                recompute=self.legal.recompute.index(option.recompute),
+                shards=_EVERYBODY,
+                may_be_first=any(matches(islands[at], pin.embedding_on) for at in members),
+                may_be_last=any(matches(islands[at], pin.head_on) for at in members),
+            )
+            for option in options
+            for members in (self.classes[option.place].islands,)
+        ]
+        most_shards = 1
+        if self._sharding is Sharding.OPTIMIZER:
+            most_shards = sum(each.devices for each in self.classes)
+        memory = self._memory(stages, self._sharding)
+        whole = self._memory([replace(each, shards=_NOBODY) for each in stages], self._sharding)
+        # Nothing stands before the units of most stages: both are minus infinity.
+        with np.errstate(invalid="ignore"):
+            shared = np.nan_to_num(whole.lines - memory.lines, nan=0.0)
+        fits, costs = self._costs(stages, replace(memory, shared_state=shared), most_shards)
+        if not fits:
+            return None
+        return PartOptions(
+            **costs,
+            classes=self.classes,
+            options=tuple(options[o] for o in fits),
+            most_shards=most_shards,
+            stage_limit=min(units, pin.pp or units),
         )
-    which = np.flatnonzero(fits).tolist()
-    return found.only(fits, options=tuple(options[o] for o in which), use=found.use[which])
 
+    def _part_options(self) -> Iterator[Option]:
+        job = self.pricer.job
+        for place, island_class in enumerate(self.classes):
+            island = self.pricer.cluster.islands[island_class.islands[0]]
+            sizes = kept(job.pin.microbatch_size, divisors(job.global_batch_size))
+            for tp, size in product(self.legal.tensor_degrees, sizes):
+                shape = self.legal.plain_shape(tp, 1, size)
+                if shape is not None and island.devices_per_node % tp == 0:
+                    for recompute in self.legal.recompute:
+                        yield Option(place=place, shape=shape, recompute=recompute)
 
-def _options(pricer: StagePricer, classes: Sequence[IslandClass]) -> Iterator[Option]:
-    job, legal = pricer.job, _legal(pricer)
-    experts = bool(experts_of(pricer.model, 0, len(pricer.model.layers)))
-    for place, island_class in enumerate(classes):
-        for tp in legal.tensor_degrees:
-            parallel = legal.sequence_parallel(tp)
-            if island_class.devices_per_node % tp or parallel is None:
-                continue
-            for size in divisors(job.global_batch_size):
-                if job.pin.microbatch_size not in (None, size):
-                    continue
-                shape = Shape(
-                    tp=tp,
-                    dp=1,
-                    microbatch_size=size,
-                    etp=tp if experts else 1,
-                    sequence_parallel=parallel,
+    # ---- whole stages
+
+    @cached_property
+    def meshes(self) -> dict[int, tuple[Mesh, ...]]:
+        """Those that may stand in one pipeline beside others, by samples per microbatch."""
+        job, pin = self.pricer.job, self.pricer.job.pin
+        # Their sends wait, and warm-ups are as usual.
+        if pin.virtual_stages not in (None, 1) or pin.depth:
+            return {}
+        # A pipeline with few microbatches may have more stages than one with all of them.
+        free = replace(pin, pipelines=None, pp=None, virtual_stages=1, depth=0)
+        table = replace(self.legal, job=replace(job, pin=free)).families()
+        found: dict[int, dict[Mesh, None]] = {}
+        for at in dict.fromkeys(table.block.tolist()):
+            for mesh in table.blocks[at].meshes:
+                # Context and expert parallelism are for one pipeline.
+                if all(shape.cp == shape.ep == 1 for shape in mesh.shapes):
+                    found.setdefault(table.blocks[at].samples, {})[mesh] = None
+        return {samples: tuple(found[samples]) for samples in sorted(found)}
+
+    def stages(self, sharding: Sharding | None = None) -> dict[int, MeshOptions]:
+        """By every number of samples that leaves something of the batch for another pipeline; kept.
+
+        `sharding`: who shares the optimizer's state; unless given, everybody where that is legal.
+        """
+        how, batch = sharding or self._sharding, self.pricer.job.global_batch_size
+        if how not in self._stages:
+            made = {n: self._of(n, each, how) for n, each in self.meshes.items() if n < batch}
+            self._stages[how] = {n: each for n, each in made.items() if each is not None}
+        return self._stages[how]
+
+    def _of(self, samples: int, meshes: Sequence[Mesh], sharding: Sharding) -> MeshOptions | None:
+        """None where no unit fits."""
+        job, classes = self.pricer.job, self.classes
+        every = self._alike(meshes)
+        variants = [(m, v) for m in range(len(every)) for v in range(len(self.legal.recompute))]
+        stages = [self._stage(every[m], v) for m, v in variants]
+        fits, costs = self._costs(stages, self._memory(stages, sharding))
+        use = np.zeros((len(stages), len(classes)))
+        for o, stage in enumerate(stages):
+            for island, shape in stage.parts:
+                use[o, self.class_of[island]] += shape.num_devices / samples
+        units, fewest = self.pricer.units.count, job.pin.pp or 1
+        most_stages = min(units, job.pin.pp or units, self._room(use * samples))
+        if not fits or most_stages < fewest:
+            return None
+        return MeshOptions(
+            **costs,
+            samples=samples,
+            most_microbatches=(job.global_batch_size - 1) // samples,
+            fewest_stages=fewest,
+            most_stages=most_stages,
+            devices=np.array([each.devices for each in classes], dtype=np.float64),
+            alone=np.array([len(each.islands) == 1 for each in classes]),
+            meshes=tuple(alike[0] for alike in every),
+            alike={mesh: m for m, alike in enumerate(every) for mesh in alike},
+            mesh=np.array([variants[o][0] for o in fits], dtype=np.int64),
+            recompute=np.array([variants[o][1] for o in fits], dtype=np.int64),
+            use=use[fits],
+        )
+
+    def _alike(self, meshes: Sequence[Mesh]) -> list[list[Mesh]]:
+        """Meshes on islands of the same classes with the same shapes together."""
+        found: dict[object, list[Mesh]] = {}
+        for mesh in meshes:
+            classes = [self.class_of[island] for island in mesh.islands]
+            key = tuple(sorted(zip(classes, mesh.shapes, strict=True)))
+            found.setdefault(key, []).append(mesh)
+        return [*found.values()]
+
+    def _stage(self, alike: Sequence[Mesh], recompute: int) -> _Stage:
+        mesh, cluster, pin = alike[0], self.pricer.cluster, self.pricer.job.pin
+        return _Stage(
+            parts=tuple(zip(mesh.islands, mesh.shapes, strict=True)),
+            recompute=recompute,
+            shards=sum(shape.dp for shape in mesh.shapes),
+            may_be_first=any(mesh_matches(each, cluster, pin.embedding_on) for each in alike),
+            may_be_last=any(mesh_matches(each, cluster, pin.head_on) for each in alike),
+        )
+
+    def _room(self, devices: Floats) -> int:
+        """Most stages: of every class as many as its smallest stages have room; [O, C]."""
+        total = 0
+        for place, each in enumerate(self.classes):
+            sizes = devices[devices[:, place] > 0, place]
+            total += int(each.devices / sizes.min() + 1e-9) if sizes.size else 0
+        return total
+
+    # ---- numbers of both
+
+    def _memory(self, stages: Sequence[_Stage], sharding: Sharding) -> StageMemory:
+        """With nothing in `shared_state`."""
+        pricer, islands = self.pricer, self.pricer.cluster.islands
+        parts = [(o, *part) for o, stage in enumerate(stages) for part in stage.parts]
+        lines, received = np.empty((ROLES, len(parts), 8)), np.empty((ROLES, len(parts)))
+        known: dict[object, tuple[list[tuple[float, ...]], list[float]]] = {}
+        for q, (o, _, shape) in enumerate(parts):
+            recompute, shards = self.legal.recompute[stages[o].recompute], stages[o].shards
+            key = (replace(shape, dp=1), recompute, shards)
+            if key not in known:
+                roles = [pricer.stage_bytes(shape, recompute, role) for role in range(ROLES)]
+                known[key] = (
+                    [each.lines(sharding, shards, shards, 0).row() for each in roles],
+                    [each.received for each in roles],
                 )
-                for recompute in legal.recompute:
-                    yield Option(place=place, shape=shape, recompute=recompute)
+            lines[:, q], received[:, q] = known[key]
+        may_have = np.ones((ROLES, len(stages)), dtype=np.bool_)
+        may_have[[FIRST, BOTH]] &= np.array([each.may_be_first for each in stages], np.bool_)
+        may_have[[LAST, BOTH]] &= np.array([each.may_be_last for each in stages], np.bool_)
+        usable = 1 - pricer.job.memory_reserve_fraction
+        return StageMemory(
+            num_layers=pricer.units.count,
+            may_have=may_have,
+            option=np.array([o for o, _, _ in parts], dtype=np.int64),
+            lines=lines,
+            shared_state=np.zeros_like(lines),
+            received=received,
+            available=np.array([islands[at].memory_bytes * usable for _, at, _ in parts]),
+        )
 
+    def _costs(
+        self, stages: Sequence[_Stage], memory: StageMemory, shards: int = 1
+    ) -> tuple[list[int], dict[str, Any]]:
+        """(options of which one unit fits, fields of `StageCosts` of these)."""
+        fits = memory.most_layers(1, 1, shards)[:, :, 1].max(axis=0) > 0
+        which, trainer = np.flatnonzero(fits).tolist(), target(self.pricer.job.target)
+        priced = [(*self._slowest(stages[o]), stages[o].recompute) for o in which]
+        arrivals = np.array([arrive for _, arrive, _ in priced]).reshape(len(which), 2)
+        return which, {
+            "num_layers": self.pricer.units.count,
+            "enough_microbatches": not trainer.fewer_microbatches_than_stages,
+            "rendezvous": trainer.rendezvous_sends,
+            "forward": np.array([passes.forward[v] for passes, _, v in priced]),
+            "backward": np.array([passes.backward[v] for passes, _, v in priced]),
+            "extra_forward": np.array([each.extra_forward[:, v] for each, _, v in priced]).T.copy(),
+            "extra_backward": np.array(
+                [each.extra_backward[:, v] for each, _, v in priced]
+            ).T.copy(),
+            "arrive_forward": arrivals[:, 0].copy(),
+            "arrive_backward": arrivals[:, 1].copy(),
+            "memory": memory.of_options(fits),
+        }
 
-def _may_have(
-    pricer: StagePricer, classes: Sequence[IslandClass], options: Sequence[Option]
-) -> Bools:
-    may = np.ones((ROLES, len(options)), dtype=np.bool_)
-    pin = pricer.job.pin
-    for o, option in enumerate(options):
-        members = [pricer.cluster.islands[i] for i in classes[option.place].islands]
-        if not any(matches(island, pin.embedding_on) for island in members):
-            may[[FIRST, BOTH], o] = False
-        if not any(matches(island, pin.head_on) for island in members):
-            may[[LAST, BOTH], o] = False
-    return may
+    def _slowest(self, stage: _Stage) -> tuple[Passes, tuple[float, float]]:
+        """Passes of the part that takes longest for a unit, and the least arrivals there."""
+        at = stage.recompute
+        parts = [self._of_part(*part) for part in stage.parts]
+        return max(parts, key=lambda part: float(part[0].forward[at] + part[0].backward[at]))
+
+    def _of_part(self, island: int, shape: Shape) -> tuple[Passes, tuple[float, float]]:
+        """By what the job may recompute; (forward, backward) seconds of the least arrivals."""
+        place = self.class_of[island]
+        first, alone = self.classes[place].islands[0], replace(shape, dp=1)
+        found = self._priced.get((place, alone))
+        if found is None:
+            passes = self.pricer.passes(first, alone, self.legal.recompute)
+            found = self._priced[place, alone] = passes, least_arrival(self.pricer, first, alone)
+        return found
 
 
 def least_arrival(pricer: StagePricer, island_number: int, shape: Shape) -> tuple[float, float]:
@@ -398,172 +496,3 @@ def least_arrival(pricer: StagePricer, island_number: int, shape: Shape) -> tupl
         min(hop.send_forward_seconds + hop.wire_latency_seconds for hop in hops),
         min(hop.send_backward_seconds + hop.wire_latency_seconds for hop in hops),
     )
-
-
-# ---- whole stages
-
-
-def meshes_by_samples(model: ModelSpec, cluster: Cluster, job: Job) -> dict[int, tuple[Mesh, ...]]:
-    """Meshes that may stand in one pipeline beside others, by increasing samples per microbatch."""
-    pin = job.pin
-    # Their sends wait, and warm-ups are as usual.
-    if pin.virtual_stages not in (None, 1) or pin.depth:
-        return {}
-    # A pipeline with few microbatches may have more stages than one with all of them.
-    free = replace(pin, pipelines=None, pp=None, virtual_stages=1, depth=0)
-    found: dict[int, dict[Mesh, None]] = {}
-    for family in Families(model=model, cluster=cluster, job=replace(job, pin=free)).families():
-        for mesh in family.meshes:
-            # Context and expert parallelism are for one pipeline.
-            if all(shape.cp == shape.ep == 1 for shape in mesh.shapes):
-                found.setdefault(family.samples, {})[mesh] = None
-    return {samples: tuple(found[samples]) for samples in sorted(found)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Alike:
-    """Meshes between which no option can tell."""
-
-    mesh: Mesh
-    classes: tuple[int, ...]
-    """Of its islands."""
-    may_be_first: bool
-    may_be_last: bool
-
-
-class MeshOptionsMaker:
-    """Makes the options of one job, by samples per microbatch.
-
-    `sharding`: who shares the optimizer's state; unless given, everybody where that is legal.
-    """
-
-    def __init__(self, pricer: StagePricer, sharding: Sharding | None = None) -> None:
-        self._pricer = pricer
-        self._classes = island_classes(pricer.cluster)
-        self._class_of = {i: c for c, each in enumerate(self._classes) for i in each.islands}
-        self._recompute = _legal(pricer).recompute
-        best = Sharding.OPTIMIZER if may_shard(pricer) else Sharding.NONE
-        self._sharding = best if sharding is None else sharding
-        self._known: dict[tuple[int, int, int], tuple[Passes, tuple[float, float]]] = {}
-
-    def all(self) -> tuple[MeshOptions, ...]:
-        """Every number of samples that leaves something of the batch for another pipeline."""
-        pricer = self._pricer
-        meshes = meshes_by_samples(pricer.model, pricer.cluster, pricer.job)
-        batch = pricer.job.global_batch_size
-        found = (self._of(samples, each) for samples, each in meshes.items() if samples < batch)
-        return tuple(each for each in found if each is not None)
-
-    def _of(self, samples: int, meshes: Sequence[Mesh]) -> MeshOptions | None:
-        """None where no unit fits."""
-        pricer, job = self._pricer, self._pricer.job
-        units = pricer.units.count
-        numbers, every = self._alike(meshes)
-        options = [(m, v) for m in range(len(every)) for v in range(len(self._recompute))]
-        parts, owners = self._parts(every, options)
-        slowest = [self._slowest(every[m], v) for m, v in options]
-        memory, received = _memory(pricer, parts, self._sharding)
-        use = np.zeros((len(options), len(self._classes)))
-        may_have = np.ones((ROLES, len(options)), dtype=np.bool_)
-        for o, (m, _) in enumerate(options):
-            for place, shape in zip(every[m].classes, every[m].mesh.shapes, strict=True):
-                use[o, place] += shape.num_devices / samples
-            may_have[[FIRST, BOTH], o] &= every[m].may_be_first
-            may_have[[LAST, BOTH], o] &= every[m].may_be_last
-        most_stages = min(units, job.pin.pp or units, self._room(use * samples))
-        found = MeshOptions(
-            **_costs(pricer, slowest),
-            samples=samples,
-            most_microbatches=(job.global_batch_size - 1) // samples,
-            fewest_stages=job.pin.pp or 1,
-            most_stages=most_stages,
-            devices=np.array([each.devices for each in self._classes], dtype=np.float64),
-            alone=np.array([len(each.islands) == 1 for each in self._classes]),
-            meshes=tuple(each.mesh for each in every),
-            alike=numbers,
-            mesh=np.array([m for m, _ in options], dtype=np.int64),
-            recompute=np.array([v for _, v in options], dtype=np.int64),
-            use=use,
-            option=np.array(owners, dtype=np.int64),
-            memory=memory,
-            shared_state=np.zeros_like(memory),
-            received=received,
-            available=_available(pricer, parts),
-            may_have=may_have,
-        )
-        fits = found.most_layers(1, 1)[:, :, 1].max(axis=0) > 0
-        if not fits.any() or most_stages < found.fewest_stages:
-            return None
-        which = np.flatnonzero(fits)
-        per_option = {name: getattr(found, name)[which] for name in ("mesh", "recompute", "use")}
-        return found.only(fits, **per_option)
-
-    def _alike(self, meshes: Sequence[Mesh]) -> tuple[dict[Mesh, int], list[_Alike]]:
-        """One of all meshes on islands of the same classes with the same shapes, by number."""
-        cluster, pin = self._pricer.cluster, self._pricer.job.pin
-        numbers: dict[object, int] = {}
-        of_mesh: dict[Mesh, int] = {}
-        every: list[_Alike] = []
-        for mesh in meshes:
-            classes = tuple(self._class_of[island] for island in mesh.islands)
-            key = tuple(sorted(zip(classes, mesh.shapes, strict=True)))
-            first = mesh_matches(mesh, cluster, pin.embedding_on)
-            last = mesh_matches(mesh, cluster, pin.head_on)
-            at = of_mesh[mesh] = numbers.setdefault(key, len(every))
-            if at == len(every):
-                every.append(
-                    _Alike(mesh=mesh, classes=classes, may_be_first=first, may_be_last=last)
-                )
-            else:
-                every[at] = replace(
-                    every[at],
-                    may_be_first=first or every[at].may_be_first,
-                    may_be_last=last or every[at].may_be_last,
-                )
-        return of_mesh, every
-
-    def _parts(
-        self, every: Sequence[_Alike], options: Sequence[tuple[int, int]]
-    ) -> tuple[list[_Part], list[int]]:
-        """All parts of the options' stages, and the option of each."""
-        parts, owners = [], []
-        for o, (m, v) in enumerate(options):
-            mesh = every[m].mesh
-            shards = sum(shape.dp for shape in mesh.shapes)
-            for island, shape in zip(mesh.islands, mesh.shapes, strict=True):
-                recompute = self._recompute[v]
-                parts.append(_Part(island=island, shape=shape, recompute=recompute, shards=shards))
-                owners.append(o)
-        return parts, owners
-
-    def _room(self, devices: Floats) -> int:
-        """Most stages: of every class as many as its smallest stages have room; [O, C]."""
-        total = 0
-        for place, each in enumerate(self._classes):
-            sizes = devices[devices[:, place] > 0, place]
-            total += int(each.devices / sizes.min() + 1e-9) if sizes.size else 0
-        return total
-
-    def _slowest(self, alike: _Alike, at: int) -> tuple[Passes, int, tuple[float, float]]:
-        """Passes of the part that takes longest for a unit, the recomputation's position in them,
-        and the least arrivals there.
-        """
-        parts = [
-            self._of_part(self._class_of[island], shape)
-            for island, shape in zip(alike.mesh.islands, alike.mesh.shapes, strict=True)
-        ]
-        passes, arrive = max(
-            parts, key=lambda part: float(part[0].forward[at] + part[0].backward[at])
-        )
-        return passes, at, arrive
-
-    def _of_part(self, place: int, shape: Shape) -> tuple[Passes, tuple[float, float]]:
-        key = (place, shape.tp, shape.microbatch_size)
-        found = self._known.get(key)
-        if found is None:
-            island, alone = self._classes[place].islands[0], replace(shape, dp=1)
-            found = self._known[key] = (
-                self._pricer.passes(island, alone, self._recompute),
-                least_arrival(self._pricer, island, alone),
-            )
-        return found

@@ -15,6 +15,7 @@ from functools import cached_property
 from heapq import nsmallest
 from itertools import combinations, product
 from operator import itemgetter
+from typing import NamedTuple
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.job.spec import Job
@@ -139,8 +140,7 @@ class Room:
     """How many such stages."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedPart:
+class MixedPart(NamedTuple):
     """One island's part of a mixed stage."""
 
     island: int
@@ -149,12 +149,8 @@ class MixedPart:
     microbatch_size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedRoom:
-    """Two islands of unlike kinds that have room for stages with a part on each."""
-
-    parts: tuple[MixedPart, MixedPart]
-    stages: int
+MixedRoom = tuple[tuple[MixedPart, MixedPart], int]
+"""Two islands of unlike kinds that have room for stages with a part on each, and for how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,11 +261,8 @@ class Rooms:
                 most = max(MIN_MIXED, MAX_MIXED // many)
                 close = nsmallest(most, close, key=itemgetter(0))
             for _, one, two, a, b, stages in close:
-                parts = (
-                    MixedPart(island=left, tp=one.tp, dp=one.dp, microbatch_size=a),
-                    MixedPart(island=right, tp=two.tp, dp=two.dp, microbatch_size=b),
-                )
-                found.append(MixedRoom(parts=parts, stages=stages))
+                parts = MixedPart(left, one.tp, one.dp, a), MixedPart(right, two.tp, two.dp, b)
+                found.append((parts, stages))
         return tuple(found)
 
     @cached_property

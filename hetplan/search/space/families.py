@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
@@ -52,93 +53,8 @@ class Variant:
     most_extra_depth: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variants:
-    """What a target and a job's pins allow."""
-
-    trainer: Target
-    layers: int
-    """Transformer layers of the model."""
-    pinned_stages: int | None
-    pinned_virtual_stages: int | None
-    pinned_depth: int | None
-
-    def of(self, num_microbatches: int, meshes: Sequence[Mesh]) -> Iterator[Variant]:
-        """Every one, plain 1F1B first."""
-        if self.pinned_virtual_stages in (None, 1):
-            if not self.pinned_depth:
-                yield Variant(virtual_stages=1)
-            if self.trainer.most_extra_depth and self.pinned_depth != 0:
-                depth = self._depth(num_microbatches, meshes)
-                yield Variant(virtual_stages=1, early_sends=True, most_extra_depth=depth)
-        if "interleaved-1f1b" not in self.trainer.schedules or self.pinned_depth:
-            return
-        pin = self.pinned_virtual_stages
-        choices = range(2, self.trainer.most_virtual_stages + 1) if pin is None else [pin]
-        stages = self._interleaved_stages(num_microbatches, meshes)
-        for virtual in choices:
-            if virtual > 1 and stages and stages * virtual <= self.layers:
-                yield Variant(virtual_stages=virtual)
-
-    def _depth(self, num_microbatches: int, meshes: Sequence[Mesh]) -> int:
-        most = self.trainer.most_extra_depth
-        if self.pinned_depth is not None:
-            most = self.pinned_depth
-        several = len({mesh.islands for mesh in meshes}) > 1
-        # The first of two stages has 2 in flight by itself, and never more than all.
-        return min(most, max(0, num_microbatches - 2)) if several else 0
-
-    def _interleaved_stages(self, num_microbatches: int, meshes: Sequence[Mesh]) -> int:
-        """Fewest stages of an interleaved pipeline that these meshes have room for; 0: none."""
-        most: dict[int, int] = {}
-        for mesh in meshes:
-            for island in mesh.islands:
-                most[island] = max(most.get(island, 0), mesh.max_stages)
-        room = min(sum(most.values()), self.layers, num_microbatches)
-        for stages in kept(self.pinned_stages, range(MIN_INTERLEAVED_STAGES, room + 1)):
-            if num_microbatches % stages == 0:
-                return stages
-        return 0
-
-
 MAX_CONTEXT_PARALLEL = 16
 """As published at most: 16 for sequences of 131,072 (Llama 3, arXiv 2407.21783, table 4)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Degrees:
-    """Of all stages of a family of one shape; cp and dp count the ranks of a whole stage."""
-
-    tp: int
-    cp: int
-    dp: int
-    sequence_parallel: bool
-    rooms: tuple[Room, ...]
-
-    def meshes(
-        self, microbatch_size: int, ep: int, etp: int, rooms: Sequence[Room]
-    ) -> tuple[Mesh, ...]:
-        shapes: dict[int, Shape] = {}
-        for room in rooms:
-            for dp in room.dps:
-                if dp not in shapes:
-                    shapes[dp] = Shape(
-                        tp=self.tp,
-                        cp=self.cp,
-                        dp=dp,
-                        microbatch_size=microbatch_size,
-                        ep=ep,
-                        etp=etp,
-                        sequence_parallel=self.sequence_parallel,
-                    )
-        return tuple(
-            Mesh(
-                islands=room.islands,
-                shapes=tuple([shapes[dp] for dp in room.dps]),
-                max_stages=room.stages,
-            )
-            for room in rooms
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +65,7 @@ class Families:
     cluster: Cluster
     job: Job
     _kinds_found: dict[tuple[tuple[Variant, ...], tuple[Sharding, ...]], tuple[Kind, ...]] = field(
-        default_factory=dict, repr=False, compare=False
+        default_factory=dict, init=False, repr=False, compare=False
     )
 
     def families(self) -> FamilyTable:
@@ -232,6 +148,19 @@ class Families:
         needed = pin or (trainer.experts_need_sequence_parallel and self._experts is not None)
         return None if needed and not found else found
 
+    def plain_shape(self, tp: int, dp: int, microbatch_size: int) -> Shape | None:
+        """Shape of ranks without context and expert parallelism; None: there are no such ranks."""
+        parallel = self.sequence_parallel(tp)
+        if parallel is None:
+            return None
+        return Shape(
+            tp=tp,
+            dp=dp,
+            microbatch_size=microbatch_size,
+            etp=1 if self._experts is None else tp,
+            sequence_parallel=parallel,
+        )
+
     @cached_property
     def rooms(self) -> Rooms:
         """Where stages have room."""
@@ -239,17 +168,6 @@ class Families:
             cluster=self.cluster,
             most_stages=self.model.num_layers,
             unions=not self.job.pin.same_degrees,
-        )
-
-    @cached_property
-    def _variants(self) -> Variants:
-        pin = self.job.pin
-        return Variants(
-            trainer=self._trainer,
-            layers=self.model.num_layers,
-            pinned_stages=1 if is_one_stage(self.job, self.model) else pin.pp,
-            pinned_virtual_stages=pin.virtual_stages,
-            pinned_depth=pin.depth,
         )
 
     @cached_property
@@ -266,39 +184,35 @@ class Families:
 
     def _of_one_shape(self) -> Iterator[tuple[Block, Sequence[Kind]]]:
         pin, batch = self.job.pin, self.job.global_batch_size
-        for each in self._degrees():
-            alone = tuple(room for room in each.rooms if len(room.islands) == 1)
-            for size in kept(pin.microbatch_size, divisors(batch // each.dp)):
-                count = batch // (each.dp * size)
-                for ep, etp in self._expert_degrees(each):
-                    if self._unlike_shapes and each.cp == ep == 1:
+        dps = kept(pin.dp, self._batch_divisors)
+        for tp, cp, dp in product(self.tensor_degrees, self.context_degrees, dps):
+            parallel, rooms = self.sequence_parallel(tp, cp), self.rooms.of(tp, cp, dp)
+            if parallel is None or not rooms:
+                continue
+            for size in kept(pin.microbatch_size, divisors(batch // dp)):
+                for ep, etp in self._expert_degrees(tp, cp * dp):
+                    if self._unlike_shapes and cp == ep == 1:
                         continue  # plans of a family of one tick
+                    shape = Shape(
+                        tp=tp, cp=cp, dp=dp, microbatch_size=size, ep=ep, etp=etp,
+                        sequence_parallel=parallel,
+                    )  # fmt: skip
                     # Experts are not dealt out over islands.
-                    rooms = each.rooms if ep == 1 else alone
-                    if rooms and self._long_enough(count, rooms):
-                        meshes = each.meshes(size, ep, etp, rooms)
-                        yield self._varied(each.dp * size, count, meshes, each.dp * each.cp)
+                    meshes = _meshes(shape, rooms if ep == 1 else _alone(rooms))
+                    count = batch // (dp * size)
+                    if meshes and self._long_enough(count, meshes):
+                        yield self._varied(dp * size, count, meshes, dp * cp)
 
-    def _degrees(self) -> Iterator[_Degrees]:
-        for tp in self.tensor_degrees:
-            for cp in self.context_degrees:
-                parallel = self.sequence_parallel(tp, cp)
-                for dp in kept(self.job.pin.dp, self._batch_divisors):
-                    rooms = self.rooms.of(tp, cp, dp)
-                    if rooms and parallel is not None:
-                        yield _Degrees(tp=tp, cp=cp, dp=dp, sequence_parallel=parallel, rooms=rooms)
-
-    def _expert_degrees(self, each: _Degrees) -> Iterator[tuple[int, int]]:
+    def _expert_degrees(self, tp: int, copies: int) -> Iterator[tuple[int, int]]:
         """(ep, etp); without expert parallelism experts are cut like the other weights."""
         pin, experts = self.job.pin.ep, self._experts
         if pin in (None, 1):
-            yield 1, 1 if experts is None else each.tp
+            yield 1, 1 if experts is None else tp
         if experts is None or not self._trainer.expert_parallel:
             return
-        for etp in sorted({1, each.tp}):
-            ranks = each.cp * each.dp * each.tp // etp
+        for etp in sorted({1, tp}):
             for ep in kept(pin, divisors(experts)):
-                if ep > 1 and ranks % ep == 0:
+                if ep > 1 and copies * tp // etp % ep == 0:
                     yield ep, etp
 
     # ---- families of one tick
@@ -308,74 +222,87 @@ class Families:
         if pin.cp not in (None, 1) or pin.ep not in (None, 1):
             return
         for samples in self._batch_divisors:
-            rooms, meshes = self._tick(samples)
-            if meshes and self._long_enough(batch // samples, rooms):
+            meshes = self._tick(samples)
+            if meshes and self._long_enough(batch // samples, meshes):
                 copies = max(sum(each.dp for each in mesh.shapes) for mesh in meshes)
                 yield self._varied(samples, batch // samples, meshes, copies)
 
-    def _tick(self, samples: int) -> tuple[list[Room], tuple[Mesh, ...]]:
+    def _tick(self, samples: int) -> tuple[Mesh, ...]:
         """Every mesh whose stages take so many sequences at a time."""
         pin = self.job.pin
-        rooms: list[Room] = []
-        found: list[Mesh] = []
+        meshes: list[Mesh] = []
         for tp in self.tensor_degrees:
-            parallel = self.sequence_parallel(tp)
-            if parallel is None:
-                continue
             for dp in kept(pin.dp, divisors(samples)):
-                size = samples // dp
-                if pin.microbatch_size not in (None, size):
-                    continue
-                mine = self.rooms.of(tp, 1, dp)
-                degrees = _Degrees(tp=tp, cp=1, dp=dp, sequence_parallel=parallel, rooms=mine)
-                found += degrees.meshes(size, 1, 1 if self._experts is None else tp, mine)
-                rooms += mine
-        mixed = self._mixed(samples) if self._trainer.mixed_stages else []
-        rooms += [Room(islands=e.islands, dps=(), stages=e.max_stages) for e in mixed]
-        return rooms, tuple(sorted([*found, *mixed], key=_mesh_order))
+                shape = self.plain_shape(tp, dp, samples // dp)
+                if shape is not None and pin.microbatch_size in (None, samples // dp):
+                    meshes += _meshes(shape, self.rooms.of(tp, 1, dp))
+        if self._trainer.mixed_stages:
+            meshes += self._mixed(samples)
+        return tuple(sorted(meshes, key=_mesh_order))
 
     def _mixed(self, samples: int) -> list[Mesh]:
         """Meshes of two unlike kinds."""
         pin, found = self.job.pin, []
-        for room in self.rooms.mixed(samples, self.job.global_batch_size, self.tensor_degrees):
-            parts = room.parts
-            parallel = [self.sequence_parallel(part.tp) for part in parts]
-            sizes = {part.microbatch_size for part in parts}
-            if (
-                None in parallel
-                or pin.dp not in (None, sum(part.dp for part in parts))
-                or pin.microbatch_size not in (None, *sizes)
-                or (pin.microbatch_size is not None and len(sizes) > 1)
-            ):
+        batch = self.job.global_batch_size
+        for parts, stages in self.rooms.mixed(samples, batch, self.tensor_degrees):
+            if pin.dp not in (None, sum(part.dp for part in parts)):
                 continue
-            shapes = tuple(
-                Shape(
-                    tp=part.tp,
-                    dp=part.dp,
-                    microbatch_size=part.microbatch_size,
-                    etp=1 if self._experts is None else part.tp,
-                    sequence_parallel=bool(sequence),
-                )
-                for part, sequence in zip(parts, parallel, strict=True)
-            )
-            islands = tuple(part.island for part in parts)
-            found.append(Mesh(islands=islands, shapes=shapes, max_stages=room.stages))
+            if any(pin.microbatch_size not in (None, part.microbatch_size) for part in parts):
+                continue
+            shapes = [self.plain_shape(part.tp, part.dp, part.microbatch_size) for part in parts]
+            possible = tuple(shape for shape in shapes if shape is not None)
+            if len(possible) == len(parts):
+                islands = tuple(part.island for part in parts)
+                found.append(Mesh(islands=islands, shapes=possible, max_stages=stages))
         return found
 
     # ---- schedules, sharding, recomputation
 
-    def _long_enough(self, num_microbatches: int, rooms: Sequence[Room]) -> bool:
+    def _long_enough(self, num_microbatches: int, meshes: Sequence[Mesh]) -> bool:
         """Whether a pipeline of the pinned number of stages may have room."""
         pp = self.job.pin.pp
         limit = stage_limit(self.job, self.model, num_microbatches)
-        return pp is None or (pp <= limit and pp <= _capacity(rooms))
+        return pp is None or (pp <= limit and pp <= _capacity(meshes))
 
     def _varied(
         self, samples: int, num_microbatches: int, meshes: tuple[Mesh, ...], copies: int
     ) -> tuple[Block, Sequence[Kind]]:
         block = Block(samples=samples, num_microbatches=num_microbatches, meshes=meshes)
         shardings = self.shardings(copies, max(s.cp for s in meshes[0].shapes))
-        return block, self._kinds(tuple(self._variants.of(num_microbatches, meshes)), shardings)
+        return block, self._kinds(tuple(self._variants(num_microbatches, meshes)), shardings)
+
+    def _variants(self, num_microbatches: int, meshes: Sequence[Mesh]) -> Iterator[Variant]:
+        """What the target and the pins allow, plain 1F1B first."""
+        trainer, pin = self._trainer, self.job.pin
+        if pin.virtual_stages in (None, 1):
+            if not pin.depth:
+                yield Variant(virtual_stages=1)
+            if trainer.most_extra_depth and pin.depth != 0:
+                depth = self._extra_depth(num_microbatches, meshes)
+                yield Variant(virtual_stages=1, early_sends=True, most_extra_depth=depth)
+        if "interleaved-1f1b" not in trainer.schedules or pin.depth:
+            return
+        choices = range(2, trainer.most_virtual_stages + 1)
+        stages = self._interleaved_stages(num_microbatches, meshes)
+        for virtual in choices if pin.virtual_stages is None else [pin.virtual_stages]:
+            if virtual > 1 and stages and stages * virtual <= self.model.num_layers:
+                yield Variant(virtual_stages=virtual)
+
+    def _extra_depth(self, num_microbatches: int, meshes: Sequence[Mesh]) -> int:
+        pin = self.job.pin.depth
+        most = self._trainer.most_extra_depth if pin is None else pin
+        several = len({mesh.islands for mesh in meshes}) > 1
+        # The first of two stages has 2 in flight by itself, and never more than all.
+        return min(most, max(0, num_microbatches - 2)) if several else 0
+
+    def _interleaved_stages(self, num_microbatches: int, meshes: Sequence[Mesh]) -> int:
+        """Fewest stages of an interleaved pipeline that these meshes have room for; 0: none."""
+        room = min(_capacity(meshes), self.model.num_layers, num_microbatches)
+        pinned = 1 if is_one_stage(self.job, self.model) else self.job.pin.pp
+        for stages in kept(pinned, range(MIN_INTERLEAVED_STAGES, room + 1)):
+            if num_microbatches % stages == 0:
+                return stages
+        return 0
 
     def _kinds(
         self, variants: tuple[Variant, ...], shardings: tuple[Sharding, ...]
@@ -399,14 +326,35 @@ class Families:
         return found
 
 
+def _alone(rooms: Sequence[Room]) -> list[Room]:
+    return [room for room in rooms if len(room.islands) == 1]
+
+
+def _meshes(shape: Shape, rooms: Sequence[Room]) -> tuple[Mesh, ...]:
+    """Those of stages of this shape, whose data-parallel ranks are dealt out as rooms say."""
+    shapes = {shape.dp: shape}
+    for room in rooms:
+        for dp in room.dps:
+            if dp not in shapes:
+                shapes[dp] = replace(shape, dp=dp)
+    return tuple(
+        Mesh(
+            islands=room.islands,
+            shapes=tuple([shapes[dp] for dp in room.dps]),
+            max_stages=room.stages,
+        )
+        for room in rooms
+    )
+
+
 def _mesh_order(mesh: Mesh) -> tuple[object, ...]:
     return mesh.islands, [(s.tp, s.dp, s.microbatch_size) for s in mesh.shapes]
 
 
-def _capacity(rooms: Sequence[Room]) -> int:
+def _capacity(meshes: Sequence[Mesh]) -> int:
     """No pipeline has more stages: every island's most, whatever else lies on it."""
     most: dict[int, int] = {}
-    for room in rooms:
-        for island in room.islands:
-            most[island] = max(most.get(island, 0), room.stages)
+    for mesh in meshes:
+        for island in mesh.islands:
+            most[island] = max(most.get(island, 0), mesh.max_stages)
     return sum(most.values())

@@ -100,8 +100,4 @@ def _alike_parts(placed: StagePricer, family: Family, mesh: Mesh) -> bool:
         placed.passes(island, shape, family.recompute)
         for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
     )
-    return all(
-        np.array_equal(getattr(first, name), getattr(other, name))
-        for other in others
-        for name in ("forward", "backward", "extra_forward", "extra_backward")
-    )
+    return all(np.array_equal(*pair) for each in others for pair in zip(first, each, strict=True))

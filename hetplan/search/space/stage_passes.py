@@ -39,15 +39,10 @@ def stage_passes(placed: StagePricer, family: Family) -> tuple[Passes, tuple[Boo
     4, L + 1] by role and units, whether the other parts may wait for a part.
     """
     padded_for = 0 if alike_padded(placed, family) else math.lcm(*_degrees(family))
-    each = [_mesh(placed, family, mesh, padded_for) for mesh in family.meshes]
-    passes = [one for one, _ in each]
-    stacked = Passes(
-        forward=np.stack([one.forward for one in passes], axis=-1),
-        backward=np.stack([one.backward for one in passes], axis=-1),
-        extra_forward=np.stack([one.extra_forward for one in passes], axis=-1),
-        extra_backward=np.stack([one.extra_backward for one in passes], axis=-1),
+    passes, waited = zip(
+        *[_mesh(placed, family, mesh, padded_for) for mesh in family.meshes], strict=True
     )
-    return stacked, tuple(waited for _, waited in each)
+    return Passes(*(np.stack(column, axis=-1) for column in zip(*passes, strict=True))), waited
 
 
 def alike_padded(placed: StagePricer, family: Family) -> bool:
@@ -100,7 +95,8 @@ def _mesh(placed: StagePricer, family: Family, mesh: Mesh, padded_for: int) -> t
     first = np.array([not any(row) for row in alike])[:, None, None, None]
     if not _sure(placed, family, mesh):
         waited = np.ones(both.shape, dtype=np.bool_) & first
-        return _least(parts), waited.any(axis=2)
+        least = Passes(*(np.min(column, axis=0) for column in zip(*parts, strict=True)))
+        return least, waited.any(axis=2)
     waited = (np.maximum(both, most) >= both.max(axis=0) * (1.0 - _TOGETHER)) & first
     # Whose units are the longest, by recomputation.
     slowest = np.argmax([part.forward + part.backward for part in parts], axis=0)
@@ -118,29 +114,9 @@ def _mesh(placed: StagePricer, family: Family, mesh: Mesh, padded_for: int) -> t
 def _rows(parts: Sequence[Passes], count: int) -> tuple[Floats, Floats]:
     """Both passes [parts, 4, V, L + 1] of stages with so many units."""
     n = np.arange(count + 1)
-    forward, backward = (
-        np.stack(
-            [
-                getattr(part, f"extra_{name}")[..., None] + getattr(part, name)[:, None] * n
-                for part in parts
-            ]
-        )
-        for name in ("forward", "backward")
-    )
-    return forward, backward
-
-
-def _least(parts: Sequence[Passes]) -> Passes:
-    """The least of all parts, number by number."""
-    forward, backward, extra_forward, extra_backward = (
-        np.min([getattr(part, name) for part in parts], axis=0)
-        for name in ("forward", "backward", "extra_forward", "extra_backward")
-    )
-    return Passes(
-        forward=forward,
-        backward=backward,
-        extra_forward=extra_forward,
-        extra_backward=extra_backward,
+    return (
+        np.stack([part.extra_forward[..., None] + part.forward[:, None] * n for part in parts]),
+        np.stack([part.extra_backward[..., None] + part.backward[:, None] * n for part in parts]),
     )
 
 

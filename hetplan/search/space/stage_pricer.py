@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits, layer_units, planning_faults
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import device_ranges
-from hetplan.plans.build import SELECTIVE_MODULES
+from hetplan.plans.build import SELECTIVE_MODULES, replica_of
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Replica
 from hetplan.plans.targets import target
@@ -47,8 +48,7 @@ RECOMPUTE = {
 """What a plan's stage says for each choice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Passes:
+class Passes(NamedTuple):
     """Seconds of one microbatch on one part of a stage; V counts the recomputations."""
 
     forward: Floats
@@ -61,8 +61,7 @@ class Passes:
     """[4, V]"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Weights:
+class Weights(NamedTuple):
     """Parameters on one rank: (all but experts that are cut or copied otherwise, those)."""
 
     unit: tuple[float, float]
@@ -129,36 +128,23 @@ class StagePricer:
 
     def padded(self, tp: int) -> ModelSpec:
         """The model with the vocabulary that the target trains under this tp."""
-        found = self._padded.get(tp)
-        if found is None:
+        if tp not in self._padded:
             size = target(self.job.target).padded_vocab_size(self.model.vocab_size, tp)
-            found = self.model if size == self.model.vocab_size else None
-            found = found or replace(self.model, vocab_size=size)
-            self._padded[tp] = found
-        return found
+            same = size == self.model.vocab_size
+            self._padded[tp] = self.model if same else replace(self.model, vocab_size=size)
+        return self._padded[tp]
 
     def replica(self, island: int, shape: Shape, number: int = 0) -> Replica:
         """The devices of the stage of this number where all stages before it are like it."""
-        place = self.cluster.islands[island]
-        size = shape.num_devices
-        return Replica(
-            devices=device_ranges(self.cluster, place, number * size, size),
-            tp=shape.tp,
-            cp=shape.cp,
-            ep=shape.ep,
-            etp=shape.etp,
-            microbatch_size=shape.microbatch_size,
-            sequence_parallel=shape.sequence_parallel,
-        )
+        place, size = self.cluster.islands[island], shape.num_devices
+        return replica_of(shape, device_ranges(self.cluster, place, number * size, size))
 
     def groups(self, island: int, shape: Shape) -> Groups:
         """Who communicates inside the first stage."""
         key = (island, shape.tp, shape.cp, shape.dp, shape.ep, shape.etp)
-        found = self._groups.get(key)
-        if found is None:
-            replica = self.replica(island, shape)
-            found = self._groups[key] = groups_of(self.cluster, replica)
-        return found
+        if key not in self._groups:
+            self._groups[key] = groups_of(self.cluster, self.replica(island, shape))
+        return self._groups[key]
 
     def passes(
         self,
@@ -236,13 +222,11 @@ class StagePricer:
             kinds,
             model.vocab_size,
         )
-        found = self._seconds.get(key)
-        if found is None:
+        if key not in self._seconds:
             pricer = self._pricer(place, shape, groups, model, selective=selective)
             positions = self._kinds[0]
-            each = [self._priced(pricer, positions[kind]) for kind in kinds]
-            found = self._seconds[key] = np.array(each).T
-        return found
+            self._seconds[key] = np.array([self._priced(pricer, positions[k]) for k in kinds]).T
+        return self._seconds[key]
 
     def _pricer(
         self, place: Island, shape: Shape, groups: Groups, model: ModelSpec, *, selective: bool
@@ -288,10 +272,9 @@ class StagePricer:
     def weights(self, shape: Shape) -> Weights:
         """Parameters of stages of this shape, as their gradients are reduced."""
         key = (shape.tp, shape.ep, shape.etp)
-        found = self._weights.get(key)
-        if found is None:
-            found = self._weights[key] = self._counted(shape)
-        return found
+        if key not in self._weights:
+            self._weights[key] = self._counted(shape)
+        return self._weights[key]
 
     def _counted(self, shape: Shape) -> Weights:
         model = self.padded(shape.tp)
@@ -305,11 +288,7 @@ class StagePricer:
         besides = extra @ each
         if model.tied_embeddings:
             besides[BOTH, 0] -= model.vocabulary_matrix(shape.tp)
-        own = (unit @ each).tolist()
-        return Weights(
-            unit=(own[0], own[1]),
-            extra=tuple((plain, experts) for plain, experts in besides.tolist()),
-        )
+        return Weights(tuple((unit @ each).tolist()), tuple(map(tuple, besides.tolist())))
 
     def stage_bytes(
         self, shape: Shape, recompute: RecomputeGranularity, role: int, chunks: int = 1

@@ -26,12 +26,14 @@ from hetplan.cost.step_model.hops import (
 )
 from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.step_model.values import seconds_of_parts
-from hetplan.plans.build import Degrees, stage_link
+from hetplan.plans.build import Degrees, replica_of, stage_link
 from hetplan.plans.formats import reduction_precision
-from hetplan.plans.plan import Replica
 from hetplan.search.space.family import Mesh
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import FIRST, LAST
+
+_FEW_MESHES = 16
+"""Up to so many every pair is priced by itself."""
 
 _NORM = 4
 """Behind the four times of `StageTable.links`."""
@@ -70,25 +72,15 @@ class Transfers:
 
     def side(self, mesh: Mesh) -> Side:
         """What transfers of the mesh's stages depend on."""
-        found = self._sides.get(mesh)
-        if found is None:
-            found = self._sides[mesh] = self._side(mesh)
-        return found
+        if mesh not in self._sides:
+            self._sides[mesh] = self._side(mesh)
+        return self._sides[mesh]
 
     def _side(self, mesh: Mesh) -> Side:
         placed = self.placed
         island = placed.cluster.islands[mesh.islands[0]]
         devices = sum(each.num_devices for each in mesh.shapes)
-        parts = [
-            Replica(
-                devices=(),
-                tp=each.tp,
-                cp=each.cp,
-                microbatch_size=each.microbatch_size,
-                sequence_parallel=each.sequence_parallel,
-            )
-            for each in mesh.shapes
-        ]
+        parts = [replica_of(shape, ()) for shape in mesh.shapes]
         model, job = placed.model, placed.job
         alone = len(mesh.islands) == 1
         return Side(
@@ -111,10 +103,11 @@ class Transfers:
         count = len(meshes)
         rows = np.empty((count, count, 5))
         nodes = np.empty((count, 5))
-        keys = _keys(sides)
-        _, firsts, back = np.unique(
-            keys.reshape(count * count, -1), axis=0, return_index=True, return_inverse=True
-        ) if count > 16 else (None, np.arange(count * count), np.arange(count * count))  # fmt: skip
+        firsts = back = np.arange(count * count)
+        if count > _FEW_MESHES:
+            # Of many pairs few differ.
+            keys = _keys(sides).reshape(count * count, -1)
+            _, firsts, back = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         priced = np.array([self._pair(meshes, sides, *divmod(int(k), count)) for k in firsts])
         rows[:] = priced[back.reshape(-1)].reshape(count, count, 5)
         for i, (mesh, side) in enumerate(zip(meshes, sides, strict=True)):
@@ -130,53 +123,40 @@ class Transfers:
         islands = self.placed.cluster.islands
         ends = islands[one.island], islands[two.island]
         link = self.placed.cluster.link_between(ends[0].name, ends[1].name)
-        key: tuple[object, ...] = (
-            one.island,
-            two.island,
-            one.devices,
-            two.devices,
-            one.received_bytes,
-            two.received_bytes,
-            max(one.gathering_seconds, two.gathering_seconds),
-        )
-        if _needs_devices(link, ends) and one.island != two.island:
-            # The NICs that are crossed: of these very devices.
+        waits = max(one.gathering_seconds, two.gathering_seconds)
+        bytes_of, devices = (one.received_bytes, two.received_bytes), (one.devices, two.devices)
+        key: tuple[object, ...] = (one.island, two.island, *devices, *bytes_of, waits)
+        # The NICs that are crossed: of these very devices.
+        exact = _needs_devices(link, ends) and one.island != two.island
+        if exact:
             key = (meshes[i].islands, meshes[j].islands, meshes[i].shapes, meshes[j].shapes)
-        found = self._rows.get(key)
-        if found is None:
-            if len(key) == 4:
+        if key not in self._rows:
+            if exact:
                 hop = self._of_devices(meshes[i], meshes[j], 0, 0)
             else:
                 hop = self._hop(link, one, two, ends)
-            found = self._rows[key] = self._row(hop)
-        return found
+            self._rows[key] = self._row(hop)
+        return self._rows[key]
 
     def _own(self, mesh: Mesh, side: Side, *, inside: bool) -> _Row:
         """Between neighbouring stages of one mesh, in one node or in two."""
         island = self.placed.cluster.islands[side.island]
         link = island.intra_node if inside else island.inter_node
         key: tuple[object, ...] = (
-            side.island,
-            side.devices,
-            side.received_bytes,
-            side.gathering_seconds,
-            inside,
+            *(side.island, side.devices, side.received_bytes, side.gathering_seconds, inside),
         )
-        if _needs_devices(link, (island, island)) and mesh.max_stages > 1:
+        exact = _needs_devices(link, (island, island)) and mesh.max_stages > 1
+        if exact:
             key = (mesh.islands, mesh.shapes, inside)
-        found = self._rows.get(key)
-        if found is None:
-            if len(key) == 3 and self._fits(mesh, side, inside=inside):
+        if key not in self._rows:
+            # Whether the island has both of these stages.
+            if exact and (inside or mesh.max_stages > side.stages_per_node):
                 last = 0 if inside else side.stages_per_node - 1
                 hop = self._of_devices(mesh, mesh, last, last + 1)
             else:
                 hop = self._hop(link, side, side, (island, island))
-            found = self._rows[key] = self._row(hop)
-        return found
-
-    def _fits(self, mesh: Mesh, side: Side, *, inside: bool) -> bool:
-        """Whether the island has both of these stages."""
-        return inside or mesh.max_stages > side.stages_per_node
+            self._rows[key] = self._row(hop)
+        return self._rows[key]
 
     def _hop(self, link: Link, one: Side, two: Side, ends: tuple[Island, Island]) -> Hop:
         sides = Sides(
@@ -275,7 +255,7 @@ def _needs_devices(link: Link, ends: tuple[Island, Island]) -> bool:
 
 
 def _keys(sides: Sequence[Side]) -> Floats:
-    """[M, M, 7] what a transfer between two meshes depends on."""
+    """[M, M, 8] what a transfer between two meshes depends on."""
     count = len(sides)
     each = np.array(
         [(side.island, side.devices, side.received_bytes, side.gathering_seconds) for side in sides]
