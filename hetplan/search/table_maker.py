@@ -29,7 +29,7 @@ from hetplan.search.bounds.order_free_bound import (
 )
 from hetplan.search.bounds.order_free_table import Columns, OrderFreeBounds, OrderFreeTable
 from hetplan.search.interleaved.memory import ChunkMemory
-from hetplan.search.one_f_one_b.likely_meshes import IN_FLIGHT, MANY, likely_meshes
+from hetplan.search.one_f_one_b.heuristic import IN_FLIGHT, MANY, likely_meshes
 from hetplan.search.result import Question
 from hetplan.search.solver import OrderFreeBound
 from hetplan.search.space.allowed import allowed_cluster, ends_allowed, is_one_stage, mesh_matches
@@ -40,7 +40,6 @@ from hetplan.search.space.plan_evaluator import PlanEvaluator, is_exact
 from hetplan.search.space.stage_passes import Bools, stage_passes
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import (
-    FIRST,
     LAST,
     MAX_FREE_ISLANDS,
     ROLES,
@@ -207,7 +206,7 @@ class TableMaker:
 
     def likely(self, family: Family) -> Family:
         """The family with those of its meshes that are worth a local search
-        (`hetplan.search.one_f_one_b.likely_meshes`): itself where they are few.
+        (`hetplan.search.one_f_one_b.heuristic`): itself where they are few.
         """
         base = self._order_free.base(family)
         if len(family.meshes) <= MANY or base.arrays is None:
@@ -329,13 +328,3 @@ def most_flights(most_stages: Ints, limit: int, family: Family, units: LayerUnit
     if family.virtual_stages > 1:
         return (family.virtual_stages + 1) * stages
     return stages + family.most_extra_depth
-
-
-def transformer_layers(space: StageTable, role: int, units: int) -> int:
-    """Transformer layers of a stage of this role with so many units."""
-    layers = units * space.layers_per_unit
-    return (
-        layers
-        + (space.front_layers if role & FIRST else 0)
-        + (space.back_layers if role & LAST else 0)
-    )

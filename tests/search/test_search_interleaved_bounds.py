@@ -17,8 +17,8 @@ from hetplan.search.interleaved.enumerate import list_cuts, stage_counts
 from hetplan.search.interleaved.island_bound import borders_of, island_program, least_open
 from hetplan.search.interleaved.rows import row_of, row_terms
 from hetplan.search.interleaved.solver import InterleavedSolver
-from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.solver import Best
+from hetplan.search.space.row import NEVER
 
 
 @pytest.mark.parametrize("seed", seeds(120))

@@ -35,7 +35,7 @@ from hetplan.search.interleaved.rows import (
     TURN_BACK,
     Arrays,
 )
-from hetplan.search.one_f_one_b.replay import NEVER
+from hetplan.search.space.row import NEVER
 
 
 @kernel

@@ -33,8 +33,8 @@ from hetplan.search.interleaved.rows import (
     Arrays,
     cut_seconds,
 )
-from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.space.family import Family
+from hetplan.search.space.row import NEVER
 from hetplan.search.space.stage_table import StageTable
 
 Runs = tuple[tuple[int, int], ...]

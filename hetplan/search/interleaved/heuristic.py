@@ -18,9 +18,9 @@ from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.interleaved.enumerate import Runs, stage_counts
 from hetplan.search.interleaved.rows import Row, passes_of
-from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.solver import RESOLUTION
 from hetplan.search.space.family import Family
+from hetplan.search.space.row import NEVER
 from hetplan.search.space.stage_table import StageTable
 
 

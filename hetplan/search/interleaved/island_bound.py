@@ -65,8 +65,8 @@ from hetplan.search.interleaved.rows import (
     row_terms,
 )
 from hetplan.search.interleaved.subsets import Slots, fill, most_behind, most_units
-from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.space.family import Family
+from hetplan.search.space.row import NEVER
 from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
 
 

@@ -60,7 +60,7 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.kernels import kernel
-from hetplan.search.one_f_one_b.replay import NEVER, boundaries_of, norm_seconds
+from hetplan.search.space.row import NEVER, boundaries_of, norm_seconds
 from hetplan.search.space.stage_table import FIRST, LAST, StageTable
 
 

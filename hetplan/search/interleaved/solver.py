@@ -39,9 +39,9 @@ from hetplan.search.interleaved.heuristic import (
 from hetplan.search.interleaved.island_bound import IslandProgram, island_program, least_open
 from hetplan.search.interleaved.memory import MemoryRoom
 from hetplan.search.interleaved.rows import Row, row_of, row_terms
-from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.solver import Best, OrderFreeBound
 from hetplan.search.space.family import Family
+from hetplan.search.space.row import NEVER
 from hetplan.search.space.stage_table import StageTable
 from hetplan.search.table_maker import TableMaker
 

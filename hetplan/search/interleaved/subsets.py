@@ -18,7 +18,7 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.kernels import kernel
-from hetplan.search.one_f_one_b.replay import NEVER
+from hetplan.search.space.row import NEVER
 
 WIDTH = 12
 

@@ -1,4 +1,6 @@
-"""Is any plan of a family below a target: the certified walk over X.
+"""Bound of 1F1B families: no plan has a shorter step than this says.
+
+Is any plan of a family below a target? The certified walk over X.
 
 S(X) is the least Sigma + after_0 of all pipelines whose X is at most X (`order_program`). A
 pipeline below an aim A has Sigma + after_0 + X < A. So where S(U) = v, no pipeline with X between A
@@ -124,7 +126,6 @@ class Walk:
 
     program: OrderProgram
     target: float
-    resolution: float = RESOLUTION
     check: Callable[[], None] | None = None
     on_met: Callable[[Met], float] | None = None
     most: float = NONE
@@ -234,7 +235,7 @@ class Walk:
 
     def _lower_aim(self, seconds: float) -> None:
         if seconds < self.aim:
-            self.aim = seconds - self.resolution * min(seconds, self.target)
+            self.aim = seconds - RESOLUTION * min(seconds, self.target)
 
     def _least_x(self) -> float:
         """An X below which nothing fits, order-free."""
@@ -328,23 +329,17 @@ class Walk:
 
 
 def prove(
-    table: StageTable,
+    program: OrderProgram,
     target: float,
-    *,
     budget: float = NONE,
-    resolution: float = RESOLUTION,
+    *,
     check: Callable[[], None] | None = None,
     on_met: Callable[[Met], float] | None = None,
-    program: OrderProgram | None = None,
-    most: float = NONE,
 ) -> Proof:
-    """Whether any plan of the space can be below `target`, or the best bound and what it meets.
-
-    budget: operations of the programs after which it stops; a `Walk` can be resumed. check, on_met,
-    most: see there.
+    """Whether any plan of the program's space can be below `target`, or the best bound and what it
+    meets; see `Walk`. It ends after `budget` operations, within a program too.
     """
-    walk = Walk(program or OrderProgram(table), target, resolution, check, on_met, most)
-    return walk.run(budget)
+    return Walk(program, target, check, on_met, most=budget).run(budget)
 
 
 _LONG = 0.05
