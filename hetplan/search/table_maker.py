@@ -28,11 +28,11 @@ from hetplan.search.bounds.order_free_bound import (
     most_stages_of,
 )
 from hetplan.search.bounds.order_free_table import Columns, OrderFreeBounds, OrderFreeTable
-from hetplan.search.interleaved.memory import ChunkMemory
 from hetplan.search.one_f_one_b.heuristic import IN_FLIGHT, MANY, likely_meshes
 from hetplan.search.result import Question
 from hetplan.search.solver import OrderFreeBound
 from hetplan.search.space.allowed import allowed_cluster, ends_allowed, is_one_stage, mesh_matches
+from hetplan.search.space.chunk_memory import ChunkMemory
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family, FamilyTable, Mesh
 from hetplan.search.space.optimizer_phase import Ends

@@ -1,4 +1,6 @@
-"""Lower bounds of one row of an interleaved family: by capacity, and by a program over its cuts.
+"""Bound of interleaved families: no plan has a shorter step than this says.
+
+Of one row here; `island_bound` bounds families with too many rows to list.
 
 `capacity_bound` looks at every slot by itself. A slot of n units takes its own chain
 (`interleaved.rows`) after the rise of the slots above, each of which has at least a unit per chunk.
@@ -20,6 +22,8 @@ the bound stays valid and loses a little.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
@@ -39,9 +43,10 @@ from hetplan.search.space.row import NEVER
 
 
 @kernel
-def capacity_bound(row: Arrays, terms: Floats, units: int) -> float:
+def capacity_bound(row: Arrays) -> float:
     """Least T for which the slots hold all units, exact; `NEVER` where memory forbids it."""
     slots, variants = row.unit_forward.shape
+    terms, units = row.terms, row.units
     # Of every slot and number of units the least chain: T is one of these values.
     chain = np.full((slots, units + 1), NEVER)
     rise, ending = 0.0, NEVER
@@ -127,27 +132,41 @@ def add_label(labels: Floats, origin: Ints, count: int, new: Floats, parent: Int
 
 
 @kernel
-def need_of(row: Arrays, terms: Floats, first: bool, below: Floats) -> float:
-    """Longest chain from the first pass of a slot to its last one, above this label."""
-    gain = max(0.0, below[0] - terms[SKIP])
-    gain_back = max(0.0, below[1] - terms[SKIP_BACK])
+def gained_of(
+    row: Arrays, own: Floats, first: bool, turn: float, turn_back: float, below: Floats
+) -> float:
+    """What the chain of a slot gains by the detours, above a label whose slots add up to these
+    turns; own: [TERMS] of the slot.
+    """
+    gain = max(0.0, turn - own[SKIP])
+    gain_back = max(0.0, turn_back - own[SKIP_BACK])
     if first and row.lockstep:
-        gain = max(gain, below[2] - terms[AWAY])
-        gain_back = max(gain_back, below[3] - terms[AWAY_BACK])
-    gained = max(gain, gain_back) if row.one_detour else gain + gain_back
-    return float(max(terms[OWN] + gained, terms[RISE] + below[4]))
+        gain = max(gain, below[2] - own[AWAY])
+        gain_back = max(gain_back, below[3] - own[AWAY_BACK])
+    return float(max(gain, gain_back) if row.one_detour else gain + gain_back)
+
+
+class CutBound(NamedTuple):
+    """The least bound over the cuts of a row, and what it was made of."""
+
+    seconds: float
+    """`NEVER` where no cut is below the cutoff."""
+    variant: Ints
+    """[P] of the cut it came from; where labels were merged, of one of theirs: its bound may be
+    larger."""
+    units: Ints
+    """[P]"""
+    labels: Floats
+    """[P + 1, L + 1, ROOM, 5] of the slots from one on that hold so many units."""
+    counts: Ints
+    """[P + 1, L + 1]"""
 
 
 @kernel
-def least_bound(
-    row: Arrays, terms: Floats, units: int, cutoff: float
-) -> tuple[float, Ints, Ints, Floats, Ints]:
-    """Least bound over all cuts, below `cutoff`; `NEVER` where none is below it.
-
-    Also the cut it came from (variants, units; of merged labels one of theirs, which may have a
-    larger bound), and all labels [P + 1, L + 1, ROOM, 5] with their counts [P + 1, L + 1].
-    """
+def least_bound(row: Arrays, cutoff: float) -> CutBound:
+    """Least bound over all cuts, below `cutoff`."""
     slots, variants = row.unit_forward.shape
+    terms, units = row.terms, row.units
     labels = np.empty((slots + 1, units + 1, ROOM, _WIDTH))
     origin = np.empty((slots + 1, units + 1, ROOM, 3), np.int64)
     counts = np.zeros((slots + 1, units + 1), np.int64)
@@ -179,7 +198,8 @@ def least_bound(
                         own = terms[s, v, n]
                         if own[OWN] + rise[s] >= limit:
                             break
-                        need = need_of(row, own, s == 0, below)
+                        gained = gained_of(row, own, s == 0, below[0], below[1], below)
+                        need = max(own[OWN] + gained, own[RISE] + below[4])
                         if need + rise[s] >= limit:
                             continue
                         if s == 0:
@@ -201,7 +221,7 @@ def least_bound(
                         )  # fmt: skip
     chosen_variant, chosen_units = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
     if best_at < 0:
-        return NEVER, chosen_variant, chosen_units, labels, counts
+        return CutBound(NEVER, chosen_variant, chosen_units, labels, counts)
     v, n, i, held = best_variant, best_units, best_at, units
     for s in range(slots):
         chosen_variant[s], chosen_units[s] = v, n
@@ -209,4 +229,4 @@ def least_bound(
         if s + 1 < slots:
             v, n, below_at = origin[s + 1, held, i]
             i = below_at
-    return best + row.closing, chosen_variant, chosen_units, labels, counts
+    return CutBound(best + row.closing, chosen_variant, chosen_units, labels, counts)

@@ -1,4 +1,4 @@
-"""A bound of an interleaved family over sets of islands, for families with too many rows to list.
+"""Bound of interleaved families with too many rows to list: over sets of islands.
 
 Which meshes can stand next to each other in an interleaved pipeline with a step below T?
 
@@ -17,11 +17,9 @@ more, c is what these take, and `after` follows the last pass of a slot:
 
 with latencies and waits of rendezvous sends on what is received.
 
-Is any plan of an interleaved family faster than T, whichever rows of slots it has?
-
-For families with more rows than can be listed. P stages; symbols and chains as in
-`hetplan.search.interleaved.rows`. In a plan below T the chain of every slot s is below T, so with
-lower bounds of what the other slots add to it,
+Is any plan of the family faster than T, whichever rows of slots it has? P stages; symbols and
+chains as in `hetplan.search.interleaved.rows`. In a plan below T the chain of every slot s is below
+T, so with lower bounds of what the other slots add to it,
 
     prefix_s <= sum of rise_i (i < s)     drain_s <= sum of turn_j (j > s)     the same with turn'
 
@@ -52,8 +50,7 @@ import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
-from hetplan.search.interleaved.enumerate import RowListing
-from hetplan.search.interleaved.memory import MemoryRoom
+from hetplan.search.interleaved.enumerate import MostUnits, RowListing
 from hetplan.search.interleaved.rows import (
     OWN,
     RISE,
@@ -62,7 +59,6 @@ from hetplan.search.interleaved.rows import (
     TURN,
     TURN_BACK,
     row_of,
-    row_terms,
 )
 from hetplan.search.interleaved.subsets import Slots, fill, most_behind, most_units
 from hetplan.search.space.family import Family
@@ -183,7 +179,7 @@ class IslandProgram:
             for which, each in enumerate(up):
                 slots_up = each._replace(chain=back)
                 most = most_units(slots_up, cut, np.ascontiguousarray(prefix[::-1]))
-                total, sums, _, _ = fill(slots_up, cut, most, self.units, self.chunks, _MAX_STATES)
+                total, sums, _ = fill(slots_up, cut, most, self.units, self.chunks, _MAX_STATES)
                 if total >= NEVER:
                     return Answer(none=True, most=most)
                 if total < 0.0:
@@ -192,7 +188,7 @@ class IslandProgram:
                 drain[which] = np.maximum(drain[which], sums[slots - 1 :: -1])
             down = down._replace(chain=self._chain(drain, limit))
             most = most_units(down, cut, prefix)
-            total, sums, row, _ = fill(down, cut, most, self.units, self.chunks, _MAX_STATES)
+            total, sums, row = fill(down, cut, most, self.units, self.chunks, _MAX_STATES)
             if total >= NEVER:
                 return Answer(none=True, most=most)
             if total < 0.0:
@@ -251,7 +247,7 @@ class IslandProgram:
 
 
 def island_program(
-    space: StageTable, family: Family, room: MemoryRoom, exchange: Exchange, stages: int
+    space: StageTable, family: Family, most_units: MostUnits, exchange: Exchange, stages: int
 ) -> IslandProgram:
     """The program over all rows of so many stages."""
     numbers, both, least = _least_hops(space)
@@ -260,12 +256,12 @@ def island_program(
     terms, allowed, alone, ending = [], [], [], NEVER
     n = np.arange(units + 1)
     for mesh in range(count):
-        most = room.most_units((mesh,) * stages)
-        row = row_of(numbers, (mesh,) * stages, most, chunks, exchange)
-        terms.append(row_terms(row.arrays, units))
-        held = (n >= chunks) & (n <= row.arrays.most[..., None])
+        alike = (mesh,) * stages
+        row = row_of(numbers, alike, most_units(alike), chunks, exchange).arrays
+        terms.append(row.terms)
+        held = (n >= chunks) & (n <= row.most[..., None])
         allowed.append(np.where(held, 0.0, NEVER))
-        closing = row.arrays.after + row.arrays.leaving + norm[mesh]
+        closing = row.after + row.leaving + norm[mesh]
         alone.append(terms[-1][..., OWN] + closing[:, None, :])
         follows = np.where(held[0].any(axis=0), closing[0], NEVER)
         if space.may_be_first[mesh]:

@@ -123,8 +123,8 @@ def _stays(slots: Slots, used: int, last: int, new: int) -> bool:
 @kernel
 def fill(
     slots: Slots, limit: float, most: Ints, units: int, chunks: int, room: int
-) -> tuple[float, Floats, Ints, int]:
-    """(least sum of all slots, [P + 1] least sum of the first k, [P] mesh of every slot, states).
+) -> tuple[float, Floats, Ints]:
+    """(least sum of all slots, [P + 1] least sum of the first k, [P] mesh of every slot).
 
     The sum is `NEVER` where the slots cannot hold the units; then the meshes say nothing. Where it
     takes more than `room` states, nothing is known: a sum of -1.
@@ -135,7 +135,7 @@ def fill(
     least = np.full(count + 1, NEVER)
     row = np.zeros(count, np.int64)
     if behind[0, 0] < units:
-        return NEVER, least, row, 0
+        return NEVER, least, row
     before = most_before(slots, most, chunks, sets)
     index = np.full((sets, count + 1), -1, np.int64)
     states = 0
@@ -146,7 +146,7 @@ def fill(
                 index[used, k] = states
                 states += 1
     if states * meshes * WIDTH > room:
-        return -1.0, least, row, states
+        return -1.0, least, row
     sums = np.full((states, meshes, WIDTH), NEVER)
     parent = np.full((states, meshes, WIDTH), -1, np.int64)
     low = np.zeros(states, np.int64)
@@ -246,7 +246,7 @@ def fill(
                 if low[at] + w == units and sums[at, j, w] < best:
                     best, best_set, best_mesh, best_w = sums[at, j, w], used, j, w
     if best_set < 0:
-        return NEVER, least, row, states
+        return NEVER, least, row
     used, end, j, w = best_set, count, best_mesh, best_w
     while end > 0:
         key = parent[index[used, end], j, w]
@@ -256,4 +256,4 @@ def fill(
             row[s] = j
         used ^= slots.masks[j]
         j, end = key // WIDTH // (count + 1), k
-    return best, least, row, states
+    return best, least, row

@@ -9,7 +9,6 @@ norms where gradients are clipped, then every slot updates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -90,15 +89,19 @@ def after_slot(table: StageTable, mesh: Ints, slot: int, units: int) -> float:
     return float(after)
 
 
-def regions_together(regions: Sequence[int]) -> bool:
-    """Whether runs of meshes in these regions keep each region in one piece.
+@kernel
+def after_slots(table: StageTable, mesh: Ints) -> Floats:
+    """[P, L + 1] the same of all slots, by units."""
+    after = np.empty((mesh.shape[0], table.num_layers + 1))
+    for s in range(mesh.shape[0]):
+        for units in range(table.num_layers + 1):
+            after[s, units] = after_slot(table, mesh, s, units)
+    return after
+
+
+def region_follows(before: Sequence[int], region: int) -> bool:
+    """Whether a mesh of a region may stand behind meshes of others, each region in one piece.
 
     A mesh over several regions (-1) belongs to none of them and may stand anywhere.
     """
-    left = set[int]()
-    for before, now in pairwise(regions):
-        if now != before:
-            left.add(before)
-        if now >= 0 and now in left:
-            return False
-    return True
+    return region < 0 or region in before[-1:] or region not in before
