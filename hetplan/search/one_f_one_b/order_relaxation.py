@@ -47,6 +47,10 @@ SLACK = 1.0 + 1e-12
 class Outline(NamedTuple):
     """For one X."""
 
+    limit: float
+    """X."""
+    cutoff: float
+    """Entries that cannot end below it are dropped."""
     live: npt.NDArray[np.bool_]
     """[M] meshes that can be part of a plan."""
     units: Ints
@@ -86,7 +90,7 @@ def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
         live[a] = capacity[a] > 0 and wasted <= spare + 1e-6
     need, left = np.zeros((states, layers + 1)), np.full(states, np.inf)
     if not prune:
-        return Outline(capacity > 0, units, need, left, slowest, 0.0)
+        return Outline(limit, NONE, capacity > 0, units, need, left, slowest, 0.0)
     base, head = _ends(o, live)
     owner, slope, width = _segments(o, live, units, capacity, islands)
     base -= o.wire_once
@@ -100,7 +104,7 @@ def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
     if free < NONE:
         # A last slot has nothing downstream, so it may not have any transfer.
         free += head - (o.wires.max() if meshes else 0.0)
-    return Outline(live, units, need, left, slowest, free)
+    return Outline(limit, NONE, live, units, need, left, slowest, free)
 
 
 @kernel
