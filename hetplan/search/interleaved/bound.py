@@ -165,6 +165,7 @@ class CutBound(NamedTuple):
 @kernel
 def least_bound(row: Arrays, cutoff: float) -> CutBound:
     """Least bound over all cuts, below `cutoff`."""
+    # Long: one program, whose loops leave as soon as a limit is passed.
     slots, variants = row.unit_forward.shape
     terms, units = row.terms, row.units
     labels = np.empty((slots + 1, units + 1, ROOM, _WIDTH))

@@ -167,6 +167,7 @@ def _turn(
     slice_: int,
 ) -> int:
     """`cheapest` from `place` on, for about `slice_` operations."""
+    # Long: one odometer, whose place is in local numbers.
     row, most, rest = place.row, place.most, place.rest
     mesh, variant, units, left, before = row.mesh, row.variant, row.units, place.left, place.before
     slots, variants, m = mesh.shape[0], table.forward.shape[0], table.num_microbatches

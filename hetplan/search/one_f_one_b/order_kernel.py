@@ -86,9 +86,8 @@ def _shift(
 def extend(
     o: OrderNumbers, out: Outline, a: int, link: Link, ahead: Ahead, table: Table, into: Tables
 ) -> int:
-    """Put one slot of mesh a before every entry of `table`; operations. (Its loops are one: calls
-    in between cost a tenth of the time of the search.)
-    """
+    """Put one slot of mesh a before every entry of `table`; operations."""
+    # Long: the loops share what is loaded once per row, depth, recomputation and boundary.
     levels, layers, m = o.level_bound.shape[0], o.table.num_layers, o.table.num_microbatches
     parts, different, slowest = ahead.parts, ahead.parts.shape[0], out.slowest
     below, below_band = table
@@ -140,7 +139,7 @@ def extend(
 @kernel
 def finish(o: OrderNumbers, out: Outline, move: int, link: Link, table: Table, goal: Goal) -> None:
     """Put a first slot before every entry of `table` and keep the best whole pipeline."""
-    levels, variants, a = o.level_bound.shape[0], o.table.forward.shape[0], o.move_mesh[move]
+    levels, variants, a = o.level_bound.shape[0], o.table.forward.shape[0], o.states.mesh[move]
     below, below_band = table
     rows = below.shape[0]
     for row in range(below_band[0, rows], min(below_band[1, rows] + 1, rows - levels)):
@@ -183,7 +182,7 @@ def _close(
     goal: Goal,
 ) -> int:
     """Slots of a move's mesh with another mesh in front of them (`boundaries`), or none."""
-    a, only = o.move_mesh[move], link.role == LAST
+    a, only = o.states.mesh[move], link.role == LAST
     done = extend(o, out, a, link, ahead, table, w.closing)
     if o.may_be_only[a] if only else o.table.may_be_first[a]:
         first = fronted(link, BOTH if only else FIRST, 0.0, 0.0)
@@ -203,7 +202,7 @@ def boundaries(o: OrderNumbers, out: Outline, t: int, a: int) -> Ahead:
         return Ahead(o.slice_in[c, :1].copy(), np.full(1, -1, np.int64))
     read = np.zeros(o.slices[c], np.bool_)
     for mesh in range(out.live.shape[0]):
-        if out.live[mesh] and not o.table.island_mask[mesh] & o.state_blocked[t]:
+        if out.live[mesh] and not o.table.island_mask[mesh] & o.states.blocked[t]:
             read[o.slice_of[mesh, c]] = True
     parts = np.flatnonzero(read)
     seconds = np.empty((parts.shape[0], 2))
@@ -225,7 +224,7 @@ def _first_slots(
     o: OrderNumbers, out: Outline, move: int, link: Link, ahead: Ahead, w: Work, goal: Goal
 ) -> int:
     """The slot of a block that is next to what is below it, from `w.below`, which is emptied."""
-    a = o.move_mesh[move]
+    a = o.states.mesh[move]
     done = _close(o, out, move, link, ahead, w.below, w, goal)
     if o.table.max_stages[a] > 1:
         done += extend(o, out, a, link, inside(o, a), w.below, one_slice(w.one))
@@ -249,7 +248,7 @@ def starts(
     o: OrderNumbers, out: Outline, move: int, ahead: Ahead, pool: Pool, w: Work, goal: Goal
 ) -> int:
     """All slots of a move's mesh that are next to what the state below has in front; operations."""
-    a, under, classes = o.move_mesh[move], o.move_below[move], o.slices.shape[0]
+    a, under, classes = o.states.mesh[move], o.states.below[move], o.slices.shape[0]
     if under == 0:
         if not o.table.may_be_last[a]:
             return 0
@@ -288,7 +287,7 @@ def add_mesh(
 
     keep: [stages, rows, L + 1] takes every length of the block, or nothing where it is empty.
     """
-    a, under = o.move_mesh[move], o.move_below[move]
+    a, under = o.states.mesh[move], o.states.below[move]
     ahead = boundaries(o, out, t, a)
     done = starts(o, out, move, ahead, pool, w, goal)
     if done == 0:
@@ -359,29 +358,29 @@ def run(
     with. It comes back after about `slice_` operations, and is done when the state is past the
     last one.
     """
-    states = o.state_blocked.shape[0]
+    states = o.states.blocked.shape[0]
     if place[0] == 0:
         pool.start[:] = -1
         goal.seconds[0] = NONE
-        place[0], place[1], place[2] = 1, o.state_first[1], 0
+        place[0], place[1], place[2] = 1, o.states.first[1], 0
     done, used = 0, place[2]
     nothing = np.empty((0, 0, 0))
     while place[0] < states and done < slice_:
         t = place[0]
-        first, stop = o.state_first[t], o.state_first[t + 1]
-        if o.move_mesh[first] < 0:
+        first, stop = o.states.first[t], o.states.first[t + 1]
+        if o.states.mesh[first] < 0:
             for c in range(o.slices.shape[0]):
                 for move in range(first, stop):
                     for part in range(o.slices[c]):
-                        load(pool, o.move_below[move], c, part, table_of(w.closing, part))
+                        load(pool, o.states.below[move], c, part, table_of(w.closing, part))
                 pool, used = _flush(o, out, t, c, pool, used, w)
             place[0], place[1] = t + 1, stop
             continue
         move = place[1]
-        a = o.move_mesh[move]
+        a = o.states.mesh[move]
         if out.live[a]:
             done += add_mesh(o, out, t, move, pool, w, goal, nothing)
-        if move + 1 == stop or o.mesh_class[o.move_mesh[move + 1]] != o.mesh_class[a]:
+        if move + 1 == stop or o.mesh_class[o.states.mesh[move + 1]] != o.mesh_class[a]:
             pool, used = _flush(o, out, t, o.mesh_class[a], pool, used, w)
         place[1] = move + 1
         if move + 1 == stop:

@@ -170,7 +170,7 @@ class Tracer:
             found += self._block(move, entry)
             if found[-1].below_class < 0:
                 return tuple(found)
-            move, entry = self._move(int(self._o.move_below[move]), found[-1])
+            move, entry = self._move(int(self._o.states.below[move]), found[-1])
 
     def limit(self, slots: tuple[Slot, ...]) -> float:
         """The X of these slots, as the program counts it."""
@@ -203,8 +203,8 @@ class Tracer:
 
     def _rebuild(self, move: int) -> None:
         o, w = self._o, self._work
-        state = int(np.searchsorted(o.state_first, move, side="right")) - 1
-        stages = int(o.table.max_stages[o.move_mesh[move]])
+        state = int(np.searchsorted(o.states.first, move, side="right")) - 1
+        stages = int(o.table.max_stages[o.states.mesh[move]])
         self._keep = np.full((stages, *w.one.values.shape), NONE)
         self._spare.seconds[0] = NONE
         add_mesh(o, self._out, state, move, self._pool, w, self._spare, self._keep)
@@ -227,7 +227,7 @@ class Tracer:
 
     def _inner(self, move: int, entry: _Entry, behind: int, *, first: bool) -> list[Slot]:
         """Slots in front of blocks of the same mesh; of any length where `behind` is negative."""
-        a = int(self._o.move_mesh[move])
+        a = int(self._o.states.mesh[move])
         link, bucket = self._ahead(a, entry, link_inside(self._o, a), first)
         lengths = range(1, len(self._keep)) if behind < 0 else range(behind, behind + 1)
         return [
@@ -239,7 +239,7 @@ class Tracer:
     def _outer(self, move: int, entry: _Entry, *, first: bool) -> list[Slot]:
         """Slots in front of what the lower state has in front."""
         o, table = self._o, self._work.below
-        a, under = int(o.move_mesh[move]), int(o.move_below[move])
+        a, under = int(o.states.mesh[move]), int(o.states.below[move])
         if under == 0:
             link, bucket = self._ahead(a, entry, link_of_last(), first)
             table.values[0, 0] = 0.0
@@ -296,11 +296,11 @@ class Tracer:
         o, entry, c = self._o, slot.below, slot.below_class
         place = entry.part, entry.row, entry.at
         candidates: list[tuple[float, int]] = []
-        for move in range(int(o.state_first[state]), int(o.state_first[state + 1])):
-            a = int(o.move_mesh[move])
+        for move in range(int(o.states.first[state]), int(o.states.first[state + 1])):
+            a = int(o.states.mesh[move])
             if a < 0:
-                if self._value(int(o.move_below[move]), c, entry) == entry.value:
-                    return self._move(int(o.move_below[move]), slot)
+                if self._value(int(o.states.below[move]), c, entry) == entry.value:
+                    return self._move(int(o.states.below[move]), slot)
                 continue
             if o.mesh_class[a] != c or not self._out.live[a]:
                 continue
@@ -374,7 +374,7 @@ class OrderProgram:
         self.parts = [order_numbers(table, depth, last=last) for last in _last_groups(table)]
         self._levels = depth
         self._works: list[Work | None] = [None] * len(self.parts)
-        states, classes = len(self.parts[0].state_blocked), len(self.parts[0].slices)
+        states, classes = len(self.parts[0].states.blocked), len(self.parts[0].slices)
         self._pool = Pool(
             np.empty(1 << 16),
             np.full((states, classes), -1, dtype=np.int64),
@@ -429,7 +429,7 @@ class OrderProgram:
         self._works[at] = None
         place = np.zeros(3, dtype=np.int64)
         self.operations += out.need.size
-        while place[0] < len(part.state_blocked):
+        while place[0] < len(part.states.blocked):
             if check is not None:
                 check()
             self._pool, done = run(part, out, self._pool, work, goal, place, _SLICE)

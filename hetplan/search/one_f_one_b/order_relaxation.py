@@ -68,7 +68,7 @@ class Outline(NamedTuple):
 @kernel
 def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
     """The outline for X = `limit`; without `prune` nothing is ever dropped."""
-    meshes, layers, states = o.table.forward.shape[1], o.table.num_layers, o.state_blocked.shape[0]
+    meshes, layers, states = o.table.forward.shape[1], o.table.num_layers, o.states.blocked.shape[0]
     units, capacity, slowest = _capacities(o, limit)
     islands = 0
     for mask in o.table.island_mask:
@@ -97,9 +97,9 @@ def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
     for t in range(states):
         left[t] = 0.0
         for at in range(owner.shape[0]):
-            if not o.state_blocked[t] >> owner[at] & 1:
+            if not o.states.blocked[t] >> owner[at] & 1:
                 left[t] += width[at]
-        _fill(o.state_blocked[t], owner, slope, width, base, need[t])
+        _fill(o.states.blocked[t], owner, slope, width, base, need[t])
     free = need[0, layers]
     if free < NONE:
         # A last slot has nothing downstream, so it may not have any transfer.
@@ -174,7 +174,10 @@ def _most(
     known: int,
     top: int,
 ) -> int:
-    """Most units, from `known` to `top`, with which (b) of a slot stays within the limit."""
+    """Most units, from `known` to `top`, with which (b) of a slot stays within the limit.
+
+    It takes numbers: tuples would be made for every slot.
+    """
     n = known
     while n < top:
         more = wait_once_seconds(

@@ -21,6 +21,7 @@ from hetplan.cost.bounds import (
 from hetplan.kernels import kernel
 from hetplan.search.one_f_one_b.order_numbers import BUCKETS, OrderNumbers
 from hetplan.search.one_f_one_b.order_relaxation import NONE, SLACK
+from hetplan.search.space.row import norm_levels
 from hetplan.search.space.stage_table import BOTH, LAST, MIDDLE
 
 _FAST = 0.4
@@ -114,11 +115,8 @@ def slot_own(link: Link, f: float, b: float) -> float:
 @kernel
 def end_seconds(o: OrderNumbers, move: int, role: int, n: int, stages: int) -> float:
     """What the first slot of a pipeline, of the mesh of a move, adds behind Sigma."""
-    levels, reached = 0, 1
-    while reached < stages:
-        reached, levels = 2 * reached, levels + 1
-    after = o.after_first[1 if role == BOTH else 0, o.move_mesh[move], n]
-    return float(after + levels * o.norm_hop[move])
+    after = o.after_first[1 if role == BOTH else 0, o.states.mesh[move], n]
+    return float(after + norm_levels(stages) * o.norm_hop[move])
 
 
 @kernel

@@ -53,16 +53,22 @@ def boundaries_of(table: StageTable, mesh: Ints) -> Floats:
 
 
 @kernel
+def norm_levels(stages: int) -> int:
+    """Levels of the sum of norms over so many stages."""
+    levels, reached = 0, 1
+    while reached < stages:
+        reached, levels = 2 * reached, levels + 1
+    return levels
+
+
+@kernel
 def norm_seconds(table: StageTable, mesh: Ints, boundaries: Floats) -> float:
     """The sum of all gradients' norms beyond the least that every plan has."""
     inside, across = 0.0, 0.0
     for s in range(mesh.shape[0]):
         inside = max(inside, table.norm_inside[mesh[s]])
         across = max(across, boundaries[4, s])
-    levels, reached = 0, 1
-    while reached < mesh.shape[0]:
-        reached, levels = 2 * reached, levels + 1
-    return inside + levels * across
+    return inside + norm_levels(mesh.shape[0]) * across
 
 
 @kernel
