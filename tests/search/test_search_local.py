@@ -7,8 +7,15 @@ import pytest
 from synthetic_plans import every_row, step_of
 from synthetic_spaces import Wanted, small_space
 
+from hetplan.search.interleaved.heuristic import legal
 from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, kept_cuts
-from hetplan.search.one_f_one_b.heuristic import expand, kept_rows, polish, search_rows
+from hetplan.search.one_f_one_b.heuristic import (
+    expand,
+    kept_rows,
+    polish,
+    search_rows,
+    violations,
+)
 from hetplan.search.one_f_one_b.rows import Slots, cut, estimate, step_seconds
 from hetplan.search.space.row import NEVER
 from hetplan.search.space.stage_table import StageTable, most_stages
@@ -73,6 +80,28 @@ def test_listing_finds_what_plain_enumeration_finds(case: int) -> None:
         assert least == pytest.approx(best, rel=1e-9)
         found_some += best < NEVER
     assert found_some
+
+
+def test_both_solvers_have_the_same_rows() -> None:
+    """Islands once, room, ends, regions in one piece; a mesh over several regions anywhere."""
+    rng, seen = np.random.default_rng(11), set[bool]()
+    for case in range(40):
+        space = small_space(
+            rng, Wanted(islands=3, regions=2, unions=True, pinned_ends=case % 2 == 0)
+        )._replace(regions_apart=True, stages=0)
+        # A region in two pieces needs three islands of its own meshes; some of several regions.
+        meshes = len(space.max_stages)
+        space = space._replace(region=rng.integers(-1, 2, meshes))
+        for _ in range(50):
+            count = int(rng.integers(1, 4))
+            runs = tuple(
+                (int(mesh), int(rng.integers(1, 4))) for mesh in rng.integers(0, meshes, count)
+            )
+            arrays = np.array([(*run, 0) for run in runs])
+            allowed = violations(space, 100, arrays, count) == 0
+            assert legal(space, runs) == allowed
+            seen.add(allowed)
+    assert seen == {False, True}
 
 
 class _EnoughError(Exception):

@@ -117,12 +117,7 @@ class InterleavedSolver(FamilySolver):
             best.check_time()
             if one.bound >= limit:
                 return
-            start = proportional(one.row)
-            if start is not None:
-                self._polish(one.row, *start, best)
-            cut = one.program(best.seconds)
-            if cut.seconds < NEVER:
-                self._polish(one.row, cut.variant, cut.units, best)
+            self.offer_row(one, best)
 
     def _like_best(self, best: Best) -> None:
         """The row and the cut of the best plan so far, where the family has them."""
@@ -139,7 +134,7 @@ class InterleavedSolver(FamilySolver):
             arrays = one.row.arrays
             cost = arrays.unit_forward + arrays.unit_backward
             variant = np.where(arrays.most >= units[:, None], cost, NEVER).argmin(axis=1)
-            self._polish(one.row, variant.astype(np.int64), units, best)
+            self.offer_cut(one.row, variant.astype(np.int64), units, best)
 
     def _likely(self, best: Best) -> list[_Open]:
         """Rows to begin with where there are too many to list, and what moves make of the best."""
@@ -181,7 +176,17 @@ class InterleavedSolver(FamilySolver):
                     break
         return top
 
-    def _polish(self, row: Row, variant: Ints, units: Ints, best: Best) -> None:
+    def offer_row(self, one: _Open, best: Best) -> None:
+        """Cut and polish a row of slots by work and by the program; offer the fastest."""
+        start = proportional(one.row)
+        if start is not None:
+            self.offer_cut(one.row, *start, best)
+        cut = one.program(best.seconds)
+        if cut.seconds < NEVER:
+            self.offer_cut(one.row, cut.variant, cut.units, best)
+
+    def offer_cut(self, row: Row, variant: Ints, units: Ints, best: Best) -> None:
+        """Polish a cut and offer it."""
         most = min(_POLISH_REPLAYS, 1 + _POLISH_WORK // row.work)
         seconds, variant, units, replays = polish(row, variant, units, most)
         best.replays += replays
@@ -221,7 +226,7 @@ class InterleavedSolver(FamilySolver):
             return min(target, NEVER)
         best.replays += 1
         if row.seconds(cut.variant, cut.units) < _NEAR * best.seconds:
-            self._polish(row, cut.variant, cut.units, best)
+            self.offer_cut(row, cut.variant, cut.units, best)
         if cut.seconds >= best.target:
             return cut.seconds
         return self._list_row(row, cut, best, left)
@@ -238,7 +243,7 @@ class InterleavedSolver(FamilySolver):
                 one = self._open(mesh)
                 cut = one.program(target)
                 if cut.seconds < NEVER:
-                    self._polish(one.row, cut.variant, cut.units, best)
+                    self.offer_cut(one.row, cut.variant, cut.units, best)
             least = min(least, bound)
         return least
 

@@ -35,7 +35,7 @@ _UNFINISHED = -2
 """Answer of a slice after which there is more to visit."""
 
 
-class Kept(NamedTuple):
+class KeptCuts(NamedTuple):
     """The K fastest cuts of a row, in no order."""
 
     steps: Floats
@@ -46,10 +46,12 @@ class Kept(NamedTuple):
     """[K, P]"""
 
 
-def kept_cuts(most: int, slots: int) -> Kept:
+def kept_cuts(most: int, slots: int) -> KeptCuts:
     """Room for so many cuts of a row of so many slots."""
     shape = most, slots
-    return Kept(np.zeros(most), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
+    return KeptCuts(
+        np.zeros(most), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    )
 
 
 class _Place(NamedTuple):
@@ -123,7 +125,7 @@ def cheapest(
     row: Slots,
     ceiling: float,
     budget: int,
-    kept: Kept,
+    kept: KeptCuts,
     spent: Ints,
     check: Callable[[], None] | None = None,
 ) -> int:
@@ -162,7 +164,7 @@ def _turn(
     ceiling: float,
     budget: int,
     place: _Place,
-    kept: Kept,
+    kept: KeptCuts,
     spent: Ints,
     slice_: int,
 ) -> int:

@@ -281,7 +281,7 @@ def _amount(
     return 0
 
 
-class Kept(NamedTuple):
+class KeptRows(NamedTuple):
     """The best distinct rows of a local search, best first."""
 
     runs: Ints
@@ -292,9 +292,9 @@ class Kept(NamedTuple):
     """[K]"""
 
 
-def kept_rows(most: int, runs: int) -> Kept:
+def kept_rows(most: int, runs: int) -> KeptRows:
     """Room for so many rows, of at most so many runs."""
-    return Kept(
+    return KeptRows(
         np.zeros((most, runs, 3), dtype=np.int64),
         np.zeros(most, dtype=np.int64),
         np.full(most, np.inf),
@@ -303,7 +303,7 @@ def kept_rows(most: int, runs: int) -> Kept:
 
 @kernel
 def search_rows(
-    table: StageTable, most_slots: int, seed: int, rounds: int, budget: int, kept: Kept
+    table: StageTable, most_slots: int, seed: int, rounds: int, budget: int, kept: KeptRows
 ) -> int:
     """Descend from nothing and `rounds` times from a shaken best row; slots that were cut.
 
@@ -344,7 +344,7 @@ def search_rows(
 
 
 @kernel
-def _remember(kept: Kept, runs: Ints, count: int, seconds: float) -> None:
+def _remember(kept: KeptRows, runs: Ints, count: int, seconds: float) -> None:
     """Insert a row among the best ones unless it is there."""
     size = kept.scores.shape[0]
     if seconds >= kept.scores[size - 1]:
