@@ -105,18 +105,15 @@ def beginnings(
     space: StageTable, family: Family, islands: Sequence[str], chosen: ChosenPlan | None
 ) -> list[Runs]:
     """Legal rows to begin with; none twice."""
-    counts, found = stage_counts(space, family), dict[Runs, None]()
-    bases = [_fastest_first(space), tuple(reversed(_fastest_first(space)))]
-    own = like(family, islands, chosen)
-    if own:
-        bases.insert(0, own)
-    for base in bases:
+    counts, starts = stage_counts(space, family), dict[Runs, None]()
+    fastest = _fastest_first(space)
+    for base in (like(family, islands, chosen), fastest, tuple(reversed(fastest))):
         size = sum(stages for _, stages in base)
-        for stages in sorted(counts, key=lambda each: (abs(each - size), each))[:_COUNTS_NEAR]:
+        for stages in sorted(counts, key=lambda count: (abs(count - size), count))[:_COUNTS_NEAR]:
             runs = _stretched(space, base, stages)
-            if runs and legal(space, runs):
-                found[runs] = None
-    return list(found)
+            if legal(space, runs):
+                starts[runs] = None
+    return list(starts)
 
 
 def like(family: Family, islands: Sequence[str], chosen: ChosenPlan | None) -> Runs:
@@ -147,16 +144,16 @@ def _fastest_first(space: StageTable) -> Runs:
 
 def _stretched(space: StageTable, base: Runs, stages: int) -> Runs:
     """The same runs with so many stages together; empty where their meshes have too few."""
-    count = [min(each, int(space.max_stages[mesh])) for mesh, each in base]
+    count = [min(own, int(space.max_stages[mesh])) for mesh, own in base]
     while sum(count) > stages:
         # From the back: the slowest of `_fastest_first`, or the end of a plan.
-        at = max(i for i, each in enumerate(count) if each > 0)
+        at = max(i for i, left in enumerate(count) if left > 0)
         count[at] -= min(count[at], sum(count) - stages)
     for i, (mesh, _) in enumerate(base):
         count[i] += min(int(space.max_stages[mesh]) - count[i], stages - sum(count))
     if sum(count) != stages:
         return ()
-    return tuple((mesh, each) for (mesh, _), each in zip(base, count, strict=True) if each)
+    return tuple((mesh, own) for (mesh, _), own in zip(base, count, strict=True) if own)
 
 
 def legal(space: StageTable, runs: Runs) -> bool:
@@ -175,18 +172,17 @@ def legal(space: StageTable, runs: Runs) -> bool:
 
 def neighbours(space: StageTable, family: Family, runs: Runs) -> Iterator[Runs]:
     """Rows one move away: runs swapped, a stage handed on, a mesh replaced, other counts."""
-    found = [*_moves(space, runs)]
-    size = sum(stages for _, stages in runs)
-    counts = stage_counts(space, family)
+    moved = [*_moves(space, runs)]
+    size, counts = sum(stages for _, stages in runs), stage_counts(space, family)
     for stages in (
-        max((each for each in counts if each < size), default=0),
-        min((each for each in counts if each > size), default=0),
+        max((count for count in counts if count < size), default=0),
+        min((count for count in counts if count > size), default=0),
     ):
         if stages:
-            found.append(_stretched(space, runs, stages))
-    for each in dict.fromkeys(found):
-        if each and each != runs and legal(space, each):
-            yield each
+            moved.append(_stretched(space, runs, stages))
+    for other in dict.fromkeys(moved):
+        if other != runs and legal(space, other):
+            yield other
 
 
 def _moves(space: StageTable, runs: Runs) -> Iterator[Runs]:
@@ -220,4 +216,4 @@ def units_of(space: StageTable, chosen: ChosenPlan) -> list[int]:
     layers = [sum(stage.layers) for stage in stages]
     layers[0] -= space.front_layers
     layers[-1] -= space.back_layers
-    return [each // space.layers_per_unit for each in layers]
+    return [held // space.layers_per_unit for held in layers]

@@ -379,26 +379,19 @@ def _held(table: StageTable, meshes: Ints, seconds: float) -> tuple[StageTable, 
 
 def _beside(table: StageTable, seconds: float, end: float) -> StageTable:
     """For pipelines that have a mesh whose end of the step is at least this long."""
-    n, flights = np.arange(1, table.num_layers + 1), np.arange(table.most_layers.shape[3])
-    passes = table.forward + table.backward
+    flights = np.arange(table.most_layers.shape[3])
     left = np.maximum(table.num_microbatches - flights, 0)
-    ends = (table.extra_forward + table.extra_backward).swapaxes(0, 1) + _waits(table)
+    busy = _busy(table)
     # [V, 4, M, W + 1]: units for which all but the last passes leave time for that end.
     most = np.zeros(table.most_layers.shape, dtype=np.int64)
-    for units in n:
-        busy = left * (ends + units * passes[:, None, :])[..., None]
-        most += busy + end <= seconds * (1.0 + 1e-9)
+    for units in range(1, table.num_layers + 1):
+        most += left * busy[..., units, None] + end <= seconds * (1.0 + 1e-9)
     return table._replace(most_layers=np.minimum(table.most_layers, most))
 
 
 def within(table: StageTable, seconds: float) -> StageTable:
     """The same space for pipelines with a step of at most `seconds`, where that limits a slot."""
-    passes = table.forward + table.backward
-    ends = table.extra_forward + table.extra_backward
-    n = np.arange(table.num_layers + 1)
-    # [V, 4, M, L + 1]
-    busy = (ends.swapaxes(0, 1) + _waits(table))[..., None] + passes[:, None, :, None] * n
-    whole = table.num_microbatches * busy + table.after
+    whole = table.num_microbatches * _busy(table) + table.after
     allowed = whole <= seconds * (1.0 + 1e-9)
     allowed[..., 0] = True
     most = table.num_layers - np.argmax(allowed[..., ::-1], axis=-1)
@@ -406,6 +399,14 @@ def within(table: StageTable, seconds: float) -> StageTable:
     if np.array_equal(limited, table.most_layers):
         return table
     return table._replace(most_layers=limited)
+
+
+def _busy(table: StageTable) -> Floats:
+    """[V, 4, M, L + 1] least seconds that a microbatch takes of a slot with so many units."""
+    passes = (table.forward + table.backward)[:, None, :, None]
+    ends = (table.extra_forward + table.extra_backward).swapaxes(0, 1) + _waits(table)
+    busy: Floats = ends[..., None] + passes * np.arange(table.num_layers + 1)
+    return busy
 
 
 def _waits(table: StageTable) -> Floats:
