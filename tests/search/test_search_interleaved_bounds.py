@@ -12,9 +12,9 @@ from random_cases import seeds
 from synthetic_spaces import Scale, family_of, large_space
 
 from hetplan.cost.replay.times import Exchange
-from hetplan.search.interleaved.bound import capacity_bound, least_bound
+from hetplan.search.interleaved.bound import borders_of, capacity_bound, least_bound
 from hetplan.search.interleaved.enumerate import list_cuts, stage_counts
-from hetplan.search.interleaved.island_bound import borders_of, island_program, least_open
+from hetplan.search.interleaved.island_bound import island_program, least_open
 from hetplan.search.interleaved.rows import row_of
 from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.solver import Best

@@ -161,7 +161,7 @@ def test_equal_islands_are_taken_in_their_order() -> None:
         space = plain(small_space(np.random.default_rng([5, k]), Wanted(islands=3, layers=5)))
         space = _twins(space)
         program = OrderProgram(space)
-        fewer += len(program.parts[0].move_mesh) < 12
+        fewer += len(program.parts[0].states.mesh) < 12
         found = [
             sigma_and_x(space, row, together=mesh_boundaries(space, row))
             for row in every_row(space)

@@ -1,6 +1,6 @@
 """Bound of interleaved families: no plan has a shorter step than this says.
 
-Of one row here; `island_bound` bounds families with too many rows to list.
+Of one row, and of one boundary; `island_bound` bounds families with too many rows to list.
 
 `capacity_bound` looks at every slot by itself. A slot of n units takes its own chain
 (`interleaved.rows`) after the rise of the slots above, each of which has at least a unit per chunk.
@@ -18,6 +18,24 @@ slots from s on that hold l layer units, a label has what the chains of
 All five only make steps longer, so a label that is nowhere below another one is left out. Where a
 place has more labels than it has room for, two are replaced by the least of both, entry by entry:
 the bound stays valid and loses a little.
+
+`borders_of` says which meshes can stand next to each other in an interleaved pipeline with a step
+below T.
+
+m v messages cross the boundary between two stages each way, m (v - 1) of them the one that leads
+from the last stage back to the first. One stage's messages to another leave one after the other, so
+for every boundary
+
+    messages * max(activation, gradient) < T
+
+Where sends are batched (Exchange.MEGATRON, rendezvous) the slots on both sides wait for them too,
+in all exchanges but one (`hetplan.search.bounds.crossing_bound`). Both have a unit per chunk or
+more, c is what these take, and `after` follows the last pass of a slot:
+
+    m c + (messages - 1) max(wait + activation, gradient) + after < T         the slot below
+    m c + (messages - 1) max(wait + gradient, activation) + after < T         the slot above
+
+with latencies and waits of rendezvous sends on what is received.
 """
 
 from __future__ import annotations
@@ -25,8 +43,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.replay.times import Exchange
 from hetplan.kernels import kernel
 from hetplan.search.interleaved.rows import (
     AWAY,
@@ -39,7 +59,8 @@ from hetplan.search.interleaved.rows import (
     TURN_BACK,
     Arrays,
 )
-from hetplan.search.space.row import NEVER
+from hetplan.search.space.row import NEVER, norm_levels
+from hetplan.search.space.stage_table import StageTable
 
 
 @kernel
@@ -133,17 +154,17 @@ def add_label(labels: Floats, origin: Ints, count: int, new: Floats, parent: Int
 
 @kernel
 def gained_of(
-    row: Arrays, own: Floats, first: bool, turn: float, turn_back: float, below: Floats
+    own: Floats, turn: float, turn_back: float, below: Floats, away: bool, one_detour: bool
 ) -> float:
     """What the chain of a slot gains by the detours, above a label whose slots add up to these
-    turns; own: [TERMS] of the slot.
+    turns; own: [TERMS] of the slot; away: slot 0 may leave for the last slot.
     """
     gain = max(0.0, turn - own[SKIP])
     gain_back = max(0.0, turn_back - own[SKIP_BACK])
-    if first and row.lockstep:
+    if away:
         gain = max(gain, below[2] - own[AWAY])
         gain_back = max(gain_back, below[3] - own[AWAY_BACK])
-    return float(max(gain, gain_back) if row.one_detour else gain + gain_back)
+    return float(max(gain, gain_back) if one_detour else gain + gain_back)
 
 
 class CutBound(NamedTuple):
@@ -199,7 +220,9 @@ def least_bound(row: Arrays, cutoff: float) -> CutBound:
                         own = terms[s, v, n]
                         if own[OWN] + rise[s] >= limit:
                             break
-                        gained = gained_of(row, own, s == 0, below[0], below[1], below)
+                        gained = gained_of(
+                            own, below[0], below[1], below, s == 0 and row.lockstep, row.one_detour
+                        )
                         need = max(own[OWN] + gained, own[RISE] + below[4])
                         if need + rise[s] >= limit:
                             continue
@@ -231,3 +254,53 @@ def least_bound(row: Arrays, cutoff: float) -> CutBound:
             v, n, below_at = origin[s + 1, held, i]
             i = below_at
     return CutBound(best + row.closing, chosen_variant, chosen_units, labels, counts)
+
+
+class Borders(NamedTuple):
+    """Least steps of pipelines with a boundary; NEVER where two meshes cannot be beside."""
+
+    between: Floats
+    """[M, M] from mesh (row) to mesh (column); 0 for boundaries inside a mesh."""
+    around: Floats
+    """[M, M] from the last slot's mesh (row) back to the first one's."""
+
+    def blocked(self, limit: float) -> npt.NDArray[np.bool_]:
+        """[M, M] boundaries that no step below the limit has."""
+        return np.asarray(self.between >= limit)
+
+    def rings(self, limit: float) -> npt.NDArray[np.bool_]:
+        """[M, M] ends of the pipeline that a step below the limit may have."""
+        return np.asarray(self.around < limit)
+
+
+def borders_of(space: StageTable, chunks: int, exchange: Exchange, stages: int) -> Borders:
+    """Of interleaved pipelines of so many stages."""
+    m = space.num_microbatches
+    passes = m * chunks * (space.forward + space.backward).min(axis=0)
+    least = passes + space.after[:, :, chunks:].min(axis=(0, 2))
+    level = norm_levels(stages) * least_level(space)
+    norm = np.maximum(level, norm_levels(stages) * space.norm_links)
+    forward, backward, latency, posted = space.links
+    below = np.maximum(posted + forward + latency, backward)
+    above = np.maximum(posted + backward + latency, forward)
+    found = []
+    for messages, closing in ((m * chunks, norm), (m * (chunks - 1), level)):
+        seconds = messages * np.maximum(forward, backward)
+        if exchange is Exchange.MEGATRON and space.rendezvous:
+            seconds = np.maximum(seconds, least[None, :] + (messages - 1) * below + closing)
+            seconds = np.maximum(seconds, least[:, None] + (messages - 1) * above + closing)
+        found.append(seconds)
+    between, around = found
+    masks = space.island_mask
+    shared = (masks[:, None] & masks[None, :]) != 0
+    for each in found:
+        each[shared] = NEVER
+        np.fill_diagonal(each, 0.0)
+    around[~space.may_be_last, :] = NEVER
+    around[:, ~space.may_be_first] = NEVER
+    return Borders(between, around)
+
+
+def least_level(numbers: StageTable) -> float:
+    """Least seconds of one level of it."""
+    return float(min(numbers.norm_links.min(), numbers.norm_node_links.min()))

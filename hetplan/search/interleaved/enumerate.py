@@ -184,7 +184,8 @@ def _open(row: Arrays, variant: Ints, units: Ints, slot: int, labels: Floats, li
             if not fine:
                 break
             own = row.terms[i, variant[i], units[i]]
-            gained = gained_of(row, own, i == 0, turn, turn_back, labels[e])
+            away = i == 0 and row.lockstep
+            gained = gained_of(own, turn, turn_back, labels[e], away, row.one_detour)
             fine = rise[i] + own[OWN] + gained < limit
             turn += own[TURN]
             turn_back += own[TURN_BACK]

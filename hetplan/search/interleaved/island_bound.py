@@ -1,22 +1,5 @@
 """Bound of interleaved families with too many rows to list: over sets of islands.
 
-Which meshes can stand next to each other in an interleaved pipeline with a step below T?
-
-m v messages cross the boundary between two stages each way, m (v - 1) of them the one that leads
-from the last stage back to the first. One stage's messages to another leave one after the other, so
-for every boundary
-
-    messages * max(activation, gradient) < T
-
-Where sends are batched (Exchange.MEGATRON, rendezvous) the slots on both sides wait for them too,
-in all exchanges but one (`hetplan.search.bounds.crossing_bound`). Both have a unit per chunk or
-more, c is what these take, and `after` follows the last pass of a slot:
-
-    m c + (messages - 1) max(wait + activation, gradient) + after < T         the slot below
-    m c + (messages - 1) max(wait + gradient, activation) + after < T         the slot above
-
-with latencies and waits of rendezvous sends on what is received.
-
 Is any plan of the family faster than T, whichever rows of slots it has? P stages; symbols and
 chains as in `hetplan.search.interleaved.rows`. In a plan below T the chain of every slot s is below
 T, so with lower bounds of what the other slots add to it,
@@ -35,8 +18,8 @@ nearly full, and that bounds what they add to each other's chains:
 
 Sums know which islands are used up and which mesh a slot has, drain and prefix know the position
 only. Every hop is at least the least one of its mesh; hops between meshes count in sums, and no
-step below T has some of them at all (`borders`). A slot ends after its own chain as well, which it
-begins by itself: own_s + after_s < T.
+step below T has some of them at all (`bound.borders_of`). A slot ends after its own chain as well,
+which it begins by itself: own_s + after_s < T.
 
 The sums come from a program over sets of islands (`fill`). Slots are filled in one direction. A
 state is the islands that are used up, the number k of slots that are filled, and the mesh of the
@@ -56,11 +39,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
 from hetplan.kernels import kernel
+from hetplan.search.interleaved.bound import Borders, borders_of, least_level
 from hetplan.search.interleaved.enumerate import MostUnits, RowListing
 from hetplan.search.interleaved.rows import (
     OWN,
@@ -114,6 +97,17 @@ def most_units(slots: Slots, limit: float, before: Floats) -> Ints:
 
 
 @kernel
+def _run_length(slots: Slots, most: Ints, j: int, k: int, chunks: int) -> int:
+    """Slots from k on that can be of mesh j together."""
+    longest = 0
+    while k + longest < most.shape[1] and longest < slots.most_stages[j]:
+        if most[j, k + longest] < chunks:
+            break
+        longest += 1
+    return longest
+
+
+@kernel
 def most_behind(slots: Slots, most: Ints, chunks: int) -> Ints:
     """[sets, P + 1] units that slots k .. P - 1 can hold on islands outside a set; -1: none can."""
     meshes, count = most.shape
@@ -130,9 +124,7 @@ def most_behind(slots: Slots, most: Ints, chunks: int) -> Ints:
             behind = used | slots.masks[j]
             for k in range(count - 1, -1, -1):
                 held = 0
-                for end in range(k, min(count, k + slots.most_stages[j])):
-                    if most[j, end] < chunks:
-                        break
+                for end in range(k, k + _run_length(slots, most, j, k, chunks)):
                     held += most[j, end]
                     if end == count - 1 and slots.ends[j] == 0:
                         continue
@@ -155,9 +147,7 @@ def most_before(slots: Slots, most: Ints, chunks: int, sets: int) -> Ints:
                 if used & slots.masks[j] or (k == 0 and slots.begins[j] == 0):
                     continue
                 held = found[used, k]
-                for end in range(k, min(count, k + slots.most_stages[j])):
-                    if most[j, end] < chunks:
-                        break
+                for end in range(k, k + _run_length(slots, most, j, k, chunks)):
                     held += most[j, end]
                     now = used | slots.masks[j]
                     found[now, end + 1] = max(found[now, end + 1], held)
@@ -173,6 +163,19 @@ def _stays(slots: Slots, used: int, last: int, new: int) -> bool:
         if slots.region[j] == slots.region[new] and used & slots.masks[j]:
             return False
     return True
+
+
+@kernel
+def _states(before: Ints, behind: Ints, units: int) -> tuple[Ints, int]:
+    """[sets, P + 1] numbers of the states of rows that hold the units, -1: of none; how many."""
+    index, states = np.full(before.shape, -1, np.int64), 0
+    for used in range(before.shape[0]):
+        for k in range(before.shape[1]):
+            reached = before[used, k] >= 0 and behind[used, k] >= 0
+            if reached and before[used, k] + behind[used, k] >= units:
+                index[used, k] = states
+                states += 1
+    return index, states
 
 
 @kernel
@@ -193,14 +196,7 @@ def fill(
     if behind[0, 0] < units:
         return NEVER, least, row
     before = most_before(slots, most, chunks, sets)
-    index = np.full((sets, count + 1), -1, np.int64)
-    states = 0
-    for used in range(sets):
-        for k in range(count + 1):
-            reached = before[used, k] >= 0 and behind[used, k] >= 0
-            if reached and before[used, k] + behind[used, k] >= units:
-                index[used, k] = states
-                states += 1
+    index, states = _states(before, behind, units)
     if states * meshes * WIDTH > room:
         return -1.0, least, row
     sums = np.full((states, meshes, WIDTH), NEVER)
@@ -235,13 +231,7 @@ def fill(
                         if value < now[w]:
                             now[w] = value
                             origin[w] = (last * (count + 1) + k) * WIDTH + w
-                longest = 0
-                while (
-                    k + longest < count
-                    and longest < slots.most_stages[j]
-                    and most[j, k + longest] >= chunks
-                ):
-                    longest += 1
+                longest = _run_length(slots, most, j, k, chunks)
                 # What slots behind each end of the run can hold, the run's own among them.
                 ahead[longest + 1] = -1
                 for r in range(longest, 0, -1):
@@ -306,63 +296,11 @@ def fill(
     used, end, j, w = best_set, count, best_mesh, best_w
     while end > 0:
         key = parent[index[used, end], j, w]
-        w = key % WIDTH
-        k = key // WIDTH % (count + 1)
-        for s in range(k, end):
-            row[s] = j
+        w, k = key % WIDTH, key // WIDTH % (count + 1)
+        row[k:end] = j
         used ^= slots.masks[j]
         j, end = key // WIDTH // (count + 1), k
     return best, least, row
-
-
-class Borders(NamedTuple):
-    """Least steps of pipelines with a boundary; NEVER where two meshes cannot be beside."""
-
-    between: Floats
-    """[M, M] from mesh (row) to mesh (column); 0 for boundaries inside a mesh."""
-    around: Floats
-    """[M, M] from the last slot's mesh (row) back to the first one's."""
-
-    def blocked(self, limit: float) -> npt.NDArray[np.bool_]:
-        """[M, M] boundaries that no step below the limit has."""
-        return np.asarray(self.between >= limit)
-
-    def rings(self, limit: float) -> npt.NDArray[np.bool_]:
-        """[M, M] ends of the pipeline that a step below the limit may have."""
-        return np.asarray(self.around < limit)
-
-
-def borders_of(space: StageTable, chunks: int, exchange: Exchange, stages: int) -> Borders:
-    """Of interleaved pipelines of so many stages."""
-    m = space.num_microbatches
-    passes = m * chunks * (space.forward + space.backward).min(axis=0)
-    least = passes + space.after[:, :, chunks:].min(axis=(0, 2))
-    level = norm_levels(stages) * least_level(space)
-    norm = np.maximum(level, norm_levels(stages) * space.norm_links)
-    forward, backward, latency, posted = space.links
-    below = np.maximum(posted + forward + latency, backward)
-    above = np.maximum(posted + backward + latency, forward)
-    found = []
-    for messages, closing in ((m * chunks, norm), (m * (chunks - 1), level)):
-        seconds = messages * np.maximum(forward, backward)
-        if exchange is Exchange.MEGATRON and space.rendezvous:
-            seconds = np.maximum(seconds, least[None, :] + (messages - 1) * below + closing)
-            seconds = np.maximum(seconds, least[:, None] + (messages - 1) * above + closing)
-        found.append(seconds)
-    between, around = found
-    masks = space.island_mask
-    shared = (masks[:, None] & masks[None, :]) != 0
-    for each in found:
-        each[shared] = NEVER
-        np.fill_diagonal(each, 0.0)
-    around[~space.may_be_last, :] = NEVER
-    around[:, ~space.may_be_first] = NEVER
-    return Borders(between, around)
-
-
-def least_level(numbers: StageTable) -> float:
-    """Least seconds of one level of it."""
-    return float(min(numbers.norm_links.min(), numbers.norm_node_links.min()))
 
 
 _ROUNDS = 2

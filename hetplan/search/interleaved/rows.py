@@ -62,10 +62,9 @@ from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.kernels import kernel
 from hetplan.search.space.row import (
     NEVER,
-    after_slots,
+    before_norm,
     boundaries_of,
     norm_seconds,
-    role_of,
     step_of_ends,
 )
 from hetplan.search.space.stage_table import FIRST, LAST, StageTable
@@ -277,7 +276,10 @@ def row_of(
     at, slots = np.array(mesh, dtype=np.int64), len(mesh)
     boundaries = boundaries_of(table, at)
     _lead_back(table, at, boundaries)
-    roles = [role_of(slots, s) for s in range(slots)]
+    roles, tied = np.zeros(slots, dtype=np.int64), np.zeros((slots, 1))
+    roles[0], roles[-1] = FIRST, LAST
+    tied[[0, -1]] = table.tied[at[0], at[-1]]
+    leaving = table.leaving[roles, at]
     ends = np.stack((table.extra_forward, table.extra_backward))
     batched = exchange is Exchange.MEGATRON and table.rendezvous
     arrays = Arrays(
@@ -292,8 +294,8 @@ def row_of(
         last=np.ascontiguousarray(ends[:, LAST, :, at[-1]]),
         hops=np.ascontiguousarray(boundaries[:4]),
         most=np.ascontiguousarray(most, dtype=np.int64),
-        after=after_slots(table, at),
-        leaving=table.leaving[roles, at],
+        after=before_norm(table.after[roles, at], leaving, tied),
+        leaving=leaving,
         closing=float(norm_seconds(table, at, boundaries)),
         terms=np.empty((0, 0, 0, TERMS)),
     )

@@ -26,7 +26,7 @@ from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.kernels import kernel
 from hetplan.search.space.row import (
     NEVER,
-    after_slot,
+    before_norm,
     boundaries_of,
     norm_seconds,
     role_of,
@@ -85,15 +85,23 @@ def most_units(table: StageTable, mesh: Ints, extra: Ints) -> Ints:
 
 
 @kernel
-def passes_of(table: StageTable, row: Slots) -> tuple[Floats, Floats]:
-    """[P] forward and backward seconds of a microbatch."""
+def seconds_of(table: StageTable, row: Slots) -> Floats:
+    """[4, P] forward and backward pass of a microbatch; what follows the last pass, before the sum
+    of the norms and behind it.
+    """
     slots = row.mesh.shape[0]
-    forward, backward = np.empty(slots), np.empty(slots)
+    seconds = np.empty((4, slots))
     for s in range(slots):
         i, v, n, role = row.mesh[s], row.variant[s], row.units[s], role_of(slots, s)
-        forward[s] = table.extra_forward[role, v, i] + n * table.forward[v, i]
-        backward[s] = table.extra_backward[role, v, i] + n * table.backward[v, i]
-    return forward, backward
+        tied = 0.0
+        if slots > 1 and (s == 0 or s == slots - 1):
+            tied = table.tied[row.mesh[0], row.mesh[slots - 1]]
+        leaving = table.leaving[role, i, n]
+        seconds[0, s] = table.extra_forward[role, v, i] + n * table.forward[v, i]
+        seconds[1, s] = table.extra_backward[role, v, i] + n * table.backward[v, i]
+        seconds[2, s] = before_norm(table.after[role, i, n], leaving, tied)
+        seconds[3, s] = leaving
+    return seconds
 
 
 @kernel
@@ -101,20 +109,17 @@ def step_seconds(table: StageTable, row: Slots) -> float:
     """Seconds of one step of this row of slots; `NEVER` where it does not fit or cannot run."""
     mesh, variant, units, extra = row
     slots = mesh.shape[0]
-    after, leaving = np.empty(slots), np.empty(slots)
     warmup = np.empty(slots, np.int64)
     boundaries = boundaries_of(table, mesh)
     for s in range(slots):
         n = units[s]
         if n < 1 or n > fits(table, slots, s, mesh[s], variant[s], extra[s]):
             return NEVER
-        after[s] = after_slot(table, mesh, s, n)
-        leaving[s] = table.leaving[role_of(slots, s), mesh[s], n]
         warmup[s] = depth_of(slots, s, extra[s], table.num_microbatches)
-    forward, backward = passes_of(table, row)
+    seconds = seconds_of(table, row)
     times = StageTimes(
-        forward,
-        backward,
+        seconds[0],
+        seconds[1],
         boundaries[0, : slots - 1].copy(),
         boundaries[1, : slots - 1].copy(),
         boundaries[2, : slots - 1].copy(),
@@ -122,8 +127,8 @@ def step_seconds(table: StageTable, row: Slots) -> float:
         warmup,
         table.num_microbatches,
     )
-    ends = pipeline_ends(times, table.rendezvous)
-    return min(NEVER, step_of_ends(ends, after, leaving, norm_seconds(table, mesh, boundaries)))
+    ends, norm = pipeline_ends(times, table.rendezvous), norm_seconds(table, mesh, boundaries)
+    return min(NEVER, step_of_ends(ends, seconds[2], seconds[3], norm))
 
 
 @kernel
@@ -285,18 +290,18 @@ def estimate(table: StageTable, row: Slots, proven: bool) -> float:
     `proven`: only what comes after the first stage's last pass is added, which every chain of
     those bounds passes; then no step of the row is shorter.
     """
-    mesh, _, units, extra = row
+    mesh, extra = row.mesh, row.extra
     slots, m = mesh.shape[0], table.num_microbatches
     boundaries = boundaries_of(table, mesh)
     posts = _posts(table, boundaries, slots)
-    forward, backward = passes_of(table, row)
+    seconds = seconds_of(table, row)
+    forward, backward = seconds[0], seconds[1]
     sigma, ending, leaving, upstream = 0.0, 0.0, 0.0, 0.0
     for s in range(slots):
         sigma += forward[s] + backward[s] + posts[0, s] + posts[1, s]
-        after = after_slot(table, mesh, s, units[s])
         if s == 0 or not proven:
-            ending = max(ending, after - upstream)
-        leaving = max(leaving, table.leaving[role_of(slots, s), mesh[s], units[s]])
+            ending = max(ending, seconds[2, s] - upstream)
+        leaving = max(leaving, seconds[3, s])
         upstream += backward[s] + posts[1, s]
     below, largest, wire = 0.0, 0.0, 0.0
     for s in range(slots - 1, -1, -1):

@@ -9,6 +9,7 @@ norms where gradients are clipped, then every slot updates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -72,37 +73,26 @@ def norm_seconds(table: StageTable, mesh: Ints, boundaries: Floats) -> float:
 
 
 @kernel
+def before_norm(after: Any, leaving: Any, tied: Any) -> Any:
+    """What follows the last pass of a slot before the sum of the norms; numbers or arrays.
+
+    after, leaving: of the table; tied: the sum of a tied matrix, where the slot takes part in it.
+    """
+    return after - leaving + tied
+
+
+@kernel
 def step_of_ends(ends: Floats, after: Floats, leaving: Floats, norm: float) -> float:
     """The step whose slots leave the pipeline at `ends`, [P].
 
-    after, leaving: [P] what follows a slot's last pass before the sum of the norms, and behind it.
+    after, leaving: [P] what follows a slot's last pass before the sum of the norms (`before_norm`),
+    and behind it.
     """
     arrived, left = 0.0, 0.0
     for s in range(ends.shape[0]):
         arrived = max(arrived, ends[s] + after[s])
         left = max(left, leaving[s])
     return arrived + left + norm
-
-
-@kernel
-def after_slot(table: StageTable, mesh: Ints, slot: int, units: int) -> float:
-    """What follows the last pass of a slot before the sum of the norms, a tied matrix's sum too."""
-    slots = mesh.shape[0]
-    role = role_of(slots, slot)
-    after = table.after[role, mesh[slot], units] - table.leaving[role, mesh[slot], units]
-    if slots > 1 and (slot == 0 or slot == slots - 1):
-        after += table.tied[mesh[0], mesh[slots - 1]]
-    return float(after)
-
-
-@kernel
-def after_slots(table: StageTable, mesh: Ints) -> Floats:
-    """[P, L + 1] the same of all slots, by units."""
-    after = np.empty((mesh.shape[0], table.num_layers + 1))
-    for s in range(mesh.shape[0]):
-        for units in range(table.num_layers + 1):
-            after[s, units] = after_slot(table, mesh, s, units)
-    return after
 
 
 def region_follows(before: Sequence[int], region: int) -> bool:
