@@ -48,6 +48,7 @@ from evaluation.search.sailor_tables import (
 )
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import ChosenPlan
+from hetplan.search.one_f_one_b.rows import Slots, uncut
 from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Inputs
 from hetplan.search.solver import Best, OrderFreeBound
@@ -368,13 +369,13 @@ class SailorSolver(OneFOneBSolver):
     def improve(self, best: Best) -> None:
         """Pipelines of one stage, and what local search finds where stages have a path."""
         for m in range(len(self.family.meshes)):
-            self.offer_row(np.array([m]), np.zeros(1, dtype=np.int64), best)
+            self.offer_row(uncut(np.array([m]), np.zeros(1, dtype=np.int64)), best)
         if has_paths(self.space):
             super().improve(best)
 
-    def offer_row(self, mesh: Ints, extra: Ints, best: Best) -> None:
+    def offer_row(self, row: Slots, best: Best) -> None:
         """Cut a row of slots by the formula and offer it."""
-        meshes = [self.family.meshes[m] for m in mesh.tolist()]
+        meshes = [self.family.meshes[m] for m in row.mesh.tolist()]
         tables, last = self._sailor.tables, len(meshes) - 1
         stages = tuple(self._sailor.stage(each) for each in meshes)
         sends = sends_of(stages, tables)
@@ -387,13 +388,13 @@ class SailorSolver(OneFOneBSolver):
         units = np.diff(ends, prepend=0)
         units[0] -= 1
         units[last] -= 1
-        chosen = self._ordered(mesh, units)
+        chosen = self._ordered(row.mesh, units)
         best.replays += 1
         best.offer(self.index, chosen, self._sailor.price(chosen))
 
     def _ordered(self, mesh: Ints, units: Ints) -> ChosenPlan:
         """The plan of a row, parts of its stages in the order of their ring."""
-        found = self._chosen(mesh, np.zeros_like(mesh), units, np.zeros_like(mesh))
+        found = self._chosen(uncut(mesh, np.zeros_like(mesh))._replace(units=units))
         (pipeline,) = found.pipelines
         stages = tuple(
             replace(
@@ -406,9 +407,9 @@ class SailorSolver(OneFOneBSolver):
         )
         return replace(found, pipelines=(replace(pipeline, stages=stages),))
 
-    def offer_cut(self, mesh: Ints, variant: Ints, units: Ints, extra: Ints, best: Best) -> float:
+    def offer_cut(self, row: Slots, best: Best) -> float:
         """The row of it: `offer_row`."""
-        self.offer_row(mesh, extra, best)
+        self.offer_row(row, best)
         return best.wanted(self.index)
 
 

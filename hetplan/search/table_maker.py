@@ -19,20 +19,16 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.bounds.crossing_bound import CrossingBounds
 from hetplan.search.bounds.order_free_bound import BottleneckLinks, UnitCosts, caps
 from hetplan.search.bounds.order_free_table import Columns, OrderFreeBounds, OrderFreeTable
-from hetplan.search.interleaved.memory import ChunkMemory
-from hetplan.search.one_f_one_b.likely_meshes import IN_FLIGHT, MANY, likely_meshes
+from hetplan.search.one_f_one_b.heuristic import IN_FLIGHT, MANY, likely_meshes
 from hetplan.search.result import Question
 from hetplan.search.solver import OrderFreeBound
-from hetplan.search.space.allowed import (
-    allowed_cluster,
-)
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.chunk_memory import ChunkMemory
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family, FamilyTable
 from hetplan.search.space.plan_evaluator import PlanEvaluator, is_exact
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import (
-    FIRST,
-    LAST,
     StageTable,
 )
 from hetplan.search.space.stage_tables import StageTables
@@ -138,7 +134,7 @@ class TableMaker:
 
     def likely(self, family: Family) -> Family:
         """The family with those of its meshes that are worth a local search
-        (`hetplan.search.one_f_one_b.likely_meshes`): itself where they are few.
+        (`hetplan.search.one_f_one_b.heuristic`): itself where they are few.
         """
         base = self._order_free.base(family)
         if len(family.meshes) <= MANY or base.arrays is None:
@@ -173,13 +169,3 @@ class TableMaker:
     def exact(self, family: Family) -> bool:
         """Whether plans of the family cost what its space says, and not a little less."""
         return is_exact(self.stage_pricer, family)
-
-
-def transformer_layers(space: StageTable, role: int, units: int) -> int:
-    """Transformer layers of a stage of this role with so many units."""
-    layers = units * space.layers_per_unit
-    return (
-        layers
-        + (space.front_layers if role & FIRST else 0)
-        + (space.back_layers if role & LAST else 0)
-    )

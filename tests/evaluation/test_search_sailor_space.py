@@ -15,9 +15,10 @@ from evaluation.search.peers import files_of
 from evaluation.search.sailor_search import SailorMaker
 from evaluation.search.sailor_tables import Tables, tables_of
 from hetplan.cost.arrays import Ints
-from hetplan.search.one_f_one_b.replay import NEVER, step_seconds
+from hetplan.search.one_f_one_b.rows import Slots, step_seconds
 from hetplan.search.one_f_one_b.solver import chosen_of_row
 from hetplan.search.result import Inputs
+from hetplan.search.space.row import NEVER
 
 
 def _asked(at: int, batch: int) -> tuple[Inputs, list[Tables], SailorJudge]:
@@ -70,11 +71,11 @@ def test_no_number_of_the_space_is_above_the_formula(at: int) -> None:
                 )
                 nothing = np.zeros_like(mesh)
                 said = judge.seconds(
-                    chosen_of_row(family, space, names, (mesh, nothing, units, nothing))
+                    chosen_of_row(family, space, names, Slots(mesh, nothing, units, nothing))
                 )
                 if said == math.inf:
                     continue
-                step = step_seconds(space, mesh, nothing, units, nothing)
+                step = step_seconds(space, Slots(mesh, nothing, units, nothing))
                 assert step < NEVER
                 assert step <= said * (1 + 1e-9)
                 assert order_free.bound_seconds <= said * (1 + 1e-9)

@@ -29,7 +29,7 @@ class Case:
     exchange: Exchange
 
     def most_units(self, mesh: Sequence[int]) -> Ints:
-        """As `hetplan.search.interleaved.memory.MemoryRoom`."""
+        """As `hetplan.search.space.chunk_memory.ChunkMemory`."""
         last = len(mesh) - 1
         return np.array([self.room[:, at, last - s] for s, at in enumerate(mesh)])
 

@@ -14,6 +14,7 @@ from hetplan.cluster.spec import Cluster, Link, Transport
 from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPlan
+from hetplan.search.one_f_one_b.rows import Slots
 from hetplan.search.one_f_one_b.solver import chosen_of_row
 from hetplan.search.space.family import Family
 from hetplan.search.space.stage_table import StageTable
@@ -21,8 +22,8 @@ from hetplan.search.space.stage_table import StageTable
 
 def chosen(family: Family, space: StageTable, cluster: Cluster, row: Row) -> ChosenPlan:
     """The plan of a row."""
-    arrays = tuple(np.array(each) for each in (row.meshes, row.variants, row.units, row.extra))
-    return chosen_of_row(family, space, [island.name for island in cluster.islands], arrays)
+    slots = Slots(*(np.array(each) for each in (row.meshes, row.variants, row.units, row.extra)))
+    return chosen_of_row(family, space, [island.name for island in cluster.islands], slots)
 
 
 def fits(space: StageTable, row: Row) -> bool:

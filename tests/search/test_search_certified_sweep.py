@@ -9,8 +9,8 @@ import pytest
 from synthetic_plans import every_row, step_of
 from synthetic_spaces import Wanted, small_space
 
-from hetplan.search.one_f_one_b import certified_sweep
-from hetplan.search.one_f_one_b.certified_sweep import Met, Walk, together
+from hetplan.search.one_f_one_b import bound
+from hetplan.search.one_f_one_b.bound import Met, Walk, together
 from hetplan.search.one_f_one_b.order_program import OrderProgram
 from hetplan.search.one_f_one_b.order_relaxation import NONE
 
@@ -30,9 +30,9 @@ STRIDES = [
 def test_strides_do_not_change_what_is_proven(
     small: float, large: float, rendezvous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certified_sweep, "_TRIED", 0.0)
-    monkeypatch.setattr(certified_sweep, "_SMALL", small)
-    monkeypatch.setattr(certified_sweep, "_LARGE", large)
+    monkeypatch.setattr(bound, "_TRIED", 0.0)
+    monkeypatch.setattr(bound, "_SMALL", small)
+    monkeypatch.setattr(bound, "_LARGE", large)
     strides, proven = 0, 0
     for seed in range(4):
         wanted = replace(UNLIKE, rendezvous=rendezvous)
@@ -41,9 +41,9 @@ def test_strides_do_not_change_what_is_proven(
         best = min((step_of(space, row) for row in rows), default=NONE)
         for part in (0.9, 1.0, 1.3, 2.0):
             target = part * best if best < NONE else 10.0
-            monkeypatch.setattr(certified_sweep, "_FAR", NONE)
+            monkeypatch.setattr(bound, "_FAR", NONE)
             one = Walk(OrderProgram(space), target).run()
-            monkeypatch.setattr(certified_sweep, "_FAR", 1.0)
+            monkeypatch.setattr(bound, "_FAR", 1.0)
             each = Walk(OrderProgram(space), target)
             proof = each.run()
             strides += each._stride < NONE
@@ -57,8 +57,8 @@ def test_strides_do_not_change_what_is_proven(
 
 def test_a_target_that_falls_on_the_way_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a walk has passed stays passed; its bound is for the last target."""
-    monkeypatch.setattr(certified_sweep, "_TRIED", 0.0)
-    monkeypatch.setattr(certified_sweep, "_FAR", 1.0)
+    monkeypatch.setattr(bound, "_TRIED", 0.0)
+    monkeypatch.setattr(bound, "_FAR", 1.0)
     fallen = 0
     for seed in range(10):
         rng = np.random.default_rng(100 + seed)

@@ -12,13 +12,13 @@ from random_cases import seeds
 from synthetic_spaces import Scale, family_of, large_space
 
 from hetplan.cost.replay.times import Exchange
-from hetplan.search.interleaved.bound import capacity_bound, least_bound
+from hetplan.search.interleaved.bound import borders_of, capacity_bound, least_bound
 from hetplan.search.interleaved.enumerate import list_cuts, stage_counts
-from hetplan.search.interleaved.island_bound import borders_of, island_program, least_open
-from hetplan.search.interleaved.rows import row_of, row_terms
+from hetplan.search.interleaved.island_bound import island_program, least_open
+from hetplan.search.interleaved.rows import row_of
 from hetplan.search.interleaved.solver import InterleavedSolver
-from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.solver import Best
+from hetplan.search.space.row import NEVER
 
 
 @pytest.mark.parametrize("seed", seeds(120))
@@ -32,25 +32,22 @@ def test_row_bounds_are_below_the_best_cut(seed: int) -> None:
     for mesh in list(every_row(case))[:3]:
         most = case.most_units(mesh)
         row = row_of(numbers, mesh, most, chunks, case.exchange)
-        terms = row_terms(row.arrays, layers)
         steps = {
             (variant, units): row.seconds(np.array(variant), np.array(units))
             for units in cuts(layers, len(mesh), chunks)
             for variant in product(range(case.room.shape[0]), repeat=len(mesh))
         }
         best = min(steps.values())
-        assert capacity_bound(row.arrays, terms, layers) <= best * (1 + 1e-12)
-        bound, variant, units, _, _ = least_bound(row.arrays, terms, layers, NEVER)
-        assert bound <= best * (1 + 1e-12)
+        assert capacity_bound(row.arrays) <= best * (1 + 1e-12)
+        bound = least_bound(row.arrays, NEVER)
+        assert bound.seconds <= best * (1 + 1e-12)
         if best >= NEVER:
-            assert bound >= NEVER
+            assert bound.seconds >= NEVER
             continue
-        assert row.seconds(variant, units) < NEVER
+        assert row.seconds(bound.variant, bound.units) < NEVER
         limit = best * 1.05
-        _, _, _, labels, counts = least_bound(row.arrays, terms, layers, limit)
-        listed, count, whole = list_cuts(
-            row.arrays, terms, layers, limit, labels, counts, 5000, 1_000_000
-        )
+        bound = least_bound(row.arrays, limit)
+        listed, count, whole = list_cuts(row.arrays, bound, limit, 5000, 1_000_000)
         assert whole
         found = {(tuple(cut[0].tolist()), tuple(cut[1].tolist())) for cut in listed[:count]}
         assert len(found) == count
@@ -82,7 +79,7 @@ def test_no_plan_is_denied(seed: int) -> None:
         if step < least.get(len(row), (math.inf, ()))[0]:
             least[len(row)] = step, row
     for stages in stage_counts(case.space, case.family):
-        program = island_program(case.space, case.family, case, case.exchange, stages)
+        program = island_program(case.space, case.family, case.most_units, case.exchange, stages)
         if stages not in least:
             continue
         step, row = least[stages]

@@ -19,9 +19,9 @@ from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.interleaved.rows import row_of
-from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family
+from hetplan.search.space.row import NEVER
 from hetplan.search.table_maker import TableMaker
 
 _INTERLEAVED = "interleaved-1f1b"

@@ -7,11 +7,17 @@ import pytest
 from synthetic_plans import every_row, step_of
 from synthetic_spaces import Wanted, small_space
 
-from hetplan.cost.arrays import Ints
-from hetplan.search.one_f_one_b.cut import cut, estimate
-from hetplan.search.one_f_one_b.enumerate import cheapest, few_plans, row_arrays
-from hetplan.search.one_f_one_b.heuristic import expand, polish, search_rows
-from hetplan.search.one_f_one_b.replay import NEVER, step_seconds
+from hetplan.search.interleaved.heuristic import legal
+from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, kept_cuts
+from hetplan.search.one_f_one_b.heuristic import (
+    expand,
+    kept_rows,
+    polish,
+    search_rows,
+    violations,
+)
+from hetplan.search.one_f_one_b.rows import Slots, cut, estimate, step_seconds
+from hetplan.search.space.row import NEVER
 from hetplan.search.space.stage_table import StageTable, most_stages
 
 _CASES = [
@@ -26,13 +32,17 @@ _CASES = [
 ]
 
 
-def _every_plan(space: StageTable) -> list[tuple[float, Ints, Ints, Ints, Ints]]:
-    """(step, mesh, variant, units, extra) of every plan that fits, priced apart."""
+def _every_plan(space: StageTable) -> list[tuple[float, Slots]]:
+    """(step, slots) of every plan that fits, priced apart."""
     found = []
     for row in every_row(space):
         arrays = (np.array(each) for each in (row.meshes, row.variants, row.units, row.extra))
-        found.append((min(NEVER, step_of(space, row)), *arrays))
+        found.append((min(NEVER, step_of(space, row)), Slots(*arrays)))
     return found
+
+
+def _slots(runs: Row) -> Slots:
+    return expand(np.array(runs), len(runs))
 
 
 @pytest.mark.parametrize(
@@ -45,32 +55,53 @@ def test_listing_finds_what_plain_enumeration_finds(case: int) -> None:
         space = small_space(rng, _CASES[case])
         every = _every_plan(space)
         spent = np.zeros(3, dtype=np.int64)
-        for step, mesh, variant, units, extra in every:
-            priced = step_seconds(space, mesh, variant, units, extra)
+        for step, slots in every:
+            priced = step_seconds(space, slots)
             assert priced == pytest.approx(step, rel=1e-9)
             if priced < NEVER:
-                assert estimate(space, mesh, variant, units, extra, True) <= priced * (1 + 1e-9)
+                assert estimate(space, slots, True) <= priced * (1 + 1e-9)
         best = min((plan[0] for plan in every), default=NEVER)
         listed = few_plans(space, 10**6)
         assert listed is not None
         least = NEVER
-        for row in listed:
-            mesh, extra = row_arrays(row)
-            for kept in (1, 5):
-                steps = np.zeros(kept)
-                slots = [np.zeros((kept, len(mesh)), dtype=np.int64) for _ in range(2)]
-                count = cheapest(space, mesh, extra, least, 10**9, steps, *slots, spent)
+        for row in map(_slots, listed):
+            for most in (1, 5):
+                kept = kept_cuts(most, len(row.mesh))
+                count = cheapest(space, row, least, 10**9, kept, spent)
                 own = sorted(
-                    plan[0]
-                    for plan in every
-                    if np.array_equal(plan[1], mesh) and np.array_equal(plan[4], extra)
+                    step
+                    for step, slots in every
+                    if np.array_equal(slots.mesh, row.mesh)
+                    and np.array_equal(slots.extra, row.extra)
                 )
-                own = [step for step in own if step < least * (1 - 1e-9)][:kept]
-                assert sorted(steps[:count]) == pytest.approx(own, rel=1e-9)
-            least = min([least, *steps[:count]])
+                own = [step for step in own if step < least * (1 - 1e-9)][:most]
+                assert sorted(kept.steps[:count]) == pytest.approx(own, rel=1e-9)
+            least = min([least, *kept.steps[:count]])
         assert least == pytest.approx(best, rel=1e-9)
         found_some += best < NEVER
     assert found_some
+
+
+def test_both_solvers_have_the_same_rows() -> None:
+    """Islands once, room, ends, regions in one piece; a mesh over several regions anywhere."""
+    rng, seen = np.random.default_rng(11), set[bool]()
+    for case in range(40):
+        space = small_space(
+            rng, Wanted(islands=3, regions=2, unions=True, pinned_ends=case % 2 == 0)
+        )._replace(regions_apart=True, stages=0)
+        # A region in two pieces needs three islands of its own meshes; some of several regions.
+        meshes = len(space.max_stages)
+        space = space._replace(region=rng.integers(-1, 2, meshes))
+        for _ in range(50):
+            count = int(rng.integers(1, 4))
+            runs = tuple(
+                (int(mesh), int(rng.integers(1, 4))) for mesh in rng.integers(0, meshes, count)
+            )
+            arrays = np.array([(*run, 0) for run in runs])
+            allowed = violations(space, 100, arrays, count) == 0
+            assert legal(space, runs) == allowed
+            seen.add(allowed)
+    assert seen == {False, True}
 
 
 class _EnoughError(Exception):
@@ -93,15 +124,10 @@ def test_a_listing_in_slices_finds_the_same_and_can_be_ended_at_any(
 
     def found(seen: list[int], after: int) -> list[object]:
         answers: list[object] = []
-        for row in listed:
-            mesh, extra = row_arrays(row)
-            spent, steps = np.zeros(3, dtype=np.int64), np.zeros(3)
-            slots = [np.zeros((3, len(mesh)), dtype=np.int64) for _ in range(2)]
-            arrays = (steps, *slots, spent)
-            count = cheapest(
-                *(space, mesh, extra, NEVER, 10**9, *arrays), lambda: _looked(after, seen)
-            )
-            answers.append((count, *(each.tolist() for each in arrays)))
+        for row in map(_slots, listed):
+            spent, kept = np.zeros(3, dtype=np.int64), kept_cuts(3, len(row.mesh))
+            count = cheapest(space, row, NEVER, 10**9, kept, spent, lambda: _looked(after, seen))
+            answers.append((count, *(each.tolist() for each in (*kept, spent))))
         return answers
 
     whole = found([], 0)
@@ -119,27 +145,24 @@ def test_a_listing_in_slices_finds_the_same_and_can_be_ended_at_any(
 def test_no_row_is_found_where_every_one_takes_for_ever() -> None:
     space = small_space(np.random.default_rng(3), Wanted(islands=2, tight=False))
     slow = space._replace(after=np.full_like(space.after, 1e300))
-    keep, counts = np.zeros((6, 4, 3), dtype=np.int64), np.zeros(6, dtype=np.int64)
-    scores = np.full(6, np.inf)
-    search_rows(slow, most_stages(slow), 0, 12, 10**6, keep, counts, scores)
-    assert min(scores) >= NEVER
-    assert not counts.any()
+    kept = kept_rows(6, 4)
+    search_rows(slow, most_stages(slow), 0, 12, 10**6, kept)
+    assert min(kept.scores) >= NEVER
+    assert not kept.counts.any()
 
 
 def _found(space: StageTable) -> float:
-    keep, counts = np.zeros((6, 4, 3), dtype=np.int64), np.zeros(6, dtype=np.int64)
-    scores, best = np.full(6, np.inf), NEVER
-    search_rows(space, most_stages(space), 0, 12, 10**6, keep, counts, scores)
+    kept, best = kept_rows(6, 4), NEVER
+    search_rows(space, most_stages(space), 0, 12, 10**6, kept)
     for k in range(6):
-        if scores[k] >= 1e24:
+        if kept.scores[k] >= 1e24:
             continue
-        mesh, extra = expand(keep[k], int(counts[k]))
+        row = expand(kept.runs[k], int(kept.counts[k]))
         for slack in (0.0, 0.01, 0.03):
-            variant, units = np.zeros_like(mesh), np.zeros_like(mesh)
-            if cut(space, mesh, extra, slack, NEVER, variant, units):
+            if cut(space, row, slack, NEVER):
                 spent = np.zeros(2, dtype=np.int64)
-                step = polish(space, mesh, variant, units, extra, 1e-9, 10**8, spent)
-                assert step == step_seconds(space, mesh, variant, units, extra)
+                step = polish(space, row, 10**8, spent)
+                assert step == step_seconds(space, row)
                 best = min(best, step)
     return best
 

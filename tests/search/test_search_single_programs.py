@@ -9,7 +9,7 @@ import pytest
 from synthetic_plans import Row, every_row, sigma_and_x, step_of
 from synthetic_spaces import Scale, Wanted, large_space, small_space
 
-from hetplan.search.one_f_one_b.certified_sweep import Walk, prove
+from hetplan.search.one_f_one_b.bound import Walk, prove
 from hetplan.search.one_f_one_b.order_program import Order, OrderProgram, depth_levels
 from hetplan.search.one_f_one_b.order_relaxation import NONE
 from hetplan.search.space.stage_table import StageTable
@@ -161,7 +161,7 @@ def test_equal_islands_are_taken_in_their_order() -> None:
         space = plain(small_space(np.random.default_rng([5, k]), Wanted(islands=3, layers=5)))
         space = _twins(space)
         program = OrderProgram(space)
-        fewer += len(program.parts[0].move_mesh) < 12
+        fewer += len(program.parts[0].states.mesh) < 12
         found = [
             sigma_and_x(space, row, together=mesh_boundaries(space, row))
             for row in every_row(space)
@@ -214,7 +214,7 @@ def test_a_proof_is_below_every_plan(name: str) -> None:
         best = min(steps, default=NONE)
         for part in (0.6, 0.95, 1.0, 1.5):
             target = best * part if best < NONE else 10.0
-            proof = prove(space, target)
+            proof = prove(OrderProgram(space), target)
             assert proof.finished
             assert proof.bound_seconds <= best * (1 + 1e-9)
             assert proof.proven == (proof.bound_seconds >= target)
@@ -226,7 +226,7 @@ def test_a_proof_is_below_every_plan(name: str) -> None:
                 row = row_of(least.order)
                 assert step_of(space, row) >= best * (1 - 1e-9)
                 assert proof.bound_seconds >= least.bound_seconds * (1 - 2e-4)
-        assert prove(space, NONE).bound_seconds <= best * (1 + 1e-9)
+        assert prove(OrderProgram(space), NONE).bound_seconds <= best * (1 + 1e-9)
     assert proven > 4
 
 
@@ -236,7 +236,7 @@ def test_the_bound_of_a_proof_is_the_least_of_the_program() -> None:
             if not space.rendezvous:
                 continue
             least = min((sum(sigma_and_x(space, row)) for row in every_row(space)), default=NONE)
-            proof = prove(space, least * 1.2 if least < NONE else 10.0)
+            proof = prove(OrderProgram(space), least * 1.2 if least < NONE else 10.0)
             assert least * (1 - 1.1e-4) <= proof.bound_seconds <= least * (1 + 1e-9)
 
 
@@ -246,7 +246,7 @@ class _StopError(Exception):
 
 def test_a_walk_can_be_stopped_anywhere_and_goes_on() -> None:
     space = large_space(2, Scale(islands=4, regions=2, stages=20, layers=40, microbatches=48))
-    whole = prove(space, 400.0)
+    whole = prove(OrderProgram(space), 400.0)
     assert whole.finished
     assert not whole.proven
     by_budget = Walk(OrderProgram(space), 400.0)
@@ -281,6 +281,6 @@ def test_large_spaces_are_proven_within_few_operations(islands: int) -> None:
     assert proof.finished
     best = min(step_of(space, row_of(met.order)) for met in proof.met)
     assert proof.bound_seconds >= 0.99 * best
-    again = prove(space, 0.995 * best)
+    again = prove(OrderProgram(space), 0.995 * best)
     assert again.proven
     assert again.operations < 30e6

@@ -11,7 +11,7 @@ from search_costs_cases import regions_cluster, unlike_model
 from search_jobs import job
 
 from hetplan.predict.fit import fit_populations
-from hetplan.search.one_f_one_b.certified_sweep import apart, prove
+from hetplan.search.one_f_one_b.bound import apart, prove
 from hetplan.search.one_f_one_b.enumerate import few_plans
 from hetplan.search.one_f_one_b.order_program import OrderProgram
 from hetplan.search.one_f_one_b.solver import OneFOneBSolver
@@ -56,10 +56,7 @@ def test_bounds_of_the_parts_are_below_the_best_plan() -> None:
             for more in (1.02, 1.5):
                 parts = apart(solver.space, more * best.seconds)
                 split += len(parts) > 1
-                found = [
-                    prove(part, more * best.seconds, program=OrderProgram(part))
-                    for part, _ in parts
-                ]
+                found = [prove(OrderProgram(part), more * best.seconds) for part, _ in parts]
                 assert min(each.bound_seconds for each in found) <= best.seconds * (1 + 1e-9)
                 seen += 1
     assert seen > 15

@@ -1,4 +1,6 @@
-"""Lower bounds of one row of an interleaved family: by capacity, and by a program over its cuts.
+"""Bound of interleaved families: no plan has a shorter step than this says.
+
+Of one row, and of one boundary; `island_bound` bounds families with too many rows to list.
 
 `capacity_bound` looks at every slot by itself. A slot of n units takes its own chain
 (`interleaved.rows`) after the rise of the slots above, each of which has at least a unit per chunk.
@@ -16,13 +18,35 @@ slots from s on that hold l layer units, a label has what the chains of
 All five only make steps longer, so a label that is nowhere below another one is left out. Where a
 place has more labels than it has room for, two are replaced by the least of both, entry by entry:
 the bound stays valid and loses a little.
+
+`borders_of` says which meshes can stand next to each other in an interleaved pipeline with a step
+below T.
+
+m v messages cross the boundary between two stages each way, m (v - 1) of them the one that leads
+from the last stage back to the first. One stage's messages to another leave one after the other, so
+for every boundary
+
+    messages * max(activation, gradient) < T
+
+Where sends are batched (Exchange.MEGATRON, rendezvous) the slots on both sides wait for them too,
+in all exchanges but one (`hetplan.search.bounds.crossing_bound`). Both have a unit per chunk or
+more, c is what these take, and `after` follows the last pass of a slot:
+
+    m c + (messages - 1) max(wait + activation, gradient) + after < T         the slot below
+    m c + (messages - 1) max(wait + gradient, activation) + after < T         the slot above
+
+with latencies and waits of rendezvous sends on what is received.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.replay.times import Exchange
 from hetplan.kernels import kernel
 from hetplan.search.interleaved.rows import (
     AWAY,
@@ -35,13 +59,15 @@ from hetplan.search.interleaved.rows import (
     TURN_BACK,
     Arrays,
 )
-from hetplan.search.one_f_one_b.replay import NEVER
+from hetplan.search.space.row import NEVER, norm_levels
+from hetplan.search.space.stage_table import StageTable
 
 
 @kernel
-def capacity_bound(row: Arrays, terms: Floats, units: int) -> float:
+def capacity_bound(row: Arrays) -> float:
     """Least T for which the slots hold all units, exact; `NEVER` where memory forbids it."""
     slots, variants = row.unit_forward.shape
+    terms, units = row.terms, row.units
     # Of every slot and number of units the least chain: T is one of these values.
     chain = np.full((slots, units + 1), NEVER)
     rise, ending = 0.0, NEVER
@@ -127,27 +153,42 @@ def add_label(labels: Floats, origin: Ints, count: int, new: Floats, parent: Int
 
 
 @kernel
-def need_of(row: Arrays, terms: Floats, first: bool, below: Floats) -> float:
-    """Longest chain from the first pass of a slot to its last one, above this label."""
-    gain = max(0.0, below[0] - terms[SKIP])
-    gain_back = max(0.0, below[1] - terms[SKIP_BACK])
-    if first and row.lockstep:
-        gain = max(gain, below[2] - terms[AWAY])
-        gain_back = max(gain_back, below[3] - terms[AWAY_BACK])
-    gained = max(gain, gain_back) if row.one_detour else gain + gain_back
-    return float(max(terms[OWN] + gained, terms[RISE] + below[4]))
+def gained_of(
+    own: Floats, turn: float, turn_back: float, below: Floats, away: bool, one_detour: bool
+) -> float:
+    """What the chain of a slot gains by the detours, above a label whose slots add up to these
+    turns; own: [TERMS] of the slot; away: slot 0 may leave for the last slot.
+    """
+    gain = max(0.0, turn - own[SKIP])
+    gain_back = max(0.0, turn_back - own[SKIP_BACK])
+    if away:
+        gain = max(gain, below[2] - own[AWAY])
+        gain_back = max(gain_back, below[3] - own[AWAY_BACK])
+    return float(max(gain, gain_back) if one_detour else gain + gain_back)
+
+
+class CutBound(NamedTuple):
+    """The least bound over the cuts of a row, and what it was made of."""
+
+    seconds: float
+    """`NEVER` where no cut is below the cutoff."""
+    variant: Ints
+    """[P] of the cut it came from; where labels were merged, of one of theirs: its bound may be
+    larger."""
+    units: Ints
+    """[P]"""
+    labels: Floats
+    """[P + 1, L + 1, ROOM, 5] of the slots from one on that hold so many units."""
+    counts: Ints
+    """[P + 1, L + 1]"""
 
 
 @kernel
-def least_bound(
-    row: Arrays, terms: Floats, units: int, cutoff: float
-) -> tuple[float, Ints, Ints, Floats, Ints]:
-    """Least bound over all cuts, below `cutoff`; `NEVER` where none is below it.
-
-    Also the cut it came from (variants, units; of merged labels one of theirs, which may have a
-    larger bound), and all labels [P + 1, L + 1, ROOM, 5] with their counts [P + 1, L + 1].
-    """
+def least_bound(row: Arrays, cutoff: float) -> CutBound:
+    """Least bound over all cuts, below `cutoff`."""
+    # Long: one program, whose loops leave as soon as a limit is passed.
     slots, variants = row.unit_forward.shape
+    terms, units = row.terms, row.units
     labels = np.empty((slots + 1, units + 1, ROOM, _WIDTH))
     origin = np.empty((slots + 1, units + 1, ROOM, 3), np.int64)
     counts = np.zeros((slots + 1, units + 1), np.int64)
@@ -179,7 +220,10 @@ def least_bound(
                         own = terms[s, v, n]
                         if own[OWN] + rise[s] >= limit:
                             break
-                        need = need_of(row, own, s == 0, below)
+                        gained = gained_of(
+                            own, below[0], below[1], below, s == 0 and row.lockstep, row.one_detour
+                        )
+                        need = max(own[OWN] + gained, own[RISE] + below[4])
                         if need + rise[s] >= limit:
                             continue
                         if s == 0:
@@ -201,7 +245,7 @@ def least_bound(
                         )  # fmt: skip
     chosen_variant, chosen_units = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
     if best_at < 0:
-        return NEVER, chosen_variant, chosen_units, labels, counts
+        return CutBound(NEVER, chosen_variant, chosen_units, labels, counts)
     v, n, i, held = best_variant, best_units, best_at, units
     for s in range(slots):
         chosen_variant[s], chosen_units[s] = v, n
@@ -209,4 +253,54 @@ def least_bound(
         if s + 1 < slots:
             v, n, below_at = origin[s + 1, held, i]
             i = below_at
-    return best + row.closing, chosen_variant, chosen_units, labels, counts
+    return CutBound(best + row.closing, chosen_variant, chosen_units, labels, counts)
+
+
+class Borders(NamedTuple):
+    """Least steps of pipelines with a boundary; NEVER where two meshes cannot be beside."""
+
+    between: Floats
+    """[M, M] from mesh (row) to mesh (column); 0 for boundaries inside a mesh."""
+    around: Floats
+    """[M, M] from the last slot's mesh (row) back to the first one's."""
+
+    def blocked(self, limit: float) -> npt.NDArray[np.bool_]:
+        """[M, M] boundaries that no step below the limit has."""
+        return np.asarray(self.between >= limit)
+
+    def rings(self, limit: float) -> npt.NDArray[np.bool_]:
+        """[M, M] ends of the pipeline that a step below the limit may have."""
+        return np.asarray(self.around < limit)
+
+
+def borders_of(space: StageTable, chunks: int, exchange: Exchange, stages: int) -> Borders:
+    """Of interleaved pipelines of so many stages."""
+    m = space.num_microbatches
+    passes = m * chunks * (space.forward + space.backward).min(axis=0)
+    least = passes + space.after[:, :, chunks:].min(axis=(0, 2))
+    level = norm_levels(stages) * least_level(space)
+    norm = np.maximum(level, norm_levels(stages) * space.norm_links)
+    forward, backward, latency, posted = space.links
+    below = np.maximum(posted + forward + latency, backward)
+    above = np.maximum(posted + backward + latency, forward)
+    found = []
+    for messages, closing in ((m * chunks, norm), (m * (chunks - 1), level)):
+        seconds = messages * np.maximum(forward, backward)
+        if exchange is Exchange.MEGATRON and space.rendezvous:
+            seconds = np.maximum(seconds, least[None, :] + (messages - 1) * below + closing)
+            seconds = np.maximum(seconds, least[:, None] + (messages - 1) * above + closing)
+        found.append(seconds)
+    between, around = found
+    masks = space.island_mask
+    shared = (masks[:, None] & masks[None, :]) != 0
+    for each in found:
+        each[shared] = NEVER
+        np.fill_diagonal(each, 0.0)
+    around[~space.may_be_last, :] = NEVER
+    around[:, ~space.may_be_first] = NEVER
+    return Borders(between, around)
+
+
+def least_level(numbers: StageTable) -> float:
+    """Least seconds of one level of it."""
+    return float(min(numbers.norm_links.min(), numbers.norm_node_links.min()))

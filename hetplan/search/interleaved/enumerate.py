@@ -1,7 +1,8 @@
-"""Every row of slots of an interleaved family, and every cut of a row below a limit.
+"""Enumeration of interleaved families: every plan, where they are few.
 
-Rows have meshes in every order, stages of each next to each other. A number of stages P is one that
-the target can interleave (`stage_counts`): P v <= L, at least 3, and m a multiple of P.
+Every row of slots of a family, and every cut of a row below a limit. Rows have meshes in every
+order, all stages of a mesh next to each other. A number of stages P is one that the target can
+interleave (`stage_counts`): P v <= L, at least 3, and m a multiple of P.
 
 Cuts are found by the labels of `interleaved.bound`. Slots are cut from the first to the last. A cut
 is followed as long as some label of the slots below keeps every chain of the slots above, and its
@@ -20,28 +21,17 @@ import numpy as np
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.kernels import kernel
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
-from hetplan.search.interleaved.memory import MemoryRoom
-from hetplan.search.interleaved.rows import (
-    AWAY,
-    AWAY_BACK,
-    OWN,
-    RISE,
-    SKIP,
-    SKIP_BACK,
-    TURN,
-    TURN_BACK,
-    Arrays,
-    cut_seconds,
-)
-from hetplan.search.one_f_one_b.replay import NEVER
+from hetplan.search.interleaved.bound import CutBound, gained_of
+from hetplan.search.interleaved.rows import OWN, RISE, TURN, TURN_BACK, Arrays, cut_seconds
 from hetplan.search.space.family import Family
+from hetplan.search.space.row import INSIDE, NEVER, region_follows
 from hetplan.search.space.stage_table import StageTable
 
 Runs = tuple[tuple[int, int], ...]
 """(mesh, stages) of a row from the first slot to the last."""
 
-_INSIDE = 1e-12
-"""A sum in another order differs by less than this part of itself."""
+MostUnits = Callable[[Sequence[int]], Ints]
+"""[P, V] layer units that fit on each slot of these meshes (`chunk_memory`); 0: none fits."""
 
 _LOOKED_PER_ROW = 10
 """Beginnings of rows that are looked at for every row that may be listed."""
@@ -64,7 +54,7 @@ def most_by_time(space: StageTable, limit: float) -> list[int]:
     """Layer units of a stage of each mesh whose passes take at most `limit` in a step."""
     each = space.num_microbatches * (space.forward + space.backward).min(axis=0)
     with np.errstate(divide="ignore"):
-        fits = np.minimum(limit / each, space.num_layers) * (1 + _INSIDE)
+        fits = np.minimum(limit / each, space.num_layers) * (1 + INSIDE)
     return [int(most) for most in fits]
 
 
@@ -132,7 +122,7 @@ class RowListing:
 
 
 def rows(
-    space: StageTable, family: Family, room: MemoryRoom, limit: float, most: int
+    space: StageTable, family: Family, most_units: MostUnits, limit: float, most: int
 ) -> list[tuple[int, ...]] | None:
     """Meshes of every slot of all rows, by number of stages; None where there are more than `most`.
 
@@ -142,7 +132,7 @@ def rows(
     found: list[tuple[int, ...]] = []
     for stages in stage_counts(space, family):
         # A mesh's units by position: as if all slots were of it.
-        fits = [room.most_units((mesh,) * stages).max(axis=1) for mesh in range(len(by_time))]
+        fits = [most_units((mesh,) * stages).max(axis=1) for mesh in range(len(by_time))]
         held = np.minimum(np.array(fits), by_time[:, None]).T
         behind = held.max(axis=1)[::-1].cumsum()[::-1].tolist()
         listing = RowListing(
@@ -170,46 +160,32 @@ def _may_hold(behind: Sequence[int], used: int, at: int, units: int) -> bool:
 
 def _next_meshes(space: StageTable, runs: Runs) -> Iterator[int]:
     """Where the islands are many, meshes of one region stand together."""
+    before = [int(space.region[mesh]) for mesh, _ in runs]
     for mesh in range(len(space.max_stages)):
-        if runs and space.regions_apart and not _region_stays(space, runs, mesh):
+        if space.regions_apart and not region_follows(before, int(space.region[mesh])):
             continue
         if runs or space.may_be_first[mesh]:
             yield mesh
 
 
-def _region_stays(space: StageTable, runs: Runs, mesh: int) -> bool:
-    region, last = int(space.region[mesh]), int(space.region[runs[-1][0]])
-    return region == last or all(int(space.region[each]) != region for each, _ in runs)
-
-
 @kernel
-def _open(
-    row: Arrays,
-    terms: Floats,
-    variant: Ints,
-    units: Ints,
-    slot: int,
-    labels: Floats,
-    count: int,
-    limit: float,
-) -> bool:
-    """Whether the slots below `slot` can be cut so that no chain seen here reaches the limit."""
+def _open(row: Arrays, variant: Ints, units: Ints, slot: int, labels: Floats, limit: float) -> bool:
+    """Whether the slots below `slot` can be cut so that no chain seen here reaches the limit.
+
+    labels: those of the slots below.
+    """
     rise = np.zeros(slot + 2)
     for i in range(slot + 1):
-        rise[i + 1] = rise[i] + terms[i, variant[i], units[i], RISE]
-    for e in range(count):
+        rise[i + 1] = rise[i] + row.terms[i, variant[i], units[i], RISE]
+    for e in range(labels.shape[0]):
         turn, turn_back = labels[e, 0], labels[e, 1]
         fine = rise[slot + 1] + labels[e, 4] < limit
         for i in range(slot, -1, -1):
             if not fine:
                 break
-            own = terms[i, variant[i], units[i]]
-            gain = max(0.0, turn - own[SKIP])
-            gain_back = max(0.0, turn_back - own[SKIP_BACK])
-            if i == 0 and row.lockstep:
-                gain = max(gain, labels[e, 2] - own[AWAY])
-                gain_back = max(gain_back, labels[e, 3] - own[AWAY_BACK])
-            gained = max(gain, gain_back) if row.one_detour else gain + gain_back
+            own = row.terms[i, variant[i], units[i]]
+            away = i == 0 and row.lockstep
+            gained = gained_of(own, turn, turn_back, labels[e], away, row.one_detour)
             fine = rise[i] + own[OWN] + gained < limit
             turn += own[TURN]
             turn_back += own[TURN_BACK]
@@ -220,23 +196,18 @@ def _open(
 
 @kernel
 def list_cuts(
-    row: Arrays,
-    terms: Floats,
-    total: int,
-    cutoff: float,
-    labels: Floats,
-    counts: Ints,
-    most: int,
-    effort: int,
+    row: Arrays, bound: CutBound, cutoff: float, most: int, effort: int
 ) -> tuple[Ints, int, bool]:
     """[cuts, 2, P] variants and units of cuts whose bound is below `cutoff`, how many they are, and
     whether they are all: at most `most`, and at most `effort` places looked at.
+
+    bound: `least_bound` with this cutoff or a larger one.
     """
     slots, variants = row.unit_forward.shape
     found = np.empty((most, 2, slots), np.int64)
     variant, units = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
     left = np.zeros(slots + 1, np.int64)
-    left[0] = total
+    left[0] = row.units
     units[0] = row.chunks - 1
     limit = cutoff
     kept, looked, s = 0, 0, 0
@@ -257,9 +228,8 @@ def list_cuts(
             n = units[0]
             limit = cutoff - row.closing - row.after[0, n] - row.leaving[0, n]
         rest = left[s] - units[s]
-        if not _open(
-            row, terms, variant, units, s, labels[s + 1, rest], counts[s + 1, rest], limit
-        ):
+        labels = bound.labels[s + 1, rest, : bound.counts[s + 1, rest]]
+        if not _open(row, variant, units, s, labels, limit):
             continue
         if s == slots - 1:
             if kept == most:

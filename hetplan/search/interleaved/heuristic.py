@@ -1,10 +1,12 @@
-"""Good rows and cuts of an interleaved family with too many to list: seeds, neighbours, polishing.
+"""Heuristic of interleaved families: good plans, fast, without proof.
 
-`polish` moves units between slots and changes recomputation, by replay.
+Which meshes, in which order, with how many stages each? A row is written as runs: (mesh, stages)
+from the first stage to the last. `beginnings` are the runs of the best plan so far, where the
+family has meshes on the same islands, and the fastest meshes one after the other, stretched to
+every number of stages near by that the target can interleave; `neighbours` change a row.
 
-A row is runs of stages, (mesh, stages) from the first to the last. It begins with the runs of the
-best plan so far, where the family has meshes on the same islands, and with the fastest meshes one
-after the other, stretched to every number of stages near by that the target can interleave.
+`proportional` is a first cut of a row; `polish` moves units between slots and changes
+recomputation, by replay.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.interleaved.enumerate import Runs, stage_counts
 from hetplan.search.interleaved.rows import Row, passes_of
-from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.solver import RESOLUTION
 from hetplan.search.space.family import Family
+from hetplan.search.space.row import NEVER, region_follows
 from hetplan.search.space.stage_table import StageTable
 
 
@@ -45,18 +47,17 @@ def polish(row: Row, variant: Ints, units: Ints, budget: int) -> tuple[float, In
     return best, variant, units, replays
 
 
-def _neighbours(row: Row, variant: Ints, units: Ints) -> list[tuple[Ints, Ints]]:
+def _neighbours(row: Row, variant: Ints, units: Ints) -> Iterator[tuple[Ints, Ints]]:
     """Cuts one move away that fit, those that relieve the busiest slots first."""
     arrays = row.arrays
     forward, backward = passes_of(arrays, variant, units)
     busy = forward.sum(axis=1) + backward.sum(axis=1)
-    found = []
     for giver in np.argsort(-busy, kind="stable"):
         for v in range(arrays.unit_forward.shape[1]):
             if v != variant[giver] and units[giver] <= arrays.most[giver, v]:
                 other = variant.copy()
                 other[giver] = v
-                found.append((other, units))
+                yield other, units
         if units[giver] <= arrays.chunks:
             continue
         for taker in np.argsort(busy, kind="stable"):
@@ -64,8 +65,7 @@ def _neighbours(row: Row, variant: Ints, units: Ints) -> list[tuple[Ints, Ints]]
                 changed = units.copy()
                 changed[giver] -= 1
                 changed[taker] += 1
-                found.append((variant, changed))
-    return found
+                yield variant, changed
 
 
 def proportional(row: Row) -> tuple[Ints, Ints] | None:
@@ -81,18 +81,18 @@ def proportional(row: Row) -> tuple[Ints, Ints] | None:
         return None
     variant = np.where(fit, cost, np.inf).argmin(axis=1)
     slots = np.arange(row.slots)
-    if arrays.most[slots, variant].sum() < row.units:
+    if arrays.most[slots, variant].sum() < arrays.units:
         variant = arrays.most.argmax(axis=1)
     most = arrays.most[slots, variant]
-    if most.sum() < row.units or row.units < arrays.chunks * row.slots:
+    if most.sum() < arrays.units or arrays.units < arrays.chunks * row.slots:
         return None
-    each = cost[slots, variant]
+    seconds = cost[slots, variant]
     besides = np.zeros(row.slots)
     besides[0] += arrays.first[:, variant[0]].sum()
     besides[-1] += arrays.last[:, variant[-1]].sum()
     units = np.full(row.slots, arrays.chunks, dtype=np.int64)
-    for _ in range(row.units - arrays.chunks * row.slots):
-        after = np.where(units < most, besides + (units + 1) * each, np.inf)
+    for _ in range(arrays.units - arrays.chunks * row.slots):
+        after = np.where(units < most, besides + (units + 1) * seconds, np.inf)
         units[int(after.argmin())] += 1
     return variant.astype(np.int64), units
 
@@ -105,18 +105,15 @@ def beginnings(
     space: StageTable, family: Family, islands: Sequence[str], chosen: ChosenPlan | None
 ) -> list[Runs]:
     """Legal rows to begin with; none twice."""
-    counts, found = stage_counts(space, family), dict[Runs, None]()
-    bases = [_fastest_first(space), tuple(reversed(_fastest_first(space)))]
-    own = like(family, islands, chosen)
-    if own:
-        bases.insert(0, own)
-    for base in bases:
+    counts, starts = stage_counts(space, family), dict[Runs, None]()
+    fastest = _fastest_first(space)
+    for base in (like(family, islands, chosen), fastest, tuple(reversed(fastest))):
         size = sum(stages for _, stages in base)
-        for stages in sorted(counts, key=lambda each: (abs(each - size), each))[:_COUNTS_NEAR]:
+        for stages in sorted(counts, key=lambda count: (abs(count - size), count))[:_COUNTS_NEAR]:
             runs = _stretched(space, base, stages)
-            if runs and legal(space, runs):
-                found[runs] = None
-    return list(found)
+            if legal(space, runs):
+                starts[runs] = None
+    return list(starts)
 
 
 def like(family: Family, islands: Sequence[str], chosen: ChosenPlan | None) -> Runs:
@@ -136,9 +133,9 @@ def like(family: Family, islands: Sequence[str], chosen: ChosenPlan | None) -> R
 
 def _fastest_first(space: StageTable) -> Runs:
     """All stages of meshes on islands of their own, the fastest per layer first."""
-    each = (space.forward + space.backward).min(axis=0)
+    unit = (space.forward + space.backward).min(axis=0)
     used, found = 0, []
-    for mesh in np.argsort(each, kind="stable").tolist():
+    for mesh in np.argsort(unit, kind="stable").tolist():
         if not used & int(space.island_mask[mesh]):
             used |= int(space.island_mask[mesh])
             found.append((mesh, int(space.max_stages[mesh])))
@@ -147,47 +144,45 @@ def _fastest_first(space: StageTable) -> Runs:
 
 def _stretched(space: StageTable, base: Runs, stages: int) -> Runs:
     """The same runs with so many stages together; empty where their meshes have too few."""
-    count = [min(each, int(space.max_stages[mesh])) for mesh, each in base]
+    count = [min(own, int(space.max_stages[mesh])) for mesh, own in base]
     while sum(count) > stages:
         # From the back: the slowest of `_fastest_first`, or the end of a plan.
-        at = max(i for i, each in enumerate(count) if each > 0)
+        at = max(i for i, left in enumerate(count) if left > 0)
         count[at] -= min(count[at], sum(count) - stages)
     for i, (mesh, _) in enumerate(base):
         count[i] += min(int(space.max_stages[mesh]) - count[i], stages - sum(count))
     if sum(count) != stages:
         return ()
-    return tuple((mesh, each) for (mesh, _), each in zip(base, count, strict=True) if each)
+    return tuple((mesh, own) for (mesh, _), own in zip(base, count, strict=True) if own)
 
 
 def legal(space: StageTable, runs: Runs) -> bool:
-    """Islands used once, no more stages than there are, ends where the job lets them be."""
-    used = 0
+    """Whether some runs are a row of the space, memory and the number of stages aside."""
+    used, regions = 0, list[int]()
     for mesh, stages in runs:
-        mask = int(space.island_mask[mesh])
+        mask, region = int(space.island_mask[mesh]), int(space.region[mesh])
         if used & mask or not 0 < stages <= int(space.max_stages[mesh]):
             return False
+        if space.regions_apart and not region_follows(regions, region):
+            return False
         used |= mask
-    regions = [int(space.region[mesh]) for mesh, _ in runs]
-    together = [region for region, _ in groupby(regions)]
-    if space.regions_apart and len(together) != len(set(together)):
-        return False
-    return bool(space.may_be_first[runs[0][0]] and space.may_be_last[runs[-1][0]])
+        regions.append(region)
+    return bool(runs and space.may_be_first[runs[0][0]] and space.may_be_last[runs[-1][0]])
 
 
 def neighbours(space: StageTable, family: Family, runs: Runs) -> Iterator[Runs]:
     """Rows one move away: runs swapped, a stage handed on, a mesh replaced, other counts."""
-    found = [*_moves(space, runs)]
-    size = sum(stages for _, stages in runs)
-    counts = stage_counts(space, family)
+    moved = [*_moves(space, runs)]
+    size, counts = sum(stages for _, stages in runs), stage_counts(space, family)
     for stages in (
-        max((each for each in counts if each < size), default=0),
-        min((each for each in counts if each > size), default=0),
+        max((count for count in counts if count < size), default=0),
+        min((count for count in counts if count > size), default=0),
     ):
         if stages:
-            found.append(_stretched(space, runs, stages))
-    for each in dict.fromkeys(found):
-        if each and each != runs and legal(space, each):
-            yield each
+            moved.append(_stretched(space, runs, stages))
+    for other in dict.fromkeys(moved):
+        if other != runs and legal(space, other):
+            yield other
 
 
 def _moves(space: StageTable, runs: Runs) -> Iterator[Runs]:
@@ -221,4 +216,4 @@ def units_of(space: StageTable, chosen: ChosenPlan) -> list[int]:
     layers = [sum(stage.layers) for stage in stages]
     layers[0] -= space.front_layers
     layers[-1] -= space.back_layers
-    return [each // space.layers_per_unit for each in layers]
+    return [held // space.layers_per_unit for held in layers]

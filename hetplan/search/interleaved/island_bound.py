@@ -1,27 +1,8 @@
-"""A bound of an interleaved family over sets of islands, for families with too many rows to list.
+"""Bound of interleaved families with too many rows to list: over sets of islands.
 
-Which meshes can stand next to each other in an interleaved pipeline with a step below T?
-
-m v messages cross the boundary between two stages each way, m (v - 1) of them the one that leads
-from the last stage back to the first. One stage's messages to another leave one after the other, so
-for every boundary
-
-    messages * max(activation, gradient) < T
-
-Where sends are batched (Exchange.MEGATRON, rendezvous) the slots on both sides wait for them too,
-in all exchanges but one (`hetplan.search.bounds.crossing_bound`). Both have a unit per chunk or
-more, c is what these take, and `after` follows the last pass of a slot:
-
-    m c + (messages - 1) max(wait + activation, gradient) + after < T         the slot below
-    m c + (messages - 1) max(wait + gradient, activation) + after < T         the slot above
-
-with latencies and waits of rendezvous sends on what is received.
-
-Is any plan of an interleaved family faster than T, whichever rows of slots it has?
-
-For families with more rows than can be listed. P stages; symbols and chains as in
-`hetplan.search.interleaved.rows`. In a plan below T the chain of every slot s is below T, so with
-lower bounds of what the other slots add to it,
+Is any plan of the family faster than T, whichever rows of slots it has? P stages; symbols and
+chains as in `hetplan.search.interleaved.rows`. In a plan below T the chain of every slot s is below
+T, so with lower bounds of what the other slots add to it,
 
     prefix_s <= sum of rise_i (i < s)     drain_s <= sum of turn_j (j > s)     the same with turn'
 
@@ -30,15 +11,25 @@ Slots limited in this way hold little more than the L units that they must, so e
 nearly full, and that bounds what they add to each other's chains:
 
     1. by own chains alone, and the least rises of slots with a unit per chunk
-    2. least sums of turn, and of turn', of the last slots (`subsets.fill`, from the last to the
-       first): drain by position
+    2. least sums of turn, and of turn', of the last slots (`fill`, from the last to the first):
+       drain by position
     3. least sums of rise of the first slots, every chain below T: prefix by position. Where they
        cannot hold all units there is no plan below T; otherwise once more from 2.
 
 Sums know which islands are used up and which mesh a slot has, drain and prefix know the position
 only. Every hop is at least the least one of its mesh; hops between meshes count in sums, and no
-step below T has some of them at all (`borders`). A slot ends after its own chain as well, which it
-begins by itself: own_s + after_s < T.
+step below T has some of them at all (`bound.borders_of`). A slot ends after its own chain as well,
+which it begins by itself: own_s + after_s < T.
+
+The sums come from a program over sets of islands (`fill`). Slots are filled in one direction. A
+state is the islands that are used up, the number k of slots that are filled, and the mesh of the
+last of them; it keeps, for each number of layer units that these slots may hold, the least sum of a
+cost per slot. A run of slots of one mesh is one step.
+
+    most_behind   units that the slots from k on can hold on the islands that are left
+    low .. high   units that matter here: enough with most_behind, at most what fits. At most WIDTH
+                  of them are told apart; fewer units count as the least of those: the least sum
+                  only falls by that, so it stays a bound.
 """
 
 from __future__ import annotations
@@ -48,12 +39,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
-from hetplan.search.interleaved.enumerate import RowListing
-from hetplan.search.interleaved.memory import MemoryRoom
+from hetplan.kernels import kernel
+from hetplan.search.interleaved.bound import Borders, borders_of, least_level
+from hetplan.search.interleaved.enumerate import MostUnits, RowListing
 from hetplan.search.interleaved.rows import (
     OWN,
     RISE,
@@ -62,67 +53,254 @@ from hetplan.search.interleaved.rows import (
     TURN,
     TURN_BACK,
     row_of,
-    row_terms,
 )
-from hetplan.search.interleaved.subsets import Slots, fill, most_behind, most_units
-from hetplan.search.one_f_one_b.replay import NEVER
 from hetplan.search.space.family import Family
+from hetplan.search.space.row import NEVER, norm_levels
 from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
 
-
-class Borders(NamedTuple):
-    """Least steps of pipelines with a boundary; NEVER where two meshes cannot be beside."""
-
-    between: Floats
-    """[M, M] from mesh (row) to mesh (column); 0 for boundaries inside a mesh."""
-    around: Floats
-    """[M, M] from the last slot's mesh (row) back to the first one's."""
-
-    def blocked(self, limit: float) -> npt.NDArray[np.bool_]:
-        """[M, M] boundaries that no step below the limit has."""
-        return np.asarray(self.between >= limit)
-
-    def rings(self, limit: float) -> npt.NDArray[np.bool_]:
-        """[M, M] ends of the pipeline that a step below the limit may have."""
-        return np.asarray(self.around < limit)
+WIDTH = 12
 
 
-def borders_of(space: StageTable, chunks: int, exchange: Exchange, stages: int) -> Borders:
-    """Of interleaved pipelines of so many stages."""
-    m = space.num_microbatches
-    passes = m * chunks * (space.forward + space.backward).min(axis=0)
-    least = passes + space.after[:, :, chunks:].min(axis=(0, 2))
-    level = norm_levels(stages) * least_level(space)
-    norm = np.maximum(level, norm_levels(stages) * space.norm_links)
-    forward, backward, latency, posted = space.links
-    below = np.maximum(posted + forward + latency, backward)
-    above = np.maximum(posted + backward + latency, forward)
-    found = []
-    for messages, closing in ((m * chunks, norm), (m * (chunks - 1), level)):
-        seconds = messages * np.maximum(forward, backward)
-        if exchange is Exchange.MEGATRON and space.rendezvous:
-            seconds = np.maximum(seconds, least[None, :] + (messages - 1) * below + closing)
-            seconds = np.maximum(seconds, least[:, None] + (messages - 1) * above + closing)
-        found.append(seconds)
-    between, around = found
-    masks = space.island_mask
-    shared = (masks[:, None] & masks[None, :]) != 0
-    for each in found:
-        each[shared] = NEVER
-        np.fill_diagonal(each, 0.0)
-    around[~space.may_be_last, :] = NEVER
-    around[:, ~space.may_be_first] = NEVER
-    return Borders(between, around)
+class Slots(NamedTuple):
+    """Meshes and what their slots cost, in the direction of filling; M meshes, P slots."""
+
+    masks: Ints
+    """[M] islands as bits, without gaps."""
+    most_stages: Ints
+    region: Ints
+    """[M] meshes of one region stand together; all of one region: no such rule."""
+    begins: Ints
+    """[M] 1 where the first slot may be of this mesh."""
+    ends: Ints
+    cost: Floats
+    """[M, P, L + 1] of a slot with so many units."""
+    chain: Floats
+    """[M, P, L + 1] must stay below the limit, the sum so far besides where `adds`; `NEVER`: the
+    slot cannot have so many units."""
+    extra: Floats
+    """[M, M] cost of a step from a mesh (row) to another (column)."""
+    adds: bool
 
 
-def norm_levels(stages: int) -> int:
-    """Levels of the sum of norms over so many stages."""
-    return (stages - 1).bit_length()
+@kernel
+def most_units(slots: Slots, limit: float, before: Floats) -> Ints:
+    """[M, P] units for which a chain stays below the limit; `before` [P] is added to it."""
+    meshes, count, width = slots.chain.shape
+    found = np.zeros((meshes, count), np.int64)
+    for j in range(meshes):
+        for at in range(count):
+            for n in range(width - 1, 0, -1):
+                if before[at] + slots.chain[j, at, n] < limit:
+                    found[j, at] = n
+                    break
+    return found
 
 
-def least_level(numbers: StageTable) -> float:
-    """Least seconds of one level of it."""
-    return float(min(numbers.norm_links.min(), numbers.norm_node_links.min()))
+@kernel
+def _run_length(slots: Slots, most: Ints, j: int, k: int, chunks: int) -> int:
+    """Slots from k on that can be of mesh j together."""
+    longest = 0
+    while k + longest < most.shape[1] and longest < slots.most_stages[j]:
+        if most[j, k + longest] < chunks:
+            break
+        longest += 1
+    return longest
+
+
+@kernel
+def most_behind(slots: Slots, most: Ints, chunks: int) -> Ints:
+    """[sets, P + 1] units that slots k .. P - 1 can hold on islands outside a set; -1: none can."""
+    meshes, count = most.shape
+    sets = 1
+    for j in range(meshes):
+        while sets <= slots.masks[j]:
+            sets *= 2
+    found = np.full((sets, count + 1), -1, np.int64)
+    found[:, count] = 0
+    for used in range(sets - 1, -1, -1):
+        for j in range(meshes):
+            if used & slots.masks[j]:
+                continue
+            behind = used | slots.masks[j]
+            for k in range(count - 1, -1, -1):
+                held = 0
+                for end in range(k, k + _run_length(slots, most, j, k, chunks)):
+                    held += most[j, end]
+                    if end == count - 1 and slots.ends[j] == 0:
+                        continue
+                    if found[behind, end + 1] >= 0:
+                        found[used, k] = max(found[used, k], held + found[behind, end + 1])
+    return found
+
+
+@kernel
+def most_before(slots: Slots, most: Ints, chunks: int, sets: int) -> Ints:
+    """[sets, P + 1] units that the first k slots can hold on exactly these islands; -1: none."""
+    meshes, count = most.shape
+    found = np.full((sets, count + 1), -1, np.int64)
+    found[0, 0] = 0
+    for used in range(sets):
+        for k in range(count):
+            if found[used, k] < 0:
+                continue
+            for j in range(meshes):
+                if used & slots.masks[j] or (k == 0 and slots.begins[j] == 0):
+                    continue
+                held = found[used, k]
+                for end in range(k, k + _run_length(slots, most, j, k, chunks)):
+                    held += most[j, end]
+                    now = used | slots.masks[j]
+                    found[now, end + 1] = max(found[now, end + 1], held)
+    return found
+
+
+@kernel
+def _stays(slots: Slots, used: int, last: int, new: int) -> bool:
+    """Whether a mesh may follow the last one by the rule of regions."""
+    if last < 0 or slots.region[last] == slots.region[new]:
+        return True
+    for j in range(slots.masks.shape[0]):
+        if slots.region[j] == slots.region[new] and used & slots.masks[j]:
+            return False
+    return True
+
+
+@kernel
+def _states(before: Ints, behind: Ints, units: int) -> tuple[Ints, int]:
+    """[sets, P + 1] numbers of the states of rows that hold the units, -1: of none; how many."""
+    index, states = np.full(before.shape, -1, np.int64), 0
+    for used in range(before.shape[0]):
+        for k in range(before.shape[1]):
+            reached = before[used, k] >= 0 and behind[used, k] >= 0
+            if reached and before[used, k] + behind[used, k] >= units:
+                index[used, k] = states
+                states += 1
+    return index, states
+
+
+@kernel
+def fill(
+    slots: Slots, limit: float, most: Ints, units: int, chunks: int, room: int
+) -> tuple[float, Floats, Ints]:
+    """(least sum of all slots, [P + 1] least sum of the first k, [P] mesh of every slot).
+
+    The sum is `NEVER` where the slots cannot hold the units; then the meshes say nothing. Where it
+    takes more than `room` states, nothing is known: a sum of -1.
+    """
+    # Long: one program, whose steps share the arrays of the state that they start from.
+    meshes, count = most.shape
+    behind = most_behind(slots, most, chunks)
+    sets = behind.shape[0]
+    least = np.full(count + 1, NEVER)
+    row = np.zeros(count, np.int64)
+    if behind[0, 0] < units:
+        return NEVER, least, row
+    before = most_before(slots, most, chunks, sets)
+    index, states = _states(before, behind, units)
+    if states * meshes * WIDTH > room:
+        return -1.0, least, row
+    sums = np.full((states, meshes, WIDTH), NEVER)
+    parent = np.full((states, meshes, WIDTH), -1, np.int64)
+    low = np.zeros(states, np.int64)
+    for used in range(sets):
+        for k in range(count + 1):
+            if index[used, k] >= 0:
+                high = min(units, before[used, k])
+                low[index[used, k]] = max(units - behind[used, k], high - WIDTH + 1, 0)
+    least[0] = 0.0
+    now, later = np.empty(WIDTH), np.empty(WIDTH)
+    origin, origin_later = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.int64)
+    ahead = np.empty(count + 2, np.int64)
+    for used in range(sets):
+        for k in range(count):
+            at = index[used, k]
+            if at < 0:
+                continue
+            for j in range(meshes):
+                if used & slots.masks[j] or (k == 0 and slots.begins[j] == 0):
+                    continue
+                taken = used | slots.masks[j]
+                now[:] = NEVER
+                if k == 0:
+                    now[0], origin[0] = 0.0, 0
+                for last in range(meshes):
+                    if k == 0 or not _stays(slots, used, last, j):
+                        continue
+                    for w in range(WIDTH):
+                        value = sums[at, last, w] + slots.extra[last, j]
+                        if value < now[w]:
+                            now[w] = value
+                            origin[w] = (last * (count + 1) + k) * WIDTH + w
+                longest = _run_length(slots, most, j, k, chunks)
+                # What slots behind each end of the run can hold, the run's own among them.
+                ahead[longest + 1] = -1
+                for r in range(longest, 0, -1):
+                    ahead[r] = -1
+                    if k + r < count or slots.ends[j] == 1:
+                        ahead[r] = behind[taken, k + r]
+                    if r < longest and ahead[r + 1] >= 0:
+                        ahead[r] = max(ahead[r], most[j, k + r] + ahead[r + 1])
+                base, high = low[at], min(units, before[used, k])
+                for r in range(1, longest + 1):
+                    if ahead[r] < 0:
+                        break
+                    slot = k + r - 1
+                    high = min(units, high + most[j, slot])
+                    needed = units - ahead[r]
+                    lowest = max(needed, high - WIDTH + 1, 0)
+                    later[:] = NEVER
+                    any_left = False
+                    for w in range(WIDTH):
+                        if now[w] >= NEVER:
+                            continue
+                        so_far = now[w] if slots.adds else 0.0
+                        for n in range(most[j, slot], chunks - 1, -1):
+                            held = min(units, base + w + n)
+                            if held < needed:
+                                break
+                            if so_far + slots.chain[j, slot, n] >= limit:
+                                continue
+                            value = now[w] + slots.cost[j, slot, n]
+                            to = max(held, lowest) - lowest
+                            if value < later[to]:
+                                later[to], origin_later[to] = value, origin[w]
+                                any_left = True
+                    if not any_left:
+                        break
+                    base = lowest
+                    for w in range(WIDTH):
+                        now[w], origin[w] = later[w], origin_later[w]
+                        least[k + r] = min(least[k + r], now[w])
+                    to_state = index[taken, k + r]
+                    if to_state < 0 or (k + r == count and slots.ends[j] == 0):
+                        continue
+                    for w in range(WIDTH):
+                        held = base + w
+                        if now[w] >= NEVER or held < units - behind[taken, k + r]:
+                            continue
+                        to = min(max(held - low[to_state], 0), WIDTH - 1)
+                        if now[w] < sums[to_state, j, to]:
+                            sums[to_state, j, to] = now[w]
+                            parent[to_state, j, to] = origin[w]
+    best, best_set, best_mesh, best_w = NEVER, -1, -1, 0
+    for used in range(sets):
+        at = index[used, count]
+        if at < 0:
+            continue
+        for j in range(meshes):
+            for w in range(WIDTH):
+                if low[at] + w == units and sums[at, j, w] < best:
+                    best, best_set, best_mesh, best_w = sums[at, j, w], used, j, w
+    if best_set < 0:
+        return NEVER, least, row
+    used, end, j, w = best_set, count, best_mesh, best_w
+    while end > 0:
+        key = parent[index[used, end], j, w]
+        w, k = key % WIDTH, key // WIDTH % (count + 1)
+        row[k:end] = j
+        used ^= slots.masks[j]
+        j, end = key // WIDTH // (count + 1), k
+    return best, least, row
 
 
 _ROUNDS = 2
@@ -176,27 +354,21 @@ class IslandProgram:
         drain = np.zeros((2, slots))
         least = np.array([self.down.cost[:, s, self.chunks].min() for s in range(slots - 1)])
         prefix = np.concatenate(([0.0], np.cumsum(least)))
-        row = np.zeros(0, dtype=np.int64)
         for _ in range(_ROUNDS):
-            chain = self._chain(drain, limit)
-            back = np.ascontiguousarray(chain[:, ::-1])
-            for which, each in enumerate(up):
-                slots_up = each._replace(chain=back)
+            back = np.ascontiguousarray(self._chain(drain, limit)[:, ::-1])
+            for which, slots_up in enumerate(up):
+                slots_up = slots_up._replace(chain=back)
                 most = most_units(slots_up, cut, np.ascontiguousarray(prefix[::-1]))
-                total, sums, _, _ = fill(slots_up, cut, most, self.units, self.chunks, _MAX_STATES)
-                if total >= NEVER:
-                    return Answer(none=True, most=most)
-                if total < 0.0:
+                total, sums, _ = fill(slots_up, cut, most, self.units, self.chunks, _MAX_STATES)
+                if not 0.0 <= total < NEVER:
                     most = np.ascontiguousarray(most[:, ::-1])
-                    return Answer(none=False, most=most)
+                    return Answer(none=total >= NEVER, most=most)
                 drain[which] = np.maximum(drain[which], sums[slots - 1 :: -1])
             down = down._replace(chain=self._chain(drain, limit))
             most = most_units(down, cut, prefix)
-            total, sums, row, _ = fill(down, cut, most, self.units, self.chunks, _MAX_STATES)
-            if total >= NEVER:
-                return Answer(none=True, most=most)
-            if total < 0.0:
-                return Answer(none=False, most=most)
+            total, sums, row = fill(down, cut, most, self.units, self.chunks, _MAX_STATES)
+            if not 0.0 <= total < NEVER:
+                return Answer(none=total >= NEVER, most=most)
             prefix = np.maximum(prefix, sums[:slots])
         return Answer(none=False, most=most, row=tuple(row.tolist()))
 
@@ -251,7 +423,7 @@ class IslandProgram:
 
 
 def island_program(
-    space: StageTable, family: Family, room: MemoryRoom, exchange: Exchange, stages: int
+    space: StageTable, family: Family, most_units: MostUnits, exchange: Exchange, stages: int
 ) -> IslandProgram:
     """The program over all rows of so many stages."""
     numbers, both, least = _least_hops(space)
@@ -260,12 +432,12 @@ def island_program(
     terms, allowed, alone, ending = [], [], [], NEVER
     n = np.arange(units + 1)
     for mesh in range(count):
-        most = room.most_units((mesh,) * stages)
-        row = row_of(numbers, (mesh,) * stages, most, chunks, exchange)
-        terms.append(row_terms(row.arrays, units))
-        held = (n >= chunks) & (n <= row.arrays.most[..., None])
+        alike = (mesh,) * stages
+        row = row_of(numbers, alike, most_units(alike), chunks, exchange).arrays
+        terms.append(row.terms)
+        held = (n >= chunks) & (n <= row.most[..., None])
         allowed.append(np.where(held, 0.0, NEVER))
-        closing = row.arrays.after + row.arrays.leaving + norm[mesh]
+        closing = row.after + row.leaving + norm[mesh]
         alone.append(terms[-1][..., OWN] + closing[:, None, :])
         follows = np.where(held[0].any(axis=0), closing[0], NEVER)
         if space.may_be_first[mesh]:
@@ -360,23 +532,17 @@ def least_open(
 
     `low` must be a bound; `high` may be `NEVER`.
     """
-    row: tuple[int, ...] = ()
-    top = high
+    tries, top = 1, high
     if high >= NEVER:
-        top = max(low, program.least_work())
-        for _ in range(_DOUBLINGS):
-            answer = program.below(top)
-            if not answer.none:
-                row = answer.row
-                break
-            low, top = top, 1.5 * top
-        else:
-            return min(low, high), ()
-    else:
+        tries, top = _DOUBLINGS, max(low, program.least_work())
+    for _ in range(tries):
         answer = program.below(top)
-        if answer.none:
-            return high, ()
-        row = answer.row
+        if not answer.none:
+            break
+        low, top = top, 1.5 * top
+    else:
+        return min(low, high), ()
+    row = answer.row
     for _ in range(halvings):
         middle = 0.5 * (low + top)
         answer = program.below(middle)

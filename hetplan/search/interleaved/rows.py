@@ -60,7 +60,13 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.kernels import kernel
-from hetplan.search.one_f_one_b.replay import NEVER, boundaries_of, norm_seconds
+from hetplan.search.space.row import (
+    NEVER,
+    before_norm,
+    boundaries_of,
+    norm_seconds,
+    step_of_ends,
+)
 from hetplan.search.space.stage_table import FIRST, LAST, StageTable
 
 
@@ -124,14 +130,15 @@ TERMS = 8
 
 
 @kernel
-def slot_exchanges(
-    hops: Floats, s: int, stages: int, chunks: int, microbatches: int, found: Floats
-) -> None:
-    """Fill in [5] of slot s as `exchange_seconds` has them, from the hops above and below it."""
-    total = microbatches * chunks
+def slot_exchanges(hops: Floats, s: int, chunks: int, microbatches: int) -> Floats:
+    """[5] seconds of exchanges between the turns of slot s: of all, of those that the first and the
+    second detour leave out, and those of first and last slot while slot 0 is away, twice, with the
+    ways there and back. Lock-step only; `hops` as in `lockstep_ends`.
+    """
+    stages, total = hops.shape[1], microbatches * chunks
     last = stages - 1
     base = 2 * last + (chunks - 1) * stages
-    found[:] = 0.0
+    found = np.zeros(5)
     if s == last:
         found[3] = found[4] = 2.0 * hops[3, last] + hops[0, last] + hops[1, last]
     above = s - 1 if s > 0 else last
@@ -165,74 +172,7 @@ def slot_exchanges(
             here = begin - (s == 0) <= t < begin + stages - (s == last)
             if here and (s == 0 or s == last):
                 found[3 + detour] += wait
-
-
-@kernel
-def exchange_seconds(hops: Floats, stages: int, chunks: int, microbatches: int) -> Floats:
-    """[5, P] seconds of exchanges between the turns of each slot: of all, of those that the first
-    and the second detour leave out, and those of first and last slot while slot 0 is away, twice,
-    with the ways there and back. Lock-step only; `hops` as in `lockstep_ends`.
-    """
-    found = np.zeros((5, stages))
-    own = np.empty(5)
-    for s in range(stages):
-        slot_exchanges(hops, s, stages, chunks, microbatches, own)
-        for e in range(5):
-            found[e, s] = own[e]
     return found
-
-
-@kernel
-def slot_terms(
-    forward: Floats,
-    backward: Floats,
-    slot: int,
-    stages: int,
-    microbatches: int,
-    hop_above: float,
-    hop_below: float,
-    exchanges: Floats,
-    lockstep: bool,
-    out: Floats,
-) -> None:
-    """The numbers of a slot with these passes per chunk.
-
-    hop_above, hop_below: both ways of one transfer over the hop to the slot above, and below.
-    exchanges [5]: of this slot, zeros without lock-step.
-    """
-    chunks = forward.shape[0]
-    last = stages - 1
-    busy = 0.0
-    for c in range(chunks):
-        busy += forward[c] + backward[c]
-    out[RISE] = forward[0] + backward[0] + hop_below
-    out[OWN] = microbatches * busy + exchanges[0]
-    out[TURN:] = 0.0
-    passes = forward[chunks - 1] + backward[chunks - 1] + hop_above
-    out[TURN] = out[TURN_BACK] = passes
-    held = 1 if lockstep else 0
-    reached = (chunks - 1) * stages
-    warmup = reached + 2 * (last - slot)
-    total = microbatches * chunks
-    if lockstep and slot < last:
-        out[TURN] += forward[chunk_at(warmup, stages, chunks)]
-        out[TURN_BACK] += backward[chunks - 1 - chunk_at(total - 1 - warmup, stages, chunks)]
-    out[SKIP], out[SKIP_BACK] = exchanges[1], exchanges[2]
-    for place in range(reached + 1, min(warmup + 1 - held, total)):
-        out[SKIP] += forward[chunk_at(place, stages, chunks)]
-        out[SKIP_BACK] += backward[chunks - 1 - chunk_at(total - 1 - place, stages, chunks)]
-    if not lockstep or 0 < slot < last:
-        return
-    base = 2 * last + (chunks - 1) * stages
-    for detour in range(2):
-        out[AWAY + detour] = exchanges[3 + detour]
-        begin = chunks * stages - 1 if detour == 0 else total - 1
-        for t in range(begin, begin + stages):
-            k, y = t - slot, t + slot - base
-            if k < total:
-                out[AWAY + detour] += forward[chunk_at(k, stages, chunks)]
-            if y >= 0:
-                out[AWAY + detour] += backward[chunks - 1 - chunk_at(y, stages, chunks)]
 
 
 _GENERAL = 50
@@ -240,8 +180,10 @@ _GENERAL = 50
 
 
 class Arrays(NamedTuple):
-    """A row as compiled code takes it; P slots, V recomputations, v chunks."""
+    """A row as compiled code takes it; P slots, V recomputations, v chunks, L units."""
 
+    units: int
+    """L: layer units of the whole model."""
     microbatches: int
     chunks: int
     lockstep: bool
@@ -265,6 +207,9 @@ class Arrays(NamedTuple):
     """[P, L + 1]"""
     closing: float
     """What every plan of the row waits for besides: the sum of the norms."""
+    terms: Floats
+    """[P, V, L + 1, TERMS] `slot_terms` of every slot, recomputation and number of layer units.
+    Valid from the chunks' number up to what fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -273,8 +218,6 @@ class Row:
 
     mesh: tuple[int, ...]
     """Of every slot."""
-    units: int
-    """Layer units of the whole model."""
     exchange: Exchange
     rendezvous: bool
     arrays: Arrays
@@ -327,60 +270,50 @@ class Row:
 
 
 def row_of(
-    numbers: StageTable,
-    mesh: tuple[int, ...],
-    most: Ints,
-    chunks: int,
-    exchange: Exchange,
+    table: StageTable, mesh: tuple[int, ...], most: Ints, chunks: int, exchange: Exchange
 ) -> Row:
     """The row over these meshes; `most` [P, V] is what fits on each slot."""
-    at = np.array(mesh, dtype=np.int64)
-    slots = len(mesh)
-    boundaries = boundaries_of(numbers, at)
-    _lead_back(numbers, at, boundaries)
-    roles = np.zeros(slots, dtype=np.int64)
-    roles[0] += FIRST
-    roles[-1] += LAST
-    after = numbers.after[roles, at]
-    leaving = numbers.leaving[roles, at]
-    after -= leaving
-    after[[0, slots - 1]] += numbers.tied[at[0], at[-1]]
-    ends = np.stack((numbers.extra_forward, numbers.extra_backward))
-    batched = exchange is Exchange.MEGATRON and numbers.rendezvous
-    return Row(
-        mesh=mesh,
-        units=numbers.num_layers,
-        exchange=exchange,
-        rendezvous=numbers.rendezvous,
-        arrays=Arrays(
-            microbatches=numbers.num_microbatches,
-            chunks=chunks,
-            lockstep=bool(batched and lockstep_applies(slots, numbers.num_microbatches)),
-            one_detour=numbers.num_microbatches == slots,
-            unit_forward=np.ascontiguousarray(numbers.forward[:, at].T),
-            unit_backward=np.ascontiguousarray(numbers.backward[:, at].T),
-            first=np.ascontiguousarray(ends[:, FIRST, :, at[0]]),
-            last=np.ascontiguousarray(ends[:, LAST, :, at[-1]]),
-            hops=np.ascontiguousarray(boundaries[:4]),
-            most=np.ascontiguousarray(most, dtype=np.int64),
-            after=after,
-            leaving=leaving,
-            closing=float(norm_seconds(numbers, at, boundaries)),
-        ),
+    at, slots = np.array(mesh, dtype=np.int64), len(mesh)
+    boundaries = boundaries_of(table, at)
+    _lead_back(table, at, boundaries)
+    roles, tied = np.zeros(slots, dtype=np.int64), np.zeros((slots, 1))
+    roles[0], roles[-1] = FIRST, LAST
+    tied[[0, -1]] = table.tied[at[0], at[-1]]
+    leaving = table.leaving[roles, at]
+    ends = np.stack((table.extra_forward, table.extra_backward))
+    batched = exchange is Exchange.MEGATRON and table.rendezvous
+    arrays = Arrays(
+        units=table.num_layers,
+        microbatches=table.num_microbatches,
+        chunks=chunks,
+        lockstep=bool(batched and lockstep_applies(slots, table.num_microbatches)),
+        one_detour=table.num_microbatches == slots,
+        unit_forward=np.ascontiguousarray(table.forward[:, at].T),
+        unit_backward=np.ascontiguousarray(table.backward[:, at].T),
+        first=np.ascontiguousarray(ends[:, FIRST, :, at[0]]),
+        last=np.ascontiguousarray(ends[:, LAST, :, at[-1]]),
+        hops=np.ascontiguousarray(boundaries[:4]),
+        most=np.ascontiguousarray(most, dtype=np.int64),
+        after=before_norm(table.after[roles, at], leaving, tied),
+        leaving=leaving,
+        closing=float(norm_seconds(table, at, boundaries)),
+        terms=np.empty((0, 0, 0, TERMS)),
     )
+    arrays = arrays._replace(terms=row_terms(arrays))
+    return Row(mesh=mesh, exchange=exchange, rendezvous=table.rendezvous, arrays=arrays)
 
 
-def _lead_back(numbers: StageTable, at: Ints, boundaries: Floats) -> None:
+def _lead_back(table: StageTable, at: Ints, boundaries: Floats) -> None:
     """Fill in the hop from the last slot to the first one."""
     last = len(at) - 1
     left, right = at[last], at[0]
-    inside = left == right and last < numbers.stages_per_node[left]
+    inside = left == right and last < table.stages_per_node[left]
     if left == right and not inside:
-        boundaries[:4, last] = numbers.node_links[:, left]
-        boundaries[4, last] = numbers.norm_node_links[left]
+        boundaries[:4, last] = table.node_links[:, left]
+        boundaries[4, last] = table.norm_node_links[left]
     else:
-        boundaries[:4, last] = numbers.links[:, left, right]
-        boundaries[4, last] = numbers.norm_links[left, right]
+        boundaries[:4, last] = table.links[:, left, right]
+        boundaries[4, last] = table.norm_links[left, right]
 
 
 @kernel
@@ -389,9 +322,9 @@ def slot_passes(
 ) -> None:
     """Fill in [v] seconds of each chunk of a slot."""
     chunks = row.chunks
-    each, rest = units // chunks, units % chunks
+    share, rest = units // chunks, units % chunks
     for c in range(chunks):
-        held = each + (1 if c < rest else 0)
+        held = share + (1 if c < rest else 0)
         forward[c] = held * row.unit_forward[slot, variant]
         backward[c] = held * row.unit_backward[slot, variant]
     if slot == 0:
@@ -424,11 +357,10 @@ def fits(row: Arrays, variant: Ints, units: Ints) -> bool:
 @kernel
 def close(row: Arrays, units: Ints, ends: Floats) -> float:
     """The step, from when every slot has left the pipeline."""
-    arrived, leaving = 0.0, 0.0
+    after, leaving = np.empty(units.shape[0]), np.empty(units.shape[0])
     for s in range(units.shape[0]):
-        arrived = max(arrived, ends[s] + row.after[s, units[s]])
-        leaving = max(leaving, row.leaving[s, units[s]])
-    return arrived + leaving + row.closing
+        after[s], leaving[s] = row.after[s, units[s]], row.leaving[s, units[s]]
+    return step_of_ends(ends, after, leaving, row.closing)
 
 
 @kernel
@@ -441,29 +373,68 @@ def cut_seconds(row: Arrays, variant: Ints, units: Ints) -> float:
 
 
 @kernel
-def row_terms(row: Arrays, units: int) -> Floats:
-    """[P, V, L + 1, TERMS] `slot_terms` of every slot, recomputation and number of layer units.
+def _both_ways(hops: Floats, s: int) -> float:
+    return float(hops[0, s] + hops[1, s] + 2.0 * hops[2, s])
 
-    Valid from the chunks' number up to what fits.
+
+@kernel
+def slot_terms(
+    row: Arrays, slot: int, forward: Floats, backward: Floats, exchanges: Floats, out: Floats
+) -> None:
+    """The numbers of a slot with these passes per chunk.
+
+    exchanges [5]: of this slot, zeros without lock-step.
     """
+    chunks, microbatches, lockstep = row.chunks, row.microbatches, row.lockstep
+    stages = row.hops.shape[1]
+    last = stages - 1
+    # Both ways of one transfer over the hop to the slot above, and below.
+    hop_above, hop_below = _both_ways(row.hops, (slot - 1) % stages), _both_ways(row.hops, slot)
+    busy = 0.0
+    for c in range(chunks):
+        busy += forward[c] + backward[c]
+    out[RISE] = forward[0] + backward[0] + hop_below
+    out[OWN] = microbatches * busy + exchanges[0]
+    out[TURN:] = 0.0
+    passes = forward[chunks - 1] + backward[chunks - 1] + hop_above
+    out[TURN] = out[TURN_BACK] = passes
+    held = 1 if lockstep else 0
+    reached = (chunks - 1) * stages
+    warmup = reached + 2 * (last - slot)
+    total = microbatches * chunks
+    if lockstep and slot < last:
+        out[TURN] += forward[chunk_at(warmup, stages, chunks)]
+        out[TURN_BACK] += backward[chunks - 1 - chunk_at(total - 1 - warmup, stages, chunks)]
+    out[SKIP], out[SKIP_BACK] = exchanges[1], exchanges[2]
+    for place in range(reached + 1, min(warmup + 1 - held, total)):
+        out[SKIP] += forward[chunk_at(place, stages, chunks)]
+        out[SKIP_BACK] += backward[chunks - 1 - chunk_at(total - 1 - place, stages, chunks)]
+    if not lockstep or 0 < slot < last:
+        return
+    base = 2 * last + (chunks - 1) * stages
+    for detour in range(2):
+        out[AWAY + detour] = exchanges[3 + detour]
+        begin = chunks * stages - 1 if detour == 0 else total - 1
+        for t in range(begin, begin + stages):
+            k, y = t - slot, t + slot - base
+            if k < total:
+                out[AWAY + detour] += forward[chunk_at(k, stages, chunks)]
+            if y >= 0:
+                out[AWAY + detour] += backward[chunks - 1 - chunk_at(y, stages, chunks)]
+
+
+@kernel
+def row_terms(row: Arrays) -> Floats:
+    """`Arrays.terms` of the row."""
     slots, variants = row.unit_forward.shape
-    terms = np.zeros((slots, variants, units + 1, TERMS))
-    exchanges = np.zeros((5, slots))
-    if row.lockstep:
-        exchanges = exchange_seconds(row.hops, slots, row.chunks, row.microbatches)
+    terms = np.zeros((slots, variants, row.units + 1, TERMS))
     forward, backward = np.empty(row.chunks), np.empty(row.chunks)
-    own = np.empty(5)
+    exchanges = np.zeros(5)
     for s in range(slots):
-        above = (s - 1) % slots
-        hop_above = row.hops[0, above] + row.hops[1, above] + 2.0 * row.hops[2, above]
-        hop_below = row.hops[0, s] + row.hops[1, s] + 2.0 * row.hops[2, s]
-        for e in range(5):
-            own[e] = exchanges[e, s]
+        if row.lockstep:
+            exchanges = slot_exchanges(row.hops, s, row.chunks, row.microbatches)
         for v in range(variants):
-            for n in range(row.chunks, min(units, row.most[s, v]) + 1):
+            for n in range(row.chunks, min(row.units, row.most[s, v]) + 1):
                 slot_passes(row, s, v, n, forward, backward)
-                slot_terms(
-                    forward, backward, s, slots, row.microbatches, hop_above, hop_below, own,
-                    row.lockstep, terms[s, v, n],
-                )  # fmt: skip
+                slot_terms(row, s, forward, backward, exchanges, terms[s, v, n])
     return terms

@@ -1,11 +1,11 @@
-"""The best plan of one interleaved family: rows of slots, cut by a program and by replay.
+"""Solver of interleaved families: improve, sharpen, prove, list.
 
-`improve` visits the likeliest rows, cuts them by the program and by work, and moves layers by
-replay. `prove` bounds every row: by what its slots can hold, then by the program over its cuts,
-then by replaying every cut that the program's bound leaves open. A row of which nothing is left is
-closed at the target of that moment. Families with more rows than can be listed are bounded over
-sets of islands (`island_bound`), which also says where to look for plans. Families that differ in
-nothing but their chunks have one space.
+`improve` visits the likeliest rows (`heuristic`), cuts them by the program and by work, and moves
+layers by replay. `prove` bounds every row (`bound`): by what its slots can hold, then by the
+program over its cuts; then it lists every cut that the program's bound leaves open (`enumerate`). A
+row of which nothing is left is closed at the target of that moment. Families with more rows than
+can be listed are bounded over sets of islands (`island_bound`), which also says where to look for
+plans. Families that differ in nothing but their chunks have one space.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from functools import cached_property
 
 import numpy as np
 
-from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.pieces import own_depth
-from hetplan.search.interleaved.bound import capacity_bound, least_bound
+from hetplan.search.family_solver import FamilySolver, chosen_of_slots
+from hetplan.search.interleaved.bound import CutBound, capacity_bound, least_bound
 from hetplan.search.interleaved.enumerate import (
     fastest,
     list_cuts,
@@ -37,11 +38,11 @@ from hetplan.search.interleaved.heuristic import (
     units_of,
 )
 from hetplan.search.interleaved.island_bound import IslandProgram, island_program, least_open
-from hetplan.search.interleaved.memory import MemoryRoom
-from hetplan.search.interleaved.rows import Row, row_of, row_terms
-from hetplan.search.one_f_one_b.replay import NEVER
-from hetplan.search.solver import Best, OrderFreeBound
+from hetplan.search.interleaved.rows import Row, row_of
+from hetplan.search.solver import Best
+from hetplan.search.space.chunk_memory import ChunkMemory
 from hetplan.search.space.family import Family
+from hetplan.search.space.row import NEVER
 from hetplan.search.space.stage_table import StageTable
 from hetplan.search.table_maker import TableMaker
 
@@ -79,26 +80,22 @@ class _Open:
     """A row of the family, and the least that is known of its plans."""
 
     row: Row
-    terms: Floats
     bound: float
 
+    def program(self, cutoff: float) -> CutBound:
+        """The bound of its cuts below the cutoff."""
+        return least_bound(self.row.arrays, min(cutoff, NEVER))
 
-class InterleavedSolver:
+
+class InterleavedSolver(FamilySolver):
     """Searches the plans of one family under interleaved 1F1B."""
 
     def __init__(self, index: int, family: Family, maker: TableMaker) -> None:
-        self.index = index
-        self.family = family
-        self.whole = True
-        """Whether all rows were listed, so that each can be bounded."""
-        self._maker = maker
+        super().__init__(index, family, maker)
         self._listed: list[_Open] | None = None
+        self._whole = True
+        """Whether all rows were listed, so that each can be bounded."""
         self._programs: dict[int, IslandProgram] = {}
-
-    @cached_property
-    def order_free(self) -> OrderFreeBound:
-        """Order-free bound and estimate of the family."""
-        return self._maker.order_free(self.family)
 
     @cached_property
     def space(self) -> StageTable:
@@ -106,93 +103,38 @@ class InterleavedSolver:
         return self._maker.unchunked_space(self.family)
 
     @cached_property
-    def _memory(self) -> MemoryRoom:
+    def _memory(self) -> ChunkMemory:
         return self._maker.chunk_memory(self.family)
 
-    def _rows(self, limit: float) -> list[_Open]:
-        """Rows that may have a step below `limit`, least bound first; kept once they are listed.
-
-        A later limit is never higher. None, and `whole` is false, where they are too many.
-        """
-        if self._listed is None:
-            meshes = rows(self.space, self.family, self._memory, limit, _MAX_ROWS)
-            if meshes is None:
-                meshes = self._rows_by_islands(limit)
-            self.whole = meshes is not None
-            found = [self._open(mesh) for mesh in meshes or ()]
-            found = [each for each in found if each.bound < limit]
-            found.sort(key=lambda each: (each.bound, each.row.mesh))
-            self._listed = found
-        return self._listed
-
-    def _open(self, mesh: tuple[int, ...]) -> _Open:
-        family, units = self.family, self.space.num_layers
-        most = self._memory.most_units(mesh)
-        row = row_of(self.space, mesh, most, family.virtual_stages, self._maker.exchange)
-        terms = row_terms(row.arrays, units)
-        return _Open(row, terms, float(capacity_bound(row.arrays, terms, units)))
-
-    def improve(self, best: Best) -> None:
+    def _improve(self, best: Best) -> None:
         """Offer the best cuts of the likeliest rows."""
-        if not best.still_open(self.index, self._crossing_bound):
-            return
         limit = min(best.target, NEVER)
         self._like_best(best)
-        found = self._rows(limit)
-        if not self.whole:
-            found = self._likely(best)
-        for each in found[:_FIRST_ROWS]:
+        likeliest = self._rows(limit)
+        if not self._whole:
+            likeliest = self._likely(best)
+        for one in likeliest[:_FIRST_ROWS]:
             best.check_time()
-            if each.bound >= limit:
+            if one.bound >= limit:
                 return
-            start = proportional(each.row)
-            if start is not None:
-                self._polish(each.row, *start, best)
-            bound, variant, units, _, _ = self._program(each, best.seconds)
-            if bound < NEVER:
-                self._polish(each.row, variant, units, best)
-
-    def sharpen(self, best: Best) -> None:
-        """By the bound that knows boundaries between islands."""
-        best.still_open(self.index, self._crossing_bound)
-
-    def _crossing_bound(self, enough: float) -> float:
-        return self._maker.crossing_bound(self.family, enough)
+            self.offer_row(one, best)
 
     def _like_best(self, best: Best) -> None:
         """The row and the cut of the best plan so far, where the family has them."""
         space, family = self.space, self.family
         runs = like(family, self._maker.island_names, best.chosen)
-        row = meshes_of(runs)
-        if best.chosen is None or len(row) not in stage_counts(space, family):
+        mesh = meshes_of(runs)
+        if best.chosen is None or len(mesh) not in stage_counts(space, family):
             return
         if not legal(space, runs):
             return
-        opened = self._open(row)
-        if opened.bound < min(best.target, NEVER):
+        one = self._open(mesh)
+        if one.bound < min(best.target, NEVER):
             units = np.array(units_of(space, best.chosen), dtype=np.int64)
-            arrays = opened.row.arrays
+            arrays = one.row.arrays
             cost = arrays.unit_forward + arrays.unit_backward
             variant = np.where(arrays.most >= units[:, None], cost, NEVER).argmin(axis=1)
-            self._polish(opened.row, variant.astype(np.int64), units, best)
-
-    def _rows_by_islands(self, limit: float) -> list[tuple[int, ...]] | None:
-        """The same rows, fewer of them, by what positions can hold (`interleaved.islands`)."""
-        found: list[tuple[int, ...]] = []
-        for stages in stage_counts(self.space, self.family):
-            some = self._island_program(stages).rows(limit, _MAX_ROWS - len(found))
-            if some is None:
-                return None
-            found += [row for row in some if legal(self.space, runs_of(row))]
-        return found
-
-    def _island_program(self, stages: int) -> IslandProgram:
-        found = self._programs.get(stages)
-        if found is None:
-            found = self._programs[stages] = island_program(
-                self.space, self.family, self._memory, self._maker.exchange, stages
-            )
-        return found
+            self.offer_cut(one.row, variant.astype(np.int64), units, best)
 
     def _likely(self, best: Best) -> list[_Open]:
         """Rows to begin with where there are too many to list, and what moves make of the best."""
@@ -201,20 +143,19 @@ class InterleavedSolver:
         least = min(best.target, NEVER)
         for stages in stage_counts(space, family):
             best.check_time()
-            _, row = least_open(self._island_program(stages), 0.0, least, _HALVINGS)
-            runs = runs_of(row)
-            if runs and legal(space, runs):
-                starts[runs] = None
+            _, mesh = least_open(self._island_program(stages), 0.0, least, _HALVINGS)
+            if legal(space, runs_of(mesh)):
+                starts[runs_of(mesh)] = None
         found = []
         for runs in starts:
-            each = self._open(meshes_of(runs))
-            if each.bound < least:
-                each.bound = self._program(each, NEVER)[0]
-                found.append(each)
-        found.sort(key=lambda each: (each.bound, each.row.mesh))
+            one = self._open(meshes_of(runs))
+            if one.bound < least:
+                one.bound = one.program(NEVER).seconds
+                found.append(one)
+        found.sort(key=lambda one: (one.bound, one.row.mesh))
         if found and found[0].bound < NEVER:
             found.insert(0, self._climbed(found[0], best))
-        return [each for each in found if each.bound < NEVER]
+        return [one for one in found if one.bound < NEVER]
 
     def _climbed(self, top: _Open, best: Best) -> _Open:
         """The row of least bound that moves from this one to the next better row reach."""
@@ -225,91 +166,27 @@ class InterleavedSolver:
             for runs in neighbours(space, family, runs_of(top.row.mesh)):
                 best.check_time()
                 tried += 1
-                each = self._open(meshes_of(runs))
-                if each.bound < top.bound:
-                    each.bound = self._program(each, top.bound)[0]
-                if each.bound < top.bound:
-                    top, moved = each, True
+                one = self._open(meshes_of(runs))
+                if one.bound < top.bound:
+                    one.bound = one.program(top.bound).seconds
+                if one.bound < top.bound:
+                    top, moved = one, True
                     break
                 if tried >= _ROWS_CLIMBED:
                     break
         return top
 
-    def prove(self, best: Best) -> None:
-        """Bound every row, replay what is left open, and raise the family's bound."""
-        if not best.still_open(self.index, self._crossing_bound):
-            return
-        least = limit = min(best.target, NEVER)
-        if not self.whole:
-            self._listed = None  # fewer rows may be below this limit
-        left, replays = _MAX_WORK * 10**best.effort, best.replays
-        for each in self._rows(limit):
-            best.check_time()
-            if each.bound < best.target:
-                each.bound = max(each.bound, self._close(each, best, left))
-                left -= (best.replays - replays) * each.row.work
-                replays = best.replays
-            least = min(least, each.bound)
-        if not self.whole:
-            least = self._least_of_islands(best)
-        best.raise_bound(self.index, least if least < NEVER else float("inf"))
+    def offer_row(self, one: _Open, best: Best) -> None:
+        """Cut and polish a row of slots by work and by the program; offer the fastest."""
+        start = proportional(one.row)
+        if start is not None:
+            self.offer_cut(one.row, *start, best)
+        cut = one.program(best.seconds)
+        if cut.seconds < NEVER:
+            self.offer_cut(one.row, cut.variant, cut.units, best)
 
-    def _least_of_islands(self, best: Best) -> float:
-        """A bound of all rows, by islands (`interleaved.islands`)."""
-        known, least = best.bounds[self.index], NEVER
-        for stages in stage_counts(self.space, self.family):
-            best.check_time()
-            best.explored += 1
-            target = min(best.target, NEVER)
-            bound, row = least_open(self._island_program(stages), known, target, _HALVINGS)
-            runs = runs_of(row)
-            if runs and legal(self.space, runs):
-                each = self._open(row)
-                step, variant, units, _, _ = self._program(each, target)
-                if step < NEVER:
-                    self._polish(each.row, variant, units, best)
-            least = min(least, bound)
-        return least
-
-    def _program(self, each: _Open, cutoff: float) -> tuple[float, Ints, Ints, Floats, Ints]:
-        found: tuple[float, Ints, Ints, Floats, Ints] = least_bound(
-            each.row.arrays, each.terms, each.row.units, min(cutoff, NEVER)
-        )
-        return found
-
-    def _close(self, each: _Open, best: Best, left: int) -> float:
-        """A bound of the row: the target where no cut of it is below.
-
-        `left`: passes that replays of its cuts may run together.
-        """
-        target = best.target
-        best.explored += 1
-        bound, variant, units, labels, counts = self._program(each, target)
-        if bound >= NEVER:
-            return min(target, NEVER)
-        best.replays += 1
-        if each.row.seconds(variant, units) < _NEAR * best.seconds:
-            self._polish(each.row, variant, units, best)
-        target = best.target
-        if bound >= target:
-            return bound
-        row, lockstep = each.row, each.row.arrays.lockstep
-        cuts, count, whole = list_cuts(
-            row.arrays, each.terms, row.units, target, labels, counts,
-            min(_MAX_CUTS if lockstep else _GENERAL_CUTS, max(0, left // row.work)), _EFFORT,
-        )  # fmt: skip
-        if lockstep:
-            seconds, at = fastest(row.arrays, cuts, count)
-        else:
-            steps = [row.seconds(*cuts[i]) for i in range(count)]
-            at = int(np.argmin(steps)) if steps else -1
-            seconds = steps[at] if steps else NEVER
-        best.replays += count
-        if at >= 0:
-            self._offer(row, cuts[at, 0], cuts[at, 1], seconds, best)
-        return min(target, max(seconds, bound)) if whole else bound
-
-    def _polish(self, row: Row, variant: Ints, units: Ints, best: Best) -> None:
+    def offer_cut(self, row: Row, variant: Ints, units: Ints, best: Best) -> None:
+        """Polish a cut and offer it."""
         most = min(_POLISH_REPLAYS, 1 + _POLISH_WORK // row.work)
         seconds, variant, units, replays = polish(row, variant, units, most)
         best.replays += replays
@@ -320,22 +197,113 @@ class InterleavedSolver:
         if seconds < best.wanted(self.index):
             best.offer(self.index, self._chosen(row, variant, units), seconds)
 
+    def _prove(self, best: Best) -> None:
+        """Bound every row, list the cuts that are left open, and raise the family's bound."""
+        least = limit = min(best.target, NEVER)
+        if not self._whole:
+            self._listed = None  # fewer rows may be below this limit
+        left, replays = _MAX_WORK * 10**best.effort, best.replays
+        for one in self._rows(limit):
+            best.check_time()
+            if one.bound < best.target:
+                one.bound = max(one.bound, self._prove_row(one, best, left))
+                left -= (best.replays - replays) * one.row.work
+                replays = best.replays
+            least = min(least, one.bound)
+        if not self._whole:
+            least = self._least_of_islands(best)
+        best.raise_bound(self.index, least if least < NEVER else float("inf"))
+
+    def _prove_row(self, one: _Open, best: Best, left: int) -> float:
+        """A bound of the row: the target where no cut of it is below.
+
+        `left`: passes that replays of its cuts may run together.
+        """
+        target, row = best.target, one.row
+        best.explored += 1
+        cut = one.program(target)
+        if cut.seconds >= NEVER:
+            return min(target, NEVER)
+        best.replays += 1
+        if row.seconds(cut.variant, cut.units) < _NEAR * best.seconds:
+            self.offer_cut(row, cut.variant, cut.units, best)
+        if cut.seconds >= best.target:
+            return cut.seconds
+        return self._list_row(row, cut, best, left)
+
+    def _least_of_islands(self, best: Best) -> float:
+        """A bound of all rows, by islands (`island_bound`)."""
+        known, least = best.bounds[self.index], NEVER
+        for stages in stage_counts(self.space, self.family):
+            best.check_time()
+            best.explored += 1
+            target = min(best.target, NEVER)
+            bound, mesh = least_open(self._island_program(stages), known, target, _HALVINGS)
+            if legal(self.space, runs_of(mesh)):
+                one = self._open(mesh)
+                cut = one.program(target)
+                if cut.seconds < NEVER:
+                    self.offer_cut(one.row, cut.variant, cut.units, best)
+            least = min(least, bound)
+        return least
+
+    def _island_program(self, stages: int) -> IslandProgram:
+        if stages not in self._programs:
+            self._programs[stages] = island_program(
+                self.space, self.family, self._memory.most_units, self._maker.exchange, stages
+            )
+        return self._programs[stages]
+
+    def _rows(self, limit: float) -> list[_Open]:
+        """Rows that may have a step below `limit`, least bound first; kept once they are listed.
+
+        A later limit is never higher. None, and `_whole` is false, where they are too many.
+        """
+        if self._listed is None:
+            meshes = rows(self.space, self.family, self._memory.most_units, limit, _MAX_ROWS)
+            if meshes is None:
+                meshes = self._rows_by_islands(limit)
+            self._whole = meshes is not None
+            every = map(self._open, meshes or ())
+            self._listed = [one for one in every if one.bound < limit]
+            self._listed.sort(key=lambda one: (one.bound, one.row.mesh))
+        return self._listed
+
+    def _rows_by_islands(self, limit: float) -> list[tuple[int, ...]] | None:
+        """The same rows, fewer of them, by what positions can hold (`island_bound`)."""
+        found: list[tuple[int, ...]] = []
+        for stages in stage_counts(self.space, self.family):
+            some = self._island_program(stages).rows(limit, _MAX_ROWS - len(found))
+            if some is None:
+                return None
+            found += [mesh for mesh in some if legal(self.space, runs_of(mesh))]
+        return found
+
+    def _open(self, mesh: tuple[int, ...]) -> _Open:
+        most = self._memory.most_units(mesh)
+        row = row_of(self.space, mesh, most, self.family.virtual_stages, self._maker.exchange)
+        return _Open(row, float(capacity_bound(row.arrays)))
+
+    def _list_row(self, row: Row, bound: CutBound, best: Best, left: int) -> float:
+        """Replay every cut below the target where they are few; a bound of the row."""
+        target, lockstep = best.target, row.arrays.lockstep
+        most = min(_MAX_CUTS if lockstep else _GENERAL_CUTS, max(0, left // row.work))
+        cuts, count, whole = list_cuts(row.arrays, bound, target, most, _EFFORT)
+        if lockstep:
+            seconds, at = fastest(row.arrays, cuts, count)
+        else:
+            steps = [row.seconds(*cuts[i]) for i in range(count)]
+            at = int(np.argmin(steps)) if steps else -1
+            seconds = steps[at] if steps else NEVER
+        best.replays += count
+        if at >= 0:
+            self._offer(row, cuts[at, 0], cuts[at, 1], seconds, best)
+        return min(target, max(seconds, bound.seconds)) if whole else bound.seconds
+
     def _chosen(self, row: Row, variant: Ints, units: Ints) -> ChosenPlan:
         """The plan of these slots."""
-        family, space, islands = self.family, self.space, self._maker.island_names
-        m, chunks, slots = family.num_microbatches, family.virtual_stages, row.slots
-        stages = []
-        for s, at in enumerate(row.mesh):
-            each, rest = divmod(int(units[s]), chunks)
-            held = [(each + (c < rest)) * space.layers_per_unit for c in range(chunks)]
-            held[0] += space.front_layers * (s == 0)
-            held[-1] += space.back_layers * (s == slots - 1)
-            stages.append(
-                family.meshes[at].stage(
-                    islands,
-                    tuple(held),
-                    family.recompute[int(variant[s])],
-                    own_depth(family.schedule, s, slots, m, chunks),
-                )
-            )
-        return family.plan(stages)
+        family, slots = self.family, row.slots
+        m, chunks = family.num_microbatches, family.virtual_stages
+        depth = [own_depth(family.schedule, s, slots, m, chunks) for s in range(slots)]
+        names = self._maker.island_names
+        return chosen_of_slots(family, self.space, names, row.mesh, variant, units, depth)

@@ -1,4 +1,4 @@
-"""The best plans of a family with few plans, by replay of every one that its bound lets through.
+"""Enumeration of 1F1B families: every plan, where they are few.
 
 Rows of slots are listed: every order of meshes with islands of their own, every number of stages,
 every extra depth. For each row an odometer over recomputation and layers of the slots before the
@@ -17,9 +17,9 @@ import numpy as np
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.bounds import busy_seconds
 from hetplan.kernels import kernel
-from hetplan.search.one_f_one_b.cut import estimate
-from hetplan.search.one_f_one_b.heuristic import EXTRA, MESH, STAGES, violations
-from hetplan.search.one_f_one_b.replay import fits, role_of, step_seconds
+from hetplan.search.one_f_one_b.heuristic import EXTRA, STAGES, violations
+from hetplan.search.one_f_one_b.rows import Slots, estimate, most_units, step_seconds
+from hetplan.search.space.row import role_of
 from hetplan.search.space.stage_table import StageTable, most_stages
 
 Row = tuple[tuple[int, int, int], ...]
@@ -35,17 +35,39 @@ _UNFINISHED = -2
 """Answer of a slice after which there is more to visit."""
 
 
+class KeptCuts(NamedTuple):
+    """The K fastest cuts of a row, in no order."""
+
+    steps: Floats
+    """[K]"""
+    variants: Ints
+    """[K, P]"""
+    units: Ints
+    """[K, P]"""
+
+
+def kept_cuts(most: int, slots: int) -> KeptCuts:
+    """Room for so many cuts of a row of so many slots."""
+    shape = most, slots
+    return KeptCuts(
+        np.zeros(most), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    )
+
+
 class _Place(NamedTuple):
     """Where the odometer of a row stands."""
 
+    row: Slots
+    most: Ints
+    """[P, V] units that fit."""
+    rest: Ints
+    """[P + 1] units that this slot and those after it can hold."""
     at: Ints
-    """(slot, plans kept, number of the slowest of them)."""
-    variant: Ints
-    units: Ints
+    """(slot, cuts kept, number of the slowest of them)."""
     left: Ints
-    """Units that this slot and those after it hold."""
+    """[P + 1] units that this slot and those after it have to hold."""
     before: Floats
-    """Seconds of a microbatch in the slots before this one."""
+    """[P + 1] seconds of a microbatch in the slots before this one."""
 
 
 def rows(table: StageTable, check: Callable[[], None] | None = None) -> Iterator[Row]:
@@ -98,91 +120,65 @@ def few_plans(
     return tuple(found)
 
 
-def row_arrays(row: Row) -> tuple[Ints, Ints]:
-    """(mesh, extra depth) of every slot."""
-    mesh = [run[MESH] for run in row for _ in range(run[STAGES])]
-    extra = [run[EXTRA] for run in row for _ in range(run[STAGES])]
-    return np.array(mesh, dtype=np.int64), np.array(extra, dtype=np.int64)
-
-
 def cheapest(
     table: StageTable,
-    mesh: Ints,
-    extra: Ints,
+    row: Slots,
     ceiling: float,
     budget: int,
-    kept_steps: Floats,
-    kept_variants: Ints,
-    kept_units: Ints,
+    kept: KeptCuts,
     spent: Ints,
     check: Callable[[], None] | None = None,
 ) -> int:
-    """The K least steps below `ceiling` over all cuts of a row; how many there are, up to K.
+    """Fill `kept` with the K least steps below `ceiling` over all cuts of a row; how many they are.
 
-    Fills `kept_steps` [K], in no order, and the slots `kept_variants` and `kept_units` [K, slots],
-    adds to `spent` (operations, replays, plans) and gives minus one where it ended at `budget`
+    Adds to `spent` (operations, replays, plans) and gives minus one where it ended at `budget`
     operations. `check` is called now and then and may raise; what is kept by then stands.
     """
-    slots = len(mesh)
-    most = _most_units(table, mesh, extra)
+    slots = len(row.mesh)
+    most = most_units(table, row.mesh, row.extra)
     widest = most.max(axis=1)
     if widest.min() < 1:
         return 0
     rest = np.zeros(slots + 1, dtype=np.int64)
-    rest[:slots] = widest[::-1].cumsum()[::-1]  # what slots s, s + 1, ... can hold
+    rest[:slots] = widest[::-1].cumsum()[::-1]
     place = _Place(
+        row=Slots(row.mesh, np.zeros_like(row.mesh), np.zeros_like(row.mesh), row.extra),
+        most=most,
+        rest=rest,
         at=np.zeros(3, dtype=np.int64),
-        variant=np.zeros(slots, dtype=np.int64),
-        units=np.zeros(slots, dtype=np.int64),
         left=np.zeros(slots + 1, dtype=np.int64),
         before=np.zeros(slots + 1),
     )
     place.left[0] = table.num_layers
-    fixed = (table, mesh, extra, most, rest, ceiling, budget)
     while True:
-        kept = _turn(*fixed, place, kept_steps, kept_variants, kept_units, spent, _SLICE)
-        if kept != _UNFINISHED:
-            return int(kept)
+        count = _turn(table, ceiling, budget, place, kept, spent, _SLICE)
+        if count != _UNFINISHED:
+            return int(count)
         if check is not None:
             check()
 
 
 @kernel
-def _most_units(table: StageTable, mesh: Ints, extra: Ints) -> Ints:
-    """[P, V] units that fit."""
-    slots, variants = mesh.shape[0], table.forward.shape[0]
-    most = np.zeros((slots, variants), np.int64)
-    for s in range(slots):
-        for v in range(variants):
-            most[s, v] = fits(table, slots, s, mesh[s], v, extra[s])
-    return most
-
-
-@kernel
 def _turn(
     table: StageTable,
-    mesh: Ints,
-    extra: Ints,
-    most: Ints,
-    rest: Ints,
     ceiling: float,
     budget: int,
     place: _Place,
-    kept_steps: Floats,
-    kept_variants: Ints,
-    kept_units: Ints,
+    kept: KeptCuts,
     spent: Ints,
     slice_: int,
 ) -> int:
     """`cheapest` from `place` on, for about `slice_` operations."""
+    # Long: one odometer, whose place is in local numbers.
+    row, most, rest = place.row, place.most, place.rest
+    mesh, variant, units, left, before = row.mesh, row.variant, row.units, place.left, place.before
     slots, variants, m = mesh.shape[0], table.forward.shape[0], table.num_microbatches
-    variant, units, left, before = place.variant, place.units, place.left, place.before
-    s, kept, worst = place.at[0], place.at[1], place.at[2]
-    best = kept_steps[worst] if kept == kept_steps.shape[0] else ceiling
+    s, count, worst = place.at[0], place.at[1], place.at[2]
+    best = kept.steps[worst] if count == kept.steps.shape[0] else ceiling
     done = 0
     while s >= 0:
         if done > slice_:
-            place.at[0], place.at[1], place.at[2] = s, kept, worst
+            place.at[0], place.at[1], place.at[2] = s, count, worst
             return _UNFINISHED
         done += 1
         units[s] += 1
@@ -211,18 +207,18 @@ def _turn(
         done += 8 * slots
         if spent[0] > budget:
             return -1
-        if estimate(table, mesh, variant, units, extra, True) >= best:
+        if estimate(table, row, True) >= best:
             continue
         spent[0] += 2 * slots * m
         spent[1] += 1
         done += 2 * slots * m
-        step = step_seconds(table, mesh, variant, units, extra)
+        step = step_seconds(table, row)
         if step < best:
-            at = kept if kept < kept_steps.shape[0] else worst
-            kept = max(kept, at + 1)
-            kept_steps[at] = step
-            kept_variants[at], kept_units[at] = variant, units
-            if kept == kept_steps.shape[0]:
-                worst = int(np.argmax(kept_steps))
-                best = kept_steps[worst]
-    return int(kept)
+            at = count if count < kept.steps.shape[0] else worst
+            count = max(count, at + 1)
+            kept.steps[at] = step
+            kept.variants[at], kept.units[at] = variant, units
+            if count == kept.steps.shape[0]:
+                worst = int(np.argmax(kept.steps))
+                best = kept.steps[worst]
+    return int(count)

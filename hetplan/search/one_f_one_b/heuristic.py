@@ -1,8 +1,8 @@
-"""Which meshes, in which order, with how many stages each: a good row of slots by local search.
+"""Heuristic of 1F1B families: good plans, fast, without proof.
 
-A row is written as runs: (mesh, stages, extra depth) from the first stage to the last; `cut`
-gives each the layers and the recomputation of its slots. From a row the search goes to the best of
-its neighbours while that helps,
+Which meshes, in which order, with how many stages each? A row is written as runs: (mesh, stages,
+extra depth) from the first stage to the last; `cut` gives its slots layers and recomputations. From
+a row the search goes to better neighbours while there are any,
 
     stages     one run has more or fewer stages, or gives some to another
     order      two runs change places, one moves elsewhere
@@ -13,18 +13,29 @@ then shakes the best row and goes again. Fixed seed, budget in slots that were c
 give equal rows.
 
 `polish` moves single layers and changes recomputations of a cut, by replay where the closed forms
-of `cut.estimate` leave a move a chance.
+of `rows.estimate` leave a move a chance.
+
+Neighbourhoods grow with the meshes, and most meshes of an island are worse than another one on it,
+so of many meshes only the likely ones are searched (`likely_meshes`).
 """
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
-from hetplan.cost.arrays import Ints
+import numpy as np
+
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.kernels import kernel
-from hetplan.search.one_f_one_b.cut import cut, estimate
-from hetplan.search.one_f_one_b.replay import NEVER, fits, step_seconds
+from hetplan.search.one_f_one_b.rows import (
+    Slots,
+    cut,
+    estimate,
+    most_units,
+    step_seconds,
+)
+from hetplan.search.solver import RESOLUTION
+from hetplan.search.space.row import NEVER
 from hetplan.search.space.stage_table import StageTable
 
 MESH, STAGES, EXTRA = 0, 1, 2
@@ -70,8 +81,8 @@ def violations(table: StageTable, most_slots: int, runs: Ints, count: int) -> in
 
 
 @kernel
-def expand(runs: Ints, count: int) -> tuple[Ints, Ints]:
-    """(mesh, extra depth) of every slot."""
+def expand(runs: Ints, count: int) -> Slots:
+    """The slots of the first `count` runs, without layers."""
     slots = 0
     for r in range(count):
         slots += runs[r, STAGES]
@@ -81,7 +92,7 @@ def expand(runs: Ints, count: int) -> tuple[Ints, Ints]:
         for _ in range(runs[r, STAGES]):
             mesh[s], extra[s] = runs[r, MESH], runs[r, EXTRA]
             s += 1
-    return mesh, extra
+    return Slots(mesh, np.zeros_like(mesh), np.zeros_like(mesh), extra)
 
 
 @kernel
@@ -93,21 +104,14 @@ def score(table: StageTable, most_slots: int, runs: Ints, count: int, ceiling: f
     wrong = violations(table, most_slots, runs, count)
     if wrong != 0:
         return NEVER if wrong < 0 else _WRONG * wrong
-    mesh, extra = expand(runs, count)
-    slots = mesh.shape[0]
-    variant, units = np.empty(slots, np.int64), np.empty(slots, np.int64)
-    if cut(table, mesh, extra, 0.0, ceiling, variant, units):
-        return estimate(table, mesh, variant, units, extra, False)
+    row = expand(runs, count)
+    if cut(table, row, 0.0, ceiling):
+        return estimate(table, row, False)
     if ceiling < _SHORT:
         return NEVER
-    room = 0
-    for s in range(slots):
-        widest = 0
-        for v in range(table.forward.shape[0]):
-            widest = max(widest, fits(table, slots, s, mesh[s], v, extra[s]))
-        if widest < 1:
-            room -= table.num_layers
-        room += widest
+    most, room = most_units(table, row.mesh, row.extra), 0
+    for s in range(most.shape[0]):
+        room += most[s].max() if most[s].max() > 0 else -table.num_layers
     return _SHORT * (1.0 + max(0, table.num_layers - room))
 
 
@@ -131,20 +135,19 @@ def neighbour(
     most_slots: int,
     runs: Ints,
     count: int,
-    kind: int,
-    a: int,
-    b: int,
-    c: int,
+    move: tuple[int, int, int, int],
     found: Ints,
 ) -> int:
     """The runs of one neighbour in `found`, and how many; 0 where there is none.
 
-    Kinds: 0 run a has c stages more; 1 run a gives c stages to run b; 2 runs a and b change
-    places; 3 run a moves to place b; 4 run a goes to mesh b, filling as much of it times c / 4;
-    5 mesh b with c stages joins at place a; 6 run a leaves; 7 runs up to a get c more depth.
+    A move is its kind and up to three numbers a, b and c. Kinds: 0 run a has c stages more; 1 run a
+    gives c stages to run b; 2 runs a and b change places; 3 run a moves to place b; 4 run a goes to
+    mesh b, filling as much of it times c / 4; 5 mesh b with c stages joins at place a; 6 run a
+    leaves; 7 runs up to a get c more depth.
     Where stages are too many then, or too few of a pinned number, the other runs give or take the
     difference.
     """
+    kind, a, b, c = move
     _keep(found, runs, count)
     if kind == 0:
         found[a, STAGES] += c
@@ -237,7 +240,7 @@ def descend(
                             break
                         if spent[0] >= budget or a >= (count + 1 if kind == 5 else count):
                             break
-                        number = neighbour(table, most_slots, runs, count, kind, a, b, c, found)
+                        number = neighbour(table, most_slots, runs, count, (kind, a, b, c), found)
                         if number < 1:
                             continue
                         seconds = score(table, most_slots, found, number, best)
@@ -278,26 +281,39 @@ def _amount(
     return 0
 
 
+class KeptRows(NamedTuple):
+    """The best distinct rows of a local search, best first."""
+
+    runs: Ints
+    """[K, R, 3]"""
+    counts: Ints
+    """[K] runs of each; 0: there is no such row."""
+    scores: Floats
+    """[K]"""
+
+
+def kept_rows(most: int, runs: int) -> KeptRows:
+    """Room for so many rows, of at most so many runs."""
+    return KeptRows(
+        np.zeros((most, runs, 3), dtype=np.int64),
+        np.zeros(most, dtype=np.int64),
+        np.full(most, np.inf),
+    )
+
+
 @kernel
 def search_rows(
-    table: StageTable,
-    most_slots: int,
-    seed: int,
-    rounds: int,
-    budget: int,
-    keep: Ints,
-    keep_counts: Ints,
-    keep_scores: npt.NDArray[np.float64],
+    table: StageTable, most_slots: int, seed: int, rounds: int, budget: int, kept: KeptRows
 ) -> int:
     """Descend from nothing and `rounds` times from a shaken best row; slots that were cut.
 
-    The best distinct rows come back in `keep` [K, R, 3], best first.
+    Fills `kept`.
     """
     spent = np.zeros(1, np.int64)
     state = np.full(1, 1 + seed % 2147483645, np.int64)
-    best, count = np.zeros(keep.shape[1:], np.int64), 0
+    best, count = np.zeros(kept.runs.shape[1:], np.int64), 0
     count, least = descend(table, most_slots, best, count, budget, spent)
-    _remember(best, count, least, keep, keep_counts, keep_scores)
+    _remember(kept, best, count, least)
     if count == 0:  # no row takes less than for ever
         return int(spent[0])
     runs, found = best.copy(), best.copy()
@@ -314,13 +330,13 @@ def search_rows(
                 c = 1 + _next(state, 3) if kind < 2 else (4 if kind == 4 else 1 + _next(state, 8))
                 if kind == 0 and _next(state, 2):
                     c = -c
-                shaken = neighbour(table, most_slots, runs, number, kind, a, b, c, found)
+                shaken = neighbour(table, most_slots, runs, number, (kind, a, b, c), found)
                 if shaken > 0 and violations(table, most_slots, found, shaken) >= 0:
                     number = shaken
                     _keep(runs, found, number)
                     break
         number, seconds = descend(table, most_slots, runs, number, budget, spent)
-        _remember(runs, number, seconds, keep, keep_counts, keep_scores)
+        _remember(kept, runs, number, seconds)
         if seconds < least:
             least, count = seconds, number
             _keep(best, runs, count)
@@ -328,90 +344,66 @@ def search_rows(
 
 
 @kernel
-def _remember(
-    runs: Ints,
-    count: int,
-    seconds: float,
-    keep: Ints,
-    keep_counts: Ints,
-    keep_scores: npt.NDArray[np.float64],
-) -> None:
+def _remember(kept: KeptRows, runs: Ints, count: int, seconds: float) -> None:
     """Insert a row among the best ones unless it is there."""
-    size = keep_scores.shape[0]
-    if seconds >= keep_scores[size - 1]:
+    size = kept.scores.shape[0]
+    if seconds >= kept.scores[size - 1]:
         return
     for k in range(size):
-        if keep_counts[k] == count and keep_scores[k] == seconds:
+        if kept.counts[k] == count and kept.scores[k] == seconds:
             same = True
             for r in range(count):
                 for j in range(3):
-                    same = same and keep[k, r, j] == runs[r, j]
+                    same = same and kept.runs[k, r, j] == runs[r, j]
             if same:
                 return
     at = size - 1
-    while at > 0 and keep_scores[at - 1] > seconds:
-        keep_scores[at] = keep_scores[at - 1]
-        keep_counts[at] = keep_counts[at - 1]
-        keep[at] = keep[at - 1]
+    while at > 0 and kept.scores[at - 1] > seconds:
+        kept.scores[at] = kept.scores[at - 1]
+        kept.counts[at] = kept.counts[at - 1]
+        kept.runs[at] = kept.runs[at - 1]
         at -= 1
-    keep_scores[at] = seconds
-    keep_counts[at] = count
-    _keep(keep[at], runs, count)
+    kept.scores[at] = seconds
+    kept.counts[at] = count
+    _keep(kept.runs[at], runs, count)
 
 
 @kernel
-def _tried(
-    table: StageTable,
-    mesh: Ints,
-    variant: Ints,
-    units: Ints,
-    extra: Ints,
-    best: float,
-    spent: Ints,
-) -> float:
+def _tried(table: StageTable, row: Slots, best: float, spent: Ints) -> float:
     """The step of a row, or `NEVER` where its bound is not below `best`; counts its work."""
-    slots = mesh.shape[0]
+    slots = row.mesh.shape[0]
     spent[0] += slots
-    if estimate(table, mesh, variant, units, extra, True) >= best:
+    if estimate(table, row, True) >= best:
         return NEVER
     spent[0] += 2 * slots * table.num_microbatches
     spent[1] += 1
-    return step_seconds(table, mesh, variant, units, extra)
+    return step_seconds(table, row)
 
 
 @kernel
-def polish(
-    table: StageTable,
-    mesh: Ints,
-    variant: Ints,
-    units: Ints,
-    extra: Ints,
-    resolution: float,
-    budget: int,
-    spent: Ints,
-) -> float:
+def polish(table: StageTable, row: Slots, budget: int, spent: Ints) -> float:
     """Move single units between slots, and change recomputations, while a replay gets faster.
 
-    Changes `variant` and `units` and gives the step. Adds to `spent` (operations, replays); ends
-    when `budget` operations are spent.
+    Changes `variant` and `units` of the row and gives the step. Adds to `spent` (operations,
+    replays); ends when `budget` operations are spent.
     """
-    slots, variants = mesh.shape[0], table.forward.shape[0]
-    best = step_seconds(table, mesh, variant, units, extra)
+    mesh, variant, units, extra = row
+    slots = mesh.shape[0]
+    most = most_units(table, mesh, extra)
+    best = step_seconds(table, row)
     spent[0] += 2 * slots * table.num_microbatches
     spent[1] += 1
     moved = True
     while moved and spent[0] < budget:
         moved = False
         for giver in range(slots):
-            for v in range(variants):
+            for v in range(most.shape[1]):
                 before = variant[giver]
-                if v == before or units[giver] > fits(
-                    table, slots, giver, mesh[giver], v, extra[giver]
-                ):
+                if v == before or units[giver] > most[giver, v]:
                     continue
                 variant[giver] = v
-                step = _tried(table, mesh, variant, units, extra, best, spent)
-                if step < best * (1.0 - resolution):
+                step = _tried(table, row, best, spent)
+                if step < best * (1.0 - RESOLUTION):
                     best, moved = step, True
                 else:
                     variant[giver] = before
@@ -421,15 +413,15 @@ def polish(
                 if giver == taker or units[giver] <= 1:
                     continue
                 before = variant[taker]
-                if units[taker] >= fits(table, slots, taker, mesh[taker], before, extra[taker]):
-                    other = roomy(table, slots, taker, mesh[taker], extra[taker], units[taker])
+                if units[taker] >= most[taker, before]:
+                    other = _roomy(table, most[taker], mesh[taker], units[taker])
                     if other < 0:
                         continue
                     variant[taker] = other
                 units[giver] -= 1
                 units[taker] += 1
-                step = _tried(table, mesh, variant, units, extra, best, spent)
-                if step < best * (1.0 - resolution):
+                step = _tried(table, row, best, spent)
+                if step < best * (1.0 - RESOLUTION):
                     best, moved = step, True
                 else:
                     units[giver] += 1
@@ -439,11 +431,64 @@ def polish(
 
 
 @kernel
-def roomy(table: StageTable, slots: int, slot: int, mesh: int, extra: int, units: int) -> int:
-    """The fastest recomputation with room for one unit more; -1 where none has."""
-    found, least = -1, NEVER
-    for v in range(table.forward.shape[0]):
+def _roomy(table: StageTable, most: Ints, mesh: int, units: int) -> int:
+    """The fastest recomputation with room for one unit more; -1 where none has. most: [V]"""
+    fastest, least = -1, NEVER
+    for v in range(most.shape[0]):
         seconds = table.forward[v, mesh] + table.backward[v, mesh]
-        if fits(table, slots, slot, mesh, v, extra) > units and seconds < least:
-            found, least = v, seconds
-    return found
+        if most[v] > units and seconds < least:
+            fastest, least = v, seconds
+    return fastest
+
+
+MANY = 48
+"""Meshes above which a local search sees the likely ones only."""
+
+_ALONE = 4
+"""Meshes that are kept of an island,"""
+_TOGETHER = 2
+"""and of a set of islands."""
+_SLACKS = (1.0, 1.15)
+"""Times K, at which meshes are compared."""
+IN_FLIGHT = 4
+_HALVINGS = 40
+
+
+def likely_meshes(
+    masks: Ints, seconds: Floats, fits: Floats, most_stages: Ints, layers: int
+) -> Ints:
+    """Numbers of the meshes that are kept, increasing; all where they are not many.
+
+    With K the least time of a stage's passes at which all islands together hold the units, each by
+    its best mesh (`most_stages` stages of what K and memory allow), the meshes that hold most at a
+    little more than K are kept, some per set of islands.
+
+    masks, most_stages: [M]; seconds: [V, M] both passes of a unit, infinite where none fits; fits:
+    [V, M] units that a stage with some microbatches in flight holds (`IN_FLIGHT`); layers: units.
+    """
+    if len(masks) <= MANY:
+        return np.arange(len(masks))
+    islands = [1 << bit for bit in range(int(masks.max()).bit_length())]
+    alone = [np.flatnonzero(masks == island) for island in islands]
+
+    def held(longest: float) -> Floats:
+        units = np.minimum(np.floor(longest / seconds), fits).max(axis=0)
+        found: Floats = units * most_stages
+        return found
+
+    low, high = 0.0, float(seconds[np.isfinite(seconds)].max()) * layers
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        units = held(middle)
+        enough = sum(float(units[each].max()) for each in alone if len(each)) >= layers
+        low, high = (low, middle) if enough else (middle, high)
+    kept: set[int] = set()
+    for mask in np.unique(masks).tolist():
+        here = np.flatnonzero(masks == mask)
+        most = _ALONE if mask in islands else _TOGETHER
+        for slack in _SLACKS:
+            units = held(high * slack)[here]
+            # Of equal ones the fastest; stages that need no recomputation are.
+            order = np.lexsort((seconds.min(axis=0)[here], -units))
+            kept.update(here[order[:most]].tolist())
+    return np.array(sorted(kept), dtype=np.int64)

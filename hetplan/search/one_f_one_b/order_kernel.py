@@ -25,23 +25,29 @@ from hetplan.search.one_f_one_b.order_relaxation import NONE, Outline
 from hetplan.search.one_f_one_b.order_slots import (
     Link,
     Pool,
+    Table,
+    Tables,
     Work,
     bucket_of,
-    bucket_seconds,
     clean,
     depths,
     end_seconds,
+    fronted,
+    link_between,
+    link_inside,
+    link_of_last,
     load,
     merge,
     one_slice,
     prune,
     slot_own,
     slot_room,
+    table_of,
     turning_of,
     undominated,
     widen,
 )
-from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE
+from hetplan.search.space.stage_table import BOTH, FIRST, LAST
 
 _OF_A_SLOT = 8
 """Operations that a slot takes besides those of its entries."""
@@ -54,6 +60,15 @@ class Goal(NamedTuple):
     """[1]"""
     place: Ints
     """[3] move, row and variant + V * units of the first slot."""
+
+
+class Ahead(NamedTuple):
+    """The boundaries in front of a slot that are asked for."""
+
+    seconds: Floats
+    """[K, 2] wire_in and post_in."""
+    parts: Ints
+    """[K] the slice for each; negative: that of the slot's bucket."""
 
 
 @kernel
@@ -69,25 +84,14 @@ def _shift(
 
 @kernel
 def extend(
-    o: OrderNumbers,
-    limit: float,
-    a: int,
-    link: Link,
-    ahead: Floats,
-    parts: Ints,
-    below: Floats,
-    below_band: Ints,
-    out: Floats,
-    out_band: Ints,
-    slowest: float,
+    o: OrderNumbers, out: Outline, a: int, link: Link, ahead: Ahead, table: Table, into: Tables
 ) -> int:
-    """Put one slot of mesh a before every entry of `below`; operations.
-
-    ahead: [K, 2] wire_in and post_in of the boundaries in front that are asked for; parts: [K] the
-    slice of out [slices, rows, L + 1] for each; where it is negative that is the slot's bucket.
-    """
+    """Put one slot of mesh a before every entry of `table`; operations."""
+    # Long: the loops share what is loaded once per row, depth, recomputation and boundary.
     levels, layers, m = o.level_bound.shape[0], o.table.num_layers, o.table.num_microbatches
-    rows, done, different = below.shape[0], 0, parts.shape[0]
+    parts, different, slowest = ahead.parts, ahead.parts.shape[0], out.slowest
+    below, below_band = table
+    rows, done = below.shape[0], 0
     if below_band[1, rows] < 0 or different == 0:
         return 0
     fewest = np.empty(o.table.forward.shape[0], np.int64)
@@ -111,42 +115,33 @@ def extend(
                     o.table.extra_backward[link.role, v, a],
                 )
                 for k in range(different):
-                    one = Link(
-                        link.role, ahead[k, 0], ahead[k, 1], link.late, link.back,
-                        link.post_back, link.beside, link.joins,
-                    )  # fmt: skip
+                    one = fronted(link, link.role, ahead.seconds[k, 0], ahead.seconds[k, 1])
                     last = -1
                     for n in range(fewest[v], most + 1):
                         f, b = extra_f + n * forward, extra_b + n * backward
-                        room = slot_room(limit, m, f, b, one, flight, turning)
+                        room = slot_room(out.limit, m, f, b, one, flight, turning)
                         done += _OF_A_SLOT
                         if room < 0.0:
                             break
                         at = parts[k] if parts[k] >= 0 else bucket_of(f + b, slowest)
                         stop = min(high, layers - 1 - n)
-                        _shift(below[row], low, stop, n, room, slot_own(one, f, b), out[at, goal])
+                        own = slot_own(one, f, b)
+                        _shift(below[row], low, stop, n, room, own, into.values[at, goal])
                         done += stop - low + 1
                         if parts[k] < 0:
-                            widen(out_band[at], goal, low + n, stop + n)
+                            widen(into.band[at], goal, low + n, stop + n)
                         last = stop + n
                     if last >= 0 and parts[k] >= 0:
-                        widen(out_band[parts[k]], goal, low + fewest[v], last)
+                        widen(into.band[parts[k]], goal, low + fewest[v], last)
     return done
 
 
 @kernel
-def finish(
-    o: OrderNumbers,
-    limit: float,
-    a: int,
-    link: Link,
-    below: Floats,
-    below_band: Ints,
-    move: int,
-    goal: Goal,
-) -> None:
-    """Put a first slot before every entry of `below` and keep the best whole pipeline."""
-    levels, variants, rows = o.level_bound.shape[0], o.table.forward.shape[0], below.shape[0]
+def finish(o: OrderNumbers, out: Outline, move: int, link: Link, table: Table, goal: Goal) -> None:
+    """Put a first slot before every entry of `table` and keep the best whole pipeline."""
+    levels, variants, a = o.level_bound.shape[0], o.table.forward.shape[0], o.states.mesh[move]
+    below, below_band = table
+    rows = below.shape[0]
     for row in range(below_band[0, rows], min(below_band[1, rows] + 1, rows - levels)):
         low, high = below_band[0, row], below_band[1, row]
         stages = row // levels + 1
@@ -164,9 +159,8 @@ def finish(
                         continue
                     f = o.table.extra_forward[link.role, v, a] + n * o.table.forward[v, a]
                     b = o.table.extra_backward[link.role, v, a] + n * o.table.backward[v, a]
-                    if value > slot_room(
-                        limit, o.table.num_microbatches, f, b, link, flight, turning
-                    ):
+                    m = o.table.num_microbatches
+                    if value > slot_room(out.limit, m, f, b, link, flight, turning):
                         continue
                     value += slot_own(link, f, b)
                     value += end_seconds(o, move, link.role, n, stages)
@@ -179,86 +173,62 @@ def finish(
 @kernel
 def _close(
     o: OrderNumbers,
-    limit: float,
-    slowest: float,
-    a: int,
-    link: Link,
-    ahead: Floats,
-    parts: Ints,
-    below: Floats,
-    below_band: Ints,
-    w: Work,
+    out: Outline,
     move: int,
+    link: Link,
+    ahead: Ahead,
+    table: Table,
+    w: Work,
     goal: Goal,
-    may_go_on: bool,
 ) -> int:
-    """Slots of mesh a with another mesh in front of them (`boundaries`), or none."""
-    done = 0
-    if may_go_on:
-        done += extend(
-            o, limit, a, link, ahead, parts, below, below_band, w.closing, w.closing_band, slowest
-        )
-    only = link.role == LAST
+    """Slots of a move's mesh with another mesh in front of them (`boundaries`), or none."""
+    a, only = o.states.mesh[move], link.role == LAST
+    done = extend(o, out, a, link, ahead, table, w.closing)
     if o.may_be_only[a] if only else o.table.may_be_first[a]:
-        first = Link(
-            BOTH if only else FIRST, 0.0, 0.0, link.late, link.back, link.post_back, link.beside,
-            link.joins,
-        )  # fmt: skip
-        finish(o, limit, a, first, below, below_band, move, goal)
+        first = fronted(link, BOTH if only else FIRST, 0.0, 0.0)
+        finish(o, out, move, first, table, goal)
     return done
 
 
 @kernel
-def boundaries(o: OrderNumbers, out: Outline, t: int, a: int) -> tuple[Floats, Ints]:
-    """What mesh a, in front of state t, may have upstream, as `extend` takes it: the different
-    boundaries to meshes that can still be part of a plan there.
+def boundaries(o: OrderNumbers, out: Outline, t: int, a: int) -> Ahead:
+    """What mesh a, in front of state t, may have upstream: the different boundaries to meshes that
+    can still be part of a plan there.
     """
     c = o.mesh_class[a]
+    if out.room[t] <= 0.0:
+        return Ahead(np.empty((0, 2)), np.empty(0, np.int64))
     if o.buckets[c]:
-        return o.slice_in[c, :1].copy(), np.full(1, -1, np.int64)
+        return Ahead(o.slice_in[c, :1].copy(), np.full(1, -1, np.int64))
     read = np.zeros(o.slices[c], np.bool_)
     for mesh in range(out.live.shape[0]):
-        if out.live[mesh] and not o.table.island_mask[mesh] & o.state_blocked[t]:
+        if out.live[mesh] and not o.table.island_mask[mesh] & o.states.blocked[t]:
             read[o.slice_of[mesh, c]] = True
     parts = np.flatnonzero(read)
-    ahead = np.empty((parts.shape[0], 2))
+    seconds = np.empty((parts.shape[0], 2))
     for k in range(parts.shape[0]):
-        ahead[k] = o.slice_in[c, parts[k]]
-    return ahead, parts
+        seconds[k] = o.slice_in[c, parts[k]]
+    return Ahead(seconds, parts)
 
 
 @kernel
-def inside(o: OrderNumbers, a: int) -> Floats:
-    """[1, 2] the boundary upstream within mesh a."""
-    found = np.empty((1, 2))
-    found[0, 0], found[0, 1] = o.inner[0, a], o.inner[1, a]
-    return found
+def inside(o: OrderNumbers, a: int) -> Ahead:
+    """The boundary upstream within mesh a."""
+    seconds = np.empty((1, 2))
+    seconds[0, 0], seconds[0, 1] = o.inner[0, a], o.inner[1, a]
+    return Ahead(seconds, np.zeros(1, np.int64))
 
 
 @kernel
 def _first_slots(
-    o: OrderNumbers,
-    limit: float,
-    slowest: float,
-    a: int,
-    link: Link,
-    ahead: Floats,
-    parts: Ints,
-    w: Work,
-    move: int,
-    goal: Goal,
-    may_go_on: bool,
+    o: OrderNumbers, out: Outline, move: int, link: Link, ahead: Ahead, w: Work, goal: Goal
 ) -> int:
     """The slot of a block that is next to what is below it, from `w.below`, which is emptied."""
-    done = _close(
-        o, limit, slowest, a, link, ahead, parts, w.below, w.below_band, w, move, goal, may_go_on
-    )
+    a = o.states.mesh[move]
+    done = _close(o, out, move, link, ahead, w.below, w, goal)
     if o.table.max_stages[a] > 1:
-        done += extend(
-            o, limit, a, link, inside(o, a), np.zeros(1, np.int64), w.below, w.below_band,
-            one_slice(w.one), one_slice(w.one_band), slowest,
-        )  # fmt: skip
-    clean(w.below, w.below_band)
+        done += extend(o, out, a, link, inside(o, a), w.below, one_slice(w.one))
+    clean(w.below)
     return done
 
 
@@ -275,28 +245,16 @@ def same_boundary(o: OrderNumbers, a: int, c: int, d: int) -> bool:
 
 @kernel
 def starts(
-    o: OrderNumbers,
-    limit: float,
-    out: Outline,
-    a: int,
-    under: int,
-    ahead: Floats,
-    parts: Ints,
-    pool: Pool,
-    w: Work,
-    move: int,
-    goal: Goal,
-    may_go_on: bool,
+    o: OrderNumbers, out: Outline, move: int, ahead: Ahead, pool: Pool, w: Work, goal: Goal
 ) -> int:
-    """All slots of mesh a that are next to what state `under` has in front; operations."""
-    classes = o.slices.shape[0]
+    """All slots of a move's mesh that are next to what the state below has in front; operations."""
+    a, under, classes = o.states.mesh[move], o.states.below[move], o.slices.shape[0]
     if under == 0:
         if not o.table.may_be_last[a]:
             return 0
-        w.below[0, 0] = 0.0
-        widen(w.below_band, 0, 0, 0)
-        link = Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False)
-        return _first_slots(o, limit, out.slowest, a, link, ahead, parts, w, move, goal, may_go_on)
+        w.below.values[0, 0] = 0.0
+        widen(w.below.band, 0, 0, 0)
+        return _first_slots(o, out, move, link_of_last(), ahead, w, goal)
     done, seen = 0, np.zeros(classes, np.bool_)
     for c in range(classes):
         if pool.start[under, c] < 0:
@@ -308,22 +266,15 @@ def starts(
             for d in range(c, classes):
                 if pool.start[under, d] >= 0 and same_boundary(o, a, c, d):
                     seen[d] = True
-                    load(pool, under, d, bucket if far else o.slice_of[a, d], w.below, w.below_band)
-            beside = bucket_seconds(bucket, out.slowest) + o.late[a, c] if far else -1.0
-            link = Link(
-                MIDDLE, 0.0, 0.0, o.late[a, c], o.back[a, c], o.post[a, c], beside, True
-            )  # fmt: skip
-            done += _first_slots(
-                o, limit, out.slowest, a, link, ahead, parts, w, move, goal, may_go_on
-            )
+                    load(pool, under, d, bucket if far else o.slice_of[a, d], w.below)
+            link = link_between(o, a, c, bucket, out.slowest)
+            done += _first_slots(o, out, move, link, ahead, w, goal)
     return done
 
 
 @kernel
 def add_mesh(
     o: OrderNumbers,
-    limit: float,
-    cutoff: float,
     out: Outline,
     t: int,
     move: int,
@@ -336,53 +287,44 @@ def add_mesh(
 
     keep: [stages, rows, L + 1] takes every length of the block, or nothing where it is empty.
     """
-    a, under = o.move_mesh[move], o.move_below[move]
-    may_go_on = out.room[t] > 0.0
-    ahead, parts = boundaries(o, out, t, a)
-    done = starts(o, limit, out, a, under, ahead, parts, pool, w, move, goal, may_go_on)
+    a, under = o.states.mesh[move], o.states.below[move]
+    ahead = boundaries(o, out, t, a)
+    done = starts(o, out, move, ahead, pool, w, goal)
     if done == 0:
         return 0
-    one, one_band, two, two_band = w.one, w.one_band, w.two, w.two_band
-    link = Link(MIDDLE, 0.0, 0.0, 0.0, o.inner[2, a], o.inner[3, a], -1.0, False)
-    within, alone = inside(o, a), np.zeros(1, np.int64)
+    one, two, link, within = w.one, w.two, link_inside(o, a), inside(o, a)
     most = o.table.max_stages[a]
     for r in range(1, most):
         room = out.room[t] + (most - r) * out.units[a]
-        if not prune(one, one_band, out.need[under], cutoff, room):
+        if not prune(one, out.need[under], out.cutoff, room):
             break
         if keep.shape[0] > 0:
-            keep[r] = one
-        merge(one, one_band, w.every, w.every_band)
+            keep[r] = one.values
+        merge(one, w.every)
         if r < most - 1:
-            done += extend(
-                o, limit, a, link, within, alone, one, one_band, one_slice(two),
-                one_slice(two_band), out.slowest,
-            )  # fmt: skip
-        clean(one, one_band)
-        one, one_band, two, two_band = two, two_band, one, one_band
-    clean(one, one_band)
-    done += _close(
-        o, limit, out.slowest, a, link, ahead, parts, w.every, w.every_band, w, move, goal,
-        may_go_on,
-    )  # fmt: skip
-    clean(w.every, w.every_band)
+            done += extend(o, out, a, link, within, one, one_slice(two))
+        clean(one)
+        one, two = two, one
+    clean(one)
+    done += _close(o, out, move, link, ahead, w.every, w, goal)
+    clean(w.every)
     return done
 
 
 @kernel
 def _flush(
-    o: OrderNumbers, cutoff: float, out: Outline, t: int, c: int, pool: Pool, used: int, w: Work
+    o: OrderNumbers, out: Outline, t: int, c: int, pool: Pool, used: int, w: Work
 ) -> tuple[Pool, int]:
     """Pack what has gathered in `w.closing` as the table of a class; the pool may grow."""
     parts = o.slices[c]
-    closing, bands = w.closing, w.closing_band
+    closing, bands = w.closing
     if o.buckets[c]:
         for part in range(1, parts):
-            merge(closing[part], bands[part], closing[0], bands[0])
+            merge(table_of(w.closing, part), table_of(w.closing, 0))
     rows = closing.shape[1]
     r0, r1, l0, l1 = rows, -1, closing.shape[2], -1
     for part in range(parts):
-        prune(closing[part], bands[part], out.need[t], cutoff, out.room[t])
+        prune(table_of(w.closing, part), out.need[t], out.cutoff, out.room[t])
         for row in range(bands[part, 0, rows], bands[part, 1, rows] + 1):
             if bands[part, 0, row] <= bands[part, 1, row]:
                 r0, r1 = min(r0, row), max(r1, row)
@@ -402,21 +344,13 @@ def _flush(
         for row in range(r0, r1 + 1):
             values[at : at + l1 - l0 + 1] = closing[part, row, l0 : l1 + 1]
             at += l1 - l0 + 1
-        clean(closing[part], bands[part])
+        clean(table_of(w.closing, part))
     return Pool(values, pool.start, pool.size), at
 
 
 @kernel
 def run(
-    o: OrderNumbers,
-    limit: float,
-    cutoff: float,
-    out: Outline,
-    pool: Pool,
-    w: Work,
-    goal: Goal,
-    place: Ints,
-    slice_: int,
+    o: OrderNumbers, out: Outline, pool: Pool, w: Work, goal: Goal, place: Ints, slice_: int
 ) -> tuple[Pool, int]:
     """Fill tables of states; `goal` gets the best pipeline; (pool, operations).
 
@@ -424,32 +358,30 @@ def run(
     with. It comes back after about `slice_` operations, and is done when the state is past the
     last one.
     """
-    states = o.state_blocked.shape[0]
+    states = o.states.blocked.shape[0]
     if place[0] == 0:
         pool.start[:] = -1
         goal.seconds[0] = NONE
-        place[0], place[1], place[2] = 1, o.state_first[1], 0
+        place[0], place[1], place[2] = 1, o.states.first[1], 0
     done, used = 0, place[2]
     nothing = np.empty((0, 0, 0))
     while place[0] < states and done < slice_:
         t = place[0]
-        first, stop = o.state_first[t], o.state_first[t + 1]
-        if o.move_mesh[first] < 0:
+        first, stop = o.states.first[t], o.states.first[t + 1]
+        if o.states.mesh[first] < 0:
             for c in range(o.slices.shape[0]):
                 for move in range(first, stop):
                     for part in range(o.slices[c]):
-                        load(
-                            pool, o.move_below[move], c, part, w.closing[part], w.closing_band[part]
-                        )
-                pool, used = _flush(o, cutoff, out, t, c, pool, used, w)
+                        load(pool, o.states.below[move], c, part, table_of(w.closing, part))
+                pool, used = _flush(o, out, t, c, pool, used, w)
             place[0], place[1] = t + 1, stop
             continue
         move = place[1]
-        a = o.move_mesh[move]
+        a = o.states.mesh[move]
         if out.live[a]:
-            done += add_mesh(o, limit, cutoff, out, t, move, pool, w, goal, nothing)
-        if move + 1 == stop or o.mesh_class[o.move_mesh[move + 1]] != o.mesh_class[a]:
-            pool, used = _flush(o, cutoff, out, t, o.mesh_class[a], pool, used, w)
+            done += add_mesh(o, out, t, move, pool, w, goal, nothing)
+        if move + 1 == stop or o.mesh_class[o.states.mesh[move + 1]] != o.mesh_class[a]:
+            pool, used = _flush(o, out, t, o.mesh_class[a], pool, used, w)
         place[1] = move + 1
         if move + 1 == stop:
             place[0] = t + 1

@@ -35,7 +35,6 @@ the front slot's passes where some boundary is long, for the bound (i).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -65,8 +64,7 @@ _MAX_BRIDGES = 3
 """Sets of islands in several regions that are told apart; each adds states."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OrderStates:
+class OrderStates(NamedTuple):
     """States in an order in which every state comes after those below it; 0 is empty."""
 
     blocked: Ints
@@ -344,10 +342,7 @@ class OrderNumbers(NamedTuple):
     already in the entry below it (eager, inside a mesh)."""
     posts: Floats
     """[2, M] least serial parts of a slot with neighbours on both sides."""
-    state_blocked: Ints
-    state_first: Ints
-    move_mesh: Ints
-    move_below: Ints
+    states: OrderStates
 
 
 def order_numbers(
@@ -403,10 +398,7 @@ def order_numbers(
         wires=wires,
         wire_once=wire_once,
         posts=posts,
-        state_blocked=states.blocked,
-        state_first=states.first,
-        move_mesh=states.mesh,
-        move_below=states.below,
+        states=states,
     )
 
 

@@ -19,7 +19,7 @@ whose value leads to it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -35,38 +35,40 @@ from hetplan.search.one_f_one_b.order_slots import (
     Pool,
     Work,
     bucket_of,
-    bucket_seconds,
     clean,
     depths,
     end_seconds,
+    fronted,
+    link_between,
+    link_inside,
+    link_of_last,
     load,
     slot_own,
     slot_room,
+    table_of,
     turning_of,
     widen,
     work_of,
 )
-from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE, StageTable
+from hetplan.search.space.stage_table import BOTH, FIRST, LAST, StageTable
 
 
 @kernel
 def _nearest(
     o: OrderNumbers,
-    limit: float,
+    out: Outline,
     a: int,
     link: Link,
     below: Floats,
-    row: int,
-    at: int,
+    place: tuple[int, int, int, int],
     goal: float,
-    bucket: int,
-    slowest: float,
-    first: int,
 ) -> tuple[float, int, int, int]:
     """(distance, row below, variant, units) of the slot that leads nearest to a value.
 
-    first: the move of the pipeline's first mesh.
+    place: row and layers of the value, the bucket of the slot (0: any) and the move of the
+    pipeline's first mesh.
     """
+    row, at, bucket, first = place
     levels = o.level_bound.shape[0]
     level, nearest = row % levels, (np.inf, 0, 0, 0)
     for source in range(0 if link.joins else level, level + 1):
@@ -78,11 +80,10 @@ def _nearest(
                 value = below[under, at - n]
                 f = o.table.extra_forward[link.role, v, a] + n * o.table.forward[v, a]
                 b = o.table.extra_backward[link.role, v, a] + n * o.table.backward[v, a]
-                if value >= NONE or value > slot_room(
-                    limit, o.table.num_microbatches, f, b, link, flight, turning
-                ):
+                m = o.table.num_microbatches
+                if value >= NONE or value > slot_room(out.limit, m, f, b, link, flight, turning):
                     continue
-                if bucket > 0 and bucket_of(f + b, slowest) != bucket:
+                if bucket > 0 and bucket_of(f + b, out.slowest) != bucket:
                     continue
                 value += slot_own(link, f, b)
                 if link.role & FIRST:
@@ -120,20 +121,6 @@ def least_limit(o: OrderNumbers, numbers: Ints, links: Floats, below: Floats, hi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """One stage as the program chose it."""
-
-    mesh: int
-    variant: int
-    units: int
-    level: int
-    link: Link
-    below: float
-    """Seconds downstream."""
-    row_below: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
     """An entry of a table: of a class in front of a state, or a whole pipeline."""
 
@@ -141,226 +128,196 @@ class _Entry:
     """Slice; -1: nothing is in front."""
     row: int
     at: int
+    """Layers."""
     value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """How an entry comes about: one slot, and what is below it."""
+class Slot:
+    """One stage as the program chose it, and what it was put in front of."""
 
-    distance: float
-    slot: Slot
-    entry: _Entry
-    """Below; its slice is of the class `of`."""
-    stages: int
+    mesh: int
+    variant: int
+    units: int
+    level: int
+    link: Link
+    below: _Entry
+    """Its slice is of class `below_class`."""
+    stages_below: int
     """Length of the block below within the same mesh; 0: another mesh is below."""
-    of: int = -1
-    """Class below; -1: nothing is below."""
+    below_class: int
+    """-1: nothing is below."""
+    distance: float
+    """Between the entry that it was looked for and the one that it leads to: rounding."""
 
 
 class Tracer:
     """Reads one run of the program."""
 
-    def __init__(
-        self,
-        numbers: OrderNumbers,
-        limit: float,
-        cutoff: float,
-        out: Outline,
-        pool: Pool,
-        work: Work,
-    ) -> None:
-        self._o = numbers
-        self._limit, self._cutoff = limit, cutoff
-        self._out, self._pool, self._work = out, pool, work
-        self._spare = Goal(np.zeros(1), np.zeros(3, dtype=np.int64))
+    def __init__(self, numbers: OrderNumbers, out: Outline, pool: Pool, work: Work) -> None:
+        self._o, self._out, self._pool, self._work = numbers, out, pool, work
+        self._spare = empty_goal()
         self._keep: Floats = np.empty((0, 0, 0))
         self._first = 0
 
     def slots(self, goal: Goal) -> tuple[Slot, ...]:
         """Stages of the best pipeline, first to last."""
         found: list[Slot] = []
-        move = self._first = int(goal.place[0])
-        entry = _Entry(
-            part=-1,
-            row=int(goal.place[1]),
-            at=self._o.table.num_layers,
-            value=float(goal.seconds[0]),
-        )
+        move, row, _ = goal.place.tolist()
+        layers, value = self._o.table.num_layers, float(goal.seconds[0])
+        self._first, entry = move, _Entry(part=-1, row=row, at=layers, value=value)
         while True:
-            step = self._block(move, entry, found)
-            if step.of < 0:
+            found += self._block(move, entry)
+            if found[-1].below_class < 0:
                 return tuple(found)
-            move, entry = self._move(int(self._o.move_below[move]), step)
+            move, entry = self._move(int(self._o.states.below[move]), found[-1])
 
     def limit(self, slots: tuple[Slot, ...]) -> float:
         """The X of these slots, as the program counts it."""
         o = self._o
         numbers, links = [], []
         for slot in slots:
-            flight, _ = depths(o, slot.row_below, slot.level)
-            turning = turning_of(o, slot.row_below)
+            flight, _ = depths(o, slot.below.row, slot.level)
+            turning = turning_of(o, slot.below.row)
             role, *times, joins = slot.link
             numbers.append((slot.mesh, slot.variant, slot.units, flight, turning, role, int(joins)))
             links.append(times)
-        return float(
-            least_limit(
-                o,
-                np.array(numbers, dtype=np.int64),
-                np.array(links),
-                np.array([slot.below for slot in slots]),
-                self._limit,
-            )
-        )
+        below = np.array([slot.below.value for slot in slots])
+        return float(least_limit(o, np.array(numbers), np.array(links), below, self._out.limit))
 
-    def _block(self, move: int, entry: _Entry, found: list[Slot]) -> _Step:
-        """Add the stages of a move's mesh that lead to an entry; the lowest one's step."""
-        a = int(self._o.move_mesh[move])
+    def _block(self, move: int, entry: _Entry) -> list[Slot]:
+        """The stages of a move's mesh that lead to an entry, from the front one on."""
+        found: list[Slot] = []
         self._rebuild(move)
         self._empty()
-        stages, first = -1, True
+        behind = -1  # stages of the mesh below this one; it is not known of the front one
         while True:
-            steps = self._inner(a, entry, stages, first)
-            if stages <= 0:
-                steps += self._outer(a, int(self._o.move_below[move]), entry, first)
-            step = min(steps, key=lambda step: step.distance)
-            found.append(step.slot)
-            if step.stages == 0:
-                return step
-            entry, stages, first = step.entry, step.stages - 1, False
+            choices = self._inner(move, entry, behind, first=not found)
+            if behind <= 0:
+                choices += self._outer(move, entry, first=not found)
+            slot = min(choices, key=lambda slot: slot.distance)
+            found.append(slot)
+            if slot.stages_below == 0:
+                return found
+            entry, behind = slot.below, slot.stages_below - 1
 
     def _rebuild(self, move: int) -> None:
         o, w = self._o, self._work
-        state = int(np.searchsorted(o.state_first, move, side="right")) - 1
-        stages = int(o.table.max_stages[o.move_mesh[move]])
-        self._keep = np.full((stages, *w.one.shape), NONE)
+        state = int(np.searchsorted(o.states.first, move, side="right")) - 1
+        stages = int(o.table.max_stages[o.states.mesh[move]])
+        self._keep = np.full((stages, *w.one.values.shape), NONE)
         self._spare.seconds[0] = NONE
-        add_mesh(
-            o, self._limit, self._cutoff, self._out, state, move, self._pool, w, self._spare,
-            self._keep,
-        )  # fmt: skip
+        add_mesh(o, self._out, state, move, self._pool, w, self._spare, self._keep)
 
     def _empty(self) -> None:
-        for part in range(self._work.closing.shape[0]):
-            clean(self._work.closing[part], self._work.closing_band[part])
+        for part in range(self._work.closing.values.shape[0]):
+            clean(table_of(self._work.closing, part))
 
     def _ahead(self, a: int, entry: _Entry, link: Link, first: bool) -> tuple[Link, int]:
         """The slot's boundary in front, and the bucket that it must be in."""
         o, c = self._o, int(self._o.mesh_class[a])
         if not first:
-            return link._replace(wire_in=o.inner[0, a], post_in=o.inner[1, a]), 0
+            return fronted(link, link.role, o.inner[0, a], o.inner[1, a]), 0
         if entry.part < 0:
-            role = BOTH if link.role == LAST else FIRST
-            return link._replace(role=role), 0
+            return fronted(link, BOTH if link.role == LAST else FIRST, 0.0, 0.0), 0
         if o.buckets[c]:
             return link, entry.part
         wire, post = o.slice_in[c, entry.part]
-        return link._replace(wire_in=wire, post_in=post), 0
+        return fronted(link, link.role, wire, post), 0
 
-    def _inner(self, a: int, entry: _Entry, stages: int, first: bool) -> list[_Step]:
-        """Steps from blocks of the same mesh; of any length where `stages` is negative."""
-        o = self._o
-        inner = Link(MIDDLE, 0.0, 0.0, 0.0, o.inner[2, a], o.inner[3, a], -1.0, False)
-        link, bucket = self._ahead(a, entry, inner, first)
-        lengths = range(1, len(self._keep)) if stages < 0 else [stages][: int(stages > 0)]
+    def _inner(self, move: int, entry: _Entry, behind: int, *, first: bool) -> list[Slot]:
+        """Slots in front of blocks of the same mesh; of any length where `behind` is negative."""
+        a = int(self._o.states.mesh[move])
+        link, bucket = self._ahead(a, entry, link_inside(self._o, a), first)
+        lengths = range(1, len(self._keep)) if behind < 0 else range(behind, behind + 1)
         return [
-            self._step(a, link, self._keep[length], entry, bucket, length, -1, 0)
+            self._slot(a, link, self._keep[length], entry, bucket, (length, -1, 0))
             for length in lengths
+            if length
         ]
 
-    def _outer(self, a: int, under: int, entry: _Entry, first: bool) -> list[_Step]:
-        """Steps from what the lower state has in front."""
-        o, below, band = self._o, self._work.below, self._work.below_band
+    def _outer(self, move: int, entry: _Entry, *, first: bool) -> list[Slot]:
+        """Slots in front of what the lower state has in front."""
+        o, table = self._o, self._work.below
+        a, under = int(o.states.mesh[move]), int(o.states.below[move])
         if under == 0:
-            link = Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False)
-            link, bucket = self._ahead(a, entry, link, first)
-            below[0, 0] = 0.0
-            widen(band, 0, 0, 0)
-            step = self._step(a, link, below, entry, bucket, 0, -1, 0)
-            clean(below, band)
-            return [step]
+            link, bucket = self._ahead(a, entry, link_of_last(), first)
+            table.values[0, 0] = 0.0
+            widen(table.band, 0, 0, 0)
+            slot = self._slot(a, link, table.values, entry, bucket, (0, -1, 0))
+            clean(table)
+            return [slot]
         found = []
         for c in range(len(o.slices)):
             if self._pool.start[under, c] < 0:
                 continue
             far = bool(o.is_long[a, c])
             for part in range(1, BUCKETS + 1) if far else (int(o.slice_of[a, c]),):
-                load(self._pool, under, c, part, below, band)
-                beside = bucket_seconds(part, self._out.slowest) + o.late[a, c] if far else -1.0
-                link = Link(
-                    MIDDLE, 0.0, 0.0, o.late[a, c], o.back[a, c], o.post[a, c], beside, True
-                )
+                load(self._pool, under, c, part, table)
+                link = link_between(o, a, c, part, self._out.slowest)
                 link, bucket = self._ahead(a, entry, link, first)
-                found.append(self._step(a, link, below, entry, bucket, 0, c, part))
-                clean(below, band)
+                found.append(self._slot(a, link, table.values, entry, bucket, (0, c, part)))
+                clean(table)
         return found
 
-    def _step(
+    def _slot(
         self,
         a: int,
         link: Link,
         below: Floats,
         entry: _Entry,
         bucket: int,
-        stages: int,
-        of: int,
-        part: int,
-    ) -> _Step:
+        source: tuple[int, int, int],
+    ) -> Slot:
+        """The slot of mesh a that leads nearest to an entry from a table below.
+
+        source: stages, class and slice of that table.
+        """
+        stages, c, part = source
+        place = entry.row, entry.at, bucket, self._first
         distance, row, variant, units = _nearest(
-            self._o, self._limit, a, link, below, entry.row, entry.at, entry.value, bucket,
-            self._out.slowest, self._first,
-        )  # fmt: skip
-        levels = len(self._o.level_bound)
-        under = replace(
-            entry,
-            part=part,
-            row=row,
-            at=entry.at - units,
-            value=float(below[row, entry.at - units]),
+            self._o, self._out, a, link, below, place, entry.value
         )
-        return _Step(
+        at = entry.at - units
+        return Slot(
+            mesh=a,
+            variant=variant,
+            units=units,
+            level=entry.row % len(self._o.level_bound),
+            link=link,
+            below=_Entry(part=part, row=row, at=at, value=float(below[row, at])),
+            stages_below=stages,
+            below_class=c,
             distance=distance,
-            slot=Slot(
-                mesh=a,
-                variant=variant,
-                units=units,
-                level=entry.row % levels,
-                link=link,
-                below=under.value,
-                row_below=row,
-            ),
-            entry=under,
-            stages=stages,
-            of=of,
         )
 
-    def _move(self, state: int, step: _Step) -> tuple[int, _Entry]:
-        """The move that made the table which a step came from."""
-        o, entry = self._o, step.entry
+    def _move(self, state: int, slot: Slot) -> tuple[int, _Entry]:
+        """The move that made the table which a slot was put in front of, and its entry."""
+        o, entry, c = self._o, slot.below, slot.below_class
         place = entry.part, entry.row, entry.at
         candidates: list[tuple[float, int]] = []
-        for move in range(int(o.state_first[state]), int(o.state_first[state + 1])):
-            a = int(o.move_mesh[move])
+        for move in range(int(o.states.first[state]), int(o.states.first[state + 1])):
+            a = int(o.states.mesh[move])
             if a < 0:
-                if self._value(int(o.move_below[move]), step.of, entry) == entry.value:
-                    return self._move(int(o.move_below[move]), step)
+                if self._value(int(o.states.below[move]), c, entry) == entry.value:
+                    return self._move(int(o.states.below[move]), slot)
                 continue
-            if o.mesh_class[a] != step.of or not self._out.live[a]:
+            if o.mesh_class[a] != c or not self._out.live[a]:
                 continue
             self._rebuild(move)
-            closing = self._work.closing
+            closing = self._work.closing.values
             value = closing[place]
-            if entry.part == 0 and o.buckets[step.of]:
+            if entry.part == 0 and o.buckets[c]:
                 value = closing[:, entry.row, entry.at].min()
             candidates.append((abs(float(value) - entry.value), move))
             self._empty()
         return min(candidates)[1], entry
 
     def _value(self, state: int, c: int, entry: _Entry) -> float:
-        table, band = self._work.below, self._work.below_band
-        load(self._pool, state, c, entry.part, table, band)
-        value = float(table[entry.row, entry.at])
-        clean(table, band)
+        table = self._work.below
+        load(self._pool, state, c, entry.part, table)
+        value = float(table.values[entry.row, entry.at])
+        clean(table)
         return value
 
 
@@ -417,7 +374,7 @@ class OrderProgram:
         self.parts = [order_numbers(table, depth, last=last) for last in _last_groups(table)]
         self._levels = depth
         self._works: list[Work | None] = [None] * len(self.parts)
-        states, classes = len(self.parts[0].state_blocked), len(self.parts[0].slices)
+        states, classes = len(self.parts[0].states.blocked), len(self.parts[0].slices)
         self._pool = Pool(
             np.empty(1 << 16),
             np.full((states, classes), -1, dtype=np.int64),
@@ -448,30 +405,22 @@ class OrderProgram:
         self._best = None
         least = NONE
         for at, part in enumerate(self.parts):
-            out = self._outline(part, limit)
             top = min(cutoff, least) * (1.0 + 1e-12)
+            out = self._outline(part, limit)._replace(cutoff=top)
             if out.free > top:
                 continue
             goal = empty_goal()
-            work = self._run(at, limit, top, out, goal, check)
+            work = self._run(at, out, goal, check)
             value = float(goal.seconds[0])
             if value < min(least, cutoff):
                 least = value
                 if keep:
-                    tracer = Tracer(part, limit, top, out, self._pool, work)
+                    tracer = Tracer(part, out, self._pool, work)
                     slots = tracer.slots(goal)
                     self._best, self._best_limit = self._order(slots), tracer.limit(slots)
         return least
 
-    def _run(
-        self,
-        at: int,
-        limit: float,
-        top: float,
-        out: Outline,
-        goal: Goal,
-        check: Callable[[], None] | None,
-    ) -> Work:
+    def _run(self, at: int, out: Outline, goal: Goal, check: Callable[[], None] | None) -> Work:
         """The program of one part, slice by slice."""
         part, work = self.parts[at], self._works[at]
         if work is None:
@@ -480,10 +429,10 @@ class OrderProgram:
         self._works[at] = None
         place = np.zeros(3, dtype=np.int64)
         self.operations += out.need.size
-        while place[0] < len(part.state_blocked):
+        while place[0] < len(part.states.blocked):
             if check is not None:
                 check()
-            self._pool, done = run(part, limit, top, out, self._pool, work, goal, place, _SLICE)
+            self._pool, done = run(part, out, self._pool, work, goal, place, _SLICE)
             self.operations += int(done)
         self._works[at] = work
         return work

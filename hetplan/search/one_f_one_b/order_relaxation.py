@@ -47,6 +47,10 @@ SLACK = 1.0 + 1e-12
 class Outline(NamedTuple):
     """For one X."""
 
+    limit: float
+    """X."""
+    cutoff: float
+    """Entries that cannot end below it are dropped."""
     live: npt.NDArray[np.bool_]
     """[M] meshes that can be part of a plan."""
     units: Ints
@@ -64,7 +68,7 @@ class Outline(NamedTuple):
 @kernel
 def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
     """The outline for X = `limit`; without `prune` nothing is ever dropped."""
-    meshes, layers, states = o.table.forward.shape[1], o.table.num_layers, o.state_blocked.shape[0]
+    meshes, layers, states = o.table.forward.shape[1], o.table.num_layers, o.states.blocked.shape[0]
     units, capacity, slowest = _capacities(o, limit)
     islands = 0
     for mask in o.table.island_mask:
@@ -86,21 +90,21 @@ def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
         live[a] = capacity[a] > 0 and wasted <= spare + 1e-6
     need, left = np.zeros((states, layers + 1)), np.full(states, np.inf)
     if not prune:
-        return Outline(capacity > 0, units, need, left, slowest, 0.0)
+        return Outline(limit, NONE, capacity > 0, units, need, left, slowest, 0.0)
     base, head = _ends(o, live)
     owner, slope, width = _segments(o, live, units, capacity, islands)
     base -= o.wire_once
     for t in range(states):
         left[t] = 0.0
         for at in range(owner.shape[0]):
-            if not o.state_blocked[t] >> owner[at] & 1:
+            if not o.states.blocked[t] >> owner[at] & 1:
                 left[t] += width[at]
-        _fill(o.state_blocked[t], owner, slope, width, base, need[t])
+        _fill(o.states.blocked[t], owner, slope, width, base, need[t])
     free = need[0, layers]
     if free < NONE:
         # A last slot has nothing downstream, so it may not have any transfer.
         free += head - (o.wires.max() if meshes else 0.0)
-    return Outline(live, units, need, left, slowest, free)
+    return Outline(limit, NONE, live, units, need, left, slowest, free)
 
 
 @kernel
@@ -170,7 +174,10 @@ def _most(
     known: int,
     top: int,
 ) -> int:
-    """Most units, from `known` to `top`, with which (b) of a slot stays within the limit."""
+    """Most units, from `known` to `top`, with which (b) of a slot stays within the limit.
+
+    It takes numbers: tuples would be made for every slot.
+    """
     n = known
     while n < top:
         more = wait_once_seconds(

@@ -2,17 +2,14 @@
 
 Symbols and inequalities are those of `hetplan.cost.bounds`.
 
-Tables of the program are [row, layers] with a band by row, or packed. Outside its band every row of
-a table is NONE, so that only bands are read and cleaned. The last column of a band holds the first
-and the last row that have one.
+Tables of the program are [row, layers] with a band by row (`Table`), or packed (`Pool`).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.bounds import (
@@ -24,7 +21,8 @@ from hetplan.cost.bounds import (
 from hetplan.kernels import kernel
 from hetplan.search.one_f_one_b.order_numbers import BUCKETS, OrderNumbers
 from hetplan.search.one_f_one_b.order_relaxation import NONE, SLACK
-from hetplan.search.space.stage_table import BOTH
+from hetplan.search.space.row import norm_levels
+from hetplan.search.space.stage_table import BOTH, LAST, MIDDLE
 
 _FAST = 0.4
 """Passes below this part of the slowest slot's are one bucket: their circuits do not bind."""
@@ -43,6 +41,35 @@ class Link(NamedTuple):
     """F' + B of the slot downstream where the boundary is long, else negative."""
     joins: bool
     """Whether the slot downstream is of another mesh, so that the depth may grow."""
+
+
+@kernel
+def fronted(link: Link, role: int, wire_in: float, post_in: float) -> Link:
+    """The same with another boundary upstream."""
+    return Link(
+        role, wire_in, post_in, link.late, link.back, link.post_back, link.beside, link.joins
+    )
+
+
+@kernel
+def link_of_last() -> Link:
+    """Of a slot with nothing downstream."""
+    return Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False)
+
+
+@kernel
+def link_inside(o: OrderNumbers, a: int) -> Link:
+    """Of a slot with one of the same mesh downstream."""
+    return Link(MIDDLE, 0.0, 0.0, 0.0, o.inner[2, a], o.inner[3, a], -1.0, False)
+
+
+@kernel
+def link_between(o: OrderNumbers, a: int, c: int, bucket: int, slowest: float) -> Link:
+    """Of a slot with class c downstream; bucket: of that slot's passes, where the boundary is
+    long.
+    """
+    beside = bucket_seconds(bucket, slowest) + o.late[a, c] if o.is_long[a, c] else -1.0
+    return Link(MIDDLE, 0.0, 0.0, o.late[a, c], o.back[a, c], o.post[a, c], beside, True)
 
 
 # What is called per slot takes numbers, not the tuples: those are large and passed by value.
@@ -88,11 +115,8 @@ def slot_own(link: Link, f: float, b: float) -> float:
 @kernel
 def end_seconds(o: OrderNumbers, move: int, role: int, n: int, stages: int) -> float:
     """What the first slot of a pipeline, of the mesh of a move, adds behind Sigma."""
-    levels, reached = 0, 1
-    while reached < stages:
-        reached, levels = 2 * reached, levels + 1
-    after = o.after_first[1 if role == BOTH else 0, o.move_mesh[move], n]
-    return float(after + levels * o.norm_hop[move])
+    after = o.after_first[1 if role == BOTH else 0, o.states.mesh[move], n]
+    return float(after + norm_levels(stages) * o.norm_hop[move])
 
 
 @kernel
@@ -171,50 +195,80 @@ class Pool(NamedTuple):
     """[S, C, 4] first and last row, first and last number of layers."""
 
 
-class Work(NamedTuple):
-    """Working space. Outside its band every row of a table is NONE."""
+class Table(NamedTuple):
+    """Least D by row and layers. Outside its band every row is NONE, so that only bands are read
+    and cleaned.
+    """
 
-    below: Floats
-    below_band: Ints
-    one: Floats
-    one_band: Ints
-    two: Floats
-    two_band: Ints
-    every: Floats
-    every_band: Ints
-    closing: Floats
+    values: Floats
+    """[rows, L + 1]"""
+    band: Ints
+    """[2, rows + 1] first and last number of layers of each row; last column: first and last row
+    that have one."""
+
+
+class Tables(NamedTuple):
+    """One for each slice."""
+
+    values: Floats
     """[slices, rows, L + 1]"""
-    closing_band: Ints
+    band: Ints
     """[slices, 2, rows + 1]"""
+
+
+class Work(NamedTuple):
+    """Working space."""
+
+    below: Table
+    one: Table
+    two: Table
+    every: Table
+    closing: Tables
+
+
+@kernel
+def empty_tables(slices: int, rows: int, layers: int) -> Tables:
+    """Tables without entries."""
+    band = np.empty((slices, 2, rows + 1), np.int64)
+    band[:, 0], band[:, 1] = layers + 1, -1
+    band[:, 0, rows] = rows
+    return Tables(np.full((slices, rows, layers + 1), NONE), band)
+
+
+@kernel
+def table_of(tables: Tables, part: int) -> Table:
+    """One slice."""
+    return Table(tables.values[part], tables.band[part])
+
+
+@kernel
+def one_slice(table: Table) -> Tables:
+    """The table as tables of a single slice."""
+    values, band = table
+    return Tables(
+        values.reshape((1, values.shape[0], values.shape[1])),
+        band.reshape((1, band.shape[0], band.shape[1])),
+    )
 
 
 @kernel
 def work_of(o: OrderNumbers) -> Work:
     """Working space for a space."""
-    rows = (o.most_stages + 1) * o.level_bound.shape[0]
-    shape = (rows, o.table.num_layers + 1)
-    bands = np.empty((2, rows + 1), np.int64)
-    bands[0], bands[1] = o.table.num_layers + 1, -1
-    bands[0, rows] = rows
-    slices = o.slices.max()
-    closing_band = np.empty((slices, 2, rows + 1), np.int64)
-    closing_band[:] = bands
+    rows, layers = (o.most_stages + 1) * o.level_bound.shape[0], o.table.num_layers
+    spare = empty_tables(4, rows, layers)
     return Work(
-        np.full(shape, NONE), bands.copy(), np.full(shape, NONE), bands.copy(),
-        np.full(shape, NONE), bands.copy(), np.full(shape, NONE), bands.copy(),
-        np.full((slices, rows, o.table.num_layers + 1), NONE), closing_band,
-    )  # fmt: skip
+        table_of(spare, 0),
+        table_of(spare, 1),
+        table_of(spare, 2),
+        table_of(spare, 3),
+        empty_tables(o.slices.max(), rows, layers),
+    )
 
 
 @kernel
-def one_slice(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The table as one with a single slice."""
-    return table.reshape((1, table.shape[0], table.shape[1]))
-
-
-@kernel
-def clean(values: Floats, band: Ints) -> None:
+def clean(table: Table) -> None:
     """Make a table empty."""
+    values, band = table
     rows = values.shape[0]
     for row in range(band[0, rows], band[1, rows] + 1):
         if band[0, row] <= band[1, row]:
@@ -232,21 +286,23 @@ def widen(band: Ints, row: int, low: int, high: int) -> None:
 
 
 @kernel
-def merge(values: Floats, band: Ints, out: Floats, out_band: Ints) -> None:
-    """Elementwise least."""
+def merge(table: Table, out: Table) -> None:
+    """Elementwise least, into `out`."""
+    values, band = table
     rows = values.shape[0]
     for row in range(band[0, rows], band[1, rows] + 1):
         low, high = band[0, row], band[1, row]
         if low > high:
             continue
         for at in range(low, high + 1):
-            out[row, at] = min(out[row, at], values[row, at])
-        widen(out_band, row, low, high)
+            out.values[row, at] = min(out.values[row, at], values[row, at])
+        widen(out.band, row, low, high)
 
 
 @kernel
-def prune(values: Floats, band: Ints, need: Floats, cutoff: float, room: float) -> bool:
+def prune(table: Table, need: Floats, cutoff: float, room: float) -> bool:
     """Drop what cannot end below `cutoff`, or places too few layers; whether anything is left."""
+    values, band = table
     layers, rows = values.shape[1] - 1, values.shape[0]
     r0, r1 = rows, -1
     for row in range(band[0, rows], band[1, rows] + 1):
@@ -271,8 +327,8 @@ def prune(values: Floats, band: Ints, need: Floats, cutoff: float, room: float) 
 
 
 @kernel
-def load(pool: Pool, t: int, c: int, part: int, out: Floats, out_band: Ints) -> None:
-    """Elementwise least with a slice of a packed table."""
+def load(pool: Pool, t: int, c: int, part: int, out: Table) -> None:
+    """Elementwise least with a slice of a packed table, into `out`."""
     start = pool.start[t, c]
     if start < 0:
         return
@@ -284,8 +340,8 @@ def load(pool: Pool, t: int, c: int, part: int, out: Floats, out_band: Ints) -> 
         for k in range(width):
             value = pool.values[at + k]
             if value < NONE:
-                out[row, l0 + k] = min(out[row, l0 + k], value)
+                out.values[row, l0 + k] = min(out.values[row, l0 + k], value)
                 first, last = min(first, k), k
         if last >= 0:
-            widen(out_band, row, l0 + first, l0 + last)
+            widen(out.band, row, l0 + first, l0 + last)
         at += width

@@ -1,9 +1,8 @@
-"""The best plan of one 1F1B family: local search first, then the programs' proof.
+"""Solver of 1F1B families: improve, sharpen, prove, list.
 
 `improve` looks for rows of slots by local search (`heuristic`), cuts and polishes them by replay.
-`prove` asks the programs over orders and cuts (`certified_sweep`) whether any plan is below the
-target, and lists all plans (`enumerate`) where they are few. Both depend on the space and on `Best`
-alone, so that a search that is resumed goes on as if it had never stopped.
+`prove` asks the programs over orders and cuts (`bound`) whether any plan is below the target, and
+lists all plans (`enumerate`) where they are few.
 """
 
 from __future__ import annotations
@@ -15,38 +14,25 @@ import numpy as np
 
 from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.search.one_f_one_b.certified_sweep import Met, apart, prove, together
-from hetplan.search.one_f_one_b.cut import cut
-from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, row_arrays
-from hetplan.search.one_f_one_b.heuristic import expand, polish, search_rows
-from hetplan.search.one_f_one_b.likely_meshes import MANY
-from hetplan.search.one_f_one_b.order_program import Order, OrderProgram
-from hetplan.search.one_f_one_b.replay import NEVER, role_of, step_seconds
-from hetplan.search.solver import RESOLUTION, Best, OrderFreeBound
+from hetplan.search.family_solver import FamilySolver, chosen_of_slots
+from hetplan.search.one_f_one_b.bound import Met, apart, prove, together
+from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, kept_cuts
+from hetplan.search.one_f_one_b.heuristic import MANY, expand, kept_rows, polish, search_rows
+from hetplan.search.one_f_one_b.order_program import OrderProgram
+from hetplan.search.one_f_one_b.rows import Slots, cut, depth_of, step_seconds
+from hetplan.search.solver import Best
 from hetplan.search.space.family import Family
+from hetplan.search.space.row import NEVER
 from hetplan.search.space.stage_table import StageTable, most_stages, num_islands
-from hetplan.search.table_maker import TableMaker, transformer_layers
 
 
 def chosen_of_row(
-    family: Family, table: StageTable, islands: Sequence[str], row: tuple[Ints, Ints, Ints, Ints]
+    family: Family, table: StageTable, islands: Sequence[str], row: Slots
 ) -> ChosenPlan:
-    """The plan of a row of slots: mesh, variant, units and extra depth of each; `islands` are the
-    names of the cluster's.
-    """
-    mesh, variant, units, extra = row
-    slots = len(mesh)
-    return family.plan(
-        [
-            family.meshes[int(mesh[s])].stage(
-                islands,
-                (transformer_layers(table, role_of(slots, s), int(units[s])),),
-                family.recompute[int(variant[s])],
-                min(slots - s + int(extra[s]), table.num_microbatches),
-            )
-            for s in range(slots)
-        ]
-    )
+    """The plan of a row of slots; `islands` are the names of the cluster's."""
+    mesh, extra = row.mesh.tolist(), row.extra.tolist()
+    depth = [depth_of(len(mesh), s, more, table.num_microbatches) for s, more in enumerate(extra)]
+    return chosen_of_slots(family, table, islands, mesh, row.variant, row.units, depth)
 
 
 _KEPT = 6
@@ -91,114 +77,68 @@ _MAX_WHOLE = 256
 _EXACT_BUDGET = 1_000_000_000
 """Passes replayed to list a family: about 6 s."""
 
+_IMPOSSIBLE = 1e24
+"""Scores of rows that are no plans are larger."""
 
-class OneFOneBSolver:
+
+class OneFOneBSolver(FamilySolver):
     """Searches the plans of one family with one pipeline under 1F1B."""
-
-    def __init__(self, index: int, family: Family, maker: TableMaker) -> None:
-        self.index = index
-        self.family = family
-        self._maker = maker
-
-    @cached_property
-    def order_free(self) -> OrderFreeBound:
-        """Order-free bound and estimate of the family."""
-        return self._maker.order_free(self.family)
 
     @cached_property
     def space(self) -> StageTable:
         """The family's numbers."""
         return self._maker.space(self.family)
 
-    def improve(self, best: Best) -> None:
+    def _improve(self, best: Best) -> None:
         """Offer the best of some rows that local search finds."""
-        if not best.still_open(self.index, self._crossing_bound):
-            return
         part = self._maker.likely(self.family)
-        if part is self.family:
-            self._search_rows(best)
-            if self.space.regions_apart:
-                # Where the meshes of a region stand together, most steps of a local search lead
-                # nowhere; the programs meet plans on their way.
-                self._walk(best, again=False)
-        else:
+        if part is not self.family:
             # The space of all meshes takes longer than the search.
             type(self)(self.index, part, self._maker)._search_rows(best)
+            return
+        self._search_rows(best)
+        if self.space.regions_apart:
+            # Where the meshes of a region stand together, most steps of a local search lead
+            # nowhere; the programs meet plans on their way.
+            self._walk(best, again=False)
 
     def _search_rows(self, best: Best) -> None:
         table = self.space
         most = max(1, min(len(table.max_stages), num_islands(table.island_mask)))
-        keep = np.zeros((_KEPT, most, 3), dtype=np.int64)
-        counts = np.zeros(_KEPT, dtype=np.int64)
-        scores = np.full(_KEPT, np.inf)
-        search_rows(
-            *(table, most_stages(table), best.seed, _ROUNDS, _LOCAL_BUDGET),
-            *(keep, counts, scores),
-        )
-        for k in range(_KEPT):
-            if scores[k] < min(NEVER, best.seconds * _WORTH_POLISHING) and scores[k] < _IMPOSSIBLE:
-                mesh, extra = expand(keep[k], counts[k])
-                self.offer_row(mesh, extra, best)
+        kept = kept_rows(_KEPT, most)
+        search_rows(table, most_stages(table), best.seed, _ROUNDS, _LOCAL_BUDGET, kept)
+        for runs, count, score in zip(kept.runs, kept.counts, kept.scores, strict=True):
+            if score < min(_IMPOSSIBLE, best.seconds * _WORTH_POLISHING):
+                self.offer_row(expand(runs, count), best)
                 best.check_time()
 
-    def sharpen(self, best: Best) -> None:
-        """By the bound that knows boundaries between islands."""
-        best.still_open(self.index, self._crossing_bound)
-
-    def _crossing_bound(self, enough: float) -> float:
-        return self._maker.crossing_bound(self.family, enough)
-
-    def offer_row(self, mesh: Ints, extra: Ints, best: Best) -> None:
+    def offer_row(self, row: Slots, best: Best) -> None:
         """Cut and polish a row of slots; offer the fastest."""
-        slots = len(mesh)
-        tried: list[tuple[float, Ints, Ints]] = []
+        tried: list[tuple[float, Slots]] = []
         for slack in _SLACKS:
-            variant, units = np.zeros(slots, dtype=np.int64), np.zeros(slots, dtype=np.int64)
-            if cut(self.space, mesh, extra, slack, NEVER, variant, units):
-                step = step_seconds(self.space, mesh, variant, units, extra)
-                tried.append((step, variant, units))
+            if cut(self.space, row, slack, NEVER):
+                tried.append((step_seconds(self.space, row), row.copy()))
                 best.replays += 1
         if tried:
-            _, variant, units = min(tried, key=lambda each: each[0])
-            self.offer_cut(mesh, variant, units, extra, best)
+            self.offer_cut(min(tried, key=lambda one: one[0])[1], best)
 
-    def offer_cut(self, mesh: Ints, variant: Ints, units: Ints, extra: Ints, best: Best) -> float:
+    def offer_cut(self, row: Slots, best: Best) -> float:
         """Polish a cut near the best and offer it; its step."""
-        step = step_seconds(self.space, mesh, variant, units, extra)
+        step = step_seconds(self.space, row)
         best.replays += 1
         if step < min(NEVER, best.seconds * _WORTH_POLISHING):
-            variant, units = variant.copy(), units.copy()
-            spent = np.zeros(2, dtype=np.int64)
-            step = polish(
-                self.space, mesh, variant, units, extra, RESOLUTION, _POLISH_BUDGET, spent
-            )
+            row, spent = row.copy(), np.zeros(2, dtype=np.int64)
+            step = polish(self.space, row, _POLISH_BUDGET, spent)
             best.replays += int(spent[1])
         if step < min(NEVER, best.wanted(self.index)):
-            chosen = self._chosen(mesh, variant, units, extra)
+            chosen = self._chosen(row)
             if self._priced_whole:
                 step = self._maker.evaluator.seconds(chosen)
             best.offer(self.index, chosen, float(step))
         return float(step)
 
-    def _chosen(self, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> ChosenPlan:
-        return chosen_of_row(
-            self.family, self.space, self._maker.island_names, (mesh, variant, units, extra)
-        )
-
-    @cached_property
-    def _priced_whole(self) -> bool:
-        """Whether plans are offered at what they cost as they are placed.
-
-        Where the space is a little low and the family small enough that all can be priced so.
-        """
-        if self._maker.exact(self.family):
-            return False
-        return few_plans(self.space, _FEW_WHOLE) is not None
-
-    def prove(self, best: Best) -> None:
-        """Raise the family's bound to the target, by the programs and by listing all plans."""
-        if not best.still_open(self.index, self._crossing_bound):
-            return
+    def _prove(self, best: Best) -> None:
+        """By the programs, and by listing all plans."""
         walker = self
         if len(self.family.meshes) > MANY:
             # The space of all meshes can take longer than the walk.
@@ -220,28 +160,27 @@ class OneFOneBSolver:
         many = len(self.family.meshes) > MANY
         whole = many and best.effort == 0
         parts = (together(self.space, ceiling),) if whole else apart(self.space, ceiling)
-        programs = [(OrderProgram(part), part, at) for part, at in parts]
+        programs = [(OrderProgram(part), meshes) for part, meshes in parts]
         while best.open(self.index):
             before = best.target
             bound, finished = ceiling, True
-            for program, part, at in programs:
-                found = prove(
-                    part,
+            for program, meshes in programs:
+                proof = prove(
+                    program,
                     min(best.target if many else before, NEVER),
-                    budget=_PROGRAM_BUDGETS[best.effort],
+                    _PROGRAM_BUDGETS[best.effort],
                     check=best.check_time,
-                    on_met=self._offering(at, best) if many else None,
-                    program=program,
-                    most=_PROGRAM_BUDGETS[best.effort],
+                    on_met=self._offering(meshes, best) if many else None,
                 )
-                best.explored += found.programs
-                bound, finished = min(bound, found.bound_seconds), finished and found.finished
-                for met in found.met[: 1 if many else _MAX_MET]:
-                    self._offer_order(met.order, at, best)
+                best.explored += proof.programs
+                bound, finished = min(bound, proof.bound_seconds), finished and proof.finished
+                for met in proof.met[: 1 if many else _MAX_MET]:
+                    self._offer_met(met, meshes, best)
             best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
-            if best.target >= before or not again or many:
-                if finished and (best.target >= before or many) and best.open(self.index):
-                    best.stalled_at[self.index] = best.target
+            settled = best.target >= before or many
+            if finished and settled and best.open(self.index):
+                best.stalled_at[self.index] = best.target
+            if settled or not again:
                 return not best.open(self.index)
         return True
 
@@ -252,7 +191,7 @@ class OneFOneBSolver:
         def on_met(met: Met) -> float:
             left[0] -= 1
             if left[0] >= 0:
-                self._offer_order(met.order, meshes, best)
+                self._offer_met(met, meshes, best)
             return min(best.target, NEVER)
 
         return on_met
@@ -268,28 +207,29 @@ class OneFOneBSolver:
             middle, bound = 0.5 * (low + high), NEVER
             for part, _ in apart(self.space, middle):
                 budget = _PROGRAM_BUDGETS[best.effort]
-                found = prove(part, middle, budget=budget, check=best.check_time, most=budget)
-                best.explored += found.programs
-                bound = min(bound, found.bound_seconds)
+                proof = prove(OrderProgram(part), middle, budget, check=best.check_time)
+                best.explored += proof.programs
+                bound = min(bound, proof.bound_seconds)
             high = middle if bound < middle else high
             low = max(low, min(bound, middle))
             best.raise_bound(self.index, low)
         return not best.open(self.index)
 
-    def _offer_order(self, order: Order, meshes: Ints, best: Best) -> None:
+    def _offer_met(self, met: Met, meshes: Ints, best: Best) -> None:
         """Polish and offer a pipeline of the programs over these meshes of the space."""
+        order = met.order
         arrays = (order.meshes, order.variants, order.units, order.extra)
-        mesh, variant, units, extra = (np.array(each, dtype=np.int64) for each in arrays)
-        self.offer_cut(meshes[mesh], variant, units, extra, best)
+        row = Slots(*[np.array(values, dtype=np.int64) for values in arrays])
+        self.offer_cut(row._replace(mesh=meshes[row.mesh]), best)
 
     def _list(self, best: Best) -> bool:
         """Replay every plan below the target where they are few; whether that was all of them."""
-        found = few_plans(self.space, _FEW_PLANS, best.check_time)
-        if found is None:
+        every = few_plans(self.space, _FEW_PLANS, best.check_time)
+        if every is None:
             return False
         spent = np.zeros(3, dtype=np.int64)
         least = float("inf")
-        for row in found:
+        for row in every:
             best.check_time()
             below = self._list_row(row, best, spent)
             if below is None:
@@ -299,36 +239,40 @@ class OneFOneBSolver:
         best.raise_bound(self.index, float("inf") if least >= NEVER else least)
         return True
 
-    def _list_row(self, row: Row, best: Best, spent: Ints) -> float | None:
+    def _list_row(self, runs: Row, best: Best, spent: Ints) -> float | None:
         """No plan of the row has a shorter step, or one was offered; None: too many operations."""
-        mesh, extra = row_arrays(row)
+        row = expand(np.array(runs, dtype=np.int64), len(runs))
         most = _MAX_WHOLE if self._priced_whole else 1
-        steps = np.zeros(most)
-        variants, units = (np.zeros((most, len(mesh)), dtype=np.int64) for _ in range(2))
-        before = int(spent[1])
-        ceiling = min(NEVER, best.target)
-        kept = cheapest(
-            *(self.space, mesh, extra, ceiling, _EXACT_BUDGET),
-            *(steps, variants, units, spent, best.check_time),
-        )
+        kept = kept_cuts(most, len(row.mesh))
+        before, ceiling = int(spent[1]), min(NEVER, best.target)
+        count = cheapest(self.space, row, ceiling, _EXACT_BUDGET, kept, spent, best.check_time)
         best.replays += int(spent[1]) - before
-        if kept < 0:
+        if count < 0:
             return None
         if not self._priced_whole:
-            if kept:
-                self.offer_cut(mesh, variants[0], units[0], extra, best)
-            return float(steps[0]) if kept else ceiling
-        least = ceiling if kept < most else float(steps.max())
-        for k in np.argsort(steps[:kept], kind="stable").tolist():
-            if steps[k] >= best.target:
+            if count:
+                self.offer_cut(row._replace(variant=kept.variants[0], units=kept.units[0]), best)
+            return float(kept.steps[0]) if count else ceiling
+        least = ceiling if count < most else float(kept.steps.max())
+        for k in np.argsort(kept.steps[:count], kind="stable").tolist():
+            if kept.steps[k] >= best.target:
                 # So are all that follow.
-                return min(least, float(steps[k]))
-            chosen = self._chosen(mesh, variants[k], units[k], extra)
+                return min(least, float(kept.steps[k]))
+            chosen = self._chosen(row._replace(variant=kept.variants[k], units=kept.units[k]))
             whole = self._maker.evaluator.seconds(chosen)
             best.offer(self.index, chosen, whole)
             least = min(least, whole)
         return least
 
+    def _chosen(self, row: Slots) -> ChosenPlan:
+        return chosen_of_row(self.family, self.space, self._maker.island_names, row)
 
-_IMPOSSIBLE = 1e24
-"""Scores of rows that are no plans are larger."""
+    @cached_property
+    def _priced_whole(self) -> bool:
+        """Whether plans are offered at what they cost as they are placed.
+
+        Where the space is a little low and the family small enough that all can be priced so.
+        """
+        if self._maker.exact(self.family):
+            return False
+        return few_plans(self.space, _FEW_WHOLE) is not None

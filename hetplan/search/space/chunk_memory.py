@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.kernels import kernel
 from hetplan.plans.plan import RecomputeGranularity
 from hetplan.search.space.family import Family, Mesh
+from hetplan.search.space.row import INSIDE
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import FIRST, LAST
 
@@ -169,19 +170,8 @@ def most_that_fit(
     return fit
 
 
-_INSIDE = 1e-12
-"""A sum in another order differs by less than this part of itself."""
-
 _SEVERAL = 2
 """Stands for chunks; only that there are several counts."""
-
-
-class MemoryRoom(Protocol):
-    """Says what fits on the slots of a family's pipelines."""
-
-    def most_units(self, mesh: Sequence[int]) -> Ints:
-        """[P, V] layer units that fit on each slot of these meshes; 0: none fits."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +186,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class ChunkMemory:
-    """`MemoryRoom` of one family."""
+    """What fits on the slots of a family's pipelines."""
 
     pricer: StagePricer
     family: Family
@@ -268,5 +258,5 @@ class ChunkMemory:
             ),
             base=np.array([lines.last.fixed - own.working, lines.last.each]),
             update=np.array([lines.update.fixed, lines.update.each]),
-            room=room * (1 + _INSIDE),
+            room=room * (1 + INSIDE),
         )

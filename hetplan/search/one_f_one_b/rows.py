@@ -1,31 +1,134 @@
-"""How to cut the layers over given slots, fast and nearly as well as can be, and what it costs.
+"""A row of slots under 1F1B: its replay, its cut by a limit on X, and what it takes about.
 
-By bound (b) of `hetplan.cost.bounds` a step is at least Sigma + X, X the largest over
-the slots of two linear forms in the slot's layers. So for a given X every slot takes as many
-layers as X and its memory allow; where that is more than the model has, the layers whose Sigma is
-largest are left out. The least X that holds all layers, and a few larger ones that let slow slots
-rest, give the cuts. `estimate` then adds what round trips and long boundaries cost by the closed
-forms (b), (c) and (i) of neighbours: within a percent of the replay and a hundred times as fast.
+`step_seconds` is the definition of a row's cost: the replay of `hetplan.cost.replay.kernel` on the
+times of a `StageTable`. Slot s of P keeps W_s = min(P - s + extra_s, m) microbatches in flight. A
+row that does not fit in memory takes infinitely long.
+
+`cut` deals the layers over given slots, fast and nearly as well as can be. By bound (b) of
+`hetplan.cost.bounds` a step is at least Sigma + X, X the largest over the slots of two linear forms
+in the slot's layers. So for a given X every slot takes as many layers as X and its memory allow;
+where that is more than the model has, the layers whose Sigma is largest are left out. The least X
+that holds all layers, and a few larger ones that let slow slots rest, give the cuts.
+
+`estimate` adds what round trips and long boundaries cost by the closed forms (b), (c) and (i) of
+neighbours: within a percent of the replay and a hundred times as fast.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.bounds import interval_seconds
+from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
 from hetplan.kernels import kernel
-from hetplan.search.one_f_one_b.replay import (
+from hetplan.search.space.row import (
     NEVER,
+    before_norm,
     boundaries_of,
-    depth_of,
-    fits,
     norm_seconds,
     role_of,
+    step_of_ends,
 )
 from hetplan.search.space.stage_table import StageTable
 
 _HALVINGS = 16  # of the interval of X: below 2e-5 of it
+
+
+class Slots(NamedTuple):
+    """A row of slots and its cut, [P] each in pipeline order."""
+
+    mesh: Ints
+    variant: Ints
+    """Recomputation."""
+    units: Ints
+    """Layer units."""
+    extra: Ints
+    """Microbatches in flight beyond the schedule's own."""
+
+    def copy(self) -> Slots:
+        """With arrays of its own."""
+        return Slots(*[values.copy() for values in self])
+
+
+def uncut(mesh: Ints, extra: Ints) -> Slots:
+    """The row without layers."""
+    return Slots(mesh, np.zeros_like(mesh), np.zeros_like(mesh), extra)
+
+
+@kernel
+def depth_of(slots: int, slot: int, extra: int, microbatches: int) -> int:
+    """W_s: most microbatches in flight at a slot."""
+    return min(slots - slot + extra, microbatches)
+
+
+@kernel
+def fits(table: StageTable, slots: int, slot: int, mesh: int, variant: int, extra: int) -> int:
+    """Most layer units that a slot can hold; 0: none."""
+    flight = min(
+        depth_of(slots, slot, extra, table.num_microbatches), table.most_layers.shape[3] - 1
+    )
+    return int(table.most_layers[variant, role_of(slots, slot), mesh, flight])
+
+
+@kernel
+def most_units(table: StageTable, mesh: Ints, extra: Ints) -> Ints:
+    """[P, V] units that fit."""
+    slots, variants = mesh.shape[0], table.forward.shape[0]
+    most = np.zeros((slots, variants), np.int64)
+    for s in range(slots):
+        for v in range(variants):
+            most[s, v] = min(fits(table, slots, s, mesh[s], v, extra[s]), table.num_layers)
+    return most
+
+
+@kernel
+def seconds_of(table: StageTable, row: Slots) -> Floats:
+    """[4, P] forward and backward pass of a microbatch; what follows the last pass, before the sum
+    of the norms and behind it.
+    """
+    slots = row.mesh.shape[0]
+    seconds = np.empty((4, slots))
+    for s in range(slots):
+        i, v, n, role = row.mesh[s], row.variant[s], row.units[s], role_of(slots, s)
+        tied = 0.0
+        if slots > 1 and (s == 0 or s == slots - 1):
+            tied = table.tied[row.mesh[0], row.mesh[slots - 1]]
+        leaving = table.leaving[role, i, n]
+        seconds[0, s] = table.extra_forward[role, v, i] + n * table.forward[v, i]
+        seconds[1, s] = table.extra_backward[role, v, i] + n * table.backward[v, i]
+        seconds[2, s] = before_norm(table.after[role, i, n], leaving, tied)
+        seconds[3, s] = leaving
+    return seconds
+
+
+@kernel
+def step_seconds(table: StageTable, row: Slots) -> float:
+    """Seconds of one step of this row of slots; `NEVER` where it does not fit or cannot run."""
+    mesh, variant, units, extra = row
+    slots = mesh.shape[0]
+    warmup = np.empty(slots, np.int64)
+    boundaries = boundaries_of(table, mesh)
+    for s in range(slots):
+        n = units[s]
+        if n < 1 or n > fits(table, slots, s, mesh[s], variant[s], extra[s]):
+            return NEVER
+        warmup[s] = depth_of(slots, s, extra[s], table.num_microbatches)
+    seconds = seconds_of(table, row)
+    times = StageTimes(
+        seconds[0],
+        seconds[1],
+        boundaries[0, : slots - 1].copy(),
+        boundaries[1, : slots - 1].copy(),
+        boundaries[2, : slots - 1].copy(),
+        boundaries[3, : slots - 1].copy(),
+        warmup,
+        table.num_microbatches,
+    )
+    ends, norm = pipeline_ends(times, table.rendezvous), norm_seconds(table, mesh, boundaries)
+    return min(NEVER, step_of_ends(ends, seconds[2], seconds[3], norm))
 
 
 @kernel
@@ -71,46 +174,35 @@ def _held(
 
 
 @kernel
-def cut(
-    table: StageTable,
-    mesh: Ints,
-    extra: Ints,
-    slack: float,
-    ceiling: float,
-    variant: Ints,
-    units: Ints,
-) -> bool:
+def cut(table: StageTable, row: Slots, slack: float, ceiling: float) -> bool:
     """Fill `variant` and `units` for X = least X * (1 + slack); False where the layers do not fit.
 
     False also where the least X is above `ceiling`. Every slot recomputes in the fastest way that
     has room for its layers.
     """
-    slots, variants = mesh.shape[0], table.forward.shape[0]
-    boundaries = boundaries_of(table, mesh)
-    posts = _posts(table, boundaries, slots)
-    most = np.zeros((slots, variants), np.int64)
+    mesh, extra = row.mesh, row.extra
+    slots = mesh.shape[0]
+    posts = _posts(table, boundaries_of(table, mesh), slots)
+    most = most_units(table, mesh, extra)
     room = 0
     for s in range(slots):
-        widest = 0
-        for v in range(variants):
-            most[s, v] = min(fits(table, slots, s, mesh[s], v, extra[s]), table.num_layers)
-            widest = max(widest, most[s, v])
+        widest = most[s].max()
         if widest < 1:
             return False
         room += widest
     if room < table.num_layers or slots > table.num_layers:
         return False
     low, high = 0.0, min(ceiling, _largest(table, mesh, posts))
-    if _fill(table, mesh, extra, posts, most, high, variant, units) < table.num_layers:
+    if _fill(table, row, posts, most, high) < table.num_layers:
         return False
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if _fill(table, mesh, extra, posts, most, middle, variant, units) >= table.num_layers:
+        if _fill(table, row, posts, most, middle) >= table.num_layers:
             high = middle
         else:
             low = middle
-    held = _fill(table, mesh, extra, posts, most, high * (1.0 + slack), variant, units)
-    return _trim(table, mesh, most, held - table.num_layers, variant, units)
+    held = _fill(table, row, posts, most, high * (1.0 + slack))
+    return _trim(table, row, most, held - table.num_layers)
 
 
 @kernel
@@ -128,17 +220,9 @@ def _largest(table: StageTable, mesh: Ints, posts: Floats) -> float:
 
 
 @kernel
-def _fill(
-    table: StageTable,
-    mesh: Ints,
-    extra: Ints,
-    posts: Floats,
-    most: Ints,
-    limit: float,
-    variant: Ints,
-    units: Ints,
-) -> int:
+def _fill(table: StageTable, row: Slots, posts: Floats, most: Ints, limit: float) -> int:
     """Every slot as full as X = `limit` allows, at least one unit; the units of all slots."""
+    mesh, variant, units, extra = row
     slots, total = mesh.shape[0], 0
     for s in range(slots):
         i, role = mesh[s], role_of(slots, s)
@@ -166,10 +250,9 @@ def _fill(
 
 
 @kernel
-def _trim(
-    table: StageTable, mesh: Ints, most: Ints, surplus: int, variant: Ints, units: Ints
-) -> bool:
+def _trim(table: StageTable, row: Slots, most: Ints, surplus: int) -> bool:
     """Take the surplus from the slots with the slowest layers; then the fastest variants."""
+    mesh, variant, units, _ = row
     slots = mesh.shape[0]
     while surplus > 0:
         slowest, worst = -1.0, -1
@@ -183,14 +266,16 @@ def _trim(
             return False
         units[worst] -= 1
         surplus -= 1
-        _fastest(table, mesh, most, worst, variant, units)
+        _fastest(table, row, most, worst)
     for s in range(slots):
-        _fastest(table, mesh, most, s, variant, units)
+        _fastest(table, row, most, s)
     return True
 
 
 @kernel
-def _fastest(table: StageTable, mesh: Ints, most: Ints, s: int, variant: Ints, units: Ints) -> None:
+def _fastest(table: StageTable, row: Slots, most: Ints, s: int) -> None:
+    """The fastest recomputation of a slot with room for its units."""
+    mesh, variant, units, _ = row
     least = table.forward[variant[s], mesh[s]] + table.backward[variant[s], mesh[s]]
     for v in range(table.forward.shape[0]):
         seconds = table.forward[v, mesh[s]] + table.backward[v, mesh[s]]
@@ -199,30 +284,24 @@ def _fastest(table: StageTable, mesh: Ints, most: Ints, s: int, variant: Ints, u
 
 
 @kernel
-def estimate(
-    table: StageTable, mesh: Ints, variant: Ints, units: Ints, extra: Ints, proven: bool
-) -> float:
+def estimate(table: StageTable, row: Slots, proven: bool) -> float:
     """About the step of this row: the largest of (b), (c) and (i) of neighbours, plus the end.
 
     `proven`: only what comes after the first stage's last pass is added, which every chain of
     those bounds passes; then no step of the row is shorter.
     """
+    mesh, extra = row.mesh, row.extra
     slots, m = mesh.shape[0], table.num_microbatches
     boundaries = boundaries_of(table, mesh)
     posts = _posts(table, boundaries, slots)
-    forward, backward = np.empty(slots), np.empty(slots)
+    seconds = seconds_of(table, row)
+    forward, backward = seconds[0], seconds[1]
     sigma, ending, leaving, upstream = 0.0, 0.0, 0.0, 0.0
     for s in range(slots):
-        i, v, n, role = mesh[s], variant[s], units[s], role_of(slots, s)
-        forward[s] = table.extra_forward[role, v, i] + n * table.forward[v, i]
-        backward[s] = table.extra_backward[role, v, i] + n * table.backward[v, i]
         sigma += forward[s] + backward[s] + posts[0, s] + posts[1, s]
-        after = table.after[role, i, n] - table.leaving[role, i, n]
-        if slots > 1 and (s == 0 or s == slots - 1):
-            after += table.tied[mesh[0], mesh[slots - 1]]
         if s == 0 or not proven:
-            ending = max(ending, after - upstream)
-        leaving = max(leaving, table.leaving[role, i, n])
+            ending = max(ending, seconds[2, s] - upstream)
+        leaving = max(leaving, seconds[3, s])
         upstream += backward[s] + posts[1, s]
     below, largest, wire = 0.0, 0.0, 0.0
     for s in range(slots - 1, -1, -1):

@@ -1,4 +1,6 @@
-"""Is any plan of a family below a target: the certified walk over X.
+"""Bound of 1F1B families: no plan has a shorter step than this says.
+
+Is any plan of a family below a target? The certified walk over X.
 
 S(X) is the least Sigma + after_0 of all pipelines whose X is at most X (`order_program`). A
 pipeline below an aim A has Sigma + after_0 + X < A. So where S(U) = v, no pipeline with X between A
@@ -124,7 +126,6 @@ class Walk:
 
     program: OrderProgram
     target: float
-    resolution: float = RESOLUTION
     check: Callable[[], None] | None = None
     on_met: Callable[[Met], float] | None = None
     most: float = NONE
@@ -234,7 +235,7 @@ class Walk:
 
     def _lower_aim(self, seconds: float) -> None:
         if seconds < self.aim:
-            self.aim = seconds - self.resolution * min(seconds, self.target)
+            self.aim = seconds - RESOLUTION * min(seconds, self.target)
 
     def _least_x(self) -> float:
         """An X below which nothing fits, order-free."""
@@ -328,23 +329,17 @@ class Walk:
 
 
 def prove(
-    table: StageTable,
+    program: OrderProgram,
     target: float,
-    *,
     budget: float = NONE,
-    resolution: float = RESOLUTION,
+    *,
     check: Callable[[], None] | None = None,
     on_met: Callable[[Met], float] | None = None,
-    program: OrderProgram | None = None,
-    most: float = NONE,
 ) -> Proof:
-    """Whether any plan of the space can be below `target`, or the best bound and what it meets.
-
-    budget: operations of the programs after which it stops; a `Walk` can be resumed. check, on_met,
-    most: see there.
+    """Whether any plan of the program's space can be below `target`, or the best bound and what it
+    meets; see `Walk`. It ends after `budget` operations, within a program too.
     """
-    walk = Walk(program or OrderProgram(table), target, resolution, check, on_met, most)
-    return walk.run(budget)
+    return Walk(program, target, check, on_met, most=budget).run(budget)
 
 
 _LONG = 0.05
@@ -384,26 +379,19 @@ def _held(table: StageTable, meshes: Ints, seconds: float) -> tuple[StageTable, 
 
 def _beside(table: StageTable, seconds: float, end: float) -> StageTable:
     """For pipelines that have a mesh whose end of the step is at least this long."""
-    n, flights = np.arange(1, table.num_layers + 1), np.arange(table.most_layers.shape[3])
-    passes = table.forward + table.backward
+    flights = np.arange(table.most_layers.shape[3])
     left = np.maximum(table.num_microbatches - flights, 0)
-    ends = (table.extra_forward + table.extra_backward).swapaxes(0, 1) + _waits(table)
+    busy = _busy(table)
     # [V, 4, M, W + 1]: units for which all but the last passes leave time for that end.
     most = np.zeros(table.most_layers.shape, dtype=np.int64)
-    for units in n:
-        busy = left * (ends + units * passes[:, None, :])[..., None]
-        most += busy + end <= seconds * (1.0 + 1e-9)
+    for units in range(1, table.num_layers + 1):
+        most += left * busy[..., units, None] + end <= seconds * (1.0 + 1e-9)
     return table._replace(most_layers=np.minimum(table.most_layers, most))
 
 
 def within(table: StageTable, seconds: float) -> StageTable:
     """The same space for pipelines with a step of at most `seconds`, where that limits a slot."""
-    passes = table.forward + table.backward
-    ends = table.extra_forward + table.extra_backward
-    n = np.arange(table.num_layers + 1)
-    # [V, 4, M, L + 1]
-    busy = (ends.swapaxes(0, 1) + _waits(table))[..., None] + passes[:, None, :, None] * n
-    whole = table.num_microbatches * busy + table.after
+    whole = table.num_microbatches * _busy(table) + table.after
     allowed = whole <= seconds * (1.0 + 1e-9)
     allowed[..., 0] = True
     most = table.num_layers - np.argmax(allowed[..., ::-1], axis=-1)
@@ -411,6 +399,14 @@ def within(table: StageTable, seconds: float) -> StageTable:
     if np.array_equal(limited, table.most_layers):
         return table
     return table._replace(most_layers=limited)
+
+
+def _busy(table: StageTable) -> Floats:
+    """[V, 4, M, L + 1] least seconds that a microbatch takes of a slot with so many units."""
+    passes = (table.forward + table.backward)[:, None, :, None]
+    ends = (table.extra_forward + table.extra_backward).swapaxes(0, 1) + _waits(table)
+    busy: Floats = ends[..., None] + passes * np.arange(table.num_layers + 1)
+    return busy
 
 
 def _waits(table: StageTable) -> Floats:
