@@ -11,7 +11,8 @@ from one_pipeline import StageChoice, build_plan
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, RegionLink
-from hetplan.cost.estimate import StepCalibration, estimate, run_error, span_of
+from hetplan.comparison.calibration import run_error
+from hetplan.cost.estimate import StepCalibration, estimate, span_of
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.terms import (
     Draws,
