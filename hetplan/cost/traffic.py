@@ -50,6 +50,7 @@ from hetplan.job.spec import MAX_TOKENS, Job, Optimizer, Precision
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import TransformerLayer
 from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import one_format, tied_format
 from hetplan.plans.pieces import Devices, Places, device_array, experts_as_the_rest, stage_array
 from hetplan.plans.plan import Pipeline, Plan, Replica, Sharding, Stage
@@ -259,7 +260,7 @@ class TrafficCount:
 
     def _layers(self, stage: Stage, num_microbatches: int) -> Sent:
         for each in stage.replicas:
-            calls = LayerCalls(model=self.model, job=self.job, shape=each)
+            calls = LayerCalls(model=self.model, job=self.job, shape=Shape.of(each))
             members = zip(GroupKind, members_of(each), strict=True)
             groups = {kind: shapes_of(self.cluster, every) for kind, every in members}
             for (kind, layer, repeats), count in self._layers_of(stage).items():

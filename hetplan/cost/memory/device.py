@@ -146,12 +146,13 @@ def state(
     model: ModelSpec, layout: MemoryLayout, each: StateBytes, positions: tuple[int, ...]
 ) -> State:
     """State of the layers at these positions."""
-    layers = tuple(weights_at(model, at, layout.tp, layout.ep, layout.etp) for at in positions)
+    shape = layout.shape
+    layers = tuple(weights_at(model, at, shape.tp, shape.ep, shape.etp) for at in positions)
     total = Weights(dense=0.0)
     for one in layers:
         total = total + one
     if tied_on_one_stage(model, positions):
-        total = total + Weights(dense=-float(model.vocabulary_matrix(layout.tp)))
+        total = total + Weights(dense=-float(model.vocabulary_matrix(shape.tp)))
     level = tuple(Sharding).index(layout.sharding)
     largest = max((one.total for one in layers), default=0.0)
     gathered = 0.0
@@ -435,7 +436,7 @@ def _amounts(
 ) -> tuple[State, float, float, float]:
     """State, and bytes kept, of working memory and of buffers."""
     cut = cut_of(layout, asked.sequence_length, asked.each.parameter, asked.load_factor)
-    tokens = layout.microbatch_size * asked.sequence_length / layout.cp
+    tokens = layout.shape.microbatch_size * asked.sequence_length / layout.shape.cp
     positions = _positions(model, layout.chunks)
     held = state(model, layout, asked.each, positions)
     end = model.num_layers + model.num_mtp_layers + 2

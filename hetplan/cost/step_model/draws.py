@@ -250,7 +250,7 @@ class _Samples:
         spread = stage.unit.island.speed_spread
         if not spread:
             return np.ones(self.draws.count)
-        ranks = stage.unit.pricer.shape.ranks
+        ranks = stage.unit.replica.num_devices
         mean = straggler_factor(spread, ranks)
         if self._random is None:
             return np.full(self.draws.count, mean)

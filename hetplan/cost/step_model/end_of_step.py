@@ -35,7 +35,6 @@ from hetplan.cost.step_model.values import asking, seconds_of_parts
 from hetplan.cost.terms import Part, Term
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Sharding
 from hetplan.predict.predictor import Predictor, link_cause
 from hetplan.profiling.samples import LinkOperation
@@ -179,19 +178,21 @@ def tied_embedding_parts(
     first: Island,
     last: Island,
     precision: Precision,
-    degrees: Degrees,
+    tp: int,
+    senders: int,
     known: KnownCollectives,
 ) -> tuple[Part, ...]:
     """The all_reduce of the tied matrix's gradient, in this format, between first and last stage.
 
-    Both stages do it after their own reduction; `model` has the padded vocabulary. Empty where
-    the model does not tie. Only for pipelines of at least two stages.
+    Both stages do it after their own reduction; `model` has the padded vocabulary, which `tp` cuts;
+    `senders` devices of either stage send at once. Empty where the model does not tie. Only for
+    pipelines of at least two stages.
     """
     if not model.tied_embeddings:
         return ()
     # Every device of the one stage sums with its own of the other, all at once.
-    alone, senders = cluster.link_between(first.name, last.name), degrees.tp * degrees.dp
-    message_bytes = float(model.vocabulary_matrix(degrees.tp) * precision.bytes_per_element)
+    alone = cluster.link_between(first.name, last.name)
+    message_bytes = float(model.vocabulary_matrix(tp) * precision.bytes_per_element)
     staged = alone.transport is Transport.HOST_STAGED
     if known.by_levels and staged and first.name != last.name:
         use = LinkUse(link=alone, senders=senders, nodes=2)

@@ -31,7 +31,7 @@ from hetplan.cost.components.layers import (
 from hetplan.cost.components.step import clock, straggler_factor
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.device import weights_at
-from hetplan.cost.step_model.values import Shape, asking, compute_seconds, seconds_of_parts
+from hetplan.cost.step_model.values import asking, compute_seconds, seconds_of_parts
 from hetplan.cost.terms import Part, Term
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
@@ -39,6 +39,8 @@ from hetplan.model.layers import Experts, LayerRun, TransformerLayer
 from hetplan.model.operators import OperatorClass
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.model.work import LayerWork, transformer_work
+from hetplan.plans.chosen import Shape
+from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import RecomputeModule
 from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD, ELEMENTWISE_LOG_HALFWIDTH
 from hetplan.predict.layer.composed import WAIT_PART
@@ -125,22 +127,20 @@ def matrix_parameters(
     mlp, count = layer.mlp, float(layer.attention.matrix_parameters(h, shape.tp))
     if not isinstance(mlp, Experts):
         return count + mlp.matrix_parameters(h, shape.tp)
-    degree = shape.tp if shape.experts_like_rest else shape.etp
+    degree = shape.tp if experts_as_the_rest(shape) else shape.etp
     count += mlp.router_parameters(h)
     count += mlp.num_experts / shape.ep * mlp.expert.matrix_parameters(h, degree)
     return count + (mlp.shared.matrix_parameters(h, shape.tp) if mlp.shared else 0)
 
 
-def layer_parameters(
-    model: ModelSpec, position: int, *, tp: int, ep: int, etp: int
-) -> tuple[float, float]:
+def layer_parameters(model: ModelSpec, position: int, shape: Shape) -> tuple[float, float]:
     """(parameters, of routed experts apart) that one rank holds of the layer at this position.
 
     Experts are apart where they are cut or copied otherwise than the other weights.
     """
-    if ep == 1 and etp == tp:
-        return float(model.parameters_at(position, tp)), 0.0
-    held = weights_at(model, position, tp, ep, etp)
+    if experts_as_the_rest(shape):
+        return float(model.parameters_at(position, shape.tp)), 0.0
+    held = weights_at(model, position, shape.tp, shape.ep, shape.etp)
     return held.dense, held.routed
 
 
@@ -248,9 +248,10 @@ class LayerCompute:
         inside = sum(extra.get(each, 0.0) for each in (Component.PADDING, Component.COPIED_HEADS))
         parts = [part(Component.COMPUTE, share * (1.0 - inside))]
         parts += [part(component, share * count) for component, count in extra.items() if count]
+        slowest = straggler_factor(self.island.speed_spread, self.shape.num_devices)
         for component, factor in (
             (Component.CLOCKS, 1.0 / clock(self.island).ratio),
-            (Component.STRAGGLERS, straggler_factor(self.island.speed_spread, self.shape.ranks)),
+            (Component.STRAGGLERS, slowest),
         ):
             if factor != 1.0:
                 whole = sum(each.term.count for each in parts)

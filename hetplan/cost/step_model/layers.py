@@ -34,13 +34,15 @@ from hetplan.cost.terms import Part
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import TransformerLayer
 from hetplan.model.spec import LayerKind
-from hetplan.plans.plan import RecomputeGranularity, RecomputeModule
+from hetplan.plans.plan import OverlapSettings, Recompute, RecomputeGranularity, RecomputeModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPricer(LayerCompute):
     """Prices the layers of replicas of one shape and placement, communication included."""
 
+    recompute: Recompute
+    overlap: OverlapSettings
     groups: Groups
     known: KnownCollectives = field(repr=False, compare=False)
 
@@ -162,7 +164,7 @@ class LayerPricer(LayerCompute):
         """Key-value sends of one pass; the attention's share of the compute can hide them."""
         parts = self._communication(self._calls.context(layer, traffic))
         exchanged = trainer_settings(self.job).context_exchange
-        if exchanged or not self.shape.overlap_context or self.shape.cp == 1:
+        if exchanged or not self.overlap.context_parallel or self.shape.cp == 1:
             return parts  # nothing is there to hide an exchange of heads
         return self._hidden(parts, compute, core_share, self.shape.cp, self.groups.context)
 
@@ -170,7 +172,7 @@ class LayerPricer(LayerCompute):
         self, sums: tuple[Part, ...], compute: tuple[Part, ...], matrix_share: float
     ) -> tuple[Part, ...]:
         """Tensor-parallel sums, hidden as far as the trainer overlaps them with the products."""
-        if not self.shape.overlap_tensor or self.shape.tp == 1:
+        if not self.overlap.tensor_parallel or self.shape.tp == 1:
             return sums  # with tp 1 they can only be the experts', cut otherwise
         return self._hidden(sums, compute, matrix_share, self.shape.tp, self.groups.tensor)
 
@@ -200,7 +202,7 @@ class LayerPricer(LayerCompute):
         forward: tuple[Part, ...],
         exchange: tuple[Part, ...],
     ) -> tuple[Part, ...]:
-        recompute = self.shape.recompute
+        recompute = self.recompute
         if recompute.granularity is RecomputeGranularity.NONE:
             return ()
         if recompute.granularity is RecomputeGranularity.FULL:

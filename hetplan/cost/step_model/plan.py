@@ -38,6 +38,7 @@ from hetplan.cost.step_model.units import Settings, Unit, make_unit
 from hetplan.cost.terms import Part
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings
+from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import (
     LayerRange,
     Pipeline,
@@ -356,7 +357,7 @@ class PlanCosts:
 
 
 def _party(unit: Unit) -> Party:
-    apart = not unit.pricer.shape.experts_like_rest and unit.expert_parameters[-1] > 0
+    apart = not experts_as_the_rest(unit.pricer.shape) and unit.expert_parameters[-1] > 0
     return Party(
         replica=unit.replica,
         groups=unit.pricer.groups,
@@ -380,7 +381,7 @@ def _members(
             ranges = _common(stage.ranges, group.layers)
             if ranges:
                 plain, experts = stage.unit.held(ranges)
-                if apart and stage.unit.pricer.shape.experts_like_rest:
+                if apart and experts_as_the_rest(stage.unit.pricer.shape):
                     experts = _routed(stage.unit, ranges)
                     plain -= experts
                 found.append((p, s, experts if group.expert else plain))

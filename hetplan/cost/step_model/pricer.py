@@ -33,7 +33,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import reduction_formats
-from hetplan.plans.pieces import stage_shards
+from hetplan.plans.pieces import experts_as_the_rest, stage_shards
 from hetplan.plans.plan import OverlapSettings, Plan, Sharding
 from hetplan.predict.predictor import Predictor
 
@@ -132,24 +132,18 @@ def memory_layout(
     shards = stage_shards(plan.optimizer_shards, stages[s])
     return MemoryLayout(
         chunks=stages[s].chunks,
-        tp=replica.tp,
-        cp=replica.cp,
-        ep=replica.ep,
-        etp=replica.tp if unit.pricer.shape.experts_like_rest else replica.etp,
-        dp=replica.dp,
-        microbatch_size=replica.microbatch_size,
+        shape=unit.pricer.shape,
         num_microbatches=pipeline.pipeline.num_microbatches,
         schedule=schedule.name,
         stage=s,
         num_stages=len(stages),
         warmup=tuple(stage.warmup_depth for stage in stages) if schedule.name == "1f1b" else None,
         early_sends=plan.overlap.send and schedule.name == "1f1b",
-        sequence_parallel=replica.sequence_parallel,
         recompute=unit.recompute,
         sharding=costs.settings.sharding,
         shards=shards,
         expert_shards=None
-        if unit.pricer.shape.experts_like_rest
+        if experts_as_the_rest(unit.pricer.shape)
         else math.gcd(plan.optimizer_shards, copies),
         offload=plan.optimizer_offload,
     )

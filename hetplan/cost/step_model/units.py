@@ -32,7 +32,6 @@ from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerPricer
 from hetplan.cost.step_model.values import (
     LayerCost,
-    Shape,
     compute_seconds,
     hidden_beside,
     repeated,
@@ -42,7 +41,9 @@ from hetplan.cost.terms import Part
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import one_format, tied_format
+from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding, expand
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
@@ -147,7 +148,6 @@ class Unit:
             self.settings,
             self.replica,
             self.recompute,
-            ranks=self.pricer.shape.ranks,
             kept=kept,
         )
 
@@ -198,42 +198,29 @@ def make_unit(
     replica: Replica,
     recompute: Recompute,
     *,
-    ranks: int | None = None,
     kept: Kept = ALL_KEPT,
 ) -> Unit:
-    """The costs of this replica entry; `ranks`: devices that wait for each other, else its own.
+    """The costs of this replica entry.
 
     `kept`: what the groups of other stages leave its own.
     """
     first = replica.devices[0].start
-    shape = Shape(
-        tp=replica.tp,
-        cp=replica.cp,
-        ep=replica.ep,
-        etp=replica.etp,
-        ranks=replica.num_devices if ranks is None else ranks,
-        microbatch_size=replica.microbatch_size,
-        sequence_parallel=replica.sequence_parallel,
-        recompute=recompute,
-        overlap_tensor=settings.overlap.tensor_parallel,
-        overlap_context=settings.overlap.context_parallel,
-    )
+    shape = Shape.of(replica)
     pricer = LayerPricer(
         model=settings.model,
         real_vocab_size=settings.real_vocab_size,
         island=settings.cluster.island_of_device(first),
         job=settings.job,
         shape=shape,
+        recompute=recompute,
+        overlap=settings.overlap,
         groups=groups_of(settings.cluster, replica).beside(kept),
         known=settings.known,
         predictor=settings.predictor,
     )
     model = settings.model
     kinds, kind_at = layer_kinds(model, settings.job.sequence_length)
-    counts = [
-        layer_parameters(model, position, tp=shape.tp, ep=shape.ep, etp=shape.etp)
-        for position in kinds
-    ]
+    counts = [layer_parameters(model, position, shape) for position in kinds]
     costs = tuple(map(pricer.at, kinds))
     if settings.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS):
         copies = copies_within(settings, replica, shape, kept)
@@ -276,7 +263,7 @@ def copies_within(
     """The ranks of a replica that hold the same weights, and those that hold the same experts."""
     devices = expand(replica.devices)
     dense = copies_of(settings.cluster, [(devices, replica.tp)], settings.shards)
-    if shape.experts_like_rest:
+    if experts_as_the_rest(shape):
         return dense.beside(kept.dense), dense.beside(kept.dense)
     experts = copies_of(settings.cluster, [(devices, replica.ep * replica.etp)], settings.shards)
     return dense.beside(kept.dense), experts.beside(kept.experts)

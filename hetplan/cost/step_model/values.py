@@ -1,4 +1,4 @@
-"""What a priced pass is made of: parts by what they are for, and the shape they depend on."""
+"""What a priced pass is made of: parts by what they are for."""
 
 from __future__ import annotations
 
@@ -10,29 +10,6 @@ from hetplan.cost.components.overlap import Overlap
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.terms import Part
 from hetplan.errors import InputError
-from hetplan.plans.plan import Recompute
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Everything about a replica, except its devices, that the time of a layer depends on."""
-
-    tp: int
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-    ranks: int = 1
-    """Devices that run the same passes side by side; the slowest sets the pace."""
-    microbatch_size: int
-    sequence_parallel: bool = False
-    recompute: Recompute
-    overlap_tensor: bool = False
-    overlap_context: bool = True
-
-    @property
-    def experts_like_rest(self) -> bool:
-        """Whether routed experts are cut and copied like the other weights."""
-        return self.ep == 1 and self.etp == self.tp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
