@@ -11,9 +11,9 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.memory.lines import most_units
 from hetplan.cost.replay.times import Exchange
+from hetplan.cost.step_model.end_of_step import clips_gradients
 from hetplan.cost.step_model.plan import exchange_of
 from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits

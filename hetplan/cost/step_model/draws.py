@@ -21,13 +21,13 @@ from statistics import NormalDist
 import numpy as np
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.components.step import straggler_factor
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.kernel import StageTimes, ends_of_draws
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.cost.step_model.step import norm_parts, step_of_stages
+from hetplan.cost.step_model.uneven_work import straggler_factor
 from hetplan.cost.step_model.units import Unit
 from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.cost.terms import Draws, Part, Source, Term, sources_of

@@ -31,7 +31,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hetplan.cost.components.layers import attention_widths, products_by_columns
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.values import FLOAT32_BYTES
 from hetplan.job.spec import Job
@@ -252,3 +251,22 @@ def kv_width(layer: TransformerLayer, tp: int) -> float:
     if isinstance(attention, LatentAttention):
         return float(sum(attention.slice_sizes(tp)))
     return 2.0 * attention.slice_sizes(tp)[1]
+
+
+def attention_widths(layer: TransformerLayer, tp: int) -> tuple[float, float, float, float]:
+    """Elements of a token's queries, keys, values and result on one tensor-parallel rank."""
+    attention = layer.attention
+    one, two = map(float, attention.slice_sizes(tp))
+    if isinstance(attention, LatentAttention):
+        return one, one, two, two
+    return one, two, two, one
+
+
+def products_by_columns(layer: TransformerLayer, experts_like_rest: bool) -> int:
+    """Inputs of a layer that tensor parallelism gathers: attention's, the MLP's or shared experts'.
+
+    Routed experts that are not cut like the rest get theirs from the exchange of tokens.
+    """
+    if not isinstance(layer.mlp, Experts) or experts_like_rest:
+        return 2
+    return 1 if layer.mlp.shared is None else 2

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from hetplan.cost.components.layers import expert_load
-from hetplan.cost.components.overlap import exposed_ring, slowdowns
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.groups import Group, Groups, KnownCollectives
 from hetplan.cost.step_model.layer_calls import Call, LayerCalls
 from hetplan.cost.step_model.layer_compute import LayerCompute, without_waits
+from hetplan.cost.step_model.overlap import exposed_ring, slowdowns
+from hetplan.cost.step_model.uneven_work import expert_load
 from hetplan.cost.step_model.values import (
     LayerCost,
     as_recompute,

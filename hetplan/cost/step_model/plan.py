@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.components.overlap import beside, send_slowdowns
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.device import weights_at
 from hetplan.cost.replay.ends import step_ends
@@ -34,6 +33,7 @@ from hetplan.cost.step_model.groups import (
     kept_by_stages,
 )
 from hetplan.cost.step_model.hops import Hop, HopArrays, hop_arrays, hop_between
+from hetplan.cost.step_model.overlap import beside, send_slowdowns
 from hetplan.cost.step_model.units import Settings, Unit, make_unit
 from hetplan.cost.terms import Part
 from hetplan.job.spec import Job, Precision

@@ -10,7 +10,7 @@ and the job's data loading on top. The norm of all gradients is a barrier: nobod
 have reduced. Groups of several pipelines reduce their pieces of layers last ones first, each when
 all of its members are there. Where the trainer overlaps, reduction hides behind the backward pass
 of the last microbatch, and gathering behind the first microbatch's forward pass of the next step
-(`hetplan.cost.components.overlap`); with virtual stages, behind those of a chunk's whole group of
+(`hetplan.cost.step_model.overlap`); with virtual stages, behind those of a chunk's whole group of
 microbatches. The tied matrix is summed by the first and the last stage, each after its own
 reduction; neither waits for the other before that.
 
@@ -26,7 +26,9 @@ from dataclasses import dataclass
 
 from hetplan.cluster.spec import Link
 from hetplan.cost.arrays import Floats
-from hetplan.cost.components.overlap import (
+from hetplan.cost.estimate_values import Component
+from hetplan.cost.step_model.end_of_step import EndOfStep, clips_gradients, tied_embedding_parts
+from hetplan.cost.step_model.overlap import (
     Overlap,
     bucket_count,
     gathering_of_chunks,
@@ -35,9 +37,6 @@ from hetplan.cost.components.overlap import (
     reduction_of_chunks,
     slowdowns,
 )
-from hetplan.cost.components.step import clips_gradients
-from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.end_of_step import EndOfStep, tied_embedding_parts
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork
 from hetplan.cost.step_model.units import Settings, Unit
 from hetplan.cost.step_model.values import repeated, seconds_of_parts

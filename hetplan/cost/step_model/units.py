@@ -17,7 +17,6 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.cost.components.overlap import in_buckets, slowdowns
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.end_of_step import EndOfStep
 from hetplan.cost.step_model.groups import (
@@ -30,6 +29,7 @@ from hetplan.cost.step_model.groups import (
 )
 from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerPricer
+from hetplan.cost.step_model.overlap import in_buckets, slowdowns
 from hetplan.cost.step_model.values import (
     LayerCost,
     compute_seconds,

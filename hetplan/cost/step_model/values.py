@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from hetplan.cost.components.overlap import Overlap
 from hetplan.cost.estimate_values import Component
+from hetplan.cost.step_model.overlap import Overlap
 from hetplan.cost.terms import Part
 from hetplan.errors import InputError
 
