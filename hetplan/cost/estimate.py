@@ -39,14 +39,20 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import CauseSeconds, Component, Estimate, Interval, StageEstimate
 from hetplan.cost.step_model.break_down import BreakDown, break_down
-from hetplan.cost.step_model.draws import SourcePart, drawn_steps, step_sources, straggler_wait
+from hetplan.cost.step_model.draws import (
+    SourcePart,
+    drawn_steps,
+    normal_quantiles,
+    step_sources,
+    straggler_wait,
+)
 from hetplan.cost.step_model.overlap import slowdowns
 from hetplan.cost.step_model.plan import PlanCosts
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.cost.step_model.step import norm_parts
 from hetplan.cost.step_model.uneven_work import clock, length_factors
 from hetplan.cost.step_model.units import Unit
-from hetplan.cost.terms import Part, extrapolates, normal_quantiles, notes
+from hetplan.cost.terms import Part, extrapolates, notes
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import LayerKind, ModelSpec

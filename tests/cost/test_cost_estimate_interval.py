@@ -14,10 +14,8 @@ from hetplan.cluster.spec import Cluster, RegionLink
 from hetplan.comparison.calibration import run_error
 from hetplan.cost.estimate import StepCalibration, estimate, span_of
 from hetplan.cost.estimate_values import Estimate
-from hetplan.cost.terms import (
-    Draws,
-    is_extrapolation,
-)
+from hetplan.cost.step_model.draws import Draws
+from hetplan.cost.terms import is_extrapolation
 from hetplan.errors import InputError
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Plan

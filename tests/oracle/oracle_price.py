@@ -24,8 +24,7 @@ from hetplan.cost.step_model.end_of_step import tied_embedding_parts
 from hetplan.cost.step_model.groups import Copies, Group, KnownCollectives, copies_of
 from hetplan.cost.step_model.hops import Hop, hop_between
 from hetplan.cost.step_model.units import Settings, Unit, make_unit
-from hetplan.cost.step_model.values import seconds_of_parts
-from hetplan.cost.terms import seconds_of
+from hetplan.cost.terms import seconds_of, seconds_of_parts
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape

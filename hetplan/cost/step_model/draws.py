@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import Component
@@ -29,15 +31,71 @@ from hetplan.cost.step_model.pricer import StepCost
 from hetplan.cost.step_model.step import norm_parts, step_of_stages
 from hetplan.cost.step_model.uneven_work import straggler_factor
 from hetplan.cost.step_model.units import Unit
-from hetplan.cost.step_model.values import seconds_of_parts
-from hetplan.cost.terms import Draws, Part, Source, Term, sources_of
+from hetplan.cost.terms import Part, Source, Term, seconds_of_parts, sources_of
 from hetplan.plans.plan import Plan
+from hetplan.predict.regression import NORMAL_90
 
 # 200 draws put the 10 % quantile within about 0.02 of its rank (sqrt(0.1 * 0.9 / 200)).
 DRAWS = 200
 # Of a time, to see how the step follows: small against the distance of stages that take turns to be
 # the slowest, large against rounding.
 _NUDGE = 1e-4
+
+
+@lru_cache(maxsize=8)
+def normal_quantiles(count: int) -> NDArray[np.float64]:
+    """So many evenly spaced quantiles of the standard normal law; their sum is 0."""
+    law = NormalDist()
+    return np.array([law.inv_cdf((k + 0.5) / count) for k in range(count)])
+
+
+class Draws:
+    """Common log-factors, one per source of errors, `count` draws from a fixed seed.
+
+    A Latin hypercube (McKay, Beckman and Conover 1979): every source takes `count` evenly spaced
+    quantiles of its law, each once, in an order of its own. So no source has a mean other than 0,
+    or a wrong width, by chance, and where one source dominates a step the step's quantiles are
+    exact.
+    """
+
+    def __init__(self, sources: Sequence[Source], count: int, seed: int) -> None:
+        order = np.random.default_rng(seed)
+        quantiles = normal_quantiles(count) / NORMAL_90
+        self._normal = [order.permutation(quantiles) for _ in sources]
+        self._row = {source: index for index, source in enumerate(sources)}
+        self._known: dict[tuple[Source, float], NDArray[np.float64]] = {}
+        self._predicted: dict[int, tuple[Term, NDArray[np.float64]]] = {}
+        self.count = count
+
+    def factor(self, source: Source, log_halfwidth: float) -> NDArray[np.float64]:
+        """Factor of a prediction of this source in each draw."""
+        found = self._known.get((source, log_halfwidth))
+        if found is None:
+            found = np.exp(self._normal[self._row[source]] * log_halfwidth)
+            self._known[source, log_halfwidth] = found
+        return found
+
+    def sample(self, terms: Iterable[Term]) -> NDArray[np.float64]:
+        """Sum of the terms in each draw."""
+        total = np.zeros(self.count)
+        for term in terms:
+            if term.prediction.log_halfwidth == 0:
+                total += term.seconds
+            elif term.seconds:
+                total += term.seconds * self._relative(term)
+        return total
+
+    def _relative(self, term: Term) -> NDArray[np.float64]:
+        """A term in each draw over its central value; kept by prediction, which terms share."""
+        known = self._predicted.get(id(term.prediction))
+        # The term is kept, so that no other prediction can get the number of this one.
+        if known is not None and (known[0].cause, known[0].what) == (term.cause, term.what):
+            return known[1]
+        total = np.zeros(self.count)
+        for source, seconds, log_halfwidth in sources_of(term):
+            total += (seconds / term.seconds) * self.factor(source, log_halfwidth)
+        self._predicted[id(term.prediction)] = term, total
+        return total
 
 
 def drawn_steps(plan: Plan, costs: PlanCosts, step: StepCost) -> Floats:

@@ -33,8 +33,7 @@ from hetplan.cost.memory.device import gradient_bytes_per_parameter
 from hetplan.cost.memory.values import FLOAT32_BYTES
 from hetplan.cost.step_model.groups import Copies, Group, KnownCollectives
 from hetplan.cost.step_model.overlap import Overlap, not_overlapped
-from hetplan.cost.step_model.values import asking, seconds_of_parts
-from hetplan.cost.terms import Part, Term
+from hetplan.cost.terms import Part, Term, asking, seconds_of_parts
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.job.trainer import trainer_settings

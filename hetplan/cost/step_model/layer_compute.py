@@ -25,8 +25,7 @@ from hetplan.cluster.spec import Island
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.device import weights_at
 from hetplan.cost.step_model.uneven_work import clock, expert_load, length_factors, straggler_factor
-from hetplan.cost.step_model.values import asking, compute_seconds, seconds_of_parts
-from hetplan.cost.terms import Part, Term
+from hetplan.cost.terms import Part, Term, asking, compute_seconds, seconds_of_parts
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Attention, Experts, LayerRun, TransformerLayer

@@ -13,28 +13,69 @@ device's memory bandwidth).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.groups import Group, Groups, KnownCollectives
 from hetplan.cost.step_model.layer_calls import Call, LayerCalls
 from hetplan.cost.step_model.layer_compute import LayerCompute, without_waits
-from hetplan.cost.step_model.overlap import exposed_ring, slowdowns
+from hetplan.cost.step_model.overlap import Overlap, exposed_ring, slowdowns
 from hetplan.cost.step_model.uneven_work import expert_load
-from hetplan.cost.step_model.values import (
-    LayerCost,
-    as_recompute,
-    compute_seconds,
-    hidden_beside,
-    repeated,
-    seconds_of_parts,
-)
-from hetplan.cost.terms import Part
+from hetplan.cost.terms import Part, as_recompute, compute_seconds, repeated, seconds_of_parts
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import TransformerLayer
 from hetplan.model.spec import LayerKind
 from hetplan.plans.plan import OverlapSettings, Recompute, RecomputeGranularity, RecomputeModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """Passes of one layer, one microbatch."""
+
+    forward: tuple[Part, ...]
+    backward: tuple[Part, ...]
+    """Without recomputation."""
+    again: tuple[Part, ...]
+    """Recomputation in the backward pass, where the layer recomputes."""
+    weight_seconds: float
+    """Of the backward pass, the gradients of the weights: what zero-bubble schedules delay."""
+
+    @property
+    def forward_seconds(self) -> float:
+        """Forward pass."""
+        return seconds_of_parts(self.forward)
+
+    @property
+    def backward_seconds(self) -> float:
+        """Backward pass without recomputation."""
+        return seconds_of_parts(self.backward)
+
+    @property
+    def again_seconds(self) -> float:
+        """Recomputation."""
+        return seconds_of_parts(self.again)
+
+
+def hidden_beside(
+    parts: Sequence[Part], compute: Sequence[Part], found: Overlap
+) -> tuple[Part, ...]:
+    """What is left of communication that runs beside this compute, and what the compute takes
+    longer.
+    """
+    left = found.exposed_seconds / seconds_of_parts(parts)
+    delay = repeated(compute, found.compute_delay_seconds / compute_seconds(compute))
+    return (
+        *(
+            replace(
+                part,
+                term=part.term.times(left),
+                hidden_seconds=part.hidden_seconds + (1.0 - left) * part.seconds,
+            )
+            for part in parts
+        ),
+        *(replace(part, component=Component.SLOWED) for part in delay),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

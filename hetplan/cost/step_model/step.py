@@ -39,8 +39,7 @@ from hetplan.cost.step_model.overlap import (
 )
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork
 from hetplan.cost.step_model.units import Settings, Unit
-from hetplan.cost.step_model.values import repeated, seconds_of_parts
-from hetplan.cost.terms import Part, Term
+from hetplan.cost.terms import Part, Term, repeated, seconds_of_parts
 from hetplan.job.spec import Job, Precision
 from hetplan.plans.build import neighbour_link, stage_link
 from hetplan.plans.formats import reduction_formats

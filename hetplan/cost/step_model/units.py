@@ -28,16 +28,9 @@ from hetplan.cost.step_model.groups import (
     groups_of,
 )
 from hetplan.cost.step_model.layer_compute import layer_parameters
-from hetplan.cost.step_model.layers import LayerPricer
+from hetplan.cost.step_model.layers import LayerCost, LayerPricer, hidden_beside
 from hetplan.cost.step_model.overlap import in_buckets, slowdowns
-from hetplan.cost.step_model.values import (
-    LayerCost,
-    compute_seconds,
-    hidden_beside,
-    repeated,
-    seconds_of_parts,
-)
-from hetplan.cost.terms import Part
+from hetplan.cost.terms import Part, compute_seconds, repeated, seconds_of_parts
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import LayerKind, ModelSpec

@@ -41,7 +41,7 @@ from hetplan.cost.step_model.plan import (
     sends_wait,
 )
 from hetplan.cost.step_model.step import compose, norm_parts
-from hetplan.cost.step_model.values import seconds_of_parts
+from hetplan.cost.terms import seconds_of_parts
 from hetplan.errors import InputError
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan
 from hetplan.plans.plan import LayerRange, Plan, RecomputeGranularity, Schedule, Sharding

@@ -25,7 +25,7 @@ from hetplan.cost.step_model.hops import (
     received_bytes,
 )
 from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
-from hetplan.cost.step_model.values import seconds_of_parts
+from hetplan.cost.terms import seconds_of_parts
 from hetplan.plans.build import stage_link
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Replica
