@@ -390,24 +390,22 @@ def device_memory(
     job: Job,
     layout: MemoryLayout,
     memory_bytes: float,
-    *,
-    habits: TrainerMemory | None = None,
 ) -> MemoryUse:
     """Bytes on the fullest rank of a stage; `model` has the padded vocabulary that is trained.
 
-    habits: of the job's target and trainer options unless given. What driver and communication
-    library take outside of the allocator is left to the job's reserve. InputError
-    for layer ranges that the model does not have and for schedules that do not exist.
+    What driver and communication library take outside of the allocator is left to the job's
+    reserve. InputError for layer ranges that the model does not have and for schedules that do not
+    exist.
     """
-    own = job_memory(job) if habits is None else habits
-    each = state_bytes(job, own)
+    habits = job_memory(job)
+    each = state_bytes(job, habits)
     asked = _Asked(
         sequence_length=job.sequence_length,
         load_factor=job.expert_load_factor,
         adamw=job.optimizer is Optimizer.ADAMW,
         each=each,
     )
-    held, kept, working, buffers = _amounts(model, asked, layout, own)
+    held, kept, working, buffers = _amounts(model, asked, layout, habits)
     return MemoryUse(
         parameter_bytes=held.parameter_bytes,
         gradient_bytes=held.gradient_bytes,

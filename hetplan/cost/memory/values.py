@@ -1,7 +1,7 @@
 """The trainers' habits that decide how much memory a device needs, and the layout of a stage.
 
 Habits are data: `trainer_memory` has those of every target, `job_memory` what a job's trainer
-options make of them, and a benchmark of other people's runs may bring its own. Sources: Megatron-LM
+options make of them. Sources: Megatron-LM
 (megatron/core/tensor_parallel/layers.py and cross_entropy.py, megatron/core/fusions), Transformer
 Engine (pytorch/module/base.py: one placeholder per shape of a weight; pytorch/cross_entropy.py;
 pytorch/cpp_extensions/gemm.py: workspaces), torch.distributed.pipelining (torch 2.13) for the

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.kernel import StageTimes, ends_of_draws
+from hetplan.cost.replay.times import StageTimes, ends_of_draws
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.cost.step_model.step import norm_parts, step_of_stages

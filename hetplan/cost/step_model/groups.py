@@ -46,9 +46,8 @@ from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.cost.arrays import Ints
 from hetplan.cost.collectives import GroupShape, collective, group_shape
-from hetplan.cost.network.group_shares import group_share, group_shares
+from hetplan.cost.network.group_shares import group_share, group_shares, ring_share
 from hetplan.cost.network.hash_collisions import link_collisions
-from hetplan.cost.network.paths import ring_share
 from hetplan.cost.network.segments import crosses_pcie
 from hetplan.cost.terms import Term
 from hetplan.errors import InputError

@@ -21,8 +21,7 @@ from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.device import weights_at
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
-from hetplan.cost.replay.times import Exchange, PipelineTimes
+from hetplan.cost.replay.times import Exchange, PipelineTimes, StageTimes, pipeline_ends
 from hetplan.cost.step_model.end_of_step import EndOfStep
 from hetplan.cost.step_model.groups import (
     ALL_KEPT,

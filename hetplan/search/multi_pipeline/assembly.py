@@ -19,7 +19,7 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
-from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.replay.times import pipeline_ends
 from hetplan.cost.step_model.plan import PipelineWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.errors import InputError

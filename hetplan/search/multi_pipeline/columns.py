@@ -21,7 +21,7 @@ from ortools.sat.python import cp_model
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
+from hetplan.cost.replay.times import StageTimes, pipeline_ends
 from hetplan.kernels import kernel
 from hetplan.plans.chosen import Shape
 from hetplan.search.multi_pipeline.stage_options import PartOptions

@@ -19,7 +19,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
+from hetplan.cost.replay.times import StageTimes, pipeline_ends
 from hetplan.cost.step_model.end_of_step import clips_gradients
 from hetplan.kernels import kernel
 from hetplan.plans.chosen import Shape

@@ -3,7 +3,7 @@
 A row of slots is four arrays in pipeline order: mesh, recomputation (variant), layer units, and
 microbatches in flight beyond the schedule's own (extra). Slot s of P keeps
 W_s = min(P - s + extra_s, m) microbatches in flight. Times come from a `StageTable`; the replay is
-`hetplan.cost.replay.kernel`. A row that does not fit in memory takes infinitely long.
+`hetplan.cost.replay.times`. A row that does not fit in memory takes infinitely long.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.replay.kernel import StageTimes, replay_seconds
+from hetplan.cost.replay.times import StageTimes, replay_seconds
 from hetplan.kernels import kernel
 from hetplan.search.space.stage_table import FIRST, LAST, StageTable
 
