@@ -403,8 +403,7 @@ def _common(ranges: Sequence[tuple[int, int]], layers: LayerRange) -> tuple[tupl
 
 
 def _stage(stage: Stage, units: tuple[Unit, ...], *, delays: bool) -> StageWork:
-    if len(stage.chunks) == 1 and len(units) == 1 and not delays and stage.recompute.layers is None:
-        return _plain_stage(stage.chunks[0], units)
+    """`delays`: whether the schedule delays the gradients of the weights."""
     ranges = tuple([(chunk.start, chunk.stop) for chunk in stage.chunks])
     unit = units[0] if len(units) == 1 else max(units, key=lambda each: _whole(each, ranges))
     forward, backward, weight = [], [], []
@@ -418,24 +417,6 @@ def _stage(stage: Stage, units: tuple[Unit, ...], *, delays: bool) -> StageWork:
     parameters, experts = unit.held(ranges)
     return StageWork(
         units, unit, ranges, tuple(forward), tuple(backward), tuple(weight), parameters, experts
-    )
-
-
-def _plain_stage(chunk: LayerRange, units: tuple[Unit, ...]) -> StageWork:
-    """`_stage` for one unit and one chunk, which a search prices most."""
-    unit, start, stop = units[0], chunk.start, chunk.stop
-    ranges = ((start, stop),)
-    forward, backward, again = unit.forward, unit.backward, unit.again
-    parameters, experts = unit.held(ranges)
-    return StageWork(
-        units,
-        unit,
-        ranges,
-        (forward[stop] - forward[start],),
-        (backward[stop] - backward[start] + (again[stop] - again[start]),),
-        (0.0,),
-        parameters,
-        experts,
     )
 
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hetplan.cluster.spec import Link
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import Component
@@ -216,24 +218,25 @@ def compose(
     loading = costs.settings.job.data_loading_seconds
     stage_ends = [stage for row in stages for stage in row]
     places = [(p, s) for p, row in enumerate(stages) for s in range(len(row))]
-    arrive, leave = [each.arrives for each in stage_ends], [each.leaves for each in stage_ends]
+    arrive = np.array([stage.arrives for stage in stage_ends])
+    leave = np.array([stage.leaves for stage in stage_ends])
+    step = float(step_of_stages(arrive, leave, norm, barrier=barrier)) + loading
     if barrier:
-        reduced, left = max(arrive), max(leave)
-        first = _waited_for(stages, places[arrive.index(reduced)], leaving=False)
-        step = reduced + norm + left + loading
-        return Composed(step, stages, norm, True, first, places[leave.index(left)])
-    done = [one + other for one, other in zip(arrive, leave, strict=True)]
-    only = _waited_for(stages, places[done.index(max(done))], leaving=True)
-    return Composed(max(done) + loading, stages, 0.0, False, only, only)
+        first = _waited_for(stages, places[arrive.argmax()], leaving=False)
+        return Composed(step, stages, norm, True, first, places[leave.argmax()])
+    only = _waited_for(stages, places[(arrive + leave).argmax()], leaving=True)
+    return Composed(step, stages, 0.0, False, only, only)
 
 
 def step_of_stages(arrive: Floats, leave: Floats, norm: Floats | float, *, barrier: bool) -> Floats:
-    """The same formula of many steps at once, data loading left out; stages are the last axis."""
+    """The formula at the top of this file, data loading left out; stages are the last axis, and
+    one step or many draws of it the others.
+    """
     if barrier:
-        found: Floats = arrive.max(axis=-1) + norm + leave.max(axis=-1)
+        steps: Floats = arrive.max(axis=-1) + norm + leave.max(axis=-1)
     else:
-        found = (arrive + leave).max(axis=-1)
-    return found
+        steps = (arrive + leave).max(axis=-1)
+    return steps
 
 
 def _waited_for(
