@@ -22,7 +22,6 @@ host updates, parameters come up, one after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hetplan.cluster.devices import DeviceKind
@@ -31,7 +30,7 @@ from hetplan.cost.collectives.values import Asking, LinkUse
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.device import gradient_bytes_per_parameter
 from hetplan.cost.memory.values import FLOAT32_BYTES
-from hetplan.cost.step_model.groups import Copies, Group, KnownCollectives
+from hetplan.cost.step_model.groups import Copies, KnownCollectives
 from hetplan.cost.step_model.overlap import Overlap, not_overlapped
 from hetplan.cost.terms import Part, Term, asking, seconds_of_parts
 from hetplan.errors import InputError
@@ -118,27 +117,15 @@ class EndOfStep:
         """The collectives of the gradients; none where no weight has a copy."""
         size = self.reduction_precision.bytes_per_element
         return tuple(
-            part
+            Part(component=Component.DATA_PARALLEL, term=term)
             for copies, count in ((self.dense, parameters), (self.experts, expert_parameters))
-            for part in self._reduced(copies, count * size)
+            for group, operation, message_bytes in reduction_calls(
+                self.sharding, copies.shard.size, count * size
+            )
+            for term in self.known.of(
+                getattr(copies, group), operation, message_bytes, f"gradient {operation.value}"
+            )
         )
-
-    def _reduced(self, copies: Copies, message_bytes: float) -> Iterable[Part]:
-        scattered = self.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS)
-        if self.sharding is Sharding.NONE or (copies.shard.size == 1 and not scattered):
-            return self._parts(copies.whole, LinkOperation.ALL_REDUCE, message_bytes)
-        shard = message_bytes / copies.shard.size
-        across = self._parts(copies.across, LinkOperation.ALL_REDUCE, shard)
-        if scattered:  # Inside sharding groups every microbatch has been reduced already.
-            return across
-        inside = self._parts(copies.shard, LinkOperation.REDUCE_SCATTER, message_bytes)
-        return (*inside, *across)
-
-    def _parts(
-        self, group: Group, operation: LinkOperation, message_bytes: float
-    ) -> tuple[Part, ...]:
-        terms = self.known.of(group, operation, message_bytes, f"gradient {operation.value}")
-        return tuple(Part(component=Component.DATA_PARALLEL, term=term) for term in terms)
 
     def gathering(self, parameters: float, expert_parameters: float = 0.0) -> tuple[Part, ...]:
         """Updated parameters from the ranks that updated them."""
@@ -192,6 +179,22 @@ class EndOfStep:
             return (*norm, *passes, Part(component=Component.OPTIMIZER, term=on_device))
         offloaded = offloaded_update(self.island, self.job, own, self.offload, on_device)
         return (*norm, *passes, *offloaded)
+
+
+def reduction_calls(
+    sharding: Sharding, shards: int, message_bytes: float
+) -> tuple[tuple[str, LinkOperation, float], ...]:
+    """(group of copies, operation, bytes) of the gradients of one rank at the end of the step.
+
+    `shards`: ranks of a sharding group. `cost.traffic` counts the same list.
+    """
+    scattered = sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS)
+    if sharding is Sharding.NONE or (shards == 1 and not scattered):
+        return (("whole", LinkOperation.ALL_REDUCE, message_bytes),)
+    across = ("across", LinkOperation.ALL_REDUCE, message_bytes / shards)
+    if scattered:  # Inside sharding groups every microbatch has been reduced already.
+        return (across,)
+    return (("shard", LinkOperation.REDUCE_SCATTER, message_bytes), across)
 
 
 def tied_embedding_parts(

@@ -11,10 +11,11 @@ are gathered in every forward pass and again, with the reduce-scatter, in every 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
+from typing import TypeVar
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.estimate_values import Component
@@ -40,6 +41,8 @@ from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding, expand
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
+
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,6 @@ class Unit:
     """One replica entry: costs of all layers of the row there."""
 
     settings: Settings
-    island: Island
     replica: Replica
     pricer: LayerPricer
     costs: tuple[LayerCost, ...]
@@ -112,9 +114,18 @@ class Unit:
     expert_parameters: tuple[float, ...]
     shared_parameters: float
     """Counted once, not twice, where embedding and head are on one stage (tied)."""
-    recompute: Recompute
     kept: Kept = ALL_KEPT
     """Shares that contention from other stages leaves its groups."""
+
+    @property
+    def island(self) -> Island:
+        """Where it lies."""
+        return self.pricer.island
+
+    @property
+    def recompute(self) -> Recompute:
+        """Of its layers."""
+        return self.pricer.recompute
 
     @cached_property
     def end(self) -> EndOfStep:
@@ -137,12 +148,7 @@ class Unit:
         """The unit with its bandwidth scaled for contention from other stages' groups."""
         if kept == ALL_KEPT:
             return self
-        return make_unit(
-            self.settings,
-            self.replica,
-            self.recompute,
-            kept=kept,
-        )
+        return make_unit(self.settings, self.replica, self.recompute, kept=kept)
 
     def repeated_range(self, start: int, stop: int) -> tuple[int, int]:
         """The layers of a chunk that recompute."""
@@ -187,65 +193,53 @@ class Unit:
 
 
 def make_unit(
-    settings: Settings,
-    replica: Replica,
-    recompute: Recompute,
-    *,
-    kept: Kept = ALL_KEPT,
+    settings: Settings, replica: Replica, recompute: Recompute, *, kept: Kept = ALL_KEPT
 ) -> Unit:
-    """The costs of this replica entry.
-
-    `kept`: what the groups of other stages leave its own.
-    """
-    first = replica.devices[0].start
-    shape = Shape.of(replica)
+    """The costs of this replica entry; `kept`: what the groups of other stages leave its own."""
+    model = settings.model
     pricer = LayerPricer(
-        model=settings.model,
+        model=model,
         real_vocab_size=settings.real_vocab_size,
-        island=settings.cluster.island_of_device(first),
+        island=settings.cluster.island_of_device(replica.devices[0].start),
         job=settings.job,
-        shape=shape,
+        shape=Shape.of(replica),
         recompute=recompute,
         overlap=settings.overlap,
         groups=groups_of(settings.cluster, replica).beside(kept),
         known=settings.known,
         predictor=settings.predictor,
     )
-    model = settings.model
     kinds, kind_at = layer_kinds(model, settings.job.sequence_length)
-    counts = [layer_parameters(model, position, shape) for position in kinds]
+    held = [layer_parameters(model, position, pricer.shape) for position in kinds]
     costs = tuple(map(pricer.at, kinds))
     if settings.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS):
-        copies = copies_within(settings, replica, shape, kept)
+        copies = copies_within(settings, replica, pricer.shape, kept)
         costs = tuple(
-            _with_sharding(settings, cost, held, copies, pricer.island)
-            for cost, held in zip(costs, counts, strict=True)
+            _with_sharding(settings, cost, counts, copies, pricer.island)
+            for cost, counts in zip(costs, held, strict=True)
         )
 
-    def summed(values: Iterable[float]) -> tuple[float, ...]:
-        each = tuple(values)
-        return tuple(accumulate((each[kind] for kind in kind_at), initial=0.0))
+    def summed(of_kind: Sequence[_Number]) -> tuple[_Number, ...]:
+        """Of the layers before each position."""
+        zero = of_kind[0] - of_kind[0]
+        return tuple(accumulate((of_kind[kind] for kind in kind_at), initial=zero))
 
-    matrix = model.vocabulary_matrix(replica.tp) if model.tied_embeddings else 0
     return Unit(
         settings=settings,
-        island=pricer.island,
         replica=replica,
         pricer=pricer,
         costs=costs,
         kind_at=kind_at,
-        counts=tuple(
-            tuple(accumulate((int(each == kind) for each in kind_at), initial=0))
-            for kind in range(len(kinds))
+        counts=tuple(summed([int(each == kind) for each in kinds]) for kind in kinds),
+        forward=summed([cost.forward_seconds for cost in costs]),
+        backward=summed([cost.backward_seconds for cost in costs]),
+        again=summed([cost.again_seconds for cost in costs]),
+        weight=summed([cost.weight_seconds for cost in costs]),
+        parameters=summed([plain for plain, _ in held]),
+        expert_parameters=summed([experts for _, experts in held]),
+        shared_parameters=float(
+            model.vocabulary_matrix(replica.tp) if model.tied_embeddings else 0
         ),
-        forward=summed(cost.forward_seconds for cost in costs),
-        backward=summed(cost.backward_seconds for cost in costs),
-        again=summed(cost.again_seconds for cost in costs),
-        weight=summed(cost.weight_seconds for cost in costs),
-        parameters=summed(plain for plain, _ in counts),
-        expert_parameters=summed(experts for _, experts in counts),
-        shared_parameters=float(matrix),
-        recompute=recompute,
         kept=kept,
     )
 
