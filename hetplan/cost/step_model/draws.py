@@ -341,7 +341,6 @@ class _Drawn:
     """Forward, backward and weight gradients: [3, draws, stages, chunks]."""
     factors: Floats
     """On hops: [draws, hops]."""
-    depths: tuple[int, ...]
 
 
 def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
@@ -365,7 +364,6 @@ def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
     return _Drawn(
         passes=np.ascontiguousarray(np.moveaxis(np.array(rows), (2, 3), (0, 1))),
         factors=factors,
-        depths=tuple(stage.warmup_depth for stage in pipeline.pipeline.stages),
     )
 
 
@@ -380,7 +378,7 @@ def _at_once(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
             hops.send_backward * drawn.factors,
             hops.wire_latency * drawn.factors,
             hops.rendezvous_extra * drawn.factors,
-            np.array(drawn.depths, dtype=np.int64),
+            np.array([stage.warmup_depth for stage in pipeline.pipeline.stages]),
             pipeline.pipeline.num_microbatches,
         )
         found: Floats = ends_of_draws(times, rendezvous)
@@ -398,7 +396,6 @@ def _one_by_one(work: Sequence[PipelineWork], drawn: Sequence[_Drawn], rendezvou
                 each.passes[0, d],
                 each.passes[1, d],
                 each.passes[2, d],
-                each.depths,
                 each.factors[d],
             )
             for pipeline, each in zip(work, drawn, strict=True)

@@ -6,8 +6,7 @@ groups per set of members, and once per placement of all stages what their group
 (`hetplan.cost.step_model.groups`). What is left per plan is adding up and the replay.
 
 Whose rendezvous sends and receives a replay follows is a matter of the target and of the job's
-trainer (`exchange_of`). The commonest pipelines (one, 1F1B, one chunk per stage, nothing shared)
-have a replay of their own that is much faster, with equal ends.
+trainer (`exchange_of`).
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ import numpy as np
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.device import weights_at
-from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.times import Exchange, PipelineTimes, StageTimes, pipeline_ends
+from hetplan.cost.replay.times import Exchange, PipelineTimes, StageTimes
 from hetplan.cost.step_model.end_of_step import EndOfStep
 from hetplan.cost.step_model.groups import (
     ALL_KEPT,
@@ -98,26 +96,15 @@ class PipelineWork:
 
     def plain_times(self) -> StageTimes:
         """For the replay of a pipeline that `is_plain`."""
-        hops = self.hops
-        return StageTimes(
-            np.array([stage.forward[0] for stage in self.stages]),
-            np.array([stage.backward[0] for stage in self.stages]),
-            hops.send_forward,
-            hops.send_backward,
-            hops.wire_latency,
-            hops.rendezvous_extra,
-            np.array([stage.warmup_depth for stage in self.pipeline.stages], dtype=np.int64),
-            self.pipeline.num_microbatches,
-        )
+        return self.times().plain()
 
-    def times(self) -> PipelineTimes:
-        """For the replay."""
-        first = self.pipeline.stages
+    def times(self, factors: Floats | float = 1.0) -> PipelineTimes:
+        """For the replay; hop times are scaled by `factors`."""
         return self.with_seconds(
             np.array([stage.forward for stage in self.stages]),
             np.array([stage.backward for stage in self.stages]),
             np.array([stage.weight for stage in self.stages]),
-            tuple(stage.warmup_depth for stage in first),
+            factors,
         )
 
     def with_seconds(
@@ -125,7 +112,6 @@ class PipelineWork:
         forward: Floats,
         backward: Floats,
         weight: Floats,
-        warmup: tuple[int, ...],
         factors: Floats | float = 1.0,
     ) -> PipelineTimes:
         """The pipeline with passes [stages, chunks], and its hop times scaled by `factors`."""
@@ -133,7 +119,7 @@ class PipelineWork:
         return PipelineTimes(
             schedule=pipeline.schedule.name,
             num_microbatches=pipeline.num_microbatches,
-            warmup=warmup,
+            warmup=tuple([stage.warmup_depth for stage in pipeline.stages]),
             forward=forward,
             backward=backward,
             weight=weight,
@@ -159,17 +145,6 @@ def exchange_of(job: Job) -> Exchange:
 def sends_wait(plan: Plan) -> bool:
     """Whether a send holds its stage until the receiver is there."""
     return target(plan.target).rendezvous_sends and not plan.overlap.send
-
-
-def replayed_ends(work: Sequence[PipelineWork], plan: Plan) -> tuple[Floats, ...]:
-    """When every stage leaves its pipeline."""
-    rendezvous = sends_wait(plan)
-    if len(work) == 1 and work[0].is_plain and not work[0].hops.shares:
-        # What a search prices most, without the checks of `PipelineTimes`.
-        ends: Floats = pipeline_ends(work[0].plain_times(), rendezvous)
-        if ends[0] < np.inf:
-            return (ends,)
-    return step_ends([each.times() for each in work], rendezvous=rendezvous)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

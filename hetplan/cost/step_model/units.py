@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import TypeVar
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.estimate_values import Component
@@ -41,8 +40,6 @@ from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding, expand
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
-
-_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +99,6 @@ class Unit:
     """Of each kind of layer."""
     kind_at: tuple[int, ...]
     """Position in `costs` of every layer of the row."""
-    counts: tuple[tuple[int, ...], ...]
-    """Of each kind, how many stand before each position, [kinds][layers + 1]."""
     forward: tuple[float, ...]
     """Seconds of the layers before each position, [layers + 1]; the following ones likewise."""
     backward: tuple[float, ...]
@@ -219,10 +214,9 @@ def make_unit(
             for cost, counts in zip(costs, held, strict=True)
         )
 
-    def summed(of_kind: Sequence[_Number]) -> tuple[_Number, ...]:
+    def summed(of_kind: Sequence[float]) -> tuple[float, ...]:
         """Of the layers before each position."""
-        zero = of_kind[0] - of_kind[0]
-        return tuple(accumulate((of_kind[kind] for kind in kind_at), initial=zero))
+        return tuple(accumulate((of_kind[kind] for kind in kind_at), initial=0.0))
 
     return Unit(
         settings=settings,
@@ -230,7 +224,6 @@ def make_unit(
         pricer=pricer,
         costs=costs,
         kind_at=kind_at,
-        counts=tuple(summed([int(each == kind) for each in kinds]) for kind in kinds),
         forward=summed([cost.forward_seconds for cost in costs]),
         backward=summed([cost.backward_seconds for cost in costs]),
         again=summed([cost.again_seconds for cost in costs]),
