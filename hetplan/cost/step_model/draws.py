@@ -20,7 +20,6 @@ from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import Component
@@ -33,6 +32,7 @@ from hetplan.cost.step_model.uneven_work import straggler_factor
 from hetplan.cost.step_model.units import Unit
 from hetplan.cost.terms import Part, Source, Term, seconds_of_parts, sources_of
 from hetplan.plans.plan import Plan
+from hetplan.predict.predictor import Prediction
 from hetplan.predict.regression import NORMAL_90
 
 # 200 draws put the 10 % quantile within about 0.02 of its rank (sqrt(0.1 * 0.9 / 200)).
@@ -43,7 +43,7 @@ _NUDGE = 1e-4
 
 
 @lru_cache(maxsize=8)
-def normal_quantiles(count: int) -> NDArray[np.float64]:
+def normal_quantiles(count: int) -> Floats:
     """So many evenly spaced quantiles of the standard normal law; their sum is 0."""
     law = NormalDist()
     return np.array([law.inv_cdf((k + 0.5) / count) for k in range(count)])
@@ -63,11 +63,11 @@ class Draws:
         quantiles = normal_quantiles(count) / NORMAL_90
         self._normal = [order.permutation(quantiles) for _ in sources]
         self._row = {source: index for index, source in enumerate(sources)}
-        self._known: dict[tuple[Source, float], NDArray[np.float64]] = {}
-        self._predicted: dict[int, tuple[Term, NDArray[np.float64]]] = {}
+        self._known: dict[tuple[Source, float], Floats] = {}
+        self._relatives: dict[tuple[Prediction, str, str], Floats] = {}
         self.count = count
 
-    def factor(self, source: Source, log_halfwidth: float) -> NDArray[np.float64]:
+    def factor(self, source: Source, log_halfwidth: float) -> Floats:
         """Factor of a prediction of this source in each draw."""
         found = self._known.get((source, log_halfwidth))
         if found is None:
@@ -75,7 +75,7 @@ class Draws:
             self._known[source, log_halfwidth] = found
         return found
 
-    def sample(self, terms: Iterable[Term]) -> NDArray[np.float64]:
+    def sample(self, terms: Iterable[Term]) -> Floats:
         """Sum of the terms in each draw."""
         total = np.zeros(self.count)
         for term in terms:
@@ -85,17 +85,15 @@ class Draws:
                 total += term.seconds * self._relative(term)
         return total
 
-    def _relative(self, term: Term) -> NDArray[np.float64]:
+    def _relative(self, term: Term) -> Floats:
         """A term in each draw over its central value; kept by prediction, which terms share."""
-        known = self._predicted.get(id(term.prediction))
-        # The term is kept, so that no other prediction can get the number of this one.
-        if known is not None and (known[0].cause, known[0].what) == (term.cause, term.what):
-            return known[1]
-        total = np.zeros(self.count)
-        for source, seconds, log_halfwidth in sources_of(term):
-            total += (seconds / term.seconds) * self.factor(source, log_halfwidth)
-        self._predicted[id(term.prediction)] = term, total
-        return total
+        key = term.prediction, term.cause, term.what
+        relative = self._relatives.get(key)
+        if relative is None:
+            relative = self._relatives[key] = np.zeros(self.count)
+            for source, seconds, log_halfwidth in sources_of(term):
+                relative += (seconds / term.seconds) * self.factor(source, log_halfwidth)
+        return relative
 
 
 def drawn_steps(plan: Plan, costs: PlanCosts, step: StepCost) -> Floats:
