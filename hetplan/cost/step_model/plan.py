@@ -23,9 +23,9 @@ from hetplan.cost.replay.times import Exchange, PipelineTimes, StageTimes
 from hetplan.cost.step_model.end_of_step import EndOfStep
 from hetplan.cost.step_model.groups import (
     ALL_KEPT,
-    Holders,
     Party,
     copies_of,
+    holders_of,
     kept_by_reductions,
     kept_by_stages,
 )
@@ -44,7 +44,6 @@ from hetplan.plans.plan import (
     ReductionGroup,
     Replica,
     Stage,
-    expand,
 )
 from hetplan.plans.targets import target
 
@@ -338,11 +337,6 @@ def _party(unit: Unit) -> Party:
         dense=unit.end.dense,
         experts=unit.end.experts if apart else None,
     )
-
-
-def holders_of(replicas: Sequence[Replica], *, expert: bool) -> Holders:
-    """The ranks of these replicas, and how many of each hold different weights, or experts."""
-    return [(expand(each.devices), each.ep * each.etp if expert else each.tp) for each in replicas]
 
 
 def _members(

@@ -26,6 +26,7 @@ from hetplan.cost.step_model.groups import (
     KnownCollectives,
     copies_of,
     groups_of,
+    holders_of,
 )
 from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerCost, LayerPricer, hidden_beside
@@ -37,7 +38,7 @@ from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import one_format, tied_format
 from hetplan.plans.pieces import experts_as_the_rest
-from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding, expand
+from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
 
@@ -241,11 +242,11 @@ def copies_within(
     settings: Settings, replica: Replica, shape: Shape, kept: Kept = ALL_KEPT
 ) -> tuple[Copies, Copies]:
     """The ranks of a replica that hold the same weights, and those that hold the same experts."""
-    devices = expand(replica.devices)
-    dense = copies_of(settings.cluster, [(devices, replica.tp)], settings.shards)
+    cluster, shards = settings.cluster, settings.shards
+    dense = copies_of(cluster, holders_of((replica,), expert=False), shards)
     if experts_as_the_rest(shape):
         return dense.beside(kept.dense), dense.beside(kept.dense)
-    experts = copies_of(settings.cluster, [(devices, replica.ep * replica.etp)], settings.shards)
+    experts = copies_of(cluster, holders_of((replica,), expert=True), shards)
     return dense.beside(kept.dense), experts.beside(kept.experts)
 
 
