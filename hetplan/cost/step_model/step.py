@@ -21,7 +21,7 @@ the latency of the slowest link of each kind; a second time in float16, for the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,12 +40,12 @@ from hetplan.cost.step_model.overlap import (
     slowdowns,
 )
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork
-from hetplan.cost.step_model.units import Settings, Unit
+from hetplan.cost.step_model.units import Settings
 from hetplan.cost.terms import Part, Term, repeated, seconds_of_parts
 from hetplan.job.spec import Job, Precision
 from hetplan.plans.build import neighbour_link, stage_link
 from hetplan.plans.formats import reduction_formats
-from hetplan.plans.plan import Pipeline, Plan, Replica
+from hetplan.plans.plan import Pipeline, Plan
 from hetplan.predict.predictor import Prediction, Predictor, link_cause
 
 SCALAR_BYTES = 4.0
@@ -55,40 +55,27 @@ SCALAR_BYTES = 4.0
 def norm_parts(costs: PlanCosts, work: Sequence[PipelineWork]) -> tuple[Part, ...]:
     """The sum of one number over all ranks; kept for pipelines of the same placement."""
     key = tuple(pipeline.hops for pipeline in work)
-    found = costs.norms.get(key)
-    if found is None:
-        placed = [
-            [[unit.replica for unit in stage.units] for stage in pipeline.stages]
-            for pipeline in work
-        ]
-        leads = [pipeline.stages[0].unit.replica.devices[0].start for pipeline in work]
-        links = {hop.path for pipeline in work for hop in pipeline.hops.hops}
-        found = costs.norms[key] = norm_of(costs.settings, placed, leads, links)
-    return found
+    parts = costs.norms.get(key)
+    if parts is None:
+        parts = costs.norms[key] = _norm_parts(costs.settings, work)
+    return parts
 
 
-def norm_of(
-    settings: Settings,
-    placed: Sequence[Sequence[Sequence[Replica]]],
-    leads: Sequence[int],
-    links: Iterable[Link],
-) -> tuple[Part, ...]:
-    """The sum of one number: inside the slowest stage, and across stages and pipelines.
-
-    `placed`: replicas by pipeline and stage. `leads`: the device of each pipeline that meets those
-    of the others. `links`: those between neighbouring stages.
-    """
-    predictor, cluster = settings.predictor, settings.cluster
-    stages = [stage for pipeline in placed for stage in pipeline]
+def _norm_parts(settings: Settings, work: Sequence[PipelineWork]) -> tuple[Part, ...]:
+    """The sum inside the slowest stage, and the one across stages and pipelines."""
+    predictor = settings.predictor
+    stages = [stage for pipeline in work for stage in pipeline.stages]
     inside = [
-        scalar_term(stage_link(island, replica.num_devices), predictor).times(
-            norm_depth(sum(each.num_devices for each in stage))
+        scalar_term(stage_link(unit.island, unit.replica.num_devices), predictor).times(
+            norm_depth(sum(each.replica.num_devices for each in stage.units))
         )
         for stage in stages
-        for replica in stage
-        for island in (cluster.island_of_device(replica.devices[0].start),)
+        for unit in stage.units
     ]
-    meeting = {neighbour_link(cluster, leads[:1], (lead,))[0] for lead in leads[1:]}
+    # The devices of each pipeline that meet those of the others.
+    leads = [pipeline.stages[0].unit.replica.devices[0].start for pipeline in work]
+    meeting = {neighbour_link(settings.cluster, leads[:1], (lead,))[0] for lead in leads[1:]}
+    links = {hop.path for pipeline in work for hop in pipeline.hops.hops}
     depth = norm_depth(len(stages))
     across = [scalar_term(link, predictor).times(depth) for link in {*links, *meeting}]
     rounds = norm_rounds(settings.job)
@@ -390,11 +377,7 @@ def tied_parts(settings: Settings, pipeline: PipelineWork) -> tuple[Part, ...]:
     """The sum of a tied matrix's gradients between first and last stage."""
     if len(pipeline.stages) == 1:
         return ()
-    return tied_between(settings, pipeline.stages[0].unit, pipeline.stages[-1].unit)
-
-
-def tied_between(settings: Settings, first: Unit, last: Unit) -> tuple[Part, ...]:
-    """The same for a first and another, last stage."""
+    first, last = pipeline.stages[0].unit, pipeline.stages[-1].unit
     # A rank of the stage with the fewest slices sums with every one that holds a part of its own.
     tp = min(first.replica.tp, last.replica.tp)
     senders = min(first.replica.num_devices, last.replica.num_devices)
