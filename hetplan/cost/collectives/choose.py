@@ -78,6 +78,13 @@ _RING, _TREE, _DIRECT = (
 _NODE_BY_NODE = describe(((RANK, NODE), (NODE, WHOLE)))
 """The two-level form that stands for a library's rings."""
 
+_ALGORITHMS = {
+    LinkOperation.ALL_REDUCE: _RINGS | _TREE,
+    LinkOperation.REDUCE_SCATTER: _RINGS,
+    LinkOperation.ALL_GATHER: _RINGS,
+    LinkOperation.ALL_TO_ALL: _DIRECT,
+}
+
 _RINGS_ONLY = 2
 """Nodes up to which no tree is taken."""
 
@@ -96,9 +103,6 @@ OFFERED: dict[Transport, dict[LinkOperation, frozenset[Algorithm]]] = {
     },
 }
 """Two-level stands for measured rings laid node by node, cut at the nodes only."""
-
-_ALGORITHMS = OFFERED[Transport.DEVICE_DIRECT]
-"""All that are known."""
 
 
 def offered(cluster: Cluster, shape: GroupShape, operation: LinkOperation) -> frozenset[Algorithm]:
