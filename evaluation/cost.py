@@ -22,8 +22,7 @@ from evaluation.output import WORDS, Answer, Section
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.kernel import replay_seconds
-from hetplan.cost.replay.times import PipelineTimes
+from hetplan.cost.replay.times import PipelineTimes, replay_seconds
 from hetplan.cost.schedules import warmup_depths
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.files.shipped import shipped_folder

@@ -22,7 +22,8 @@ from evaluation.accuracy.clusters import cluster_notes, cluster_of, kind_names
 from evaluation.accuracy.plans import find_mixed, mixed_run, plan_of
 from evaluation.accuracy.rows import RunRow, model_of
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.estimate import estimate, own_halfwidth, run_error
+from hetplan.comparison.calibration import own_halfwidth, run_error
+from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import HetplanError, InputError
 from hetplan.job.spec import Job

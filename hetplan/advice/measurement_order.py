@@ -32,7 +32,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.terms import Draws
+from hetplan.cost.step_model.draws import Draws
 from hetplan.errors import InputError
 
 DRAWS = 512  # the chance of 1 in 2 comes out within .022 (sqrt(.25 / 512))

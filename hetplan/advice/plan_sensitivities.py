@@ -19,7 +19,7 @@ from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import CauseSeconds, Estimate
 from hetplan.cost.step_model.plan import StageWork
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.cost.step_model.values import compute_seconds
+from hetplan.cost.terms import compute_seconds
 from hetplan.model.spec import TRAINED_KINDS, LayerKind
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor, is_link

@@ -25,10 +25,10 @@ from hetplan.cli.options import (
 if TYPE_CHECKING:
     from hetplan.cluster.spec import Cluster
     from hetplan.cost.estimate_values import Estimate
-    from hetplan.cost.network.lost_nic import LostNic
     from hetplan.model.spec import ModelSpec
     from hetplan.plans.plan import Plan
     from hetplan.search.result import Inputs
+    from hetplan.whatif.lost_nic import LostNic
 
 ESTIMATE_SCHEMA = "hetplan.estimate/3"
 LAYOUT = "Layout"
@@ -212,8 +212,8 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 def _lost_nic(text: str, cluster: Cluster) -> LostNic:
     """The loss in `lost-nic=ISLAND/NODE/NIC`."""
-    from hetplan.cost.network.lost_nic import without_nic
     from hetplan.errors import InputError
+    from hetplan.whatif.lost_nic import without_nic
 
     kind, _, place = text.partition("=")
     island, *numbers = place.rsplit("/", 2)

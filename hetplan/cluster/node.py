@@ -147,7 +147,7 @@ class Nics:
 
     def ring_nics(self, devices_per_node: int) -> RingNics:
         """Which NICs rings use: as described, else that of the first device where devices share
-        NICs and there are no rails (`hetplan.cost.network.paths`).
+        NICs and there are no rails (`hetplan.cost.network.group_shares`).
         """
         if self.rings is not None:
             return self.rings

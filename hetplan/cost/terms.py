@@ -14,17 +14,14 @@ Different sources err independently of each other.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import NormalDist
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hetplan.cost.estimate_values import Component
+from hetplan.errors import InputError
 from hetplan.predict.predictor import DATASHEET, SAMPLES_OF, Prediction, SendLaw, is_link
-from hetplan.predict.regression import NORMAL_90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +70,45 @@ class Part:
 def seconds_of(terms: Iterable[Term]) -> float:
     """Sum of the central values."""
     return sum((term.seconds for term in terms), 0.0)
+
+
+def seconds_of_parts(parts: Iterable[Part]) -> float:
+    """Seconds of all parts together."""
+    return sum((part.seconds for part in parts), 0.0)
+
+
+def repeated(parts: Iterable[Part], count: float) -> tuple[Part, ...]:
+    """Every part `count` times."""
+    return tuple(
+        replace(part, term=part.term.times(count), hidden_seconds=part.hidden_seconds * count)
+        for part in parts
+    )
+
+
+def compute_seconds(parts: Iterable[Part]) -> float:
+    """Seconds of the parts that the device computes."""
+    return sum((part.seconds for part in parts if part.computes), 0.0)
+
+
+def as_recompute(parts: Iterable[Part]) -> Iterator[Part]:
+    """The parts repeated in a backward pass: compute counts as recomputation."""
+    for part in parts:
+        if part.computes:
+            yield replace(part, component=Component.RECOMPUTE)
+        else:
+            yield part
+
+
+@contextmanager
+def asking(what: str) -> Iterator[None]:
+    """Put `what` in front of a predictor's faults: it says which figure it lacks, only its caller
+    knows for what.
+    """
+    try:
+        yield
+    except InputError as error:
+        faults = (replace(each, message=f"{what}: {each.message}") for each in error.faults)
+        raise InputError(*faults) from error
 
 
 EXTRAPOLATING = "extrapolating: "
@@ -150,59 +186,3 @@ def _unmeasured(what: str, cause: str) -> str:
     if is_link(cause):
         return "predicted from the cluster file's figures, nothing was measured"
     return "predicted from datasheet figures, nothing was measured"
-
-
-@lru_cache(maxsize=8)
-def normal_quantiles(count: int) -> NDArray[np.float64]:
-    """So many evenly spaced quantiles of the standard normal law; their sum is 0."""
-    law = NormalDist()
-    return np.array([law.inv_cdf((k + 0.5) / count) for k in range(count)])
-
-
-class Draws:
-    """Common log-factors, one per source of errors, `count` draws from a fixed seed.
-
-    A Latin hypercube (McKay, Beckman and Conover 1979): every source takes `count` evenly spaced
-    quantiles of its law, each once, in an order of its own. So no source has a mean other than 0,
-    or a wrong width, by chance, and where one source dominates a step the step's quantiles are
-    exact.
-    """
-
-    def __init__(self, sources: Sequence[Source], count: int, seed: int) -> None:
-        order = np.random.default_rng(seed)
-        quantiles = normal_quantiles(count) / NORMAL_90
-        self._normal = [order.permutation(quantiles) for _ in sources]
-        self._row = {source: index for index, source in enumerate(sources)}
-        self._known: dict[tuple[Source, float], NDArray[np.float64]] = {}
-        self._predicted: dict[int, tuple[Term, NDArray[np.float64]]] = {}
-        self.count = count
-
-    def factor(self, source: Source, log_halfwidth: float) -> NDArray[np.float64]:
-        """Factor of a prediction of this source in each draw."""
-        found = self._known.get((source, log_halfwidth))
-        if found is None:
-            found = np.exp(self._normal[self._row[source]] * log_halfwidth)
-            self._known[source, log_halfwidth] = found
-        return found
-
-    def sample(self, terms: Iterable[Term]) -> NDArray[np.float64]:
-        """Sum of the terms in each draw."""
-        total = np.zeros(self.count)
-        for term in terms:
-            if term.prediction.log_halfwidth == 0:
-                total += term.seconds
-            elif term.seconds:
-                total += term.seconds * self._relative(term)
-        return total
-
-    def _relative(self, term: Term) -> NDArray[np.float64]:
-        """A term in each draw over its central value; kept by prediction, which terms share."""
-        known = self._predicted.get(id(term.prediction))
-        # The term is kept, so that no other prediction can get the number of this one.
-        if known is not None and (known[0].cause, known[0].what) == (term.cause, term.what):
-            return known[1]
-        total = np.zeros(self.count)
-        for source, seconds, log_halfwidth in sources_of(term):
-            total += (seconds / term.seconds) * self.factor(source, log_halfwidth)
-        self._predicted[id(term.prediction)] = term, total
-        return total

@@ -42,6 +42,7 @@ from hetplan.cost.network.segments import (
     between_islands,
     island_link,
 )
+from hetplan.cost.step_model.end_of_step import reduction_calls
 from hetplan.cost.step_model.groups import Members, members_of
 from hetplan.cost.step_model.hops import received_bytes
 from hetplan.cost.step_model.layer_calls import GroupKind, LayerCalls
@@ -50,6 +51,7 @@ from hetplan.job.spec import MAX_TOKENS, Job, Optimizer, Precision
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import TransformerLayer
 from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import one_format, tied_format
 from hetplan.plans.pieces import Devices, Places, device_array, experts_as_the_rest, stage_array
 from hetplan.plans.plan import Pipeline, Plan, Replica, Sharding, Stage
@@ -259,7 +261,7 @@ class TrafficCount:
 
     def _layers(self, stage: Stage, num_microbatches: int) -> Sent:
         for each in stage.replicas:
-            calls = LayerCalls(model=self.model, job=self.job, shape=each)
+            calls = LayerCalls(model=self.model, job=self.job, shape=Shape.of(each))
             members = zip(GroupKind, members_of(each), strict=True)
             groups = {kind: shapes_of(self.cluster, every) for kind, every in members}
             for (kind, layer, repeats), count in self._layers_of(stage).items():
@@ -360,17 +362,11 @@ class TrafficCount:
             yield from self._reduced(copies, count, Precision(group.precision))
 
     def _reduced(self, copies: CopyGroups, parameters: float, summed: Precision) -> Sent:
-        gradients = parameters * summed.bytes_per_element
-        traffic, level = TrafficClass.DATA_PARALLEL, self.plan.sharding
-        reduce = LinkOperation.ALL_REDUCE
-        if level is Sharding.NONE or copies.shard.size == 1:
-            yield from self._sent(copies.whole, reduce, gradients, 1, traffic)
-            return
-        if level is Sharding.OPTIMIZER:
-            scatter = LinkOperation.REDUCE_SCATTER
-            yield from self._sent(copies.shard, scatter, gradients, 1, traffic)
-        yield from self._sent(copies.across, reduce, gradients / copies.shard.size, 1, traffic)
-        if level is not Sharding.PARAMETERS:
+        level, gradients = self.plan.sharding, parameters * summed.bytes_per_element
+        for group, operation, size in reduction_calls(level, copies.shard.size, gradients):
+            groups = getattr(copies, group)
+            yield from self._sent(groups, operation, size, 1, TrafficClass.DATA_PARALLEL)
+        if level in (Sharding.OPTIMIZER, Sharding.GRADIENTS):
             yield from self._gathered(copies, parameters, 1)
 
     def _gathered(self, copies: CopyGroups, parameters: float, times: float) -> Sent:

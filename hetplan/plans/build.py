@@ -78,15 +78,7 @@ def _chosen_stage(cluster: Cluster, stage: Stage, end: int) -> ChosenStage:
         parts=tuple(
             Part(
                 island=cluster.island_of_device(replica.devices[0].start).name,
-                shape=Shape(
-                    tp=replica.tp,
-                    cp=replica.cp,
-                    dp=replica.dp,
-                    microbatch_size=replica.microbatch_size,
-                    ep=replica.ep,
-                    etp=replica.etp,
-                    sequence_parallel=replica.sequence_parallel,
-                ),
+                shape=Shape.of(replica),
             )
             for replica in stage.replicas
         ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
+from hetplan.plans.plan import RecomputeGranularity, Replica, Schedule, Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -25,6 +25,19 @@ class Shape:
     etp: int = 1
     """As in `hetplan.plans.plan.Replica`: 1 where the model has no experts."""
     sequence_parallel: bool = False
+
+    @classmethod
+    def of(cls, replica: Replica) -> Shape:
+        """Of a plan's replica entry."""
+        return cls(
+            tp=replica.tp,
+            cp=replica.cp,
+            dp=replica.dp,
+            microbatch_size=replica.microbatch_size,
+            ep=replica.ep,
+            etp=replica.etp,
+            sequence_parallel=replica.sequence_parallel,
+        )
 
     @property
     def num_devices(self) -> int:

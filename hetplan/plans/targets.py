@@ -93,7 +93,7 @@ class Target:
     """It clips gradients by their global norm unless told otherwise."""
     gradient_buffer: bool = False
     """Gradients lie in one buffer, which every step zeroes, divides by the number of copies and
-    looks through for overflow (`hetplan.cost.components.step.gradient_passes`)."""
+    looks through for overflow (`hetplan.cost.step_model.end_of_step.gradient_passes`)."""
     batched_interleaving: bool = False
     """Interleaved stages post a send and a receive of equal passes together, as Megatron-LM does
     (`hetplan.cost.replay.programs`); otherwise as torch's schedules."""

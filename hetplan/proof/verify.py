@@ -18,7 +18,7 @@ from pathlib import Path
 from hetplan.cost.estimate import estimate
 from hetplan.cost.replay.ends import replayed
 from hetplan.cost.step_model.plan import sends_wait
-from hetplan.cost.step_model.pricer import Pricer, stages_memory
+from hetplan.cost.step_model.pricer import Pricer, stage_memory
 from hetplan.cost.step_model.step import compose
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import to_plain
@@ -162,7 +162,11 @@ def _check_price(path: Path, result: SearchResult, predictor: Predictor) -> floa
     again = estimate(plan, inputs.model, inputs.cluster, inputs.job, predictor)
     for place, old, new in _differences(to_plain(result.estimate), to_plain(again), "estimate"):
         raise _refused(path, place, f"{old!r} in the file; the inputs give {new!r}")
-    memory = [use for pipeline in work for use in stages_memory(costs, plan, pipeline)]
+    memory = [
+        stage_memory(costs, plan, pipeline, s)
+        for pipeline in work
+        for s in range(len(pipeline.stages))
+    ]
     for s, use in enumerate(memory):
         if not use.fits and result.certificate is not None:
             message = f"needs {use.total_bytes:.6g} of {use.available_bytes:.6g} bytes"

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate, StageEstimate
-from hetplan.cost.network.lost_nic import LostNic
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.terms import EXTRAPOLATING
 from hetplan.errors import InputError
@@ -21,6 +20,7 @@ from hetplan.reports.terminal import new_table
 from hetplan.search.descriptions import layout_words
 from hetplan.search.result import Certificate, HomogeneousSum, Restriction, SearchResult
 from hetplan.units import format_bytes, format_each, format_seconds, format_share
+from hetplan.whatif.lost_nic import LostNic
 
 
 def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:

@@ -20,7 +20,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetplan.cost.components.step import clips_gradients
+from hetplan.cost.step_model.end_of_step import clips_gradients
 from hetplan.errors import Fault, InputError
 from hetplan.files.writing import sync_folder
 from hetplan.job.spec import Job, Precision

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import group_shape
 from hetplan.cost.collectives.direct_levels import summed_by_messages
-from hetplan.cost.collectives.layout import ISLAND, NODE
+from hetplan.cost.collectives.rings import ISLAND, NODE
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import LayerRange, Plan
 from hetplan.runtime.communicator.levels import GroupSum

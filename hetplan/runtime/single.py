@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hetplan.cost.components.step import clips_gradients
+from hetplan.cost.step_model.end_of_step import clips_gradients
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.network.segments import TrafficClass
+from hetplan.cost.step_model.end_of_step import clips_gradients
 from hetplan.cost.step_model.plan import sends_wait
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision

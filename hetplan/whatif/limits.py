@@ -226,18 +226,10 @@ def _gain(
     factors: tuple[int, Floats] | None = None,
 ) -> float:
     """Part of the step that is saved with this work, hops of one pipeline times these factors."""
-    times = []
-    for p, each in enumerate(work):
-        stages = each.stages
-        times.append(
-            each.with_seconds(
-                np.array([stage.forward for stage in stages]),
-                np.array([stage.backward for stage in stages]),
-                np.array([stage.weight for stage in stages]),
-                tuple(stage.warmup_depth for stage in each.pipeline.stages),
-                factors[1] if factors is not None and factors[0] == p else 1.0,
-            )
-        )
+    times = [
+        pipeline.times(factors[1] if factors is not None and factors[0] == p else 1.0)
+        for p, pipeline in enumerate(work)
+    ]
     ends = step_ends(times, rendezvous=sends_wait(plan))
     step = compose(plan, pricer.costs(plan), work, ends).step_seconds
     gain = 1.0 - step / cost.step_seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from cost_fakes import job
 
@@ -17,6 +17,7 @@ from hetplan.model.layers import (
     LayerRun,
 )
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
+from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import (
     LayerRange,
     Recompute,
@@ -57,12 +58,15 @@ MIXED = replace(
 def layout(start: int = 1, stop: int = 5, **changes: object) -> MemoryLayout:
     asked: dict[str, object] = {
         "chunks": (LayerRange(start=start, stop=stop),),
-        "microbatch_size": 2,
         "num_microbatches": 8,
         "num_stages": 4,
         "stage": 1,
     }
-    return MemoryLayout(**(asked | changes))  # type: ignore[arg-type]
+    degrees: dict[str, object] = {"tp": 1, "dp": 1, "microbatch_size": 2}
+    names = {field.name for field in fields(Shape)}
+    degrees |= {name: value for name, value in changes.items() if name in names}
+    asked |= {name: value for name, value in changes.items() if name not in names}
+    return MemoryLayout(shape=Shape(**degrees), **asked)  # type: ignore[arg-type]
 
 
 def use_of(
@@ -103,7 +107,7 @@ def stage_layout(
         warmup=(in_flight,),
         **({"microbatch_size": 1} | changes),
     )
-    count = max(1, asked.global_batch_size // (found.microbatch_size * found.dp))
+    count = max(1, asked.global_batch_size // found.shape.samples)
     return replace(found, num_microbatches=count)
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.replay.kernel import StageTimes
-from hetplan.cost.replay.times import Exchange, PipelineTimes
+from hetplan.cost.replay.times import Exchange, PipelineTimes, StageTimes
 from hetplan.plans.plan import SCHEDULES
 
 

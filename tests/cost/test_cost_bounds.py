@@ -12,7 +12,7 @@ from hetplan.cost.bounds import (
     interval_seconds,
     wait_once_seconds,
 )
-from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.cost.replay.times import replay_seconds
 
 
 def test_no_part_of_a_bound_is_above_a_replay_and_each_is_close_somewhere() -> None:

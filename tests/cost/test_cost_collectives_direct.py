@@ -27,7 +27,7 @@ from hetplan.cost.collectives.direct_levels import (
     direct_sum,
     summed_by_messages,
 )
-from hetplan.cost.collectives.layout import ISLAND, NODE, Layout, layouts
+from hetplan.cost.collectives.rings import ISLAND, NODE, Layout, layouts
 from hetplan.cost.collectives.values import Asking
 from hetplan.cost.network.segments import LinkName
 from hetplan.predict.fit import FittedPredictor

@@ -31,8 +31,7 @@ from hetplan.cost.collectives import (
     collective,
     group_shape,
 )
-from hetplan.cost.collectives.layout import chains
-from hetplan.cost.collectives.rings import rings
+from hetplan.cost.collectives.rings import chains, rings
 from hetplan.cost.collectives.values import Asking
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands
 from hetplan.errors import InputError
@@ -284,7 +283,7 @@ def test_a_measured_curve_is_asked_for_more_bytes_where_lanes_share_the_link() -
     [
         (((0, (4,)),), AR, Algorithm.TWO_LEVEL, "ranks on two levels"),
         (((0, (4,)),), RS, Algorithm.TREE, "choose from ring, two-level"),
-        (((0, (3,)),), LinkOperation.SEND_RECV, None, "it takes two"),
+        (((0, (2,)),), LinkOperation.SEND_RECV, None, "it has no price"),
     ],
 )
 def test_refused(

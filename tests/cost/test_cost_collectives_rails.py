@@ -109,13 +109,3 @@ def test_all_to_all_anywhere(places: Locals) -> None:
     own = railed(tuple(places))
     found = cost(own, A2A, Algorithm.DIRECT)
     assert with_detours(own, exchanged(own.ranks)) == pytest.approx(traffic(found))
-
-
-def test_a_send_to_another_rail() -> None:
-    aligned, off = railed(((1,), (5,))), railed(((1,), (2,)))
-    late = LinkOperation.SEND_RECV_LATE
-    assert traffic(cost(aligned, late)) == {BETWEEN: MESSAGE}
-    found = cost(off, late)
-    assert traffic(found) == {NODE: MESSAGE, BETWEEN: MESSAGE}
-    # A hop inside the node first: 10 us, 100 GB/s.
-    assert found.seconds - cost(aligned, late).seconds == pytest.approx(1e-5 + MESSAGE / 100e9)

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.cost.collectives import Algorithm, collective
-from hetplan.cost.collectives.layout import chains
-from hetplan.cost.collectives.rings import rings
+from hetplan.cost.collectives.rings import chains, rings
 from hetplan.cost.collectives.trees import double_tree
 from hetplan.cost.collectives.values import Asking
 from hetplan.cost.network.segments import LinkName

@@ -12,8 +12,8 @@ from cost_fakes import LinearPredictor, island, job, link
 from estimate_plans import SHAPE, plan_of, wide_cluster
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.components.overlap import Slowdowns, in_buckets
 from hetplan.cost.estimate import estimate, estimate_with
+from hetplan.cost.step_model.overlap import Slowdowns, in_buckets
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.plans.plan import Plan

@@ -11,12 +11,11 @@ from one_pipeline import StageChoice, build_plan
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, RegionLink
-from hetplan.cost.estimate import StepCalibration, estimate, run_error, span_of
+from hetplan.comparison.calibration import run_error
+from hetplan.cost.estimate import StepCalibration, estimate, span_of
 from hetplan.cost.estimate_values import Estimate
-from hetplan.cost.terms import (
-    Draws,
-    is_extrapolation,
-)
+from hetplan.cost.step_model.draws import Draws
+from hetplan.cost.terms import is_extrapolation
 from hetplan.errors import InputError
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Plan

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.layer_compute import without_waits
-from hetplan.cost.step_model.values import seconds_of_parts
-from hetplan.cost.terms import Part, Term
+from hetplan.cost.terms import Part, Term, seconds_of_parts
 from hetplan.predict.layer.composed import WAIT_PART
 from hetplan.predict.predictor import Prediction, PredictionPart
 

@@ -98,8 +98,10 @@ def test_every_position_keeps_in_proportion_to_its_tokens(at: int, target: str) 
     message = 0 if target == "megatron" else 512 * 256 * 2
     beside = message * ((at > 0) + 2 * (at < 10))
     one = kept(here, shape, asked) - beside
-    two = kept(replace(here, microbatch_size=2), shape, asked) - 2 * beside
-    cut = kept(replace(here, tp=2), shape, asked) - beside
+    two = (
+        kept(replace(here, shape=replace(here.shape, microbatch_size=2)), shape, asked) - 2 * beside
+    )
+    cut = kept(replace(here, shape=replace(here.shape, tp=2)), shape, asked) - beside
     again = kept(replace(here, recompute=FULL), shape, asked) - beside
     assert two == pytest.approx(2 * one)
     assert 0 < again <= one

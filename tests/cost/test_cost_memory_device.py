@@ -29,7 +29,6 @@ from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.layer_units import layer_units
 from hetplan.model.spec import Architecture
 from hetplan.plans.plan import (
-    LayerRange,
     Recompute,
     Sharding,
 )
@@ -167,11 +166,11 @@ grows = st.sampled_from(["microbatch_size", "num_microbatches", "stop"])
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_more_needs_more(what, tp, schedule, recompute, target, stop) -> None:
     asked = replace(MEGATRON_JOB, target=target)
-    small = layout(1, stop, tp=tp, schedule=schedule, recompute=recompute)
-    if what == "stop":
-        large = replace(small, chunks=(LayerRange(start=1, stop=stop + 1),))
-    else:
-        large = replace(small, **{what: getattr(small, what) + 1})
+    counts = {"stop": stop, "num_microbatches": 8, "microbatch_size": 2}
+    more = counts | {what: counts[what] + 1}
+    small, large = (
+        layout(tp=tp, schedule=schedule, recompute=recompute, **each) for each in (counts, more)
+    )
     one, two = (use_of(each, LLAMA, asked).total_bytes for each in (small, large))
     assert one <= two
 

@@ -15,6 +15,7 @@ from hetplan.cost.memory.device import device_memory
 from hetplan.cost.memory.values import MemoryLayout
 from hetplan.job.spec import Optimizer
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
+from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity
 from hetplan.runtime.model_stage import StageModule, StageShape
 
@@ -113,7 +114,10 @@ def test_a_stage_needs_what_the_formula_says(
             sequence_length=LENGTH, global_batch_size=SIZE, target="native", optimizer=Optimizer.SGD
         ),
         MemoryLayout(
-            chunks=(layers,), microbatch_size=SIZE, num_microbatches=1, recompute=recompute
+            chunks=(layers,),
+            shape=Shape(tp=1, dp=1, microbatch_size=SIZE),
+            num_microbatches=1,
+            recompute=recompute,
         ),
         1e9,
     )

@@ -11,7 +11,7 @@ from network_clusters import PLAIN, WITH_HOST, clusters, island, path, two_regio
 
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, IslandLink
-from hetplan.cost.network.paths import _KINDS, _PLACE_BITS, Paths, paths
+from hetplan.cost.network.group_shares import _KINDS, _PLACE_BITS, Paths, paths
 from hetplan.cost.network.segments import SegmentKind, nics_crossed
 from hetplan.errors import InputError
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.spec import Link, Transport
-from hetplan.cost.components.overlap import (
+from hetplan.cost.step_model.overlap import (
     ASSUMED_COMMUNICATION_SLOWDOWN,
     ASSUMED_COMPUTE_SLOWDOWN,
     Overlap,

@@ -22,9 +22,8 @@ from replay_oracle import World
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.ends import replayed, step_ends
-from hetplan.cost.replay.kernel import StageTimes, replay_seconds
 from hetplan.cost.replay.step import StepReplay, replay_step
-from hetplan.cost.replay.times import PipelineTimes
+from hetplan.cost.replay.times import PipelineTimes, StageTimes, replay_seconds
 from hetplan.errors import InputError
 
 TRANSFERS = (0.0, 0.1, 2.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.cost.network.paths import ring_share
+from hetplan.cost.network.group_shares import ring_share
 from hetplan.cost.step_model.groups import KnownCollectives, group_among
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor

@@ -17,8 +17,7 @@ from scipy.optimize import linprog
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
-from hetplan.cost.network.group_shares import fill, group_share, group_shares
-from hetplan.cost.network.paths import Paths
+from hetplan.cost.network.group_shares import Paths, fill, group_share, group_shares
 
 steady = settings(derandomize=True, deadline=None, max_examples=200)
 

@@ -24,11 +24,9 @@ from hetplan.cost.step_model.end_of_step import tied_embedding_parts
 from hetplan.cost.step_model.groups import Copies, Group, KnownCollectives, copies_of
 from hetplan.cost.step_model.hops import Hop, hop_between
 from hetplan.cost.step_model.units import Settings, Unit, make_unit
-from hetplan.cost.step_model.values import seconds_of_parts
-from hetplan.cost.terms import seconds_of
+from hetplan.cost.terms import seconds_of, seconds_of_parts
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import Degrees
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import (
     OverlapSettings,
@@ -483,7 +481,8 @@ class Prices:
             self.cluster.island_of_device(first.devices[0].start),
             self.cluster.island_of_device(last.devices[0].start),
             costs.summed,
-            Degrees(tp=tp, dp=max(1, pairs // tp), microbatch_size=first.microbatch_size),
+            tp,
+            tp * max(1, pairs // tp),
             self.known,
         )
         return seconds_of_parts(parts)

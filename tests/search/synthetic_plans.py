@@ -12,7 +12,7 @@ from replay_cases import one_pipeline
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.kernel import StageTimes, replay_seconds
+from hetplan.cost.replay.times import StageTimes, replay_seconds
 from hetplan.search.space.stage_table import (
     FIRST,
     LAST,

@@ -9,7 +9,7 @@ import pytest
 from random_cases import seeds
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
+from hetplan.cost.replay.times import StageTimes, pipeline_ends
 from hetplan.search.multi_pipeline.paths import Stages, cheapest_path, weigh_turns
 from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE
 

@@ -26,7 +26,7 @@ library; where one of its links is host-staged, gloo takes all of it, as torch c
 
 Rings of a device-direct library run node by node, one per channel, each into and out of a node
 once, by NICs of its own. So a NIC carries 2 (n - 1) / n S / NICs bytes of an all_reduce, n ranks,
-which is the flat ring here (`layout`: lanes). Of its 2 (n - 1) steps 2 (nodes - 1) wait for the
+which is the flat ring here (`rings`: lanes). Of its 2 (n - 1) steps 2 (nodes - 1) wait for the
 network and the rest for links inside nodes (NCCL, graph/tuning.cc, nInterSteps): so say the laws
 of links without samples (`predict.link.prior`), learned from such rings. Samples of links between
 single devices say it of the network's steps alone: by them every step of the flat ring waits for
@@ -35,7 +35,7 @@ the rings where it is cheaper. Cuts at islands or regions are what a library cou
 these do.
 
 Inside one node and in two nodes of a device-direct library rings are what was measured (two nodes:
-Galvatron, `cost.network.paths`; a tree over two would send half as much out of each, which
+Galvatron, `cost.network.group_shares`; a tree over two would send half as much out of each, which
 those times exclude), so trees, whose law is of sends, do not stand against them.
 
 Sources: NCCL 2.2x src/graph/tuning.cc; gloo's files as named; torch ProcessGroupGloo.cpp,
@@ -49,11 +49,14 @@ from collections.abc import Iterator
 
 from hetplan.cluster.spec import Cluster, Transport
 from hetplan.cost.collectives.direct_levels import direct_sum, summed_by_messages
-from hetplan.cost.collectives.layout import NODE, RANK, WHOLE, nontrivial_levels
-from hetplan.cost.collectives.pairwise import direct_all_to_all, send
+from hetplan.cost.collectives.pairwise import direct_all_to_all
 from hetplan.cost.collectives.rings import (
+    NODE,
+    RANK,
     RING_OPERATIONS,
+    WHOLE,
     describe,
+    nontrivial_levels,
     rings,
 )
 from hetplan.cost.collectives.shape import GroupShape, transport_of
@@ -66,7 +69,7 @@ from hetplan.cost.collectives.values import (
 )
 from hetplan.errors import InputError
 from hetplan.predict.predictor import Predictor
-from hetplan.profiling.samples import SENDS, LinkOperation
+from hetplan.profiling.samples import LinkOperation
 
 _RINGS = frozenset({Algorithm.RING, Algorithm.TWO_LEVEL})
 _RING, _TREE, _DIRECT = (
@@ -80,8 +83,6 @@ _ALGORITHMS = {
     LinkOperation.REDUCE_SCATTER: _RINGS,
     LinkOperation.ALL_GATHER: _RINGS,
     LinkOperation.ALL_TO_ALL: _DIRECT,
-    LinkOperation.SEND_RECV: _DIRECT,
-    LinkOperation.SEND_RECV_LATE: _DIRECT,
 }
 
 _RINGS_ONLY = 2
@@ -110,7 +111,7 @@ def offered(cluster: Cluster, shape: GroupShape, operation: LinkOperation) -> fr
     InputError where neighbouring islands of the group have no link.
     """
     transport = transport_of(cluster, shape)
-    found = OFFERED[transport].get(operation, _DIRECT)
+    found = OFFERED[transport][operation]
     if transport is Transport.DEVICE_DIRECT and shape.num_nodes <= _RINGS_ONLY:
         return found - _TREE if operation is LinkOperation.ALL_REDUCE else found
     return found
@@ -201,9 +202,7 @@ def _candidates(
     algorithm: Algorithm,
 ) -> Iterator[CollectiveCost]:
     """Every form of one algorithm that the group can use."""
-    if operation in SENDS:
-        yield send(cluster, shape, operation, message_bytes, asking)
-    elif operation is LinkOperation.ALL_TO_ALL:
+    if operation is LinkOperation.ALL_TO_ALL:
         yield direct_all_to_all(cluster, shape, message_bytes, asking)
     elif algorithm is Algorithm.TREE:
         yield tree_all_reduce(cluster, shape, message_bytes, asking)
@@ -220,8 +219,6 @@ def _check(shape: GroupShape, operation: LinkOperation, message_bytes: float, sh
         raise InputError(f"share is {share}; it must be above 0 and at most 1")
     if operation not in _ALGORITHMS:
         raise InputError(f"{operation.value} is part of no step; it has no price")
-    if operation in SENDS and shape.num_ranks > 2:
-        raise InputError(f"{operation.value} among {shape.num_ranks} ranks; it takes two")
 
 
 def _check_algorithm(shape: GroupShape, operation: LinkOperation, algorithm: Algorithm) -> None:

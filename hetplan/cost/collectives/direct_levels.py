@@ -28,7 +28,7 @@ from functools import cache, lru_cache
 from itertools import permutations
 
 from hetplan.cluster.spec import Cluster, Link, Transport
-from hetplan.cost.collectives.layout import (
+from hetplan.cost.collectives.rings import (
     NODE,
     RANK,
     REGION,
@@ -39,10 +39,11 @@ from hetplan.cost.collectives.layout import (
     Owners,
     SameCluster,
     count_units,
+    describe,
     layouts,
+    rings,
     whose_capacity,
 )
-from hetplan.cost.collectives.rings import describe, rings
 from hetplan.cost.collectives.shape import GroupShape, IslandRanks, transport_of
 from hetplan.cost.collectives.values import Algorithm, Asking, CollectiveCost, LinkUse
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link

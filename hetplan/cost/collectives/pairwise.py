@@ -1,4 +1,4 @@
-"""Every rank to every other, and one rank to one: all_to_all and send.
+"""Every rank to every other.
 
 An all_to_all is n - 1 sends of S / n from every rank, to one partner after the other; S is what a
 rank starts with.
@@ -10,18 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.collectives.layout import (
-    RANK,
-    Islands,
-    Owners,
-    count_units,
-    whose_capacity,
-)
+from hetplan.cost.collectives.rings import RANK, Islands, Owners, count_units, whose_capacity
 from hetplan.cost.collectives.shape import (
     GroupShape,
     IslandRanks,
     NodeRanks,
-    off_rails,
 )
 from hetplan.cost.collectives.values import Algorithm, Asking, CollectiveCost, LinkUse
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
@@ -40,37 +33,6 @@ def direct_all_to_all(
         terms=_direct(cluster, shape, message_bytes, asking),
         sent=(_count(shape.islands, message_bytes),),
     )
-
-
-def send(
-    cluster: Cluster,
-    shape: GroupShape,
-    operation: LinkOperation,
-    message_bytes: float,
-    asking: Asking,
-) -> CollectiveCost:
-    """Cost of a message from one rank to another, both posting together, or the receiver early."""
-    islands = shape.islands
-    spans = shape.num_nodes > 1
-    first = cluster.island(islands[0].island)
-    if len(islands) == 2:
-        link = cluster.link_between(islands[0].island, islands[1].island)
-        name = between_islands(islands[0].island, islands[1].island)
-    else:
-        link = first.inter_node if spans else first.intra_node
-        scope = LinkScope.ISLAND if spans else LinkScope.NODE
-        name = island_link(first.name, scope)
-    sent = [(name, message_bytes)]
-    together = operation is LinkOperation.SEND_RECV
-    use = LinkUse(link=link, nodes=2 if spans or len(islands) == 2 else 1)
-    terms = [asking.send(use, message_bytes, operation.value, together=together)]
-    nodes = islands[0].nodes
-    if len(islands) == 1 and len(nodes) == 2 and off_rails(nodes[0], nodes[1]) > 0:
-        fabric = island_link(first.name, LinkScope.NODE)
-        sent.append((fabric, message_bytes))
-        use = LinkUse(link=first.intra_node, shared=False)
-        terms.append(asking.send(use, message_bytes, "other rails"))
-    return CollectiveCost(algorithm=Algorithm.DIRECT, terms=tuple(terms), sent=(sent,))
 
 
 def _direct(

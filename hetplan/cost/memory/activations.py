@@ -95,14 +95,14 @@ def cut_of(
 ) -> Cut:
     """The cut of a stage's layers that recompute."""
     return Cut(
-        tp=layout.tp,
-        cp=layout.cp,
-        etp=layout.etp,
-        sequence_parallel=layout.sequence_parallel,
+        tp=layout.shape.tp,
+        cp=layout.shape.cp,
+        etp=layout.shape.etp,
+        sequence_parallel=layout.shape.sequence_parallel,
         sequence_length=sequence_length,
         element_bytes=element_bytes,
         # With all experts on every rank nobody has more copies than another.
-        load_factor=load_factor if layout.ep > 1 else 1.0,
+        load_factor=load_factor if layout.shape.ep > 1 else 1.0,
         recompute=layout.recompute,
     )
 

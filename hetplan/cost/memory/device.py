@@ -146,12 +146,13 @@ def state(
     model: ModelSpec, layout: MemoryLayout, each: StateBytes, positions: tuple[int, ...]
 ) -> State:
     """State of the layers at these positions."""
-    layers = tuple(weights_at(model, at, layout.tp, layout.ep, layout.etp) for at in positions)
+    shape = layout.shape
+    layers = tuple(weights_at(model, at, shape.tp, shape.ep, shape.etp) for at in positions)
     total = Weights(dense=0.0)
     for one in layers:
         total = total + one
     if tied_on_one_stage(model, positions):
-        total = total + Weights(dense=-float(model.vocabulary_matrix(layout.tp)))
+        total = total + Weights(dense=-float(model.vocabulary_matrix(shape.tp)))
     level = tuple(Sharding).index(layout.sharding)
     largest = max((one.total for one in layers), default=0.0)
     gathered = 0.0
@@ -389,55 +390,41 @@ def device_memory(
     job: Job,
     layout: MemoryLayout,
     memory_bytes: float,
-    *,
-    habits: TrainerMemory | None = None,
 ) -> MemoryUse:
     """Bytes on the fullest rank of a stage; `model` has the padded vocabulary that is trained.
 
-    habits: of the job's target and trainer options unless given. What driver and communication
-    library take outside of the allocator is left to the job's reserve. InputError
-    for layer ranges that the model does not have and for schedules that do not exist.
+    What driver and communication library take outside of the allocator is left to the job's
+    reserve. InputError for layer ranges that the model does not have and for schedules that do not
+    exist.
     """
-    own = job_memory(job) if habits is None else habits
-    each = state_bytes(job, own)
-    asked = _Asked(
-        sequence_length=job.sequence_length,
-        load_factor=job.expert_load_factor,
-        adamw=job.optimizer is Optimizer.ADAMW,
-        each=each,
+    habits = job_memory(job)
+    use = _use(
+        model,
+        layout,
+        habits,
+        state_bytes(job, habits),
+        job.sequence_length,
+        job.expert_load_factor,
+        job.optimizer is Optimizer.ADAMW,
     )
-    held, kept, working, buffers = _amounts(model, asked, layout, own)
-    return MemoryUse(
-        parameter_bytes=held.parameter_bytes,
-        gradient_bytes=held.gradient_bytes,
-        optimizer_bytes=held.optimizer_bytes,
-        activation_bytes=kept,
-        temporary_bytes=working + held.gathered_bytes,
-        buffer_bytes=buffers,
-        reserve_factor=RESERVED_OVER_ALLOCATED,
-        available_bytes=memory_bytes * (1 - job.memory_reserve_fraction),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What of a job decides memory."""
-
-    sequence_length: int
-    load_factor: float
-    adamw: bool
-    each: StateBytes
+    return replace(use, available_bytes=memory_bytes * (1 - job.memory_reserve_fraction))
 
 
 @lru_cache(maxsize=8192)
-def _amounts(
-    model: ModelSpec, asked: _Asked, layout: MemoryLayout, habits: TrainerMemory
-) -> tuple[State, float, float, float]:
-    """State, and bytes kept, of working memory and of buffers."""
-    cut = cut_of(layout, asked.sequence_length, asked.each.parameter, asked.load_factor)
-    tokens = layout.microbatch_size * asked.sequence_length / layout.cp
+def _use(
+    model: ModelSpec,
+    layout: MemoryLayout,
+    habits: TrainerMemory,
+    each: StateBytes,
+    sequence_length: int,
+    load_factor: float,
+    adamw: bool,
+) -> MemoryUse:
+    """`device_memory` on a device of no size."""
+    cut = cut_of(layout, sequence_length, each.parameter, load_factor)
+    tokens = layout.shape.microbatch_size * sequence_length / layout.shape.cp
     positions = _positions(model, layout.chunks)
-    held = state(model, layout, asked.each, positions)
+    held = state(model, layout, each, positions)
     end = model.num_layers + model.num_mtp_layers + 2
     between = messages(
         layout,
@@ -456,10 +443,19 @@ def _amounts(
     kept, working = _worst(layout, chunks)
     kept += between.received
     working += between.beside
-    if asked.adamw and habits.update_bytes:
-        count = held.optimizer_bytes / asked.each.optimizer  # what this rank updates
+    if adamw and habits.update_bytes:
+        count = held.optimizer_bytes / each.optimizer  # what this rank updates
         working = max(working, count * habits.update_bytes - kept)
-    return held, kept, working, standing_bytes(model, cut, habits, positions, tokens)
+    return MemoryUse(
+        parameter_bytes=held.parameter_bytes,
+        gradient_bytes=held.gradient_bytes,
+        optimizer_bytes=held.optimizer_bytes,
+        activation_bytes=kept,
+        temporary_bytes=working + held.gathered_bytes,
+        buffer_bytes=standing_bytes(model, cut, habits, positions, tokens),
+        reserve_factor=RESERVED_OVER_ALLOCATED,
+        available_bytes=0.0,
+    )
 
 
 def _positions(model: ModelSpec, chunks: tuple[LayerRange, ...]) -> tuple[int, ...]:

@@ -36,6 +36,7 @@ from hetplan.cost.memory.values import MemoryLayout, job_memory
 from hetplan.job.spec import Job, Optimizer
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import Sharding
 
 _FIRST, _LAST = 1, 2
@@ -196,13 +197,13 @@ def stage_bytes(
 ) -> StageBytes:
     """Of stages of this role (bit 1: the first, bit 2: the last) and so laid out.
 
-    Of `layout` count tp, cp, ep, etp, sequence parallelism, microbatch size, recomputation and
-    chunks (one or several). `model` has the padded vocabulary.
+    Of `layout` count shape, recomputation and chunks (one or several). `model` has the padded
+    vocabulary.
     """
     habits = job_memory(job)
     each = state_bytes(job, habits)
     cut = cut_of(layout, job.sequence_length, each.parameter, job.expert_load_factor)
-    tokens = layout.microbatch_size * job.sequence_length / layout.cp
+    tokens = layout.shape.microbatch_size * job.sequence_length / layout.shape.cp
     first, last = bool(role & _FIRST), bool(role & _LAST)
     message = boundary_bytes(model, cut, tokens)
     between = messages(layout, habits, message, first=first, last=last)
@@ -216,9 +217,10 @@ def stage_bytes(
         layer_bytes(model, at, cut, habits) for at in reversed(front)
     )
     kept, released = unit.kept - behind.kept, unit.released - behind.released
-    outside, own = _weights(model, layout, (*front, *back)), _weights(model, layout, inside)
+    shape = layout.shape
+    outside, own = _weights(model, shape, (*front, *back)), _weights(model, shape, inside)
     if first and last and model.tied_embeddings:
-        outside = (outside[0] - model.vocabulary_matrix(layout.tp), outside[1])
+        outside = (outside[0] - model.vocabulary_matrix(shape.tp), outside[1])
     return StageBytes(
         dense=Amount(fixed=outside[0], each=own[0]),
         routed=Amount(fixed=outside[1], each=own[1]),
@@ -239,9 +241,7 @@ def stage_bytes(
     )
 
 
-def _weights(
-    model: ModelSpec, layout: MemoryLayout, positions: Iterable[int]
-) -> tuple[float, float]:
+def _weights(model: ModelSpec, shape: Shape, positions: Iterable[int]) -> tuple[float, float]:
     """(all but routed experts, those) on one rank."""
-    found = [weights_at(model, at, layout.tp, layout.ep, layout.etp) for at in positions]
+    found = [weights_at(model, at, shape.tp, shape.ep, shape.etp) for at in positions]
     return sum((one.dense for one in found), 0.0), sum((one.routed for one in found), 0.0)

@@ -1,7 +1,7 @@
 """The trainers' habits that decide how much memory a device needs, and the layout of a stage.
 
 Habits are data: `trainer_memory` has those of every target, `job_memory` what a job's trainer
-options make of them, and a benchmark of other people's runs may bring its own. Sources: Megatron-LM
+options make of them. Sources: Megatron-LM
 (megatron/core/tensor_parallel/layers.py and cross_entropy.py, megatron/core/fusions), Transformer
 Engine (pytorch/module/base.py: one placeholder per shape of a weight; pytorch/cross_entropy.py;
 pytorch/cpp_extensions/gemm.py: workspaces), torch.distributed.pipelining (torch 2.13) for the
@@ -17,6 +17,7 @@ from functools import lru_cache
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision, TrainerOptions
 from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_settings_of
+from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import LayerRange, Recompute, Sharding
 from hetplan.plans.targets import target
 
@@ -215,13 +216,7 @@ class MemoryLayout:
 
     chunks: tuple[LayerRange, ...]
     """One layer range per virtual stage."""
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-    """Tensor-parallel degree of the routed experts."""
-    dp: int = 1
-    microbatch_size: int
+    shape: Shape
     num_microbatches: int
     schedule: str = "1f1b"
     stage: int = 0
@@ -230,7 +225,6 @@ class MemoryLayout:
     """Microbatches in flight of every stage, for 1f1b; None: its own."""
     early_sends: bool = False
     """Whether sends do not wait for their receivers."""
-    sequence_parallel: bool = False
     recompute: Recompute = NO_RECOMPUTE
     sharding: Sharding = Sharding.NONE
     shards: int = 1
@@ -242,8 +236,9 @@ class MemoryLayout:
     """Part of the optimizer state in host memory."""
 
     def __post_init__(self) -> None:
-        least = min(self.tp, self.cp, self.ep, self.etp, self.dp, self.shards)
-        if min(least, self.microbatch_size, self.num_microbatches, self.num_stages) < 1:
+        shape = self.shape
+        degrees = shape.tp, shape.cp, shape.ep, shape.etp, shape.dp, shape.microbatch_size
+        if min(*degrees, self.shards, self.num_microbatches, self.num_stages) < 1:
             raise InputError("degrees, shards, microbatches and stages of a layout begin at 1")
         if not 0 <= self.stage < self.num_stages:
             raise InputError(f"stage {self.stage} of {self.num_stages} stages; they count from 0")
@@ -264,4 +259,4 @@ class MemoryLayout:
         """Ranks that split the routed experts' weights."""
         if self.expert_shards is not None:
             return self.expert_shards
-        return max(1, self.shards * self.tp // (self.ep * self.etp))
+        return max(1, self.shards * self.shape.tp // (self.shape.ep * self.shape.etp))

@@ -1,7 +1,7 @@
 """Names of links and of traffic classes, and the segments of limited bandwidth of a transfer.
 
 Every segment has one direction: links are full duplex, so what is sent never slows what is
-received. Three cases (`hetplan.cost.network.paths` lists them for many transfers at once):
+received. Three cases (`hetplan.cost.network.group_shares` lists them for many transfers at once):
 
     inside a node     fabric port of the sender (out) and of the receiver (in); where the fabric is
                       PCIe itself, also the uplinks of both PCIe switches if they are two

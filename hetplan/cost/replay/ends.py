@@ -25,7 +25,7 @@ which pass or message, over which way.
   LEFT      message number, way: wait until it has left
 A way is one direction of one hop of one pipeline; a lane all that one stage sends to another one.
 Pipelines that share no wire are run one by one, 1F1B with one chunk by a kernel of its own
-(`hetplan.cost.replay.kernel`).
+(`hetplan.cost.replay.times`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.replay.kernel import pipeline_ends
 from hetplan.cost.replay.programs import DOWN, Message, Send, Wait, ends_of_hop, programs
-from hetplan.cost.replay.times import Exchange, PipelineTimes
+from hetplan.cost.replay.times import Exchange, PipelineTimes, pipeline_ends
 from hetplan.cost.schedules import Pass
 from hetplan.errors import InputError
 from hetplan.kernels import kernel

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.components.layers import expert_load
-from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.estimate_values import Component, ComponentSeconds
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.step import without_transfers
+from hetplan.cost.step_model.end_of_step import clips_gradients
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.cost.step_model.step import StageEnd, norm_parts
+from hetplan.cost.step_model.uneven_work import expert_load
 from hetplan.cost.terms import Part
 from hetplan.model.layers import Experts
 from hetplan.plans.plan import Plan

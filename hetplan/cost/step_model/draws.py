@@ -16,28 +16,84 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.components.step import straggler_factor
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.kernel import StageTimes, ends_of_draws
+from hetplan.cost.replay.times import StageTimes, ends_of_draws
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.cost.step_model.step import norm_parts, step_of_stages
+from hetplan.cost.step_model.uneven_work import straggler_factor
 from hetplan.cost.step_model.units import Unit
-from hetplan.cost.step_model.values import seconds_of_parts
-from hetplan.cost.terms import Draws, Part, Source, Term, sources_of
+from hetplan.cost.terms import Part, Source, Term, seconds_of_parts, sources_of
 from hetplan.plans.plan import Plan
+from hetplan.predict.predictor import Prediction
+from hetplan.predict.regression import NORMAL_90
 
 # 200 draws put the 10 % quantile within about 0.02 of its rank (sqrt(0.1 * 0.9 / 200)).
 DRAWS = 200
 # Of a time, to see how the step follows: small against the distance of stages that take turns to be
 # the slowest, large against rounding.
 _NUDGE = 1e-4
+
+
+@lru_cache(maxsize=8)
+def normal_quantiles(count: int) -> Floats:
+    """So many evenly spaced quantiles of the standard normal law; their sum is 0."""
+    law = NormalDist()
+    return np.array([law.inv_cdf((k + 0.5) / count) for k in range(count)])
+
+
+class Draws:
+    """Common log-factors, one per source of errors, `count` draws from a fixed seed.
+
+    A Latin hypercube (McKay, Beckman and Conover 1979): every source takes `count` evenly spaced
+    quantiles of its law, each once, in an order of its own. So no source has a mean other than 0,
+    or a wrong width, by chance, and where one source dominates a step the step's quantiles are
+    exact.
+    """
+
+    def __init__(self, sources: Sequence[Source], count: int, seed: int) -> None:
+        order = np.random.default_rng(seed)
+        quantiles = normal_quantiles(count) / NORMAL_90
+        self._normal = [order.permutation(quantiles) for _ in sources]
+        self._row = {source: index for index, source in enumerate(sources)}
+        self._known: dict[tuple[Source, float], Floats] = {}
+        self._relatives: dict[tuple[Prediction, str, str], Floats] = {}
+        self.count = count
+
+    def factor(self, source: Source, log_halfwidth: float) -> Floats:
+        """Factor of a prediction of this source in each draw."""
+        found = self._known.get((source, log_halfwidth))
+        if found is None:
+            found = np.exp(self._normal[self._row[source]] * log_halfwidth)
+            self._known[source, log_halfwidth] = found
+        return found
+
+    def sample(self, terms: Iterable[Term]) -> Floats:
+        """Sum of the terms in each draw."""
+        total = np.zeros(self.count)
+        for term in terms:
+            if term.prediction.log_halfwidth == 0:
+                total += term.seconds
+            elif term.seconds:
+                total += term.seconds * self._relative(term)
+        return total
+
+    def _relative(self, term: Term) -> Floats:
+        """A term in each draw over its central value; kept by prediction, which terms share."""
+        key = term.prediction, term.cause, term.what
+        relative = self._relatives.get(key)
+        if relative is None:
+            relative = self._relatives[key] = np.zeros(self.count)
+            for source, seconds, log_halfwidth in sources_of(term):
+                relative += (seconds / term.seconds) * self.factor(source, log_halfwidth)
+        return relative
 
 
 def drawn_steps(plan: Plan, costs: PlanCosts, step: StepCost) -> Floats:
@@ -250,7 +306,7 @@ class _Samples:
         spread = stage.unit.island.speed_spread
         if not spread:
             return np.ones(self.draws.count)
-        ranks = stage.unit.pricer.shape.ranks
+        ranks = stage.unit.replica.num_devices
         mean = straggler_factor(spread, ranks)
         if self._random is None:
             return np.full(self.draws.count, mean)
@@ -283,7 +339,6 @@ class _Drawn:
     """Forward, backward and weight gradients: [3, draws, stages, chunks]."""
     factors: Floats
     """On hops: [draws, hops]."""
-    depths: tuple[int, ...]
 
 
 def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
@@ -307,7 +362,6 @@ def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
     return _Drawn(
         passes=np.ascontiguousarray(np.moveaxis(np.array(rows), (2, 3), (0, 1))),
         factors=factors,
-        depths=tuple(stage.warmup_depth for stage in pipeline.pipeline.stages),
     )
 
 
@@ -322,7 +376,7 @@ def _at_once(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
             hops.send_backward * drawn.factors,
             hops.wire_latency * drawn.factors,
             hops.rendezvous_extra * drawn.factors,
-            np.array(drawn.depths, dtype=np.int64),
+            np.array([stage.warmup_depth for stage in pipeline.pipeline.stages]),
             pipeline.pipeline.num_microbatches,
         )
         found: Floats = ends_of_draws(times, rendezvous)
@@ -340,7 +394,6 @@ def _one_by_one(work: Sequence[PipelineWork], drawn: Sequence[_Drawn], rendezvou
                 each.passes[0, d],
                 each.passes[1, d],
                 each.passes[2, d],
-                each.depths,
                 each.factors[d],
             )
             for pipeline, each in zip(work, drawn, strict=True)

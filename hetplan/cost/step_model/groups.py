@@ -46,9 +46,8 @@ from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.cost.arrays import Ints
 from hetplan.cost.collectives import GroupShape, collective, group_shape
-from hetplan.cost.network.group_shares import group_share, group_shares
+from hetplan.cost.network.group_shares import group_share, group_shares, ring_share
 from hetplan.cost.network.hash_collisions import link_collisions
-from hetplan.cost.network.paths import ring_share
 from hetplan.cost.network.segments import crosses_pcie
 from hetplan.cost.terms import Term
 from hetplan.errors import InputError
@@ -321,6 +320,11 @@ Holders = Sequence[tuple[Sequence[int], int]]
 """(devices, slices) of replicas: every slices-th device holds the same weights."""
 
 
+def holders_of(replicas: Sequence[Replica], *, expert: bool) -> Holders:
+    """The ranks of these replicas, and how many of each hold different weights, or experts."""
+    return [(expand(each.devices), each.ep * each.etp if expert else each.tp) for each in replicas]
+
+
 def copies_of(cluster: Cluster, holders: Holders, shards: int) -> Copies:
     """The copies among these replicas, `shards` of which split the state if so many divide them."""
     ranks, sharded, across = copied_among(holders, shards)
@@ -438,12 +442,11 @@ def _passes(party: Party) -> list[_Kind]:
 
 def _copies(party: Party, shards: int) -> list[_Kind]:
     """Of the dense weights and of the experts, three each."""
-    replica = party.replica
-    devices = expand(replica.devices)
-    dense = _of_copies(party.dense, [(devices, replica.tp)], shards)
+    dense = _of_copies(party.dense, holders_of((party.replica,), expert=False), shards)
     if party.experts is None:
         return [*dense, *[_Kind((), 1.0)] * len(dense)]
-    return [*dense, *_of_copies(party.experts, [(devices, replica.ep * replica.etp)], shards)]
+    experts = holders_of((party.replica,), expert=True)
+    return [*dense, *_of_copies(party.experts, experts, shards)]
 
 
 def _of_copies(copies: Copies, holders: Holders, shards: int) -> list[_Kind]:

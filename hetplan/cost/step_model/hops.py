@@ -43,7 +43,8 @@ from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import Degrees, neighbour_link
+from hetplan.plans.build import neighbour_link
+from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import Pipeline, Replica, expand
 from hetplan.predict.predictor import MEASURED, Predictor, SendLaw, link_cause
 from hetplan.profiling.samples import LinkOperation
@@ -116,7 +117,7 @@ class Hop:
     """Whether the link says what its devices share."""
 
 
-def received_bytes(model: ModelSpec, job: Job, replica: Replica) -> float:
+def received_bytes(model: ModelSpec, job: Job, replica: Replica | Shape) -> float:
     """Activations of one microbatch on one rank of a stage that receives them."""
     tokens = replica.microbatch_size * job.sequence_length / replica.cp
     whole = tokens * model.hidden_size * job.precision.bytes_per_element
@@ -125,7 +126,7 @@ def received_bytes(model: ModelSpec, job: Job, replica: Replica) -> float:
 
 
 def gathered_seconds(
-    model: ModelSpec, job: Job, island: Island, replica: Replica, predictor: Predictor
+    model: ModelSpec, job: Job, island: Island, replica: Replica | Shape, predictor: Predictor
 ) -> float:
     """What the ranks of a receiving stage take to gather scattered activations of one microbatch.
 
@@ -236,22 +237,21 @@ def boundary_costs_over(
     link: Link,
     model: ModelSpec,
     job: Job,
-    degrees: Degrees,
+    shape: Shape,
     predictor: Predictor,
     ends: tuple[Island, Island] | None = None,
 ) -> Hop:
-    """Transfers between two stages of these degrees over this link, which joins `ends`.
+    """Transfers between two stages of this shape over this link, which joins `ends`.
 
     Before anyone knows the plan, as where a search bounds every boundary that a stage can have.
     A capacity that the link shares is divided by the devices of a stage, which all send at once.
     """
-    replica = Replica(devices=(), tp=degrees.tp, microbatch_size=degrees.microbatch_size)
-    message = received_bytes(model, job, replica)
+    message = received_bytes(model, job, shape)
     gathering = max(
-        (gathered_seconds(model, job, island, replica, predictor) for island in ends or ()),
+        (gathered_seconds(model, job, island, shape, predictor) for island in ends or ()),
         default=0.0,
     )
-    senders = degrees.tp * degrees.dp
+    senders = shape.num_devices
     # Two stages inside one node cross no NIC.
     apart = ends if ends and link != ends[0].intra_node else ()
     sides = Sides(

@@ -31,15 +31,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hetplan.cost.components.layers import attention_widths, products_by_columns
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.values import FLOAT32_BYTES
-from hetplan.cost.step_model.values import Shape
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Attention, Experts, LatentAttention, TransformerLayer
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule, Replica
+from hetplan.plans.chosen import Shape
+from hetplan.plans.pieces import experts_as_the_rest
+from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule
 from hetplan.plans.targets import target
 from hetplan.profiling.samples import LinkOperation
 
@@ -74,7 +74,7 @@ class LayerCalls:
     """With the padded vocabulary."""
     job: Job
     """With the plan's target."""
-    shape: Shape | Replica
+    shape: Shape
 
     @property
     def tokens(self) -> float:
@@ -85,10 +85,6 @@ class LayerCalls:
     def hidden_bytes(self) -> float:
         """Activations of one microbatch between two layers, on one context-parallel rank."""
         return self.tokens * self.model.hidden_size * self.job.precision.bytes_per_element
-
-    @property
-    def _experts_like_rest(self) -> bool:
-        return self.shape.ep == 1 and self.shape.etp == self.shape.tp
 
     def of(self, kind: LayerKind, layer: TransformerLayer | None) -> Iterator[Call]:
         """Forward and backward pass of one layer, recomputation left out."""
@@ -147,7 +143,7 @@ class LayerCalls:
     def sums(self, layer: TransformerLayer) -> Iterator[Call]:
         """Tensor-parallel sums of one pass of a transformer layer."""
         mlp = layer.mlp
-        if not isinstance(mlp, Experts) or self._experts_like_rest:
+        if not isinstance(mlp, Experts) or experts_as_the_rest(self.shape):
             yield from self._sums(2)
             return
         yield from self._sums(1)
@@ -167,7 +163,7 @@ class LayerCalls:
     def gathered_again(self, layer: TransformerLayer) -> Iterator[Call]:
         """Inputs of the products that are cut by columns, for their weights' gradients."""
         if self.shape.sequence_parallel:
-            count = products_by_columns(layer, self._experts_like_rest)
+            count = products_by_columns(layer, experts_as_the_rest(self.shape))
             yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes, count)
 
     def exchange(self, layer: TransformerLayer) -> Iterator[Call]:
@@ -255,3 +251,22 @@ def kv_width(layer: TransformerLayer, tp: int) -> float:
     if isinstance(attention, LatentAttention):
         return float(sum(attention.slice_sizes(tp)))
     return 2.0 * attention.slice_sizes(tp)[1]
+
+
+def attention_widths(layer: TransformerLayer, tp: int) -> tuple[float, float, float, float]:
+    """Elements of a token's queries, keys, values and result on one tensor-parallel rank."""
+    attention = layer.attention
+    one, two = map(float, attention.slice_sizes(tp))
+    if isinstance(attention, LatentAttention):
+        return one, one, two, two
+    return one, two, two, one
+
+
+def products_by_columns(layer: TransformerLayer, experts_like_rest: bool) -> int:
+    """Inputs of a layer that tensor parallelism gathers: attention's, the MLP's or shared experts'.
+
+    Routed experts that are not cut like the rest get theirs from the exchange of tokens.
+    """
+    if not isinstance(layer.mlp, Experts) or experts_like_rest:
+        return 2
+    return 1 if layer.mlp.shared is None else 2

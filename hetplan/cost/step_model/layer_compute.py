@@ -22,23 +22,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hetplan.cluster.spec import Island
-from hetplan.cost.components.layers import (
-    accumulation_bytes,
-    copied_heads_share,
-    expert_load,
-    length_factors,
-)
-from hetplan.cost.components.step import clock, straggler_factor
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.device import weights_at
-from hetplan.cost.step_model.values import Shape, asking, compute_seconds, seconds_of_parts
-from hetplan.cost.terms import Part, Term
+from hetplan.cost.step_model.uneven_work import clock, expert_load, length_factors, straggler_factor
+from hetplan.cost.terms import Part, Term, asking, compute_seconds, seconds_of_parts
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
-from hetplan.model.layers import Experts, LayerRun, TransformerLayer
+from hetplan.model.layers import Attention, Experts, LayerRun, TransformerLayer
 from hetplan.model.operators import OperatorClass
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.model.work import LayerWork, transformer_work
+from hetplan.plans.chosen import Shape
+from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import RecomputeModule
 from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD, ELEMENTWISE_LOG_HALFWIDTH
 from hetplan.predict.layer.composed import WAIT_PART
@@ -125,22 +120,20 @@ def matrix_parameters(
     mlp, count = layer.mlp, float(layer.attention.matrix_parameters(h, shape.tp))
     if not isinstance(mlp, Experts):
         return count + mlp.matrix_parameters(h, shape.tp)
-    degree = shape.tp if shape.experts_like_rest else shape.etp
+    degree = shape.tp if experts_as_the_rest(shape) else shape.etp
     count += mlp.router_parameters(h)
     count += mlp.num_experts / shape.ep * mlp.expert.matrix_parameters(h, degree)
     return count + (mlp.shared.matrix_parameters(h, shape.tp) if mlp.shared else 0)
 
 
-def layer_parameters(
-    model: ModelSpec, position: int, *, tp: int, ep: int, etp: int
-) -> tuple[float, float]:
+def layer_parameters(model: ModelSpec, position: int, shape: Shape) -> tuple[float, float]:
     """(parameters, of routed experts apart) that one rank holds of the layer at this position.
 
     Experts are apart where they are cut or copied otherwise than the other weights.
     """
-    if ep == 1 and etp == tp:
-        return float(model.parameters_at(position, tp)), 0.0
-    held = weights_at(model, position, tp, ep, etp)
+    if experts_as_the_rest(shape):
+        return float(model.parameters_at(position, shape.tp)), 0.0
+    held = weights_at(model, position, shape.tp, shape.ep, shape.etp)
     return held.dense, held.routed
 
 
@@ -184,6 +177,40 @@ def _waiting(prediction: Prediction, wait: float) -> Prediction:
         log_halfwidth=spread / seconds if seconds else 0.0,
         parts=parts,
     )
+
+
+def accumulation_bytes(
+    weight_bytes: int, gradient_bytes: int, *, fused: bool, float32_sums: bool = False
+) -> int:
+    """Memory traffic per weight and microbatch of adding up gradients, beyond that of the product.
+
+    Fused: the product reads and writes the sum (2 gradient bytes). Its own time has that of float32
+    sums if it was measured with them, otherwise that of a sum as wide as the weights. Products of
+    equal shape on B200 with float32 and with bfloat16 sums: 3.9 B per weight at the memory's full
+    rate apart, median of 82 (SimuMax's tables); by the traffic it is 4. Not fused: a pass of its
+    own reads both and writes the sum (Megatron-LM, `--no-gradient-accumulation-fusion`:
+    megatron/core/distributed/distributed_data_parallel.py; autograd's own sum likewise).
+    """
+    if fused:
+        return max(0, 2 * gradient_bytes - (8 if float32_sums else 2 * weight_bytes))
+    return weight_bytes + 2 * gradient_bytes
+
+
+def copied_heads_share(
+    layer: TransformerLayer, hidden: int, sequence_length: int, tp: int
+) -> float:
+    """Part of a layer's operations on one rank that even shares of key-value heads would not have.
+
+    With k heads on t > k ranks each is held by t / k of them (arXiv 2305.13245); a rank has one
+    head where an even split would give it k / t of one. 0 for latent attention.
+    """
+    attention = layer.attention
+    if not isinstance(attention, Attention) or tp <= attention.num_kv_heads:
+        return 0.0
+    # Keys and values: of one head each, where the share would be k / t of one.
+    beyond = 2.0 * attention.head_dim * (1.0 - attention.num_kv_heads / tp)
+    work = transformer_work(layer, hidden, 1, sequence_length, tp)
+    return 2.0 * sequence_length * hidden * beyond / work.flops
 
 
 _CORE = frozenset(
@@ -248,9 +275,10 @@ class LayerCompute:
         inside = sum(extra.get(each, 0.0) for each in (Component.PADDING, Component.COPIED_HEADS))
         parts = [part(Component.COMPUTE, share * (1.0 - inside))]
         parts += [part(component, share * count) for component, count in extra.items() if count]
+        slowest = straggler_factor(self.island.speed_spread, self.shape.num_devices)
         for component, factor in (
             (Component.CLOCKS, 1.0 / clock(self.island).ratio),
-            (Component.STRAGGLERS, straggler_factor(self.island.speed_spread, self.shape.ranks)),
+            (Component.STRAGGLERS, slowest),
         ):
             if factor != 1.0:
                 whole = sum(each.term.count for each in parts)

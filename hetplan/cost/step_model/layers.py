@@ -13,34 +13,77 @@ device's memory bandwidth).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hetplan.cost.components.layers import expert_load
-from hetplan.cost.components.overlap import exposed_ring, slowdowns
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.groups import Group, Groups, KnownCollectives
 from hetplan.cost.step_model.layer_calls import Call, LayerCalls
 from hetplan.cost.step_model.layer_compute import LayerCompute, without_waits
-from hetplan.cost.step_model.values import (
-    LayerCost,
-    as_recompute,
-    compute_seconds,
-    hidden_beside,
-    repeated,
-    seconds_of_parts,
-)
-from hetplan.cost.terms import Part
+from hetplan.cost.step_model.overlap import Overlap, exposed_ring, slowdowns
+from hetplan.cost.step_model.uneven_work import expert_load
+from hetplan.cost.terms import Part, as_recompute, compute_seconds, repeated, seconds_of_parts
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import TransformerLayer
 from hetplan.model.spec import LayerKind
-from hetplan.plans.plan import RecomputeGranularity, RecomputeModule
+from hetplan.plans.plan import OverlapSettings, Recompute, RecomputeGranularity, RecomputeModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """Passes of one layer, one microbatch."""
+
+    forward: tuple[Part, ...]
+    backward: tuple[Part, ...]
+    """Without recomputation."""
+    again: tuple[Part, ...]
+    """Recomputation in the backward pass, where the layer recomputes."""
+    weight_seconds: float
+    """Of the backward pass, the gradients of the weights: what zero-bubble schedules delay."""
+
+    @property
+    def forward_seconds(self) -> float:
+        """Forward pass."""
+        return seconds_of_parts(self.forward)
+
+    @property
+    def backward_seconds(self) -> float:
+        """Backward pass without recomputation."""
+        return seconds_of_parts(self.backward)
+
+    @property
+    def again_seconds(self) -> float:
+        """Recomputation."""
+        return seconds_of_parts(self.again)
+
+
+def hidden_beside(
+    parts: Sequence[Part], compute: Sequence[Part], found: Overlap
+) -> tuple[Part, ...]:
+    """What is left of communication that runs beside this compute, and what the compute takes
+    longer.
+    """
+    left = found.exposed_seconds / seconds_of_parts(parts)
+    delay = repeated(compute, found.compute_delay_seconds / compute_seconds(compute))
+    return (
+        *(
+            replace(
+                part,
+                term=part.term.times(left),
+                hidden_seconds=part.hidden_seconds + (1.0 - left) * part.seconds,
+            )
+            for part in parts
+        ),
+        *(replace(part, component=Component.SLOWED) for part in delay),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPricer(LayerCompute):
     """Prices the layers of replicas of one shape and placement, communication included."""
 
+    recompute: Recompute
+    overlap: OverlapSettings
     groups: Groups
     known: KnownCollectives = field(repr=False, compare=False)
 
@@ -162,7 +205,7 @@ class LayerPricer(LayerCompute):
         """Key-value sends of one pass; the attention's share of the compute can hide them."""
         parts = self._communication(self._calls.context(layer, traffic))
         exchanged = trainer_settings(self.job).context_exchange
-        if exchanged or not self.shape.overlap_context or self.shape.cp == 1:
+        if exchanged or not self.overlap.context_parallel or self.shape.cp == 1:
             return parts  # nothing is there to hide an exchange of heads
         return self._hidden(parts, compute, core_share, self.shape.cp, self.groups.context)
 
@@ -170,7 +213,7 @@ class LayerPricer(LayerCompute):
         self, sums: tuple[Part, ...], compute: tuple[Part, ...], matrix_share: float
     ) -> tuple[Part, ...]:
         """Tensor-parallel sums, hidden as far as the trainer overlaps them with the products."""
-        if not self.shape.overlap_tensor or self.shape.tp == 1:
+        if not self.overlap.tensor_parallel or self.shape.tp == 1:
             return sums  # with tp 1 they can only be the experts', cut otherwise
         return self._hidden(sums, compute, matrix_share, self.shape.tp, self.groups.tensor)
 
@@ -200,7 +243,7 @@ class LayerPricer(LayerCompute):
         forward: tuple[Part, ...],
         exchange: tuple[Part, ...],
     ) -> tuple[Part, ...]:
-        recompute = self.shape.recompute
+        recompute = self.recompute
         if recompute.granularity is RecomputeGranularity.NONE:
             return ()
         if recompute.granularity is RecomputeGranularity.FULL:

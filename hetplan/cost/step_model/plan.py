@@ -6,8 +6,7 @@ groups per set of members, and once per placement of all stages what their group
 (`hetplan.cost.step_model.groups`). What is left per plan is adding up and the replay.
 
 Whose rendezvous sends and receives a replay follows is a matter of the target and of the job's
-trainer (`exchange_of`). The commonest pipelines (one, 1F1B, one chunk per stage, nothing shared)
-have a replay of their own that is much faster, with equal ends.
+trainer (`exchange_of`).
 """
 
 from __future__ import annotations
@@ -18,26 +17,25 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.components.overlap import beside, send_slowdowns
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.device import weights_at
-from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
-from hetplan.cost.replay.times import Exchange, PipelineTimes
+from hetplan.cost.replay.times import Exchange, PipelineTimes, StageTimes
 from hetplan.cost.step_model.end_of_step import EndOfStep
 from hetplan.cost.step_model.groups import (
     ALL_KEPT,
-    Holders,
     Party,
     copies_of,
+    holders_of,
     kept_by_reductions,
     kept_by_stages,
 )
 from hetplan.cost.step_model.hops import Hop, HopArrays, hop_arrays, hop_between
+from hetplan.cost.step_model.overlap import beside, send_slowdowns
 from hetplan.cost.step_model.units import Settings, Unit, make_unit
 from hetplan.cost.terms import Part
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings
+from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import (
     LayerRange,
     Pipeline,
@@ -46,7 +44,6 @@ from hetplan.plans.plan import (
     ReductionGroup,
     Replica,
     Stage,
-    expand,
 )
 from hetplan.plans.targets import target
 
@@ -98,26 +95,15 @@ class PipelineWork:
 
     def plain_times(self) -> StageTimes:
         """For the replay of a pipeline that `is_plain`."""
-        hops = self.hops
-        return StageTimes(
-            np.array([stage.forward[0] for stage in self.stages]),
-            np.array([stage.backward[0] for stage in self.stages]),
-            hops.send_forward,
-            hops.send_backward,
-            hops.wire_latency,
-            hops.rendezvous_extra,
-            np.array([stage.warmup_depth for stage in self.pipeline.stages], dtype=np.int64),
-            self.pipeline.num_microbatches,
-        )
+        return self.times().plain()
 
-    def times(self) -> PipelineTimes:
-        """For the replay."""
-        first = self.pipeline.stages
+    def times(self, factors: Floats | float = 1.0) -> PipelineTimes:
+        """For the replay; hop times are scaled by `factors`."""
         return self.with_seconds(
             np.array([stage.forward for stage in self.stages]),
             np.array([stage.backward for stage in self.stages]),
             np.array([stage.weight for stage in self.stages]),
-            tuple(stage.warmup_depth for stage in first),
+            factors,
         )
 
     def with_seconds(
@@ -125,7 +111,6 @@ class PipelineWork:
         forward: Floats,
         backward: Floats,
         weight: Floats,
-        warmup: tuple[int, ...],
         factors: Floats | float = 1.0,
     ) -> PipelineTimes:
         """The pipeline with passes [stages, chunks], and its hop times scaled by `factors`."""
@@ -133,7 +118,7 @@ class PipelineWork:
         return PipelineTimes(
             schedule=pipeline.schedule.name,
             num_microbatches=pipeline.num_microbatches,
-            warmup=warmup,
+            warmup=tuple([stage.warmup_depth for stage in pipeline.stages]),
             forward=forward,
             backward=backward,
             weight=weight,
@@ -159,17 +144,6 @@ def exchange_of(job: Job) -> Exchange:
 def sends_wait(plan: Plan) -> bool:
     """Whether a send holds its stage until the receiver is there."""
     return target(plan.target).rendezvous_sends and not plan.overlap.send
-
-
-def replayed_ends(work: Sequence[PipelineWork], plan: Plan) -> tuple[Floats, ...]:
-    """When every stage leaves its pipeline."""
-    rendezvous = sends_wait(plan)
-    if len(work) == 1 and work[0].is_plain and not work[0].hops.shares:
-        # What a search prices most, without the checks of `PipelineTimes`.
-        ends: Floats = pipeline_ends(work[0].plain_times(), rendezvous)
-        if ends[0] < np.inf:
-            return (ends,)
-    return step_ends([each.times() for each in work], rendezvous=rendezvous)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,18 +330,13 @@ class PlanCosts:
 
 
 def _party(unit: Unit) -> Party:
-    apart = not unit.pricer.shape.experts_like_rest and unit.expert_parameters[-1] > 0
+    apart = not experts_as_the_rest(unit.pricer.shape) and unit.expert_parameters[-1] > 0
     return Party(
         replica=unit.replica,
         groups=unit.pricer.groups,
         dense=unit.end.dense,
         experts=unit.end.experts if apart else None,
     )
-
-
-def holders_of(replicas: Sequence[Replica], *, expert: bool) -> Holders:
-    """The ranks of these replicas, and how many of each hold different weights, or experts."""
-    return [(expand(each.devices), each.ep * each.etp if expert else each.tp) for each in replicas]
 
 
 def _members(
@@ -380,7 +349,7 @@ def _members(
             ranges = _common(stage.ranges, group.layers)
             if ranges:
                 plain, experts = stage.unit.held(ranges)
-                if apart and stage.unit.pricer.shape.experts_like_rest:
+                if apart and experts_as_the_rest(stage.unit.pricer.shape):
                     experts = _routed(stage.unit, ranges)
                     plain -= experts
                 found.append((p, s, experts if group.expert else plain))
@@ -403,8 +372,7 @@ def _common(ranges: Sequence[tuple[int, int]], layers: LayerRange) -> tuple[tupl
 
 
 def _stage(stage: Stage, units: tuple[Unit, ...], *, delays: bool) -> StageWork:
-    if len(stage.chunks) == 1 and len(units) == 1 and not delays and stage.recompute.layers is None:
-        return _plain_stage(stage.chunks[0], units)
+    """`delays`: whether the schedule delays the gradients of the weights."""
     ranges = tuple([(chunk.start, chunk.stop) for chunk in stage.chunks])
     unit = units[0] if len(units) == 1 else max(units, key=lambda each: _whole(each, ranges))
     forward, backward, weight = [], [], []
@@ -418,24 +386,6 @@ def _stage(stage: Stage, units: tuple[Unit, ...], *, delays: bool) -> StageWork:
     parameters, experts = unit.held(ranges)
     return StageWork(
         units, unit, ranges, tuple(forward), tuple(backward), tuple(weight), parameters, experts
-    )
-
-
-def _plain_stage(chunk: LayerRange, units: tuple[Unit, ...]) -> StageWork:
-    """`_stage` for one unit and one chunk, which a search prices most."""
-    unit, start, stop = units[0], chunk.start, chunk.stop
-    ranges = ((start, stop),)
-    forward, backward, again = unit.forward, unit.backward, unit.again
-    parameters, experts = unit.held(ranges)
-    return StageWork(
-        units,
-        unit,
-        ranges,
-        (forward[stop] - forward[start],),
-        (backward[stop] - backward[start] + (again[stop] - again[start]),),
-        (0.0,),
-        parameters,
-        experts,
     )
 
 

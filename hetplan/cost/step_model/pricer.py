@@ -4,10 +4,10 @@
     pricer.step(plan).step_seconds
 
 Kept are the costs of single layers per placement, the transfers per pair of stages, collectives
-per number of parameters, and memory per place in the pipeline and number of layers of each kind:
-everything that two plans can have in common. Adding up, replay and composition are done for every
-plan anew. `hetplan.cost.estimate` says the same of the plan, with break-down and interval; that
-takes some hundred replays more.
+per number of parameters, and memory per place in the pipeline and layers: everything that two plans
+can have in common. Adding up, replay and composition are done for every plan anew.
+`hetplan.cost.estimate` says the same of the plan, with break-down and interval; that takes some
+hundred replays more.
 
 Figures that pass the checks of their files one by one, as a link of 1e-300 bytes per second, can
 make a time overflow, and draws around it even if it does not: then the longest part is named.
@@ -25,7 +25,8 @@ from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.device import device_memory
 from hetplan.cost.memory.values import MemoryLayout
-from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, replayed_ends
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.step import Composed, compose, norm_parts, tied_parts
 from hetplan.cost.step_model.units import Unit, settings_of
 from hetplan.cost.terms import Part
@@ -33,7 +34,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import reduction_formats
-from hetplan.plans.pieces import stage_shards
+from hetplan.plans.pieces import experts_as_the_rest, stage_shards
 from hetplan.plans.plan import OverlapSettings, Plan, Sharding
 from hetplan.predict.predictor import Predictor
 
@@ -85,41 +86,26 @@ def _parts(stage: StageWork) -> Iterator[Part]:
     yield from unit.end.gathering(*held)
 
 
-def stages_memory(costs: PlanCosts, plan: Plan, pipeline: PipelineWork) -> tuple[MemoryUse, ...]:
-    """Of every stage of a pipeline; kept per place in it and layers of each kind."""
-    described = pipeline.pipeline
-    schedule = described.schedule
-    place = (schedule.name, described.num_microbatches, len(described.stages))
-    found = []
-    for s, stage in enumerate(pipeline.stages):
-        counts = stage.unit.counts
-        depth = described.stages[s].warmup_depth
-        key: tuple[object, ...]
-        if len(stage.units) == 1 and stage.unit.recompute.layers is None:
-            # Where the layers of a kind stand does not matter.
-            held = [each[stop] - each[start] for start, stop in stage.ranges for each in counts]
-            key = (stage.unit, s, depth, place, *held)
-        else:
-            key = (*stage.units, s, depth, place, stage.ranges)
-        use = costs.memory.get(key)
-        if use is None:
-            use = costs.memory[key] = stage_memory_use(costs, plan, pipeline, s)
-        found.append(use)
-    return tuple(found)
-
-
-def stage_memory_use(costs: PlanCosts, plan: Plan, pipeline: PipelineWork, s: int) -> MemoryUse:
-    """Of the fullest device of a stage; of several replica entries that which needs most."""
-    uses = [
-        device_memory(
-            costs.settings.model,
-            costs.settings.job,
-            memory_layout(costs, plan, pipeline, s, unit),
-            unit.island.memory_bytes,
-        )
-        for unit in pipeline.stages[s].units
-    ]
-    return max(uses, key=lambda use: use.total_bytes - use.available_bytes)
+def stage_memory(costs: PlanCosts, plan: Plan, pipeline: PipelineWork, s: int) -> MemoryUse:
+    """Of the fullest device of a stage; of several replica entries that which needs most; kept."""
+    stage, described = pipeline.stages[s], pipeline.pipeline
+    place = described.schedule.name, described.num_microbatches, len(described.stages), s
+    key = (*stage.units, described.stages[s].warmup_depth, place, stage.ranges)
+    fullest = costs.memory.get(key)
+    if fullest is None:
+        settings = costs.settings
+        uses = [
+            device_memory(
+                settings.model,
+                settings.job,
+                memory_layout(costs, plan, pipeline, s, unit),
+                unit.island.memory_bytes,
+            )
+            for unit in stage.units
+        ]
+        fullest = max(uses, key=lambda use: use.total_bytes - use.available_bytes)
+        costs.memory[key] = fullest
+    return fullest
 
 
 def memory_layout(
@@ -132,24 +118,18 @@ def memory_layout(
     shards = stage_shards(plan.optimizer_shards, stages[s])
     return MemoryLayout(
         chunks=stages[s].chunks,
-        tp=replica.tp,
-        cp=replica.cp,
-        ep=replica.ep,
-        etp=replica.tp if unit.pricer.shape.experts_like_rest else replica.etp,
-        dp=replica.dp,
-        microbatch_size=replica.microbatch_size,
+        shape=unit.pricer.shape,
         num_microbatches=pipeline.pipeline.num_microbatches,
         schedule=schedule.name,
         stage=s,
         num_stages=len(stages),
         warmup=tuple(stage.warmup_depth for stage in stages) if schedule.name == "1f1b" else None,
         early_sends=plan.overlap.send and schedule.name == "1f1b",
-        sequence_parallel=replica.sequence_parallel,
         recompute=unit.recompute,
         sharding=costs.settings.sharding,
         shards=shards,
         expert_shards=None
-        if unit.pricer.shape.experts_like_rest
+        if experts_as_the_rest(unit.pricer.shape)
         else math.gcd(plan.optimizer_shards, copies),
         offload=plan.optimizer_offload,
     )
@@ -214,12 +194,15 @@ class Pricer:
         costs = self.costs(plan)
         work = costs.work(plan)
         try:
-            ends = replayed_ends(work, plan)
+            ends = step_ends([each.times() for each in work], rendezvous=sends_wait(plan))
         except InputError:
             # The replay says only that a time is no number.
             check_finite(longest_part(costs, work)[0], costs, work)
             raise
         composed = compose(plan, costs, work, ends)
         check_finite(composed.step_seconds, costs, work)
-        memory = tuple([stages_memory(costs, plan, pipeline) for pipeline in work])
+        memory = tuple(
+            tuple([stage_memory(costs, plan, each, s) for s in range(len(each.stages))])
+            for each in work
+        )
         return StepCost(composed.step_seconds, tuple(work), ends, composed, memory)

@@ -10,7 +10,7 @@ and the job's data loading on top. The norm of all gradients is a barrier: nobod
 have reduced. Groups of several pipelines reduce their pieces of layers last ones first, each when
 all of its members are there. Where the trainer overlaps, reduction hides behind the backward pass
 of the last microbatch, and gathering behind the first microbatch's forward pass of the next step
-(`hetplan.cost.components.overlap`); with virtual stages, behind those of a chunk's whole group of
+(`hetplan.cost.step_model.overlap`); with virtual stages, behind those of a chunk's whole group of
 microbatches. The tied matrix is summed by the first and the last stage, each after its own
 reduction; neither waits for the other before that.
 
@@ -21,12 +21,16 @@ the latency of the slowest link of each kind; a second time in float16, for the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from hetplan.cluster.spec import Link
 from hetplan.cost.arrays import Floats
-from hetplan.cost.components.overlap import (
+from hetplan.cost.estimate_values import Component
+from hetplan.cost.step_model.end_of_step import EndOfStep, clips_gradients, tied_embedding_parts
+from hetplan.cost.step_model.overlap import (
     Overlap,
     bucket_count,
     gathering_of_chunks,
@@ -35,17 +39,13 @@ from hetplan.cost.components.overlap import (
     reduction_of_chunks,
     slowdowns,
 )
-from hetplan.cost.components.step import clips_gradients
-from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.end_of_step import EndOfStep, tied_embedding_parts
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork
-from hetplan.cost.step_model.units import Settings, Unit
-from hetplan.cost.step_model.values import repeated, seconds_of_parts
-from hetplan.cost.terms import Part, Term
+from hetplan.cost.step_model.units import Settings
+from hetplan.cost.terms import Part, Term, repeated, seconds_of_parts
 from hetplan.job.spec import Job, Precision
-from hetplan.plans.build import Degrees, neighbour_link, stage_link
+from hetplan.plans.build import neighbour_link, stage_link
 from hetplan.plans.formats import reduction_formats
-from hetplan.plans.plan import Pipeline, Plan, Replica
+from hetplan.plans.plan import Pipeline, Plan
 from hetplan.predict.predictor import Prediction, Predictor, link_cause
 
 SCALAR_BYTES = 4.0
@@ -55,40 +55,27 @@ SCALAR_BYTES = 4.0
 def norm_parts(costs: PlanCosts, work: Sequence[PipelineWork]) -> tuple[Part, ...]:
     """The sum of one number over all ranks; kept for pipelines of the same placement."""
     key = tuple(pipeline.hops for pipeline in work)
-    found = costs.norms.get(key)
-    if found is None:
-        placed = [
-            [[unit.replica for unit in stage.units] for stage in pipeline.stages]
-            for pipeline in work
-        ]
-        leads = [pipeline.stages[0].unit.replica.devices[0].start for pipeline in work]
-        links = {hop.path for pipeline in work for hop in pipeline.hops.hops}
-        found = costs.norms[key] = norm_of(costs.settings, placed, leads, links)
-    return found
+    parts = costs.norms.get(key)
+    if parts is None:
+        parts = costs.norms[key] = _norm_parts(costs.settings, work)
+    return parts
 
 
-def norm_of(
-    settings: Settings,
-    placed: Sequence[Sequence[Sequence[Replica]]],
-    leads: Sequence[int],
-    links: Iterable[Link],
-) -> tuple[Part, ...]:
-    """The sum of one number: inside the slowest stage, and across stages and pipelines.
-
-    `placed`: replicas by pipeline and stage. `leads`: the device of each pipeline that meets those
-    of the others. `links`: those between neighbouring stages.
-    """
-    predictor, cluster = settings.predictor, settings.cluster
-    stages = [stage for pipeline in placed for stage in pipeline]
+def _norm_parts(settings: Settings, work: Sequence[PipelineWork]) -> tuple[Part, ...]:
+    """The sum inside the slowest stage, and the one across stages and pipelines."""
+    predictor = settings.predictor
+    stages = [stage for pipeline in work for stage in pipeline.stages]
     inside = [
-        scalar_term(stage_link(island, replica.num_devices), predictor).times(
-            norm_depth(sum(each.num_devices for each in stage))
+        scalar_term(stage_link(unit.island, unit.replica.num_devices), predictor).times(
+            norm_depth(sum(each.replica.num_devices for each in stage.units))
         )
         for stage in stages
-        for replica in stage
-        for island in (cluster.island_of_device(replica.devices[0].start),)
+        for unit in stage.units
     ]
-    meeting = {neighbour_link(cluster, leads[:1], (lead,))[0] for lead in leads[1:]}
+    # The devices of each pipeline that meet those of the others.
+    leads = [pipeline.stages[0].unit.replica.devices[0].start for pipeline in work]
+    meeting = {neighbour_link(settings.cluster, leads[:1], (lead,))[0] for lead in leads[1:]}
+    links = {hop.path for pipeline in work for hop in pipeline.hops.hops}
     depth = norm_depth(len(stages))
     across = [scalar_term(link, predictor).times(depth) for link in {*links, *meeting}]
     rounds = norm_rounds(settings.job)
@@ -218,24 +205,25 @@ def compose(
     loading = costs.settings.job.data_loading_seconds
     stage_ends = [stage for row in stages for stage in row]
     places = [(p, s) for p, row in enumerate(stages) for s in range(len(row))]
-    arrive, leave = [each.arrives for each in stage_ends], [each.leaves for each in stage_ends]
+    arrive = np.array([stage.arrives for stage in stage_ends])
+    leave = np.array([stage.leaves for stage in stage_ends])
+    step = float(step_of_stages(arrive, leave, norm, barrier=barrier)) + loading
     if barrier:
-        reduced, left = max(arrive), max(leave)
-        first = _waited_for(stages, places[arrive.index(reduced)], leaving=False)
-        step = reduced + norm + left + loading
-        return Composed(step, stages, norm, True, first, places[leave.index(left)])
-    done = [one + other for one, other in zip(arrive, leave, strict=True)]
-    only = _waited_for(stages, places[done.index(max(done))], leaving=True)
-    return Composed(max(done) + loading, stages, 0.0, False, only, only)
+        first = _waited_for(stages, places[arrive.argmax()], leaving=False)
+        return Composed(step, stages, norm, True, first, places[leave.argmax()])
+    only = _waited_for(stages, places[(arrive + leave).argmax()], leaving=True)
+    return Composed(step, stages, 0.0, False, only, only)
 
 
 def step_of_stages(arrive: Floats, leave: Floats, norm: Floats | float, *, barrier: bool) -> Floats:
-    """The same formula of many steps at once, data loading left out; stages are the last axis."""
+    """The formula at the top of this file, data loading left out; stages are the last axis, and
+    one step or many draws of it the others.
+    """
     if barrier:
-        found: Floats = arrive.max(axis=-1) + norm + leave.max(axis=-1)
+        steps: Floats = arrive.max(axis=-1) + norm + leave.max(axis=-1)
     else:
-        found = (arrive + leave).max(axis=-1)
-    return found
+        steps = (arrive + leave).max(axis=-1)
+    return steps
 
 
 def _waited_for(
@@ -389,23 +377,17 @@ def tied_parts(settings: Settings, pipeline: PipelineWork) -> tuple[Part, ...]:
     """The sum of a tied matrix's gradients between first and last stage."""
     if len(pipeline.stages) == 1:
         return ()
-    return tied_between(settings, pipeline.stages[0].unit, pipeline.stages[-1].unit)
-
-
-def tied_between(settings: Settings, first: Unit, last: Unit) -> tuple[Part, ...]:
-    """The same for a first and another, last stage."""
+    first, last = pipeline.stages[0].unit, pipeline.stages[-1].unit
     # A rank of the stage with the fewest slices sums with every one that holds a part of its own.
     tp = min(first.replica.tp, last.replica.tp)
     senders = min(first.replica.num_devices, last.replica.num_devices)
-    degrees = Degrees(
-        tp=tp, dp=max(1, senders // tp), microbatch_size=first.replica.microbatch_size
-    )
     return tied_embedding_parts(
         settings.model,
         settings.cluster,
         first.island,
         last.island,
         settings.tied_precision,
-        degrees,
+        tp,
+        tp * max(1, senders // tp),
         settings.known,
     )

@@ -11,13 +11,12 @@ are gathered in every forward pass and again, with the reduce-scatter, in every 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.cost.components.overlap import in_buckets, slowdowns
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.end_of_step import EndOfStep
 from hetplan.cost.step_model.groups import (
@@ -27,23 +26,19 @@ from hetplan.cost.step_model.groups import (
     KnownCollectives,
     copies_of,
     groups_of,
+    holders_of,
 )
 from hetplan.cost.step_model.layer_compute import layer_parameters
-from hetplan.cost.step_model.layers import LayerPricer
-from hetplan.cost.step_model.values import (
-    LayerCost,
-    Shape,
-    compute_seconds,
-    hidden_beside,
-    repeated,
-    seconds_of_parts,
-)
-from hetplan.cost.terms import Part
+from hetplan.cost.step_model.layers import LayerCost, LayerPricer, hidden_beside
+from hetplan.cost.step_model.overlap import in_buckets, slowdowns
+from hetplan.cost.terms import Part, compute_seconds, repeated, seconds_of_parts
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import one_format, tied_format
-from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding, expand
+from hetplan.plans.pieces import experts_as_the_rest
+from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
 
@@ -99,15 +94,12 @@ class Unit:
     """One replica entry: costs of all layers of the row there."""
 
     settings: Settings
-    island: Island
     replica: Replica
     pricer: LayerPricer
     costs: tuple[LayerCost, ...]
     """Of each kind of layer."""
     kind_at: tuple[int, ...]
     """Position in `costs` of every layer of the row."""
-    counts: tuple[tuple[int, ...], ...]
-    """Of each kind, how many stand before each position, [kinds][layers + 1]."""
     forward: tuple[float, ...]
     """Seconds of the layers before each position, [layers + 1]; the following ones likewise."""
     backward: tuple[float, ...]
@@ -118,9 +110,18 @@ class Unit:
     expert_parameters: tuple[float, ...]
     shared_parameters: float
     """Counted once, not twice, where embedding and head are on one stage (tied)."""
-    recompute: Recompute
     kept: Kept = ALL_KEPT
     """Shares that contention from other stages leaves its groups."""
+
+    @property
+    def island(self) -> Island:
+        """Where it lies."""
+        return self.pricer.island
+
+    @property
+    def recompute(self) -> Recompute:
+        """Of its layers."""
+        return self.pricer.recompute
 
     @cached_property
     def end(self) -> EndOfStep:
@@ -143,13 +144,7 @@ class Unit:
         """The unit with its bandwidth scaled for contention from other stages' groups."""
         if kept == ALL_KEPT:
             return self
-        return make_unit(
-            self.settings,
-            self.replica,
-            self.recompute,
-            ranks=self.pricer.shape.ranks,
-            kept=kept,
-        )
+        return make_unit(self.settings, self.replica, self.recompute, kept=kept)
 
     def repeated_range(self, start: int, stop: int) -> tuple[int, int]:
         """The layers of a chunk that recompute."""
@@ -194,78 +189,51 @@ class Unit:
 
 
 def make_unit(
-    settings: Settings,
-    replica: Replica,
-    recompute: Recompute,
-    *,
-    ranks: int | None = None,
-    kept: Kept = ALL_KEPT,
+    settings: Settings, replica: Replica, recompute: Recompute, *, kept: Kept = ALL_KEPT
 ) -> Unit:
-    """The costs of this replica entry; `ranks`: devices that wait for each other, else its own.
-
-    `kept`: what the groups of other stages leave its own.
-    """
-    first = replica.devices[0].start
-    shape = Shape(
-        tp=replica.tp,
-        cp=replica.cp,
-        ep=replica.ep,
-        etp=replica.etp,
-        ranks=replica.num_devices if ranks is None else ranks,
-        microbatch_size=replica.microbatch_size,
-        sequence_parallel=replica.sequence_parallel,
-        recompute=recompute,
-        overlap_tensor=settings.overlap.tensor_parallel,
-        overlap_context=settings.overlap.context_parallel,
-    )
+    """The costs of this replica entry; `kept`: what the groups of other stages leave its own."""
+    model = settings.model
     pricer = LayerPricer(
-        model=settings.model,
+        model=model,
         real_vocab_size=settings.real_vocab_size,
-        island=settings.cluster.island_of_device(first),
+        island=settings.cluster.island_of_device(replica.devices[0].start),
         job=settings.job,
-        shape=shape,
+        shape=Shape.of(replica),
+        recompute=recompute,
+        overlap=settings.overlap,
         groups=groups_of(settings.cluster, replica).beside(kept),
         known=settings.known,
         predictor=settings.predictor,
     )
-    model = settings.model
     kinds, kind_at = layer_kinds(model, settings.job.sequence_length)
-    counts = [
-        layer_parameters(model, position, tp=shape.tp, ep=shape.ep, etp=shape.etp)
-        for position in kinds
-    ]
+    held = [layer_parameters(model, position, pricer.shape) for position in kinds]
     costs = tuple(map(pricer.at, kinds))
     if settings.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS):
-        copies = copies_within(settings, replica, shape, kept)
+        copies = copies_within(settings, replica, pricer.shape, kept)
         costs = tuple(
-            _with_sharding(settings, cost, held, copies, pricer.island)
-            for cost, held in zip(costs, counts, strict=True)
+            _with_sharding(settings, cost, counts, copies, pricer.island)
+            for cost, counts in zip(costs, held, strict=True)
         )
 
-    def summed(values: Iterable[float]) -> tuple[float, ...]:
-        each = tuple(values)
-        return tuple(accumulate((each[kind] for kind in kind_at), initial=0.0))
+    def summed(of_kind: Sequence[float]) -> tuple[float, ...]:
+        """Of the layers before each position."""
+        return tuple(accumulate((of_kind[kind] for kind in kind_at), initial=0.0))
 
-    matrix = model.vocabulary_matrix(replica.tp) if model.tied_embeddings else 0
     return Unit(
         settings=settings,
-        island=pricer.island,
         replica=replica,
         pricer=pricer,
         costs=costs,
         kind_at=kind_at,
-        counts=tuple(
-            tuple(accumulate((int(each == kind) for each in kind_at), initial=0))
-            for kind in range(len(kinds))
+        forward=summed([cost.forward_seconds for cost in costs]),
+        backward=summed([cost.backward_seconds for cost in costs]),
+        again=summed([cost.again_seconds for cost in costs]),
+        weight=summed([cost.weight_seconds for cost in costs]),
+        parameters=summed([plain for plain, _ in held]),
+        expert_parameters=summed([experts for _, experts in held]),
+        shared_parameters=float(
+            model.vocabulary_matrix(replica.tp) if model.tied_embeddings else 0
         ),
-        forward=summed(cost.forward_seconds for cost in costs),
-        backward=summed(cost.backward_seconds for cost in costs),
-        again=summed(cost.again_seconds for cost in costs),
-        weight=summed(cost.weight_seconds for cost in costs),
-        parameters=summed(plain for plain, _ in counts),
-        expert_parameters=summed(experts for _, experts in counts),
-        shared_parameters=float(matrix),
-        recompute=recompute,
         kept=kept,
     )
 
@@ -274,11 +242,11 @@ def copies_within(
     settings: Settings, replica: Replica, shape: Shape, kept: Kept = ALL_KEPT
 ) -> tuple[Copies, Copies]:
     """The ranks of a replica that hold the same weights, and those that hold the same experts."""
-    devices = expand(replica.devices)
-    dense = copies_of(settings.cluster, [(devices, replica.tp)], settings.shards)
-    if shape.experts_like_rest:
+    cluster, shards = settings.cluster, settings.shards
+    dense = copies_of(cluster, holders_of((replica,), expert=False), shards)
+    if experts_as_the_rest(shape):
         return dense.beside(kept.dense), dense.beside(kept.dense)
-    experts = copies_of(settings.cluster, [(devices, replica.ep * replica.etp)], settings.shards)
+    experts = copies_of(cluster, holders_of((replica,), expert=True), shards)
     return dense.beside(kept.dense), experts.beside(kept.experts)
 
 

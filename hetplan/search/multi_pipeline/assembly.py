@@ -23,7 +23,7 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
+from hetplan.cost.replay.times import StageTimes, pipeline_ends
 from hetplan.cost.step_model.plan import PipelineWork, sends_wait
 from hetplan.errors import InputError
 from hetplan.job.spec import Job

@@ -31,19 +31,12 @@ import numpy as np
 from scipy.optimize import linprog
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.replay.times import Exchange
-from hetplan.cost.step_model.end_of_step import EndOfStep
-from hetplan.cost.step_model.groups import copies_of
-from hetplan.cost.step_model.plan import (
-    PipelineWork,
-    PlanCosts,
-    exchange_of,
-    holders_of,
-    sends_wait,
-)
+from hetplan.cost.step_model.end_of_step import EndOfStep, clips_gradients
+from hetplan.cost.step_model.groups import copies_of, holders_of
+from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, exchange_of, sends_wait
 from hetplan.cost.step_model.step import compose, norm_parts
-from hetplan.cost.step_model.values import seconds_of_parts
+from hetplan.cost.terms import seconds_of_parts
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.plans.chosen import ChosenPlan

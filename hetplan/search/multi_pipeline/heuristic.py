@@ -34,7 +34,7 @@ from ortools.sat.python import cp_model
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
+from hetplan.cost.replay.times import StageTimes, pipeline_ends
 from hetplan.kernels import kernel
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding

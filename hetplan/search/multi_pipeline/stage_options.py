@@ -29,7 +29,6 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.lines import most_units
 from hetplan.cost.step_model.hops import boundary_costs_over
-from hetplan.plans.build import Degrees
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.plans.targets import target
@@ -485,9 +484,9 @@ def least_arrival(pricer: StagePricer, island_number: int, shape: Shape) -> tupl
         links.append((island.inter_node, (island, island)))
     if shape.tp < island.devices_per_node:
         links.append((island.intra_node, (island, island)))
-    degrees = Degrees(tp=shape.tp, dp=1, microbatch_size=shape.microbatch_size)
+    message = Shape(tp=shape.tp, dp=1, microbatch_size=shape.microbatch_size)
     hops = [
-        boundary_costs_over(link, pricer.model, pricer.job, degrees, pricer.predictor, ends)
+        boundary_costs_over(link, pricer.model, pricer.job, message, pricer.predictor, ends)
         for link, ends in links
     ]
     if not hops:

@@ -1,6 +1,6 @@
 """A row of slots under 1F1B: its replay, its cut by a limit on X, and what it takes about.
 
-`step_seconds` is the definition of a row's cost: the replay of `hetplan.cost.replay.kernel` on the
+`step_seconds` is the definition of a row's cost: the replay of `hetplan.cost.replay.times` on the
 times of a `StageTable`. Slot s of P keeps W_s = min(P - s + extra_s, m) microbatches in flight. A
 row that does not fit in memory takes infinitely long.
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.bounds import interval_seconds
-from hetplan.cost.replay.kernel import StageTimes, pipeline_ends
+from hetplan.cost.replay.times import StageTimes, pipeline_ends
 from hetplan.kernels import kernel
 from hetplan.search.space.row import (
     NEVER,

@@ -16,10 +16,8 @@ import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.step_model.end_of_step import EndOfStep
-from hetplan.cost.step_model.groups import Copies, copies_of
-from hetplan.cost.step_model.plan import holders_of
-from hetplan.cost.step_model.values import seconds_of_parts
-from hetplan.cost.terms import Part
+from hetplan.cost.step_model.groups import Copies, copies_of, holders_of
+from hetplan.cost.terms import Part, seconds_of_parts
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Sharding
 from hetplan.search.space.family import Mesh

@@ -21,7 +21,6 @@ from hetplan.cost.step_model.groups import Groups, KnownCollectives, groups_of
 from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerPricer
 from hetplan.cost.step_model.units import layer_kinds
-from hetplan.cost.step_model.values import Shape as PricedShape
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
@@ -30,7 +29,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import device_ranges
 from hetplan.plans.build import SELECTIVE_MODULES, replica_of
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Replica
+from hetplan.plans.plan import LayerRange, OverlapSettings, Recompute, RecomputeGranularity, Replica
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.space.forwarding_predictor import CachingPredictor
@@ -237,16 +236,9 @@ class StagePricer:
             real_vocab_size=self.model.vocab_size,
             island=place,
             job=self.job,
-            shape=PricedShape(
-                tp=shape.tp,
-                cp=shape.cp,
-                ep=shape.ep,
-                etp=shape.etp,
-                ranks=shape.num_devices,
-                microbatch_size=shape.microbatch_size,
-                sequence_parallel=shape.sequence_parallel,
-                recompute=RECOMPUTE[choice],
-            ),
+            shape=shape,
+            recompute=RECOMPUTE[choice],
+            overlap=OverlapSettings(),
             groups=groups,
             known=self.known,
             predictor=self._caching,
@@ -279,12 +271,7 @@ class StagePricer:
     def _counted(self, shape: Shape) -> Weights:
         model = self.padded(shape.tp)
         positions, unit, extra = self._kinds
-        each = np.array(
-            [
-                layer_parameters(model, at, tp=shape.tp, ep=shape.ep, etp=shape.etp)
-                for at in positions
-            ]
-        )
+        each = np.array([layer_parameters(model, at, shape) for at in positions])
         besides = extra @ each
         if model.tied_embeddings:
             besides[BOTH, 0] -= model.vocabulary_matrix(shape.tp)
@@ -307,16 +294,10 @@ class StagePricer:
         )
         found = self._bytes.get(key)
         if found is None:
-            like_rest = shape.ep == 1 and shape.etp == shape.tp
             layout = MemoryLayout(
                 chunks=(LayerRange(start=0, stop=1),) * chunks,
-                tp=shape.tp,
-                cp=shape.cp,
-                ep=shape.ep,
-                etp=shape.tp if like_rest else shape.etp,
-                microbatch_size=shape.microbatch_size,
+                shape=shape,
                 num_microbatches=1,
-                sequence_parallel=shape.sequence_parallel,
                 recompute=RECOMPUTE[recompute],
             )
             found = self._bytes[key] = stage_bytes(

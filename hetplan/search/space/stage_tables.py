@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.memory.lines import most_units
+from hetplan.cost.step_model.end_of_step import clips_gradients
 from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.targets import target

@@ -25,8 +25,8 @@ from hetplan.cost.step_model.hops import (
     received_bytes,
 )
 from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
-from hetplan.cost.step_model.values import seconds_of_parts
-from hetplan.plans.build import Degrees, replica_of, stage_link
+from hetplan.cost.terms import seconds_of_parts
+from hetplan.plans.build import replica_of, stage_link
 from hetplan.plans.formats import reduction_precision
 from hetplan.search.space.family import Mesh
 from hetplan.search.space.stage_pricer import StagePricer
@@ -242,7 +242,8 @@ class Transfers:
                 islands[key[0]],
                 islands[key[1]],
                 reduction_precision(placed.job),
-                Degrees(tp=tp, dp=max(1, senders // tp), microbatch_size=1),
+                tp,
+                tp * max(1, senders // tp),
                 placed.known,
             )
             self._tied[key] = seconds_of_parts(parts)

@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterator
 from itertools import combinations
 
-from hetplan.cost.components.step import clips_gradients
+from hetplan.cost.step_model.end_of_step import clips_gradients
 from hetplan.errors import Fault
 from hetplan.job.spec import Job, Optimizer, Precision, ProductFormat
 from hetplan.job.trainer import TrainerSettings, trainer_settings_of

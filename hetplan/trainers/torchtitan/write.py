@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetplan.cluster.links import Transport
-from hetplan.cost.components.step import clips_gradients
+from hetplan.cost.step_model.end_of_step import clips_gradients
 from hetplan.errors import Fault
 from hetplan.job.spec import Job, Optimizer, Precision, ProductFormat
 from hetplan.job.trainer import trainer_settings

@@ -12,16 +12,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.devices import MIN_VOLTAGE, STATIC_POWER, HostInterface, capped_clock_ratio
-from hetplan.cost.components.layers import copied_heads_share, expert_load, length_factors
-from hetplan.cost.components.step import (
+from hetplan.cost.estimate_values import Component
+from hetplan.cost.step_model.end_of_step import (
     HOST_INTERFACE_EFFICIENCY,
     HOST_UPDATE_BYTES_PER_SECOND,
-    clock,
     host_update_seconds,
     offloaded_update,
-    straggler_factor,
 )
-from hetplan.cost.estimate_values import Component
+from hetplan.cost.step_model.layer_compute import copied_heads_share
+from hetplan.cost.step_model.uneven_work import clock, expert_load, length_factors, straggler_factor
 from hetplan.cost.terms import Term
 from hetplan.errors import InputError
 from hetplan.job.spec import LengthShare, Precision

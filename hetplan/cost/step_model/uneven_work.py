@@ -1,7 +1,5 @@
-"""What of a layer's work and traffic is there only because of how the model is cut or loaded.
+"""What makes work uneven: loads of experts, lengths of sequences, clocks, and slow ranks.
 
-Key-value heads: with k heads on t > k ranks each is held by t / k of them (arXiv 2305.13245); a
-rank has one head where an even split would give it k / t of one.
 Experts: ranks of an expert-parallel group wait for the one with most tokens. With tokens f times
 the mean on it, its experts' products, its side of the all_to_all and what it keeps are f times the
 mean; one of e ranks cannot have more than all tokens, so f <= e.
@@ -23,6 +21,19 @@ than lengths. Trainers that pack from a small buffer fill less, those that cut s
 
 Rows of unlike patterns have unlike cores. That ranks which run different rows wait for the slowest
 of them is not counted.
+
+The slowest of many ranks. Devices of one kind differ: a rank takes m e^(s Z) for the same work, Z
+standard normal, s its island's `speed_spread` (Sinha et al., SC 2022, arXiv 2208.11035: 8 % between
+the GPUs of a cluster on average, outliers 1.5 times as slow). Whoever waits for n of them waits for
+the largest,
+
+    F(t) = Phi(log(t / m) / s)^n,    mean = lower + integral of (1 - F)
+
+which is exact here (Gauss-Legendre over log t). The spread is a device's own: the same device is
+slow in every pass, so the maximum is taken once over all that wait for each other, not once per
+pass. Tensor-parallel ranks wait in every layer, data-parallel ones at the end of the step, stages
+for the slowest stage; a step waits for all of its devices. Ranks are taken to err independently;
+those of a node, which share air and power, err partly together, which lowers the maximum.
 """
 
 from __future__ import annotations
@@ -31,51 +42,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
+import numpy as np
+
+from hetplan.cluster.devices import capped_clock_ratio
+from hetplan.cluster.spec import Island
 from hetplan.job.spec import Job, LengthShare
-from hetplan.model.layers import Attention, Experts, LatentAttention, TransformerLayer
-from hetplan.model.work import attended, transformer_work
-
-# ---- gradients of the weights
-
-
-def accumulation_bytes(
-    weight_bytes: int, gradient_bytes: int, *, fused: bool, float32_sums: bool = False
-) -> int:
-    """Memory traffic per weight and microbatch of adding up gradients, beyond that of the product.
-
-    Fused: the product reads and writes the sum (2 gradient bytes). Its own time has that of float32
-    sums if it was measured with them, otherwise that of a sum as wide as the weights. Products of
-    equal shape on B200 with float32 and with bfloat16 sums: 3.9 B per weight at the memory's full
-    rate apart, median of 82 (SimuMax's tables); by the traffic it is 4. Not fused: a pass of its
-    own reads both and writes the sum (Megatron-LM, `--no-gradient-accumulation-fusion`:
-    megatron/core/distributed/distributed_data_parallel.py; autograd's own sum likewise).
-    """
-    if fused:
-        return max(0, 2 * gradient_bytes - (8 if float32_sums else 2 * weight_bytes))
-    return weight_bytes + 2 * gradient_bytes
-
-
-# ---- key-value heads
-
-
-def copied_heads_share(
-    layer: TransformerLayer, hidden: int, sequence_length: int, tp: int
-) -> float:
-    """Part of a layer's operations on one rank that even shares of key-value heads would not have.
-
-    0 for latent attention.
-    """
-    attention = layer.attention
-    if not isinstance(attention, Attention) or tp <= attention.num_kv_heads:
-        return 0.0
-    # Keys and values: of one head each, where the share would be k / t of one.
-    beyond = 2.0 * attention.head_dim * (1.0 - attention.num_kv_heads / tp)
-    work = transformer_work(layer, hidden, 1, sequence_length, tp)
-    return 2.0 * sequence_length * hidden * beyond / work.flops
-
-
-# ---- experts
+from hetplan.model.layers import Experts, TransformerLayer
+from hetplan.model.work import attended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,31 +78,6 @@ def expert_load(layer: TransformerLayer, job: Job, ep: int) -> ExpertLoad:
     return ExpertLoad(
         factor=factor, note=f"the busiest of {ep} ranks has {factor:g} times the mean"
     )
-
-
-# ---- what tensor parallelism moves
-
-
-def attention_widths(layer: TransformerLayer, tp: int) -> tuple[float, float, float, float]:
-    """Elements of a token's queries, keys, values and result on one tensor-parallel rank."""
-    attention = layer.attention
-    one, two = map(float, attention.slice_sizes(tp))
-    if isinstance(attention, LatentAttention):
-        return one, one, two, two
-    return one, two, two, one
-
-
-def products_by_columns(layer: TransformerLayer, experts_like_rest: bool) -> int:
-    """Inputs of a layer that tensor parallelism gathers: attention's, the MLP's or shared experts'.
-
-    Routed experts that are not cut like the rest get theirs from the exchange of tokens.
-    """
-    if not isinstance(layer.mlp, Experts) or experts_like_rest:
-        return 2
-    return 1 if layer.mlp.shared is None else 2
-
-
-# ---- sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,3 +166,69 @@ def _packed(
         left[last] = 0.0
         patterns.append(_Pattern(counts=tuple(counts), rows=rows))
     return lengths, tuple(patterns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """At which clock an island's devices compute, over the one of their rates or samples."""
+
+    ratio: float
+    notes: tuple[str, ...] = ()
+
+
+def clock(island: Island) -> Clock:
+    """The island's sustained clock, and what its power cap makes of it.
+
+    An InputError where the cap is no more than what the device draws standing still
+    (`hetplan.cluster.devices.capped_clock_ratio` has the law).
+    """
+    notes = []
+    if island.clock_ratio != 1:
+        notes.append(f"{island.name}: clock at {island.clock_ratio:g} of its reference")
+    cap, board = island.power_cap_watts, island.device.max_power_watts
+    if cap is None or not board or cap >= board:
+        if cap is not None and not board:
+            notes.append(f"{island.name}: the power cap is not priced, its board's is not known")
+        return Clock(ratio=island.clock_ratio, notes=tuple(notes))
+    capped = capped_clock_ratio(cap / board)
+    notes.append(
+        f"{island.name}: capped at {cap:g} of {board:g} W, assumed to hold {capped:.2f} of its "
+        "clock, as if it drew all of its limit without a cap"
+    )
+    return Clock(ratio=island.clock_ratio * capped, notes=tuple(notes))
+
+
+_NODES, _WEIGHTS = (tuple(map(float, part)) for part in np.polynomial.legendre.leggauss(48))
+_PIECES = 4  # of 48 nodes each: with many ranks the distribution is steep in one of them
+_TAIL = 1e-13  # probability left out at either end of the integral
+_NORMAL = NormalDist()
+
+
+@lru_cache(maxsize=4096)
+def straggler_factor(spread: float | None, count: int) -> float:
+    """Mean time of the slowest of `count` ranks over that of a typical one; 1 without a spread."""
+    if not spread:
+        return 1.0
+
+    def below(log_time: float) -> float:
+        return math.exp(count * _log_phi(log_time / spread))
+
+    # Logarithms between which the largest time lies but for a probability of 1e-13 each.
+    lowest = spread * _NORMAL.inv_cdf(math.exp(math.log(_TAIL) / count))
+    # Upper tail by symmetry: 1 - (1 - tail)^(1 / n) is far below what 1 - x can hold.
+    highest = -spread * _NORMAL.inv_cdf(-math.expm1(math.log1p(-_TAIL) / count))
+    mean, width = math.exp(lowest), (highest - lowest) / _PIECES
+    for piece in range(_PIECES):
+        center = lowest + (piece + 0.5) * width
+        for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+            x = center + 0.5 * width * node
+            mean += 0.5 * width * weight * math.exp(x) * (1.0 - below(x))
+    return mean
+
+
+def _log_phi(z: float) -> float:
+    """Logarithm of the standard normal distribution function."""
+    if z < -37.0:
+        return -math.inf  # below 1e-299
+    upper = 0.5 * math.erfc(z / math.sqrt(2.0))
+    return math.log1p(-upper) if z > 0 else math.log(0.5 * math.erfc(-z / math.sqrt(2.0)))

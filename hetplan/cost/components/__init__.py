@@ -1,1 +1,0 @@
-"""What a step costs beside its passes and transfers: named parts, and what hides them."""
