@@ -21,6 +21,7 @@ from hetplan.model.config_values import (
     Shape,
     activation_of,
     deepseek_router,
+    epsilon_of,
     even_heads,
     experts_of,
     rotary_numerics,
@@ -53,7 +54,7 @@ def _gpt2(values: ConfigValues) -> Shape:
         tied=values.flag("tie_word_embeddings", default=True),
         learned_positions=positions,
         numerics=Numerics(
-            norm_epsilon=values.number("layer_norm_epsilon", default=1e-5) or 1e-5,
+            norm_epsilon=epsilon_of(values, "layer_norm_epsilon", 1e-5),
             activation=activation_of(values, "activation_function", "gelu_new"),
         ),
     )
@@ -96,8 +97,7 @@ def _gpt_neox(values: ConfigValues) -> Shape:
         tied=values.flag("tie_word_embeddings", default=False),
         numerics=rotary_numerics(
             values,
-            epsilon=1e-5,
-            epsilon_key="layer_norm_eps",
+            norm_epsilon=epsilon_of(values, "layer_norm_eps", 1e-5),
             activation=activation_of(values, "hidden_act", "gelu"),
             base_keys=("rotary_emb_base", "rope_theta"),
             fraction=0.25,
@@ -192,10 +192,12 @@ def _deepseek(base: _Deepseek) -> Callable[[ConfigValues], Shape]:
             layers=layers,
             tied=values.flag("tie_word_embeddings", default=False),
             num_mtp_layers=mtp,
-            numerics=rotary_numerics(
-                values,
-                epsilon=1e-6,
-                activation=activation_of(values, "hidden_act", "silu"),
+            numerics=replace(
+                rotary_numerics(
+                    values,
+                    norm_epsilon=epsilon_of(values, "rms_norm_eps", 1e-6),
+                    activation=activation_of(values, "hidden_act", "silu"),
+                ),
                 router=deepseek_router(values, third=base is _DEEPSEEK_V3),
             ),
         )
