@@ -181,6 +181,11 @@ class Stage:
     (`hetplan.plans.pieces`)."""
 
     @property
+    def devices(self) -> tuple[DeviceRange, ...]:
+        """Devices of all replicas, in their order."""
+        return tuple(chain.from_iterable(replica.devices for replica in self.replicas))
+
+    @property
     def num_layers(self) -> int:
         """Layers of all chunks, embedding and head counted."""
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
@@ -273,14 +278,14 @@ class Plan:
     overlap: OverlapSettings = OverlapSettings()
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Every stage, in the order of the pipelines."""
+        return tuple(chain.from_iterable(pipeline.stages for pipeline in self.pipelines))
+
+    @property
     def replicas(self) -> tuple[Replica, ...]:
         """Every replica entry of every stage, in the order of pipelines and stages."""
-        return tuple(
-            replica
-            for pipeline in self.pipelines
-            for stage in pipeline.stages
-            for replica in stage.replicas
-        )
+        return tuple(chain.from_iterable(stage.replicas for stage in self.stages))
 
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:

@@ -31,6 +31,7 @@ from hetplan.whatif.ask import (
     Change,
     ask,
     first_line,
+    other_value,
     pairs_between,
     pins_in_words,
     relinked,
@@ -146,15 +147,8 @@ def _demands(question: Question) -> Iterator[Change]:
             question=question.with_job(forbid=Forbids()),
         )
     if job.memory_reserve_fraction > 0:
-        yield Change(
-            words=f"memory_reserve_fraction 0 instead of {job.memory_reserve_fraction:g}",
-            question=question.with_job(memory_reserve_fraction=0.0),
-        )
-    twice = 2 * job.global_batch_size
-    yield Change(
-        words=f"global_batch_size {twice} instead of {job.global_batch_size}",
-        question=question.with_job(global_batch_size=twice),
-    )
+        yield other_value(question, "memory_reserve_fraction", 0.0)
+    yield other_value(question, "global_batch_size", 2 * job.global_batch_size)
 
 
 _LOOSE_GAP = 0.02
