@@ -13,6 +13,7 @@ from pathlib import Path as FilePath
 
 from hetplan.errors import InputError
 from hetplan.files.nodes import Path
+from hetplan.files.quantities import value_of
 from hetplan.files.reading import Document
 from hetplan.model.config_llama import LLAMA_FAMILIES
 from hetplan.model.config_values import (
@@ -308,7 +309,9 @@ def model_of_config(document: Document) -> ModelSpec:
 
 def _spec(name: str, values: ConfigValues, shape: Shape) -> ModelSpec:
     runs = runs_of(iter(shape.layers))
-    return ModelSpec(
+    return value_of(
+        ModelSpec,
+        shape.numerics,
         name=name,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
@@ -321,11 +324,6 @@ def _spec(name: str, values: ConfigValues, shape: Shape) -> ModelSpec:
         num_mtp_layers=shape.num_mtp_layers,
         # DeepSeek's prediction layers have the index after the last layer, so they are like it.
         mtp_layer=shape.layers[-1] if shape.num_mtp_layers else None,
-        norm_epsilon=shape.numerics.norm_epsilon,
-        activation=shape.numerics.activation,
-        rotary_base=shape.numerics.rotary_base,
-        rotary_fraction=shape.numerics.rotary_fraction,
-        rotary_scaling=shape.numerics.rotary_scaling,
         # A file may name experts that none of its layers has.
         router=shape.numerics.router if _has_experts(shape) else None,
     )

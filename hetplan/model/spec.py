@@ -214,17 +214,25 @@ class ModelSpec:
         bias = self.vocabulary_slice(tp) if self.head_bias else 0
         return self.vocabulary_matrix(tp) + projection + norm + bias
 
+    def kind_at(self, position: int) -> LayerKind:
+        """What the layer at this position of the row is; an InputError where there is none."""
+        behind = position - self.num_layers
+        if position >= 1 and behind <= 0:
+            return LayerKind.TRANSFORMER
+        if position == 0:
+            return LayerKind.EMBEDDING
+        if 1 <= behind <= self.num_mtp_layers:
+            return LayerKind.MULTI_TOKEN_PREDICTION
+        if behind == self.num_mtp_layers + 1:
+            return LayerKind.HEAD
+        raise InputError(f"{self.name} has no layer at position {position}")
+
     def parameters_at(self, position: int, tp: int = 1) -> int:
         """The same of the layer at this position of the row, whatever its kind."""
-        if not 0 <= position < self.num_layers + self.num_mtp_layers + 2:
-            raise InputError(f"{self.name} has no layer at position {position}")
-        if position == 0:
-            return self.parameters(LayerKind.EMBEDDING, tp)
-        if position <= self.num_layers:
+        kind = self.kind_at(position)
+        if kind is LayerKind.TRANSFORMER:
             return self.layer_at(position).parameters(self.hidden_size, tp)
-        if position <= self.num_layers + self.num_mtp_layers:
-            return self.parameters(LayerKind.MULTI_TOKEN_PREDICTION, tp)
-        return self.parameters(LayerKind.HEAD, tp)
+        return self.parameters(kind, tp)
 
     def _mtp_parameters(self, tp: int) -> int:
         """Two norms, the merge of state and embedding [h, 2 h], the layer, its final norm.

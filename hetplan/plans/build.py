@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island, Link
 from hetplan.errors import Fault, InputError
+from hetplan.files.quantities import value_of
 from hetplan.job.spec import Job
 from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.spec import ModelSpec
@@ -39,7 +40,6 @@ from hetplan.plans.plan import (
     Replica,
     Sharding,
     Stage,
-    expand,
 )
 from hetplan.plans.targets import target
 
@@ -57,7 +57,7 @@ def chosen_of(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) -> C
     faults = tuple(_beyond_choices(plan))
     if faults:
         raise InputError(*faults)
-    total = max(c.stop for each in plan.pipelines for s in each.stages for c in s.chunks)
+    total = max(chunk.stop for stage in plan.stages for chunk in stage.chunks)
     end = total - 1 if model is None else 1 + model.num_layers
     return ChosenPlan(
         pipelines=tuple(
@@ -78,15 +78,7 @@ def _chosen_stage(cluster: Cluster, stage: Stage, end: int) -> ChosenStage:
         parts=tuple(
             Part(
                 island=cluster.island_of_device(replica.devices[0].start).name,
-                shape=Shape(
-                    tp=replica.tp,
-                    cp=replica.cp,
-                    dp=replica.dp,
-                    microbatch_size=replica.microbatch_size,
-                    ep=replica.ep,
-                    etp=replica.etp,
-                    sequence_parallel=replica.sequence_parallel,
-                ),
+                shape=value_of(Shape, replica, dp=replica.dp),
             )
             for replica in stage.replicas
         ),
@@ -98,12 +90,7 @@ def _chosen_stage(cluster: Cluster, stage: Stage, end: int) -> ChosenStage:
 
 
 def _beyond_choices(plan: Plan) -> Iterator[Fault]:
-    stages = [
-        (f"pipelines[{p}].stages[{s}]", stage)
-        for p, pipeline in enumerate(plan.pipelines)
-        for s, stage in enumerate(pipeline.stages)
-    ]
-    for field, stage in stages:
+    for field, _, stage in plan.named_stages():
         asks = stage.recompute
         if asks.layers is not None:
             message = f"{asks.layers}; searched plans recompute all layers of a stage or none"
@@ -116,7 +103,7 @@ def _beyond_choices(plan: Plan) -> Iterator[Fault]:
         message = f"{plan.sharding}; searched plans shard the optimizer state or nothing"
         yield Fault(field="sharding", message=message)
     elif plan.sharding is Sharding.OPTIMIZER and any(
-        stage_shards(shards, stage) != stage_copies(stage) for _, stage in stages
+        stage_shards(shards, stage) != stage_copies(stage) for stage in plan.stages
     ):
         message = f"{shards}; searched plans shard over all ranks of a stage"
         yield Fault(field="optimizer_shards", message=message)
@@ -145,7 +132,9 @@ def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) ->
         stages = [
             Stage(
                 chunks=chunks[s],
-                replicas=tuple(replica_of(part.shape, next(places)) for part in stage.parts),
+                replicas=tuple(
+                    value_of(Replica, part.shape, devices=next(places)) for part in stage.parts
+                ),
                 recompute=_recompute(stage.recompute),
                 warmup_depth=stage.warmup_depth,
             )
@@ -217,19 +206,6 @@ def _chunks(model: ModelSpec, pipeline: ChosenPipeline) -> list[tuple[LayerRange
 def _recompute(granularity: RecomputeGranularity) -> Recompute:
     selective = granularity is RecomputeGranularity.SELECTIVE
     return Recompute(granularity=granularity, modules=SELECTIVE_MODULES if selective else ())
-
-
-def replica_of(shape: Shape, devices: tuple[DeviceRange, ...]) -> Replica:
-    """A part of a stage on these devices."""
-    return Replica(
-        devices=devices,
-        tp=shape.tp,
-        cp=shape.cp,
-        ep=shape.ep,
-        etp=shape.etp,
-        microbatch_size=shape.microbatch_size,
-        sequence_parallel=shape.sequence_parallel,
-    )
 
 
 def _all_shards(pipelines: Sequence[Pipeline]) -> int:
@@ -320,8 +296,3 @@ def neighbour_link(
     first = cluster.first_device(one.name)
     nodes = {(device - first) // one.devices_per_node for device in (*left, *right)}
     return (one.intra_node, True) if len(nodes) == 1 else (one.inter_node, False)
-
-
-def stage_devices(stage: Stage) -> tuple[int, ...]:
-    """Device numbers of a stage, in the order of its replicas."""
-    return tuple(device for replica in stage.replicas for device in expand(replica.devices))

@@ -12,7 +12,7 @@ name the number format of a reduction: it is the format of the job's trainer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -281,6 +281,12 @@ class Plan:
     def stages(self) -> tuple[Stage, ...]:
         """Every stage, in the order of the pipelines."""
         return tuple(chain.from_iterable(pipeline.stages for pipeline in self.pipelines))
+
+    def named_stages(self) -> Iterator[tuple[str, Pipeline, Stage]]:
+        """Every stage with its place in the file and its pipeline."""
+        for p, pipeline in enumerate(self.pipelines):
+            for s, stage in enumerate(pipeline.stages):
+                yield f"pipelines[{p}].stages[{s}]", pipeline, stage
 
     @property
     def replicas(self) -> tuple[Replica, ...]:

@@ -67,9 +67,7 @@ class CheckedPlan:
 
     def stages(self) -> Iterator[tuple[str, Pipeline, Stage]]:
         """Every stage with its place in the file."""
-        for p, pipeline in enumerate(self.plan.pipelines):
-            for s, stage in enumerate(pipeline.stages):
-                yield f"pipelines[{p}].stages[{s}]", pipeline, stage
+        return self.plan.named_stages()
 
     def replicas(self) -> Iterator[tuple[str, Replica]]:
         """Every replica entry with its place in the file."""

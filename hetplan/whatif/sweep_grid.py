@@ -192,30 +192,30 @@ def _link_changes(axis: LinkAxis) -> Iterator[LinkChange]:
 
 def question(point: Point) -> Question:
     """Read the files and make the changes; an InputError where one does not apply."""
-    cluster = load_cluster(point.cluster)
+    asked = Question(
+        model=load_model(point.model),
+        cluster=load_cluster(point.cluster),
+        job=load_job(point.job),
+    )
     for name, count in point.nodes:
-        cluster = _with_nodes(cluster, name, count)
+        island = asked.cluster.island(name)
+        named = count == island.nodes
+        asked = asked.with_island(
+            replace(
+                island,
+                nodes=count,
+                nodes_out=tuple(node for node in island.nodes_out if node < count),
+                node_names=island.node_names if named else (),
+            )
+        )
     for change in point.links:
-        cluster = _with_link(cluster, change)
+        asked = asked.changed(cluster=_with_link(asked.cluster, change))
     changes = {
         name: getattr(point, name)
         for name in ("target", "global_batch_size", "sequence_length")
         if getattr(point, name) is not None
     }
-    asked = Question(model=load_model(point.model), cluster=cluster, job=load_job(point.job))
     return asked.with_job(**changes)
-
-
-def _with_nodes(cluster: Cluster, name: str, count: int) -> Cluster:
-    island = cluster.island(name)
-    changed = replace(
-        island,
-        nodes=count,
-        nodes_out=tuple(node for node in island.nodes_out if node < count),
-        node_names=island.node_names if count == island.nodes else (),
-    )
-    islands = tuple(changed if each.name == name else each for each in cluster.islands)
-    return replace(cluster, islands=islands)
 
 
 def _with_link(cluster: Cluster, change: LinkChange) -> Cluster:

@@ -13,7 +13,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import stages_with_room
-from hetplan.plans.build import Degrees, stage_devices
+from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
 from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.plans.plan import DeviceRange, LayerRange, Plan, Sharding, compress, expand
@@ -83,7 +83,7 @@ def test_every_plan_that_is_built_is_legal(data: st.DataObject) -> None:
     task = small_job(degrees.dp * degrees.microbatch_size * microbatches, "native")
     plan = build_plan(shape, machines, task, choices, degrees)
     assert check_plan(plan, shape, machines, task) == ()
-    used = [d for stage in plan.pipelines[0].stages for d in stage_devices(stage)]
+    used = [d for stage in plan.pipelines[0].stages for d in expand(stage.devices)]
     assert sorted([*used, *expand(plan.unused_devices)]) == list(range(machines.num_devices))
     assert len(used) == len(choices) * degrees.tp * degrees.dp
 
