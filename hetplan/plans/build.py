@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hetplan.cluster.spec import Cluster, Island, Link
 from hetplan.errors import Fault, InputError
@@ -132,9 +132,7 @@ def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) ->
         stages = [
             Stage(
                 chunks=chunks[s],
-                replicas=tuple(
-                    value_of(Replica, part.shape, devices=next(places)) for part in stage.parts
-                ),
+                replicas=tuple(_replica(part.shape, next(places)) for part in stage.parts),
                 recompute=_recompute(stage.recompute),
                 warmup_depth=stage.warmup_depth,
             )
@@ -208,6 +206,19 @@ def _recompute(granularity: RecomputeGranularity) -> Recompute:
     return Recompute(granularity=granularity, modules=SELECTIVE_MODULES if selective else ())
 
 
+def _replica(shape: Shape, devices: tuple[DeviceRange, ...]) -> Replica:
+    """A part of a stage on these devices; field by field, as a search places many plans."""
+    return Replica(
+        devices=devices,
+        tp=shape.tp,
+        cp=shape.cp,
+        ep=shape.ep,
+        etp=shape.etp,
+        microbatch_size=shape.microbatch_size,
+        sequence_parallel=shape.sequence_parallel,
+    )
+
+
 def _all_shards(pipelines: Sequence[Pipeline]) -> int:
     """So that every stage shards over all of its ranks (`Plan.optimizer_shards`)."""
     return math.lcm(*(stage_copies(stage) for each in pipelines for stage in each.stages))
@@ -254,16 +265,6 @@ def _no_room(island: Island, shape: Shape, stage: int) -> str:
         f"{island.devices_per_node} devices) has no room for stage {stage} of tp {shape.tp}{cp} x "
         f"dp {shape.dp} devices; tp must divide a node, and tp{cp} x dp a node or be whole nodes"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Degrees:
-    """The choices that all stages of a one-pipeline plan share."""
-
-    tp: int
-    dp: int
-    microbatch_size: int
-    full_recompute: bool = False
 
 
 def check_model(model: ModelSpec, job: Job) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetplan.cluster.spec import Cluster, IslandLink, Link
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Job, Pins
 from hetplan.plans.plan import Plan
@@ -69,6 +69,17 @@ def ask(
     return found
 
 
+def with_nodes(question: Question, island: Island, nodes: int) -> Question:
+    """The question with so many nodes of this island; names are kept only where all nodes are."""
+    changed = replace(
+        island,
+        nodes=nodes,
+        nodes_out=tuple(node for node in island.nodes_out if node < nodes),
+        node_names=island.node_names if nodes == island.nodes else (),
+    )
+    return question.with_island(changed)
+
+
 def is_interrupted(result: SearchResult) -> bool:
     """Whether Ctrl-C ended the search of this result."""
     return result.certificate is not None and result.certificate.status == "interrupted"
@@ -85,12 +96,6 @@ def pins_in_words(job: Job) -> Iterator[tuple[str, str]]:
         value = getattr(job.pin, name)
         if value is not None:
             yield name, f"{name}: {str(value).lower() if isinstance(value, bool) else value}"
-
-
-def few_words(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def relinked(

@@ -22,7 +22,7 @@ from hetplan.plans.targets import TARGETS
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question
 from hetplan.units import format_seconds
-from hetplan.whatif.ask import NO_ANSWER, Change, ask, other_value, pins_in_words
+from hetplan.whatif.ask import NO_ANSWER, Change, ask, other_value, pins_in_words, with_nodes
 from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict
 from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.plan_use import pinned_values
@@ -106,7 +106,7 @@ def _more_nodes(
     room = (MAX_DEVICES - asked.cluster.num_devices) // island.devices_per_node
 
     def with_more(more: int) -> Question:
-        return asked.with_island(replace(island, nodes=island.nodes + more, node_names=()))
+        return with_nodes(asked, island, island.nodes + more)
 
     high = 1
     while not feasible(with_more(high)):

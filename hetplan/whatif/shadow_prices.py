@@ -35,6 +35,7 @@ from hetplan.whatif.ask import (
     pairs_between,
     pins_in_words,
     relinked,
+    with_nodes,
 )
 
 _MORE_NODES = 0.1
@@ -129,11 +130,9 @@ def _islands(question: Question) -> Iterator[Change]:
             question=question.with_island(larger),
         )
         more = max(1, round(_MORE_NODES * len(island.usable_nodes)))
-        # The new ones have no names.
-        grown = replace(island, nodes=island.nodes + more, node_names=())
         yield Change(
             words=f"{more} more node{'s' * (more > 1)} of {island.name}",
-            question=question.with_island(grown),
+            question=with_nodes(question, island, island.nodes + more),
         )
 
 

@@ -28,7 +28,6 @@ from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import Degrees
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import (
     OverlapSettings,
@@ -483,7 +482,7 @@ class Prices:
             self.cluster.island_of_device(first.devices[0].start),
             self.cluster.island_of_device(last.devices[0].start),
             costs.summed,
-            Degrees(tp=tp, dp=max(1, pairs // tp), microbatch_size=first.microbatch_size),
+            Shape(tp=tp, dp=max(1, pairs // tp), microbatch_size=first.microbatch_size),
             self.known,
         )
         return seconds_of_parts(parts)

@@ -35,7 +35,7 @@ from hetplan.cost.step_model.values import asking, seconds_of_parts
 from hetplan.cost.terms import Part, Term
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import Degrees
+from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import Sharding
 from hetplan.predict.predictor import Predictor, link_cause
 from hetplan.profiling.samples import LinkOperation
@@ -179,7 +179,7 @@ def tied_embedding_parts(
     first: Island,
     last: Island,
     precision: Precision,
-    degrees: Degrees,
+    degrees: Shape,
     known: KnownCollectives,
 ) -> tuple[Part, ...]:
     """The all_reduce of the tied matrix's gradient, in this format, between first and last stage.

@@ -43,7 +43,8 @@ from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import Degrees, neighbour_link
+from hetplan.plans.build import neighbour_link
+from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import Pipeline, Replica, expand
 from hetplan.predict.predictor import MEASURED, Predictor, SendLaw, link_cause
 from hetplan.profiling.samples import LinkOperation
@@ -236,7 +237,7 @@ def boundary_costs_over(
     link: Link,
     model: ModelSpec,
     job: Job,
-    degrees: Degrees,
+    degrees: Shape,
     predictor: Predictor,
     ends: tuple[Island, Island] | None = None,
 ) -> Hop:

@@ -43,7 +43,8 @@ from hetplan.cost.step_model.units import Settings, Unit
 from hetplan.cost.step_model.values import repeated, seconds_of_parts
 from hetplan.cost.terms import Part, Term
 from hetplan.job.spec import Job, Precision
-from hetplan.plans.build import Degrees, neighbour_link, stage_link
+from hetplan.plans.build import neighbour_link, stage_link
+from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import reduction_formats
 from hetplan.plans.plan import Pipeline, Plan, Replica
 from hetplan.predict.predictor import Prediction, Predictor, link_cause
@@ -397,9 +398,7 @@ def tied_between(settings: Settings, first: Unit, last: Unit) -> tuple[Part, ...
     # A rank of the stage with the fewest slices sums with every one that holds a part of its own.
     tp = min(first.replica.tp, last.replica.tp)
     senders = min(first.replica.num_devices, last.replica.num_devices)
-    degrees = Degrees(
-        tp=tp, dp=max(1, senders // tp), microbatch_size=first.replica.microbatch_size
-    )
+    degrees = Shape(tp=tp, dp=max(1, senders // tp), microbatch_size=first.replica.microbatch_size)
     return tied_embedding_parts(
         settings.model,
         settings.cluster,

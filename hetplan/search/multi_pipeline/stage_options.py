@@ -30,7 +30,6 @@ from hetplan.cost.step_model.hops import boundary_costs_over
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import Degrees
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.plans.rules import experts_of
@@ -387,7 +386,7 @@ def least_arrival(pricer: StagePricer, island_number: int, shape: Shape) -> tupl
         links.append((island.inter_node, (island, island)))
     if shape.tp < island.devices_per_node:
         links.append((island.intra_node, (island, island)))
-    degrees = Degrees(tp=shape.tp, dp=1, microbatch_size=shape.microbatch_size)
+    degrees = Shape(tp=shape.tp, dp=1, microbatch_size=shape.microbatch_size)
     hops = [
         boundary_costs_over(link, pricer.model, pricer.job, degrees, pricer.predictor, ends)
         for link, ends in links

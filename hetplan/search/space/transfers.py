@@ -26,7 +26,8 @@ from hetplan.cost.step_model.hops import (
 )
 from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.step_model.values import seconds_of_parts
-from hetplan.plans.build import Degrees, stage_link
+from hetplan.plans.build import stage_link
+from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Replica
 from hetplan.search.space.family import Mesh
@@ -262,7 +263,7 @@ class Transfers:
                 islands[key[0]],
                 islands[key[1]],
                 reduction_precision(placed.job),
-                Degrees(tp=tp, dp=max(1, senders // tp), microbatch_size=1),
+                Shape(tp=tp, dp=max(1, senders // tp), microbatch_size=1),
                 placed.known,
             )
             self._tied[key] = seconds_of_parts(parts)
