@@ -201,7 +201,7 @@ def _leaves(
     for each in asked:
         layer = ALL_LAYERS if each.layer == UPDATE else each.layer
         least = typical_log_halfwidth(predictor, kind, layer)
-        law = _law(predictor, kind, layer, precision)
+        law = next(iter(laws_of(predictor, kind, layer, precision)), None)
         if each.layer == UPDATE:
             if each.tp in updated:
                 yield Leaves(asked=each.name, least_log_halfwidth=least)
@@ -251,14 +251,16 @@ def _after_points(points: int) -> float:
     return shift([0.0] * points, 1.0).log_halfwidth
 
 
-def _law(predictor: FittedPredictor, kind: str, layer: str, precision: str) -> LayerLaw | None:
-    """The wider one of the two passes' laws."""
-    found = [
+def laws_of(
+    predictor: FittedPredictor, kind: str, layer: str, precision: str
+) -> tuple[LayerLaw, ...]:
+    """The laws of both passes of a layer on this kind, the wider one first."""
+    laws = [
         law
         for law in predictor.laws.layers
         if (law.device, law.layer, law.precision) == (kind, layer, precision)
     ]
-    return max(found, key=lambda law: law.log_halfwidth, default=None)
+    return tuple(sorted(laws, key=lambda law: -law.log_halfwidth))
 
 
 def _is_mature(law: LayerLaw) -> bool:

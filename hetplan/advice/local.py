@@ -12,7 +12,6 @@ from pathlib import Path
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates, first_units
 from hetplan.advice.loop import Report, View, bases, measure_for_job
 from hetplan.advice.measurement_order import Choice, near_best
-from hetplan.advice.near_best import rivals
 from hetplan.advice.plan_sensitivities import PlanSensitivities, plan_sensitivities
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError, ProfileError
@@ -34,6 +33,7 @@ from hetplan.search.result import Inputs
 from hetplan.search.space.allowed import tensor_degrees
 from hetplan.units import format_about
 from hetplan.whatif.ask import ask
+from hetplan.whatif.near_best import rivals
 from hetplan.whatif.no_plan import with_reasons
 
 MAX_PLANS = 6  # a handful that a person can read

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hetplan.advice.candidates import Candidate
+from hetplan.advice.candidates import Candidate, laws_of
 from hetplan.advice.measurement_order import (
     Choice,
     Measurement,
@@ -230,14 +230,9 @@ def bases(
 
 def _basis(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: PredictionKey) -> Basis:
     layer = ALL_LAYERS if asked.layer == UPDATE else asked.layer
-    laws = [
-        law
-        for law in predictor.laws.layers
-        if (law.device, law.layer, law.precision) == (asked.cause, layer, job.precision.value)
-    ]
+    laws = laws_of(predictor, asked.cause, layer, job.precision.value)
     if not laws:
         return Basis(asked=asked.name, words="no samples of it", assumed=True)
-    wide = max(laws, key=lambda law: law.log_halfwidth)
     if asked.layer != UPDATE:
         query = LayerQuery(
             model=model,
@@ -250,7 +245,9 @@ def _basis(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Predic
         if all(measured_itself(law, query) for law in laws):
             words = "how far its own measurement scatters and repeats"
             return Basis(asked=asked.name, words=words, assumed=False)
-    return Basis(asked=asked.name, words=wide.calibration, assumed=UNCHECKED in wide.calibration)
+    return Basis(
+        asked=asked.name, words=laws[0].calibration, assumed=UNCHECKED in laws[0].calibration
+    )
 
 
 def explain_growth(before: View, after: View) -> tuple[str, ...]:

@@ -342,7 +342,7 @@ class Replanner:
         self, hosts: frozenset[str], known: HostPlan | None, cancelled: Callable[[], bool]
     ) -> SearchResult:
         # They take a second to import, which a run without faults need not wait for.
-        from hetplan.search.search import search
+        from hetplan.whatif.ask import ask as ask_search
         from hetplan.whatif.no_plan import with_reasons
         from hetplan.whatif.objectives import by_objective
 
@@ -352,23 +352,18 @@ class Replanner:
 
         inputs = self._given.result.inputs
         gone = [name for name in self.hosts if name not in hosts]
-        left = inputs.changed(cluster=part_left(inputs.cluster, gone), job=self._job)
+        left = replace(inputs, cluster=part_left(inputs.cluster, gone), job=self._job)
         try:
             with with_reasons(left, self._predictor):
-                result = search(
-                    left.model,
-                    left.cluster,
-                    left.job,
+                result = ask_search(
+                    left,
                     self._predictor,
-                    sha256=inputs.sha256,
+                    known_plans=() if known is None else (known.result.plan,),
                     progress=look,
-                    start=() if known is None else (known.result.plan,),
                 )
         except InputError as error:
             # The job was right for the whole cluster: its pins are not for what is left of it.
             raise InfeasibleError([str(error)]) from error
-        if result.certificate is not None and result.certificate.status == "interrupted":
-            raise KeyboardInterrupt
         return by_objective(
             result, self._predictor, time_limit_seconds=self._job.time_limit_seconds
         )

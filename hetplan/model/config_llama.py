@@ -17,6 +17,7 @@ from hetplan.model.config_values import (
     Numerics,
     Shape,
     activation_of,
+    epsilon_of,
     even_heads,
     experts_of,
     rotary_numerics,
@@ -238,11 +239,11 @@ def _attention(values: ConfigValues, base: _Family, hidden: int) -> Attention:
 def _numerics(values: ConfigValues, base: _Family) -> Numerics:
     key, default = base.activation
     activation = activation_of(values, key, default)
+    epsilon = epsilon_of(values, "rms_norm_eps", base.epsilon)
     if base.rotary_base is None:
-        epsilon = values.number("rms_norm_eps", default=base.epsilon) or base.epsilon
         return Numerics(norm_epsilon=epsilon, activation=activation)
     return rotary_numerics(
-        values, epsilon=base.epsilon, activation=activation, base=base.rotary_base
+        values, norm_epsilon=epsilon, activation=activation, base=base.rotary_base
     )
 
 

@@ -266,19 +266,24 @@ def activation_of(values: ConfigValues, key: str, default: str) -> Activation:
     return _ACTIVATIONS.get(default if found is None else str(found), Activation.OTHER)
 
 
+def epsilon_of(values: ConfigValues, key: str, default: float) -> float:
+    """The epsilon of every norm under this key."""
+    return values.number(key, default=default) or default
+
+
 def rotary_numerics(
     values: ConfigValues,
     *,
-    epsilon: float,
-    epsilon_key: str = "rms_norm_eps",
+    norm_epsilon: float,
     activation: Activation,
     base: float = 10000.0,
     base_keys: tuple[str, ...] = ("rope_theta",),
     fraction: float | None = None,
     fraction_key: str = "partial_rotary_factor",
-    router: Router | None = None,
 ) -> Numerics:
-    """Of a family with one set of rotary positions for all layers; the numbers are its defaults."""
+    """Of a family with one set of rotary positions for all layers; `base` and `fraction` are its
+    defaults.
+    """
     settings = _rotary_settings(values)
     stated = values.number(*base_keys, default=base)
     part = values.number(fraction_key, default=fraction)
@@ -292,12 +297,11 @@ def rotary_numerics(
     if settings is not None:
         values.faults += settings.faults
     return Numerics(
-        norm_epsilon=values.number(epsilon_key, default=epsilon) or epsilon,
+        norm_epsilon=norm_epsilon,
         activation=activation,
         rotary_base=stated,
         rotary_fraction=None if part == 1 else part,
         rotary_scaling=scaling,
-        router=router,
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path as FilePath
 
 from hetplan.errors import InputError
 from hetplan.files.nodes import Path
+from hetplan.files.quantities import value_of
 from hetplan.files.reading import Document
 from hetplan.model.config_llama import LLAMA_FAMILIES
 from hetplan.model.config_values import (
@@ -21,6 +22,7 @@ from hetplan.model.config_values import (
     Shape,
     activation_of,
     deepseek_router,
+    epsilon_of,
     even_heads,
     experts_of,
     rotary_numerics,
@@ -53,7 +55,7 @@ def _gpt2(values: ConfigValues) -> Shape:
         tied=values.flag("tie_word_embeddings", default=True),
         learned_positions=positions,
         numerics=Numerics(
-            norm_epsilon=values.number("layer_norm_epsilon", default=1e-5) or 1e-5,
+            norm_epsilon=epsilon_of(values, "layer_norm_epsilon", 1e-5),
             activation=activation_of(values, "activation_function", "gelu_new"),
         ),
     )
@@ -96,8 +98,7 @@ def _gpt_neox(values: ConfigValues) -> Shape:
         tied=values.flag("tie_word_embeddings", default=False),
         numerics=rotary_numerics(
             values,
-            epsilon=1e-5,
-            epsilon_key="layer_norm_eps",
+            norm_epsilon=epsilon_of(values, "layer_norm_eps", 1e-5),
             activation=activation_of(values, "hidden_act", "gelu"),
             base_keys=("rotary_emb_base", "rope_theta"),
             fraction=0.25,
@@ -192,10 +193,12 @@ def _deepseek(base: _Deepseek) -> Callable[[ConfigValues], Shape]:
             layers=layers,
             tied=values.flag("tie_word_embeddings", default=False),
             num_mtp_layers=mtp,
-            numerics=rotary_numerics(
-                values,
-                epsilon=1e-6,
-                activation=activation_of(values, "hidden_act", "silu"),
+            numerics=replace(
+                rotary_numerics(
+                    values,
+                    norm_epsilon=epsilon_of(values, "rms_norm_eps", 1e-6),
+                    activation=activation_of(values, "hidden_act", "silu"),
+                ),
                 router=deepseek_router(values, third=base is _DEEPSEEK_V3),
             ),
         )
@@ -306,7 +309,9 @@ def model_of_config(document: Document) -> ModelSpec:
 
 def _spec(name: str, values: ConfigValues, shape: Shape) -> ModelSpec:
     runs = runs_of(iter(shape.layers))
-    return ModelSpec(
+    return value_of(
+        ModelSpec,
+        shape.numerics,
         name=name,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
@@ -319,11 +324,6 @@ def _spec(name: str, values: ConfigValues, shape: Shape) -> ModelSpec:
         num_mtp_layers=shape.num_mtp_layers,
         # DeepSeek's prediction layers have the index after the last layer, so they are like it.
         mtp_layer=shape.layers[-1] if shape.num_mtp_layers else None,
-        norm_epsilon=shape.numerics.norm_epsilon,
-        activation=shape.numerics.activation,
-        rotary_base=shape.numerics.rotary_base,
-        rotary_fraction=shape.numerics.rotary_fraction,
-        rotary_scaling=shape.numerics.rotary_scaling,
         # A file may name experts that none of its layers has.
         router=shape.numerics.router if _has_experts(shape) else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, cycle, islice
+from itertools import chain, cycle, islice, repeat
 from pathlib import Path as FilePath
 from typing import Annotated
 
@@ -243,10 +243,8 @@ class _Builder:
         ]
         total = sum(count for count, _ in shapes)
         if total == form.num_layers or (form.repeat_layers and total < form.num_layers):
-            if not form.repeat_layers:
-                return runs_of_counts(shapes)
-            each = chain.from_iterable([layer] * count for count, layer in shapes)
-            return runs_of(islice(cycle(each), form.num_layers))
+            period = chain.from_iterable(repeat(layer, count) for count, layer in shapes)
+            return runs_of(islice(cycle(period), form.num_layers))
         raise self.error(
             ("layers",),
             f"the counts add up to {total}, num_layers is {form.num_layers}; make them equal"
@@ -336,16 +334,6 @@ class _Builder:
         if width is None:
             raise self.error(path, "ffn_hidden_size is missing; add it, or experts")
         return Mlp(ffn_hidden_size=width, gated=gated, bias=_default(form.mlp_bias, gpt))
-
-
-def runs_of_counts(shapes: list[tuple[int, TransformerLayer]]) -> tuple[LayerRun, ...]:
-    """Runs of these counts, equal neighbours together."""
-    runs: list[LayerRun] = []
-    for count, layer in shapes:
-        if runs and runs[-1].layer == layer:
-            count += runs.pop().count
-        runs.append(LayerRun(count=count, layer=layer))
-    return tuple(runs)
 
 
 def _default(given: bool | None, otherwise: bool) -> bool:

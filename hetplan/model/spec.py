@@ -10,13 +10,14 @@ Transformer layers need not be alike: `layer_runs` says what each is (`hetplan.m
 equal layers only; it raises an InputError for other models. So do `architecture`,
 `ffn_hidden_size` and the like for models that hetplan's own trainer does not have.
 
-Models that were written to disk before their layers could differ, in today's form.
+`flat_to_runs` reads models that were written before their layers could differ.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypedDict, Unpack
 
 from hetplan.errors import InputError
 from hetplan.files.quantities import Count, CountOrZero, check_limits
@@ -213,17 +214,25 @@ class ModelSpec:
         bias = self.vocabulary_slice(tp) if self.head_bias else 0
         return self.vocabulary_matrix(tp) + projection + norm + bias
 
+    def kind_at(self, position: int) -> LayerKind:
+        """What the layer at this position of the row is; an InputError where there is none."""
+        behind = position - self.num_layers
+        if position >= 1 and behind <= 0:
+            return LayerKind.TRANSFORMER
+        if position == 0:
+            return LayerKind.EMBEDDING
+        if 1 <= behind <= self.num_mtp_layers:
+            return LayerKind.MULTI_TOKEN_PREDICTION
+        if behind == self.num_mtp_layers + 1:
+            return LayerKind.HEAD
+        raise InputError(f"{self.name} has no layer at position {position}")
+
     def parameters_at(self, position: int, tp: int = 1) -> int:
         """The same of the layer at this position of the row, whatever its kind."""
-        if not 0 <= position < self.num_layers + self.num_mtp_layers + 2:
-            raise InputError(f"{self.name} has no layer at position {position}")
-        if position == 0:
-            return self.parameters(LayerKind.EMBEDDING, tp)
-        if position <= self.num_layers:
+        kind = self.kind_at(position)
+        if kind is LayerKind.TRANSFORMER:
             return self.layer_at(position).parameters(self.hidden_size, tp)
-        if position <= self.num_layers + self.num_mtp_layers:
-            return self.parameters(LayerKind.MULTI_TOKEN_PREDICTION, tp)
-        return self.parameters(LayerKind.HEAD, tp)
+        return self.parameters(kind, tp)
 
     def _mtp_parameters(self, tp: int) -> int:
         """Two norms, the merge of state and embedding [h, 2 h], the layer, its final norm.
@@ -287,28 +296,14 @@ class ModelSpec:
         return (*attention.slice_sizes(tp), mlp.ffn_hidden_size // tp)
 
 
-def plain_layer(
-    architecture: Architecture,
-    *,
-    ffn_hidden_size: int,
-    num_attention_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-) -> TransformerLayer:
-    """One of hetplan's own layers."""
-    gpt = architecture is Architecture.GPT
-    return TransformerLayer(
-        attention=Attention(
-            num_heads=num_attention_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            qkv_bias=gpt,
-            output_bias=gpt,
-            rotary=not gpt,
-        ),
-        mlp=Mlp(ffn_hidden_size=ffn_hidden_size, gated=not gpt, bias=gpt),
-        norm=Norm.LAYER_NORM if gpt else Norm.RMS_NORM,
-    )
+class OwnLayerSizes(TypedDict):
+    """Sizes of one of hetplan's own layers."""
+
+    ffn_hidden_size: int
+    """Inner width of the MLP."""
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
 
 
 def plain_model(
@@ -317,27 +312,29 @@ def plain_model(
     architecture: Architecture,
     num_layers: int,
     hidden_size: int,
-    ffn_hidden_size: int,
-    num_attention_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
     vocab_size: int,
     max_sequence_length: int,
     tied_embeddings: bool = False,
+    **sizes: Unpack[OwnLayerSizes],
 ) -> ModelSpec:
-    """A dense model of equal layers, as hetplan's own trainer has them."""
-    layer = plain_layer(
-        architecture,
-        ffn_hidden_size=ffn_hidden_size,
-        num_attention_heads=num_attention_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-    )
+    """A dense model of equal layers of these sizes, as hetplan's own trainer has them."""
     if not 1 <= num_layers <= MAX_LAYERS:
         raise InputError(
             f"num_layers is {num_layers}; it must be at least 1 and at most {MAX_LAYERS:,}"
         )
     gpt = architecture is Architecture.GPT
+    layer = TransformerLayer(
+        attention=Attention(
+            num_heads=sizes["num_attention_heads"],
+            num_kv_heads=sizes["num_kv_heads"],
+            head_dim=sizes["head_dim"],
+            qkv_bias=gpt,
+            output_bias=gpt,
+            rotary=not gpt,
+        ),
+        mlp=Mlp(ffn_hidden_size=sizes["ffn_hidden_size"], gated=not gpt, bias=gpt),
+        norm=Norm.LAYER_NORM if gpt else Norm.RMS_NORM,
+    )
     return ModelSpec(
         name=name,
         hidden_size=hidden_size,

@@ -77,19 +77,11 @@ def layer_work_at(
     model: ModelSpec, position: int, microbatch_size: int, sequence_length: int, tp: int = 1
 ) -> LayerWork:
     """Forward work of the layer at this position of the row, whatever the others are."""
-    if 1 <= position <= model.num_layers:
+    kind = model.kind_at(position)
+    if kind is LayerKind.TRANSFORMER:
         layer, h = model.layer_at(position), model.hidden_size
         return transformer_work(layer, h, microbatch_size, sequence_length, tp)
-    return layer_work(model, _kind_at(model, position), microbatch_size, sequence_length, tp)
-
-
-def _kind_at(model: ModelSpec, position: int) -> LayerKind:
-    if position == 0:
-        return LayerKind.EMBEDDING
-    if position == model.num_layers + model.num_mtp_layers + 1:
-        return LayerKind.HEAD
-    model.layer_at(position)  # refuses what is no position
-    return LayerKind.MULTI_TOKEN_PREDICTION
+    return layer_work(model, kind, microbatch_size, sequence_length, tp)
 
 
 def transformer_work(

@@ -23,7 +23,7 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import reduction_precision
-from hetplan.plans.pieces import Holders, Places, device_array, holders
+from hetplan.plans.pieces import Holders, Places, device_array, holders, stage_array
 from hetplan.plans.plan import (
     Boundary,
     DeviceRange,
@@ -130,7 +130,7 @@ def assemble_pipeline(
             Boundary(
                 index=index,
                 transport=places.group_transport(
-                    device_array([*_ranges(left), *_ranges(right)])
+                    device_array([*left.devices, *right.devices])
                 ).value,
                 precision=job.precision.value,
             )
@@ -192,7 +192,7 @@ def reduction_groups(
 
 
 def _group(places: Places, piece: Holders, summed: Precision, *, expert: bool) -> ReductionGroup:
-    members = tuple(part for stage in piece.stages for part in _ranges(stage))
+    members = tuple(part for stage in piece.stages for part in stage.devices)
     return ReductionGroup(
         layers=piece.layers,
         members=members,
@@ -203,10 +203,6 @@ def _group(places: Places, piece: Holders, summed: Precision, *, expert: bool) -
     )
 
 
-def _ranges(stage: Stage) -> tuple[DeviceRange, ...]:
-    return tuple(part for each in stage.replicas for part in each.devices)
-
-
 def _tied(model: ModelSpec, pipelines: Sequence[Pipeline]) -> tuple[DeviceRange, ...]:
     if not model.tied_embeddings or all(len(each.stages) == 1 for each in pipelines):
         return ()
@@ -214,7 +210,7 @@ def _tied(model: ModelSpec, pipelines: Sequence[Pipeline]) -> tuple[DeviceRange,
         part
         for each in pipelines
         for stage in dict.fromkeys((each.stages[0], each.stages[-1]))
-        for part in _ranges(stage)
+        for part in stage.devices
     )
 
 
@@ -222,5 +218,5 @@ def _unused(cluster: Cluster, pipelines: Sequence[Pipeline]) -> tuple[DeviceRang
     used = np.zeros(cluster.num_devices, dtype=np.bool_)
     for each in pipelines:
         for stage in each.stages:
-            used[device_array(_ranges(stage))] = True
+            used[stage_array(stage)] = True
     return compress(np.flatnonzero(~used).tolist())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hetplan.cluster.spec import Cluster, Island, Link
 from hetplan.errors import Fault, InputError
@@ -39,7 +39,6 @@ from hetplan.plans.plan import (
     Replica,
     Sharding,
     Stage,
-    expand,
 )
 from hetplan.plans.targets import target
 
@@ -57,7 +56,7 @@ def chosen_of(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) -> C
     faults = tuple(_beyond_choices(plan))
     if faults:
         raise InputError(*faults)
-    total = max(c.stop for each in plan.pipelines for s in each.stages for c in s.chunks)
+    total = max(chunk.stop for stage in plan.stages for chunk in stage.chunks)
     end = total - 1 if model is None else 1 + model.num_layers
     return ChosenPlan(
         pipelines=tuple(
@@ -90,12 +89,7 @@ def _chosen_stage(cluster: Cluster, stage: Stage, end: int) -> ChosenStage:
 
 
 def _beyond_choices(plan: Plan) -> Iterator[Fault]:
-    stages = [
-        (f"pipelines[{p}].stages[{s}]", stage)
-        for p, pipeline in enumerate(plan.pipelines)
-        for s, stage in enumerate(pipeline.stages)
-    ]
-    for field, stage in stages:
+    for field, _, stage in plan.named_stages():
         asks = stage.recompute
         if asks.layers is not None:
             message = f"{asks.layers}; searched plans recompute all layers of a stage or none"
@@ -108,7 +102,7 @@ def _beyond_choices(plan: Plan) -> Iterator[Fault]:
         message = f"{plan.sharding}; searched plans shard the optimizer state or nothing"
         yield Fault(field="sharding", message=message)
     elif plan.sharding is Sharding.OPTIMIZER and any(
-        stage_shards(shards, stage) != stage_copies(stage) for _, stage in stages
+        stage_shards(shards, stage) != stage_copies(stage) for stage in plan.stages
     ):
         message = f"{shards}; searched plans shard over all ranks of a stage"
         yield Fault(field="optimizer_shards", message=message)
@@ -212,7 +206,7 @@ def _recompute(granularity: RecomputeGranularity) -> Recompute:
 
 
 def replica_of(shape: Shape, devices: tuple[DeviceRange, ...]) -> Replica:
-    """A part of a stage on these devices."""
+    """A part of a stage on these devices; field by field, as a search places many plans."""
     return Replica(
         devices=devices,
         tp=shape.tp,
@@ -272,16 +266,6 @@ def _no_room(island: Island, shape: Shape, stage: int) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Degrees:
-    """The choices that all stages of a one-pipeline plan share."""
-
-    tp: int
-    dp: int
-    microbatch_size: int
-    full_recompute: bool = False
-
-
 def check_model(model: ModelSpec, job: Job) -> None:
     """Raise an InputError where no plan of this model can be priced, or the target lacks it."""
     faults = planning_faults(model, job.sequence_length)
@@ -312,8 +296,3 @@ def neighbour_link(
     first = cluster.first_device(one.name)
     nodes = {(device - first) // one.devices_per_node for device in (*left, *right)}
     return (one.intra_node, True) if len(nodes) == 1 else (one.inter_node, False)
-
-
-def stage_devices(stage: Stage) -> tuple[int, ...]:
-    """Device numbers of a stage, in the order of its replicas."""
-    return tuple(device for replica in stage.replicas for device in expand(replica.devices))

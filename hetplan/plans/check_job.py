@@ -15,6 +15,7 @@ from hetplan.model.layer_units import planning_faults
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_target import copied_heads_fault
+from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, Target
 
 MIN_INTERLEAVED_STAGES = 3
@@ -184,10 +185,9 @@ def _prices(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
     used = [island for island in cluster.islands if island.name not in job.forbid.islands]
     without = [each.name for each in used if each.price_usd_per_device_hour is None]
     if without:
-        more = f" and {len(without) - 3} more" if len(without) > 3 else ""
         yield (
             ("objective",),
-            f"{job.objective}, and islands {', '.join(without[:3])}{more} of {cluster.name} have "
+            f"{job.objective}, and islands {some(without, 3)} of {cluster.name} have "
             "no price; give them one (price), or forbid them",
         )
 

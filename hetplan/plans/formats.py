@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_settings
+from hetplan.plans.pieces import data_ranks
 from hetplan.plans.plan import Plan, Sharding, Stage
 
 
@@ -30,11 +31,6 @@ def reduction_precision(job: Job) -> Precision:
 def reduction_formats(plan: Plan) -> tuple[str, ...]:
     """The different formats of the plan's reduction groups, in the order of the groups."""
     return tuple(dict.fromkeys(group.precision for group in plan.reduction_groups))
-
-
-def summed_formats(plan: Plan) -> tuple[str, ...]:
-    """The same with that of a tied matrix."""
-    return tuple(dict.fromkeys(found for _, found in named_formats(plan)))
 
 
 def named_formats(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -76,7 +72,7 @@ def job_summing_as(plan: Plan, job: Job) -> Job:
     The job as it is where it says something, where its target has no such option, and where the
     plan has several formats: then the two may not agree, which `hetplan.plans.check` says.
     """
-    found = summed_formats(plan)
+    found = tuple({name for _, name in named_formats(plan)})
     if job.trainer.gradient_precision is not None:
         return job
     defaults = TRAINER_DEFAULTS.get(job.target)
@@ -155,14 +151,14 @@ def needs_meshes(plan: Plan, *, several_libraries: bool = False) -> bool:
     That is where stages differ in degrees, microbatch size or recomputation, or devices of several
     vendors (`several_libraries`, which a plan does not say) take part.
     """
-    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    return several_libraries or len({(_degrees(each), each.recompute) for each in stages}) > 1
+    settings = {(_degrees(stage), stage.recompute) for stage in plan.stages}
+    return several_libraries or len(settings) > 1
 
 
 def _degrees(stage: Stage) -> tuple[int, ...]:
     """tp, dp, etp and microbatch size."""
     first = stage.replicas[0]
-    return first.tp, sum(each.dp for each in stage.replicas), first.etp, first.microbatch_size
+    return first.tp, data_ranks(stage), first.etp, first.microbatch_size
 
 
 _EMITTED = {

@@ -46,7 +46,7 @@ def device_array(ranges: Sequence[DeviceRange]) -> Devices:
 
 def stage_array(stage: Stage) -> Devices:
     """Device numbers of a stage, in the order of its replicas."""
-    return device_array([part for replica in stage.replicas for part in replica.devices])
+    return device_array(stage.devices)
 
 
 @dataclass(frozen=True, kw_only=True)

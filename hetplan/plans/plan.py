@@ -12,7 +12,7 @@ name the number format of a reduction: it is the format of the job's trainer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -181,6 +181,11 @@ class Stage:
     (`hetplan.plans.pieces`)."""
 
     @property
+    def devices(self) -> tuple[DeviceRange, ...]:
+        """Devices of all replicas, in their order."""
+        return tuple(chain.from_iterable(replica.devices for replica in self.replicas))
+
+    @property
     def num_layers(self) -> int:
         """Layers of all chunks, embedding and head counted."""
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
@@ -273,14 +278,20 @@ class Plan:
     overlap: OverlapSettings = OverlapSettings()
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Every stage, in the order of the pipelines."""
+        return tuple(chain.from_iterable(pipeline.stages for pipeline in self.pipelines))
+
+    def named_stages(self) -> Iterator[tuple[str, Pipeline, Stage]]:
+        """Every stage with its place in the file and its pipeline."""
+        for p, pipeline in enumerate(self.pipelines):
+            for s, stage in enumerate(pipeline.stages):
+                yield f"pipelines[{p}].stages[{s}]", pipeline, stage
+
+    @property
     def replicas(self) -> tuple[Replica, ...]:
         """Every replica entry of every stage, in the order of pipelines and stages."""
-        return tuple(
-            replica
-            for pipeline in self.pipelines
-            for stage in pipeline.stages
-            for replica in stage.replicas
-        )
+        return tuple(chain.from_iterable(stage.replicas for stage in self.stages))
 
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:

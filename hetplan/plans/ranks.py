@@ -18,6 +18,7 @@ from hetplan.cluster.hosts import place_of, written_node_name
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault
 from hetplan.plans.formats import named_formats
+from hetplan.plans.pieces import data_ranks
 from hetplan.plans.plan import Pipeline, Plan, RecomputeGranularity, Sharding, Stage, expand
 
 
@@ -155,10 +156,7 @@ def _shards(plan: Plan) -> Iterator[LaunchLimit]:
                 message=f"tp {found} with a sharded optimizer; the trainer needs one tp per stage",
                 pin=pin,
             )
-    ends = {
-        (stage.replicas[0].tp, sum(each.dp for each in stage.replicas))
-        for stage in (stages[0], stages[-1])
-    }
+    ends = {(stage.replicas[0].tp, data_ranks(stage)) for stage in (stages[0], stages[-1])}
     if plan.tied_embedding_devices and len(ends) > 1:
         yield LaunchLimit(
             field="tied_embedding_devices",

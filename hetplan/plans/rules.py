@@ -67,9 +67,7 @@ class CheckedPlan:
 
     def stages(self) -> Iterator[tuple[str, Pipeline, Stage]]:
         """Every stage with its place in the file."""
-        for p, pipeline in enumerate(self.plan.pipelines):
-            for s, stage in enumerate(pipeline.stages):
-                yield f"pipelines[{p}].stages[{s}]", pipeline, stage
+        return self.plan.named_stages()
 
     def replicas(self) -> Iterator[tuple[str, Replica]]:
         """Every replica entry with its place in the file."""
@@ -105,8 +103,8 @@ Found: TypeAlias = Iterator[tuple[str, str]]
 """(field, what is wrong with it) of every place that breaks one rule."""
 
 
-def some(numbers: Iterable[int], most: int = 6) -> str:
-    """The first few of these numbers, and how many more there are."""
-    listed = [int(number) for number in numbers]
-    shown = ", ".join(str(number) for number in listed[:most])
+def some(values: Iterable[object], most: int = 6) -> str:
+    """The first few of these names or numbers, and how many more there are."""
+    listed = [str(value) for value in values]
+    shown = ", ".join(listed[:most])
     return shown + (f" and {len(listed) - most} more" if len(listed) > most else "")

@@ -17,8 +17,10 @@ from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan, Replica, Sharding, Stage
 from hetplan.predict.predictor import Predictor
+from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import SearchResult
 from hetplan.units import format_bytes
+from hetplan.whatif.plan_use import different, pinned_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +142,8 @@ def _choices(found: Plan, other: Plan, cluster: Cluster) -> Iterator[Choice]:
 
 def _described(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """What is chosen, by name, in words."""
-    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    replicas = [replica for stage in stages for replica in stage.replicas]
-
-    def some(values: Iterator[object]) -> str:
-        return "/".join(dict.fromkeys(str(value) for value in values))
+    has = pinned_values(plan)
+    stages, replicas = plan.stages, plan.replicas
 
     def place(replica: Replica) -> str:
         device = replica.devices[0].start
@@ -154,26 +153,27 @@ def _described(plan: Plan, cluster: Cluster) -> dict[str, str]:
     if plan.sharding is not Sharding.NONE:
         sharding += f" over {plan.optimizer_shards}"
     return {
-        "islands": some(place(each) for each in replicas),
-        "pipelines": str(len(plan.pipelines)),
-        "stages": some(len(each.stages) for each in plan.pipelines),
+        "islands": different(place(replica) for replica in replicas),
+        "pipelines": has["pipelines"],
+        "stages": has["pp"],
         "layers, embedding and head": ", ".join(_chunks(stage) for stage in stages),
-        "tp": some(each.tp for each in replicas),
-        "cp": some(each.cp for each in replicas),
-        "ep": some(each.ep for each in replicas),
-        "dp": some(sum(each.dp for each in stage.replicas) for stage in stages),
-        "microbatch size": some(each.microbatch_size for each in replicas),
-        "microbatches": some(each.num_microbatches for each in plan.pipelines),
-        "sequence parallelism": some(
-            "yes" if each.sequence_parallel else "no" for each in replicas
+        "tp": has["tp"],
+        "cp": has["cp"],
+        "ep": has["ep"],
+        "dp": has["dp"],
+        "microbatch size": has["microbatch_size"],
+        "microbatches": different(pipeline.num_microbatches for pipeline in plan.pipelines),
+        "sequence parallelism": different(
+            "yes" if replica.sequence_parallel else "no" for replica in replicas
         ),
-        "recompute": some(each.recompute.granularity for each in stages),
-        "schedule": some(
-            f"{each.schedule.name} x {each.schedule.virtual_stages}" for each in plan.pipelines
+        "recompute": different(stage.recompute.granularity for stage in stages),
+        "schedule": different(
+            f"{pipeline.schedule.name} x {pipeline.schedule.virtual_stages}"
+            for pipeline in plan.pipelines
         ),
-        "microbatches in flight": some(each.warmup_depth for each in stages),
+        "microbatches in flight": different(stage.warmup_depth for stage in stages),
         "sharded": sharding,
-        "devices used": str(sum(each.num_devices for each in replicas)),
+        "devices used": str(devices_in_use(plan)),
     }
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from hetplan.cluster.spec import Cluster, IslandLink, Link
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Job, Pins
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.search.result import Question, SearchResult
+from hetplan.search.result import Inputs, Question, SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
 
@@ -29,6 +30,17 @@ class Change:
 
     words: str
     question: Question
+    pin: str = ""
+    """The pin that it leaves out, where that is all."""
+
+
+def other_value(question: Question, name: str, value: Any) -> Change:
+    """The question with another value of this field of its job."""
+    old = getattr(question.job, name)
+    new, now = (f"{each:g}" if isinstance(each, float) else str(each) for each in (value, old))
+    return Change(
+        words=f"{name} {new} instead of {now}", question=question.with_job(**{name: value})
+    )
 
 
 def ask(
@@ -40,20 +52,32 @@ def ask(
 ) -> SearchResult:
     """The best plan of the question; one of `NO_ANSWER` where there is none.
 
-    The search starts from those of `known_plans` that are legal for the question.
-    KeyboardInterrupt after Ctrl-C, even where there is a plan by then.
+    The search starts from those of `known_plans` that are legal for the question. The result of
+    `Inputs` has their digests. KeyboardInterrupt after Ctrl-C, even where there is a plan by then.
     """
     found = search(
         question.model,
         question.cluster,
         question.job,
         predictor,
+        sha256=question.sha256 if isinstance(question, Inputs) else (),
         start=known_plans,
         progress=progress,
     )
     if is_interrupted(found):
         raise KeyboardInterrupt
     return found
+
+
+def with_nodes(question: Question, island: Island, nodes: int) -> Question:
+    """The question with so many nodes of this island; names are kept only where all nodes are."""
+    changed = replace(
+        island,
+        nodes=nodes,
+        nodes_out=tuple(node for node in island.nodes_out if node < nodes),
+        node_names=island.node_names if nodes == island.nodes else (),
+    )
+    return question.with_island(changed)
 
 
 def is_interrupted(result: SearchResult) -> bool:
@@ -72,12 +96,6 @@ def pins_in_words(job: Job) -> Iterator[tuple[str, str]]:
         value = getattr(job.pin, name)
         if value is not None:
             yield name, f"{name}: {str(value).lower() if isinstance(value, bool) else value}"
-
-
-def few_words(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def relinked(

@@ -31,6 +31,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Forbids, Job
 from hetplan.plans.build import check_model
 from hetplan.plans.check_job import check_job_against
+from hetplan.plans.rules import some
 from hetplan.predict.predictor import Predictor
 from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.one_f_one_b.order_program import OrderProgram
@@ -43,7 +44,7 @@ from hetplan.search.space.allowed import mesh_matches
 from hetplan.search.space.family import Family
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_bytes
-from hetplan.whatif.ask import few_words, pins_in_words
+from hetplan.whatif.ask import pins_in_words
 
 ENDLESS_BYTES = 1e18
 """Memory of a device where memory is no constraint; far above any model, far below overflow."""
@@ -74,7 +75,7 @@ def _of_job(job: Job) -> Iterator[Constraint]:
         yield Constraint(words=f"pin {words}", without=partial(_without_pin, name=name))
     for kind, names in (("islands", job.forbid.islands), ("nodes", job.forbid.nodes)):
         if names:
-            words = few_words(names, 4) if kind == "nodes" else ", ".join(names)
+            words = some(names, 4) if kind == "nodes" else ", ".join(names)
             yield Constraint(
                 words=f"forbid {kind}: {words}", without=partial(_without_forbid, kind=kind)
             )

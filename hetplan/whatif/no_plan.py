@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Job, Pins
-from hetplan.plans.plan import RecomputeGranularity, Sharding, Stage
 from hetplan.plans.targets import TARGETS
 from hetplan.predict.predictor import Predictor
-from hetplan.search.result import Question, SearchResult
+from hetplan.search.result import Question
 from hetplan.units import format_seconds
-from hetplan.whatif.ask import NO_ANSWER, Change, ask, pins_in_words
+from hetplan.whatif.ask import NO_ANSWER, Change, ask, other_value, pins_in_words, with_nodes
 from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict
 from hetplan.whatif.memory_shortage import room_lines
+from hetplan.whatif.plan_use import pinned_values
 
 _RESERVES = (0.05, 0.0)
 """Values of `memory_reserve_fraction` that are tried where they are below the job's."""
@@ -35,15 +35,7 @@ _MAX_BATCH_CHANGE = 2
 """A batch is changed to at most so many times, or that part of, what was asked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relaxation(Change):
-    """A change that may give a plan."""
-
-    pin: str = ""
-    """The pin that it leaves out, where that is all."""
-
-
-def relaxations(asked: Question, feasible: Callable[[Question], bool]) -> Iterator[Relaxation]:
+def relaxations(asked: Question, feasible: Callable[[Question], bool]) -> Iterator[Change]:
     """Changes that make a plan possible as far as memory and divisibility say."""
     for each in _without_devices(asked):
         if feasible(each.question):
@@ -54,27 +46,23 @@ def relaxations(asked: Question, feasible: Callable[[Question], bool]) -> Iterat
             yield found
 
 
-def _without_devices(asked: Question) -> Iterator[Relaxation]:
+def _without_devices(asked: Question) -> Iterator[Change]:
     """What costs no hardware, cheapest first."""
     job = asked.job
     for name, words in sorted(pins_in_words(job), key=_cost_of_pin):
         free = asked.with_pins(**{name: None})
-        yield Relaxation(words=f"leaving out pin {words}", question=free, pin=name)
+        yield Change(words=f"leaving out pin {words}", question=free, pin=name)
     if job.forbid != Forbids():
         allowed = asked.with_job(forbid=Forbids())
-        yield Relaxation(words="allowing the forbidden islands and nodes", question=allowed)
+        yield Change(words="allowing the forbidden islands and nodes", question=allowed)
     for name, value in _other_values(job):
-        old = getattr(job, name)
-        yield Relaxation(
-            words=f"{name} {_in_words(value)} instead of {_in_words(old)}",
-            question=asked.with_job(**{name: value}),
-        )
+        yield other_value(asked, name, value)
     if len([*pins_in_words(job)]) > 1:
-        yield Relaxation(words="leaving out all pins", question=asked.with_job(pin=Pins()))
+        yield Change(words="leaving out all pins", question=asked.with_job(pin=Pins()))
     for island in asked.cluster.islands:
         if island.nodes_out:
             back = replace(island, nodes_out=())
-            yield Relaxation(
+            yield Change(
                 words=f"the {len(island.nodes_out)} nodes of {island.name} that are out",
                 question=asked.with_island(back),
             )
@@ -92,10 +80,6 @@ def _other_values(job: Job) -> Iterator[tuple[str, Any]]:
         yield "global_batch_size", size
     if job.sequence_length > 1 and not job.sequence_lengths:
         yield "sequence_length", job.sequence_length // 2
-
-
-def _in_words(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _cost_of_pin(pin: tuple[str, str]) -> int:
@@ -117,12 +101,12 @@ def _batches(job: Job) -> Iterator[int]:
 
 def _more_nodes(
     asked: Question, island: Island, feasible: Callable[[Question], bool]
-) -> Relaxation | None:
+) -> Change | None:
     """The fewest more nodes of one island with which there is a plan; None: no number helps."""
     room = (MAX_DEVICES - asked.cluster.num_devices) // island.devices_per_node
 
     def with_more(more: int) -> Question:
-        return asked.with_island(replace(island, nodes=island.nodes + more, node_names=()))
+        return with_nodes(asked, island, island.nodes + more)
 
     high = 1
     while not feasible(with_more(high)):
@@ -133,7 +117,7 @@ def _more_nodes(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if feasible(with_more(middle)) else (middle, high)
-    return Relaxation(
+    return Change(
         words=f"{high} more node{'s' * (high > 1)} of {island.name} "
         f"({len(island.usable_nodes) + high} instead of {len(island.usable_nodes)})",
         question=with_more(high),
@@ -189,44 +173,16 @@ def _words(conflict: Conflict, *, sure: bool) -> str:
     return f"these cannot hold together ({size}):"
 
 
-def _verified(relaxation: Relaxation, predictor: Predictor) -> str:
+def _verified(relaxation: Change, predictor: Predictor) -> str:
     """The change with its step; empty where the search found no plan after all."""
     try:
         found = ask(relaxation.question.looser(_LOOSE_GAP, _SECONDS), predictor)
     except NO_ANSWER:
         return ""
-    instead = _instead(relaxation.pin, found)
+    instead = pinned_values(found.plan).get(relaxation.pin)
+    having = "" if instead is None else f" (the plan has {instead})"
     step = format_seconds(found.estimate.step_seconds)
-    return f"  {relaxation.words}{instead}: {step} per step"
-
-
-def _instead(pin: str, found: SearchResult) -> str:
-    """What the plan that was found has in the pin's place, as in ` (the plan has 1)`."""
-    pipelines = found.plan.pipelines
-    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    replicas = [replica for stage in stages for replica in stage.replicas]
-    values: Iterator[object]
-    if pin in ("tp", "cp", "ep", "microbatch_size"):
-        values = (getattr(replica, pin) for replica in replicas)
-    elif pin == "dp":
-        values = (sum(replica.dp for replica in stage.replicas) for stage in stages)
-    elif pin == "pp":
-        values = (len(pipeline.stages) for pipeline in pipelines)
-    elif pin == "pipelines":
-        values = iter((len(pipelines),))
-    elif pin == "virtual_stages":
-        values = (pipeline.schedule.virtual_stages for pipeline in pipelines)
-    elif pin == "recompute":
-        values = (_recomputes(stage) for stage in stages)
-    elif pin == "sharded_optimizer":
-        values = iter((str(found.plan.sharding is not Sharding.NONE).lower(),))
-    else:
-        return ""
-    return f" (the plan has {'/'.join(dict.fromkeys(str(value) for value in values))})"
-
-
-def _recomputes(stage: Stage) -> str:
-    return str(stage.recompute.granularity is not RecomputeGranularity.NONE).lower()
+    return f"  {relaxation.words}{having}: {step} per step"
 
 
 @contextmanager

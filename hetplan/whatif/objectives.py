@@ -22,8 +22,8 @@ No certificate goes with another aim: the bound that stands beside a plan is tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.estimate import estimate_with, step_quantile
@@ -42,29 +42,6 @@ from hetplan.whatif.plan_use import islands_in_use, used_devices
 _SECONDS_PER_HOUR = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
-    """One plan by every aim; smaller is better."""
-
-    step_seconds: float
-    quantile_seconds: float
-    """What the step stays below with the probability that was asked, else with 0.9."""
-    usd_per_step: float | None
-    """None where a price is not given."""
-    devices: int
-    """In use."""
-
-
-def worth(pricer: Pricer, plan: Plan, step_seconds: float, quantile: float) -> Worth:
-    """All aims of a legal plan whose estimate is `step_seconds`."""
-    return Worth(
-        step_seconds=step_seconds,
-        quantile_seconds=step_quantile(pricer, plan, quantile),
-        usd_per_step=usd_per_step(pricer, plan, step_seconds),
-        devices=devices_in_use(plan),
-    )
-
-
 def usd_per_step(pricer: Pricer, plan: Plan, step_seconds: float) -> float | None:
     """Dollars of one step; None where an island in use has no price."""
     cluster = pricer.cluster
@@ -73,8 +50,7 @@ def usd_per_step(pricer: Pricer, plan: Plan, step_seconds: float) -> float | Non
         return None
     traffic = 0.0
     if _any_link_has_a_price(cluster):
-        found = ledger(plan, pricer.model, cluster, pricer.job, None)
-        for entry in found.entries:
+        for entry in ledger(plan, pricer.model, cluster, pricer.job, None).entries:
             if entry.link.scope is LinkScope.ISLANDS:
                 link = cluster.link_between(entry.link.left, entry.link.right)
                 traffic += entry.bytes_per_step * (link.price_usd_per_byte or 0.0)
@@ -163,22 +139,9 @@ def _other_degrees(plan: Plan, question: Question) -> Iterator[Change]:
     if pin.virtual_stages is None and chunks > 1:
         yield Change(words="without interleaving", question=question.with_pins(virtual_stages=1))
     if pin.recompute is None:
-        full = any(
-            stage.recompute.granularity is RecomputeGranularity.FULL
-            for pipeline in plan.pipelines
-            for stage in pipeline.stages
-        )
+        full = RecomputeGranularity.FULL in [each.recompute.granularity for each in plan.stages]
         words = "without recomputation" if full else "with recomputation"
         yield Change(words=words, question=question.with_pins(recompute=not full))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """A plan and the question that it is the best answer to."""
-
-    words: str
-    result: SearchResult
-    worth: Worth
 
 
 def _pool(
@@ -186,15 +149,16 @@ def _pool(
     predictor: Predictor,
     time_limit_seconds: float | None,
     progress: Callable[[int, str], None] | None,
-) -> dict[Plan, tuple[str, SearchResult]]:
-    """The result and the best plans of nearby questions, each plan once, with the question's words.
+) -> tuple[dict[Plan, tuple[str, float]], bool]:
+    """(words of its question, step) of the result's plan and of the best plans of nearby questions,
+    and whether every question was asked: Ctrl-C ends them with the plans so far.
 
-    Questions without a plan are left out. Ctrl-C ends it with the plans so far and the first one's
-    certificate `interrupted`.
+    Questions without a plan are left out. They do not start from each other's plans: a plan that
+    is good enough for two questions would answer both, and the choice would be smaller.
     """
-    plans = {result.plan: ("the shortest step", result)}
+    plans = {result.plan: ("the shortest step", result.estimate.step_seconds)}
     if is_interrupted(result):
-        return plans
+        return plans, False
     for number, change in enumerate(nearby(result)):
         if progress is not None:
             progress(number, change.words)
@@ -203,10 +167,9 @@ def _pool(
         except NO_ANSWER:
             continue
         except KeyboardInterrupt:
-            plans[result.plan] = ("the shortest step", interrupted(result))
-            break
-        plans.setdefault(other.plan, (change.words, other))
-    return plans
+            return plans, False
+        plans.setdefault(other.plan, (change.words, other.estimate.step_seconds))
+    return plans, True
 
 
 def interrupted(result: SearchResult) -> SearchResult:
@@ -220,23 +183,26 @@ USUAL_QUANTILE = 0.9
 """Shown where the job asks for none."""
 
 
-def _ranked(
-    job: Job, pricer: Pricer, plans: dict[Plan, tuple[str, SearchResult]]
-) -> list[_Candidate]:
-    """The plans, best first by the job's aim.
+def _ranked(job: Job, pricer: Pricer, plans: Mapping[Plan, tuple[str, float]]) -> list[Alternative]:
+    """The plans by every aim, best first by the job's own.
 
     InputError where money is the aim and a price is missing everywhere.
     """
+    quantile = USUAL_QUANTILE if job.quantile is None else job.quantile
     ranked = [
-        _Candidate(
-            words=words,
-            result=each,
-            worth=worth(pricer, plan, each.estimate.step_seconds, quantile_of(job)),
+        Alternative(
+            why=words,
+            plan=plan,
+            step_seconds=step_seconds,
+            quantile_seconds=step_quantile(pricer, plan, quantile),
+            quantile=quantile,
+            usd_per_step=usd_per_step(pricer, plan, step_seconds),
+            devices=devices_in_use(plan),
         )
-        for plan, (words, each) in plans.items()
+        for plan, (words, step_seconds) in plans.items()
     ]
     if job.objective is Objective.COST_PER_TOKEN:
-        ranked = [each for each in ranked if each.worth.usd_per_step is not None]
+        ranked = [plan for plan in ranked if plan.usd_per_step is not None]
         if not ranked:
             raise InputError(
                 Fault(
@@ -245,15 +211,10 @@ def _ranked(
                     "cluster gives none",
                 )
             )
-    return sorted(ranked, key=lambda each: (_aim(each.worth, job), each.worth.step_seconds))
+    return sorted(ranked, key=lambda plan: (_aim(plan, job), plan.step_seconds))
 
 
-def quantile_of(job: Job) -> float:
-    """The job's, or the usual one."""
-    return USUAL_QUANTILE if job.quantile is None else job.quantile
-
-
-def _aim(found: Worth, job: Job) -> float:
+def _aim(found: Alternative, job: Job) -> float:
     seconds = found.step_seconds if job.quantile is None else found.quantile_seconds
     if job.objective is not Objective.COST_PER_TOKEN:
         return seconds
@@ -274,48 +235,32 @@ def _certificate(result: SearchResult, step_seconds: float) -> Certificate | Non
     return replace(known, lower_bound_seconds=lower, gap=gap, status=status)
 
 
-def _words(job: Job, best: _Candidate, count: int, tokens: float) -> str:
+def _words(job: Job, best: Alternative, count: int, tokens: float) -> str:
     """What the plan is best at, and of how many."""
     if job.objective is Objective.COST_PER_TOKEN:
-        aim = f"cost per token: {(best.worth.usd_per_step or 0.0) / tokens * 1e6:.4g} USD per 1M"
+        aim = f"cost per token: {(best.usd_per_step or 0.0) / tokens * 1e6:.4g} USD per 1M"
         if job.quantile is not None:
             aim += f" at the mean step, chosen by the step's p{job.quantile * 100:g}"
     elif job.quantile is not None:
-        aim = f"p{job.quantile * 100:g} of the step: {best.worth.quantile_seconds:.4g} s"
+        aim = f"p{job.quantile * 100:g} of the step: {best.quantile_seconds:.4g} s"
     else:
         return ""
     return (
         f"{aim}; best of {count} plan{'s' * (count > 1)} of nearby questions "
-        f"({best.words}); no certificate goes with this aim"
+        f"({best.why}); no certificate goes with this aim"
     )
 
 
-def _alternatives(ranked: Sequence[_Candidate], top: int, job: Job) -> list[Alternative]:
+def _alternatives(ranked: Sequence[Alternative], top: int) -> tuple[Alternative, ...]:
     """The best of every layout that is not beaten by every aim, in the order of the job's aim."""
-    seen = {layout(ranked[0].result.plan)}
-    found: list[Alternative] = []
-    for each in ranked[1:]:
-        plan, own = each.result.plan, each.worth
-        if len(found) >= top - 1:
-            break
-        if layout(plan) in seen or any(_beats(other.worth, own) for other in ranked):
-            continue
-        seen.add(layout(plan))
-        found.append(
-            Alternative(
-                why=each.words,
-                plan=plan,
-                step_seconds=own.step_seconds,
-                quantile_seconds=own.quantile_seconds,
-                quantile=quantile_of(job),
-                usd_per_step=own.usd_per_step,
-                devices=own.devices,
-            )
-        )
-    return found
+    best_of_layout: dict[tuple[object, ...], Alternative] = {layout(ranked[0].plan): ranked[0]}
+    for plan in ranked[1:]:
+        if not any(_beats(other, plan) for other in ranked):
+            best_of_layout.setdefault(layout(plan.plan), plan)
+    return tuple(best_of_layout.values())[1:top]
 
 
-def _beats(one: Worth, two: Worth) -> bool:
+def _beats(one: Alternative, two: Alternative) -> bool:
     """Whether `one` is at least as good by every aim and better by some."""
     pairs = [
         (one.step_seconds, two.step_seconds),
@@ -329,12 +274,10 @@ def _beats(one: Worth, two: Worth) -> bool:
 
 def layout(plan: Plan) -> tuple[object, ...]:
     """What near-copies share: everything but layers, stages and exact devices."""
-    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    replicas = [replica for stage in stages for replica in stage.replicas]
     return (
         len(plan.pipelines),
-        tuple(sorted({(r.tp, r.cp, r.ep, r.dp, r.microbatch_size) for r in replicas})),
-        tuple(sorted({stage.recompute.granularity.value for stage in stages})),
+        tuple(sorted({(r.tp, r.cp, r.ep, r.dp, r.microbatch_size) for r in plan.replicas})),
+        tuple(sorted({stage.recompute.granularity.value for stage in plan.stages})),
         tuple(sorted({(p.schedule.name, p.schedule.virtual_stages) for p in plan.pipelines})),
         plan.sharding.value,
     )
@@ -361,20 +304,20 @@ def by_objective(
     inputs, job = result.inputs, result.inputs.job
     if not has_other_aim(job, top):
         return result
-    plans = _pool(result, predictor, time_limit_seconds, progress)
-    # A Ctrl-C on the way shows in the first one's certificate.
-    _, result = plans[result.plan]
+    plans, whole = _pool(result, predictor, time_limit_seconds, progress)
+    if not whole:
+        result = interrupted(result)
     pricer = Pricer(inputs.model, inputs.cluster, job, predictor)
     ranked = _ranked(job, pricer, plans)
     best = ranked[0]
-    estimate = estimate_with(pricer, best.result.plan)
+    estimate = estimate_with(pricer, best.plan)
     # Of one step, padding left out.
     tokens = result.estimate.tokens_per_second * result.estimate.step_seconds
     return replace(
         result,
-        plan=best.result.plan,
+        plan=best.plan,
         estimate=estimate,
         certificate=_certificate(result, estimate.step_seconds),
         objective=_words(job, best, len(ranked), tokens),
-        alternatives=tuple(_alternatives(ranked, top, job)),
+        alternatives=_alternatives(ranked, top),
     )

@@ -31,9 +31,11 @@ from hetplan.whatif.ask import (
     Change,
     ask,
     first_line,
+    other_value,
     pairs_between,
     pins_in_words,
     relinked,
+    with_nodes,
 )
 
 _MORE_NODES = 0.1
@@ -128,11 +130,9 @@ def _islands(question: Question) -> Iterator[Change]:
             question=question.with_island(larger),
         )
         more = max(1, round(_MORE_NODES * len(island.usable_nodes)))
-        # The new ones have no names.
-        grown = replace(island, nodes=island.nodes + more, node_names=())
         yield Change(
             words=f"{more} more node{'s' * (more > 1)} of {island.name}",
-            question=question.with_island(grown),
+            question=with_nodes(question, island, island.nodes + more),
         )
 
 
@@ -146,15 +146,8 @@ def _demands(question: Question) -> Iterator[Change]:
             question=question.with_job(forbid=Forbids()),
         )
     if job.memory_reserve_fraction > 0:
-        yield Change(
-            words=f"memory_reserve_fraction 0 instead of {job.memory_reserve_fraction:g}",
-            question=question.with_job(memory_reserve_fraction=0.0),
-        )
-    twice = 2 * job.global_batch_size
-    yield Change(
-        words=f"global_batch_size {twice} instead of {job.global_batch_size}",
-        question=question.with_job(global_batch_size=twice),
-    )
+        yield other_value(question, "memory_reserve_fraction", 0.0)
+    yield other_value(question, "global_batch_size", 2 * job.global_batch_size)
 
 
 _LOOSE_GAP = 0.02

@@ -20,8 +20,9 @@ from hetplan.files.reading import Document, decode, read_document
 from hetplan.job.load import load_job
 from hetplan.job.sweep_form import SWEEP_SCHEMA, Backend, LinkAxis, SweepForm
 from hetplan.model.load import load_model
+from hetplan.plans.rules import some
 from hetplan.search.result import Question
-from hetplan.whatif.ask import few_words, pairs_between, relinked
+from hetplan.whatif.ask import pairs_between, relinked, with_nodes
 
 MAX_POINTS = 100_000
 """Questions of one sweep; at a second each they take a day."""
@@ -128,7 +129,7 @@ def _axis_faults(document: Document, form: SweepForm, clusters: list[Cluster]) -
         one, two = link.between
         for number, name in enumerate(link.between):
             if name not in places:
-                known = few_words(sorted(places), _SHOWN)
+                known = some(sorted(places), _SHOWN)
                 message = f"no cluster has an island or region {name}; there is {known}"
                 yield document.fault(("links", at, "between", number), message)
         if one == two:
@@ -138,7 +139,7 @@ def _axis_faults(document: Document, form: SweepForm, clusters: list[Cluster]) -
             yield document.fault(("links", at), "changes nothing; add bandwidth or round_trip")
     for at, axis in enumerate(form.nodes):
         if axis.island not in islands:
-            known = few_words(sorted(islands), _SHOWN)
+            known = some(sorted(islands), _SHOWN)
             message = f"no cluster has an island {axis.island}; there is {known}"
             yield document.fault(("nodes", at, "island"), message)
 
@@ -192,30 +193,21 @@ def _link_changes(axis: LinkAxis) -> Iterator[LinkChange]:
 
 def question(point: Point) -> Question:
     """Read the files and make the changes; an InputError where one does not apply."""
-    cluster = load_cluster(point.cluster)
+    asked = Question(
+        model=load_model(point.model),
+        cluster=load_cluster(point.cluster),
+        job=load_job(point.job),
+    )
     for name, count in point.nodes:
-        cluster = _with_nodes(cluster, name, count)
+        asked = with_nodes(asked, asked.cluster.island(name), count)
     for change in point.links:
-        cluster = _with_link(cluster, change)
+        asked = asked.changed(cluster=_with_link(asked.cluster, change))
     changes = {
         name: getattr(point, name)
         for name in ("target", "global_batch_size", "sequence_length")
         if getattr(point, name) is not None
     }
-    asked = Question(model=load_model(point.model), cluster=cluster, job=load_job(point.job))
     return asked.with_job(**changes)
-
-
-def _with_nodes(cluster: Cluster, name: str, count: int) -> Cluster:
-    island = cluster.island(name)
-    changed = replace(
-        island,
-        nodes=count,
-        nodes_out=tuple(node for node in island.nodes_out if node < count),
-        node_names=island.node_names if count == island.nodes else (),
-    )
-    islands = tuple(changed if each.name == name else each for each in cluster.islands)
-    return replace(cluster, islands=islands)
 
 
 def _with_link(cluster: Cluster, change: LinkChange) -> Cluster:

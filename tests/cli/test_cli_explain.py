@@ -13,7 +13,7 @@ from plans_of_many import Case, small_cluster, small_island, small_job, small_mo
 
 from hetplan.cost.estimate import estimate
 from hetplan.files.reading import decode, read_document
-from hetplan.plans.build import Degrees
+from hetplan.plans.chosen import Shape
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.traffic import TRAFFIC_SCHEMA, TrafficReport
 from hetplan.search.files import SCHEMA, save_result
@@ -25,7 +25,7 @@ def one_pipeline() -> Case:
     model, job = small_model(), small_job(8, "megatron")
     cluster = small_cluster(small_island("a", 1, 4), small_island("b", 1, 4))
     choices = [StageChoice(island=name, transformer_layers=4) for name in "ab"]
-    plan = build_plan(model, cluster, job, choices, Degrees(tp=2, dp=2, microbatch_size=1))
+    plan = build_plan(model, cluster, job, choices, Shape(tp=2, dp=2, microbatch_size=1))
     return Case(plan=plan, model=model, cluster=cluster, job=job)
 
 

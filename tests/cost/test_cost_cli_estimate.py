@@ -16,7 +16,6 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
 from hetplan.errors import InfeasibleError, InputError
 from hetplan.job.spec import Job
-from hetplan.plans.build import stage_devices
 from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.plans.plan import Plan
 from hetplan.search.files import load_plan
@@ -39,7 +38,7 @@ def given(**options: object) -> Layout:
 def placed(plan: Plan) -> list[tuple[str, int]]:
     """(island, layers with embedding and head) of every stage."""
     return [
-        (CLUSTER.island_of_device(stage_devices(stage)[0]).name, stage.num_layers)
+        (CLUSTER.island_of_device(stage.devices[0].start).name, stage.num_layers)
         for stage in plan.pipelines[0].stages
     ]
 

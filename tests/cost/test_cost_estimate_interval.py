@@ -17,7 +17,7 @@ from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.draws import Draws
 from hetplan.cost.terms import is_extrapolation
 from hetplan.errors import InputError
-from hetplan.plans.build import Degrees
+from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import Plan
 from hetplan.predict.calibration.factors import calibrate, devices_of, regime_of
 from hetplan.predict.calibration.values import (
@@ -44,7 +44,7 @@ SHAPE, ASKED, CLUSTER = model(), job(), two_islands()
 
 def plan_on(cluster: Cluster, *choices: StageChoice, **degrees: int) -> Plan:
     asked = {"tp": 2, "dp": 2, "microbatch_size": 2} | degrees
-    return build_plan(SHAPE, cluster, ASKED, choices, Degrees(**asked))
+    return build_plan(SHAPE, cluster, ASKED, choices, Shape(**asked))
 
 
 ALONE = plan_on(

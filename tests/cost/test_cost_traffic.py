@@ -33,7 +33,7 @@ from hetplan.cost.network.segments import LinkScope, TrafficClass
 from hetplan.cost.traffic import Ledger, ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.plans.build import Degrees
+from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import (
     OverlapSettings,
     Sharding,
@@ -127,7 +127,7 @@ def ledger_of_devices(nodes: int) -> Ledger:
     cluster = small_cluster(small_island("a", nodes, 8), small_island("b", nodes, 8))
     job = small_job(nodes, "megatron")
     choices = [StageChoice(island=name, transformer_layers=1) for name in "ab" for _ in range(32)]
-    degrees = Degrees(tp=8, dp=nodes // 32, microbatch_size=1)
+    degrees = Shape(tp=8, dp=nodes // 32, microbatch_size=1)
     return ledger(build_plan(model, cluster, job, choices, degrees), model, cluster, job)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import Degrees, plan_of
+from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Plan, RecomputeGranularity, Schedule, Sharding
@@ -29,7 +29,9 @@ def build_plan(
     cluster: Cluster,
     job: Job,
     choices: Sequence[StageChoice],
-    degrees: Degrees,
+    degrees: Shape,
+    *,
+    full_recompute: bool = False,
 ) -> Plan:
     """The plan of these stages; an InputError where they cannot be placed."""
     count = job.global_batch_size // (degrees.microbatch_size * degrees.dp)
@@ -39,7 +41,7 @@ def build_plan(
         microbatch_size=degrees.microbatch_size,
         etp=degrees.tp if experts_of(model, 0, len(model.layers)) else 1,
     )
-    full = RecomputeGranularity.FULL if degrees.full_recompute else RecomputeGranularity.NONE
+    full = RecomputeGranularity.FULL if full_recompute else RecomputeGranularity.NONE
     stages = tuple(
         ChosenStage(
             parts=(Part(island=choice.island, shape=shape),),

@@ -16,7 +16,7 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
-from hetplan.plans.build import Degrees
+from hetplan.plans.chosen import Shape
 from hetplan.plans.pieces import expert_copies, own_depth, stage_copies
 from hetplan.plans.plan import (
     LayerRange,
@@ -214,7 +214,7 @@ def plain_case(target: str = "any", *, experts: bool = False, tp: int = 2) -> Ca
         cluster,
         job,
         [StageChoice(island="a", transformer_layers=4)] * 2,
-        Degrees(tp=tp, dp=4 // tp, microbatch_size=1),
+        Shape(tp=tp, dp=4 // tp, microbatch_size=1),
     )
     return Case(plan=plan, model=model, cluster=cluster, job=job)
 

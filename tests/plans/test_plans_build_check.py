@@ -13,8 +13,8 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import stages_with_room
-from hetplan.plans.build import Degrees, stage_devices
 from hetplan.plans.check import check_plan
+from hetplan.plans.chosen import Shape
 from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.plans.plan import DeviceRange, LayerRange, Plan, Sharding, compress, expand
 
@@ -35,7 +35,7 @@ def two_stage_plan() -> tuple[Plan, ModelSpec, Cluster, Job]:
             StageChoice(island="a", transformer_layers=6),
             StageChoice(island="b", transformer_layers=2),
         ],
-        Degrees(tp=2, dp=2, microbatch_size=1),
+        Shape(tp=2, dp=2, microbatch_size=1),
     )
     return plan, shape, machines, task
 
@@ -62,11 +62,10 @@ def test_every_plan_that_is_built_is_legal(data: st.DataObject) -> None:
         )
         for name in "abc"[: data.draw(st.integers(1, 3))]
     ]
-    degrees = Degrees(
+    degrees = Shape(
         tp=data.draw(st.sampled_from([1, 2, 4, 8])),
         dp=data.draw(st.integers(1, 8)),
         microbatch_size=data.draw(st.integers(1, 3)),
-        full_recompute=data.draw(st.booleans()),
     )
     choices = [
         StageChoice(island=each.name, transformer_layers=data.draw(st.integers(1, 4)))
@@ -81,9 +80,10 @@ def test_every_plan_that_is_built_is_legal(data: st.DataObject) -> None:
     machines = small_cluster(*islands)
     microbatches = len(choices) + data.draw(st.integers(0, 3))
     task = small_job(degrees.dp * degrees.microbatch_size * microbatches, "native")
-    plan = build_plan(shape, machines, task, choices, degrees)
+    full = data.draw(st.booleans())
+    plan = build_plan(shape, machines, task, choices, degrees, full_recompute=full)
     assert check_plan(plan, shape, machines, task) == ()
-    used = [d for stage in plan.pipelines[0].stages for d in stage_devices(stage)]
+    used = [d for stage in plan.pipelines[0].stages for d in expand(stage.devices)]
     assert sorted([*used, *expand(plan.unused_devices)]) == list(range(machines.num_devices))
     assert len(used) == len(choices) * degrees.tp * degrees.dp
 
@@ -101,7 +101,7 @@ def test_megatron_pads_the_vocabulary_and_shards_the_optimizer() -> None:
         machines,
         small_job(8, "megatron"),
         [StageChoice(island="a", transformer_layers=8)],
-        Degrees(tp=2, dp=2, microbatch_size=1),
+        Shape(tp=2, dp=2, microbatch_size=1),
     )
     assert plan.padded_vocab_size == 256
     assert plan.optimizer_shards == 2

@@ -33,8 +33,8 @@ from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.plans.assemble import assemble_plan
-from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
+from hetplan.plans.chosen import Shape
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
     SCHEDULES,
@@ -219,7 +219,7 @@ def test_a_plan_for_131072_devices_takes_no_more_steps_to_check_than_one_for_163
     steps = []
     for nodes in (1024, 8192):
         cluster = small_cluster(small_island("a", nodes, 8), small_island("b", nodes, 8))
-        degrees = Degrees(tp=8, dp=nodes // 32, microbatch_size=1)
+        degrees = Shape(tp=8, dp=nodes // 32, microbatch_size=1)
         plan = build_plan(model, cluster, job, choices, degrees)
         used = sum(r.num_devices for s in plan.pipelines[0].stages for r in s.replicas)
         assert used == 16 * nodes

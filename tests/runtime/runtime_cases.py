@@ -14,7 +14,6 @@ from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans import build
-from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import own_depth
@@ -70,7 +69,7 @@ def plan_of(
             StageChoice(island=name, transformer_layers=count)
             for name, count in zip(names, layers, strict=True)
         ],
-        Degrees(**{"tp": 1, "dp": 1, "microbatch_size": 1, **degrees}),
+        Shape(**{"tp": 1, "dp": 1, "microbatch_size": 1, **degrees}),
     )
     assert check_plan(plan, model, machines, task) == ()
     return plan

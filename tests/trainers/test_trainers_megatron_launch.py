@@ -29,8 +29,8 @@ from trainer_plans import (
 
 from hetplan.cluster.load import load_cluster
 from hetplan.model.load import load_model
-from hetplan.plans.build import Degrees
 from hetplan.plans.check import check_plan
+from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import (
     LayerRange,
 )
@@ -49,7 +49,7 @@ def test_the_arguments_of_a_known_plan() -> None:
         *(StageChoice(island="h100", transformer_layers=10) for _ in range(7)),
         *(StageChoice(island="a100", transformer_layers=count) for count in (7, 7, 6, 6)),
     ]
-    plan = build_plan(model, machines, job, choices, Degrees(tp=8, dp=8, microbatch_size=1))
+    plan = build_plan(model, machines, job, choices, Shape(tp=8, dp=8, microbatch_size=1))
     assert check_plan(plan, model, machines, job) == ()
     launch = launched(result_of(machines, plan, model, job, priced=any_estimate()))
     text = "".join(f"{' '.join(entry)}\n" for entry in launch.arguments)

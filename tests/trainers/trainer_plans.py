@@ -19,7 +19,7 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
-from hetplan.plans.build import Degrees, plan_of
+from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import own_depth
@@ -212,7 +212,7 @@ def stage_per_island(
         StageChoice(island=each.name, transformer_layers=count)
         for each, count in zip(machines.islands, layers, strict=True)
     ]
-    plan = build_plan(model, machines, job, choices, Degrees(tp=tp, dp=dp, microbatch_size=1))
+    plan = build_plan(model, machines, job, choices, Shape(tp=tp, dp=dp, microbatch_size=1))
     return result_of(machines, plan, model, job, priced=any_estimate())
 
 

@@ -7,8 +7,9 @@ prediction is wrong. Here are the best plans of
 2. the question where every prediction of one device kind lies at an end of its interval;
 3. the cluster without one of the islands that the best plan uses.
 
-Each is the best plan that the family's solver finds, without a proof. `measurement_order.near_best`
-says which of them cannot be told from the best.
+This does not go through `whatif.ask`, which gives one plan and proves it: a rival is the best plan
+that its family's solver finds, without a proof, and there are many. Which rivals cannot be told
+from the best plan, `hetplan.advice.measurement_order` says.
 """
 
 from __future__ import annotations
