@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from search_jobs import cluster, island, job, model
+from search_jobs import job, mixed, model
 
 from hetplan.advice.near_best import rivals
 from hetplan.advice.plan_sensitivities import UPDATE, plan_sensitivities
-from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
 from hetplan.model.spec import LayerKind
 from hetplan.plans.check import check_plan
@@ -20,13 +19,6 @@ from hetplan.search.space.forwarding_predictor import (
 )
 
 PREDICTOR = FittedPredictor.datasheet_only()
-
-
-def mixed() -> Cluster:
-    return cluster(
-        island("slow", kind="old", teraflops=40.0, nodes=1, per_node=4),
-        island("quick", kind="new", teraflops=120.0, nodes=1, per_node=4),
-    )
 
 
 def test_rivals_are_legal_other_plans_and_one_wins_when_a_kind_is_slow() -> None:
