@@ -5,22 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
-from search_jobs import cluster, island, job, model
+from search_jobs import job, mixed, model
 
 from hetplan.advice.plan_sensitivities import UPDATE, plan_sensitivities
-from hetplan.cluster.spec import Cluster
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.search import search
 
 PREDICTOR = FittedPredictor.datasheet_only()
-
-
-def mixed() -> Cluster:
-    return cluster(
-        island("slow", kind="old", teraflops=40.0, nodes=1, per_node=4),
-        island("quick", kind="new", teraflops=120.0, nodes=1, per_node=4),
-    )
 
 
 def test_parts_are_the_whole_step_by_what_can_be_measured() -> None:

@@ -12,10 +12,6 @@ from hetplan.errors import InputError
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 
-FAMILIES = (
-    *("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"),
-    *("gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"),
-)
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 503,

@@ -84,6 +84,14 @@ def cluster(*islands: Island, gigabytes_per_second: float = 2.0) -> Cluster:
     )
 
 
+def mixed() -> Cluster:
+    """Two islands of unlike devices."""
+    return cluster(
+        island("slow", kind="old", teraflops=40.0, nodes=1, per_node=4),
+        island("quick", kind="new", teraflops=120.0, nodes=1, per_node=4),
+    )
+
+
 def job(batch: int = 4, *, target: str = "megatron", gap: float = 0.0) -> Job:
     return Job(
         name="test",

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from search_jobs import cluster, island, job, model
+from search_jobs import cluster, island, job, mixed, model
 
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Forbids, Job
@@ -17,13 +17,6 @@ from hetplan.search.solver import Progress
 from hetplan.whatif.baselines import homogeneous_sum, operations_per_token
 
 PREDICTOR = FittedPredictor.datasheet_only()
-
-
-def mixed() -> Cluster:
-    return cluster(
-        island("slow", kind="old", teraflops=40.0, nodes=1, per_node=4),
-        island("quick", kind="new", teraflops=120.0, nodes=1, per_node=4),
-    )
 
 
 def find(asked: Job, of: Cluster | None = None, layers: int = 8) -> SearchResult:

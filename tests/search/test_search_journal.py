@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from search_jobs import cluster, island, job, model
+from search_jobs import job, mixed, model
 
-from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError, LimitError
 from hetplan.job.spec import Job
 from hetplan.predict.fit import FittedPredictor
@@ -22,17 +21,10 @@ from hetplan.search.solver import Best
 PREDICTOR = FittedPredictor.datasheet_only()
 
 
-def _mixed() -> Cluster:
-    return cluster(
-        island("slow", kind="old", teraflops=40.0, nodes=1, per_node=4),
-        island("quick", kind="new", teraflops=120.0, nodes=1, per_node=4),
-    )
-
-
 def _find(asked: Job, path: Path | None = None, *, resume: bool = False) -> SearchResult:
     return search(
         model(8),
-        _mixed(),
+        mixed(),
         asked,
         PREDICTOR,
         journal=path,
