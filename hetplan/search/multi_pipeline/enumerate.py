@@ -102,7 +102,7 @@ class Rows:
     most: int
     """Rows, or rows put one after the other, above which TooManyError is raised."""
     simple: bool = False
-    """Only rows of one mesh, with few cuts and rounded shares."""
+    """Only rows of one mesh, with few stages and rounded shares."""
     counted: int = 0
 
     @cached_property
@@ -365,10 +365,8 @@ class Enumeration:
             return 0.0 if self.simple else bound
         finally:
             best.replays += self.priced
-        if self.simple:
-            return 0.0
-        best.listed += 1
-        return best.target
+        best.listed += not self.simple
+        return 0.0 if self.simple else best.target
 
     def _open_rows(self, best: Best) -> _OpenRows | None:
         """Rows below the target; None where they are too many."""

@@ -155,6 +155,7 @@ def cheapest_path(values: Floats, chosen: Ints, fewest: int, path: Ints) -> floa
     `values`, `chosen`: [phase, kind, rows + 1, layers + 1]. `path` [2, rows] is filled with
     (option, layers) by position from the back, from index 0 on; its end is marked by option -1.
     """
+    # One function: forward through the positions, and back from the best end over what it came by.
     phases, rows, layers = values.shape[0], values.shape[2] - 1, values.shape[3] - 1
     # [bottleneck among them?, phase, r, l], and (layers, the same of what is downstream) as one.
     reached = np.full((2, phases, rows + 1, layers + 1), np.inf)
