@@ -8,6 +8,7 @@ intervals first.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,8 +20,12 @@ from hetplan.search.multi_pipeline.bound import MultiPipelineBound, multi_pipeli
 from hetplan.search.multi_pipeline.enumerate import Enumeration
 from hetplan.search.multi_pipeline.heuristic import Primal, improved, known_rows
 from hetplan.search.multi_pipeline.paths import PathPricer
-from hetplan.search.multi_pipeline.stage_options import OptionsMaker, PartOptions
-from hetplan.search.solver import Best, OrderFreeBound
+from hetplan.search.multi_pipeline.stage_options import (
+    OptionsMaker,
+    PartOptions,
+    island_classes,
+)
+from hetplan.search.solver import Best, Grounds, OrderFreeBound
 from hetplan.search.table_maker import TableMaker
 
 _ROUGH_RATIO, _ROUGH_ROUNDS = 0.03, 1
@@ -126,11 +131,11 @@ class MultiPipelineSolver:
         scale = _LISTED.get(best.effort)
         if scale is not None:
             every = self._enumeration(scale=scale)
-            best.raise_bound(self.index, every.run(self.index, best))
+            best.raise_bound(self.index, every.run(self.index, best), Grounds.EVERY_PLAN)
         if best.open(self.index):
-            best.raise_bound(self.index, self._coarse(best).seconds)
+            self._raise(best, self._coarse(best))
         if best.open(self.index) and best.stalled_at.get(self.index) != best.target:
-            best.raise_bound(self.index, self._bound(best, best.target, _RATIO, _ROUNDS).seconds)
+            self._raise(best, self._bound(best, best.target, _RATIO, _ROUNDS))
             best.stalled_at[self.index] = best.target
 
     def _enumeration(self, scale: int = 1, *, simple: bool = False) -> Enumeration:
@@ -162,7 +167,7 @@ class MultiPipelineSolver:
 
         def tell(seconds: float) -> None:
             if seconds + after > best.bounds[self.index] * (1 + _RISE):
-                best.raise_bound(self.index, seconds + after)
+                best.raise_bound(self.index, seconds + after, Grounds.PRICES)
             best.check_time()
 
         for pricer in self._pricers:
@@ -177,3 +182,15 @@ class MultiPipelineSolver:
             on_bound=tell,
         )
         return replace(bound, seconds=bound.seconds + after)
+
+    def _raise(self, best: Best, bound: MultiPipelineBound) -> None:
+        prices = self._by_island(bound.prices) if bound.prices else ()
+        best.raise_bound(self.index, bound.seconds, Grounds.PRICES, prices)
+
+    def _by_island(self, prices: Sequence[float]) -> tuple[float, ...]:
+        """Prices of the devices of every island, from those of the classes of islands."""
+        found = [0.0] * len(self._maker.cluster.islands)
+        for price, alike in zip(prices, island_classes(self._maker.cluster), strict=True):
+            for island in alike.islands:
+                found[island] = price
+        return tuple(found)

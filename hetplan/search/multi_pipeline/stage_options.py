@@ -484,7 +484,7 @@ def least_arrival(pricer: StagePricer, island_number: int, shape: Shape) -> tupl
         links.append((island.inter_node, (island, island)))
     if shape.tp < island.devices_per_node:
         links.append((island.intra_node, (island, island)))
-    message = Shape(tp=shape.tp, dp=1, microbatch_size=shape.microbatch_size)
+    message = replace(shape, dp=1)  # sequence parallel ranks receive a part each
     hops = [
         boundary_costs_over(link, pricer.model, pricer.job, message, pricer.predictor, ends)
         for link, ends in links

@@ -20,7 +20,7 @@ from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, kept_
 from hetplan.search.one_f_one_b.heuristic import MANY, expand, kept_rows, polish, search_rows
 from hetplan.search.one_f_one_b.order_program import OrderProgram
 from hetplan.search.one_f_one_b.rows import Slots, cut, depth_of, step_seconds
-from hetplan.search.solver import Best
+from hetplan.search.solver import Best, Grounds
 from hetplan.search.space.family import Family
 from hetplan.search.space.row import NEVER
 from hetplan.search.space.stage_table import StageTable, most_stages, num_islands
@@ -236,7 +236,7 @@ class OneFOneBSolver(FamilySolver):
                 return False
             least = min(least, below)
         best.listed += 1
-        best.raise_bound(self.index, float("inf") if least >= NEVER else least)
+        best.raise_bound(self.index, float("inf") if least >= NEVER else least, Grounds.EVERY_PLAN)
         return True
 
     def _list_row(self, runs: Row, best: Best, spent: Ints) -> float | None:
