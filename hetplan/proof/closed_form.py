@@ -19,7 +19,7 @@ S is no less than if all units went to the cheapest islands that have room for t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -197,8 +197,8 @@ def _held_units(pricer: StagePricer, family: Family, in_flight: Ints) -> Ints:
     return held
 
 
-def several_pipelines_bound(pricer: StagePricer, prices: Sequence[float]) -> float:
-    """No plan of several pipelines has a step of fewer seconds, whatever the prices of devices.
+def several_pipelines_bound(pricer: StagePricer) -> float:
+    """No plan of several pipelines has a step of fewer seconds: all devices at their best rates.
 
     Proof (weak duality). Prices are p_k >= 0 of a device of island k, N_k of them, scaled so that
     sum N_k p_k = B, the batch. If every pipeline did fewer samples than its devices cost, all
@@ -209,24 +209,26 @@ def several_pipelines_bound(pricer: StagePricer, prices: Sequence[float]) -> flo
         T >= m K >= P K / G = sum over stages p K / G >= sum n p c / G >= L min p c / G
 
     for L units in all. Of dp ranks of tp devices p / G is p_k tp / microbatch size. A stage of
-    several parts has no less than the least of its parts.
+    several parts has no less than the least of its parts. The prices for which this is most are in
+    proportion to the rates r_k = max microbatch size / (c tp): then it is L B / sum N_k r_k.
     """
-    job, islands = pricer.job, pricer.cluster.islands
-    if len(prices) != len(islands) or not all(0.0 <= price < math.inf for price in prices):
-        return 0.0
-    total = sum(p * island.num_usable_devices for p, island in zip(prices, islands, strict=True))
-    if total <= 0.0:
-        return 0.0
-    least = min(
-        (
-            float(np.sum(pricer.unit_passes(at, shape, (RecomputeGranularity.NONE,))))
-            * (price * shape.tp / shape.microbatch_size)
-            for at, price in enumerate(prices)
-            for shape in _shapes(pricer, at)
-        ),
-        default=math.inf,
-    )
-    return pricer.units.count * least * job.global_batch_size / total + job.data_loading_seconds
+    job, rates = pricer.job, 0.0
+    for at, island in enumerate(pricer.cluster.islands):
+        rate = max(
+            (
+                shape.microbatch_size
+                / (shape.tp * float(np.sum(pricer.unit_passes(at, shape, (_NONE,)))))
+                for shape in _shapes(pricer, at)
+            ),
+            default=0.0,
+        )
+        rates += island.num_usable_devices * rate
+    if rates <= 0.0:
+        return math.inf
+    return pricer.units.count * job.global_batch_size / rates + job.data_loading_seconds
+
+
+_NONE = RecomputeGranularity.NONE
 
 
 def _shapes(pricer: StagePricer, island: int) -> Iterator[Shape]:

@@ -315,7 +315,7 @@ class _Claim:
         seconds = self.proof.several_bound_seconds
         if seconds is not None:
             self._check_not_below("certificate.proof.several", seconds)
-            shown = several_pipelines_bound(pricer, self.proof.device_prices)
+            shown = several_pipelines_bound(pricer)
             if shown < self.seconds * (1.0 - _SAME):
                 grounds = self.proof.several_grounds
                 yield Unshown(plans=SEVERAL, shown_seconds=shown, grounds=grounds)

@@ -46,7 +46,6 @@ def proof_of(
         ),
         several_bound_seconds=several if has_several else None,
         several_grounds=best.grounds.get(count, Grounds.ORDER_FREE) if has_several else "",
-        device_prices=best.device_prices,
     )
 
 

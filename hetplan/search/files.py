@@ -59,8 +59,9 @@ def load_plan(path: str | Path) -> SearchResult:
 
 def _result(document: Document) -> SearchResult:
     result = decode(document, SearchResult, schema=SCHEMA)
-    # What an older number lacks has its default now, so that the value can be saved again.
-    return replace(result, schema=SCHEMA)
+    # What an older number lacks has its default now, so that the value can be saved again; the seal
+    # is the file's (`hetplan.proof.verify`).
+    return replace(result, schema=SCHEMA, seal="")
 
 
 def load_legal_plan(path: str | Path) -> SearchResult:

@@ -66,8 +66,6 @@ class Event:
     """Of an offer; of a bound, None: no plan of this solver is feasible; of a step the target below
     which its programs ended, if they did (`Best.stalled_at`)."""
     chosen: ChosenPlan | None = None
-    prices: tuple[float, ...] = ()
-    """Of devices, by island, that a bound rests on."""
     replays: int = 0
     listed: int = 0
     explored: int = 0
@@ -286,10 +284,7 @@ class Journal:
             solver, bound = event
             seconds = bound if math.isfinite(bound) else None
             grounds = self.best.grounds.get(solver, Grounds.JOURNAL)
-            prices = self.best.device_prices if grounds is Grounds.PRICES else ()
-            event_of_bound = Event(
-                event="bound", solver=solver, seconds=seconds, what=grounds, prices=prices
-            )
+            event_of_bound = Event(event="bound", solver=solver, seconds=seconds, what=grounds)
             self.write(replace(event_of_bound, family=self._name(solver)))
 
     def _name(self, solver: int) -> str:
@@ -369,7 +364,7 @@ def apply_events(events: Sequence[Event], best: Best) -> None:
             bound = math.inf if event.seconds is None else event.seconds
             known = event.what in tuple(Grounds)
             grounds = Grounds(event.what) if known else Grounds.JOURNAL
-            best.raise_bound(event.solver, bound, grounds, event.prices)
+            best.raise_bound(event.solver, bound, grounds)
 
 
 def resumable(record: Record, header: Header, path: Path) -> bool:

@@ -45,8 +45,6 @@ class Proof:
     """No plan of several pipelines has a shorter step; None: there are none, or none feasible."""
     several_grounds: str = ""
     """What that rests on; empty: there are none."""
-    device_prices: tuple[float, ...] = ()
-    """Multipliers of that bound: samples that one device of each island stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

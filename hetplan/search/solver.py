@@ -118,8 +118,6 @@ class Best:
 
     grounds: dict[int, Grounds] = field(default_factory=dict)
     """Per solver whose bound was raised above the order-free one: what it rests on now."""
-    device_prices: tuple[float, ...] = ()
-    """Of one device of each island, which the bound of several pipelines rests on."""
     empty: int = 0
     """Solvers without any plan, by the rough bounds: no candidates."""
 
@@ -164,22 +162,10 @@ class Best:
         found = self.own.get(solver)
         return float("inf") if found is None else found.seconds
 
-    def raise_bound(
-        self,
-        solver: int,
-        bound: float,
-        grounds: Grounds = Grounds.PROGRAM,
-        prices: tuple[float, ...] = (),
-    ) -> None:
-        """Note a bound of a solver and what it rests on; the larger one counts.
-
-        `prices`: of a device of each island, where the bound rests on them.
-        """
-        known = self.bounds[solver]
-        if bound > known or (prices and bound == known):
+    def raise_bound(self, solver: int, bound: float, grounds: Grounds = Grounds.PROGRAM) -> None:
+        """Note a bound of a solver and what it rests on; the larger one counts."""
+        if bound > self.bounds[solver]:
             self.bounds[solver], self.grounds[solver] = bound, grounds
-            if prices:
-                self.device_prices = prices
             if self.on_event is not None:
                 self.on_event((solver, bound))
 

@@ -88,9 +88,19 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
+def rounded(value: Any) -> Any:
+    """Floats to eight digits: processors differ in the last ones of exponentials and sums."""
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return float(f"{value:.8g}") if isinstance(value, float) else value
+
+
 def digest(value: Any) -> str:
     """Hash of a value that is long."""
-    return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps(rounded(plain(value)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def asked(

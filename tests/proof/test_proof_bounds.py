@@ -70,8 +70,7 @@ def _judged(one: Listed) -> tuple[int, int]:
         limit = step.seconds * ABOVE
         if len(chosen.pipelines) > 1:
             several += 1
-            asked = random.uniform(0.1, 1.0, len(cluster.islands)).tolist()
-            assert several_pipelines_bound(pricer, asked) <= limit, (one.number, chosen)
+            assert several_pipelines_bound(pricer) <= limit, (one.number, chosen)
             continue
         mine = [each for each in families if _has(each, chosen, cluster)]
         singles += len(mine)

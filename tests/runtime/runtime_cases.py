@@ -57,6 +57,8 @@ def plan_of(
     layers: tuple[int, ...],
     machines: Cluster = CPUS,
     islands: str = "",
+    *,
+    full_recompute: bool = False,
     **degrees: object,
 ) -> Plan:
     """A plan with these transformer layers per stage, on island `a` unless told otherwise."""
@@ -70,6 +72,7 @@ def plan_of(
             for name, count in zip(names, layers, strict=True)
         ],
         Shape(**{"tp": 1, "dp": 1, "microbatch_size": 1, **degrees}),
+        full_recompute=full_recompute,
     )
     assert check_plan(plan, model, machines, task) == ()
     return plan

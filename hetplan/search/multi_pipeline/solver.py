@@ -8,7 +8,6 @@ intervals first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -20,11 +19,7 @@ from hetplan.search.multi_pipeline.bound import MultiPipelineBound, multi_pipeli
 from hetplan.search.multi_pipeline.enumerate import Enumeration
 from hetplan.search.multi_pipeline.heuristic import Primal, improved, known_rows
 from hetplan.search.multi_pipeline.paths import PathPricer
-from hetplan.search.multi_pipeline.stage_options import (
-    OptionsMaker,
-    PartOptions,
-    island_classes,
-)
+from hetplan.search.multi_pipeline.stage_options import OptionsMaker, PartOptions
 from hetplan.search.solver import Best, Grounds, OrderFreeBound
 from hetplan.search.table_maker import TableMaker
 
@@ -133,9 +128,10 @@ class MultiPipelineSolver:
             every = self._enumeration(scale=scale)
             best.raise_bound(self.index, every.run(self.index, best), Grounds.EVERY_PLAN)
         if best.open(self.index):
-            self._raise(best, self._coarse(best))
+            best.raise_bound(self.index, self._coarse(best).seconds, Grounds.PRICES)
         if best.open(self.index) and best.stalled_at.get(self.index) != best.target:
-            self._raise(best, self._bound(best, best.target, _RATIO, _ROUNDS))
+            bound = self._bound(best, best.target, _RATIO, _ROUNDS)
+            best.raise_bound(self.index, bound.seconds, Grounds.PRICES)
             best.stalled_at[self.index] = best.target
 
     def _enumeration(self, scale: int = 1, *, simple: bool = False) -> Enumeration:
@@ -182,15 +178,3 @@ class MultiPipelineSolver:
             on_bound=tell,
         )
         return replace(bound, seconds=bound.seconds + after)
-
-    def _raise(self, best: Best, bound: MultiPipelineBound) -> None:
-        prices = self._by_island(bound.prices) if bound.prices else ()
-        best.raise_bound(self.index, bound.seconds, Grounds.PRICES, prices)
-
-    def _by_island(self, prices: Sequence[float]) -> tuple[float, ...]:
-        """Prices of the devices of every island, from those of the classes of islands."""
-        found = [0.0] * len(self._maker.cluster.islands)
-        for price, alike in zip(prices, island_classes(self._maker.cluster), strict=True):
-            for island in alike.islands:
-                found[island] = price
-        return tuple(found)
