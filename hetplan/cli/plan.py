@@ -107,6 +107,7 @@ def plan(
     inputs = read_inputs(model, cluster, job, target, settings=settings)
     replacing = check_replaceable(out, SCHEMA, "plan")
     predict, digest = read_predictor(predictor, store)
+    from hetplan.search.journal import JournalFile
     from hetplan.search.search import search  # last: the import takes a second
     from hetplan.whatif.no_plan import with_reasons
 
@@ -119,8 +120,7 @@ def plan(
                 predict,
                 sha256=(*inputs.sha256, ("predictor", digest)),
                 progress=progress,
-                journal=journal,
-                resume=resume,
+                journal=None if journal is None else JournalFile(journal, resume),
             )
 
     result = _saved(run_search, predict, top, out)

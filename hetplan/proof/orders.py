@@ -118,6 +118,7 @@ def place(
     have, stay, leave: [stages placed, units placed] least D, where the next stage is on the same
     mesh, or on another one.
     """
+    # Long: one stage, tried as the last on its mesh, before another mesh, and at the end.
     answer, before, arrives, waits = np.inf, 0.0, 0.0, 0.0
     if a >= 0:
         before, arrives, waits = row.before[a, b], row.arrives[a, b], row.waits[a, b]

@@ -51,6 +51,15 @@ class Header:
     gap: float
 
 
+@dataclass(frozen=True, slots=True)
+class JournalFile:
+    """Where a search writes its journal."""
+
+    path: Path
+    resume: bool = False
+    """Go on from what the file has; otherwise it is begun anew."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Any other line."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
@@ -38,6 +37,7 @@ from hetplan.search.final_pricing import (
 )
 from hetplan.search.journal import (
     Journal,
+    JournalFile,
     digests,
     header_of,
     read_journal,
@@ -94,8 +94,7 @@ def search(
     *,
     sha256: tuple[tuple[str, str], ...] = (),
     progress: Callable[[Progress], None] | None = None,
-    journal: Path | None = None,
-    resume: bool = False,
+    journal: JournalFile | None = None,
     start: Sequence[Plan] = (),
 ) -> SearchResult:
     """The fastest plan found, its estimate, and a certificate of its distance to the best.
@@ -105,7 +104,7 @@ def search(
     goes on. InfeasibleError where no plan exists (`hetplan.whatif.no_plan` says why); LimitError
     where the limit came before any plan.
 
-    `journal` is written while the search runs; with `resume` it goes on from what is there.
+    `journal` is written while the search runs; one to resume goes on from what is there.
     Legal plans in `start` are known from the beginning.
     """
     faults = check_job_against(job, model, cluster)
@@ -119,7 +118,7 @@ def search(
         job=job,
         maker=TableMaker.of(inputs, predictor),
         best=best,
-        book=_journal(journal, resume, best, asked, job.gap),
+        book=_journal(journal, best, asked, job.gap),
     )
     try:
         return _answer(run, inputs, start)
@@ -190,12 +189,13 @@ def _settled(run: _Run) -> FinalPlan:
 
 
 def _journal(
-    path: Path | None, resume: bool, best: Best, inputs: tuple[tuple[str, str], ...], gap: float
+    file: JournalFile | None, best: Best, inputs: tuple[tuple[str, str], ...], gap: float
 ) -> Journal:
     """The journal of this search, with what is on record; not yet open."""
+    path = None if file is None else file.path
     book = Journal(path=path, started=best.started, best=best)
     header = header_of(inputs, gap)
-    record = book.record = read_journal(path) if resume and path is not None else None
+    record = book.record = read_journal(file.path) if file and file.resume else None
     if record is not None and path is not None:
         if resumable(record, header, path):
             book.steps = record.steps

@@ -14,6 +14,7 @@ from hetplan.errors import InputError, LimitError
 from hetplan.job.spec import Job
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.files import result_text
+from hetplan.search.journal import JournalFile
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Best
@@ -27,8 +28,7 @@ def _find(asked: Job, path: Path | None = None, *, resume: bool = False) -> Sear
         mixed(),
         asked,
         PREDICTOR,
-        journal=path,
-        resume=resume,
+        journal=None if path is None else JournalFile(path, resume),
         sha256=(("predictor", "00ff"),),
     )
 

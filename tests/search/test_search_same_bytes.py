@@ -15,6 +15,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.files import result_text
+from hetplan.search.journal import JournalFile
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 
@@ -38,7 +39,8 @@ def find(trainer: str, journal: Path | None = None, *, resume: bool = False) -> 
     """The answer of a question."""
     layers, where, asked = _question(trainer)
     predictor = FittedPredictor.datasheet_only()
-    return search(model(layers), where, asked, predictor, journal=journal, resume=resume)
+    file = None if journal is None else JournalFile(journal, resume)
+    return search(model(layers), where, asked, predictor, journal=file)
 
 
 _PROGRAM = """

@@ -120,6 +120,7 @@ def least_chunked(
     stages; known: K is not below; whole: sum of all stages' passes; hop: seconds that an exchange
     over the slowest hop takes.
     """
+    # Many arguments: slices of one block's columns, which a tuple would copy for every block.
     found = np.full((most_chunks + 1, 2), np.inf)
     high = 0.0
     for i in range(cost.shape[1]):

@@ -54,6 +54,7 @@ def fitting(
     some: Bools,
 ) -> Bools:
     """[B] whether the meshes of a block have room for all units, however long stages take."""
+    # Many arguments: columns of the whole table, each of its own kind.
     found = np.zeros(blocks.shape[0], np.bool_)
     for k in range(blocks.shape[0]):
         a, b = start[blocks[k]], start[blocks[k] + 1]
@@ -79,6 +80,7 @@ def bottlenecks(
     positions: Ints,
 ) -> Floats:
     """[2, B] K and S of `least_bottleneck`."""
+    # Many arguments: columns of the whole table, each of its own kind.
     found = np.zeros((2, blocks.shape[0]))
     for k in range(blocks.shape[0]):
         a, b = start[blocks[k]], start[blocks[k] + 1]
@@ -110,6 +112,7 @@ def chunked(
 
     pinned: stages, 0 where any number of them will do.
     """
+    # Many arguments: columns of the whole table, each of its own kind.
     found = np.full((blocks.shape[0], chunks.max() + 1 if chunks.size else 1, 2), np.inf)
     for k in range(blocks.shape[0]):
         if chunks[k] == 0:

@@ -178,6 +178,7 @@ def _most(
 
     It takes numbers: tuples would be made for every slot.
     """
+    # Many arguments: numbers, as a tuple of the table would be passed by value.
     n = known
     while n < top:
         more = wait_once_seconds(

@@ -77,13 +77,7 @@ class StageTables:
         meshes, units = family.meshes, self.units
         passes, waited_for = stage_passes(self.stage_pricer, family)
         most_stages = np.array([min(each.max_stages, units.count) for each in meshes])
-        limit = most_stages_of(
-            self.job,
-            units,
-            family.num_microbatches,
-            family.virtual_stages,
-            one=is_one_stage(self.job, self.stage_pricer.model),
-        )
+        limit = self._stage_limit(family)
         flights = most_flights(most_stages, limit, family, units)
         links, node_links, norm_links, norm_nodes = self.transfers.between(meshes)
         clips = clips_gradients(self.job)
@@ -129,6 +123,11 @@ class StageTables:
             norm_links=norm_links if clips else np.zeros_like(norm_links),
             norm_node_links=norm_nodes if clips else np.zeros_like(norm_nodes),
         ).contiguous()
+
+    def _stage_limit(self, family: Family) -> int:
+        one = is_one_stage(self.job, self.stage_pricer.model)
+        chunks = family.virtual_stages
+        return most_stages_of(self.job, self.units, family.num_microbatches, chunks, one=one)
 
     def _region(self, mesh: Mesh) -> int:
         regions = {self.stage_pricer.cluster.islands[at].region for at in mesh.islands}
