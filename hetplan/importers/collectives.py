@@ -163,7 +163,8 @@ def why_unusable(size: int, texts: Mapping[str, str], wrong: str, file: str, lin
             return f"{name} is {text}"
     if not size:
         return "a message of no bytes"
-    if not finite_number(next(iter(texts.values()))):
+    microseconds = finite_number(next(iter(texts.values())))
+    if not microseconds or not microseconds / 1e6:  # too small for a float of seconds
         return "the time is 0"
     if wrong.upper() == "N/A":
         return ""

@@ -95,3 +95,12 @@ EXTREME_TEXTS = (
 def test_extreme_texts_are_refused_or_read(kind: Importer) -> None:
     for text in EXTREME_TEXTS:
         answer(kind, text)
+
+
+def test_a_time_too_small_to_be_a_float_of_seconds_is_skipped() -> None:
+    """As microseconds it is a float above 0."""
+    (kind,) = (kind for kind in IMPORTERS if kind.kind == "rccl-tests")
+    (text, *_) = (text for text in texts_of(kind) if '"time": 500.0' in text)
+    imported = answer(kind, text.replace('"time": 500.0', '"time": 1e-320', 1))
+    assert imported is not None
+    assert any("the time is 0" in each for each in imported.skipped)
