@@ -17,8 +17,9 @@ from pathlib import Path
 
 from hetplan.cost.estimate import estimate
 from hetplan.cost.replay.ends import replayed
+from hetplan.cost.step_model.draws import straggler_wait
 from hetplan.cost.step_model.plan import sends_wait
-from hetplan.cost.step_model.pricer import Pricer, stage_memory
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.step_model.step import compose
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import to_plain
@@ -152,21 +153,19 @@ def _check_price(path: Path, result: SearchResult, predictor: Predictor) -> floa
     The step is replayed in Python; the rest of the estimate is made again and compared.
     """
     inputs, plan = result.inputs, result.plan
-    costs = Pricer(inputs.model, inputs.cluster, inputs.job, predictor).costs(plan)
-    work = costs.work(plan)
-    ends = replayed([each.times() for each in work], sends_wait(plan), in_python=True).ends
-    seconds, claimed = compose(plan, costs, work, ends).step_seconds, result.estimate.step_seconds
-    if not math.isclose(seconds, claimed, rel_tol=_SAME):
-        message = f"{claimed!r} in the file; the replay takes {seconds!r}"
+    pricer = Pricer(inputs.model, inputs.cluster, inputs.job, predictor)
+    costs, step = pricer.costs(plan), pricer.step(plan)
+    times = [each.times() for each in step.work]
+    ends = replayed(times, sends_wait(plan), in_python=True).ends
+    seconds = compose(plan, costs, step.work, ends).step_seconds
+    seconds += straggler_wait(plan, costs, step)
+    if not math.isclose(seconds, result.estimate.step_seconds, rel_tol=_SAME):
+        message = f"{result.estimate.step_seconds!r} in the file; the replay takes {seconds!r}"
         raise _refused(path, "estimate.step_seconds", message)
     again = estimate(plan, inputs.model, inputs.cluster, inputs.job, predictor)
     for place, old, new in _differences(to_plain(result.estimate), to_plain(again), "estimate"):
         raise _refused(path, place, f"{old!r} in the file; the inputs give {new!r}")
-    memory = [
-        stage_memory(costs, plan, pipeline, s)
-        for pipeline in work
-        for s in range(len(pipeline.stages))
-    ]
+    memory = [use for pipeline in step.memory for use in pipeline]
     for s, use in enumerate(memory):
         if not use.fits and result.certificate is not None:
             message = f"needs {use.total_bytes:.6g} of {use.available_bytes:.6g} bytes"

@@ -76,7 +76,7 @@ class _Run:
     order_free_seconds: Floats | None = None
     """Of all families; None before they are known."""
     candidates: int = 0
-    """Solvers that may have plans, by the rough bounds; all of them before those are known."""
+    """Solvers that may have plans, by the order-free bounds; all of them before those are known."""
     improved: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
     status: str = "optimal"
@@ -242,15 +242,15 @@ def _drive(run: _Run) -> None:
     limit = run.job.time_limit_seconds
     if limit is not None and limit < _LITTLE_SECONDS:
         drive.first_plan(range(0, len(run.families), 1 + len(run.families) // _SAMPLED))
-    drive.estimates = _rough(run)
+    drive.estimates = _order_free(run)
     if run.book.from_start:
         run.book.use_reserve()
     drive.run()
     _close_priced(run, drive)
 
 
-def _rough(run: _Run) -> list[float]:
-    """Note the rough bounds of all solvers; their estimates."""
+def _order_free(run: _Run) -> list[float]:
+    """Note the order-free bounds of all solvers; their estimates."""
     best, one_pipeline = run.best, len(run.families)
     found = run.maker.order_free_bounds(run.families, best.check_time)
     run.order_free_seconds = found.bounds

@@ -90,7 +90,7 @@ class Best:
     """The best plan so far, the bound of every solver, and what it took to get there."""
 
     bounds: list[float]
-    """Per solver: no plan of it has a shorter step. Starts with the rough bound."""
+    """Per solver: no plan of it has a shorter step. Starts with the order-free bound."""
     gap: float = 0.0
     deadline: float = float("inf")
     progress: Callable[[Progress], None] | None = None
@@ -119,7 +119,7 @@ class Best:
     grounds: dict[int, Grounds] = field(default_factory=dict)
     """Per solver whose bound was raised above the order-free one: what it rests on now."""
     empty: int = 0
-    """Solvers without any plan, by the rough bounds: no candidates."""
+    """Solvers without any plan, by the order-free bounds: no candidates."""
 
     _told: float = 0.0
 

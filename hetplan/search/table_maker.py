@@ -37,7 +37,7 @@ from hetplan.search.space.transfers import Transfers
 
 @dataclass(frozen=True, kw_only=True)
 class TableMaker:
-    """Turns families of one job into spaces; keeps what families share."""
+    """Turns families of one job into bounds and stage tables; keeps what families share."""
 
     model: ModelSpec
     cluster: Cluster
@@ -160,7 +160,7 @@ class TableMaker:
         return replace(family, meshes=tuple([family.meshes[at] for at in kept.tolist()]))
 
     def crossing_bound(self, family: Family, enough: float = math.inf) -> float:
-        """A valid bound that knows the boundaries between islands, no less than the rough one.
+        """A valid bound that knows the boundaries between islands, no less than the order-free one.
 
         Less work where it is `enough` soon.
         """

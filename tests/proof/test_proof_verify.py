@@ -14,6 +14,7 @@ from mutations import changed, leaves, sealed
 from search_jobs import cluster, island, job, model
 
 from hetplan.cost.estimate import estimate
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.job.spec import Job
@@ -64,6 +65,19 @@ def test_a_plan_is_accepted_as_it_was_written(trainer: str, tmp_path: Path) -> N
     assert counted == bound.families
     # More of it is not shown only where less was proven than asked.
     assert (bound.shown_seconds < bound.claimed_seconds) == bool(bound.unshown)
+
+
+def test_a_plan_on_devices_of_unlike_speed_is_accepted(tmp_path: Path) -> None:
+    """Its step has a wait for the slowest ranks that no replay has."""
+    spread = replace(island("quick", nodes=2, per_node=2), speed_spread=0.05)
+    slow = replace(island("slow", kind="old", teraflops=60.0, nodes=1, per_node=2))
+    asked = replace(job(8, gap=0.05), pin=replace(job(8).pin, pp=3))
+    result = search(model(8), cluster(spread, slow), asked, PREDICTOR)
+    pricer = Pricer(result.inputs.model, result.inputs.cluster, asked, PREDICTOR)
+    assert pricer.step(result.plan).step_seconds < result.estimate.step_seconds
+    path = tmp_path / "plan.json"
+    save_result(result, path)
+    assert _verified(path).step_seconds == result.estimate.step_seconds
 
 
 def test_a_sample_says_what_it_left_out(tmp_path: Path) -> None:

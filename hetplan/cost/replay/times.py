@@ -3,7 +3,7 @@
 Virtual stage k is chunk k // P of stage k % P; hop k leads from virtual stage k to k + 1. P stages,
 v chunks on each.
 
-The compiled replay of 1F1B, which the search calls.
+Also here: the compiled replay of 1F1B with one chunk per stage, which the search calls.
 
 `pipeline_ends` computes for 1F1B what `hetplan.cost.replay.ends` does for any program (both send
 semantics and their sources: `hetplan.cost.replay.step`). A property test holds the two equal, bit

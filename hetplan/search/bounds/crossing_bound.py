@@ -388,7 +388,7 @@ class CrossingBounds:
     _wires: dict[tuple[object, ...], _Wires] = field(default_factory=dict, repr=False)
 
     def seconds(self, family: Family, enough: float = np.inf) -> float:
-        """No plan of the family has a shorter step; not below the rough bound.
+        """No plan of the family has a shorter step; not below the order-free bound.
 
         What would make the bound more than `enough` is left out, a little aside.
         """

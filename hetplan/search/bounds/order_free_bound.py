@@ -230,7 +230,7 @@ def least_bottleneck(
 
 @dataclass(frozen=True, slots=True)
 class BottleneckLinks:
-    """Keeps what families share."""
+    """Seconds of a transfer over the slowest hop of the fastest tree over a family's islands."""
 
     placed: StagePricer
     _trees: dict[tuple[tuple[int, ...], int], tuple[tuple[float, float], ...]] = field(

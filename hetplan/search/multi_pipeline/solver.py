@@ -31,7 +31,7 @@ _RISE = 0.003
 """A bound is told once it has risen by this part of itself."""
 
 _LIKELY = 1.05
-"""A step over its rough bound, where the first columns are made."""
+"""A step over its coarse bound, where the first columns are made."""
 
 _LOCAL_BUDGET = 100
 """Whole plans priced by one local search: of many stages about 50 ms each."""
