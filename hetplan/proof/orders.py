@@ -9,6 +9,8 @@ value is the least time D of a chain through the placed stages. Every inequality
 
     step >= Sigma + X + end     X >= (b) less Sigma, and X >= (c) less Sigma, of every stage
 
+    step >= m C + end of every stage
+
 The program says for a given X what Sigma + end is at least: v. A plan below A has X < A - v. So
 asked again with that X, and again, it ends where nothing is left (no plan is below A), or stands
 still (it cannot say).
@@ -57,6 +59,8 @@ class Row(NamedTuple):
     """1: 1F1B, from the last stage on."""
     stages: int
     """Of an interleaved pipeline; most stages of one under 1F1B."""
+    seconds: float
+    """Of a step; longer ones are not looked for."""
     flights: Ints
     """[W] passes in flight by number of stages placed before, as `StageTable.most_layers` counts.
     """
@@ -152,9 +156,11 @@ def place(
                         )
                         room = room if least <= limit * _SLACK else -1.0
                         way = f + g + arrives + (t.after[role, b, n] if ends else 0.0)
+                        busy = t.num_microbatches * (one + two)
                     else:
                         own = n * (t.forward[v, b] + t.backward[v, b])
-                        room = limit * _SLACK - t.num_microbatches * (f + g)
+                        busy = t.num_microbatches * (f + g)
+                        room = limit * _SLACK - busy
                         way = own / row.chunks
                         if w == 0:
                             room -= t.after[role, b, n]
@@ -164,6 +170,8 @@ def place(
                             room -= turns * max(waits, waits_next)
                     if room < 0.0:
                         break
+                    if busy + t.after[role, b, n] > row.seconds * _SLACK:
+                        continue
                     if ends:
                         d = have[w, t.num_layers - n] + before
                         if d <= room * _SLACK:
@@ -177,7 +185,7 @@ def place(
     return answer
 
 
-def row_of(table: StageTable, family: Family, count: int, *, batched: bool) -> Row:
+def row_of(table: StageTable, family: Family, count: int, seconds: float, *, batched: bool) -> Row:
     """What lies between stages of the table's meshes; `batched`: exchanges of both directions."""
     down, up = _least(table, forward_wires), _least(table, backward_wires)
     none = np.zeros_like(down)
@@ -185,12 +193,15 @@ def row_of(table: StageTable, family: Family, count: int, *, batched: bool) -> R
     if family.virtual_stages > 1:
         waits, onward = (down, up.T) if batched else (none, none)
         return Row(
-            family.virtual_stages, count, flights[::-1].copy(), _finite(down + up), none,
+            family.virtual_stages, count, seconds, flights[::-1].copy(), _finite(down + up), none,
             _finite(waits), _next(onward),
         )  # fmt: skip
     posted = _least(table, lambda links: links[RENDEZVOUS_EXTRA])
     waits, onward = (up + posted, (down + posted).T) if table.rendezvous else (none, none)
-    return Row(1, count, flights, _finite(down.T), _finite(up.T), _finite(waits.T), _next(onward.T))
+    return Row(
+        1, count, seconds, flights, _finite(down.T), _finite(up.T), _finite(waits.T),
+        _next(onward.T),
+    )  # fmt: skip
 
 
 def _least(table: StageTable, seconds: Callable[[Floats], Floats]) -> Floats:
@@ -225,7 +236,7 @@ def excludes(
     if numbers > _MOST_NUMBERS:
         return None
     batched = target(tables.job.target).batched_interleaving and table.rendezvous
-    rows = [row_of(table, family, count, batched=batched) for count in counts]
+    rows = [row_of(table, family, count, limit_seconds, batched=batched) for count in counts]
     if family.virtual_stages > 1:
         return all(least_way(table, row, limit_seconds) == np.inf for row in rows)
     longest = limit_seconds

@@ -48,7 +48,7 @@ class Unshown:
     """A part of the space of which less could be shown than the certificate claims."""
 
     plans: str
-    """Which plans, in words."""
+    """Which plans, in words; the number of their family before them."""
     shown_seconds: float
     """None of them has a shorter step: what could be shown."""
     grounds: str
@@ -61,8 +61,10 @@ class ShownBound:
 
     claimed_seconds: float
     shown_seconds: float
-    """No plan of the space has a shorter step: shown here, without the search."""
+    """No plan of the families that were looked at has a shorter step: shown without the search."""
     families: int
+    looked_at: int
+    """Fewer in a sample."""
     without_room: int
     """Families that have no plan, as the model does not fit."""
     by_closed_form: int
@@ -111,16 +113,18 @@ def verify(
         raise _refused(path, "seal", "the file was changed after hetplan wrote it; plan again")
     result = load_legal_plan(path)
     not_checked = [] if sealed else [f"whether the file was changed: {written.schema} has no seal"]
+    recorded = dict(result.inputs.sha256).get("predictor", predictor_sha256)
+    if recorded != predictor_sha256:
+        not_checked.append("the profiles: others than the plan's, with the same price")
     try:
         peak = _check_price(path, result, predictor)
     except InputError as error:
-        recorded = dict(result.inputs.sha256).get("predictor", predictor_sha256)
         if recorded == predictor_sha256:
             raise
-        message = "priced with other profiles; give them with --store or --predictor"
-        raise InputError(
-            *error.faults, Fault(file=str(path), field="inputs.sha256", message=message)
-        ) from None
+        message = f"priced with profiles of digest {recorded[:12]}, these have "
+        message += f"{predictor_sha256[:12]} and give another price or none; name the plan's own "
+        message += "with --store or --predictor"
+        raise _refused(path, "inputs.sha256", message) from error
     certificate, bound = result.certificate, None
     if certificate is None:
         not_checked.append("that no plan is faster: the layout was given, not searched")
@@ -131,9 +135,8 @@ def verify(
         else:
             claim = _Claim(path, result.inputs, certificate.lower_bound_seconds, certificate.proof)
             bound = claim.shown(predictor, sample, progress)
-            left = bound.families - bound.without_room - bound.by_closed_form - bound.by_orders
-            left -= sum(each.plans != SEVERAL for each in bound.unshown)
-            not_checked += [f"{left} families outside the sample"] if left else []
+            left = bound.families - bound.looked_at
+            not_checked += [f"{left:,} families outside the sample"] if left else []
     return Verification(
         sealed=sealed,
         step_seconds=result.estimate.step_seconds,
@@ -241,10 +244,11 @@ class _Claim:
             claimed_seconds=self.seconds,
             shown_seconds=min([self.seconds, *(each.shown_seconds for each in unshown)]),
             families=len(families),
+            looked_at=len(others) + len(named),
             without_room=without_room,
             by_closed_form=len(others) - without_room,
             by_orders=by_orders,
-            unshown=tuple(unshown),
+            unshown=tuple(sorted(unshown, key=lambda each: each.shown_seconds)),
         )
 
     def _check_named(self, families: FamilyTable) -> None:
@@ -307,7 +311,8 @@ class _Claim:
                     )
                     shown = _excludes(tables, form, family, middle)
                     low, high = (middle, high) if shown else (low, middle)
-                yield Unshown(plans=claim.plans, shown_seconds=low, grounds=claim.grounds)
+                words = f"family {claim.family} ({claim.plans})"
+                yield Unshown(plans=words, shown_seconds=low, grounds=claim.grounds)
 
     def _several(self, pricer: StagePricer) -> Iterator[Unshown]:
         """Plans of several pipelines, where the same cannot be shown of them."""

@@ -67,6 +67,6 @@ def family_words(family: Family) -> str:
         schedule += f" with early sends, {family.most_extra_depth} deeper"
     choices = " or ".join(family.recompute)
     return (
-        f"{schedule}, {family.num_microbatches} microbatches of {family.samples}, "
-        f"recompute {choices}, sharding {family.sharding}, {len(family.meshes)} meshes"
+        f"{schedule}, {family.num_microbatches} x {family.samples} samples, "
+        f"recompute {choices}, sharding {family.sharding}"
     )

@@ -101,7 +101,7 @@ def placed_faults(path: str | Path, faults: Iterable[Fault]) -> tuple[Fault, ...
 
 def _placed(document: Document, part: str, fault: Fault) -> Fault:
     """The fault of one part with its file and line."""
-    field = f"{part}.{fault.field}"
+    field = f"{part}.{fault.field}".rstrip(".")
     steps = (int(number) if number else word for number, word in _STEPS.findall(field))
     return replace(fault, file=document.file, line=document.line(tuple(steps)), field=field)
 

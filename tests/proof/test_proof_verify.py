@@ -47,7 +47,10 @@ def _verified(path: Path, **options: Any) -> Verification:
     return verify(path, PREDICTOR, "00ff", **options)
 
 
-@pytest.mark.parametrize("trainer", TARGETS)
+@pytest.mark.parametrize(
+    "trainer",
+    [pytest.param(each, marks=pytest.mark.slow) if each == "native" else each for each in TARGETS],
+)
 def test_a_plan_is_accepted_as_it_was_written(trainer: str, tmp_path: Path) -> None:
     result = _result(trainer)
     found = _verified(_file(tmp_path, trainer))
@@ -84,13 +87,9 @@ def test_a_sample_says_what_it_left_out(tmp_path: Path) -> None:
     found = _verified(_file(tmp_path, "megatron"), sample=5)
     assert found.bound is not None
     assert found.bound.without_room + found.bound.by_closed_form == 5
-    assert found.not_checked == (f"{_families_left(found)} families outside the sample",)
-
-
-def _families_left(found: Verification) -> int:
-    bound = found.bound
-    assert bound is not None
-    return bound.families - 5 - bound.by_orders - len(bound.unshown)
+    assert found.bound.looked_at == 5 + found.bound.by_orders + len(found.bound.unshown)
+    left = found.bound.families - found.bound.looked_at
+    assert found.not_checked == (f"{left:,} families outside the sample",)
 
 
 CHANGES: tuple[tuple[tuple[str | int, ...], Any, str], ...] = (
@@ -175,7 +174,7 @@ def _mutations(count: int, path: Path, trainer: str, seed: int) -> tuple[int, in
 
 
 def test_changed_files_are_refused(tmp_path: Path) -> None:
-    tried, refused = _mutations(60, tmp_path / "changed.json", "flagscale", 1)
+    tried, refused = _mutations(20, tmp_path / "changed.json", "flagscale", 1)
     assert refused == tried
 
 
@@ -224,7 +223,7 @@ def test_other_profiles_are_told_from_a_wrong_price(tmp_path: Path) -> None:
     save_result(replace(result, estimate=priced), path)
     with pytest.raises(InputError) as refused:
         verify(path, PREDICTOR, "1234")
-    assert [fault.field for fault in refused.value.faults][-1] == "inputs.sha256"
+    assert [fault.field for fault in refused.value.faults] == ["inputs.sha256"]
     with pytest.raises(InputError) as refused:
         verify(path, PREDICTOR, "00ff")
     assert all(fault.field != "inputs.sha256" for fault in refused.value.faults)
