@@ -93,7 +93,9 @@ def tell(*faults: Fault) -> None:
 
     for fault in faults[:MAX_FAULTS]:
         prefix = "hetplan" if fault.severity is Severity.ERROR else fault.severity.value
-        say(f"{prefix}: {fault}")
+        # A name from a file may hold what a terminal obeys.
+        text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(fault))
+        say(f"{prefix}: {text}")
     if len(faults) > MAX_FAULTS:
         say(f"hetplan: and {len(faults) - MAX_FAULTS:,} more like these")
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.memory.lines import most_units
+from hetplan.cost.memory.lines import StageBytes, most_units
 from hetplan.model.layers import Experts
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.plans.chosen import Shape
@@ -114,7 +114,8 @@ class ClosedForm:
 
     def _units_within(self, longest: float) -> Ints:
         """[V, M] units whose passes take no longer."""
-        units: Ints = np.floor(longest / self.cost * (1.0 + ROUNDING)).astype(np.int64)
+        quotients = np.minimum(longest / self.cost * (1.0 + ROUNDING), self.pricer.units.count)
+        units: Ints = np.floor(quotients).astype(np.int64)
         return units
 
     def _most_units(self, held: Ints) -> int:
@@ -167,7 +168,8 @@ def _unit_seconds(pricer: StagePricer, family: Family, mesh: Mesh) -> tuple[Floa
     """
     parts = []
     for island, shape in zip(mesh.islands, mesh.shapes, strict=True):
-        fewest = max(1, shape.ep * shape.etp // (shape.tp * shape.cp))
+        experts = shape.ep * shape.etp
+        fewest = experts // math.gcd(experts, shape.tp * shape.cp)
         parts.append(pricer.unit_passes(island, replace(shape, dp=fewest), family.recompute))
     passes = np.array(parts)
     both = passes.sum(axis=1)
@@ -181,7 +183,9 @@ def _held_units(pricer: StagePricer, family: Family, in_flight: Ints) -> Ints:
         for v, recompute in enumerate(family.recompute):
             fits = []
             for part, (island, shape) in enumerate(zip(mesh.islands, mesh.shapes, strict=True)):
-                needed = pricer.stage_bytes(shape, recompute, 0, family.virtual_stages)
+                needed = _least_bytes(
+                    pricer.stage_bytes(shape, recompute, 0, family.virtual_stages)
+                )
                 shards = family.shards(mesh, part)
                 lines = needed.lines(
                     family.sharding, *shards, family.num_microbatches,
@@ -195,6 +199,25 @@ def _held_units(pricer: StagePricer, family: Family, in_flight: Ints) -> Ints:
                 fits.append(most_units(row, np.array(room), pricer.units.count, in_flight))
             held[v, i] = np.min(fits, axis=0)
     return held
+
+
+def _least_bytes(needed: StageBytes) -> StageBytes:
+    """What every stage has at least, wherever it stands: its units, and the work on them. Messages,
+    and what stands before and behind the units, differ by place.
+    """
+    return replace(
+        needed,
+        dense=replace(needed.dense, fixed=0.0),
+        routed=replace(needed.routed, fixed=0.0),
+        kept=replace(needed.kept, fixed=0.0),
+        front_kept=0.0,
+        back_kept=0.0,
+        sent=0.0,
+        received=0.0,
+        working=needed.working_alone,
+        before=-math.inf,
+        released=0.0,
+    )
 
 
 def several_pipelines_bound(pricer: StagePricer) -> float:
@@ -239,7 +262,7 @@ def _shapes(pricer: StagePricer, island: int) -> Iterator[Shape]:
         if model.slicing_faults(tp) or not place.num_usable_devices:
             continue
         parallel = target(job.target).sequence_parallel and job.pin.sequence_parallel is not False
-        for size in divisors(job.global_batch_size):
+        for size in range(1, job.global_batch_size):
             shape = Shape(
                 tp=tp,
                 dp=1,
@@ -248,5 +271,6 @@ def _shapes(pricer: StagePricer, island: int) -> Iterator[Shape]:
                 sequence_parallel=parallel and tp > 1 and job.sequence_length % tp == 0,
             )
             kept = [pricer.stage_bytes(shape, each, 0).kept.each for each in RecomputeGranularity]
-            if min(kept) <= place.memory_bytes:
-                yield shape
+            if min(kept) > place.memory_bytes:
+                break  # larger ones keep more
+            yield shape

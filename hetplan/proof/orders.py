@@ -48,6 +48,7 @@ from hetplan.search.space.stage_tables import StageTables
 _ROUNDS = 60
 _STANDS_STILL = 1e-7
 _SLACK = 1.0 + ROUNDING
+_MOST_STATES = 1 << 16
 _MOST_NUMBERS = 30_000_000
 """That a program may keep: 240 MB."""
 
@@ -168,7 +169,7 @@ def place(
                         elif not ends:
                             turns = t.num_microbatches * row.chunks - 1
                             room -= turns * max(waits, waits_next)
-                    if room < 0.0:
+                    if room < 0.0 and (one_by_one or w > 0):
                         break
                     if busy + t.after[role, b, n] > row.seconds * _SLACK:
                         continue
@@ -229,9 +230,11 @@ def excludes(
     tables: StageTables, form: ClosedForm, family: Family, limit_seconds: float
 ) -> bool | None:
     """Whether no plan of the family has a step below the limit; None: the program is too large."""
+    states = 1 << max(mesh.mask for mesh in family.meshes).bit_length()
+    if states > _MOST_STATES:
+        return None
     table = tables.of(family)
     counts = [form.places] if family.virtual_stages == 1 else list(form.stage_counts(family))
-    states = 1 << int(table.island_mask.max()).bit_length()
     numbers = states * len(family.meshes) * (table.num_layers + 1) * (max(counts, default=0) + 1)
     if numbers > _MOST_NUMBERS:
         return None

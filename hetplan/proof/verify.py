@@ -24,12 +24,14 @@ from hetplan.cost.step_model.step import compose
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import to_plain
 from hetplan.files.reading import decode, read_document
+from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.proof import orders
 from hetplan.proof.closed_form import ClosedForm, several_pipelines_bound
 from hetplan.search.evidence import families_digest, family_words
 from hetplan.search.files import SCHEMA, load_legal_plan, placed_faults, seal_of
 from hetplan.search.result import Certificate, Inputs, Proof, SearchResult
+from hetplan.search.solver import Grounds
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family, FamilyTable
@@ -101,14 +103,17 @@ def verify(
     """Check a plan file again from its own inputs; an InputError names the first that fails.
 
     `predictor_sha256`: of the predictor's profiles, to tell other profiles from a wrong price.
-    `sample`: look at so many of the families that the closed form excludes, drawn by the job's
-    seed. `progress` is told how many families of how many were looked at.
+    `sample`: look at so many of the families that the closed form excludes, drawn at random.
+    `progress` is told how many families of how many were looked at.
     """
     document = read_document(path)
     written = decode(document, SearchResult, schema=SCHEMA)
     sealed = written.schema == SCHEMA
-    # Fields that were left out have their defaults, so that the seal alone would not miss them.
-    whole = to_plain(replace(written, seal=seal_of(written)))
+    try:
+        # Fields that were left out have their defaults, so that the seal alone would not miss them.
+        whole = to_plain(replace(written, seal=seal_of(written)))
+    except ValueError as error:
+        raise _refused(path, "seal", f"cannot be made: {error}") from error
     if sealed and document.root != whole:
         raise _refused(path, "seal", "the file was changed after hetplan wrote it; plan again")
     result = load_legal_plan(path)
@@ -125,6 +130,8 @@ def verify(
         message += f"{predictor_sha256[:12]} and give another price or none; name the plan's own "
         message += "with --store or --predictor"
         raise _refused(path, "inputs.sha256", message) from error
+    if result.restriction is not None or result.alternatives:
+        not_checked.append("what the file says of other targets and other plans")
     certificate, bound = result.certificate, None
     if certificate is None:
         not_checked.append("that no plan is faster: the layout was given, not searched")
@@ -201,6 +208,9 @@ def _check_arithmetic(path: Path, result: SearchResult, certificate: Certificate
     if not math.isclose(certificate.gap, gap, rel_tol=_SAME, abs_tol=_SAME):
         message = f"{certificate.gap!r}; step and bound make it {gap!r}"
         raise _refused(path, "certificate.gap", message)
+    if certificate.status not in ("optimal", "limit", "interrupted", "open"):
+        message = f"{certificate.status[:40]!a} is no status"
+        raise _refused(path, "certificate.status", message)
     if certificate.status == "optimal" and gap > result.inputs.job.gap + 1e-6:
         message = f"optimal, with a gap above the job's {result.inputs.job.gap:g}"
         raise _refused(path, "certificate.status", message)
@@ -236,7 +246,8 @@ class _Claim:
         named = {each.family for each in proof.raised}
         others = [at for at in range(len(families)) if at not in named]
         if sample is not None and sample < len(others):
-            others = random.Random(job.seed).sample(others, sample)
+            # No seed of the file's: it could choose what is looked at.
+            others = random.SystemRandom().sample(others, max(0, sample))
         without_room = self._closed_form(pricer, families, others, progress)
         unshown = [*self._orders(StageTables(pricer), families), *self._several(pricer)]
         by_orders = len(named) - sum(each.plans != SEVERAL for each in unshown)
@@ -253,15 +264,22 @@ class _Claim:
 
     def _check_named(self, families: FamilyTable) -> None:
         """The families that are said to rest on more than the closed form are what they are."""
-        numbers = [each.family for each in self.proof.raised]
+        seen: set[int] = set()
         for at, claim in enumerate(self.proof.raised):
             field = f"certificate.proof.raised[{at}]"
-            if not 0 <= claim.family < len(families) or claim.family in numbers[:at]:
+            if not 0 <= claim.family < len(families) or claim.family in seen:
                 raise _refused(self.path, field, f"{claim.family} is no family, or is there twice")
+            seen.add(claim.family)
+            self._check_grounds(field, claim.grounds)
             words = family_words(families[claim.family])
             if claim.plans != words:
                 raise _refused(self.path, field, f"{claim.plans!a}; this family is {words}")
             self._check_not_below(field, claim.bound_seconds)
+
+    def _check_grounds(self, field: str, grounds: str) -> None:
+        if grounds not in tuple(Grounds):
+            message = f"{grounds[:40]!a}; grounds are {', '.join(Grounds)}"
+            raise _refused(self.path, f"{field}.grounds", message)
 
     def _check_not_below(self, field: str, seconds: float | None) -> None:
         if seconds is not None and not seconds >= self.seconds * (1.0 - _SAME):
@@ -316,12 +334,13 @@ class _Claim:
 
     def _several(self, pricer: StagePricer) -> Iterator[Unshown]:
         """Plans of several pipelines, where the same cannot be shown of them."""
-        seconds = self.proof.several_bound_seconds
-        if seconds is not None:
-            self._check_not_below("certificate.proof.several", seconds)
+        job, field = self.inputs.job, "certificate.proof.several"
+        self._check_not_below(field, self.proof.several_bound_seconds)
+        if target(job.target).several_pipelines and job.pin.pipelines != 1:
+            grounds = self.proof.several_grounds or Grounds.ORDER_FREE
+            self._check_grounds(field, grounds)
             shown = several_pipelines_bound(pricer)
-            if shown < self.seconds * (1.0 - _SAME):
-                grounds = self.proof.several_grounds
+            if not shown >= self.seconds * (1.0 - _SAME):
                 yield Unshown(plans=SEVERAL, shown_seconds=shown, grounds=grounds)
 
 

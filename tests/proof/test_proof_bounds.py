@@ -4,6 +4,8 @@ target and axis, priced apart from the product (`tests/oracle`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from oracle_instances import Listed
@@ -11,6 +13,7 @@ from oracle_optimum import Found, chosen_plan
 from oracle_price import Prices
 from oracle_space import SmallSpace
 from random_cases import seeds
+from search_jobs import cluster, island, job, model
 from test_oracle_price import _own, _some
 
 from hetplan.cluster.spec import Cluster
@@ -18,6 +21,7 @@ from hetplan.plans.chosen import ChosenPlan, ChosenStage
 from hetplan.predict.fit import FittedPredictor
 from hetplan.proof import orders
 from hetplan.proof.closed_form import ClosedForm, several_pipelines_bound
+from hetplan.search.search import search
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family, Mesh
@@ -80,6 +84,40 @@ def _judged(one: Listed) -> tuple[int, int]:
             assert not form.excludes(family, limit), (one.number, chosen)
             assert not orders.excludes(tables, form, family, limit), (one.number, chosen)
     return singles, several
+
+
+@pytest.mark.parametrize("trainer", ["native", "torchtitan", "megatron"])
+def test_no_stage_holds_more_units_than_the_closed_form_has_room_for(trainer: str) -> None:
+    """First and last stages have fewer messages, and may have room for more than middle ones."""
+    small = replace(model(4), vocab_size=64)
+    tight = cluster(island("a", gigabytes=1.3), island("b", gigabytes=1.1))
+    asked = replace(job(64), target=trainer)
+    pricer = StagePricer(
+        model=small, cluster=tight, job=asked, predictor=FittedPredictor.datasheet_only()
+    )
+    tables, held = StageTables(pricer), 0
+    for family in Families(model=small, cluster=tight, job=asked).families():
+        if family.virtual_stages == 1:
+            form, table = ClosedForm.of(pricer, family), tables.of(family)
+            places = min(form.places, table.most_layers.shape[3] - 1)
+            most = table.most_layers[..., 1 : places + 1].max(axis=1)
+            assert (most <= form.holds[..., :places]).all()
+            held += int(most.sum())
+    assert held > 0
+
+
+def test_a_mesh_of_any_speed_holds_what_it_can() -> None:
+    """Quotients beyond the integers are units enough."""
+    small, asked = model(4), replace(job(8), target="flagscale")
+    apart = cluster(island("a", teraflops=1e30), island("b", kind="slow", teraflops=1e-17))
+    predictor = FittedPredictor.datasheet_only()
+    pricer = StagePricer(model=small, cluster=apart, job=asked, predictor=predictor)
+    step = search(small, apart, replace(asked, gap=0.0), predictor).estimate.step_seconds
+    forms = [
+        (family, ClosedForm.of(pricer, family))
+        for family in Families(model=small, cluster=apart, job=asked).families()
+    ]
+    assert not all(form.excludes(family, step * ABOVE) for family, form in forms)
 
 
 @pytest.mark.parametrize("block", seeds(BLOCKS))

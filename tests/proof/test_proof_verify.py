@@ -103,6 +103,8 @@ CHANGES: tuple[tuple[tuple[str | int, ...], Any, str], ...] = (
     (("certificate", "proof", "raised", 0, "family"), 10**6, "certificate.proof.raised[0]"),
     (("certificate", "proof", "raised", 0, "plans"), "others", "certificate.proof.raised[0]"),
     (("certificate", "proof", "raised", 0, "bound_seconds"), 1e-9, "certificate.proof.raised[0]"),
+    (("certificate", "proof", "raised", 0, "grounds"), "x\x1b[2J", "certificate.proof.raised[0]"),
+    (("certificate", "status"), "best", "certificate.status"),
     (("plan", "pipelines", 0, "num_microbatches"), 3, "plan"),
     (("inputs", "job", "global_batch_size"), 16, ""),
     (("inputs", "cluster", "islands", 0, "nodes"), 2, ""),
@@ -149,6 +151,20 @@ def test_a_higher_bound_is_refused_though_all_its_arithmetic_is_right(tmp_path: 
     assert bound is not None
     assert bound.unshown
     assert bound.shown_seconds < step
+
+
+def test_several_pipelines_are_not_forgotten_where_the_file_says_nothing(tmp_path: Path) -> None:
+    """The pin that left them out can be taken out of the file."""
+    asked = replace(job(8, gap=0.2), target="native")
+    two = cluster(island("slow", kind="old", teraflops=40.0), island("quick"))
+    alone = replace(asked, pin=replace(asked.pin, pipelines=1))
+    result = search(model(4), two, alone, PREDICTOR)
+    free = replace(result, inputs=replace(result.inputs, job=asked))
+    path = tmp_path / "plan.json"
+    save_result(free, path)
+    bound = _verified(path).bound
+    assert bound is not None
+    assert "several pipelines" in [each.plans for each in bound.unshown]
 
 
 def _refused(data: Any, path: Path) -> bool:

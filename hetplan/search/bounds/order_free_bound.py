@@ -367,7 +367,8 @@ class UnitCosts:
         found = self._units.get(key)
         if found is None:
             # The fewest ranks that hold all experts; more of them are never faster.
-            dp = max(1, shape.ep * shape.etp // (shape.tp * shape.cp))
+            experts = shape.ep * shape.etp
+            dp = experts // math.gcd(experts, shape.tp * shape.cp)
             one = replace(shape, dp=dp)
             forward, backward = self.placed.unit_passes(island, one, recompute)
             cost = forward + backward
