@@ -111,10 +111,13 @@ class Meshes:
                 return False
         return True
 
-    def shapes(self, at: int, *, alike: bool, mixed: bool = False) -> Iterator[Shape]:
+    def shapes(
+        self, at: int, *, alike: bool, mixed: bool = False, whole: bool = True
+    ) -> Iterator[Shape]:
         """What a part on this island can be; `alike`: of families whose stages share one shape.
 
-        `mixed`: beside a part of another kind, where every split of a microbatch is possible.
+        `mixed`: beside a part of another kind, where every split of a microbatch is possible. Not
+        `whole`: beside parts of its own kind; all of them together divide the batch.
         """
         island, nodes = self.cluster.islands[at], len(self.usable[at])
         pin, batch = self.job.pin, self.job.global_batch_size
@@ -130,7 +133,7 @@ class Meshes:
                 continue
             for dp in range(1, total // (tp * cp) + 1):
                 size, node = tp * cp * dp, island.devices_per_node
-                if (node % size and size % node) or batch % dp:
+                if (node % size and size % node) or (whole and batch % dp):
                     continue
                 sp = tp > 1 and self.trainer.sequence_parallel
                 sp = sp and (self.job.sequence_length // cp) % tp == 0
@@ -143,7 +146,7 @@ class Meshes:
                     continue
                 for ep, etp in self._expert_degrees(tp, cp, dp, alike):
                     for size in range(1, batch // dp + 1):
-                        splits = mixed or (batch // dp) % size == 0
+                        splits = mixed or not whole or (batch // dp) % size == 0
                         if not splits or pin.microbatch_size not in (None, size):
                             continue
                         yield Shape(
@@ -211,7 +214,7 @@ class Meshes:
                 nodes = [len(self.usable[at]) for at in chosen]
                 whole = math.gcd(*nodes)
                 ways = {(1,) * count, tuple(n // whole for n in nodes)}
-                choices = [set(self.shapes(at, alike=alike)) for at in chosen]
+                choices = [set(self.shapes(at, alike=alike, whole=False)) for at in chosen]
                 for one in choices[0]:
                     if one.ep > 1:
                         continue
