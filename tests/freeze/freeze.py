@@ -2,6 +2,7 @@
 
     python tests/freeze/freeze.py record [--reference DIR]    write record.json anew
     python tests/freeze/freeze.py compare [--reference DIR]   exit 1 and a line per difference
+    python tests/freeze/freeze.py verify [--only NAME]        plan each question, and `hetplan verify` the file
 
 The questions use only the library's verbs and the file forms, so that rooms can move under them.
 Searches end by their gap, never by a clock. The tables of `--reference` are recorded apart, in a
@@ -232,13 +233,42 @@ def differences(before: Any, now: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {str(before)[:200]!r} -> {str(now)[:200]!r}"
 
 
+def verified(question: tuple[str, str, str, str, dict[str, Any]], folder: Path) -> str:
+    """What `hetplan verify` can show of the answer, in a line; a refusal is an InputError."""
+    from hetplan.proof.verify import verify
+    from hetplan.search.files import save_result
+
+    predictor, _ = shipped_predictor()
+    try:
+        begun = time.process_time()
+        result = hetplan.plan(*asked(question, folder), predictor)
+    except hetplan.HetplanError as error:
+        return f"no plan ({type(error).__name__})"
+    searched, path = time.process_time() - begun, folder / f"{question[0]}.json"
+    save_result(result, path)
+    bound = verify(path, predictor).bound
+    used, step = time.process_time() - begun - searched, result.estimate.step_seconds
+    if bound is None:
+        return f"search {searched:.1f} CPU s, verify {used:.1f}, no bound"
+    return (
+        f"search {searched:.1f} CPU s, verify {used:.1f}; gap claimed {1 - bound.claimed_seconds / step:.2%}, "
+        f"shown {1 - bound.shown_seconds / step:.2%}; {bound.families} families, {len(bound.unshown)} in part"
+    )
+
+
 def main() -> int:
-    """Record or compare."""
+    """Record, compare or verify."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("record", "compare"))
+    parser.add_argument("what", choices=("record", "compare", "verify"))
     parser.add_argument("--reference", type=Path)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
+    if options.what == "verify":
+        with tempfile.TemporaryDirectory() as folder:
+            for question in QUESTIONS:
+                if options.only in question[0]:
+                    print(f"{question[0]}: {verified(question, Path(folder))}", flush=True)
+        return 0
     now: dict[str, Any] = {}
     if options.what == "record" and options.only and RECORD.exists():
         now = json.loads(RECORD.read_text())  # only those are recorded anew
