@@ -25,7 +25,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 _MOMENTS = [
     ("any", 300),
     ("any", 10_000),
-    ("_rough", 1),
+    ("_order_free", 1),
     ("offer", 1),
     # From here on there is a plan.
     ("any", 40_000),
