@@ -65,11 +65,12 @@ def verify(
             emit(text)
     if gap is not None:
         shown = shown_gap(found)
-        if shown > gap:
+        if not shown <= gap:
             raise InputError(f"a gap of {shown:.2%} is shown, more than {gap:.2%}")
 
 
 MAX_LESS_SHOWN = 5
+"""Lines of families that are shown in part, least first; --json has all."""
 
 
 def shown_gap(found: Verification) -> float:
@@ -88,7 +89,7 @@ def lines(found: Verification) -> list[str]:
     ]
     bound = found.bound
     if bound is not None:
-        less = sum(each.plans.startswith("family") for each in bound.unshown)
+        less = sum(each.family is not None for each in bound.unshown)
         claimed = 1 - bound.claimed_seconds / found.step_seconds
         shown += [
             f"families     {bound.looked_at:,} of {bound.families:,}: "
@@ -109,4 +110,5 @@ def lines(found: Verification) -> list[str]:
 
 def _less_shown(each: Unshown) -> str:
     seconds = format_seconds(each.shown_seconds)
-    return f"in part      {seconds} of {each.plans}; the search has more by: {each.grounds}"
+    plans = each.plans if each.family is None else f"family {each.family} ({each.plans})"
+    return f"in part      {seconds} of {plans}; the search has more by: {each.grounds}"

@@ -6,7 +6,8 @@ devices and groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from hetplan.plans.plan import RecomputeGranularity, Replica, Schedule, Sharding
 
@@ -38,6 +39,11 @@ class Shape:
             etp=replica.etp,
             sequence_parallel=replica.sequence_parallel,
         )
+
+    def with_fewest_copies(self) -> Shape:
+        """With the fewest data-parallel ranks that can hold all experts."""
+        experts = self.ep * self.etp
+        return replace(self, dp=experts // math.gcd(experts, self.tp * self.cp))
 
     @property
     def num_devices(self) -> int:

@@ -168,9 +168,7 @@ def _unit_seconds(pricer: StagePricer, family: Family, mesh: Mesh) -> tuple[Floa
     """
     parts = []
     for island, shape in zip(mesh.islands, mesh.shapes, strict=True):
-        experts = shape.ep * shape.etp
-        fewest = experts // math.gcd(experts, shape.tp * shape.cp)
-        parts.append(pricer.unit_passes(island, replace(shape, dp=fewest), family.recompute))
+        parts.append(pricer.unit_passes(island, shape.with_fewest_copies(), family.recompute))
     passes = np.array(parts)
     both = passes.sum(axis=1)
     return both.max(axis=0), float((passes.min(axis=1) / both).max())
@@ -193,10 +191,8 @@ def _held_units(pricer: StagePricer, family: Family, in_flight: Ints) -> Ints:
                 )  # fmt: skip
                 if family.virtual_stages > 1:
                     lines = lines.interleaved(needed, family.virtual_stages, ends=False)
-                room = pricer.cluster.islands[island].memory_bytes
-                room *= 1 - pricer.job.memory_reserve_fraction
-                row = np.array(lines.row())
-                fits.append(most_units(row, np.array(room), pricer.units.count, in_flight))
+                row, room = np.array(lines.row()), np.array(pricer.room_bytes(island))
+                fits.append(most_units(row, room, pricer.units.count, in_flight))
             held[v, i] = np.min(fits, axis=0)
     return held
 

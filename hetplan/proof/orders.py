@@ -46,9 +46,12 @@ from hetplan.search.space.stage_table import (
 from hetplan.search.space.stage_tables import StageTables
 
 _ROUNDS = 60
+"""Times that X is brought down; most families end within ten."""
 _STANDS_STILL = 1e-7
+"""X that comes down by less than this part of itself is not asked again."""
 _SLACK = 1.0 + ROUNDING
 _MOST_STATES = 1 << 16
+"""Sets of islands: of more than 16 islands nothing is shown."""
 _MOST_NUMBERS = 30_000_000
 """That a program may keep: 240 MB."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from hetplan.cost.estimate import estimate
+from hetplan.cost.estimate import estimate_with
 from hetplan.cost.replay.ends import replayed
 from hetplan.cost.step_model.draws import straggler_wait
 from hetplan.cost.step_model.plan import sends_wait
@@ -49,8 +49,10 @@ _HALVINGS = 8
 class Unshown:
     """A part of the space of which less could be shown than the certificate claims."""
 
+    family: int | None
+    """Its number in the list of families; None: plans of several pipelines."""
     plans: str
-    """Which plans, in words; the number of their family before them."""
+    """Which plans, in words."""
     shown_seconds: float
     """None of them has a shorter step: what could be shown."""
     grounds: str
@@ -109,22 +111,24 @@ def verify(
     document = read_document(path)
     written = decode(document, SearchResult, schema=SCHEMA)
     sealed = written.schema == SCHEMA
-    try:
-        # Fields that were left out have their defaults, so that the seal alone would not miss them.
-        whole = to_plain(replace(written, seal=seal_of(written)))
-    except ValueError as error:
-        raise _refused(path, "seal", f"cannot be made: {error}") from error
-    if sealed and document.root != whole:
-        raise _refused(path, "seal", "the file was changed after hetplan wrote it; plan again")
+    if sealed:
+        try:
+            # Fields that were left out have their defaults: the seal alone would not miss them.
+            whole = to_plain(replace(written, seal=seal_of(written)))
+        except ValueError as error:
+            raise _refused(path, "seal", f"cannot be made: {error}") from error
+        if document.root != whole:
+            raise _refused(path, "seal", "the file was changed after hetplan wrote it; plan again")
     result = load_legal_plan(path)
     not_checked = [] if sealed else [f"whether the file was changed: {written.schema} has no seal"]
-    recorded = dict(result.inputs.sha256).get("predictor", predictor_sha256)
-    if recorded != predictor_sha256:
+    recorded = dict(result.inputs.sha256).get("predictor", "")
+    other_profiles = bool(recorded and predictor_sha256) and recorded != predictor_sha256
+    if other_profiles:
         not_checked.append("the profiles: others than the plan's, with the same price")
     try:
         peak = _check_price(path, result, predictor)
     except InputError as error:
-        if recorded == predictor_sha256:
+        if not other_profiles:
             raise
         message = f"priced with profiles of digest {recorded[:12]}, these have "
         message += f"{predictor_sha256[:12]} and give another price or none; name the plan's own "
@@ -172,7 +176,7 @@ def _check_price(path: Path, result: SearchResult, predictor: Predictor) -> floa
     if not math.isclose(seconds, result.estimate.step_seconds, rel_tol=_SAME):
         message = f"{result.estimate.step_seconds!r} in the file; the replay takes {seconds!r}"
         raise _refused(path, "estimate.step_seconds", message)
-    again = estimate(plan, inputs.model, inputs.cluster, inputs.job, predictor)
+    again = estimate_with(pricer, plan)
     for place, old, new in _differences(to_plain(result.estimate), to_plain(again), "estimate"):
         raise _refused(path, place, f"{old!r} in the file; the inputs give {new!r}")
     memory = [use for pipeline in step.memory for use in pipeline]
@@ -216,9 +220,6 @@ def _check_arithmetic(path: Path, result: SearchResult, certificate: Certificate
         raise _refused(path, "certificate.status", message)
 
 
-SEVERAL = "several pipelines"
-
-
 @dataclass(frozen=True)
 class _Claim:
     """That no plan has a step below `seconds`, and what that rests on."""
@@ -250,7 +251,7 @@ class _Claim:
             others = random.SystemRandom().sample(others, max(0, sample))
         without_room = self._closed_form(pricer, families, others, progress)
         unshown = [*self._orders(StageTables(pricer), families), *self._several(pricer)]
-        by_orders = len(named) - sum(each.plans != SEVERAL for each in unshown)
+        by_orders = len(named) - sum(each.family is not None for each in unshown)
         return ShownBound(
             claimed_seconds=self.seconds,
             shown_seconds=min([self.seconds, *(each.shown_seconds for each in unshown)]),
@@ -270,21 +271,21 @@ class _Claim:
             if not 0 <= claim.family < len(families) or claim.family in seen:
                 raise _refused(self.path, field, f"{claim.family} is no family, or is there twice")
             seen.add(claim.family)
-            self._check_grounds(field, claim.grounds)
+            self._check_grounds(f"{field}.grounds", claim.grounds)
             words = family_words(families[claim.family])
             if claim.plans != words:
                 raise _refused(self.path, field, f"{claim.plans!a}; this family is {words}")
-            self._check_not_below(field, claim.bound_seconds)
+            self._check_not_below(f"{field}.bound_seconds", claim.bound_seconds)
 
     def _check_grounds(self, field: str, grounds: str) -> None:
         if grounds not in tuple(Grounds):
             message = f"{grounds[:40]!a}; grounds are {', '.join(Grounds)}"
-            raise _refused(self.path, f"{field}.grounds", message)
+            raise _refused(self.path, field, message)
 
     def _check_not_below(self, field: str, seconds: float | None) -> None:
         if seconds is not None and not seconds >= self.seconds * (1.0 - _SAME):
             message = f"{seconds!r} s, below the certificate's bound of {self.seconds!r} s"
-            raise _refused(self.path, f"{field}.bound_seconds", message)
+            raise _refused(self.path, field, message)
 
     def _closed_form(
         self,
@@ -320,28 +321,31 @@ class _Claim:
         for claim in self.proof.raised:
             family = families[claim.family]
             form = ClosedForm.of(tables.stage_pricer, family)
-            low, high = 0.0, self.seconds
-            if not _excludes(tables, form, family, high * (1.0 - _SAME)):
+            if not _excludes(tables, form, family, self.seconds * (1.0 - _SAME)):
+                # Most are missed by little: the first step down is a small one.
+                low, high, middle = 0.0, self.seconds, 0.875 * self.seconds
                 for _ in range(_HALVINGS):
-                    # Most are missed by little: the first step down is a small one.
-                    middle = (
-                        0.875 * high if high == self.seconds and not low else 0.5 * (low + high)
-                    )
                     shown = _excludes(tables, form, family, middle)
                     low, high = (middle, high) if shown else (low, middle)
-                words = f"family {claim.family} ({claim.plans})"
-                yield Unshown(plans=words, shown_seconds=low, grounds=claim.grounds)
+                    middle = 0.5 * (low + high)
+                yield Unshown(
+                    family=claim.family,
+                    plans=claim.plans,
+                    shown_seconds=low,
+                    grounds=claim.grounds,
+                )
 
     def _several(self, pricer: StagePricer) -> Iterator[Unshown]:
         """Plans of several pipelines, where the same cannot be shown of them."""
         job, field = self.inputs.job, "certificate.proof.several"
-        self._check_not_below(field, self.proof.several_bound_seconds)
+        self._check_not_below(f"{field}_bound_seconds", self.proof.several_bound_seconds)
         if target(job.target).several_pipelines and job.pin.pipelines != 1:
             grounds = self.proof.several_grounds or Grounds.ORDER_FREE
-            self._check_grounds(field, grounds)
+            self._check_grounds(f"{field}_grounds", grounds)
             shown = several_pipelines_bound(pricer)
             if not shown >= self.seconds * (1.0 - _SAME):
-                yield Unshown(plans=SEVERAL, shown_seconds=shown, grounds=grounds)
+                plans = "several pipelines"
+                yield Unshown(family=None, plans=plans, shown_seconds=shown, grounds=grounds)
 
 
 def _excludes(tables: StageTables, form: ClosedForm, family: Family, seconds: float) -> bool:

@@ -138,11 +138,10 @@ def test_a_higher_bound_is_refused_though_all_its_arithmetic_is_right(tmp_path: 
     claimed = replace(certificate, lower_bound_seconds=step, gap=0.0)
     raised = tuple(replace(each, bound_seconds=None) for each in certificate.proof.raised[1:])
     path = tmp_path / "plan.json"
-    for proof, refused in ((replace(certificate.proof, raised=raised), True),):
-        save_result(replace(result, certificate=replace(claimed, proof=proof)), path)
-        if refused:
-            with pytest.raises(InputError, match="the proof does not name a family"):
-                _verified(path)
+    proof = replace(certificate.proof, raised=raised)
+    save_result(replace(result, certificate=replace(claimed, proof=proof)), path)
+    with pytest.raises(InputError, match="the proof does not name a family"):
+        _verified(path)
     # Naming it does not help: what is not shown is said, and the gap with it.
     every = tuple(replace(each, bound_seconds=step) for each in certificate.proof.raised)
     proof = replace(certificate.proof, raised=every)
@@ -243,6 +242,12 @@ def test_other_profiles_are_told_from_a_wrong_price(tmp_path: Path) -> None:
     with pytest.raises(InputError) as refused:
         verify(path, PREDICTOR, "00ff")
     assert all(fault.field != "inputs.sha256" for fault in refused.value.faults)
+
+
+def test_profiles_that_nobody_names_are_not_called_others(tmp_path: Path) -> None:
+    path = _file(tmp_path)
+    assert verify(path, PREDICTOR).not_checked == ()
+    assert verify(path, PREDICTOR, "1234").not_checked != ()
 
 
 def test_a_seal_is_of_the_whole_file(tmp_path: Path) -> None:

@@ -366,10 +366,7 @@ class UnitCosts:
                shape.sequence_parallel, recompute)  # fmt: skip
         found = self._units.get(key)
         if found is None:
-            # The fewest ranks that hold all experts; more of them are never faster.
-            experts = shape.ep * shape.etp
-            dp = experts // math.gcd(experts, shape.tp * shape.cp)
-            one = replace(shape, dp=dp)
+            one = shape.with_fewest_copies()  # more of them are never faster
             forward, backward = self.placed.unit_passes(island, one, recompute)
             cost = forward + backward
             found = self._units[key] = Unit(
@@ -402,9 +399,3 @@ def lines_of(base: Sequence[T], shards: T, expert_shards: T) -> tuple[T | float,
     own = dense / shards + routed / expert_shards
     state = (dense + routed) * weights + own * optimizer
     return (buffers + working, state, -math.inf, 0.0, buffers, state + own * update, 0.0, kept)
-
-
-def room_of_island(placed: StagePricer, island: int) -> float:
-    """Bytes of a device that a plan may fill."""
-    memory = placed.cluster.islands[island].memory_bytes
-    return memory * (1 - placed.job.memory_reserve_fraction)

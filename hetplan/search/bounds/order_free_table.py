@@ -30,7 +30,6 @@ from hetplan.search.bounds.order_free_bound import (
     least_bottleneck,
     least_chunked,
     lines_of,
-    room_of_island,
 )
 from hetplan.search.solver import OrderFreeBound
 from hetplan.search.space.allowed import is_one_stage, most_stages_of
@@ -312,9 +311,9 @@ class Columns:
         columns = np.moveaxis(base[self._parts.line], 2, 0)
         made = lines_of(tuple(columns), shards[:, None], experts[:, None])
         rows = np.stack(np.broadcast_arrays(*made), axis=2)
-        room = np.array(
-            [room_of_island(self.costs.placed, at) for at in range(len(self._islands))]
-        )[self._parts.island]
+        room = np.array([self.costs.placed.room_bytes(at) for at in range(len(self._islands))])[
+            self._parts.island
+        ]
         left = room - rows[:, 0, 0] - rows[:, 0, 1]
         tightest = np.lexsort((left, self._parts.mesh))[self._part_start]
         rows, room = rows[tightest].swapaxes(0, 1).copy(), room[tightest]

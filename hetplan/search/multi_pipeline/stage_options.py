@@ -403,7 +403,7 @@ class OptionsMaker:
 
     def _memory(self, stages: Sequence[_Stage], sharding: Sharding) -> StageMemory:
         """With nothing in `shared_state`."""
-        pricer, islands = self.pricer, self.pricer.cluster.islands
+        pricer = self.pricer
         parts = [(o, *part) for o, stage in enumerate(stages) for part in stage.parts]
         lines, received = np.empty((ROLES, len(parts), 8)), np.empty((ROLES, len(parts)))
         known: dict[object, tuple[list[tuple[float, ...]], list[float]]] = {}
@@ -420,7 +420,6 @@ class OptionsMaker:
         may_have = np.ones((ROLES, len(stages)), dtype=np.bool_)
         may_have[[FIRST, BOTH]] &= np.array([each.may_be_first for each in stages], np.bool_)
         may_have[[LAST, BOTH]] &= np.array([each.may_be_last for each in stages], np.bool_)
-        usable = 1 - pricer.job.memory_reserve_fraction
         return StageMemory(
             num_layers=pricer.units.count,
             may_have=may_have,
@@ -428,7 +427,7 @@ class OptionsMaker:
             lines=lines,
             shared_state=np.zeros_like(lines),
             received=received,
-            available=np.array([islands[at].memory_bytes * usable for _, at, _ in parts]),
+            available=np.array([pricer.room_bytes(at) for _, at, _ in parts]),
         )
 
     def _costs(

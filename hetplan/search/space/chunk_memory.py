@@ -243,8 +243,7 @@ class ChunkMemory:
         sent = middle.kept.fixed
         # A pass of a middle chunk, with the messages of this role beside it.
         working = middle.working_alone + (own.working - own.working_alone)
-        island = pricer.cluster.islands[mesh.islands[number]]
-        room = island.memory_bytes * (1 - pricer.job.memory_reserve_fraction)
+        room = pricer.room_bytes(mesh.islands[number])
         return _Part(
             kept=Kept(
                 each=own.kept.each,

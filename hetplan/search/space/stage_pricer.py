@@ -125,6 +125,10 @@ class StagePricer:
         extra[[LAST, BOTH]] += behind
         return kinds, counted(units.unit_positions), extra
 
+    def room_bytes(self, island: int) -> float:
+        """Bytes of a device there that a plan may fill."""
+        return self.cluster.islands[island].memory_bytes * (1 - self.job.memory_reserve_fraction)
+
     def padded(self, tp: int) -> ModelSpec:
         """The model with the vocabulary that the target trains under this tp."""
         if tp not in self._padded:

@@ -186,7 +186,7 @@ class StageTables:
             mesh = family.meshes[at]
             shape = mesh.shapes[part]
             shards, expert_shards = family.shards(mesh, part)
-            room[:, :, m] = self._room(mesh, part)
+            room[:, :, m] = placed.room_bytes(mesh.islands[part])
             for v, recompute in enumerate(family.recompute):
                 for role in range(ROLES):
                     held = placed.stage_bytes(shape, recompute, role, family.virtual_stages)
@@ -203,10 +203,6 @@ class StageTables:
                         )
                     rows[v, role, m] = lines.row()
         return rows, room
-
-    def _room(self, mesh: Mesh, part: int) -> float:
-        island = self.stage_pricer.cluster.islands[mesh.islands[part]]
-        return island.memory_bytes * (1 - self.job.memory_reserve_fraction)
 
 
 def most_flights(most_stages: Ints, limit: int, family: Family, units: LayerUnits) -> int:
