@@ -30,7 +30,14 @@ from evaluation.accuracy.rows import RunRow
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
-from hetplan.job.spec import Job, Optimizer, Precision, ProductFormat, TrainerOptions
+from hetplan.job.spec import (
+    ExpertDispatcher,
+    Job,
+    Optimizer,
+    Precision,
+    ProductFormat,
+    TrainerOptions,
+)
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
 from hetplan.plans.check import check_plan
@@ -154,7 +161,7 @@ TRAINERS = (
         gradient_clipping=True,
         notes=(
             "recompute is not published: none is assumed, as most public recipes have it",
-            "overlap is not published: as the public recipes have it, but for experts' all-to-all",
+            "overlap and experts' dispatcher are not published: as the public recipes have them",
         ),
         overlap=OverlapSettings(reduction=True, gathering=True, tensor_parallel=True, send=True),
         sequence_parallel=True,
@@ -174,15 +181,40 @@ def trainer_of(row: RunRow) -> Trainer:
 
 
 def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
-    """What NeMo's recipes switch off: tensor-parallel overlap for NVFP4 and for Qwen3 on H100.
+    """What NeMo's recipes switch by device, format and model.
 
-    `tp_comm_overlap` of llama3_70b_pretrain_config_gb200 and qwen3_235b_a22b_pretrain_config_h100.
+    Tensor-parallel overlap off for NVFP4 and for Qwen3 on H100 (`tp_comm_overlap` of
+    llama3_70b_pretrain_config_gb200 and qwen3_235b_a22b_pretrain_config_h100). Of Qwen3 235B
+    (configs/qwen/qwen3_workload_base_configs.py, v0.2.0 to v0.5.0) `moe_a2a_overlap` on H100, of
+    one with HybridEP on GB200 and GB300, and both there for MXFP8 from container 26.06 on; all
+    others by alltoall. All have `moe_router_force_load_balancing`: equal loads. DeepSeek-V3
+    and Qwen3 30B go by HybridEP everywhere (configs/deepseek/deepseek_workload_base_configs.py).
     """
     overlap = trainer.overlap
     if overlap is None:
         return trainer
-    off = row.product_format is ProductFormat.NVFP4 or (row.num_experts and "H100" in row.gpu)
-    return replace(trainer, overlap=replace(overlap, tensor_parallel=False)) if off else trainer
+    if row.product_format is ProductFormat.NVFP4 or (row.num_experts and "H100" in row.gpu):
+        overlap = replace(overlap, tensor_parallel=False)
+    if not row.num_experts:
+        return replace(trainer, overlap=overlap)
+    large = "235b" in row.model.lower()
+    whole_racks = row.gpu.startswith("GB")
+    graphs = whole_racks and row.product_format is ProductFormat.MXFP8 and _container(row) >= 26.06
+    flex = whole_racks or not large
+    return replace(
+        trainer,
+        overlap=replace(overlap, expert_parallel=graphs or (large and "H100" in row.gpu)),
+        options=replace(
+            trainer.options,
+            expert_dispatcher=ExpertDispatcher.DEEPEP if flex else ExpertDispatcher.ALLTOALL,
+        ),
+    )
+
+
+def _container(row: RunRow) -> float:
+    """Year and month of NeMo's container, as in `26.04.01 NeMo Container`; 0: not said."""
+    found = re.search(r"(\d\d\.\d\d)\S* NeMo Container", row.source_ref)
+    return float(found[1]) if found else 0.0
 
 
 _PRECISIONS = {
@@ -336,6 +368,9 @@ def _overlap(row: RunRow, degrees: _Degrees, shards: int) -> OverlapSettings | N
         gathering=said.gathering and shards > 1,
         tensor_parallel=said.tensor_parallel and degrees.tp > 1 and _sequence_parallel(row),
         send=said.send and degrees.virtual > 1,
+        expert_parallel=said.expert_parallel
+        and degrees.ep > 1
+        and (degrees.pp == 1 or degrees.virtual > 1),
     )
 
 

@@ -34,6 +34,7 @@ import numpy as np
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import Algorithm, GroupShape, collective, group_shape
 from hetplan.cost.collectives.direct_levels import summed_by_messages
+from hetplan.cost.collectives.values import Routing
 from hetplan.cost.memory.device import weights_at
 from hetplan.cost.network.segments import (
     LinkName,
@@ -193,7 +194,10 @@ class TrafficCount:
     @cached_property
     def _known(
         self,
-    ) -> dict[tuple[GroupShape, LinkOperation, float], tuple[tuple[LinkName, float], ...]]:
+    ) -> dict[
+        tuple[GroupShape, LinkOperation, float, Routing | None],
+        tuple[tuple[LinkName, float], ...],
+    ]:
         return {}
 
     @cached_property
@@ -221,17 +225,22 @@ class TrafficCount:
         message_bytes: float,
         times: float,
         traffic: TrafficClass,
+        routing: Routing | None = None,
     ) -> Sent:
         if message_bytes <= 0 or times <= 0:
             return
         for shape, count in groups.count:
-            for link, size in self._collective(shape, operation, message_bytes):
+            for link, size in self._collective(shape, operation, message_bytes, routing):
                 yield link, traffic, size * count * times
 
     def _collective(
-        self, shape: GroupShape, operation: LinkOperation, message_bytes: float
+        self,
+        shape: GroupShape,
+        operation: LinkOperation,
+        message_bytes: float,
+        routing: Routing | None,
     ) -> tuple[tuple[LinkName, float], ...]:
-        key = (shape, operation, message_bytes)
+        key = (shape, operation, message_bytes, routing)
         if key not in self._known:
             forced = Algorithm.RING
             if operation is LinkOperation.ALL_TO_ALL:
@@ -245,6 +254,7 @@ class TrafficCount:
                 self.predictor or self._figures,
                 algorithm=forced if self.predictor is None and not own else None,
                 by_levels=own,
+                routing=routing,
             )
             self._known[key] = tuple((each.link, each.bytes) for each in cost.traffic)
         return self._known[key]
@@ -275,6 +285,7 @@ class TrafficCount:
                         call.message_bytes,
                         call.count * count * num_microbatches,
                         _CLASSES[call.groups],
+                        call.routing,
                     )
 
     def _layers_of(self, stage: Stage) -> Counter[tuple[LayerKind, TransformerLayer | None, bool]]:

@@ -50,6 +50,18 @@ class Precision(StrEnum):
         return 4 if self is Precision.FLOAT32 else 2
 
 
+class ExpertDispatcher(StrEnum):
+    """How tokens get to the ranks of their experts and back."""
+
+    ALLTOALL = "alltoall"
+    """A copy for each of a token's experts, by the library's all_to_all."""
+    DEEPEP = "deepep"
+    """A copy for each rank that has experts of a token; between nodes one for each node, which the
+    receiver hands on inside it (DeepEP, HybridEP)."""
+    ALLGATHER = "allgather"
+    """All tokens to all ranks, results summed by a reduce_scatter."""
+
+
 class ProductFormat(StrEnum):
     """Number format of a layer's products where it is narrower than the job's precision."""
 
@@ -161,6 +173,10 @@ class TrainerOptions(FileForm):
     otherwise what two neighbours exchange moves both ways at once."""
     context_exchange: bool | None = None
     """Context parallelism by all-to-all of heads instead of ring attention."""
+    expert_dispatcher: ExpertDispatcher | None = None
+    """How tokens get to the ranks of their experts: alltoall, deepep or allgather."""
+    shared_expert_overlap: bool | None = None
+    """Shared experts compute while tokens go to the routed ones and come back."""
     gradient_precision: Precision | None = None
     """Number format in which gradients are kept and reduced: float32, or that of the weights."""
     product_format: ProductFormat | None = None

@@ -12,7 +12,9 @@ megatron  Megatron-LM: `--attention-dropout` and `--hidden-dropout` (0.1 unless 
           (Megatron-DeepSpeed) scatter them (p2p_communication.py,
           `scatter_gather_tensors_in_pipeline`), which Megatron-core does not do. Blocking sends are
           those of DeepSpeed's pipeline engine (deepspeed/runtime/pipe/schedule.py), on which
-          Megatron-DeepSpeed can run; context_exchange is `--cp-comm-type a2a`. A product format is
+          Megatron-DeepSpeed can run; context_exchange is `--cp-comm-type a2a`. Experts get tokens by
+          `--moe-token-dispatcher-type` alltoall, allgather (without the flag) or flex with
+          `--moe-flex-dispatcher-backend`. A product format is
           `--fp8-format` with `--fp8-recipe` delayed, tensorwise or mxfp8, or `--fp4-format` (Low-
           Precision Training Guide): Transformer Engine's layers, of bfloat16 parameters; routers,
           embedding and head are none of them.
@@ -34,7 +36,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Job, Precision, ProductFormat, TrainerOptions
+from hetplan.job.spec import ExpertDispatcher, Job, Precision, ProductFormat, TrainerOptions
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind
 
@@ -51,6 +53,8 @@ class TrainerSettings:
     fused_accumulation: bool
     blocking_sends: bool
     context_exchange: bool
+    shared_expert_overlap: bool
+    expert_dispatcher: ExpertDispatcher
     gradient_precision: Precision
     sums_by_messages: bool
     """Over several islands it sums gradients by messages of its own, level by level, where they
@@ -69,6 +73,7 @@ class TrainerSettings:
             attention_dropout=self.attention_dropout,
             hidden_dropout=self.hidden_dropout,
             fused_loss=DEFAULT_KERNELS.fused_loss if loss is None else loss,
+            sorts_copies=self.expert_dispatcher is ExpertDispatcher.ALLTOALL,
             product_format="" if self.product_format is None else self.product_format.value,
         )
 
@@ -85,7 +90,8 @@ class TrainerDefaults:
 
 
 _ALL = tuple(each.name for each in fields(TrainerOptions))
-_SWITCHES = tuple(name for name in _ALL if name not in ("gradient_precision", "product_format"))
+_FORMATS = ("gradient_precision", "product_format", "expert_dispatcher")
+_SWITCHES = tuple(name for name in _ALL if name not in _FORMATS)
 
 _MEGATRON = TrainerDefaults(
     own=TrainerOptions(
@@ -97,6 +103,8 @@ _MEGATRON = TrainerDefaults(
         fused_accumulation=True,
         blocking_sends=False,
         context_exchange=False,
+        expert_dispatcher=ExpertDispatcher.ALLTOALL,
+        shared_expert_overlap=False,
         gradient_precision=Precision.FLOAT32,
     ),
     choices=_ALL,
@@ -141,6 +149,9 @@ def trainer_settings_of(
         switches[name] = bool(getattr(own, name) if value is None else value)
     return TrainerSettings(
         **switches,
+        expert_dispatcher=asked.expert_dispatcher
+        or own.expert_dispatcher
+        or ExpertDispatcher.ALLTOALL,
         gradient_precision=asked.gradient_precision or own.gradient_precision or precision,
         sums_by_messages=defaults.sums_by_messages,
         product_format=asked.product_format,

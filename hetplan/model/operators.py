@@ -109,6 +109,10 @@ class Kernels:
     """Norms and additions run on 1 / tp of the tokens (arXiv 2205.05198, section 4.2.2)."""
     expert_parallel: int = 1
     """Ranks that share a layer's experts: each has fewer of them, each of these more tokens."""
+    sorts_copies: bool = True
+    """Between ranks that share experts tokens travel in the order of their ranks, so those that
+    arrive are sorted by expert, and back before they leave (Megatron-core's alltoall dispatcher,
+    `sort_chunks_by_idxs` in moe/token_dispatcher.py)."""
     product_format: str = ""
     """Number format of products with weights where it is narrower than what they work on; a
     `hetplan.job.spec.ProductFormat` value. Routers and logits keep the wider one."""
@@ -472,7 +476,8 @@ def _experts(experts: Experts, h: int, rows: _Rows) -> Iterator[Operator]:
     yield _product("router", tokens, experts.num_experts + experts.shared_gate, h)
     # Softmax and choice over the experts; the counts and indices are below one pass more.
     yield Operator(OperatorClass.SOFTMAX, "router softmax", tokens, experts.num_experts)
-    yield Operator(OperatorClass.ROUTING, "routing", copies, h)
+    again = rows.kernels.sorts_copies and rows.kernels.expert_parallel > 1 and held > 1
+    yield Operator(OperatorClass.ROUTING, "routing", copies, h, count=1 + again)
     grouped = OperatorClass.GROUPED_PRODUCT
     yield Operator(grouped, "experts' up projection", each, read, h, batch=met)
     yield Operator(OperatorClass.ACTIVATION, "experts' activation", copies, inner, read)

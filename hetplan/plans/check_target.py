@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import pairwise
 
@@ -498,3 +499,19 @@ def _overlap(checked: CheckedPlan, trainer: Target) -> Found:
     if overlap.send and all(each.schedule.virtual_stages == 1 for each in plan.pipelines):
         message = f"target {trainer.name} overlaps sends only with virtual stages"
         yield "overlap.send", message
+    if overlap.expert_parallel:
+        yield from (("overlap.expert_parallel", each) for each in _no_expert_overlap(checked))
+
+
+def _no_expert_overlap(checked: CheckedPlan) -> Iterator[str]:
+    """Megatron-core's transformer_config.py, --overlap-moe-expert-parallel-comm."""
+    plan = checked.plan
+    if all(replica.ep == 1 for _, replica in checked.replicas()):
+        yield "nothing is sent to experts with ep 1"
+    if any(len(each.stages) > 1 and each.schedule.virtual_stages == 1 for each in plan.pipelines):
+        yield f"target {plan.target} overlaps it over several stages only with virtual stages"
+    if trainer_settings(checked.job).shared_expert_overlap:
+        yield f"target {plan.target} overlaps it or shared experts (shared_expert_overlap)"
+    stages = [stage for each in plan.pipelines for stage in each.stages]
+    if any(each.recompute.granularity is RecomputeGranularity.FULL for each in stages):
+        yield f"target {plan.target} does not overlap it where layers are recomputed whole"

@@ -40,6 +40,7 @@ OVERLAPS = (
     ("tp", "tensor_parallel"),
     ("cp", "context_parallel"),
     ("send", "send"),
+    ("ep", "expert_parallel"),
 )
 """Names that `Layout.overlap` has, and fields of `OverlapSettings`."""
 

@@ -139,6 +139,9 @@ class OverlapSettings:
     """Key-value transfers of ring attention beside the attention of the block before."""
     send: bool = False
     """Sends between stages beside the passes of other microbatches, with rendezvous transports."""
+    expert_parallel: bool = False
+    """Tokens to their experts and back in one microbatch's forward pass beside the backward compute
+    of another one, and the other way round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

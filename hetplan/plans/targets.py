@@ -9,7 +9,12 @@ from hetplan.job.spec import Optimizer
 from hetplan.plans.plan import SCHEDULES, OverlapSettings, RecomputeModule, Sharding
 
 _EVERY_OVERLAP = OverlapSettings(
-    reduction=True, gathering=True, tensor_parallel=True, context_parallel=True, send=True
+    reduction=True,
+    gathering=True,
+    tensor_parallel=True,
+    context_parallel=True,
+    send=True,
+    expert_parallel=True,
 )
 MAX_VIRTUAL_STAGES = 8
 """More than published runs: 3 in arXiv 2205.05198 (table 3), 6 in arXiv 2402.15627."""

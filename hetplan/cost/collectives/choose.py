@@ -49,7 +49,7 @@ from collections.abc import Iterator
 
 from hetplan.cluster.spec import Cluster, Transport
 from hetplan.cost.collectives.direct_levels import direct_sum, summed_by_messages
-from hetplan.cost.collectives.pairwise import direct_all_to_all
+from hetplan.cost.collectives.pairwise import direct_all_to_all, dispatch
 from hetplan.cost.collectives.rings import (
     NODE,
     RANK,
@@ -65,6 +65,7 @@ from hetplan.cost.collectives.values import (
     Algorithm,
     Asking,
     CollectiveCost,
+    Routing,
     only_measured,
 )
 from hetplan.errors import InputError
@@ -127,20 +128,24 @@ def collective(
     algorithm: Algorithm | None = None,
     share: float = 1.0,
     by_levels: bool = False,
+    routing: Routing | None = None,
 ) -> CollectiveCost:
     """Cost of one collective of a group, by the cheapest algorithm or by the one asked for.
 
     `message_bytes` as in `LinkSample.message_bytes`. `algorithm` forces one, in its cheapest form.
     `share` is the part of the bandwidth that groups beside this one leave it, on the links between
     nodes, or inside the node where the group is in one. `by_levels`: a sum of hetplan's own
-    trainer, by messages where it takes them (`direct_levels`). A group of one rank costs nothing.
-    An InputError where the algorithm cannot be used, islands have no link, or a number is out of
-    its range.
+    trainer, by messages where it takes them (`direct_levels`). `routing`: an all_to_all of tokens
+    that go once to each place, of which a rank has `message_bytes`. A group of one rank costs
+    nothing. An InputError where the algorithm cannot be used, islands have no link, or a number is
+    out of its range.
     """
     _check(shape, operation, message_bytes, share)
     if shape.num_ranks == 1:
         return CollectiveCost(terms=(), algorithm=algorithm or Algorithm.DIRECT, sent=())
     asking = Asking(predictor=predictor, share=share)
+    if routing is not None:
+        return dispatch(cluster, shape, message_bytes, routing, asking)
     if by_levels and operation is LinkOperation.ALL_REDUCE:
         layout = summed_by_messages(cluster, shape)
         if layout is not None:

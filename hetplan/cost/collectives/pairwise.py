@@ -2,6 +2,20 @@
 
 An all_to_all is n - 1 sends of S / n from every rank, to one partner after the other; S is what a
 rank starts with.
+
+Tokens that go to several experts need not go to their ranks several times (`dispatch`). DeepEP
+(deepseek-ai/DeepEP, README) and HybridEP send a token once to each rank of the node that has
+experts of it. Between nodes it goes once to each node, to the rank in the sender's place, which
+hands it on inside the node while the next ones arrive. With N nodes, n ranks and S bytes of tokens
+on each,
+
+    inside a node   an all_to_all of S places(n)
+    between nodes   the slower of an all_to_all of S places(N) among the N ranks of one place, and
+                    the one of S places(n) inside the nodes: what comes in is handed on there
+
+On H100 (DeepEP, 4096 tokens of 7168, 8 of 256 experts, 16 bit: AIConfigurator's tables) 4 nodes
+take 3.5 ms, of which the NICs' part is 3.2 ms at 50 GB/s; 2 nodes 1.8 ms, where the law says 1.3:
+handing on is not all hidden there. 8 nodes take 4.5 ms and stall 1 to 8 ms more.
 """
 
 from __future__ import annotations
@@ -16,12 +30,52 @@ from hetplan.cost.collectives.shape import (
     IslandRanks,
     NodeRanks,
 )
-from hetplan.cost.collectives.values import Algorithm, Asking, CollectiveCost, LinkUse
+from hetplan.cost.collectives.values import (
+    Algorithm,
+    Asking,
+    CollectiveCost,
+    LinkUse,
+    Routing,
+    slowest,
+)
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
 from hetplan.cost.terms import Term, seconds_of
 from hetplan.profiling.samples import LinkOperation
 
 _OPERATION = LinkOperation.ALL_TO_ALL
+
+
+def dispatch(
+    cluster: Cluster, shape: GroupShape, message_bytes: float, routing: Routing, asking: Asking
+) -> CollectiveCost:
+    """Cost of tokens to the ranks of their experts, or back; a rank has `message_bytes` of them."""
+    to_ranks = message_bytes * routing.places(shape.num_ranks)
+    nodes = shape.num_nodes
+    if nodes == 1 or len(shape.islands) > 1 or shape.num_ranks % nodes:
+        return direct_all_to_all(cluster, shape, to_ranks, asking)
+    to_nodes = message_bytes * routing.places(nodes)
+    each, inside = shape.islands[0], shape.num_ranks // nodes
+    island = cluster.island(each.island)
+    terms = [
+        asking.collective(
+            LinkUse(link=island.inter_node, nodes=2), _OPERATION, nodes, to_nodes, _OPERATION.value
+        )
+    ]
+    if inside > 1:
+        use = LinkUse(link=island.intra_node, shared=False)
+        terms.append(asking.collective(use, _OPERATION, inside, to_ranks, _OPERATION.value))
+    across = shape.num_ranks * to_nodes * (nodes - 1) / nodes
+    within = shape.num_ranks * to_ranks * (inside - 1) / inside
+    sent = (
+        (island_link(each.island, LinkScope.ISLAND), across),
+        (island_link(each.island, LinkScope.NODE), within),
+    )
+    return CollectiveCost(
+        algorithm=Algorithm.DIRECT,
+        detail="once to each node",
+        terms=(slowest(terms),),
+        sent=(sent,),
+    )
 
 
 def direct_all_to_all(

@@ -90,6 +90,26 @@ _SENDERS_SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Where the tokens of a group's ranks go, each sent once to every place that it goes to.
+
+    Every choice of `per_token` of `experts` is equally likely. A part that holds E / p of E experts
+    has none of a token's k with the hypergeometric probability C(E - E / p, k) / C(E, k).
+    """
+
+    experts: int
+    per_token: int
+
+    def places(self, parts: int) -> float:
+        """Mean number of equal parts of the group that hold experts of one token."""
+        held = self.experts / parts
+        missed = 1.0
+        for drawn in range(self.per_token):
+            missed *= max(0.0, 1.0 - held / (self.experts - drawn))
+        return parts * (1.0 - missed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
     """A link as one phase of a collective uses it."""
 

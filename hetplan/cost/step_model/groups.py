@@ -46,6 +46,7 @@ from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.cost.arrays import Ints
 from hetplan.cost.collectives import GroupShape, collective, group_shape
+from hetplan.cost.collectives.values import Routing
 from hetplan.cost.network.group_shares import group_share, group_shares, ring_share
 from hetplan.cost.network.hash_collisions import link_collisions
 from hetplan.cost.network.segments import crosses_pcie
@@ -273,16 +274,22 @@ class KnownCollectives:
     by_levels: bool = False
     """Whether hetplan's own trainer makes the sums (`cost.collectives.direct_levels`)."""
     terms: dict[
-        tuple[GroupShape, float, Crowd | None, LinkOperation, float, str], tuple[Term, ...]
+        tuple[GroupShape, float, Crowd | None, LinkOperation, float, str, Routing | None],
+        tuple[Term, ...],
     ] = field(default_factory=dict)
 
     def of(
-        self, group: Group, operation: LinkOperation, message_bytes: float, what: str
+        self,
+        group: Group,
+        operation: LinkOperation,
+        message_bytes: float,
+        what: str,
+        routing: Routing | None = None,
     ) -> tuple[Term, ...]:
         """The predicted parts of one collective; none for a group of one."""
         if group.size == 1 or message_bytes <= 0:
             return ()
-        key = (group.shape, group.share, group.crowd, operation, message_bytes, what)
+        key = (group.shape, group.share, group.crowd, operation, message_bytes, what, routing)
         found = self.terms.get(key)
         if found is None:
             crowd = group.crowd
@@ -297,6 +304,7 @@ class KnownCollectives:
                 # of what the samples say.
                 share=min(group.share, kept),
                 by_levels=self.by_levels,
+                routing=routing,
             ).terms
             found = self.terms[key] = tuple([replace(term, what=what) for term in priced])
         return found

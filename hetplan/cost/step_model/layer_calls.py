@@ -20,7 +20,8 @@ cp   ring attention (arXiv 2310.01889): cp - 1 sends of keys and values, [b, s /
      exchanges heads (arXiv 2309.14509, section 3), all_to_alls of queries, keys, values and result
      in either pass, and every rank has the whole sequence for 1 / cp of its heads.
 ep   all_to_all of the tokens to their experts and back, forward and backward: b s / cp x experts
-     per token x h, divided by tp with sequence parallelism (arXiv 2006.16668, section 3). Where the
+     per token x h, divided by tp with sequence parallelism (arXiv 2006.16668, section 3), less what
+     the trainer's dispatcher sends once (`hetplan.cost.collectives.pairwise`). Where the
      experts are cut (etp > 1) their sums are of all copies that came in. The busiest rank has
      `expert_load_factor` times the mean; transfers and the routed experts' compute grow with it.
 """
@@ -31,9 +32,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from hetplan.cost.collectives.values import Routing
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.values import FLOAT32_BYTES
-from hetplan.job.spec import Job
+from hetplan.job.spec import ExpertDispatcher, Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Attention, Experts, LatentAttention, TransformerLayer
 from hetplan.model.spec import LayerKind, ModelSpec
@@ -64,6 +66,8 @@ class Call:
     count: float = 1.0
     component: Component
     what: str
+    routing: Routing | None = None
+    """Of tokens that go once to each place that has experts of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,14 +172,28 @@ class LayerCalls:
 
     def exchange(self, layer: TransformerLayer) -> Iterator[Call]:
         """Tokens to their experts and back, in one pass."""
-        if isinstance(layer.mlp, Experts) and self.shape.ep > 1:
+        mlp, ep = layer.mlp, self.shape.ep
+        if not isinstance(mlp, Experts) or ep == 1:
+            return
+        copies, routing = self._copies_bytes(mlp), None
+        once = copies / mlp.experts_per_token
+        calls = [(LinkOperation.ALL_TO_ALL, copies, 2.0)]
+        dispatcher = trainer_settings(self.job).expert_dispatcher
+        if dispatcher is ExpertDispatcher.DEEPEP:
+            routing = Routing(experts=mlp.num_experts, per_token=mlp.experts_per_token)
+            calls = [(LinkOperation.ALL_TO_ALL, once, 2.0)]
+        elif dispatcher is ExpertDispatcher.ALLGATHER:
+            both = (LinkOperation.ALL_GATHER, LinkOperation.REDUCE_SCATTER)
+            calls = [(operation, once * ep, 1.0) for operation in both]
+        for operation, message, count in calls:
             yield Call(
                 groups=GroupKind.EXPERT,
-                operation=LinkOperation.ALL_TO_ALL,
-                message_bytes=self._copies_bytes(layer.mlp),
-                count=2.0,
+                operation=operation,
+                message_bytes=message,
+                count=count,
                 component=Component.EXPERT_PARALLEL,
-                what="expert-parallel all_to_all",
+                what=f"expert-parallel {operation.value}",
+                routing=routing,
             )
 
     def context(self, layer: TransformerLayer, traffic: float) -> Iterator[Call]:

@@ -6,6 +6,17 @@ those of `hetplan.cost.step_model.layer_calls`; a ring's sends hide behind the a
 cp blocks where the trainer overlaps them. The busiest expert-parallel rank has
 `expert_load_factor` times the mean; transfers and the routed experts' compute grow with it.
 
+Where the trainer overlaps experts' exchanges (`OverlapSettings.expert_parallel`), a layer's forward
+pass of one microbatch runs together with the backward pass of another, in three phases
+(Megatron-core, models/common/model_chunk_schedule_plan.py, TransformerLayerSchedulePlan.run):
+
+    exchange    backward's first    forward's first, backward's last    forward's last
+    compute     forward attention   experts of both                     backward attention
+
+What of a phase's exchange is longer than its compute is waited for. So it is in the steady phase of
+1F1B; passes of its warm-up and cool-down have nothing beside them, which is not counted: of m
+microbatches in v chunks on p stages about p (v + 1) of m v passes.
+
 Recomputation repeats forward work before the backward pass: all of it, communication included, or
 of single modules their part of the layer's operations (elementwise modules: their bytes over the
 device's memory bandwidth).
@@ -20,11 +31,11 @@ from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.groups import Group, Groups, KnownCollectives
 from hetplan.cost.step_model.layer_calls import Call, LayerCalls
 from hetplan.cost.step_model.layer_compute import LayerCompute, without_waits
-from hetplan.cost.step_model.overlap import Overlap, exposed_ring, slowdowns
+from hetplan.cost.step_model.overlap import Overlap, beside, exposed_ring, slowdowns
 from hetplan.cost.step_model.uneven_work import expert_load
 from hetplan.cost.terms import Part, as_recompute, compute_seconds, repeated, seconds_of_parts
 from hetplan.job.trainer import trainer_settings
-from hetplan.model.layers import TransformerLayer
+from hetplan.model.layers import Experts, TransformerLayer
 from hetplan.model.spec import LayerKind
 from hetplan.plans.plan import OverlapSettings, Recompute, RecomputeGranularity, RecomputeModule
 
@@ -112,19 +123,20 @@ class LayerPricer(LayerCompute):
             self._communication(calls.sums(layer)),
             self._communication(calls.gathered_again(layer)),
         )
-        exchange = self._exchange(layer)
         core = self.core(layer, forward)
         products = 1.0 - core
+        exchange = self._exchange(layer)
+        there, back = self._hidden_exchanges(layer, exchange, forward, backward)
         beside_forward = (
             *self._beside(sums, forward, products),
             *self._ring(layer, 1.0, forward, core),
-            *exchange,
+            *there,
         )
         beside_backward = (
             *self._beside((*sums, *again), backward, products),
             *self._communication(calls.copied_heads(layer)),
             *self._ring(layer, 2.0, backward, core),
-            *exchange,
+            *back,
         )
         forward = without_waits(forward, beside_forward)
         backward = without_waits(backward, beside_backward)
@@ -186,7 +198,11 @@ class LayerPricer(LayerCompute):
             Part(component=call.component, term=term.times(call.count))
             for call in calls
             for term in self.known.of(
-                getattr(self.groups, call.groups), call.operation, call.message_bytes, call.what
+                getattr(self.groups, call.groups),
+                call.operation,
+                call.message_bytes,
+                call.what,
+                call.routing,
             )
         )
 
@@ -198,6 +214,37 @@ class LayerPricer(LayerCompute):
             return mean
         more = (replace(part, component=Component.IMBALANCE) for part in repeated(mean, over))
         return (*mean, *more)
+
+    def _hidden_exchanges(
+        self,
+        layer: TransformerLayer,
+        exchange: tuple[Part, ...],
+        forward: tuple[Part, ...],
+        backward: tuple[Part, ...],
+    ) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+        """The exchanges of a forward and of a backward pass beside what the trainer puts there.
+
+        Between microbatches (docstring of the module), or beside the pass's own shared experts.
+        """
+        group = self.groups.expert
+        if self.overlap.expert_parallel:
+            experts = self.module_share(layer, RecomputeModule.EXPERTS, forward)
+            once, both = repeated(exchange, 0.5), (*forward, *backward)
+            middle = repeated(self._hidden(exchange, both, experts, None, group), 0.5)
+            return (
+                (*middle, *self._hidden(once, backward, 1.0 - experts, None, group)),
+                (*middle, *self._hidden(once, forward, 1.0 - experts, None, group)),
+            )
+        mlp = layer.mlp
+        if trainer_settings(self.job).shared_expert_overlap and isinstance(mlp, Experts):
+            h, tp = self.model.hidden_size, self.shape.tp
+            weights = mlp.shared.matrix_parameters(h, tp) if mlp.shared else 0
+            share = self.work(layer).of_weights(weights)
+            return (
+                self._hidden(exchange, forward, share, None, group),
+                self._hidden(exchange, backward, share, None, group),
+            )
+        return exchange, exchange
 
     def _ring(
         self, layer: TransformerLayer, traffic: float, compute: tuple[Part, ...], core_share: float
@@ -222,17 +269,23 @@ class LayerPricer(LayerCompute):
         parts: tuple[Part, ...],
         compute: tuple[Part, ...],
         share: float,
-        ranks: int,
+        ranks: int | None,
         group: Group,
     ) -> tuple[Part, ...]:
-        """The parts beside so much of the compute, and what that makes the compute longer."""
-        whole, beside = seconds_of_parts(parts), compute_seconds(compute)
-        if whole <= 0 or beside <= 0:
+        """The parts beside so much of the compute, and what that makes the compute longer.
+
+        In as many pieces as there are ranks, one beside the other; None: independent of it.
+        """
+        whole, work = seconds_of_parts(parts), share * compute_seconds(compute)
+        if whole <= 0 or work <= 0:
             return parts
         inside = group.shape.num_nodes == 1
         link = self.island.intra_node if inside else self.island.inter_node
         slow = slowdowns(self.island.device, link)
-        return hidden_beside(parts, compute, exposed_ring(whole, share * beside, ranks, slow))
+        found = (
+            beside(whole, work, slow) if ranks is None else exposed_ring(whole, work, ranks, slow)
+        )
+        return hidden_beside(parts, [part for part in compute if part.computes], found)
 
     # ---- recomputation
 

@@ -160,7 +160,11 @@ moe-router-group-topk                   value   model: router.groups_per_token
 moe-router-enable-expert-bias           switch  model: router.correction_bias
 moe-router-load-balancing-type          value   model: router.loss_per_sequence
 moe-aux-loss-coeff                      value   model: router.loss_coefficient
-overlap-moe-expert-parallel-comm        switch  run: expert-parallel communication
+overlap-moe-expert-parallel-comm        switch  plan: overlap.expert_parallel
+moe-token-dispatcher-type               value   job: trainer.expert_dispatcher
+moe-enable-deepep                       switch  job: trainer.expert_dispatcher
+moe-flex-dispatcher-backend             value   job: trainer.expert_dispatcher
+moe-shared-expert-overlap               switch  job: trainer.shared_expert_overlap
 use-torch-fsdp2                         switch  none: torch's FSDP2 inside Megatron-LM
 use-megatron-fsdp                       switch  none: Megatron-FSDP's own sharding
 use-custom-fsdp                         switch  none: Megatron-FSDP's own sharding

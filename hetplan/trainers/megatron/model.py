@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from hetplan.errors import Fault
-from hetplan.job.spec import Job, Precision
+from hetplan.job.spec import ExpertDispatcher, Job, Precision
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import (
     Attention,
     Experts,
@@ -156,8 +157,14 @@ def _mlp_arguments(parts: ModelParts, job: Job) -> Iterator[tuple[str, ...]]:
         yield "--moe-shared-expert-intermediate-size", str(experts.shared_ffn_hidden_size)
     if experts.shared_gate:
         yield ("--moe-shared-expert-gate",)
-    # What hetplan prices; the default gathers all tokens on every rank.
-    yield "--moe-token-dispatcher-type", "alltoall"
+    settings = trainer_settings(job)
+    if settings.expert_dispatcher is ExpertDispatcher.DEEPEP:
+        yield "--moe-token-dispatcher-type", "flex"
+        yield "--moe-flex-dispatcher-backend", "deepep"
+    else:
+        yield "--moe-token-dispatcher-type", settings.expert_dispatcher.value
+    if settings.shared_expert_overlap and experts.shared_ffn_hidden_size:
+        yield ("--moe-shared-expert-overlap",)
     if grouped_experts(job):
         yield ("--moe-grouped-gemm",)
 

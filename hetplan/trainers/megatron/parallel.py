@@ -139,6 +139,8 @@ def overlap_arguments(plan: Plan) -> Iterator[tuple[str, ...]]:
             yield ("--overlap-param-gather",)
     if overlap.tensor_parallel:
         yield ("--tp-comm-overlap",)
+    if overlap.expert_parallel:
+        yield ("--overlap-moe-expert-parallel-comm",)
     # Without interleaving sends are never overlapped (arguments.py forces it off).
     if degrees.virtual_stages > 1 and not overlap.send:
         yield ("--no-overlap-p2p-communication",)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import shown
-from hetplan.job.spec import Precision, ProductFormat, TrainerOptions
+from hetplan.job.spec import ExpertDispatcher, Precision, ProductFormat, TrainerOptions
 from hetplan.plans.plan import (
     OverlapSettings,
     Recompute,
@@ -142,6 +142,7 @@ def common_facts(
             gathering=is_set(text, "overlap-param-gather"),
             tensor_parallel=is_set(text, "tp-comm-overlap"),
             send=sends,
+            expert_parallel=is_set(text, "overlap-moe-expert-parallel-comm"),
         ),
         schedule="interleaved-1f1b" if virtual > 1 else "1f1b",
         gradient_clipping=fraction_of(text, 1.0, "clip-grad") > 0,
@@ -226,6 +227,10 @@ def _options(text: LaunchText) -> TrainerOptions:
     elif flag(text, "fp4-format") is not None:
         products = ProductFormat.NVFP4
     exchange = flag(text, "cp-comm-type")
+    # transformer_config.py: allgather unless given, which matters where there are experts.
+    dispatchers = {"flex": ExpertDispatcher.DEEPEP}
+    if flag(text, "num-experts") is not None:
+        dispatchers["allgather"] = ExpertDispatcher.ALLGATHER
     return TrainerOptions(
         fused_attention=False if backend in ("unfused", "local") else None,
         # transformer_config.py: 0.1 unless given.
@@ -234,6 +239,8 @@ def _options(text: LaunchText) -> TrainerOptions:
         fused_loss=is_set(text, "cross-entropy-loss-fusion") or None,
         fused_accumulation=False if is_set(text, "no-gradient-accumulation-fusion") else None,
         context_exchange=(exchange is not None and exchange.values[:1] == ("a2a",)) or None,
+        expert_dispatcher=dispatchers.get(word_of(text, "allgather", "moe-token-dispatcher-type")),
+        shared_expert_overlap=is_set(text, "moe-shared-expert-overlap") or None,
         gradient_precision=_gradients(text),
         product_format=products,
     )
