@@ -12,7 +12,7 @@ megatron  Megatron-LM: `--attention-dropout` and `--hidden-dropout` (0.1 unless 
           (Megatron-DeepSpeed) scatter them (p2p_communication.py,
           `scatter_gather_tensors_in_pipeline`), which Megatron-core does not do. Blocking sends are
           those of DeepSpeed's pipeline engine (deepspeed/runtime/pipe/schedule.py), on which
-          Megatron-DeepSpeed can run; context_exchange is `--cp-comm-type a2a`. Experts get tokens by
+          Megatron-DeepSpeed can run; context_exchange is `--cp-comm-type a2a`. Tokens go by
           `--moe-token-dispatcher-type` alltoall, allgather (without the flag) or flex with
           `--moe-flex-dispatcher-backend`. A product format is
           `--fp8-format` with `--fp8-recipe` delayed, tensorwise or mxfp8, or `--fp4-format` (Low-

@@ -1,0 +1,1 @@
+"""Unit data of other people made into populations that hetplan ships."""
