@@ -341,14 +341,17 @@ _BLACKWELL = ("nvidia-b200", "nvidia-b300", "nvidia-gb200", "nvidia-gb300")
 10 and above)."""
 
 
-def agent_environment(agent: Agent, degrees: Degrees) -> tuple[tuple[str, str], ...]:
+def agent_environment(
+    agent: Agent, degrees: Degrees, *, experts_beside: bool = False
+) -> tuple[tuple[str, str], ...]:
     """Variables of one agent.
 
     With tp or cp above 1 validate_args refuses any other CUDA_DEVICE_MAX_CONNECTIONS than 1 before
-    Blackwell: kernels that wait for a transfer must not be queued before it.
+    Blackwell: kernels that wait for a transfer must not be queued before it. Experts' exchanges
+    beside compute need several, and validate_args then lets them.
     """
     found = vendor_environment(agent)
-    ordered = degrees.tp > 1 or degrees.cp > 1
+    ordered = (degrees.tp > 1 or degrees.cp > 1) and not experts_beside
     if ordered and not agent.host.device_kind.startswith(_BLACKWELL):
         return (("CUDA_DEVICE_MAX_CONNECTIONS", "1"), *found)
     return found
@@ -370,7 +373,10 @@ def megatron_launch(
         program=("pretrain_gpt.py",),
         arguments=megatron_arguments(result, ranks, options),
         environment=(),
-        agent_environment=tuple(agent_environment(agent, degrees) for agent in ranks.agents),
+        agent_environment=tuple(
+            agent_environment(agent, degrees, experts_beside=result.plan.overlap.expert_parallel)
+            for agent in ranks.agents
+        ),
         files=transport_files(result, ranks),
         remarks=launch_remarks(result, ranks, options),
     )
