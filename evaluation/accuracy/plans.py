@@ -195,7 +195,7 @@ def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
         return trainer
     if row.product_format is ProductFormat.NVFP4 or (row.num_experts and "H100" in row.gpu):
         overlap = replace(overlap, tensor_parallel=False)
-    if not row.num_experts:
+    if not row.num_experts or not row.source.lower().startswith(_BRIDGE):
         return replace(trainer, overlap=overlap)
     large = "235b" in row.model.lower()
     whole_racks = row.gpu.startswith("GB")
@@ -209,6 +209,10 @@ def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
             expert_dispatcher=ExpertDispatcher.DEEPEP if flex else ExpertDispatcher.ALLTOALL,
         ),
     )
+
+
+_BRIDGE = ("nemo", "mlperf")
+"""Sources whose experts are taken to run as these recipes say: MLPerf's by the same vendor."""
 
 
 def _container(row: RunRow) -> float:

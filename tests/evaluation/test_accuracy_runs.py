@@ -19,7 +19,9 @@ from evaluation.accuracy.plans import plan_of
 from evaluation.accuracy.rows import RunRow, model_of, read_runs
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision
+from hetplan.job.spec import ExpertDispatcher, Precision
+from hetplan.model.operators import FORWARD, WITH_WEIGHTS, layer_operators, operator_flops
+from hetplan.model.spec import LayerKind
 from hetplan.plans.plan import OverlapSettings, RecomputeGranularity, Sharding, expand
 
 
@@ -32,28 +34,36 @@ def row(tmp_path: Path) -> RunRow:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "billions"),
+    ("sizes", "billions", "active"),
     [
-        # Published sizes of these models.
+        # Published sizes of these models, and how much of them a token meets.
         ({"model": "LLAMA3_70B", "layers": 80, "hidden": 8192, "ffn_hidden": 28672, "heads": 64,
-          "kv_heads": 8, "vocab": 128256}, 70.6),
+          "kv_heads": 8, "vocab": 128256}, 70.6, 70.6),
         ({"model": "Qwen3_235B_a22B", "layers": 94, "hidden": 4096, "ffn_hidden": 12288,
-          "heads": 64, "kv_heads": 4, "vocab": 151936, "num_experts": 128}, 235.1),
+          "heads": 64, "kv_heads": 4, "vocab": 151936, "num_experts": 128}, 235.1, 22.2),
         ({"model": "mixtral-8x7b", "layers": 32, "hidden": 4096, "ffn_hidden": 14336, "heads": 32,
-          "kv_heads": 8, "vocab": 32000, "num_experts": 8}, 46.7),
+          "kv_heads": 8, "vocab": 32000, "num_experts": 8}, 46.7, 12.9),
         ({"model": "deepseekv2", "layers": 60, "hidden": 5120, "ffn_hidden": 12288, "heads": 128,
-          "kv_heads": 128, "vocab": 102400, "num_experts": 160}, 235.7),
+          "kv_heads": 128, "vocab": 102400, "num_experts": 160}, 235.7, 21.4),
         ({"model": "deepseekv3", "layers": 61, "hidden": 7168, "ffn_hidden": 18432, "heads": 128,
-          "kv_heads": 128, "vocab": 129280, "num_experts": 256}, 671.0),
+          "kv_heads": 128, "vocab": 129280, "num_experts": 256}, 671.0, 37.6),
         ({"model": "qwen2.5-7b", "layers": 28, "hidden": 3584, "ffn_hidden": 18944, "heads": 28,
-          "kv_heads": 4, "vocab": 152064}, 7.6),
+          "kv_heads": 4, "vocab": 152064}, 7.6, 7.6),
     ],
 )  # fmt: skip
 def test_parameter_counts_are_the_published_ones(
-    row: RunRow, sizes: dict[str, object], billions: float
+    row: RunRow, sizes: dict[str, object], billions: float, active: float
 ) -> None:
     model = model_of(replace(row, **sizes))[0]  # type: ignore[arg-type]
     assert model.parameter_count / 1e9 == pytest.approx(billions, rel=0.005)
+    # The operators' products, two operations per weight and token, and the table of the embedding.
+    met = model.vocab_size * model.hidden_size
+    for position, kind in enumerate(model.layers):
+        layer = model.layer_at(position) if kind is LayerKind.TRANSFORMER else None
+        found = layer_operators(model, kind, layer, microbatch_size=1, sequence_length=1024)
+        products = (op for op in found if op.operator in WITH_WEIGHTS)
+        met += sum(operator_flops(op, FORWARD) for op in products) / 2 / 1024
+    assert met / 1e9 == pytest.approx(active, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +201,16 @@ def test_nemos_runs_overlap_as_its_recipes_do(row: RunRow) -> None:
     assert found.sharding is Sharding.OPTIMIZER
     four = plan(replace(nemo, dtype="NVFP4")).plan
     assert four.overlap == replace(found.overlap, tensor_parallel=False)
+    large = replace(nemo, model="Qwen3_235B_a22B", hidden=4096, heads=64, num_experts=128, ep=2)
+    for gpu, ref, dispatcher, beside in (
+        ("H100", "25.11 NeMo Container", ExpertDispatcher.ALLTOALL, True),
+        ("B200", "26.04 NeMo Container", ExpertDispatcher.ALLTOALL, False),
+        ("GB200", "26.04.01 NeMo Container", ExpertDispatcher.DEEPEP, False),
+        ("GB200", "26.06 NeMo Container", ExpertDispatcher.DEEPEP, True),
+    ):
+        found = plan(replace(large, gpu=gpu, source_ref=ref, inter_bw_note="NDR", dtype="MXFP8"))
+        assert found.job.trainer.expert_dispatcher is dispatcher
+        assert found.plan.overlap.expert_parallel is beside, gpu
     alone = replace(nemo, tp=1, pp=1, dp=16, vpp=None, other="tokens/s/GPU=1; FSDP=64 (0); x=")
     found = plan(alone).plan
     assert found.overlap == OverlapSettings(reduction=True, gathering=True)
