@@ -25,19 +25,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from evaluation.accuracy import bridge
 from evaluation.accuracy.clusters import NodesOf, cluster_of_nodes, device_kind_of
 from evaluation.accuracy.rows import RunRow
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
-from hetplan.job.spec import (
-    ExpertDispatcher,
-    Job,
-    Optimizer,
-    Precision,
-    ProductFormat,
-    TrainerOptions,
-)
+from hetplan.job.spec import Job, Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
 from hetplan.plans.check import check_plan
@@ -184,41 +178,21 @@ def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
     """What NeMo's recipes switch by device, format and model.
 
     Tensor-parallel overlap off for NVFP4 and for Qwen3 on H100 (`tp_comm_overlap` of
-    llama3_70b_pretrain_config_gb200 and qwen3_235b_a22b_pretrain_config_h100). Of Qwen3 235B
-    (configs/qwen/qwen3_workload_base_configs.py, v0.2.0 to v0.5.0) `moe_a2a_overlap` on H100, of
-    one with HybridEP on GB200 and GB300, and both there for MXFP8 from container 26.06 on; all
-    others by alltoall. All have `moe_router_force_load_balancing`: equal loads. DeepSeek-V3
-    and Qwen3 30B go by HybridEP everywhere (configs/deepseek/deepseek_workload_base_configs.py).
+    llama3_70b_pretrain_config_gb200 and qwen3_235b_a22b_pretrain_config_h100).
     """
     overlap = trainer.overlap
     if overlap is None:
         return trainer
     if row.product_format is ProductFormat.NVFP4 or (row.num_experts and "H100" in row.gpu):
         overlap = replace(overlap, tensor_parallel=False)
-    if not row.num_experts or not row.source.lower().startswith(_BRIDGE):
+    if not row.num_experts or not row.source.lower().startswith(bridge.SOURCES):
         return replace(trainer, overlap=overlap)
-    large = "235b" in row.model.lower()
-    whole_racks = row.gpu.startswith("GB")
-    graphs = whole_racks and row.product_format is ProductFormat.MXFP8 and _container(row) >= 26.06
-    flex = whole_racks or not large
+    dispatcher, beside = bridge.experts_of_recipe(row)
     return replace(
         trainer,
-        overlap=replace(overlap, expert_parallel=graphs or (large and "H100" in row.gpu)),
-        options=replace(
-            trainer.options,
-            expert_dispatcher=ExpertDispatcher.DEEPEP if flex else ExpertDispatcher.ALLTOALL,
-        ),
+        overlap=replace(overlap, expert_parallel=beside),
+        options=replace(trainer.options, expert_dispatcher=dispatcher),
     )
-
-
-_BRIDGE = ("nemo", "mlperf")
-"""Sources whose experts are taken to run as these recipes say: MLPerf's by the same vendor."""
-
-
-def _container(row: RunRow) -> float:
-    """Year and month of NeMo's container, as in `26.04.01 NeMo Container`; 0: not said."""
-    found = re.search(r"(\d\d\.\d\d)\S* NeMo Container", row.source_ref)
-    return float(found[1]) if found else 0.0
 
 
 _PRECISIONS = {
