@@ -10,8 +10,8 @@ overlap and HybridEP came (#1348), its H100 row the four that both recipes have.
 different days, which was decided with the errors in sight: by v0.2.0 alone the B200 row is 41 % too
 fast, by the recipe of 10 November alone the H100 row 41 % too slow.
 
-All have `moe_router_force_load_balancing`: equal loads. MLPerf's experts are taken to run as the same
-vendor's recipes do.
+All have `moe_router_force_load_balancing`: equal loads. MLPerf's experts are taken to run as the
+same vendor's recipes do.
 """
 
 from __future__ import annotations
