@@ -254,6 +254,14 @@ def _value(text: str, kind: type) -> bool | int | float | None:
     return number
 
 
+_NO_PROJECTION = 128
+"""Words of a vocabulary whose projection costs nothing: the multiple that Megatron-LM pads to."""
+_HEADLESS = (
+    "the last layer of Sailor's GPT-Neo, as its profile was measured, holds no projection: priced "
+    "with a vocabulary of 128, so without the embedding's gradients and memory too"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
     name: str
@@ -271,6 +279,9 @@ def model_of(row: RunRow) -> tuple[ModelSpec, tuple[str, ...]]:
     """The model of a row and what was assumed of it; an InputError says what the row lacks."""
     sizes = _sizes(row)
     name = row.model.lower().replace("_", "-")
+    if row.source.startswith("sailor") and name.startswith("gpt-neo"):
+        headless = replace(sizes, vocab=_NO_PROJECTION)
+        return _plain_model(headless, Architecture.GPT), (_HEADLESS,)
     for beginnings, make in _FAMILIES:
         if name.startswith(beginnings):
             return make(sizes), ()

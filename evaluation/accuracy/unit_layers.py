@@ -73,11 +73,13 @@ _FALSE_BACKWARD = f"{FOLDER.name}: the embedding's backward pass, which was not 
 
 
 _MODELS = (
-    # config.json of facebook/opt-350m, facebook/opt-30b, EleutherAI/gpt-neo-2.7B,
-    # meta-llama/Meta-Llama-3-8B: layers, hidden and inner size, heads, key-value heads, vocabulary.
+    # config.json of facebook/opt-350m, facebook/opt-30b, meta-llama/Meta-Llama-3-8B: layers, hidden
+    # and inner size, heads, key-value heads, vocabulary. GPT-Neo was measured with 32 heads and a
+    # vocabulary of 128256 (unit/layer_times.csv says so by act_mb and weights_mb); its own: 20 and
+    # 50257.
     (r"opt-?350", "opt-350m", (24, 1024, 4096, 16, 16, 50272)),
     (r"opt-?30(?!\d)", "opt-30b", (48, 7168, 28672, 56, 56, 50272)),
-    (r"gpt-?neo-?2", "gpt-neo-2.7b", (32, 2560, 10240, 20, 20, 50257)),
+    (r"gpt-?neo-?2", "gpt-neo-2.7b", (32, 2560, 10240, 32, 32, 128256)),
     (r"llama-?3-8", "llama-3-8b", (32, 4096, 14336, 32, 8, 128256)),
 )
 
