@@ -33,9 +33,6 @@ from hetplan.predict.calibration.factors import calibrate, devices_of, regime_of
 from hetplan.predict.calibration.values import Calibration, RunError
 from hetplan.predict.fit import FittedPredictor
 
-_DECIDING = ("gpus_per_node", "kv_heads", "num_experts", "tp", "pp", "cp", "ep", "dp")
-"""Columns that a row may leave empty, and that make it another run."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -102,11 +99,9 @@ def run_of(row: RunRow, folders: Sequence[Path], measured_links: Sequence[str]) 
     """
     if row.step_seconds is None:
         raise InputError("the row has no step time")
-    deciding = (*_DECIDING, "vpp") if (row.pp or 1) > 1 else _DECIDING
-    unread = [fault for fault in row.faults if fault.split()[0] in deciding]
-    if unread:
+    if row.faults:
         # An empty cell has a usual meaning; one that cannot be read has none.
-        raise InputError("; ".join(unread))
+        raise InputError("; ".join(row.faults))
     model, notes = model_of(row)
     if len(kind_names(row.gpu)) > 1:
         mixed = find_mixed(row, folders)

@@ -1,4 +1,4 @@
-"""The job and plan of a measured run, and its trainer's habits that no row says.
+"""The job and plan of a measured run.
 
 Devices of a run of one kind are in Megatron-LM's order: tensor-parallel ranks next to each other,
 then context-parallel, then data-parallel ones, stages outermost. Layers are as the row says
@@ -10,10 +10,6 @@ A row on several kinds of devices names the kinds but not which kind ran what. T
 that its authors published (`sailor/validation/.../plan_config_*.json`, named by `source_ref`): per
 stage its layers and, per data-parallel replica, a kind, a number of devices and tp. Replicas of one
 position form a pipeline, so two kinds in one stage are two pipelines.
-
-What is written of trainers is how a publication says that it trained, or what its trainer's code
-does. It was written by people who had seen how far off the runs are, so it is no blind choice, as
-docs/accuracy.md says.
 """
 
 from __future__ import annotations
@@ -25,13 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from evaluation.accuracy import bridge
 from evaluation.accuracy.clusters import NodesOf, cluster_of_nodes, device_kind_of
 from evaluation.accuracy.rows import RunRow
+from evaluation.accuracy.trainers import trainer_of
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
-from hetplan.job.spec import Job, Optimizer, Precision, ProductFormat, TrainerOptions
+from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
 from hetplan.plans.check import check_plan
@@ -50,150 +46,6 @@ from hetplan.plans.plan import (
     Stage,
 )
 from hetplan.plans.rules import experts_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
-    """Habits of one source's runs."""
-
-    sources: tuple[str, ...]
-    """Beginnings of `RunRow.source`."""
-    options: TrainerOptions
-    gradient_clipping: bool | None
-    """None: as the target does."""
-    precision: Precision | None = None
-    """Where the rows' own `dtype` is known to be wrong."""
-    notes: tuple[str, ...] = ()
-    overlap: OverlapSettings | None = None
-    """What it overlaps where there is something to overlap; None: nothing but ring attention."""
-    sequence_parallel: bool | None = None
-    """Where rows do not say; None: they do."""
-
-
-_MEGATRON_2021 = TrainerOptions(
-    fused_attention=False,
-    attention_dropout=True,
-    hidden_dropout=True,
-    fused_loss=False,
-    scattered_sends=True,
-    fused_accumulation=False,
-    gradient_precision=Precision.FLOAT16,
-)
-"""Megatron-LM of April 2021 and the trainers that grew out of it; each below says what differs."""
-
-TRAINERS = (
-    Trainer(
-        sources=("vtrain",),
-        # Megatron-DeepSpeed of 2023, megatron/model/transformer.py: baddbmm, fused scale, mask and
-        # softmax, dropout of probabilities and of both outputs (--attention-dropout 0.1 and
-        # --hidden-dropout 0.1 by default); vocab-parallel cross-entropy on a float32 copy; p2p
-        # communication scatters and gathers; fp16 gradients are added up and reduced as fp16.
-        options=_MEGATRON_2021,
-        gradient_clipping=True,
-    ),
-    Trainer(
-        sources=("megatron-sc21",),
-        # Megatron-LM of April 2021 (arXiv 2104.04473, section 4): the same kernels, scatter and
-        # gather of sends (section 4.1), fp16 gradients that autograd adds up.
-        options=_MEGATRON_2021,
-        gradient_clipping=True,
-    ),
-    Trainer(
-        sources=("korthikanti",),
-        # arXiv 2205.05198, section 4: unfused attention with dropout masks of probabilities and
-        # hidden states. 18 bytes of parameters, gradients and state per parameter (its figure 1):
-        # gradients are kept in float32, to which the products of 2022's Megatron-LM add theirs
-        # (--no-gradient-accumulation-fusion switches that off).
-        options=replace(
-            _MEGATRON_2021, fused_accumulation=True, gradient_precision=Precision.FLOAT32
-        ),
-        gradient_clipping=True,
-    ),
-    Trainer(
-        sources=("simumax",),
-        # SimuMax v1.2, docs/b200: Megatron-core with Transformer Engine (fused attention, no
-        # dropout), cross-entropy fusion, gradients accumulated and reduced in float32; context
-        # parallelism by all-to-all (--cp-comm-type a2a; its unit table has whole sequences and
-        # heads / (tp cp)).
-        options=TrainerOptions(
-            fused_attention=True,
-            attention_dropout=False,
-            hidden_dropout=False,
-            fused_loss=True,
-            fused_accumulation=True,
-            context_exchange=True,
-            gradient_precision=Precision.FLOAT32,
-        ),
-        gradient_clipping=True,
-    ),
-    Trainer(
-        sources=("sailor",),
-        # Sailor's fork of Megatron-DeepSpeed, float32 without autocast: unfused attention; pipeline
-        # engine with blocking sends and receives, each rank its part of the tensor, which the
-        # receivers put together (deepspeed/pipe_engine.py: PartitionedTensor); float32 gradients.
-        options=replace(_MEGATRON_2021, blocking_sends=True, gradient_precision=Precision.FLOAT32),
-        gradient_clipping=True,
-        precision=Precision.FLOAT32,
-        notes=("rows say fp16; float32 by their profiles and 4-byte transfers",),
-    ),
-    Trainer(
-        sources=("nemo",),
-        # NVIDIA-NeMo/Megatron-Bridge: Transformer Engine, no dropout, fused cross-entropy
-        # (scripts/performance/utils/overrides.py), gradients added up and reduced as bfloat16
-        # (grad_reduce_in_fp32 = False in configs/llama, configs/qwen and perf_recipes/_common.py),
-        # sequence parallelism wherever tp > 1 (overrides.py), reduction and gathering overlapped
-        # wherever optimizer state is sharded, sends with virtual stages, tensor parallelism by
-        # userbuffers (src/megatron/bridge/training/comm_overlap.py, configs/llama, configs/qwen).
-        options=TrainerOptions(
-            fused_attention=True,
-            attention_dropout=False,
-            hidden_dropout=False,
-            fused_loss=True,
-            fused_accumulation=True,
-            gradient_precision=Precision.BFLOAT16,
-        ),
-        gradient_clipping=True,
-        notes=(
-            "recompute is not published: none is assumed, as most public recipes have it",
-            "overlap and experts' dispatcher are not published: as the public recipes have them",
-        ),
-        overlap=OverlapSettings(reduction=True, gathering=True, tensor_parallel=True, send=True),
-        sequence_parallel=True,
-    ),
-)
-
-UNKNOWN_TRAINER = Trainer(sources=(), options=TrainerOptions(), gradient_clipping=None)
-
-
-def trainer_of(row: RunRow) -> Trainer:
-    """The habits of a row's source; a target's defaults where nothing is known of it."""
-    name = row.source.lower()
-    for trainer in TRAINERS:
-        if name.startswith(trainer.sources):
-            return _as_the_row(row, trainer)
-    return UNKNOWN_TRAINER
-
-
-def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
-    """What NeMo's recipes switch by device, format and model.
-
-    Tensor-parallel overlap off for NVFP4 and for Qwen3 on H100 (`tp_comm_overlap` of
-    llama3_70b_pretrain_config_gb200 and qwen3_235b_a22b_pretrain_config_h100).
-    """
-    overlap = trainer.overlap
-    if overlap is None:
-        return trainer
-    if row.product_format is ProductFormat.NVFP4 or (row.num_experts and "H100" in row.gpu):
-        overlap = replace(overlap, tensor_parallel=False)
-    if not row.num_experts or not row.source.lower().startswith(bridge.SOURCES):
-        return replace(trainer, overlap=overlap)
-    dispatcher, beside = bridge.experts_of_recipe(row)
-    return replace(
-        trainer,
-        overlap=replace(overlap, expert_parallel=beside),
-        options=replace(trainer.options, expert_dispatcher=dispatcher),
-    )
-
 
 _PRECISIONS = {
     "fp16": Precision.FLOAT16,
@@ -309,13 +161,14 @@ def plan_of(row: RunRow, model: ModelSpec, cluster: Cluster) -> RunPlan:
         num_microbatches=degrees.num_microbatches,
         schedule=Schedule(name=name, virtual_stages=degrees.virtual),
     )
-    shards = degrees.dp * degrees.cp if row.dist_opt else 1
+    sharding = sharding_of(row)
+    shards = degrees.dp * degrees.cp if sharding is not Sharding.NONE else 1
     plan = assemble_plan(
         model,
         cluster,
         job,
         (pipeline,),
-        sharding=_sharding(row) if shards > 1 else Sharding.NONE,
+        sharding=sharding if shards > 1 else Sharding.NONE,
         optimizer_shards=shards,
         overlap=_overlap(row, degrees, shards),
     )
@@ -330,10 +183,10 @@ def _sequence_parallel(row: RunRow) -> bool:
     return bool(said)
 
 
-def _sharding(row: RunRow) -> Sharding:
-    """Parameters where the row names ranks of FSDP (`64 (0)` is two variants: the first)."""
+def sharding_of(row: RunRow) -> Sharding:
+    """What the row shards; parameters too where it names ranks of FSDP (`64 (0)`: the first)."""
     said = row.settings.get("FSDP", "").split("(")[0].strip()
-    return Sharding.OPTIMIZER if said in ("", "0") else Sharding.PARAMETERS
+    return (row.dist_opt or Sharding.NONE) if said in ("", "0") else Sharding.PARAMETERS
 
 
 def _overlap(row: RunRow, degrees: _Degrees, shards: int) -> OverlapSettings | None:
@@ -383,6 +236,8 @@ def recompute_of(row: RunRow) -> Recompute:
     which goes with --recompute-granularity full); all of them are taken to be.
     """
     said = row.recompute.lower()
+    if said == "selective" and row.source.lower().startswith("torchtitan"):
+        return _every_second_product(row)
     if said in ("full", "uniform", "block"):
         return Recompute(granularity=RecomputeGranularity.FULL)
     if said == "selective":
@@ -395,6 +250,21 @@ def recompute_of(row: RunRow) -> Recompute:
     raise InputError(
         f"recompute is {row.recompute!a}; known: full, uniform, block, selective, none"
     )
+
+
+def _every_second_product(row: RunRow) -> Recompute:
+    """Torchtitan's selective recomputation, as whole layers with as many operations.
+
+    Of a layer's products (queries, keys, values, output, gate, up, down) it keeps every other one
+    and the attention (`selective_ac_option = op`): keys, output and up run again.
+    """
+    hidden, ffn = float(row.hidden or 0), float(row.ffn_hidden or 0)
+    kv = hidden * (row.kv_heads or row.heads or 1) / (row.heads or 1)
+    again, whole = kv + hidden + ffn, 2.0 * kv + 2.0 * hidden + 3.0 * ffn
+    layers = round((row.layers or 0) * again / whole) if whole else 0
+    if not layers:
+        return Recompute()
+    return Recompute(granularity=RecomputeGranularity.FULL, layers=layers)
 
 
 def _degrees(row: RunRow, job: Job) -> _Degrees:

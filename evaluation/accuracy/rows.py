@@ -34,12 +34,20 @@ from hetplan.model.layers import (
     TransformerLayer,
 )
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
+from hetplan.plans.plan import Sharding
 
 RUNS_FOLDER = "runs"
 SUSPECT_MARK = "SUSPECT"
 
 _COLUMNS = {"step_seconds": "step_time_s", "peak_memory_gib": "peak_mem_gib"}
 """Columns that are not called like the fields of `RunRow`."""
+_SHARDINGS = {
+    Sharding.NONE: ("0", "false", "no"),
+    Sharding.OPTIMIZER: ("1", "true", "yes", "zero1", "stage1"),
+    Sharding.GRADIENTS: ("zero2", "stage2"),
+    Sharding.PARAMETERS: ("zero3", "stage3", "fsdp", "fsdp2"),
+}
+"""Words of `dist_opt`; stages are those of ZeRO (arXiv 1910.02054)."""
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _NOTHING = ("", "n/a", "na", "none", "null", "-")
 _MAX_WHOLE = 10**12
@@ -104,7 +112,7 @@ class RunRow:
     dtype: str = ""
     recompute: str = ""
     seq_parallel: bool | None = None
-    dist_opt: bool | None = None
+    dist_opt: Sharding | None = None
     other: str = ""
     step_time_kind: str = ""
     step_seconds: float | None = None
@@ -226,17 +234,26 @@ def run_row(file: str, line: int, cells: Mapping[str, str]) -> RunRow:
 
 
 _KINDS = {
-    name: next(kind for kind in (str, bool, int, float) if kind in (hint, *get_args(hint)))
+    name: next(
+        kind for kind in (str, bool, int, float, Sharding) if kind in (hint, *get_args(hint))
+    )
     for name, hint in get_type_hints(RunRow).items()
     if name not in ("file", "line", "faults")
 }
 """What a cell of every column holds."""
 
 
-def _value(text: str, kind: type) -> bool | int | float | None:
+def _value(text: str, kind: type) -> bool | int | float | Sharding | None:
     """A cell that is no text; a ValueError says what is wrong with it."""
     if text.lower() in _NOTHING:
         return None
+    if kind is Sharding:
+        for sharding, words in _SHARDINGS.items():
+            if text.lower() in words:
+                return sharding
+        raise ValueError(f"; it is one of {', '.join(sum(_SHARDINGS.values(), ()))} or empty")
+    if kind is int:
+        text = text.split(" (")[0]  # `1 (5)`: two variants, the first
     if kind is bool:
         if text.lower() not in _FLAGS:
             raise ValueError("; it is 0, 1 or empty")

@@ -99,3 +99,22 @@ def test_experts_cut_like_the_rest_reduce_with_those_cut_otherwise() -> None:
     assert len({count for _, _, count in rest[0].members}) == 1
     routed = shape.num_layers * 8 * (3 * shape.hidden_size * 256) / 2
     assert [count for _, _, count in experts[0].members] == [routed, routed]
+
+
+def test_parameters_and_gradients_beside_one_pass_share_the_link() -> None:
+    """However much is hidden, the link carries all of it before the step ends."""
+    times = LinearPredictor().layer_seconds
+    quick = LinearPredictor(layer_seconds=tuple((kind, value / 1000) for kind, value in times))
+    alone, beside = (
+        estimate(
+            plan_of(
+                (4,), microbatches=8, sharding=Sharding.PARAMETERS, shards=4,
+                overlap=OverlapSettings(reduction=overlapped, gathering=overlapped),
+            ),
+            SHAPE, CLUSTER, FREE, quick,
+        )
+        for overlapped in (False, True)
+    )  # fmt: skip
+    moved = alone.step_seconds - seconds_of(alone, Component.COMPUTE)
+    assert moved > seconds_of(alone, Component.COMPUTE)
+    assert moved <= beside.step_seconds < alone.step_seconds

@@ -10,7 +10,10 @@ from evaluation_tables import GPT, write_runs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evaluation.accuracy.calibration import run_of
 from evaluation.accuracy.rows import SLOW_ROWS, RunRow, read_runs
+from hetplan.errors import InputError
+from hetplan.plans.plan import Sharding
 
 
 def test_a_row_is_read(tmp_path: Path) -> None:
@@ -28,14 +31,14 @@ def test_a_row_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cell", "text", "word"),
     [
-        ("layers", "1 (5)", "not a whole number"),
+        ("layers", "1 of 5", "not a whole number"),
         ("tp", "2.5", "not a whole number"),
         ("gpus", "inf", "not a whole number"),
         ("dp", "-1", "not a whole number"),
         ("step_time_s", "nan", "not a number above 0"),
         ("step_time_s", "-3", "not a number above 0"),
         ("peak_mem_gib", "much", "not a number above 0"),
-        ("dist_opt", "maybe", "0, 1 or empty"),
+        ("dist_opt", "maybe", "or empty"),
     ],
 )
 def test_wrong_cells_are_faults_with_a_line(
@@ -80,3 +83,28 @@ def test_no_cell_ends_the_reading(tmp_path_factory: pytest.TempPathFactory, row:
     assert len(found[0]) <= 1
     for each in found[0]:
         assert each.layout
+
+
+@pytest.mark.parametrize(
+    ("text", "sharding"),
+    [
+        ("", None),
+        ("0", Sharding.NONE),
+        ("1", Sharding.OPTIMIZER),
+        ("stage1", Sharding.OPTIMIZER),
+        ("stage2", Sharding.GRADIENTS),
+        ("ZeRO3", Sharding.PARAMETERS),
+        ("FSDP2", Sharding.PARAMETERS),
+    ],
+)
+def test_dist_opt_names_what_is_sharded(
+    tmp_path: Path, text: str, sharding: Sharding | None
+) -> None:
+    (row,), faults = read_runs(write_runs(tmp_path, {"dist_opt": text}))
+    assert (row.dist_opt, faults) == (sharding, [])
+
+
+def test_a_row_with_a_wrong_cell_is_not_predicted(tmp_path: Path) -> None:
+    (row,), _ = read_runs(write_runs(tmp_path, {"peak_mem_gib": "much"}))
+    with pytest.raises(InputError, match="peak_mem_gib is 'much'"):
+        run_of(row, (), ())

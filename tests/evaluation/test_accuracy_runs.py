@@ -157,7 +157,7 @@ def test_uneven_layers_interleaving_and_sharding(row: RunRow) -> None:
         uneven = plan(replace(row, **changes))
         assert [s.num_layers for s in uneven.plan.pipelines[0].stages] == layers
         assert any("as even as" in note for note in uneven.notes) == ("layers" in changes)
-    virtual = plan(replace(row, layers=8, vpp=2, dist_opt=True, gpus=32, pp=4))
+    virtual = plan(replace(row, layers=8, vpp=2, dist_opt=Sharding.OPTIMIZER, gpus=32, pp=4))
     (pipeline,) = virtual.plan.pipelines
     assert pipeline.schedule.virtual_stages == 2
     assert len(pipeline.stages[0].chunks) == 2
@@ -188,7 +188,12 @@ def test_rows_that_cannot_be_predicted_say_why(
         run_of(replace(row, **changes), (), ())  # type: ignore[arg-type]
 
 
-NEMO = {"source": "nemo-bridge-pretrain", "gpu": "B200", "seq_parallel": None, "dist_opt": True}
+NEMO = {
+    "source": "nemo-bridge-pretrain",
+    "gpu": "B200",
+    "seq_parallel": None,
+    "dist_opt": Sharding.OPTIMIZER,
+}
 
 
 def test_nemos_runs_overlap_as_its_recipes_do(row: RunRow) -> None:

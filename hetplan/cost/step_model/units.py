@@ -294,13 +294,21 @@ def _with_sharding(
         gathered = collectives(
             Component.GATHERING, LinkOperation.ALL_GATHER, settings.job.precision
         )
+    both = overlap.gathering and overlap.reduction
     return replace(
         cost,
         forward=(*cost.forward, *beside(gathered, cost.forward, overlap.gathering)),
         backward=(
             *cost.backward,
-            *beside(gathered, cost.backward, overlap.gathering),
-            *beside(scattered, cost.backward, overlap.reduction),
+            # One link carries both, so one compute hides their sum.
+            *(
+                beside((*gathered, *scattered), cost.backward, overlapped=True)
+                if both
+                else (
+                    *beside(gathered, cost.backward, overlap.gathering),
+                    *beside(scattered, cost.backward, overlap.reduction),
+                )
+            ),
         ),
     )
 
