@@ -17,7 +17,6 @@ is the bound at which intervals begin (`predict.sustained`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hetplan.cluster.devices import DeviceKind
@@ -89,12 +88,12 @@ def use_of(model: ModelSpec, job: Job, step: StepCost, seconds: float) -> Use:
         kinds.setdefault(each.device.kind, []).append(each)
     uses = tuple(_kind_use(row, peak, seconds) for row in kinds.values())
     peaks = [dict(each.device.peak_flops_per_second).get(peak, 0.0) * each.devices for each in work]
-    done = math.fsum(each.model for each in work)
+    whole = math.fsum(each.model for each in work)
     known = all(peaks) and seconds > 0
     return Use(
         kinds=uses,
-        mfu=done / (seconds * math.fsum(peaks)) if known else None,
-        flops_per_second=done / (seconds * sum(each.devices for each in work)),
+        mfu=whole / (seconds * math.fsum(peaks)) if known else None,
+        flops_per_second=whole / (seconds * sum(each.devices for each in work)),
         least_seconds=max((each.seconds for each in work), default=0.0),
     )
 
@@ -147,7 +146,7 @@ class _Counter:
             matrix, attention, narrow = self._of(at)
             again = (0.0, 0.0)
             if repeated[0] <= at < repeated[1]:
-                again = tuple(part * value for part, value in _again(recompute, matrix, attention))
+                again = _again(recompute, matrix, attention)
             done.model += PASSES * rows * (matrix * useful + attention * core)
             done.again += rows * (again[0] * useful + again[1] * core)
             if plain and quick:
@@ -156,9 +155,8 @@ class _Counter:
                 done.seconds += (products + scores) / done.devices
 
 
-def _again(recompute: Recompute, matrix: float, attention: float) -> Iterator[tuple[float, float]]:
-    """(part that runs again, operations) of products and attention; other modules are small."""
+def _again(recompute: Recompute, matrix: float, attention: float) -> tuple[float, float]:
+    """What of products and attention runs again; other modules are small."""
     full = recompute.granularity is RecomputeGranularity.FULL
     core = RecomputeModule.CORE_ATTENTION in recompute.modules
-    yield float(full), matrix
-    yield float(full or core), attention
+    return matrix if full else 0.0, attention if full or core else 0.0
