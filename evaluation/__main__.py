@@ -193,6 +193,13 @@ def closed_loop(
         raise typer.Exit(INVALID_EXIT)
 
 
+def worth(reference: Reference = None, as_json: AsJson = False) -> None:
+    """What one device of a kind is worth in another's terms, and measured ratios."""
+    from evaluation.worth import worth as run
+
+    run(_reference(reference)).show(as_json=as_json)
+
+
 def _folder(path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
         raise InputError(f"{path} is no folder")
@@ -220,7 +227,7 @@ def _seconds(text: str | None) -> float | None:
         raise InputError(f"--time-limit: {error}") from None
 
 
-for _command in (accuracy, search, cost, hethub, closed_loop):
+for _command in (accuracy, search, cost, hethub, worth, closed_loop):
     app.command(_command.__name__.replace("_", "-"))(guarded(_command))
 
 

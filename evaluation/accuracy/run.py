@@ -122,6 +122,8 @@ def run_frame(runs: Sequence[PredictedRun], intervals: Sequence[RunInterval]) ->
     for name in ("data_set", "place", "layout", "derived", "suspect"):
         frame[name] = [getattr(run.row, name) for run in runs]
     estimates = [run.estimate for run in runs]
+    frame["least_seconds"] = [each.least_seconds for each in estimates]
+    frame["mfu"] = [each.mfu for each in estimates]
     frame["memory_error"] = [run.memory_error for run in runs]
     parts = [[(one.component.value, one.seconds) for one in each.components] for each in estimates]
     frame["components"] = pandas.Series(parts, index=frame.index, dtype=object)

@@ -39,6 +39,8 @@ def judged(frame: pandas.DataFrame) -> pandas.DataFrame:
     spread = np.exp(frame["log_halfwidth"])
     predicted, measured = frame["predicted_seconds"], frame["measured_seconds"]
     lower, upper = predicted / spread, predicted * spread
+    if "least_seconds" in frame:  # as `estimate` cuts its draws
+        lower = lower.clip(lower=np.minimum(frame["least_seconds"], predicted))
     missed = (lower - measured).clip(lower=0.0) + (measured - upper).clip(lower=0.0)
     return frame.assign(
         lower_seconds=lower,

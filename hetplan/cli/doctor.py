@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from hetplan.cluster.devices import DeviceKind
 
-KINDS_SCHEMA = "hetplan.device-kinds/2"
+KINDS_SCHEMA = "hetplan.device-kinds/3"
 
 
 def doctor(

@@ -113,6 +113,9 @@ class DeviceForm(FileForm):
     """Name that islands use."""
     vendor: Name
     """Vendor; devices of one vendor share a communication library."""
+    architecture: Name | None = None
+    """What its kernels are built for: sm90, gfx942, ascend910b, ...; left out: not known, and no
+    rule of kernels is checked."""
     peak: PeakForm = PeakForm()
     """Dense matrix rates; none: times of this kind come from measurements only."""
     memory: Memory | None = None

@@ -132,6 +132,8 @@ class DeviceKind:
     """What the driver or torch calls it."""
     sources: tuple[FigureSource, ...] = ()
     """Figures that were not read in `source`."""
+    architecture: str = ""
+    """What its kernels are built for (sm90, gfx942, ascend910b, ...); empty: not known."""
 
     def __post_init__(self) -> None:
         for name in ("overlap_compute_slowdown", "overlap_communication_slowdown"):

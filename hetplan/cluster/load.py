@@ -28,7 +28,7 @@ from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, 
 from hetplan.files.quantities import value_of
 from hetplan.files.reading import decode, read_document
 
-CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/5"
+CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/6"
 """Schema of the Cluster value's own JSON form, in which every figure is in base units."""
 
 

@@ -38,6 +38,7 @@ import numpy as np
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import CauseSeconds, Component, Estimate, Interval, StageEstimate
+from hetplan.cost.model_flops import Use, use_of
 from hetplan.cost.step_model.break_down import BreakDown, break_down
 from hetplan.cost.step_model.draws import (
     SourcePart,
@@ -61,7 +62,7 @@ from hetplan.predict.calibration.factors import devices_of, regime_of
 from hetplan.predict.calibration.values import COMMUNICATION, COMPUTE, Calibration, CauseFactor
 from hetplan.predict.predictor import DATASHEET, Predictor, calibrated_cause, is_link
 from hetplan.predict.regression import NORMAL_90
-from hetplan.units import format_bytes
+from hetplan.units import format_bytes, format_seconds
 
 _QUANTILES = (0.05, 0.1, 0.9, 0.95)
 """Hazen's (1914), in which draw k of n stands for (k + 1/2) / n, as the draws were made."""
@@ -146,9 +147,13 @@ class StepSpan:
     note: str
 
 
-def span_of(steps: Floats, central: float, known: StepCalibration) -> StepSpan:
-    """The interval of a step of `central` seconds from its draws."""
+def span_of(
+    steps: Floats, central: float, known: StepCalibration, least_seconds: float = 0.0
+) -> StepSpan:
+    """The interval of a step of `central` seconds from its draws, cut at the least seconds."""
     logs, own, note = scaled_logs(steps, central, known)
+    logs, cut = _cut(logs, central, least_seconds)
+    note += cut
     p5, p10, p90, p95 = (
         float(each) for each in central * np.exp(np.quantile(logs, _QUANTILES, method="hazen"))
     )
@@ -172,6 +177,16 @@ def scaled_logs(steps: Floats, central: float, known: StepCalibration) -> tuple[
         even = normal_quantiles(len(logs)) * (wanted / NORMAL_90)
         logs = logs * (wanted / own) if own > _CERTAIN else even
     return logs, own, note
+
+
+def _cut(logs: Floats, central: float, least_seconds: float) -> tuple[Floats, str]:
+    """No draw before `least_seconds`, nor is the central step moved; the note where one was."""
+    if least_seconds <= 0:
+        return logs, ""
+    lowest = min(0.0, math.log(least_seconds / central))
+    if float(logs.min()) >= lowest:
+        return logs, ""
+    return np.maximum(logs, lowest), "; cut at the best rate that anybody sustained on the devices"
 
 
 _CERTAIN = 1e-6
@@ -227,7 +242,8 @@ def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
     sources = {part.term.prediction.source for part in terms}
     sources |= {hop.law.source for hop in hops}
     known = step_calibration(pricer.predictor, plan, pricer.cluster, step_causes(costs, step))
-    span = span_of(drawn_steps(plan, costs, step), seconds, known)
+    use = use_of(pricer.model, job, step, seconds)
+    span = span_of(drawn_steps(plan, costs, step), seconds, known, use.least_seconds)
     return Estimate(
         step_seconds=seconds,
         interval=span.interval,
@@ -237,13 +253,21 @@ def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
         stages=stages,
         peak_memory_bytes=max(stage.memory.total_bytes for stage in stages),
         sources=tuple(sorted(sources)),
-        warnings=tuple(dict.fromkeys((*_warnings(costs, step, terms), *known.warnings))),
+        warnings=tuple(
+            dict.fromkeys(
+                (*_warnings(costs, step, terms), *known.warnings, *_too_fast(seconds, use))
+            )
+        ),
         components=parts.critical,
         p5_seconds=span.p5_seconds,
         p95_seconds=span.p95_seconds,
         own_log_halfwidth=span.own_log_halfwidth,
         interval_note=span.note,
         causes=causes_of(step_sources(plan, costs, step), seconds - job.data_loading_seconds),
+        mfu=use.mfu,
+        flops_per_second=use.flops_per_second,
+        least_seconds=use.least_seconds,
+        kinds=use.kinds,
     )
 
 
@@ -337,6 +361,15 @@ def _parts(costs: PlanCosts, step: StepCost) -> Iterator[Part]:
         yield from norm_parts(costs, step.work)
 
 
+def _too_fast(seconds: float, use: Use) -> Iterator[str]:
+    """A step that nobody's devices would reach."""
+    if use.least_seconds > seconds:
+        yield (
+            f"{format_seconds(seconds)} is less than the {format_seconds(use.least_seconds)} at "
+            "the best rate that anybody sustained on these devices"
+        )
+
+
 def _full_bandwidth(step: StepCost) -> Iterator[str]:
     """Links between islands over which several senders are priced at one's figure."""
     for pipeline in step.work:
@@ -386,4 +419,6 @@ def step_quantile(pricer: Pricer, plan: Plan, quantile: float) -> float:
     central = step.step_seconds + straggler_wait(plan, costs, step)
     known = step_calibration(pricer.predictor, plan, pricer.cluster, step_causes(costs, step))
     logs, _, _ = scaled_logs(drawn_steps(plan, costs, step), central, known)
+    use = use_of(pricer.model, costs.settings.job, step, central)
+    logs, _ = _cut(logs, central, use.least_seconds)
     return central * float(np.exp(np.quantile(logs, quantile, method="hazen")))

@@ -154,6 +154,21 @@ class CauseSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KindUse:
+    """What a plan makes of the devices of one kind (`hetplan.cost.model_flops`)."""
+
+    device: str
+    devices: int
+    model_flops: float
+    """Of one step on all of them, recomputation left out."""
+    recomputed_flops: float
+    flops_per_second: float
+    """Model FLOPs per second and device."""
+    mfu: float | None
+    """Over the dense peak in the products' number format; None where none is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Predicted cost of one step of a plan."""
 
@@ -187,6 +202,15 @@ class Estimate:
     causes: tuple[CauseSeconds, ...] = ()
     """What the step is made of by whose errors move it; they add up to it, data loading left out.
     """
+    mfu: float | None = None
+    """Model FLOPs over what all devices of the plan could do in the step at their dense peaks; None
+    where a peak is not known, and in files of an older hetplan."""
+    flops_per_second: float = 0.0
+    """Model FLOPs per second and device; 0 in files of an older hetplan, as the next."""
+    least_seconds: float = 0.0
+    """Step at the best rate that anybody sustained on these devices: no interval begins earlier."""
+    kinds: tuple[KindUse, ...] = ()
+    """The same by device kind."""
 
     @property
     def fits(self) -> bool:

@@ -58,6 +58,7 @@ _GROUPS: tuple[tuple[tuple[Rule, _Check], ...], ...] = (
         (Rule.REDUCTION, stages.reductions),
         (Rule.TIED, stages.tied),
         (Rule.TARGET, target.target_limits),
+        (Rule.KERNELS, target.kernels),
     ),
 )
 

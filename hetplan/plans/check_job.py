@@ -11,10 +11,11 @@ from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
 from hetplan.job.spec import Job, Objective
 from hetplan.job.trainer import trainer_faults
-from hetplan.model.layer_units import planning_faults
+from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_target import copied_heads_fault
+from hetplan.plans.kernels import CONTEXT_PARALLEL, kernel_fault, used_kinds
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, Target
 
@@ -217,13 +218,18 @@ def check_job_against(
         *_names(job, cluster),
         *((("trainer", name), message) for name, message in trainer_faults(job)),
         *_product_format(job, cluster),
+        *_kernels(job, cluster),
         *(_unsearched(job) if searched else ()),
         *(pin_faults(job, model, cluster) if searched else ()),
     )
     # What is wrong with the model stands in no line of the job's file.
     of_model = (
         Fault(field="model", message=message)
-        for message in (planning_faults(model, job.sequence_length) if searched else ())
+        for message in (
+            (*_own_layers(job, model), *planning_faults(model, job.sequence_length))
+            if searched
+            else ()
+        )
     )
     return (*of_model, *(fault(path, message) for path, message in found))
 
@@ -258,6 +264,30 @@ def _product_format(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
                 f"{wanted} needs a {wanted.rate} rate, and {kind.kind} has none (rates it has: "
                 f"{have}); leave it out or forbid its islands",
             )
+
+
+def _kernels(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    narrow = job.trainer.product_format
+    for kind in used_kinds(cluster, job):
+        for field, feature in (
+            (("precision",), job.precision.value),
+            (
+                ("trainer", "product_format"),
+                narrow.value if narrow and narrow.rate in kind.dtypes else "",
+            ),
+            (("pin", "cp"), CONTEXT_PARALLEL if (job.pin.cp or 1) > 1 else ""),
+        ):
+            fault = kernel_fault(kind, feature, job.target)
+            if fault:
+                yield field, f"{fault}; change it, or forbid the islands of {kind.kind}"
+
+
+def _own_layers(job: Job, model: ModelSpec) -> Iterator[str]:
+    """Why hetplan's own trainer cannot build the model."""
+    can = TARGETS.get(job.target)
+    fault = own_layer_fault(model) if can is not None and can.own_layers_only else ""
+    if fault:
+        yield f"target {job.target} cannot train it: {fault}"
 
 
 def _unsearched(job: Job) -> Iterator[tuple[Path, str]]:

@@ -15,6 +15,7 @@ from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.layers import Attention
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import named_formats, reduction_precision
+from hetplan.plans.kernels import CONTEXT_PARALLEL, kernel_fault
 from hetplan.plans.pieces import data_ranks, device_array, own_depth, stage_array
 from hetplan.plans.plan import (
     SCHEDULES,
@@ -47,6 +48,18 @@ def job_settings(checked: CheckedPlan) -> Found:
         yield "precision", f"{plan.precision} is not the job's precision {job.precision.value}"
     if plan.optimizer != job.optimizer.value:
         yield "optimizer", f"{plan.optimizer} is not the job's optimizer {job.optimizer.value}"
+
+
+def kernels(checked: CheckedPlan) -> Found:
+    """Every device has the kernels of the precision, the products' format and its degrees."""
+    plan, narrow = checked.plan, checked.job.trainer.product_format
+    formats = (plan.precision, *(() if narrow is None else (narrow.value,)))
+    for field, replica in checked.replicas():
+        at = int(checked.places.islands(device_array(replica.devices))[0])
+        device = checked.cluster.islands[at].device
+        features = (*formats, *((CONTEXT_PARALLEL,) if replica.cp > 1 else ()))
+        for fault in filter(None, (kernel_fault(device, f, plan.target) for f in features)):
+            yield field, fault
 
 
 def offload(checked: CheckedPlan) -> Found:

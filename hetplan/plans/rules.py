@@ -48,6 +48,7 @@ class Rule(StrEnum):
     REDUCTION = "copies of a weight are reduced once, over all of its devices"
     TIED = "copies of a tied matrix are kept equal"
     TARGET = "the target can express it"
+    KERNELS = "its devices have the kernels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,10 +188,28 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
             f"90 % interval {format_seconds(estimate.p5_seconds)} to "
             f"{format_seconds(estimate.p95_seconds)}; {estimate.interval_note}"
         )
+    yield from use_lines(estimate)
     for stages, numbers in _extrapolating(estimate):
         yield f"*{stages}: {numbers} extrapolating, see the notes"
     for note in grouped(estimate.warnings):
         yield f"note: {note}"
+
+
+def use_lines(estimate: Estimate) -> Iterator[str]:
+    """`MFU 41.2 % (412 TFLOP/s per device)`, and every kind's own where there are several."""
+    if estimate.kinds:
+        words = use_words(estimate.mfu, estimate.flops_per_second)
+        own = "; ".join(
+            f"{each.devices} x {each.device} {use_words(each.mfu, each.flops_per_second)}"
+            for each in estimate.kinds
+        )
+        yield words + (f": {own}" if len(estimate.kinds) > 1 else "")
+
+
+def use_words(mfu: float | None, flops_per_second: float) -> str:
+    """MFU and model FLOPs per second and device."""
+    rate = f"{flops_per_second / 1e12:,.4g} TFLOP/s per device"
+    return rate if mfu is None else f"MFU {mfu:.1%} ({rate})"
 
 
 def _extrapolating(estimate: Estimate) -> Iterator[tuple[str, str]]:

@@ -40,7 +40,7 @@ hetplan wrote (the last line of `check.py` lists it) and keeps what you changed 
 ## What to expect
 
 A step of {batch:,} sequences is predicted to take **{step}** ({interval}), \
-{tokens:,.0f} tokens/s; the fullest device needs {memory}.
+{tokens:,.0f} tokens/s{use}; the fullest device needs {memory}.
 {other_target}
 ## What runs where
 
@@ -105,6 +105,7 @@ def readme_text(
         step=format_seconds(estimate.step_seconds),
         interval=f"{share} interval {format_seconds(low)} to {format_seconds(high)}",
         tokens=estimate.tokens_per_second,
+        use="" if estimate.mfu is None else f", MFU {estimate.mfu:.1%}",
         memory=format_bytes(estimate.peak_memory_bytes),
         other_target=other_target if result.plan.target != launch.target else "",
         stages=_table(_stage_rows(result, ranks), "stages"),

@@ -19,10 +19,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from hetplan.cost.model_flops import flops_per_token, product_format
 from hetplan.errors import InfeasibleError
-from hetplan.job.spec import Forbids, Job, Pins
-from hetplan.model.spec import ModelSpec
-from hetplan.model.work import layer_work_at
+from hetplan.job.spec import Forbids, Pins
 from hetplan.plans.formats import summed_as
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import HomogeneousSum, KindAlone, Question, Restriction, SearchResult
@@ -76,9 +75,6 @@ def restriction(
 
 
 _ALONE_GAP = 0.01
-
-_PASSES = 3
-"""A training step is a forward pass and a backward pass of twice its operations."""
 
 
 def homogeneous_sum(
@@ -153,21 +149,14 @@ def _alone(
         reason = first_line(error)
     devices = sum(len(island.usable_nodes) * island.devices_per_node for island in islands)
     peaks = dict(islands[0].device.peak_flops_per_second)
-    peak = peaks.get(job.precision.value)
+    peak = peaks.get(product_format(job))
     return KindAlone(
         device=kind,
         devices=devices,
         tokens_per_second=tokens,
         roofline_tokens_per_second=(
-            None if peak is None else devices * peak / operations_per_token(model, job)
+            None if peak is None else devices * peak / flops_per_token(model, job)
         ),
         gap=gap,
         reason=reason,
     )
-
-
-def operations_per_token(model: ModelSpec, job: Job) -> float:
-    """Operations of one training step per token, without recomputation; layers may differ."""
-    length = job.sequence_length
-    row = range(len(model.layers))
-    return _PASSES * math.fsum(layer_work_at(model, at, 1, length).flops for at in row) / length

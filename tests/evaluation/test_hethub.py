@@ -12,12 +12,12 @@ from evaluation import hethub
 from evaluation.__main__ import app
 from evaluation.hethub import Mix, hethub_answer, hethub_rows
 from hetplan.cluster.load import load_cluster
+from hetplan.cost.model_flops import flops_per_token
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
 from hetplan.job.spec import Pins
 from hetplan.model.load import load_model
 from hetplan.predict.fit import FittedPredictor
-from hetplan.whatif.baselines import operations_per_token
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -55,7 +55,7 @@ def test_the_ratios_are_what_their_definitions_say() -> None:
         row["tokens_per_second"] / fsum(row["kinds_alone"])
     )
     peaks = [dict(each.device.peak_flops_per_second)["bfloat16"] for each in mix.cluster.islands]
-    roofline = fsum(8 * peak for peak in peaks) / operations_per_token(mix.model, mix.job)
+    roofline = fsum(8 * peak for peak in peaks) / flops_per_token(mix.model, mix.job)
     assert row["roofline_ratio"] == pytest.approx(row["tokens_per_second"] / roofline)
     assert 0 < row["roofline_ratio"] < 1
     assert 0 <= row["idle_fraction"] < 1

@@ -9,12 +9,13 @@ import pytest
 from search_jobs import cluster, island, job, mixed, model
 
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.model_flops import flops_per_token
 from hetplan.job.spec import Forbids, Job
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
-from hetplan.whatif.baselines import homogeneous_sum, operations_per_token
+from hetplan.whatif.baselines import homogeneous_sum
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -64,7 +65,7 @@ def test_the_homogeneous_sum_counts_a_kind_that_cannot_train_with_its_roofline()
     assert (big.device, big.devices, big.reason) == ("new", 4, "")
     assert tiny.tokens_per_second == 0.0
     assert tiny.reason.startswith("memory:")
-    operations = operations_per_token(result.inputs.model, result.inputs.job)
+    operations = flops_per_token(result.inputs.model, result.inputs.job)
     assert tiny.roofline_tokens_per_second == pytest.approx(40e12 / operations)
     expected = result.estimate.tokens_per_second / (
         big.tokens_per_second + tiny.roofline_tokens_per_second

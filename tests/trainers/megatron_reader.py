@@ -87,7 +87,7 @@ _SWITCHES = _words(
     overlap-param-gather tp-comm-overlap no-overlap-p2p-communication bf16 fp16
     accumulate-allreduce-grads-in-fp32 grad-reduce-in-bf16 cross-entropy-loss-fusion
     no-gradient-accumulation-fusion use-distributed-optimizer optimizer-cpu-offload
-    use-precision-aware-optimizer mock-data no-barrier-with-level-1-timing
+    use-precision-aware-optimizer mock-data no-barrier-with-level-1-timing log-throughput
     use-rope-scaling no-bias-gelu-fusion moe-router-pre-softmax moe-router-enable-expert-bias
 """
 )

@@ -28,6 +28,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.plans.check_target import copied_heads_fault
 from hetplan.plans.chosen import Shape
+from hetplan.plans.kernels import context_parallel_fault
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import Target, target
@@ -112,7 +113,7 @@ class Families:
         tried = [2**k for k in range(1, MAX_CONTEXT_PARALLEL.bit_length())]
         if pin is not None:
             tried = [pin] if pin > 1 else []
-        if not self._trainer.context_parallel:
+        if not self._trainer.context_parallel or context_parallel_fault(self.cluster, self.job):
             tried = []
         return kept(pin, [1, *(cp for cp in tried if length % (2 * cp) == 0)])
 

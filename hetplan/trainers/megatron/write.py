@@ -130,6 +130,7 @@ def run_arguments(result: SearchResult, options: EmissionOptions) -> Iterator[tu
     yield "--eval-interval", str(options.steps)
     # Every step, so that `hetplan compare` sees how they differ; level 1 are the parts of a step.
     yield "--log-interval", "1"
+    yield ("--log-throughput",)
     yield "--timing-log-level", "1"
     yield ("--no-barrier-with-level-1-timing",)
     if job.seed > 0:

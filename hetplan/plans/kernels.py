@@ -1,0 +1,68 @@
+"""Which kernels does a device kind lack that a job or a plan would run? The rules are data.
+
+`configs/kernels.yaml` names for every feature the architectures without it, and the source. A
+feature is a number format (`bfloat16`, `float8`, `mxfp8`, `nvfp4`) or `context_parallel`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Cluster
+from hetplan.files.quantities import FileForm, Name
+from hetplan.files.reading import decode, read_document
+from hetplan.files.shipped import shipped_folder
+from hetplan.job.spec import Job
+
+SCHEMA = "hetplan.kernels/1"
+CONTEXT_PARALLEL = "context_parallel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack(FileForm):
+    """What some architectures have no kernel for."""
+
+    feature: Name
+    architectures: list[Name]
+    why: str
+    source: str
+    targets: list[Name] = field(default_factory=list)
+    """Trainers that would need the kernel; empty: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table(FileForm):
+    lacks: list[Lack]
+
+
+@lru_cache(maxsize=1)
+def known_lacks() -> tuple[Lack, ...]:
+    """Every rule."""
+    document = read_document(shipped_folder("configs") / "kernels.yaml")
+    return tuple(decode(document, _Table, schema=SCHEMA).lacks)
+
+
+def kernel_fault(device: DeviceKind, feature: str, target: str) -> str:
+    """Why a target cannot run the feature on this kind, in words; empty where it can."""
+    for each in known_lacks():
+        here = each.feature == feature and device.architecture in each.architectures
+        if here and (not each.targets or target in each.targets):
+            return f"{device.kind} ({device.architecture}) does not run {feature}: {each.why}"
+    return ""
+
+
+def used_kinds(cluster: Cluster, job: Job) -> tuple[DeviceKind, ...]:
+    """Kinds of the islands that the job does not forbid."""
+    used = (each for each in cluster.islands if each.name not in job.forbid.islands)
+    return tuple(dict.fromkeys(island.device for island in used if island.usable_nodes))
+
+
+def context_parallel_fault(cluster: Cluster, job: Job) -> str:
+    """Why no plan of this job is cut along its sequences; empty where one may be.
+
+    One kind without the kernel is enough: cp is searched for all stages alike.
+    """
+    faults = (kernel_fault(each, CONTEXT_PARALLEL, job.target) for each in used_kinds(cluster, job))
+    return next(filter(None, faults), "")
