@@ -41,6 +41,7 @@ KINDS = (
     ("V100-16", "nvidia-v100-16gb-sxm"),
     ("A100-80GB-SXM", "nvidia-a100-80gb-sxm"),
     ("H100", "nvidia-h100-80gb-sxm"),
+    ("H100-96GB-HBM2e-500W", "nvidia-h100-96gb-hbm2e"),
     ("MI300X", "amd-mi300x"),
     ("MI325X", "amd-mi325x"),
     ("MI355X", "amd-mi355x"),

@@ -37,6 +37,9 @@ FIGURES = (
 )
 """Names of the figures that a kind may have and that `sources` may name."""
 
+ESTIMATED = "estimated:"
+"""How the source of a figure begins that no document says."""
+
 # Bytes per second and direction of one lane after line coding: 2.5 and 5 GT/s with 8b/10b, 8, 16
 # and 32 GT/s with 128b/130b, 64 GT/s with 242 of 256 bytes per flit (PCI Express Base 6.0).
 _PCIE_LANE_BYTES_PER_SECOND = {
@@ -148,6 +151,20 @@ class DeviceKind:
     def dtypes(self) -> tuple[str, ...]:
         """Number formats for which a rate is known."""
         return tuple(name for name, _ in self.peak_flops_per_second)
+
+    @property
+    def estimated_note(self) -> str:
+        """Which figures no document says, so that its `source` begins with ESTIMATED, and from what
+        they are taken; empty: none.
+        """
+        found: dict[str, list[str]] = {}
+        for each in self.sources:
+            if each.source.startswith(ESTIMATED):
+                found.setdefault(each.source.removeprefix(ESTIMATED), []).append(each.figure)
+        why = "; ".join(f"{', '.join(figures)} ({text.strip()})" for text, figures in found.items())
+        return (
+            f"{self.kind}: no document says all of its figures, estimated are {why}" if why else ""
+        )
 
     def peak(self, precision: str) -> float:
         """Dense rate in `precision`; an InputError where the device does not have it."""

@@ -400,8 +400,11 @@ def _warnings(costs: PlanCosts, step: StepCost, parts: tuple[Part, ...]) -> Iter
         for pipeline in step.work
         for stage in pipeline.stages
     }
+    computed = {part.term.cause for part in parts if part.term.prediction.source == DATASHEET}
     for island in islands.values():
         yield from clock(island).notes
+        if island.device.kind in computed and island.device.estimated_note:
+            yield island.device.estimated_note
     if any(part.hidden_seconds for part in parts) or any(
         end.reduction.hidden_seconds or end.gathering.hidden_seconds
         for row in step.composed.stages

@@ -194,6 +194,13 @@ def _messages(island: Island) -> Iterator[str]:
         yield f"{island.name}, inside a node: {eighth}, as bits taken for bytes"
 
 
+def _estimated(evidence: Evidence) -> Iterator[Fault]:
+    for path, cluster in evidence.inputs.clusters:
+        for kind in dict.fromkeys(island.device for island in cluster.islands):
+            if kind.estimated_note:
+                yield Finding(file=str(path), message=kind.estimated_note)
+
+
 RULES = (
     Rule(
         id="failure-as-number",
@@ -258,5 +265,14 @@ RULES = (
         "Usual causes: bits for bytes, both directions or all devices added, ms for us.",
         advice="Check the unit and whose figure it is.",
         check=_unlike,
+    ),
+    Rule(
+        id="estimated-figures",
+        severity=Severity.NOTE,
+        title="figures of a device kind that are estimated",
+        explanation="The maker does not print them; hetplan takes them from a like kind, so times "
+        "that rest on them may be off by as much as the two differ.",
+        advice="Measure the kind (hetplan profile), or give the figures in `devices` of the file.",
+        check=_estimated,
     ),
 )

@@ -152,7 +152,7 @@ def test_damaged_files_give_kinds_or_an_input_error(tmp_path, data):
         ("h10", "nvidia-h100-80gb-sxm", "h100"),
         ("mi300", "amd-mi300x", "mi300"),
         ("rtx4090", "nvidia-rtx-4090-24gb", "4090"),
-        ("ascend 910b", "huawei-ascend-910b2-64gb", "910b"),
+        ("ascend 910b", "huawei-ascend-910b1-64gb", "910b"),
         ("MLU370", "cambricon-mlu370-s4-24gb", "mlu370"),
         ("tranium2", "aws-trainium2", "trainium"),
         ("nvidia-a100-80g-sxm", "nvidia-a100-80gb-sxm", "a100-80gb"),

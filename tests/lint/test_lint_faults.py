@@ -210,6 +210,11 @@ def all_devices_added(bundle: Bundle) -> None:
     _island(bundle)["inter_node"]["bandwidth"] = "3.2 TB/s"
 
 
+def an_estimated_kind(bundle: Bundle) -> None:
+    island = _island(bundle)
+    island["device"] = "metax-c550-64gb"
+
+
 FAULTS = (
     Damage("faster-than-peak", ("layer_samples",), faster_than_peak),
     Damage("slower-than-class", ("layer_samples",), slower_than_class),
@@ -238,6 +243,7 @@ FAULTS = (
     Damage("populations-disagree", ("layer_samples", "other_samples"), populations),
     Damage("link-times-do-not-grow", ("link_samples",), link_flat),
     Damage("link-unlike-its-devices", ("cluster",), all_devices_added),
+    Damage("estimated-figures", ("cluster",), an_estimated_kind),
 )
 
 
