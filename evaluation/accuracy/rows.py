@@ -273,7 +273,7 @@ def model_of(row: RunRow) -> tuple[ModelSpec, tuple[str, ...]]:
     name = row.model.lower().replace("_", "-")
     for beginnings, make in _FAMILIES:
         if name.startswith(beginnings):
-            return make(sizes), ()
+            return make(sizes), (_GPT_NEO_NOTE,) if make is _gpt_neo else ()
     if sizes.num_experts:
         raise InputError(
             f"model {row.model!a} has {sizes.num_experts} experts and is of no known family: how "
@@ -355,6 +355,23 @@ def _qwen(sizes: _Sizes) -> ModelSpec:
     return _of_layers(sizes, ((sizes.layers, _rms_layer(attention, mlp)),))
 
 
+_GPT_NEO_NOTE = (
+    "gpt-neo: 20 heads (the row's 32 and its vocabulary are a Llama's) and no output projection, "
+    "by the parameters that its authors list; the embedding's matrix is left out with it"
+)
+
+
+def _gpt_neo(sizes: _Sizes) -> ModelSpec:
+    """GPT-Neo 2.7B as Sailor trained it; its training_config has a Llama's heads and vocabulary.
+
+    Sailor's llm_info.json: 52,352 x 2560 parameters in the embedding (50,257 words padded, 2,048
+    positions), 5,120 in the last layer, a norm alone. A vocabulary of one word makes the head such
+    a norm. The matrix that the embedding then lacks is less than the two layers that its stage has
+    fewer than others, so no reduction waits for it. Heads: config.json of EleutherAI/gpt-neo-2.7B.
+    """
+    return _plain_model(replace(sizes, heads=20, kv_heads=20, vocab=1), Architecture.GPT)
+
+
 def _mixtral(sizes: _Sizes) -> ModelSpec:
     """Two experts per token, each of the full inner width (arXiv 2401.04088, section 2)."""
     experts = Experts(
@@ -425,6 +442,7 @@ _FAMILIES: tuple[tuple[tuple[str, ...], Callable[[_Sizes], ModelSpec]], ...] = (
     (("qwen",), _qwen),
     # Sailor's runs of OPT: layers of GPT, of hidden size throughout.
     (("opt",), partial(_plain_model, architecture=Architecture.GPT)),
+    (("gpt-neo",), _gpt_neo),
     # Megatron-LM's GPT shares the embedding's matrix with the head (arXiv 1909.08053, section 3).
     (
         ("gpt", "megatron", "bloom", "mt-nlg"),
