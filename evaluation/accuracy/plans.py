@@ -136,6 +136,51 @@ TRAINERS = (
         notes=("rows say fp16; float32 by their profiles and 4-byte transfers",),
     ),
     Trainer(
+        sources=("flagperf",),
+        # Megatron-core 0.6 and FlagScale of the same time: fused attention, no dropout in the
+        # scripts, vocab-parallel cross-entropy on a float32 copy, float32 gradients with fused
+        # accumulation. Rows of PaddleNLP: `_as_the_row`.
+        options=TrainerOptions(
+            fused_attention=True,
+            attention_dropout=False,
+            hidden_dropout=False,
+            fused_loss=False,
+            fused_accumulation=True,
+            gradient_precision=Precision.FLOAT32,
+        ),
+        gradient_clipping=True,
+    ),
+    Trainer(
+        sources=("mindspeed",),
+        # MindSpeed-LLM's scripts: use-flash-attn, use-fused-rmsnorm, attention and hidden dropout
+        # 0, no-gradient-accumulation-fusion; Megatron's cross-entropy on a float32 copy, float32
+        # gradients. Overlap as each row lists its flags (`_as_the_row`).
+        options=TrainerOptions(
+            fused_attention=True,
+            attention_dropout=False,
+            hidden_dropout=False,
+            fused_loss=False,
+            fused_accumulation=False,
+            gradient_precision=Precision.FLOAT32,
+        ),
+        gradient_clipping=True,
+        overlap=OverlapSettings(),
+    ),
+    Trainer(
+        sources=("primus", "amd-rocm"),
+        # Primus with the Megatron backend: Transformer Engine's fused attention, no dropout,
+        # float32 gradients with fused accumulation; its pages say overlap_grad_reduce=false.
+        options=TrainerOptions(
+            fused_attention=True,
+            attention_dropout=False,
+            hidden_dropout=False,
+            fused_loss=True,
+            fused_accumulation=True,
+            gradient_precision=Precision.FLOAT32,
+        ),
+        gradient_clipping=True,
+    ),
+    Trainer(
         sources=("nemo",),
         # NVIDIA-NeMo/Megatron-Bridge: Transformer Engine, no dropout, fused cross-entropy
         # (scripts/performance/utils/overrides.py), gradients added up and reduced as bfloat16
@@ -161,6 +206,18 @@ TRAINERS = (
     ),
 )
 
+_PADDLE = TrainerOptions(
+    fused_attention=True,
+    attention_dropout=False,
+    hidden_dropout=False,
+    fused_loss=False,
+    fused_accumulation=False,
+    gradient_precision=Precision.FLOAT32,
+)
+"""PaddleNLP's Llama, paddlenlp/transformers/llama/modeling.py: fused attention by flag, logits cast
+to float32 for the loss; linear_fused_grad_add is off, gradients of O2 are kept in float32."""
+
+
 UNKNOWN_TRAINER = Trainer(sources=(), options=TrainerOptions(), gradient_clipping=None)
 
 
@@ -174,11 +231,24 @@ def trainer_of(row: RunRow) -> Trainer:
 
 
 def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
-    """What NeMo's recipes switch off: tensor-parallel overlap for NVFP4 and for Qwen3 on H100.
+    """What rows of one source differ in: PaddleNLP among FlagPerf's, flags of MindSpeed's.
+
+    NeMo's recipes switch off tensor-parallel overlap for NVFP4 and for Qwen3 on H100:
 
     `tp_comm_overlap` of llama3_70b_pretrain_config_gb200 and qwen3_235b_a22b_pretrain_config_h100.
     """
+    if "-paddle" in row.source_ref:
+        # PaddleNLP's GPT drops out .1 of probabilities and hidden states by default, Llama nothing.
+        drops = row.model.lower().startswith("gpt")
+        options = replace(_PADDLE, attention_dropout=drops, hidden_dropout=drops)
+        return replace(trainer, options=options)
     overlap = trainer.overlap
+    if "mindspeed" in trainer.sources:
+        said = OverlapSettings(
+            reduction="overlap-grad-reduce" in row.other,
+            gathering="overlap-param-gather" in row.other,
+        )
+        return replace(trainer, overlap=said)
     if overlap is None:
         return trainer
     off = row.product_format is ProductFormat.NVFP4 or (row.num_experts and "H100" in row.gpu)
