@@ -101,8 +101,10 @@ BACKWARD_WORK = 2.0
 """Backward over forward operations and bytes: a gradient of the input and one of the weights."""
 
 
-def matrix_efficiency(kind: str) -> float:
-    """Part of its rate that a kind's products sustain."""
+def matrix_efficiency(kind: str, precision: str = "") -> float:
+    """Part of its rate that a kind's products sustain; the table's figures are of 16 bit."""
+    if precision == Precision.FLOAT32:
+        return MATRIX_EFFICIENCY
     return sustained(kind).products or MATRIX_EFFICIENCY
 
 
@@ -212,7 +214,7 @@ def layer(device: DeviceKind, query: LayerQuery, notes: tuple[str, ...] = ()) ->
     bandwidth = _memory_bandwidth(device) * streaming
     more = kernel_costs(query)
     launches = launch * (_operations(query.model, query.layer) + more.launches)
-    products = peak * matrix_efficiency(device.kind)
+    products = peak * matrix_efficiency(device.kind, query.precision.value)
     matrix = work * columns.matrix_flops / products
     attention = work * columns.attention_flops / (peak * attention_efficiency(device.kind))
     if more.square_flops:

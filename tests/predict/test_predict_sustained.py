@@ -45,4 +45,7 @@ def test_kinds_compare_by_what_they_sustain() -> None:
     t4 = rates(kinds["nvidia-t4-16gb-pcie"], "float16")
     assert t4 is not None
     assert t4.flops_per_second * MATRIX_EFFICIENCY == pytest.approx(24e12, rel=0.01)
+    wide = rates(kinds["nvidia-t4-16gb-pcie"], "float32")
+    assert wide is not None
+    assert wide.flops_per_second == pytest.approx(8.1e12)
     assert sustained("nvidia-t4-16gb-pcie").log_halfwidth > 0

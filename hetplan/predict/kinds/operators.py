@@ -113,7 +113,7 @@ def rates(kind: DeviceKind, number_format: str) -> Rates | None:
     return Rates(
         kind=kind,
         number_format=number_format,
-        flops_per_second=rate * matrix_efficiency(kind.kind) / MATRIX_EFFICIENCY,
+        flops_per_second=rate * matrix_efficiency(kind.kind, number_format) / MATRIX_EFFICIENCY,
         bytes_per_second=kind.memory_bandwidth_bytes_per_second,
     )
 
