@@ -139,7 +139,7 @@ TRAINERS = (
         sources=("flagperf",),
         # Megatron-core 0.6 and FlagScale of the same time: fused attention, no dropout in the
         # scripts, vocab-parallel cross-entropy on a float32 copy, float32 gradients with fused
-        # accumulation. Rows of PaddleNLP: `_as_the_row`.
+        # accumulation. Assumed: scripts not read. Rows of PaddleNLP: `_as_the_row`.
         options=TrainerOptions(
             fused_attention=True,
             attention_dropout=False,
@@ -169,7 +169,7 @@ TRAINERS = (
     Trainer(
         sources=("primus", "amd-rocm"),
         # Primus with the Megatron backend: Transformer Engine's fused attention, no dropout,
-        # float32 gradients with fused accumulation; its pages say overlap_grad_reduce=false.
+        # float32 gradients with fused accumulation (assumed); its pages: overlap_grad_reduce=false.
         options=TrainerOptions(
             fused_attention=True,
             attention_dropout=False,
@@ -212,10 +212,11 @@ _PADDLE = TrainerOptions(
     hidden_dropout=False,
     fused_loss=False,
     fused_accumulation=False,
-    gradient_precision=Precision.FLOAT32,
+    gradient_precision=Precision.FLOAT16,
 )
-"""PaddleNLP's Llama, paddlenlp/transformers/llama/modeling.py: fused attention by flag, logits cast
-to float32 for the loss; linear_fused_grad_add is off, gradients of O2 are kept in float32."""
+"""FlagPerf's configs of PaddleNLP: use_flash_attention, fp16 at O2; amp_master_grad (so gradients
+stay 16 bit) and enable_linear_fused_grad_add are not set and off by default. Assumed, not read in
+its code: the loss takes a float32 copy of the logits."""
 
 
 UNKNOWN_TRAINER = Trainer(sources=(), options=TrainerOptions(), gradient_clipping=None)
@@ -238,7 +239,7 @@ def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
     `tp_comm_overlap` of llama3_70b_pretrain_config_gb200 and qwen3_235b_a22b_pretrain_config_h100.
     """
     if "-paddle" in row.source_ref:
-        # PaddleNLP's GPT drops out .1 of probabilities and hidden states by default, Llama nothing.
+        # Assumed: PaddleNLP's GPT drops out .1 by default (no config sets it), Llama nothing.
         drops = row.model.lower().startswith("gpt")
         options = replace(_PADDLE, attention_dropout=drops, hidden_dropout=drops)
         return replace(trainer, options=options)
