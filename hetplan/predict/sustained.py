@@ -26,7 +26,7 @@ class Sustained:
     products: float
     """Sustained over peak rate of large products."""
     log_halfwidth: float
-    """Assumed, by judgement: wider where the figure is of a best shape, another board or a class."""
+    """Judged, not fitted: wider where the figure is of a best shape, another board or a class."""
     attention: float
     """The same of causal attention; 0: in proportion to the products."""
     source: str
