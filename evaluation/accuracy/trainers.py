@@ -100,6 +100,51 @@ TRAINERS = (
         notes=("rows say fp16; float32 by their profiles and 4-byte transfers",),
     ),
     Trainer(
+        sources=("flagperf",),
+        # Megatron-core 0.6 and FlagScale of the same time: fused attention, no dropout in the
+        # scripts, vocab-parallel cross-entropy on a float32 copy, float32 gradients with fused
+        # accumulation. Assumed: scripts not read. Rows of PaddleNLP: `_as_the_row`.
+        options=TrainerOptions(
+            fused_attention=True,
+            attention_dropout=False,
+            hidden_dropout=False,
+            fused_loss=False,
+            fused_accumulation=True,
+            gradient_precision=Precision.FLOAT32,
+        ),
+        gradient_clipping=True,
+    ),
+    Trainer(
+        sources=("mindspeed",),
+        # MindSpeed-LLM's scripts (from memory, not read again): use-flash-attn, use-fused-rmsnorm,
+        # attention and hidden dropout 0, no-gradient-accumulation-fusion; Megatron's cross-entropy
+        # on a float32 copy, float32 gradients. Overlap as each row lists its flags (`_as_the_row`).
+        options=TrainerOptions(
+            fused_attention=True,
+            attention_dropout=False,
+            hidden_dropout=False,
+            fused_loss=False,
+            fused_accumulation=False,
+            gradient_precision=Precision.FLOAT32,
+        ),
+        gradient_clipping=True,
+        overlap=OverlapSettings(),
+    ),
+    Trainer(
+        sources=("primus", "amd-rocm"),
+        # Primus with the Megatron backend: Transformer Engine's fused attention, no dropout,
+        # float32 gradients with fused accumulation (assumed); its pages: overlap_grad_reduce=false.
+        options=TrainerOptions(
+            fused_attention=True,
+            attention_dropout=False,
+            hidden_dropout=False,
+            fused_loss=True,
+            fused_accumulation=True,
+            gradient_precision=Precision.FLOAT32,
+        ),
+        gradient_clipping=True,
+    ),
+    Trainer(
         sources=("nemo",),
         # NVIDIA-NeMo/Megatron-Bridge: Transformer Engine, no dropout, fused cross-entropy
         # (scripts/performance/utils/overrides.py), gradients added up and reduced as bfloat16
@@ -162,6 +207,19 @@ TRAINERS = (
     ),
 )
 
+_PADDLE = TrainerOptions(
+    fused_attention=True,
+    attention_dropout=False,
+    hidden_dropout=False,
+    fused_loss=False,
+    fused_accumulation=False,
+    gradient_precision=Precision.FLOAT16,
+)
+"""FlagPerf's configs of PaddleNLP: use_flash_attention, fp16 at O2; amp_master_grad (so gradients
+stay 16 bit) and enable_linear_fused_grad_add are not set and off by default. Assumed, not read in
+its code: the loss takes a float32 copy of the logits."""
+
+
 UNKNOWN_TRAINER = Trainer(sources=(), options=TrainerOptions(), gradient_clipping=None)
 
 
@@ -175,11 +233,22 @@ def trainer_of(row: RunRow) -> Trainer:
 
 
 def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
-    """What recipes switch by device, format and model.
+    """What rows of one source differ in: PaddleNLP among FlagPerf's, flags of MindSpeed's, recipes.
 
-    Tensor-parallel overlap off for NVFP4 and for Qwen3 on H100 (`tp_comm_overlap` of
-    llama3_70b_pretrain_config_gb200 and qwen3_235b_a22b_pretrain_config_h100).
+    NeMo's recipes have tensor-parallel overlap off for NVFP4 and for Qwen3 on H100
+    (`tp_comm_overlap` of llama3_70b_pretrain_config_gb200, qwen3_235b_a22b_pretrain_config_h100).
     """
+    if "-paddle" in row.source_ref:
+        # Assumed: PaddleNLP's GPT drops out .1 by default (no config sets it), Llama nothing.
+        drops = row.model.lower().startswith("gpt")
+        options = replace(_PADDLE, attention_dropout=drops, hidden_dropout=drops)
+        return replace(trainer, options=options)
+    if "mindspeed" in trainer.sources:
+        said = OverlapSettings(
+            reduction="overlap-grad-reduce" in row.other,
+            gathering="overlap-param-gather" in row.other,
+        )
+        return replace(trainer, overlap=said)
     overlap = trainer.overlap
     if overlap is None:
         return trainer

@@ -1,14 +1,15 @@
 """What a layer costs when nothing of its kind was measured: datasheet and priors.
 
     layer  = launches * operations
-           + matrix flops / (peak * MATRIX_EFFICIENCY) + attention flops / (peak * ATTENTION_...)
+           + matrix flops / (peak * matrix_efficiency) + attention flops / (peak * attention_...)
            + elementwise bytes / (memory bandwidth * ELEMENTWISE_EFFICIENCY)
            + in the backward pass, WEIGHT_GRADIENT_TRAFFIC * weight bytes at the same rate
 
-Priors are central values over devices whose measurements are public; the half-width beside each
-is how far single devices and shapes lie from it, so the interval of such a prediction is wide. It
-is the time-weighted mean of its parts' half-widths, as if all parts were off together, which is the
-worst case. Nothing here was measured on the device at hand.
+Priors are central values over devices whose measurements are public; kinds whose products sustain
+another part of their rate are in `configs/sustained.yaml`. The half-width beside each is how far
+single devices and shapes lie from it, so the interval of such a prediction is wide. It is the
+time-weighted mean of its parts' half-widths, as if all parts were off together, which is the worst
+case. Nothing here was measured on the device at hand.
 
 Data behind the priors, each on fp16 or bf16 and single operators: the operator profiles that the
 Sailor authors published for five NVIDIA devices (github.com/eth-easl/sailor, MIT) and SimuMax's
@@ -63,6 +64,7 @@ from hetplan.model.operators import (
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.layer.values import layer_columns
 from hetplan.predict.predictor import DATASHEET, LayerQuery, Prediction
+from hetplan.predict.sustained import typical_halfwidth, typical_share
 
 # Matrix products of at least 100 GFLOP, median per device of rate / dense peak with float32
 # accumulation: A100-40 .79 (of 312 TFLOP/s), GH200 .59 (989), V100 .71 (125), RTX 3090 1.00 (71),
@@ -97,6 +99,22 @@ LAUNCH_LOG_HALFWIDTH = 1.4
 
 BACKWARD_WORK = 2.0
 """Backward over forward operations and bytes: a gradient of the input and one of the weights."""
+
+
+def matrix_efficiency(kind: str, precision: str = "") -> float:
+    """Part of its rate that a kind's products sustain; the table's figures are of 16 bit."""
+    if precision == Precision.FLOAT32:
+        return MATRIX_EFFICIENCY
+    line = typical_share(kind)
+    return line.share if line is not None else MATRIX_EFFICIENCY
+
+
+def attention_efficiency(kind: str) -> float:
+    """The same of a causal kernel; in proportion to products where only those are published."""
+    line = typical_share(kind)
+    if line is not None and line.attention is not None:
+        return line.attention
+    return ATTENTION_EFFICIENCY * matrix_efficiency(kind) / MATRIX_EFFICIENCY
 
 
 class PassPrior(NamedTuple):
@@ -199,11 +217,12 @@ def layer(device: DeviceKind, query: LayerQuery, notes: tuple[str, ...] = ()) ->
     bandwidth = _memory_bandwidth(device) * streaming
     more = kernel_costs(query)
     launches = launch * (_operations(query.model, query.layer) + more.launches)
-    matrix = work * columns.matrix_flops / (peak * MATRIX_EFFICIENCY)
-    attention = work * columns.attention_flops / (peak * ATTENTION_EFFICIENCY)
+    products = peak * matrix_efficiency(device.kind, query.precision.value)
+    matrix = work * columns.matrix_flops / products
+    attention = work * columns.attention_flops / (peak * attention_efficiency(device.kind))
     if more.square_flops:
         # Plain products, at their rate.
-        matrix += work * more.square_flops / (peak * MATRIX_EFFICIENCY)
+        matrix += work * more.square_flops / products
         attention = 0.0
     traffic = work * columns.elementwise_bytes + more.moved_bytes
     if query.is_backward:
@@ -212,7 +231,7 @@ def layer(device: DeviceKind, query: LayerQuery, notes: tuple[str, ...] = ()) ->
     seconds = launches + matrix + attention + elementwise
     spread = (
         launches * LAUNCH_LOG_HALFWIDTH
-        + matrix * MATRIX_LOG_HALFWIDTH
+        + matrix * max(MATRIX_LOG_HALFWIDTH, typical_halfwidth(device.kind))
         + attention * ATTENTION_LOG_HALFWIDTH
         + elementwise * ELEMENTWISE_LOG_HALFWIDTH
     )

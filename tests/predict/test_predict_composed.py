@@ -19,6 +19,7 @@ from hetplan.model.operators import (
     operator_flops,
 )
 from hetplan.model.spec import LayerKind
+from hetplan.predict.datasheet import LAUNCH_SECONDS_FORWARD
 from hetplan.predict.fit import fit
 from hetplan.predict.layer.composed import GRADIENTS_NOTE, LAUNCH_PART, WAIT_PART
 from hetplan.predict.operator.answer import WEIGHT_GRADIENT_OVER_FORWARD
@@ -106,7 +107,10 @@ def test_waits_for_the_host_are_a_part_of_their_own() -> None:
     # Thirteen launches of a Megatron layer, whatever little they do.
     assert sum(small.values()) >= 10 * 300e-6
     assert small[WAIT_PART] > 0
-    assert WAIT_PART not in quick
+    # A profiler that saw no floor ran ahead; a trainer still launches every operator.
+    launches = 13 * LAUNCH_SECONDS_FORWARD
+    assert sum(quick.values()) == pytest.approx(launches, rel=0.2)
+    assert sum(quick.values()) < sum(small.values())
     assert WAIT_PART not in large
     # What launches cost the device does not depend on how far the host is behind.
     assert small.get(LAUNCH_PART, 0.0) == pytest.approx(large.get(LAUNCH_PART, 0.0), rel=0.05)

@@ -89,6 +89,7 @@ from hetplan.predict.layer.tables import LayerIdentity
 from hetplan.predict.layer.values import LayerColumns, LayerLaw, layer_columns, measured_layer
 from hetplan.predict.predictor import RELATED, LayerQuery, Prediction
 from hetplan.predict.regression import fit_nonnegative, log_ratio, predict, t_quantile
+from hetplan.predict.sustained import typical_halfwidth
 
 RatedLayer = Rated[LayerLaw]
 
@@ -445,6 +446,7 @@ def _by_all_kinds(
     if not seconds:
         return None
     halfwidth, beyond = _outside(sources, target, query, pooled.log_halfwidth)
+    halfwidth = math.hypot(halfwidth, typical_halfwidth(target.kind.kind))
     halfwidth, unlike = with_features(query, halfwidth)
     if near_chips(sources, target.kind) < MIN_CHIPS:
         # Too few of this vendor's to say how its kinds differ: no better than a datasheet.

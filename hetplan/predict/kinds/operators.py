@@ -41,7 +41,8 @@ A carried law is a sum of columns whose coefficients follow one figure of the da
     bytes         coefficient * bandwidth_from / bandwidth_to
     launches, constants, floors: unchanged, they are the host's
 
-so a carried law says what the other kind would take at the same share of its own figures. Of
+so a carried law says what the other kind would take at the same share of its own figures, with
+rates by what each sustains (`predict.sustained`: most kinds alike, a T4 or an MI300X less). Of
 several kinds the mean is taken coefficient by coefficient, weighted by likeness.
 """
 
@@ -60,7 +61,9 @@ from hetplan.model.operators import PRODUCTS, Operator, OperatorClass
 from hetplan.predict.datasheet import (
     ATTENTION_LOG_HALFWIDTH,
     ELEMENTWISE_LOG_HALFWIDTH,
+    MATRIX_EFFICIENCY,
     MATRIX_LOG_HALFWIDTH,
+    matrix_efficiency,
 )
 from hetplan.predict.law_parts import WIDENING_PER_DOUBLING, MeasuredRange, Term
 from hetplan.predict.layer.values import LayerLaw
@@ -70,6 +73,7 @@ from hetplan.predict.operator.values import (
     multiprocessors,
 )
 from hetplan.predict.regression import t_quantile
+from hetplan.predict.sustained import typical_halfwidth
 
 TF32 = "tf32"
 _ABOVE_RATE = 1.15  # clocks boost, coefficients have errors
@@ -92,6 +96,7 @@ class Rates:
     number_format: str
     """Number format of its matrix products: a precision, or `tf32`."""
     flops_per_second: float
+    """By what the kind sustains: its rate times `matrix_efficiency` over that of most kinds."""
     bytes_per_second: float
 
     @property
@@ -108,7 +113,7 @@ def rates(kind: DeviceKind, number_format: str) -> Rates | None:
     return Rates(
         kind=kind,
         number_format=number_format,
-        flops_per_second=rate,
+        flops_per_second=rate * matrix_efficiency(kind.kind, number_format) / MATRIX_EFFICIENCY,
         bytes_per_second=kind.memory_bandwidth_bytes_per_second,
     )
 
@@ -425,6 +430,8 @@ def _of_others(
     law = replace(law, large_seconds=0.0, large_log_halfwidth=0.0)
     between = spreads.halfwidth(law.operator, different_chips(each.rates.kind for each in sources))
     halfwidth = math.hypot(law.log_halfwidth, between) * _beyond(law, sources, target)
+    if law.operator in PRODUCTS:
+        halfwidth = math.hypot(halfwidth, typical_halfwidth(target.kind.kind))
     if all(source.rates.kind.vendor != target.kind.vendor for source in sources):
         # How another vendor's kernels fare was measured nowhere: no better than a datasheet.
         halfwidth = max(halfwidth, _datasheet_halfwidth(law.operator))

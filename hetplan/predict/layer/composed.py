@@ -1,7 +1,11 @@
 """A layer's forward or backward time as the sum over its operators (`hetplan.model`).
 
-    device = sum over launches of (work + launch)     host = sum over launches of floors
+    device = sum over launches of (work + launch)
+    host   = max(sum over launches of floors, operators * LAUNCH_SECONDS)
     seconds = max(device, host)
+
+Floors are what a profiler saw of one operator; LAUNCH_SECONDS is the host's time for an operator in
+a trainer that runs them one by one (`predict.datasheet`), whichever device is beside it.
 
 Launches run ahead of the device, so the host's time shows only where all of it together is longer
 than the device's: in layers so small that the device waits. Parts: one per class of operators,
@@ -22,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 
-from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.operators import (
     BACKWARD,
@@ -37,6 +41,7 @@ from hetplan.predict.datasheet import (
     ELEMENTWISE_LOG_HALFWIDTH,
     LAUNCH_LOG_HALFWIDTH,
     elementwise_bytes_per_second,
+    pass_prior,
 )
 from hetplan.predict.layer.float8 import narrowed
 from hetplan.predict.operator.answer import DeviceOperators, Launch, words
@@ -80,7 +85,9 @@ def layer_prediction(
             sums = sums and here.has(op.operator, WEIGHT_GRADIENT)
     if backward:
         launches += _gradients(own, others, device, query)
-    return replace(_sum(launches), float32_sums=backward and sums)
+    # A CPU is its own host: what it takes for a call is in its measured times.
+    host = 0.0 if device.kind == CPU_KIND else pass_prior(backward=backward).launch_seconds
+    return replace(_sum(launches, host), float32_sums=backward and sums)
 
 
 Lender = Callable[[DeviceKind, Precision], DeviceOperators | None]
@@ -127,7 +134,7 @@ def _by_bandwidth(op: Operator, device: DeviceKind, precision: str, *, backward:
     )
 
 
-def _sum(launches: list[tuple[int, Launch]]) -> Prediction:
+def _sum(launches: list[tuple[int, Launch]], launch_seconds: float) -> Prediction:
     work: dict[str, float] = {}
     spread: dict[str, float] = {}
     notes: dict[str, None] = {}
@@ -140,6 +147,7 @@ def _sum(launches: list[tuple[int, Launch]]) -> Prediction:
         host += count * launch.floor_seconds
         notes.update(dict.fromkeys(launch.notes))
     busy = sum(work.values())
+    host = max(host, launch_seconds * sum(count for count, _ in launches))
     waits = max(0.0, host - busy - on_device)
     total = busy + on_device + waits
     for name, seconds in ((LAUNCH_PART, on_device), (WAIT_PART, waits)):

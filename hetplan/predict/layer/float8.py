@@ -36,8 +36,8 @@ from hetplan.model.operators import (
 )
 from hetplan.predict.datasheet import (
     ELEMENTWISE_LOG_HALFWIDTH,
-    MATRIX_EFFICIENCY,
     elementwise_bytes_per_second,
+    matrix_efficiency,
 )
 from hetplan.predict.operator.answer import DeviceOperators, Launch, index_operators
 from hetplan.predict.operator.values import MeasuredShape, OperatorLaw
@@ -220,7 +220,7 @@ def by_datasheet(wide: Prediction, device: DeviceKind, query: LayerQuery) -> Pre
     backward = query.is_backward
     flops = sum(op.count * operator_flops(op, query.phase) for op in ops)
     moved = sum(op.count * quantise_bytes(op, narrow, backward=backward) for op in ops)
-    products = flops / (device.peak(precision) * MATRIX_EFFICIENCY)
+    products = flops / (device.peak(precision) * matrix_efficiency(device.kind))
     quantising = moved * _seconds_per_byte(device, backward=backward)
     seconds = max(wide.seconds - products * (1.0 - 1.0 / ratio), products / ratio) + quantising
     return replace(

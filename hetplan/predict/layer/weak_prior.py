@@ -37,11 +37,11 @@ from dataclasses import dataclass
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.predict.datasheet import (
-    ATTENTION_EFFICIENCY,
     LAYER_LAUNCHES,
-    MATRIX_EFFICIENCY,
     SCORE_PASSES,
+    attention_efficiency,
     known_kinds,
+    matrix_efficiency,
     pass_prior,
 )
 from hetplan.predict.layer.values import Column
@@ -150,11 +150,11 @@ def _distance(held: Candidate, seconds: Sequence[float]) -> float:
 def _held(kind: DeviceKind, reading: _Reading, measured: Passes) -> Candidate:
     bandwidth, rate = kind.memory_bandwidth_bytes_per_second, reading.flops_per_second
     work, launch, streaming = pass_prior(backward=measured.phase == Phase.BACKWARD)
-    product = work / (MATRIX_EFFICIENCY * rate)
+    product = work / (matrix_efficiency(kind.kind) * rate)
     centre = {
         Column.CONSTANT: LAYER_LAUNCHES * launch,
         Column.MATRIX_FLOPS: product,
-        Column.ATTENTION_FLOPS: work / (ATTENTION_EFFICIENCY * rate),
+        Column.ATTENTION_FLOPS: work / (attention_efficiency(kind.kind) * rate),
         Column.ELEMENTWISE_BYTES: work / (streaming * bandwidth),
     }
     if reading.keeps_scores:
