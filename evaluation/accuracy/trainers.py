@@ -201,7 +201,6 @@ TRAINERS = (
             gradient_precision=Precision.FLOAT32,
         ),
         gradient_clipping=True,
-        notes=("kernels of eager and compiled runs are taken to be the same",),
         overlap=OverlapSettings(reduction=True, gathering=True, tensor_parallel=True),
         sequence_parallel=True,
     ),
@@ -255,6 +254,10 @@ def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
     if row.product_format is ProductFormat.NVFP4 or (row.num_experts and "H100" in row.gpu):
         overlap = replace(overlap, tensor_parallel=False)
     if row.source.lower().startswith("torchtitan"):
+        # Rows that do not say `compile`: FP8 and asynchronous TP (all of 2025-06) need it.
+        compiled = "compile" in row.other or (row.tp or 1) > 1 or row.product_format is not None
+        options = replace(trainer.options, fused_elementwise=compiled)
+        trainer = replace(trainer, options=options)
         overlap = replace(overlap, tensor_parallel="async" in row.other)
     if not row.num_experts or not row.source.lower().startswith(bridge.SOURCES):
         return replace(trainer, overlap=overlap)

@@ -162,6 +162,9 @@ class TrainerOptions(FileForm):
     """Dropout of the embedding and of what every layer adds to its input, twice."""
     fused_loss: bool | None = None
     """Cross-entropy in one pass over the logits; otherwise of a float32 copy of them."""
+    fused_elementwise: bool | None = None
+    """Norms, rotary positions and gated activations are a kernel each (written by hand, or by
+    torch.compile); otherwise PyTorch's separate operators, partly in float32."""
     scattered_sends: bool | None = None
     """Without sequence parallelism a stage sends 1 / tp of its activations from every rank, and the
     receivers gather them; otherwise every rank sends all of them."""

@@ -25,7 +25,8 @@ native    hetplan's own layers: torch's scaled_dot_product_attention, no dropout
 flagscale as megatron, from which it is made; no context parallelism, no engine of DeepSpeed.
 torchtitan torch's scaled_dot_product_attention, no dropout, a loss over a float32 copy
           (components/loss.py), gradients accumulated and reduced in float32
-          (training.mixed_precision_reduce); products in float8 or mxfp8 by torchao.
+          (training.mixed_precision_reduce); products in float8 or mxfp8 by torchao. Its layers
+          are PyTorch's operators one by one, unless `--compile.enable` (fused_elementwise).
 any       as megatron, its exchanges too (`Target.batched_interleaving`).
 """
 
@@ -49,6 +50,7 @@ class TrainerSettings:
     attention_dropout: bool
     hidden_dropout: bool
     fused_loss: bool
+    fused_elementwise: bool
     scattered_sends: bool
     fused_accumulation: bool
     blocking_sends: bool
@@ -73,6 +75,7 @@ class TrainerSettings:
             attention_dropout=self.attention_dropout,
             hidden_dropout=self.hidden_dropout,
             fused_loss=DEFAULT_KERNELS.fused_loss if loss is None else loss,
+            fused_elementwise=self.fused_elementwise,
             sorts_copies=self.expert_dispatcher is ExpertDispatcher.ALLTOALL,
             product_format="" if self.product_format is None else self.product_format.value,
         )
@@ -99,6 +102,7 @@ _MEGATRON = TrainerDefaults(
         attention_dropout=False,
         hidden_dropout=False,
         fused_loss=False,
+        fused_elementwise=True,
         scattered_sends=False,
         fused_accumulation=True,
         blocking_sends=False,
@@ -121,7 +125,8 @@ TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
         choices=tuple(name for name in _ALL if name not in ("blocking_sends", "context_exchange")),
     ),
     "torchtitan": TrainerDefaults(
-        own=replace(_MEGATRON.own, fused_accumulation=False), choices=("product_format",)
+        own=replace(_MEGATRON.own, fused_accumulation=False, fused_elementwise=False),
+        choices=("product_format", "fused_elementwise"),
     ),
     "any": _MEGATRON,
 }

@@ -105,6 +105,9 @@ class Kernels:
     hidden_dropout: bool = False
     fused_loss: bool = True
     """One pass over the logits for softmax and loss, in place; otherwise a float32 copy is made."""
+    fused_elementwise: bool = True
+    """A norm, a rotation and a gated activation are a kernel each; otherwise PyTorch's separate
+    operators."""
     sequence_parallel: bool = False
     """Norms and additions run on 1 / tp of the tokens (arXiv 2205.05198, section 4.2.2)."""
     expert_parallel: int = 1
@@ -367,9 +370,18 @@ def _product(what: str, m: int, n: int, k: int) -> Operator:
     return Operator(OperatorClass.MATRIX_PRODUCT, what, m, n, k)
 
 
+# Without a kernel of its own PyTorch's RMSNorm takes a float32 copy (2 + 4 bytes per element read
+# and written), its squares (8), their mean (4), the product with it (8), a copy back (6) and the
+# product with the weights (4): 36 bytes where one kernel moves 4; its gradient's operators move 72
+# where one moves 10. A rotation takes a float32 copy (6), a complex product (8) and a copy back
+# (6): 20 for 4, both ways. Counted as so many launches of the one kernel: 9 and 7 make 8.
+_NORM_LAUNCHES_APART, _ROTATION_LAUNCHES_APART = 8, 5
+
+
 def _transformer(layer: TransformerLayer, h: int, rows: _Rows) -> Iterator[Operator]:
     kernels = rows.kernels
-    yield Operator(OperatorClass.NORM, "norm", rows.cut_tokens, h, count=layer.num_norms)
+    norms = layer.num_norms * (1 if kernels.fused_elementwise else _NORM_LAUNCHES_APART)
+    yield Operator(OperatorClass.NORM, "norm", rows.cut_tokens, h, count=norms)
     if isinstance(layer.attention, LatentAttention):
         yield from _latent_attention(layer.attention, h, rows)
     else:
@@ -377,7 +389,7 @@ def _transformer(layer: TransformerLayer, h: int, rows: _Rows) -> Iterator[Opera
     if isinstance(layer.mlp, Experts):
         yield from _experts(layer.mlp, h, rows)
     else:
-        yield from _mlp(layer.mlp, h, rows.tokens, rows.tp, "")
+        yield from _mlp(layer.mlp, h, rows.tokens, rows, "")
     yield Operator(
         OperatorClass.ADDITION,
         "residual addition",
@@ -398,7 +410,10 @@ def _attention(attention: Attention, h: int, rows: _Rows) -> Iterator[Operator]:
             OperatorClass.NORM, "query and key norm", rows.tokens * (query + kv) // width, width
         )
     if attention.rotary:
-        yield Operator(OperatorClass.ROTATION, "rotary positions", rows.tokens, query + kv)
+        launches = 1 if rows.kernels.fused_elementwise else _ROTATION_LAUNCHES_APART
+        yield Operator(
+            OperatorClass.ROTATION, "rotary positions", rows.tokens, query + kv, count=launches
+        )
     yield from _core(query // width, width, width, rows, attention.window)
     yield _product("attention output", rows.tokens, h, query)
 
@@ -456,11 +471,14 @@ def _core(
     yield Operator(OperatorClass.ATTENTION_CONTEXT, "context", s, value_width, s, batch=batch)
 
 
-def _mlp(mlp: Mlp, h: int, tokens: int, tp: int, of: str) -> Iterator[Operator]:
-    inner = mlp.ffn_hidden_size // tp
+def _mlp(mlp: Mlp, h: int, tokens: int, rows: _Rows, of: str) -> Iterator[Operator]:
+    inner = mlp.ffn_hidden_size // rows.tp
     read = 2 * inner if mlp.gated else inner
     # Gate and up projection read the same input: one product, as trainers run it.
     yield _product(f"{of}up projection", tokens, read, h)
+    if mlp.gated and not rows.kernels.fused_elementwise:
+        # The activation of the gate, then its product with the other half.
+        yield Operator(OperatorClass.ACTIVATION, f"{of}gate", tokens, inner, inner)
     yield Operator(OperatorClass.ACTIVATION, f"{of}activation", tokens, inner, read)
     yield _product(f"{of}down projection", tokens, h, inner)
 
@@ -483,7 +501,7 @@ def _experts(experts: Experts, h: int, rows: _Rows) -> Iterator[Operator]:
     yield Operator(OperatorClass.ACTIVATION, "experts' activation", copies, inner, read)
     yield Operator(grouped, "experts' down projection", each, h, inner, batch=met)
     if experts.shared:
-        yield from _mlp(experts.shared, h, tokens, rows.tp, "shared experts' ")
+        yield from _mlp(experts.shared, h, tokens, rows, "shared experts' ")
 
 
 def _embedding(model: ModelSpec, rows: _Rows) -> Iterator[Operator]:

@@ -57,6 +57,7 @@ from hetplan.model.operators import (
     ADAMW_UPDATE_BYTES,
     BACKWARD,
     FORWARD,
+    PRODUCTS,
     Operator,
     OperatorClass,
     operator_bytes,
@@ -307,7 +308,24 @@ def _transformer_costs(query: LayerQuery, tokens: float, e: int) -> KernelCosts:
             moved -= additions
             additions = 0.0
     moved -= (1.0 - cut) * (norms + additions)
+    if not kernels.fused_elementwise:
+        more_bytes, more_launches = _apart(query, e)
+        moved, launches = moved + more_bytes, launches + more_launches
     return KernelCosts(moved_bytes=moved, launches=launches, square_flops=square)
+
+
+def _apart(query: LayerQuery, e: int) -> tuple[float, int]:
+    """Bytes and launches that operators have on top which are not fused to one kernel each."""
+    phase = BACKWARD if query.is_backward else FORWARD
+    fused = replace(query, kernels=replace(query.kernels, fused_elementwise=True))
+
+    def total(asked: LayerQuery) -> tuple[float, int]:
+        passes = [op for op in asked.operators() if op.operator not in PRODUCTS]
+        moved = sum(op.count * operator_bytes(op, phase, e) for op in passes)
+        return moved, sum(op.count for op in passes)
+
+    (apart, launches), (together, fewer) = total(query), total(fused)
+    return apart - together, launches - fewer
 
 
 def _loss_costs(query: LayerQuery, tokens: float, e: int) -> KernelCosts:

@@ -24,7 +24,7 @@ from trainer_plans import (
     torchtitan,
 )
 
-from hetplan.job.spec import Job, LengthShare, Optimizer, Precision
+from hetplan.job.spec import Job, LengthShare, Optimizer, Precision, TrainerOptions
 from hetplan.model.layers import Attention, Experts, LayerRun, Norm
 from hetplan.model.numerics import Activation, RotaryScaling, RotaryScalingKind
 from hetplan.model.spec import ModelSpec
@@ -258,3 +258,10 @@ def test_its_own_code_reads_the_configuration(
     }
     for part in degrees.module_fqns_per_model_part or []:
         assert names.issuperset(part)
+
+
+@pytest.mark.parametrize("fused", [None, False, True])
+def test_layers_are_compiled_where_their_kernels_are_priced_as_fused(fused: bool | None) -> None:
+    job = replace(TITAN_JOB, trainer=TrainerOptions(fused_elementwise=fused))
+    case = case_of(job=job)
+    assert ("--compile.enable" in values(launched(case))) == bool(fused)

@@ -74,6 +74,7 @@ def _kernel_notes(layer: str, kept_scores: bool, kernels: Kernels) -> tuple[str,
             *(("scores in memory",) if not (kernels.fused_attention or kept_scores) else ()),
             *(("dropout of scores",) if kernels.attention_dropout else ()),
             *(("dropout of the residual",) if kernels.hidden_dropout else ()),
+            *(("separate elementwise operators",) if not kernels.fused_elementwise else ()),
             *(("sequence parallelism",) if kernels.sequence_parallel else ()),
         ]
     elif layer == LayerKind.HEAD:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hetplan.job.spec import ProductFormat
+from hetplan.job.trainer import TrainerSettings
 from hetplan.model.layers import Attention, Mlp, Norm
 from hetplan.model.numerics import Activation, RotaryScaling, RotaryScalingKind
 from hetplan.model.spec import ModelSpec
@@ -136,7 +137,7 @@ _CONVERTERS = {
 
 
 def config_text(
-    model: ModelSpec, plan: Plan, sequence_length: int, product_format: ProductFormat | None
+    model: ModelSpec, plan: Plan, sequence_length: int, settings: TrainerSettings
 ) -> str:
     """Text of the module, of a model without faults (`modules.model_faults`)."""
     layer = model.layer_runs[0].layer
@@ -145,10 +146,11 @@ def config_text(
         raise ValueError(f"{model.name} is no Llama")  # of a caller that asked for no faults
     added = plan.padded_vocab_size - model.vocab_size
     imported, call = "", "model()"
-    if product_format is not None:
-        name, arguments = _CONVERTERS[product_format]
+    if settings.product_format is not None:
+        name, arguments = _CONVERTERS[settings.product_format]
         imported = f"from torchtitan.components.quantization import {name}\n"
-        call = f"{name}.Config({arguments}, model_compile_enabled=False).build().convert(model())"
+        compiled = f"model_compile_enabled={settings.fused_elementwise}"
+        call = f"{name}.Config({arguments}, {compiled}).build().convert(model())"
     return _TEXT.format(
         converter_import=imported,
         layers=model.num_layers,

@@ -129,10 +129,18 @@ def torchtitan_facts(text: LaunchText, num_layers: int | None = None) -> LaunchF
         overlap=OverlapSettings(),
         schedule=schedule,
         gradient_clipping=fraction_of(text, 1.0, "max-norm") < _NEVER,
-        options=TrainerOptions(product_format=_products(products)),
+        options=TrainerOptions(
+            product_format=_products(products), fused_elementwise=_compiles(text) or None
+        ),
         refusals=(*refusals, *refused, *_sharding(text, mesh, shards)),
         remarks=_remarks(text),
     )
+
+
+def _compiles(text: LaunchText) -> bool:
+    """Whether layers are compiled; `enable` alone is a switch of several groups."""
+    setting = text.last("compile.enable")
+    return setting is not None and not setting.is_false
 
 
 _NEVER = 1e30

@@ -16,7 +16,7 @@ from hetplan.cluster.links import Transport
 from hetplan.cost.step_model.end_of_step import clips_gradients
 from hetplan.errors import Fault
 from hetplan.job.spec import Job, Optimizer, Precision, ProductFormat
-from hetplan.job.trainer import trainer_settings
+from hetplan.job.trainer import TrainerSettings, trainer_settings
 from hetplan.model.layers import Attention, Mlp
 from hetplan.plans.pieces import stage_copies
 from hetplan.plans.plan import Boundary, Plan, RecomputeGranularity, Sharding
@@ -94,6 +94,8 @@ def plan_arguments(result: SearchResult) -> Iterator[tuple[str, ...]]:
     yield "--training.seq_len", str(job.sequence_length)
     yield from _precision(job)
     yield "--training.max_norm", "1.0" if clips_gradients(job) else "inf"
+    if trainer_settings(job).fused_elementwise:
+        yield ("--compile.enable",)
     # Captured graphs do not go with stages (trainer.py, _validate_cuda_graphs).
     yield ("--training.disable_cuda_graphs",)
 
@@ -178,9 +180,7 @@ def torchtitan_launch(
     """The launch of a result without faults."""
     inputs = result.inputs
     settings = trainer_settings(inputs.job)
-    text = config_text(
-        inputs.model, result.plan, inputs.job.sequence_length, settings.product_format
-    )
+    text = config_text(inputs.model, result.plan, inputs.job.sequence_length, settings)
     return TrainerLaunch(
         target="torchtitan",
         title=TITLE,
@@ -201,13 +201,14 @@ def torchtitan_launch(
         ),
         agent_environment=tuple(vendor_environment(agent) for agent in ranks.agents),
         files=(EmittedFile(path=f"{MODULE}.py", text=text),),
-        remarks=tuple(_remarks(result, options, settings.product_format)),
+        remarks=tuple(_remarks(result, options, settings)),
     )
 
 
 def _remarks(
-    result: SearchResult, options: EmissionOptions, product_format: ProductFormat | None
+    result: SearchResult, options: EmissionOptions, settings: TrainerSettings
 ) -> Iterator[str]:
+    product_format = settings.product_format
     plan, model, job = result.plan, result.inputs.model, result.inputs.job
     yield (
         "The arguments are those of release 0.3.0; code after it counts tokens instead of "
@@ -246,9 +247,9 @@ def _remarks(
     yield from _boundary_remarks(plan.pipelines[0].boundaries)
     if product_format is ProductFormat.FLOAT8:
         yield "Products in float8 are scaled by rows (torchao), one scale per tensor was priced."
-    if product_format is not None:
+    if product_format is not None and not settings.fused_elementwise:
         yield (
-            "Layers are compiled only with --compile.enable; torchao's products in "
+            "Layers are compiled only with trainer.fused_elementwise; torchao's products in "
             f"{product_format} are slow without it."
         )
 
