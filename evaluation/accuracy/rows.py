@@ -313,7 +313,25 @@ def model_of(row: RunRow) -> tuple[ModelSpec, tuple[str, ...]]:
     return _plain_model(sizes, architecture, tied=plain), (note,)
 
 
+# (beginnings of names, groups of keys and values, vocabulary) of the models' own config.json files.
+_PUBLISHED = (
+    (("llama2-70b", "llama-2-70b"), 8, 32000),
+    (("llama2", "llama-2"), None, 32000),
+    (("llama3", "llama-3"), 8, 128256),
+    (("mixtral-8x",), 8, 32000),
+)
+
+
+def _published(row: RunRow) -> RunRow:
+    """The row with what it leaves out of a published model."""
+    for beginnings, kv_heads, vocab in _PUBLISHED:
+        if (row.model or "").lower().startswith(beginnings):
+            return replace(row, kv_heads=row.kv_heads or kv_heads, vocab=row.vocab or vocab)
+    return row
+
+
 def _sizes(row: RunRow) -> _Sizes:
+    row = _published(row)
     needed = ("layers", "hidden", "ffn_hidden", "heads", "vocab", "seq")
     missing = [name for name in needed if not getattr(row, name)]
     if missing:
