@@ -116,6 +116,18 @@ def search(
     replace(found, sections=(*found.sections, scaling_section(rows))).show(as_json=as_json)
 
 
+def distil(
+    silicon: Annotated[
+        Path, typer.Option(help="Folder with operators/ of other people's measurements.")
+    ],
+    out: Annotated[Path, typer.Option(help="Store that is replaced.")] = Path("profiles/kinds"),
+) -> None:
+    """Other people's measurements of operators as the profiles that hetplan ships."""
+    from evaluation.distil.kinds import distil as run
+
+    run(silicon, out).show(as_json=False)
+
+
 def cost(reference: Reference = None, as_json: AsJson = False) -> None:
     """The cost model's speed; its errors are in `accuracy` (`--reference` is not read)."""
     from evaluation.cost import cost_answer
@@ -227,7 +239,7 @@ def _seconds(text: str | None) -> float | None:
         raise InputError(f"--time-limit: {error}") from None
 
 
-for _command in (accuracy, search, cost, hethub, worth, closed_loop):
+for _command in (accuracy, search, cost, hethub, worth, closed_loop, distil):
     app.command(_command.__name__.replace("_", "-"))(guarded(_command))
 
 

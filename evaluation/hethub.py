@@ -33,7 +33,7 @@ from hetplan.job.load import load_job
 from hetplan.job.spec import Job
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
-from hetplan.predict.fit import fit_stores
+from hetplan.predict.fit import fit_stores, with_shipped
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
@@ -83,7 +83,7 @@ def hethub_rows(
     `time_limit_seconds` is for each search, instead of the job's.
     """
     if predictor is None:
-        predictor, _ = fit_stores(*default_stores())
+        predictor = with_shipped(fit_stores(*default_stores())[0])
     rows = []
     for mix in mixes:
         for target in targets:

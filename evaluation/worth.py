@@ -34,7 +34,7 @@ from hetplan.files.shipped import default_stores, shipped_folder
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.plans.layout import Layout, plan_of_layout
-from hetplan.predict.fit import FittedPredictor, fit_stores
+from hetplan.predict.fit import FittedPredictor, fit_stores, with_shipped
 
 REFERENCE_KIND = "nvidia-h100-80gb-sxm"
 KINDS = (
@@ -60,7 +60,7 @@ _PCIE_GBS = 32e9
 
 def worth(reference: Path | None) -> Answer:
     """A row per kind, and the ratios of pairs that were measured."""
-    predictor, _ = fit_stores(*default_stores())
+    predictor = with_shipped(fit_stores(*default_stores())[0])
     rows = list(_rows(predictor))
     of_pairs = pandas.DataFrame(() if reference is None else _pairs(reference, predictor))
     lines = ["no folder of measured runs: no ratio is judged"] if reference is None else []

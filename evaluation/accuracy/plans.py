@@ -73,9 +73,11 @@ class RunPlan:
     notes: tuple[str, ...]
 
 
-def job_of(row: RunRow, *, target: str = "megatron") -> Job:
+def job_of(row: RunRow, *, target: str = "") -> Job:
     """The job of a row; an InputError says what is missing or cannot be priced."""
     trainer = trainer_of(row)
+    # Only a target of any trainer has kernels that are not Megatron-LM's.
+    target = target or ("any" if trainer.options.tuned_attention is False else "megatron")
     name = row.dtype.lower()
     narrow = row.product_format
     # Products are narrowed, everything else stays 16 bits wide (Transformer Engine).

@@ -35,7 +35,7 @@ from evaluation.accuracy.rows import read_runs
 from evaluation.accuracy.scores import band, errors_of, judged, peers_of
 from evaluation.output import WORDS, Answer, Section
 from hetplan.errors import InputError
-from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.predict.fit import FittedPredictor, fit_populations, with_shipped
 
 _NO_RUNS = "steps: the judged folder has no row of runs (runs/*.csv with a column step_time_s)"
 _NO_FOLDER = (
@@ -62,7 +62,7 @@ def accuracy(fit: Path | None, judge: Path | None) -> Answer:
     if judge is None:
         return Answer(lines=(f"left out: {_NO_FOLDER}",), values={"missing": [_NO_FOLDER]})
     unit = UnitData() if fit is None else read_unit(fit)
-    predictor = fit_populations(unit.populations)
+    predictor = with_shipped(fit_populations(unit.populations))
     same = fit is not None and judge.resolve() == fit.resolve()
     (runs, faults), of_units = (
         read_runs(judge),

@@ -188,12 +188,13 @@ TRAINERS = (
     ),
     Trainer(
         sources=("torchtitan",),
-        # torchtitan: scaled_dot_product_attention, loss over a float32 copy (components/loss.py),
-        # parameters gathered in bfloat16 and gradients reduced in float32 layer by layer beside
-        # compute (FSDP2 prefetches the next layer), gradients clipped; tensor parallelism with
-        # sequence parallelism, overlapped where a row says `async`.
+        # torchtitan: scaled_dot_product_attention (not `tuned_attention`), loss over a float32 copy
+        # (components/loss.py), parameters gathered in bfloat16 and gradients reduced in float32
+        # layer by layer beside compute (FSDP2 prefetches the next layer), gradients clipped; tensor
+        # parallelism with sequence parallelism, overlapped where a row says `async`.
         options=TrainerOptions(
             fused_attention=True,
+            tuned_attention=False,
             attention_dropout=False,
             hidden_dropout=False,
             fused_loss=False,

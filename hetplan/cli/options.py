@@ -179,16 +179,21 @@ def stores_to_read(stores: list[Path] | None) -> tuple[Path, ...]:
 
 
 def read_predictor(predictor: Path | None, stores: list[Path] | None) -> tuple[Predictor, str]:
-    """The predictor of the file, or one fitted from the stores; and the sha256 of its text."""
+    """The predictor of the file, or one fitted from the stores; and the sha256 of its text.
+
+    Kinds that neither has are known by what others measured.
+    """
     from hetplan.errors import InputError
     from hetplan.files.reading import read_document
-    from hetplan.predict.fit import fit_stores, load_predictor
+    from hetplan.predict.fit import fit_stores, load_predictor, with_shipped
 
     if predictor is not None and stores:
         raise InputError("--predictor skips the fit, --store is what would be fitted: give one")
     if predictor is not None:
-        return load_predictor(predictor), read_document(predictor).sha256
-    return fit_stores(*stores_to_read(stores))
+        own, digest = load_predictor(predictor), read_document(predictor).sha256
+    else:
+        own, digest = fit_stores(*stores_to_read(stores))
+    return with_shipped(own), digest
 
 
 def positive_numbers(option: str, text: str | None) -> tuple[int, ...]:

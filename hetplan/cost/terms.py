@@ -13,15 +13,21 @@ Different sources err independently of each other.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from hetplan.cost.estimate_values import Component
 from hetplan.errors import InputError
-from hetplan.predict.predictor import DATASHEET, SAMPLES_OF, Prediction, SendLaw, is_link
+from hetplan.predict.predictor import (
+    BY_OTHERS,
+    DATASHEET,
+    SAMPLES_OF,
+    Prediction,
+    SendLaw,
+    is_extrapolation,
+    is_link,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,15 +118,6 @@ def asking(what: str) -> Iterator[None]:
 
 
 EXTRAPOLATING = "extrapolating: "
-_OUTSIDE = re.compile(r" [<>] .* measured$")
-
-
-@lru_cache(maxsize=1024)
-def is_extrapolation(note: str) -> bool:
-    """Whether a prediction's note says that a size was not measured, as in `hidden 16384 > 8192
-    measured`; others tell what it was taken from.
-    """
-    return _OUTSIDE.search(note) is not None
 
 
 def extrapolates(terms: Iterable[Term]) -> bool:
@@ -146,7 +143,9 @@ def notes(
         f"{outside.replace(': ', ', ')}"
         for outside in prediction.extrapolating
     ]
-    if prediction.source == DATASHEET:
+    if prediction.source == BY_OTHERS:
+        found.append(f"{cause}: predicted from operators that others measured (shipped profiles)")
+    elif prediction.source == DATASHEET:
         if others_measured and not is_link(cause):
             found.append(f"{cause}: {what}: predicted from datasheet figures")
         else:

@@ -31,7 +31,10 @@ def default_store() -> Path:
 
 
 def default_stores() -> tuple[Path, ...]:
-    """Where measurements are read from unless the user names a place: own store, then shipped."""
-    return tuple(
-        folder for folder in (default_store(), shipped_folder("profiles")) if folder.is_dir()
-    )
+    """Where measurements are read from unless the user names a place: own store, then shipped.
+
+    What others measured (profiles/kinds) is shipped as laws (`predict.fit.with_shipped`).
+    """
+    shipped = shipped_folder("profiles")
+    own = (default_store(), shipped / "cpu", shipped / "links")
+    return tuple(folder for folder in own if folder.is_dir())

@@ -156,6 +156,9 @@ class TrainerOptions(FileForm):
 
     fused_attention: bool | None = None
     """One causal attention kernel; otherwise scores are written to memory."""
+    tuned_attention: bool | None = None
+    """That kernel is the device's fastest (Transformer Engine's, FlashAttention 3); otherwise
+    PyTorch's scaled_dot_product_attention."""
     attention_dropout: bool | None = None
     """Dropout of the attention's probabilities."""
     hidden_dropout: bool | None = None

@@ -47,6 +47,7 @@ class TrainerSettings:
     """`TrainerOptions` with every choice made."""
 
     fused_attention: bool
+    tuned_attention: bool
     attention_dropout: bool
     hidden_dropout: bool
     fused_loss: bool
@@ -72,6 +73,7 @@ class TrainerSettings:
         loss = self.fused_loss if layer is LayerKind.MULTI_TOKEN_PREDICTION else None
         return Kernels(
             fused_attention=self.fused_attention,
+            tuned_attention=self.tuned_attention,
             attention_dropout=self.attention_dropout,
             hidden_dropout=self.hidden_dropout,
             fused_loss=DEFAULT_KERNELS.fused_loss if loss is None else loss,
@@ -99,6 +101,7 @@ _SWITCHES = tuple(name for name in _ALL if name not in _FORMATS)
 _MEGATRON = TrainerDefaults(
     own=TrainerOptions(
         fused_attention=True,
+        tuned_attention=True,
         attention_dropout=False,
         hidden_dropout=False,
         fused_loss=False,
@@ -111,7 +114,8 @@ _MEGATRON = TrainerDefaults(
         shared_expert_overlap=False,
         gradient_precision=Precision.FLOAT32,
     ),
-    choices=_ALL,
+    # Which of its attention kernels runs is the library's choice (`--attention-backend auto`).
+    choices=tuple(name for name in _ALL if name != "tuned_attention"),
 )
 TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
     "native": TrainerDefaults(
@@ -122,13 +126,20 @@ TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
     "megatron": _MEGATRON,
     "flagscale": TrainerDefaults(
         own=_MEGATRON.own,
-        choices=tuple(name for name in _ALL if name not in ("blocking_sends", "context_exchange")),
+        choices=tuple(
+            name for name in _MEGATRON.choices if name not in ("blocking_sends", "context_exchange")
+        ),
     ),
     "torchtitan": TrainerDefaults(
-        own=replace(_MEGATRON.own, fused_accumulation=False, fused_elementwise=False),
+        own=replace(
+            _MEGATRON.own,
+            tuned_attention=False,
+            fused_accumulation=False,
+            fused_elementwise=False,
+        ),
         choices=("product_format", "fused_elementwise"),
     ),
-    "any": _MEGATRON,
+    "any": replace(_MEGATRON, choices=_ALL),
 }
 """By target."""
 

@@ -101,6 +101,8 @@ class Kernels:
 
     fused_attention: bool = True
     """One causal kernel; otherwise scores and probabilities are written to memory."""
+    tuned_attention: bool = True
+    """That kernel is the device's fastest; otherwise PyTorch's own."""
     attention_dropout: bool = False
     hidden_dropout: bool = False
     fused_loss: bool = True

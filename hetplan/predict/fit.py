@@ -2,7 +2,8 @@
 
 Every prediction says where it came from. For a layer the first that there is answers: whole layers
 measured on the device, the very shape by its own median; operators measured on it, summed
-(`layer.composed`); both `measured`. Else `related`, laws of other kinds of device carried by the
+(`layer.composed`); both `measured`. Else operators that other people measured on the kind, which
+hetplan ships (`with_shipped`). Else `related`, laws of other kinds of device carried by the
 datasheet's figures (`kinds.related`). Else `datasheet`, with the datasheet's wide interval and a
 note that names what is missing. Nothing falls back in silence.
 """
@@ -10,15 +11,18 @@ note that names what is missing. Nothing falls back in silence.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.links import Link, Transport
 from hetplan.errors import InputError
+from hetplan.files.shipped import shipped_folder
 from hetplan.job.spec import Optimizer, Precision
+from hetplan.model.operators import OperatorClass
 from hetplan.predict import datasheet
 from hetplan.predict.calibration.values import Calibration, corrected, corrected_law, factor_of
 from hetplan.predict.kinds.related import OwnOperators, Related, with_prior
@@ -38,20 +42,27 @@ from hetplan.predict.link.laws import (
 from hetplan.predict.link.shapes import LinkLaw
 from hetplan.predict.operator.answer import DeviceOperators
 from hetplan.predict.operator.laws import fit_operator_laws
-from hetplan.predict.operator.values import OperatorLaw
+from hetplan.predict.operator.values import OperatorLaw, element_bytes
 from hetplan.predict.populations import choose
 from hetplan.predict.predictor import (
+    BY_OTHERS,
     DATASHEET,
     MEASURED,
     LayerQuery,
     Prediction,
     SendLaw,
+    is_extrapolation,
     link_cause,
 )
 from hetplan.profiling.samples import LinkOperation, Phase, ProfileSet
 from hetplan.version import __version__
 
 SCHEMA = "hetplan.predictor/2"
+BY_OTHERS_LOG_HALFWIDTH = 0.17
+"""The same product by two frameworks on one kind: 90 % of the ratios are .83 to 1.19
+(aiconfigurator's tables, 500 shapes on ten kinds)."""
+SHIPPED_LAWS = "kinds/laws.json"
+"""In the shipped profiles: laws of the samples beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +86,14 @@ class FittedPredictor:
     """A `Predictor` over fitted laws; the datasheet answers, visibly, where there is no law."""
 
     laws: FittedLaws
+    shipped: tuple[OperatorLaw, ...] = ()
+    """Laws of classes of operators that nobody measured for `laws`."""
 
-    def __reduce__(self) -> tuple[type[FittedPredictor], tuple[FittedLaws]]:
+    def __reduce__(
+        self,
+    ) -> tuple[type[FittedPredictor], tuple[FittedLaws, tuple[OperatorLaw, ...]]]:
         # Another process makes the look-ups anew: most would be longer than the laws.
-        return FittedPredictor, (self.laws,)
+        return FittedPredictor, (self.laws, self.shipped)
 
     @cached_property
     def _layers(self) -> dict[tuple[str, str, str, str], LayerLaw]:
@@ -102,11 +117,24 @@ class FittedPredictor:
     @cached_property
     def related(self) -> Related:
         """What laws of other kinds say of a kind."""
-        return Related(self.laws.layers, self.laws.operators)
+        return Related(self.laws.layers, self._operator_laws)
 
     @cached_property
     def _operators(self) -> OwnOperators:
-        return OwnOperators(self.laws.operators, self.related)
+        return OwnOperators(self._operator_laws, self.related)
+
+    @cached_property
+    def _operator_laws(self) -> tuple[OperatorLaw, ...]:
+        return (*self.laws.operators, *self.shipped)
+
+    @cached_property
+    def _by_others(self) -> frozenset[tuple[str, str]]:
+        """Kinds and precisions whose products others measured."""
+        return frozenset(
+            (law.device, law.precision)
+            for law in self.shipped
+            if law.operator == OperatorClass.MATRIX_PRODUCT
+        )
 
     def operators(self, device: DeviceKind, precision: Precision) -> DeviceOperators | None:
         """The operators of this kind that were measured on it; None: none were."""
@@ -142,13 +170,23 @@ class FittedPredictor:
     def _by_parts(self, device: DeviceKind, query: LayerQuery) -> Prediction:
         """One pass of a layer without any law of whole layers of this kind."""
         # A search asks this millions of times: without laws nothing is walked through.
-        if self.laws.operators or self.laws.layers:
+        if self._operator_laws or self.laws.layers:
             composed = layer_prediction(
                 self.operators(device, query.precision),
                 device,
                 query,
                 lent=self.related.operators,
+                narrow=self.related.narrow,
             )
+            if composed and (device.kind, query.precision.value) in self._by_others:
+                # That parts of it were lent goes without saying, as nothing was measured here.
+                outside = tuple(filter(is_extrapolation, composed.extrapolating))
+                return replace(
+                    composed,
+                    source=BY_OTHERS,
+                    log_halfwidth=math.hypot(composed.log_halfwidth, BY_OTHERS_LOG_HALFWIDTH),
+                    extrapolating=outside,
+                )
             answer = composed or self.related.layer(device, query)
             if answer is not None:
                 return answer
@@ -293,6 +331,28 @@ def fit_stores(*folders: Path) -> tuple[FittedPredictor, str]:
 
     predictor = fit_populations(read_populations(*folders)) if folders else fit_populations(())
     return predictor, hashlib.sha256(predictor_text(predictor).encode()).hexdigest()
+
+
+def with_shipped(predictor: FittedPredictor) -> FittedPredictor:
+    """The predictor with the shipped laws of operators that others measured.
+
+    Whoever measured a class of operators on a kind himself, in elements as wide, keeps his laws.
+    """
+    own = {_subject(law) for law in predictor.laws.operators}
+    shipped = tuple(law for law in _shipped_laws() if _subject(law) not in own)
+    return replace(predictor, shipped=shipped)
+
+
+def _subject(law: OperatorLaw) -> tuple[str, str, str]:
+    width = str(element_bytes(law.precision))
+    return law.device, law.operator, width
+
+
+@lru_cache(maxsize=1)
+def _shipped_laws() -> tuple[OperatorLaw, ...]:
+    """Made by `python -m evaluation distil`, as `hetplan fit` makes laws of the samples there."""
+    path = shipped_folder("profiles") / SHIPPED_LAWS
+    return load_predictor(path).laws.operators if path.is_file() else ()
 
 
 def predictor_text(predictor: FittedPredictor) -> str:

@@ -6,6 +6,7 @@ goes by its samples, or by the figures of the cluster file where it has none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,6 +63,8 @@ MEASURED = "measured"
 """`Prediction.source`: regression on samples of this device or link."""
 RELATED = "related"
 """`Prediction.source`: laws of related device kinds, carried by datasheet figures."""
+BY_OTHERS = "others' measured"
+"""`Prediction.source`: operators of this kind that other people measured and hetplan ships."""
 DATASHEET = "datasheet"
 """`Prediction.source`: datasheet figures alone."""
 
@@ -86,7 +89,7 @@ class Prediction:
     log_halfwidth: float
     """The 90 % interval is seconds * exp(-+ log_halfwidth)."""
     source: str
-    """`MEASURED`, `RELATED` or `DATASHEET`."""
+    """`MEASURED`, `BY_OTHERS`, `RELATED` or `DATASHEET`."""
     extrapolating: tuple[str, ...] = ()
     """What lies outside the measured range, as in `hidden 16384 > 8192 measured`."""
     parts: tuple[PredictionPart, ...] = ()
@@ -188,3 +191,14 @@ class Predictor(Protocol):
         the message. Groups of one cost nothing.
         """
         ...
+
+
+_OUTSIDE = re.compile(r" [<>] .* measured$")
+
+
+@lru_cache(maxsize=1024)
+def is_extrapolation(note: str) -> bool:
+    """Whether a prediction's note says that a size was not measured, as in `hidden 16384 > 8192
+    measured`; others tell what it was taken from.
+    """
+    return _OUTSIDE.search(note) is not None

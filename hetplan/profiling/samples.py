@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, get_type_hints
 
 from hetplan.errors import Fault, InputError
-from hetplan.job.spec import Precision
+from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.operators import OperatorClass
 
 if TYPE_CHECKING:
@@ -123,7 +123,8 @@ class OperatorSample:
     phase: str
     """An `OperatorPhase` value."""
     precision: str
-    """Of its inputs; a `hetplan.job.spec.Precision` value."""
+    """Of its inputs; a `hetplan.job.spec.Precision` value, or of a product with weights a
+    `ProductFormat`, whose time then holds the quantising of the activations that it reads."""
     output_precision: str
     """Of what it writes: gradients of weights are often float32."""
     batch: int
@@ -310,7 +311,7 @@ _POSITIVE = (
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "operator": tuple(OperatorClass),
     "phase": tuple(OperatorPhase),
-    "precision": tuple(Precision),
+    "precision": (*Precision, *ProductFormat),
     "output_precision": tuple(Precision),
 }
 

@@ -6,7 +6,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.files.shipped import default_stores
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.predict.fit import fit_stores
+from hetplan.predict.fit import fit_stores, with_shipped
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question, SearchResult
 from hetplan.search.search import search
@@ -28,12 +28,13 @@ def plan(
     step time, whatever the aim (`result.objective` says so). With `top` above 1 the result has up
     to that many plans less one as `alternatives`, none of them better by every aim than another.
 
-    Without a predictor one is fitted from the user's profile store and the shipped profiles;
-    device kinds without samples are predicted from their datasheets, and the estimate says so.
+    Without a predictor one is fitted from the user's profile store and the shipped profiles; kinds
+    that others measured go by their operators. Other kinds are predicted from their datasheets, and
+    the estimate says so.
     InfeasibleError where no plan exists, LimitError where the job's time limit came first.
     """
     if predictor is None:
-        predictor, _ = fit_stores(*default_stores())
+        predictor = with_shipped(fit_stores(*default_stores())[0])
     with with_reasons(Question(model=model, cluster=cluster, job=job), predictor):
         found = search(model, cluster, job, predictor)
     return by_objective(found, predictor, top=top)

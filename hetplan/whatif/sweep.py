@@ -25,7 +25,7 @@ from typing import Any
 from hetplan.errors import Fault, HetplanError, InfeasibleError, InputError, LimitError
 from hetplan.files.shipped import default_stores
 from hetplan.files.writing import write_atomically
-from hetplan.predict.fit import fit_stores
+from hetplan.predict.fit import fit_stores, with_shipped
 from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import devices_in_use, layout_words
 from hetplan.search.files import save_result
@@ -167,7 +167,8 @@ def run_sweep(
     with the rows that are done.
     """
     if predictor is None:
-        predictor, digest = fit_stores(*default_stores())
+        own, digest = fit_stores(*default_stores())
+        predictor = with_shipped(own)
     asked = SweepContext(
         predictor=predictor,
         plans=None if plans is None else str(plans),

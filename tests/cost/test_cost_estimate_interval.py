@@ -15,7 +15,6 @@ from hetplan.comparison.calibration import run_error
 from hetplan.cost.estimate import StepCalibration, estimate, span_of
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.draws import Draws
-from hetplan.cost.terms import is_extrapolation
 from hetplan.errors import InputError
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import Plan
@@ -34,6 +33,7 @@ from hetplan.predict.predictor import (
     Prediction,
     PredictionPart,
     calibrated_cause,
+    is_extrapolation,
     is_link,
     link_cause,
 )

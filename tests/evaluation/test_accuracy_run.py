@@ -34,9 +34,9 @@ LAYOUTS = tuple(
 
 
 def measured(folder: Path, factor: float = 1.1) -> Path:
-    """Runs that took `factor` times what datasheets say, in several cells."""
+    """Runs that took `factor` times what the default predictor says, in several cells."""
     rows = read_runs(write_runs(folder, *LAYOUTS))[0]
-    done, _ = predict_rows(rows, (), FittedPredictor.datasheet_only())
+    done, _ = predict_rows(rows, (), with_shipped(FittedPredictor.datasheet_only()))
     times = [f"{run.estimate.step_seconds * factor:.6f}" for run in done]
     assert len(times) == len(LAYOUTS)
     return write_runs(
@@ -121,7 +121,7 @@ def test_nothing_of_a_judge_changes_its_predictions(folder: Path, tmp_path: Path
 
 def test_no_run_is_in_what_its_interval_stands_on(folder: Path) -> None:
     rows = read_runs(folder)[0]
-    done, _ = predict_rows(rows, (), FittedPredictor.datasheet_only())
+    done, _ = predict_rows(rows, (), with_shipped(FittedPredictor.datasheet_only()))
     before = run_intervals(done, done)
     # One cell's measurements become absurd: its own intervals must not notice.
     cell = {row.place for row in rows if (row.tp, row.pp) == (2, 1)}

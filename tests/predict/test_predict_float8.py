@@ -67,7 +67,7 @@ def products(backward, model=None):
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(
     ("name", "ratio", "bytes_per_element"),
-    [("float8", 2.0, 6.0), ("mxfp8", 2.0, 4.0625), ("nvfp4", 4.0, 5.125)],
+    [("float8", 2.0**0.75, 6.0), ("mxfp8", 2.0**0.75, 4.0625), ("nvfp4", 4.0**0.75, 5.125)],
 )
 def test_operations_shrink_by_the_ratio_and_quantising_is_added(
     name, ratio, bytes_per_element, backward
@@ -92,14 +92,15 @@ def test_operations_shrink_by_the_ratio_and_quantising_is_added(
 
 def test_every_answer_says_that_it_is_assumed_and_is_wider() -> None:
     found = predictor()
-    note = "float8 products not measured: bfloat16's law by the ratio of peak rates, 2"
+    note = "float8 products not measured: bfloat16's law by what others reach of the ratio of peak rates, "
+    note += "1.68"
     for backward in (False, True):
         wide, narrow = (ask(found, each, backward=backward) for each in (WIDE, NARROW))
         assert note in narrow.extrapolating
         assert note not in wide.extrapolating
-        assert narrow.log_halfwidth > wide.log_halfwidth + 0.03
+        assert narrow.log_halfwidth > wide.log_halfwidth
         share = parts(narrow)["matrix_product"] / narrow.seconds
-        assert narrow.log_halfwidth < share * 0.5 * math.log(2.0) + wide.log_halfwidth + 0.05
+        assert narrow.log_halfwidth < share * 0.25 * math.log(2.0) + wide.log_halfwidth + 0.05
 
 
 def test_a_kind_without_the_rate_is_refused() -> None:

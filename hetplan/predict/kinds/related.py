@@ -53,6 +53,7 @@ from hetplan.predict.kinds.layers import (
     pooled_layers,
     related_layer,
 )
+from hetplan.predict.kinds.narrow import NarrowLaws
 from hetplan.predict.kinds.operators import (
     MIN_CHIPS,
     MIN_POINTS,
@@ -98,7 +99,9 @@ class Related:
         """`kinds` are known beside the kind of the query; None: the catalogue's."""
         # A law of one or two points says what its kind took there, and nothing of another kind.
         self._layers = tuple(law for law in layers if law.points >= MIN_POINTS)
-        self._operator_laws = tuple(law for law in operators if law.points >= MIN_POINTS)
+        own = [law for law in operators if law.points >= MIN_POINTS]
+        self._operator_laws = tuple(law for law in own if law.precision in tuple(Precision))
+        self.narrow = NarrowLaws(own).of
         self._given_kinds = kinds
         self.lent = cache(self._lend)
         """(device, precision) -> laws of single operators lent to this kind; None: none can be."""
@@ -202,7 +205,8 @@ class Related:
         lent = self.lent(device, query.precision)
         if lent is None:
             return None
-        summed = composed.layer_prediction(self.operators(device, query.precision), device, query)
+        operators = self.operators(device, query.precision)
+        summed = composed.layer_prediction(operators, device, query, narrow=self.narrow)
         if summed is None:
             return None
         averages = lent.classes_of_others
@@ -343,7 +347,7 @@ class OwnOperators:
     """Operators of each kind by its own laws; those of one or two points shift what others lend."""
 
     def __init__(self, laws: Sequence[OperatorLaw], related: Related) -> None:
-        self._laws = tuple(laws)
+        self._laws = tuple(law for law in laws if law.precision in tuple(Precision))
         self._few = {(law.device, law.precision) for law in laws if law.points < MIN_POINTS}
         self._measured = index_operators(laws)
         self._related = related

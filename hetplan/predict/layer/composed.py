@@ -35,6 +35,7 @@ from hetplan.model.operators import (
     WEIGHT_GRADIENT,
     WITH_WEIGHTS,
     Operator,
+    OperatorClass,
     has_backward,
 )
 from hetplan.predict.datasheet import (
@@ -58,16 +59,20 @@ def layer_prediction(
     query: LayerQuery,
     *,
     lent: Lender | None = None,
+    narrow: NarrowLender | None = None,
 ) -> Prediction | None:
     """Time of one layer's pass on one tensor-parallel rank, without communication.
 
     `own` are the device's operators. `lent` says what other kinds of device lend it where a class
-    of operators was not measured on it. None where `own` does not cover the layer's products.
+    of operators was not measured on it, `narrow` which formats of products were. None where `own`
+    does not cover the layer's products.
     """
     if own is None:
         return None
     precision, backward = query.precision.value, query.is_backward
-    here = narrowed(own, device, query.kernels.product_format)
+    asked = query.kernels.product_format
+    measured = narrow(device, asked, query.precision) if narrow is not None and asked else None
+    here = narrowed(own, device, asked, measured)
     others = cache(lambda: None if lent is None else lent(device, query.precision))
     launches: list[tuple[int, Launch]] = []
     sums = True
@@ -79,6 +84,9 @@ def layer_prediction(
             if op.operator in PRODUCTS:
                 return None
             of_op = (_by_bandwidth(op, device, precision, backward=backward),)
+        if op.operator is OperatorClass.FUSED_ATTENTION and not query.kernels.tuned_attention:
+            factor = _PLAIN_ATTENTION.get(device.architecture, (1.0, 1.0))[backward]
+            of_op = [replace(each, work_seconds=each.work_seconds * factor) for each in of_op]
         launches.extend((op.count, launch) for launch in of_op)
         if op.operator in WITH_WEIGHTS:
             # Laws of weight gradients are asked for float32 sums, stand-ins know of none.
@@ -90,7 +98,13 @@ def layer_prediction(
     return replace(_sum(launches, host), float32_sums=backward and sums)
 
 
+# By architecture, forward and backward: FlashAttention 2, which scaled_dot_product_attention runs,
+# over FlashAttention 3 on H100: 1.5 to 2.0 and 1.5 to 1.75 (arXiv 2407.08608, section 4.1).
+_PLAIN_ATTENTION = {"sm90": (1.73, 1.62)}
+
 Lender = Callable[[DeviceKind, Precision], DeviceOperators | None]
+NarrowLender = Callable[[DeviceKind, str, Precision], DeviceOperators | None]
+"""(device, `ProductFormat` value, precision of the rest) -> measured products in that format."""
 
 
 def _gradients(

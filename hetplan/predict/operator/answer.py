@@ -221,7 +221,7 @@ class DeviceOperators:
         if kind not in WITH_WEIGHTS:
             if not self.has(kind, phase):
                 others = lent()
-                if others is not None and others.has(kind, phase):
+                if others is not None and (others.has(kind, phase) or not self._stands_in(kind)):
                     note = f"{words(kind)} not measured here: by laws of other kinds of device"
                     return tuple(changed(each, note) for each in others._one(op, phase) or ())
             return self._one(op, phase)
@@ -232,6 +232,10 @@ class DeviceOperators:
         first = self._one(of_input, INPUT_GRADIENT)
         second = self._one(of_weight, WEIGHT_GRADIENT)
         return None if first is None or second is None else (*first, *second)
+
+    def _stands_in(self, kind: str) -> bool:
+        """Whether anything of this device can stand for a class that was not measured."""
+        return kind in PRODUCTS or self.pass_rate(FORWARD) is not None
 
     def _one(self, op: Operator, phase: str) -> tuple[Launch, ...] | None:
         ready = self._laws.get((op.operator, phase))

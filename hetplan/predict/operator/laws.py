@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hetplan.job.spec import Precision
-from hetplan.model.operators import PRODUCTS, OperatorClass, operator_flops
+from hetplan.job.spec import Precision, ProductFormat
+from hetplan.model.operators import PRODUCTS, WITH_WEIGHTS, OperatorClass, operator_flops
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
 from hetplan.predict.law_parts import MeasuredRange, Term, interval, refuse, validation_of
 from hetplan.predict.operator.values import (
@@ -322,7 +322,8 @@ def _problem(sample: OperatorSample) -> str:
         return f"operator is {sample.operator!r}; it is one of {known}"
     if sample.phase not in tuple(OperatorPhase):
         return f"phase is {sample.phase!r}; it is one of {', '.join(OperatorPhase)}"
-    if {sample.precision, sample.output_precision} - set(Precision):
+    formats = {*Precision, *(ProductFormat if sample.operator in tuple(WITH_WEIGHTS) else ())}
+    if sample.precision not in formats or sample.output_precision not in tuple(Precision):
         return (
             f"precisions are {sample.precision!r} and {sample.output_precision!r}; each is one "
             f"of {', '.join(Precision)}"

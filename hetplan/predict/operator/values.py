@@ -29,7 +29,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision
+from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.operators import (
     BACKWARD,
     FORWARD,
@@ -230,10 +230,18 @@ def multiprocessors(device: str) -> int:
     return 0
 
 
+# With their scales: 1 byte per 32 elements (MXFP8) and per 16 (NVFP4).
+_NARROW_BYTES = {
+    ProductFormat.FLOAT8.value: 1.0,
+    ProductFormat.MXFP8.value: 1.0 + 1 / 32,
+    ProductFormat.NVFP4.value: 0.5 + 1 / 16,
+}
+
+
 @lru_cache(maxsize=64)
-def element_bytes(precision: str) -> int:
-    """Bytes of one element of a `Precision` value."""
-    return Precision(precision).bytes_per_element
+def element_bytes(precision: str) -> float:
+    """Bytes of one element of a `Precision` or `ProductFormat` value."""
+    return _NARROW_BYTES.get(precision) or Precision(precision).bytes_per_element
 
 
 def tiled_flops(op: Operator, phase: str, waves_of: int) -> float:
