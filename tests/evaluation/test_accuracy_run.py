@@ -22,7 +22,7 @@ from evaluation.accuracy.calibration import predict_rows, run_intervals
 from evaluation.accuracy.left_out import OCTAVES, left_out, other_folder, read_unit
 from evaluation.accuracy.rows import read_runs
 from evaluation.accuracy.run import accuracy
-from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.predict.fit import FittedPredictor, fit_populations, with_shipped
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 LAYOUTS = tuple(

@@ -92,8 +92,10 @@ def test_operations_shrink_by_the_ratio_and_quantising_is_added(
 
 def test_every_answer_says_that_it_is_assumed_and_is_wider() -> None:
     found = predictor()
-    note = "float8 products not measured: bfloat16's law by what others reach of the ratio of peak rates, "
-    note += "1.68"
+    note = (
+        "float8 products not measured: bfloat16's law by what others reach of the ratio of peak "
+        "rates, 1.68"
+    )
     for backward in (False, True):
         wide, narrow = (ask(found, each, backward=backward) for each in (WIDE, NARROW))
         assert note in narrow.extrapolating

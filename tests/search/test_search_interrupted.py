@@ -28,7 +28,7 @@ _MOMENTS = [
     ("_order_free", 1),
     ("offer", 1),
     # From here on there is a plan.
-    ("any", 20_000),
+    ("any", 60_000),
     ("on_event", 1),
     ("report", 2),
     ("_put", 4),
