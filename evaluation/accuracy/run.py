@@ -31,7 +31,7 @@ from evaluation.accuracy.left_out import (
     other_folder,
     read_unit,
 )
-from evaluation.accuracy.rows import read_runs
+from evaluation.accuracy.rows import RunRow, read_runs
 from evaluation.accuracy.scores import band, errors_of, judged, peers_of
 from evaluation.output import WORDS, Answer, Section
 from hetplan.errors import InputError
@@ -75,6 +75,7 @@ def accuracy(fit: Path | None, judge: Path | None) -> Answer:
         # Of another folder none of its own runs says how wide its intervals are.
         known = () if fit is None else predict_rows(read_runs(fit)[0], (fit,), predictor)[0]
     rows = run_frame(done, run_intervals(done, known))
+    rows["default_error"] = _default_errors(rows, runs, folders)
     values = {
         "skipped": _skipped(left),
         "tails": tails_of(known),
@@ -106,6 +107,19 @@ def _judged_units(unit: UnitData, predictor: FittedPredictor, judge: Path | None
     found = other_folder(read.populations, predictor)
     found.notes = {**dict.fromkeys(read.notes), **found.notes}
     return found
+
+
+def _default_errors(
+    rows: pandas.DataFrame, runs: Sequence[RunRow], folders: Sequence[Path]
+) -> list[float | None]:
+    """Errors of the same rows where nobody measured anything himself."""
+    done, _ = predict_rows(runs, folders, with_shipped(FittedPredictor.datasheet_only()))
+    frame = own_frame(done)
+    if frame.empty:
+        return [None] * len(rows)
+    errors = frame["predicted_seconds"] / frame["measured_seconds"] - 1.0
+    found = dict(zip((run.row.place for run in done), errors, strict=True))
+    return [found.get(place) for place in rows.get("place", ())]
 
 
 def run_frame(runs: Sequence[PredictedRun], intervals: Sequence[RunInterval]) -> pandas.DataFrame:
@@ -149,6 +163,7 @@ def _run_sections(
             {
                 "data_set": name,
                 **errors_of(group),
+                "default_mape": group["default_error"].abs().mean(),
                 "suspect_rows": int(suspect.sum()),
                 "not_predicted": sum(each.row.data_set == name for each in left),
                 "intervals_from": "; ".join(group["intervals_from"].unique()),
@@ -192,6 +207,7 @@ def _data_set_section(sets: pandas.DataFrame) -> Section:
         columns={
             "data set": ("data_set", WORDS),
             **_ERRORS,
+            "default kinds": ("default_mape", "{:.1%}"),
             "Spearman": ("spearman", "{:.3f}"),
             "inside 90 %": ("inside_part", "{:.0%}"),
             "true if": ("band", "{:>}"),
