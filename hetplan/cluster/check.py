@@ -101,17 +101,17 @@ def _share(document: Document, path: Path, devices: int, of_device: list[int]) -
     each = quantity(document, (*path, "nics", "bandwidth"), Dimension.BANDWIDTH)
     if own is None or each is None:
         return
-    share = Nics(
+    port = Nics(
         per_node=document.whole((*path, "nics", "per_node")) or 1,
         bandwidth_bytes_per_second=each,
         most_per_device=document.whole((*path, "nics", "most_per_device")) or 1,
         of_device=tuple(of_device),
-    ).share_bytes_per_second(devices)
-    if own > share * (1 + 1e-9):  # a share such as a third has no exact text
+    ).own_bytes_per_second(devices)
+    if own > port * (1 + 1e-9):
         yield document.fault(
             (*path, "inter_node", "bandwidth"),
-            f"{format_bandwidth(own)} is more than one device's share of the NICs, "
-            f"{format_bandwidth(share)}; leave it out, or correct nics",
+            f"{format_bandwidth(own)} is more than the NICs of one device, "
+            f"{format_bandwidth(port)}; leave it out, or correct nics",
         )
 
 

@@ -130,7 +130,8 @@ class Link:
     """A path between two devices, one direction."""
 
     bandwidth_bytes_per_second: Positive
-    """One device's share: what it can count on while the others send too."""
+    """One device's: what it can count on while the others send too, but for what they share with it
+    (`shared_bandwidth_bytes_per_second`, `by_senders_bytes_per_second`)."""
     latency_seconds: NonNegative
     """From the first byte sent to the first byte received; half a round trip."""
     transport: Transport
@@ -139,6 +140,9 @@ class Link:
     shared_bandwidth_bytes_per_second: Positive | None = None
     """Capacity that all devices which send over the link at one time share (`among`); None: no
     limit beyond each device's own share."""
+    by_senders_bytes_per_second: tuple[Positive, ...] = ()
+    """What the NICs of a node leave each of one, two, ... of its devices that send at one time,
+    which fill it in order; empty: no limit beyond each device's own."""
     oversubscription: Annotated[float, Field(ge=1, lt=math.inf)] = 1.0
     """How many times what may be sent exceeds what the path carries; bandwidths are divided."""
     streams: Count | None = None
@@ -187,7 +191,9 @@ class Link:
 
     def among(self, senders: int) -> Link:
         """The link as each of so many devices that send at the same time finds it."""
-        shared = self.shared_bandwidth_bytes_per_second
-        if shared is None or self.bandwidth_bytes_per_second * senders <= shared:
-            return self
-        return replace(self, bandwidth_bytes_per_second=shared / senders)
+        shared, ports = self.shared_bandwidth_bytes_per_second, self.by_senders_bytes_per_second
+        own = self.bandwidth_bytes_per_second
+        left = own if shared is None else min(own, shared / senders)
+        if ports:
+            left = min(left, ports[min(senders, len(ports)) - 1])
+        return self if left >= own else replace(self, bandwidth_bytes_per_second=left)

@@ -118,8 +118,8 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
     intra_node = _link(form.intra_node, form.intra_node.bandwidth or 0.0, direct)
     inter_node = intra_node
     if form.inter_node is not None:
-        share = nics.share_bytes_per_second(form.devices_per_node) if nics else 0.0
-        inter_node = _link(form.inter_node, form.inter_node.bandwidth or share, direct)
+        port = nics.own_bytes_per_second(form.devices_per_node) if nics else 0.0
+        inter_node = _link(form.inter_node, form.inter_node.bandwidth or port, direct)
     return value_of(
         Island,
         form,

@@ -145,6 +145,20 @@ class Nics:
             return self.bandwidth_bytes_per_second / -(-devices_per_node // self.per_node)
         return self.bandwidth_bytes_per_second * len(self.of(0, devices_per_node))
 
+    def own_bytes_per_second(self, devices_per_node: int) -> float:
+        """What one device sends at most, the others of its node being silent."""
+        return self.bandwidth_bytes_per_second * len(self.of(0, devices_per_node))
+
+    def by_senders(self, devices_per_node: int) -> tuple[float, ...]:
+        """What each of one, two, ... devices of a node gets that send, on the fullest NIC."""
+        found, used = [], Counter[int]()
+        for local in range(devices_per_node):
+            nics = self.of(local, devices_per_node)
+            used.update(nics)
+            most = max(used.values())
+            found.append(self.bandwidth_bytes_per_second * len(nics) / most)
+        return tuple(found)
+
     def ring_nics(self, devices_per_node: int) -> RingNics:
         """Which NICs rings use: as described, else that of the first device where devices share
         NICs and there are no rails (`hetplan.cost.network.group_shares`).

@@ -121,6 +121,11 @@ class Island:
                 f"power_cap_watts is {cap:g}, more than the {board:g} W of {self.device.kind}"
             )
 
+    @cached_property
+    def ports(self) -> tuple[float, ...]:
+        """`Link.by_senders_bytes_per_second` of its NICs; empty where none are described."""
+        return () if self.nics is None else self.nics.by_senders(self.devices_per_node)
+
     @property
     def num_devices(self) -> int:
         """Devices of the island, those of nodes that are out included."""
@@ -250,19 +255,34 @@ class Cluster:
         """The link between two islands; inside one island, the link between its nodes.
 
         Of a link whose whole capacity one device could take, a device gets no more than its own
-        port to the network of its island.
+        port to the network of its island, and those of a node share its NICs.
         """
+        found = self._found_links.get((left, right))
+        if found is None:
+            found = self._found_links[left, right] = self._find_link(left, right)
+        return found
+
+    @cached_property
+    def _found_links(self) -> dict[tuple[str, str], Link]:
+        return {}
+
+    def _find_link(self, left: str, right: str) -> Link:
         one, two = self.island(left), self.island(right)
+        ports = min((each.ports for each in (one, two) if each.ports), key=min, default=())
         if one is two:
-            return one.inter_node
+            return replace(one.inter_node, by_senders_bytes_per_second=ports)
         link = self._links.get((left, right)) or self._regional(one, two)
         if link is None:
             raise InputError(f"the cluster has no link between islands {left} and {right}")
         shared = link.shared_bandwidth_bytes_per_second
         if shared is None or link.bandwidth_bytes_per_second < shared:
             return link
-        ports = (each.inter_node.bandwidth_bytes_per_second for each in (one, two))
-        return replace(link, bandwidth_bytes_per_second=min(shared, *ports))
+        own = (each.inter_node.bandwidth_bytes_per_second for each in (one, two))
+        return replace(
+            link,
+            bandwidth_bytes_per_second=min(shared, *own),
+            by_senders_bytes_per_second=ports,
+        )
 
     def lists_link(self, left: str, right: str) -> bool:
         """Whether these two islands have a link of their own, not that of their regions."""

@@ -92,7 +92,7 @@ LINK = "region_links[0]."
         ("rails: 4", "of_device: [0, 0, 1, 1, 2, 2, 3, 4]", ISLAND + "nics.of_device[7]"),
         (
             "inter_node: {latency",
-            "inter_node: {bandwidth: 13 GB/s, latency",
+            "inter_node: {bandwidth: 26 GB/s, latency",
             ISLAND + "inter_node.bandwidth",
         ),
         ("[0, 0, 0, 0, 1, 1, 1, 1]", "[0, 0, 0, 1, 1, 1, 1]", ISLAND + "numa_nodes"),

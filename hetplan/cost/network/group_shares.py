@@ -374,11 +374,12 @@ def ring_share(cluster: Cluster, groups: Sequence[Sequence[int]]) -> float:
 
 
 def _matters(island: Island) -> bool:
-    """Whether rings use other NICs there than those of their devices."""
+    """Whether rings use other NICs there than those of their devices, or share them."""
     direct = island.inter_node.transport is Transport.DEVICE_DIRECT
     if island.nics is None or not direct:
         return False
-    return island.nics.ring_nics(island.devices_per_node) is not RingNics.OWN
+    shared = island.devices_per_node > island.nics.per_node
+    return shared or island.nics.ring_nics(island.devices_per_node) is not RingNics.OWN
 
 
 def _share_in(island: Island, owner: Ints, devices: Ints) -> float:
@@ -394,10 +395,10 @@ def _share_in(island: Island, owner: Ints, devices: Ints) -> float:
     lanes = np.diff(np.append(begins, owner.size))
     part = np.repeat(np.arange(begins.size), lanes)
     own = np.array([nics.of(number, each)[0] for number in range(each)], dtype=np.int64)
-    one = nics.ring_nics(each) is RingNics.ONE
+    one, kept = (nics.ring_nics(each) is way for way in (RingNics.ONE, RingNics.OWN))
     # Whole nodes, two of them, reach the rate of all their NICs (Galvatron's table above).
     many = np.bincount(owner[begins], minlength=int(owner.max()) + 1)[owner[begins]] > 2
-    moved = (lanes > 1) & ((lanes < each) | (one & many))
+    moved = (lanes > 1) & ((lanes < each) | (one & many)) & (not kept)
     to = np.zeros(begins.size, dtype=np.int64) if one else own[local[begins]]
     nic = node * nics.per_node + np.where(moved[part], to[part], own[local])
     # Between nodes of unequal parts there are as many lanes as the smaller has.
