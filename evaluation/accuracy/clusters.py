@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evaluation.accuracy.rows import RunRow
 from evaluation.accuracy.unit_data import KINDS
@@ -197,17 +197,23 @@ def cluster_of_nodes(
     network = network_of(row, needed=several)
     islands = tuple(_island(row, part, network, measured_links) for part in parts)
     links = tuple(
-        IslandLink(
-            between=(left.name, right.name),
-            link=min(
-                (left.inter_node, right.inter_node),
-                key=lambda link: link.bandwidth_bytes_per_second,
-            ),
-        )
+        IslandLink(between=(left.name, right.name), link=_joined(left, right))
         for at, left in enumerate(islands)
         for right in islands[at + 1 :]
     )
     return Cluster(name="measured", islands=islands, links=links)
+
+
+def _joined(left: Island, right: Island) -> Link:
+    """What joins two islands on one network: nothing but the NICs of the slower one limits it."""
+    slower = min(left, right, key=lambda each: each.inter_node.bandwidth_bytes_per_second)
+    link = slower.inter_node
+    if slower.nics is None:
+        return link
+    all_nics = slower.nodes * slower.nics.per_node * slower.nics.bandwidth_bytes_per_second
+    return replace(
+        link, bandwidth_bytes_per_second=all_nics, shared_bandwidth_bytes_per_second=all_nics
+    )
 
 
 def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
@@ -271,7 +277,7 @@ def _island(
             rings=network.rings,
         )
         between = Link(
-            bandwidth_bytes_per_second=nics.share_bytes_per_second(part.devices_per_node),
+            bandwidth_bytes_per_second=nics.own_bytes_per_second(part.devices_per_node),
             latency_seconds=NIC_LATENCY_SECONDS,
             transport=Transport.DEVICE_DIRECT,
             samples=_measured(nodes_link(kind.kind), measured_links),
