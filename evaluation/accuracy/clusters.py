@@ -34,6 +34,10 @@ _RATE = re.compile(
     r"(?:(\d+)\s*x\s*[^\d;,]*)?(\d+(?:\.\d+)?)\s*([GT])([bB])"
     r"(?:it)?(?:/s|ps|E\b)?\+?\s*(?:per|/)?\s*(node|GPU)?"
 )
+_PARTS = re.compile(r"[,;]| and ")
+_NOT_COMPUTE = re.compile(r"storage|management|\bfor NS\b", re.IGNORECASE)
+_MODELS = re.compile(r"ConnectX-\d|BlueField[- ]?\d|\bBF\d|\bCX-?\d|ROCE\d", re.IGNORECASE)
+"""Names of NICs, whose digits are no counts."""
 _NAMES = (("XDR", 800), ("NDR", 400), ("HDR", 200), ("EDR", 100), ("FDR", 56))
 """Names of InfiniBand's speeds, Gbit/s of four lanes (InfiniBand Trade Association's roadmap)."""
 
@@ -45,7 +49,12 @@ NotedRate = tuple[float, int | None, str]
 
 
 def noted_rate(note: str) -> NotedRate | None:
-    """The first rate of a note; None where it has none. `b` are bits and `B` bytes."""
+    """The first rate of a note; None where it has none. `b` are bits and `B` bytes.
+
+    Networks of storage and management, which no collective uses, do not count.
+    """
+    parts = [part for part in _PARTS.split(note) if not _NOT_COMPUTE.search(part)]
+    note = "; ".join(_MODELS.sub("", part) for part in parts)
     found = _RATE.search(note)
     if found:
         unit = (1e9 if found[3] == "G" else 1e12) * (1.0 if found[4] == "B" else 1 / 8)
