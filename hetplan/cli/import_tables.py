@@ -171,8 +171,8 @@ def _island_links(island: IslandDraft) -> Iterator[tuple[str, LinkFigures]]:
     if island.nodes > 1:
         link = inter_node(island)
         if link.bandwidth is None and island.nics is not None:
-            share = island.nics.share_bytes_per_second(island.devices_per_node)
-            link = replace(link, bandwidth=Figure(value=share, source="share of the NICs"))
+            port = island.nics.own_bytes_per_second(island.devices_per_node)
+            link = replace(link, bandwidth=Figure(value=port, source="its NICs"))
         yield "between nodes", link
 
 

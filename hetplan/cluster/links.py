@@ -143,6 +143,9 @@ class Link:
     by_senders_bytes_per_second: tuple[Positive, ...] = ()
     """What the NICs of a node leave each of one, two, ... of its devices that send at one time,
     which fill it in order; empty: no limit beyond each device's own."""
+    one_peer_bytes_per_second: Positive | None = None
+    """Of one device to one other, where it has a link of its own to each (a full mesh, as xGMI and
+    HCCS): its bandwidth is that of all of them together; None: all of it to any."""
     oversubscription: Annotated[float, Field(ge=1, lt=math.inf)] = 1.0
     """How many times what may be sent exceeds what the path carries; bandwidths are divided."""
     streams: Count | None = None
@@ -188,6 +191,13 @@ class Link:
             segment_bytes=self.segment_bytes,
             loss_recovery=self.loss_recovery,
         )
+
+    def to_peers(self, count: int) -> Link:
+        """The link as a device finds it that sends to so many others at the same time."""
+        pair = self.one_peer_bytes_per_second
+        if pair is None or pair * count >= self.bandwidth_bytes_per_second:
+            return self
+        return replace(self, bandwidth_bytes_per_second=pair * count)
 
     def among(self, senders: int) -> Link:
         """The link as each of so many devices that send at the same time finds it."""

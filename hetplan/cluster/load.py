@@ -116,6 +116,7 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
     direct = Transport.HOST_STAGED if device.kind == CPU_KIND else Transport.DEVICE_DIRECT
     nics = _nics(form.nics) if form.nics else None
     intra_node = _link(form.intra_node, form.intra_node.bandwidth or 0.0, direct)
+    intra_node = replace(intra_node, one_peer_bytes_per_second=_one_peer(device, intra_node))
     inter_node = intra_node
     if form.inter_node is not None:
         port = nics.own_bytes_per_second(form.devices_per_node) if nics else 0.0
@@ -136,6 +137,17 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
         power_watts=form.power,
         power_cap_watts=form.power_cap,
     )
+
+
+def _one_peer(device: DeviceKind, link: Link) -> float | None:
+    """Of a full mesh a pair has the part of the bandwidth that it has of the catalogue's."""
+    fabric, rate = device.scale_up, link.bandwidth_bytes_per_second
+    direct = link.transport is Transport.DEVICE_DIRECT
+    if fabric is None or not fabric.one_peer_bytes_per_second or not direct:
+        return None
+    if rate <= fabric.one_peer_bytes_per_second:
+        return None  # a pair's figure already
+    return rate * fabric.one_peer_bytes_per_second / fabric.bandwidth_bytes_per_second
 
 
 def _nics(form: NicsForm) -> Nics:

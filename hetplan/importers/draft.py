@@ -45,15 +45,15 @@ class NicsDraft:
     layout: NicLayout | None = None
     """Who uses which; None: spread evenly."""
 
-    def share_bytes_per_second(self, devices: int) -> float:
-        """What one device can count on, as the cluster file means it."""
+    def own_bytes_per_second(self, devices: int) -> float:
+        """What one device sends at most, as the cluster file means it."""
         layout = self.layout
         return Nics(
             per_node=self.per_node,
             bandwidth_bytes_per_second=self.bandwidth.value,
             most_per_device=layout.most_per_device if layout else 1,
             of_device=layout.of_device if layout else (),
-        ).share_bytes_per_second(devices)
+        ).own_bytes_per_second(devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +231,8 @@ def _island(island: IslandDraft) -> list[str]:
     if island.devices_per_node == 1 and island.nodes > 1:
         lines += comment("One device per node: this link joins nothing.", 8)
         if inter.bandwidth is None and island.nics is not None:
-            inter_share = island.nics.share_bytes_per_second(1)
-            intra = replace(inter, bandwidth=Figure(value=inter_share, source="the NICs' share"))
+            port = island.nics.own_bytes_per_second(1)
+            intra = replace(inter, bandwidth=Figure(value=port, source="its NICs"))
         else:
             intra = inter
     lines += ["        intra_node:", *_link(intra, 10)]
@@ -246,9 +246,9 @@ def inter_node(island: IslandDraft) -> LinkFigures:
     link, nics = island.inter_node, island.nics
     if nics is None or link.bandwidth is None:
         return link
-    # Four digits are written: what is nearer than that to the share is the share.
-    share = nics.share_bytes_per_second(island.devices_per_node) * (1 - 1e-3)
-    return replace(link, bandwidth=None) if link.bandwidth.value >= share else link
+    # Four digits are written: what is nearer than that to a device's NICs is theirs.
+    port = nics.own_bytes_per_second(island.devices_per_node) * (1 - 1e-3)
+    return replace(link, bandwidth=None) if link.bandwidth.value >= port else link
 
 
 def _hosts(names: tuple[str, ...]) -> list[str]:

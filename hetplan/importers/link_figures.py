@@ -222,9 +222,6 @@ def _from_fabric(topology: NodeTopology, device: DeviceKind, words: list[str]) -
     if fewest and rate is not None:
         # Behind a switch every pair has all of the device's links, otherwise its own.
         value = min(value, fewest * rate)
-    elif fabric.one_peer_bytes_per_second and len(topology.devices) > 2:
-        value = fabric.one_peer_bytes_per_second
-        source += "; one peer's share"
     return LinkFigures(bandwidth=Figure(value=value, source=source))
 
 

@@ -21,6 +21,7 @@ LINK_MARGIN = 1.02  # figures of links are exact; rounded times are not
 # Switches that add in the network let all_reduce show up to about a tenth more than a device sends.
 _ABOVE = 1.2
 _EXACT = 1e-3
+_NEAR = 0.1  # makers round: 50 and 64 GB/s are printed of one link
 # One fast network: RDMA takes microseconds, TCP over Ethernet some tens of them.
 _SLOW_SECONDS = 1e-3
 
@@ -189,6 +190,18 @@ def _messages(island: Island) -> Iterator[str]:
             latency = format_seconds(link.latency_seconds)
             yield f"{island.name}, {where}: a latency of {latency}"
     rate = island.intra_node.bandwidth_bytes_per_second
+    pair = device.scale_up.one_peer_bytes_per_second if device.scale_up else 0.0
+    if island.devices_per_node > 2 and pair and abs(rate / pair - 1) < _NEAR:
+        yield (
+            f"{island.name}, inside a node: {format_bandwidth(rate)} is what one pair has; a "
+            f"device has {format_bandwidth(fabric)} to all others together (catalogue), which "
+            "collectives use: write that"
+        )
+    if rate and fabric and abs(rate / fabric / 2 - 1) < _NEAR:
+        yield (
+            f"{island.name}, inside a node: {format_bandwidth(rate)} is twice "
+            f"{format_bandwidth(fabric)} (catalogue), as both directions together"
+        )
     if island.devices_per_node > 1 and fabric and abs(8 * rate / fabric - 1) < _EXACT:
         eighth = f"{format_bandwidth(rate)} is an eighth of {format_bandwidth(fabric)} (catalogue)"
         yield f"{island.name}, inside a node: {eighth}, as bits taken for bytes"

@@ -138,8 +138,9 @@ def class_law(operation: str, *, nodes: int, bus: bool) -> ClassLaw:
 
 
 def _is_bus(link: Link) -> bool:
-    """Whether a link inside a node has no more than PCIe gives."""
-    return link.bandwidth_bytes_per_second <= PCIE_MOST_BYTES_PER_SECOND
+    """Whether a link inside a node has no more than PCIe gives, and is no part of a mesh."""
+    meshed = link.one_peer_bytes_per_second is not None
+    return not meshed and link.bandwidth_bytes_per_second <= PCIE_MOST_BYTES_PER_SECOND
 
 
 def _excess_latency_seconds(link: Link, nodes: int) -> float:
@@ -165,7 +166,12 @@ def collective(
     *,
     nodes: int = 1,
 ) -> Prediction:
-    """Time of a collective among ranks of one node, or in so many nodes, by figures alone."""
+    """Time of a collective among ranks of one node, or in so many nodes, by figures alone.
+
+    In a full mesh a rank uses its links to the others of the group at once.
+    """
+    if nodes == 1:
+        link = link.to_peers(group_size - 1)
     if _by_its_own_figures(link):
         lane = lane_bytes(operation, group_size, nodes, message_bytes)
         steps, share = ring_shape(operation, group_size)
@@ -197,6 +203,8 @@ def send(link: Link, notes: tuple[str, ...] = (), *, nodes: int = 1) -> SendLaw:
     one-way latency. (gloo over a 10.3 ms round trip: 10.3 ms when posted together, 5.5 to 5.7 ms
     with the receiver early.)
     """
+    if nodes == 1:
+        link = link.to_peers(1)
     if _by_its_own_figures(link):
         return SendLaw(
             rendezvous_latency_seconds=2.0 * link.latency_seconds,
