@@ -20,6 +20,9 @@ def doctor(
     kinds: Annotated[
         bool, typer.Option("--kinds", help="Print the device catalogue instead; asks no device.")
     ] = False,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="Print what `node` of an island may be instead.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """What this machine has, what hetplan can measure here, and what is missing.
@@ -28,6 +31,9 @@ def doctor(
     """
     if kinds:
         _print_kinds(as_json)
+        return
+    if nodes:
+        _print_nodes(as_json)
         return
     import sys
 
@@ -79,6 +85,35 @@ def _print_kinds(as_json: bool) -> None:
         emit(encode(DeviceKinds(kinds=catalogue), schema=KINDS_SCHEMA))
     else:
         print_table(_kinds_table(catalogue))
+
+
+def _print_nodes(as_json: bool) -> None:
+    from rich.table import Table
+
+    from hetplan.cluster.catalogue import load_catalogue
+    from hetplan.cluster.templates import NODES_SCHEMA, NodeTemplates, node_templates
+    from hetplan.files.encoding import encode
+    from hetplan.reports.terminal import print_table
+
+    templates = [*node_templates().values()]
+    if as_json:
+        emit(encode(NodeTemplates(nodes=templates), schema=NODES_SCHEMA))
+        return
+    kinds = {kind.kind: kind for kind in load_catalogue()}
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    for name in ("node", "devices", "device", "fabric", "GB/s each", "NICs", "Gbit/s each"):
+        table.add_column(name, no_wrap=True)
+    for each in templates:
+        table.add_row(
+            each.node,
+            str(each.devices),
+            each.device,
+            each.fabric,
+            _number(each.bandwidth_bytes_per_second(kinds[each.device]) / 1e9),
+            str(each.nics.per_node),
+            _number(each.nics.bandwidth * 8 / 1e9),
+        )
+    print_table(table)
 
 
 def _kinds_table(catalogue: tuple[DeviceKind, ...]) -> Table:

@@ -22,6 +22,11 @@ def check_nodes(document: Document) -> Iterator[Fault]:
     """Lists cover a node's devices, NICs divide, nodes that are out exist, names are unique."""
     named: dict[str, Path] = {}
     for _, path in island_paths(document):
+        for key in ("device", "devices_per_node", "intra_node"):
+            said = isinstance(document.at(*path), dict) and document.at(*path, "node") is None
+            if said and document.at(*path, key) is None:
+                message = "this required key is missing; add it, or node (hetplan doctor --nodes)"
+                yield document.fault((*path, key), message)
         yield from _nodes_out(document, path)
         yield from _names(document, path, named)
         devices = document.whole((*path, "devices_per_node"))

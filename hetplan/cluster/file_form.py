@@ -160,14 +160,18 @@ class IslandForm(FileForm):
 
     name: Name
     """Name of the island, unique in the cluster."""
-    device: Name
-    """Device kind: of the catalogue (configs/devices) or of `devices` in this file."""
     nodes: Count
     """Number of nodes (hosts)."""
-    devices_per_node: Count
-    """Devices in one node."""
-    intra_node: LinkForm
-    """Between two devices of one node."""
+    node: Name | None = None
+    """What a node is, as `dgx-h100` (`hetplan doctor --nodes`): it fills in device,
+    devices_per_node, intra_node, inter_node and nics; what the island says itself stands."""
+    device: Name | None = None
+    """Device kind: of the catalogue (configs/devices) or of `devices` in this file. Required
+    without node."""
+    devices_per_node: Count | None = None
+    """Devices in one node. Required without node."""
+    intra_node: LinkForm | None = None
+    """Between two devices of one node. Required without node."""
     inter_node: LinkForm | None = None
     """Between two devices of different nodes of this island. Required for more than one node."""
     memory: Memory | None = None

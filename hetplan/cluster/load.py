@@ -25,6 +25,8 @@ from hetplan.cluster.launch_form import check_launch, launch_domain
 from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES
 from hetplan.cluster.node import Nics, spread_evenly
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Site, Transport
+from hetplan.cluster.templates import with_templates
+from hetplan.errors import InputError
 from hetplan.files.quantities import value_of
 from hetplan.files.reading import decode, read_document
 
@@ -58,9 +60,10 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _load(path: Path, catalogue: Sequence[DeviceKind] | None) -> Cluster:
-    document = read_document(path)
     known = {kind.kind: kind for kind in (load_catalogue() if catalogue is None else catalogue)}
+    document, faults = with_templates(read_document(path), known)
     checks = (
+        lambda _: faults,
         partial(check_islands, catalogue=known),
         check_nodes,
         partial(check_sites, catalogue=known),
@@ -108,6 +111,8 @@ def _cluster(form: ClusterForm, kinds: Mapping[str, DeviceKind]) -> Cluster:
 
 
 def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> Island:
+    if form.device is None or form.devices_per_node is None or form.intra_node is None:
+        raise InputError(f"island {form.name} has no device, devices_per_node or intra_node")
     device = kinds[form.device]
     memory_bytes = form.memory or device.memory_bytes
     if not device.memory_bytes:

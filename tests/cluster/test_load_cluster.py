@@ -113,10 +113,10 @@ def test_faults(tmp_path, change, line, field):
 
 def test_faults_of_keys_types_and_rules_come_together(tmp_path):
     text = TEXT.replace("300 GB/s", "300").replace("amd-mi210", "amd-mi21").replace("[3, 1]", "[9]")
-    text = text.replace("[slow, fast]", "[slow, quick]").replace("nodes: 2", "node: 2")
+    text = text.replace("[slow, fast]", "[slow, quick]").replace("nodes: 2", "nodse: 2")
     assert [(line, field) for line, field, _ in faults(write(tmp_path, text))] == [
         (6, "regions[0].islands[0].nodes"),
-        (8, "regions[0].islands[0].node"),
+        (8, "regions[0].islands[0].nodse"),
         (10, "regions[0].islands[0].intra_node.bandwidth"),
         (15, "regions[1].islands[0].device"),
         (24, "regions[1].islands[0].nodes_out[0]"),
