@@ -96,7 +96,7 @@ def test_what_the_island_says_itself_stands(tmp_path: Path) -> None:
     ("lines", "field", "words"),
     [
         (("node: dgx-h10",), "node", "nearest: dgx-h100"),
-        (("node: [1]",), "node", "unknown node"),
+        (("node: [1]",), "node", "write a text"),
         (("node: dgx-h100", "device: amd-mi300x"), "device", "has nvidia-h100-80gb-sxm"),
         (("node: dgx-h100", "devices_per_node: 16"), "devices_per_node", "has 8 devices"),
         (
