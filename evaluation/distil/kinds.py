@@ -36,6 +36,8 @@ def distil(silicon: Path, out: Path) -> Answer:
     shutil.rmtree(out, ignore_errors=True)
     for each in found:
         OperatorWriter(out, each.provenance[0]).add_new(each.operators)
+    for lock in out.rglob(".lock"):
+        lock.unlink()
     # Read back, so that the laws are of what is shipped.
     laws = shipped_laws(read_populations(out))
     write_atomically(out / LAWS_FILE, encode(laws, schema=SCHEMA))

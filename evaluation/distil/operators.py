@@ -64,8 +64,6 @@ SUSTAINED: Mapping[str, tuple[float, float, float, float]] = {
     ProductFormat.NVFP4.value: (1.0, 1.02, 1.12, 1.11),  # not measured: as FP8
 }
 """Sustained over burst time of launches below and between `_EDGES` operations."""
-SUSTAINED_SPREAD = 0.04
-"""Standard deviation of these figures over kinds and libraries; single shapes scatter by 10 %."""
 _SLOWER = 1.02
 """Medians of some thousand products are known to about 1 %."""
 PAGED = 1.15
