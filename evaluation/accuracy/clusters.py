@@ -26,7 +26,9 @@ from hetplan.cluster.catalogue import kind_called, load_catalogue, nearest_kinds
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
+from hetplan.cluster.templates import NodeTemplate, node_templates
 from hetplan.errors import InputError
+from hetplan.predict.kinds.operators import same_chip
 
 GIGABIT = 1e9 / 8
 _FASTEST_NIC = 800 * GIGABIT  # NVIDIA ConnectX-8: one port of 800 Gbit/s
@@ -67,21 +69,13 @@ def noted_rate(note: str) -> NotedRate | None:
     return None
 
 
-USUAL_NETWORKS = (
-    # Beginnings of kinds, devices per NIC, rate, source.
-    (("nvidia-v100-16gb-sxm", "nvidia-v100-32gb-sxm"), 2, 100,
-     "NVIDIA DGX-1 datasheet: 4 EDR InfiniBand ports for 8 V100"),
-    (("nvidia-a100-40gb-sxm", "nvidia-a100-80gb-sxm", "nvidia-a800-80gb-sxm"), 1, 200,
-     "NVIDIA DGX A100 datasheet: 8 HDR InfiniBand ports for 8 GPUs"),
-    (("nvidia-h100-80gb-sxm", "nvidia-h800-80gb-sxm", "nvidia-h20-96gb-sxm",
-      "nvidia-h200-141gb-sxm"), 1, 400,
-     "NVIDIA DGX H100 and H200 datasheets: 8 NDR InfiniBand ports for 8 GPUs"),
-    (("nvidia-b200-", "nvidia-gb200-"), 1, 400,
-     "NVIDIA DGX B200 and GB200 datasheets: a ConnectX-7 of 400 Gbit/s per GPU"),
-    (("amd-mi300x",), 1, 400,
-     "AMD Instinct MI300X cluster reference guide: a 400 Gbit/s NIC per GPU"),
-)  # fmt: skip
-"""NICs of the system that kinds of device are sold in; others stand in all sorts of servers."""
+def usual_node(kind: DeviceKind) -> NodeTemplate | None:
+    """The node that devices of this chip are sold in, the kind's own first; None: all sorts."""
+    templates = [each for each in node_templates().values() if "estimated" not in each.source]
+    known = {each.kind: each for each in load_catalogue()}
+    own = [each for each in templates if each.device == kind.kind]
+    like = [each for each in templates if same_chip(known[each.device], kind)]
+    return next(iter((*own, *like)), None)
 
 
 def kind_names(text: str) -> tuple[str, ...]:
@@ -252,19 +246,21 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
         )
     names, usual = kind_names(row.gpu), None
     if len(names) == 1:
-        kind = device_kind_of(names[0], load_catalogue()).kind
-        usual = next((each for each in USUAL_NETWORKS if kind.startswith(each[0])), None)
+        usual = usual_node(device_kind_of(names[0], load_catalogue()))
     if rate is None and usual is None:
         if needed:
             raise InputError(
                 f"inter_bw_note is {note!a}: the network between the nodes is not known"
             )
         return None
-    _, each_nic, gigabits, source = usual or ((), per_node, 0, "one in a node")
+    devices_per_nic, rate_of_one, source = per_node, 0.0, "one in a node"
+    if usual is not None:
+        rate_of_one, source = usual.nics.bandwidth, f"{usual.node}: {usual.source}"
+        devices_per_nic = usual.devices // min(usual.devices, usual.nics.per_node)
     said = "nothing" if rate is None else "no number of NICs"
     return NodeNetwork(
-        nics=max(1, per_node // each_nic),
-        bandwidth_bytes_per_second=bandwidth or gigabits * GIGABIT,
+        nics=max(1, per_node // devices_per_nic),
+        bandwidth_bytes_per_second=bandwidth or rate_of_one,
         source=note or source,
         inferred=f"the row says {said} of the network between its nodes; assumed: {source}",
     )
