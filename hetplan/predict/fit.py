@@ -29,7 +29,7 @@ from hetplan.predict.kinds.related import OwnOperators, Related, with_prior
 from hetplan.predict.law_parts import outside
 from hetplan.predict.layer import float8
 from hetplan.predict.layer.answer import by_layer_law
-from hetplan.predict.layer.composed import layer_prediction
+from hetplan.predict.layer.composed import layer_prediction, worth_saying
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.layer.values import ALL_LAYERS, LayerLaw
 from hetplan.predict.link import prior
@@ -51,7 +51,6 @@ from hetplan.predict.predictor import (
     LayerQuery,
     Prediction,
     SendLaw,
-    is_extrapolation,
     link_cause,
 )
 from hetplan.profiling.samples import LinkOperation, Phase, ProfileSet
@@ -180,13 +179,11 @@ class FittedPredictor:
                 narrow=self.related.narrow,
             )
             if composed and (device.kind, query.precision.value) in self._by_others:
-                # That parts of it were lent goes without saying, as nothing was measured here.
-                outside = tuple(filter(is_extrapolation, composed.extrapolating))
                 return replace(
                     composed,
                     source=BY_OTHERS,
                     log_halfwidth=math.hypot(composed.log_halfwidth, BY_OTHERS_LOG_HALFWIDTH),
-                    extrapolating=outside,
+                    extrapolating=worth_saying(composed.extrapolating),
                 )
             answer = composed or self.related.layer(device, query)
             if answer is not None:

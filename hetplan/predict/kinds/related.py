@@ -220,7 +220,7 @@ class Related:
             summed,
             source=RELATED,
             log_halfwidth=math.hypot(summed.log_halfwidth, added),
-            extrapolating=(note, *summed.extrapolating),
+            extrapolating=(note, *composed.worth_saying(summed.extrapolating)),
         )
 
     def _lend(self, device: DeviceKind, precision: Precision) -> RelatedLaws | None:

@@ -22,12 +22,12 @@ the sum's is the sum over classes of (seconds * half-width)^2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
-from hetplan.job.spec import Precision
+from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.operators import (
     BACKWARD,
     FORWARD,
@@ -47,7 +47,13 @@ from hetplan.predict.datasheet import (
 from hetplan.predict.layer.float8 import narrowed
 from hetplan.predict.operator.answer import DeviceOperators, Launch, words
 from hetplan.predict.operator.values import OperatorColumn, column_value
-from hetplan.predict.predictor import MEASURED, LayerQuery, Prediction, PredictionPart
+from hetplan.predict.predictor import (
+    MEASURED,
+    LayerQuery,
+    Prediction,
+    PredictionPart,
+    is_extrapolation,
+)
 
 LAUNCH_PART = "launch"
 WAIT_PART = "wait"
@@ -101,6 +107,17 @@ def layer_prediction(
 # By architecture, forward and backward: FlashAttention 2, which scaled_dot_product_attention runs,
 # over FlashAttention 3 on H100: 1.5 to 2.0 and 1.5 to 1.75 (arXiv 2407.08608, section 4.1).
 _PLAIN_ATTENTION = {"sm90": (1.73, 1.62)}
+
+
+def worth_saying(notes: Iterable[str]) -> tuple[str, ...]:
+    """Of a kind of which the user measured nothing: sizes and formats that nobody measured.
+
+    That classes were lent and stood in for goes without saying there.
+    """
+    return tuple(
+        note for note in notes if is_extrapolation(note) or note.startswith(tuple(ProductFormat))
+    )
+
 
 Lender = Callable[[DeviceKind, Precision], DeviceOperators | None]
 NarrowLender = Callable[[DeviceKind, str, Precision], DeviceOperators | None]
