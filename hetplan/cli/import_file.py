@@ -43,7 +43,7 @@ Force = Annotated[
 ]
 
 
-@app.command(short_help="Add logs of nccl-tests to the profile store.")
+@app.command(short_help="Add measured times to the profile store.")
 def samples(
     files: Files,
     link: Annotated[
@@ -51,7 +51,7 @@ def samples(
         typer.Option(metavar="NAME", help="Link of the samples. Default: the file's name."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Device kind of the link's ends.")
+        str | None, typer.Option(metavar="KIND", help="Device kind that was measured.")
     ] = None,
     store: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Profile store. Default: your own.")
@@ -76,14 +76,21 @@ def samples(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add times of collectives and sends (nccl-tests, rccl-tests) to the profile store."""
+    """Add times of collectives, sends and products to the profile store.
+
+    Read are nccl-tests, rccl-tests, and AIConfigurator's gemm_perf.txt and nccl_perf.txt.
+    """
     from hetplan.errors import InputError
     from hetplan.files.shipped import default_store
     from hetplan.importers.storing import import_provenance, store_files
     from hetplan.importers.table import Gives
 
     imported = _read_all(files, (Gives.SAMPLES,), kind, link)
-    stored = [(path, each) for path, each in zip(files, imported, strict=True) if each.links]
+    stored = [
+        (path, each)
+        for path, each in zip(files, imported, strict=True)
+        if each.links or each.operator_samples
+    ]
     provenances: list[Provenance] = []
     faults: list[Fault] = []
     for path, each in stored if not dry_run else ():

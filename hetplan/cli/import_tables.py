@@ -36,6 +36,8 @@ def show_imported(imported: Imported) -> None:
     """Every record that was read, what the tool skipped, and what to know about it."""
     if imported.links:
         _links(imported)
+    if imported.operator_samples:
+        _products(imported)
     if imported.paths:
         _paths(imported.paths)
     if imported.topology is not None:
@@ -62,6 +64,17 @@ def _links(imported: Imported) -> None:
             format_bytes(least[0]), format_bytes(most[0]),
             format_seconds(least[1]), format_seconds(most[1]),
         )  # fmt: skip
+    print_table(table)
+
+
+def _products(imported: Imported) -> None:
+    """One row per format: how many shapes, and the best rate, which shows a wrong unit."""
+    table = new_table("products in | >rows | >least m | >most m | >most TFLOP/s")
+    for name in dict.fromkeys(each.precision for each in imported.operator_samples):
+        rows = [each for each in imported.operator_samples if each.precision == name]
+        best = max(2.0 * each.m * each.n * each.k / each.median_seconds for each in rows)
+        sizes = [each.m for each in rows]
+        table.add_row(name, str(len(rows)), str(min(sizes)), str(max(sizes)), f"{best / 1e12:.4g}")
     print_table(table)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetplan.profiling.samples import LinkSample
+from hetplan.profiling.samples import LinkSample, OperatorSample
 
-IMPORT_SCHEMA = "hetplan.import/4"
+IMPORT_SCHEMA = "hetplan.import/5"
 """Schema of `Imported` as JSON."""
 
 
@@ -110,6 +110,8 @@ class Imported:
     device_name: str = ""
     """What the output calls the device; empty where it does not."""
     links: tuple[LinkSample, ...] = ()
+    operator_samples: tuple[OperatorSample, ...] = ()
+    """Their device is what the output calls it; a store names the kind."""
     paths: tuple[PathFigures, ...] = ()
     topology: NodeTopology | None = None
     hosts: tuple[Host, ...] = ()

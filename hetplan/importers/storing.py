@@ -1,4 +1,4 @@
-"""Imported link samples to a profile store: a population of their own, and nothing twice."""
+"""Imported samples to a profile store: a population of their own, and nothing twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetplan.cluster.catalogue import kind_called, load_catalogue, nearest_kinds
 from hetplan.errors import Fault, InputError
 from hetplan.importers.records import Imported
 from hetplan.profiling.samples import Provenance
-from hetplan.profiling.store import LinkWriter
+from hetplan.profiling.store import LinkWriter, OperatorWriter
 from hetplan.version import __version__
 
 
@@ -39,7 +39,7 @@ def import_provenance(
     """Where a file's samples come from; what the user does not say is in the output, or the date
     is the file's.
 
-    An InputError where neither says which device kind the link joins, or the date is none.
+    An InputError where neither says which device kind it is, or the date is none.
     """
     catalogue = {kind.kind: kind for kind in load_catalogue()}
     called = imported.device_name
@@ -47,7 +47,7 @@ def import_provenance(
     if not device:
         says = f" (the file says {called[:60]!a})" if called else ""
         message = (
-            f"whose link is it? give the device kind of its ends{says} with --device, as in "
+            f"whose link or operators are these? give the device kind{says} with --device, as in "
             "nvidia-a100-80gb-sxm; --dry-run only shows what was read"
         )
         raise InputError(Fault(file=str(path), message=message))
@@ -85,12 +85,12 @@ def _day_of(path: Path) -> str:
 def store_imported(
     imported: Imported, store: Path, provenance: Provenance, *, again: bool = False
 ) -> Stored:
-    """Write the link samples; a sample that is already there only with `again`.
+    """Write the samples; a sample that is already there only with `again`.
 
     Every row gets the date of its measurement, so equal times of two days are two measurements.
     Raises InputError where there is nothing to store, and where the store cannot be written.
     """
-    if not imported.links:
+    if not imported.links and not imported.operator_samples:
         raise InputError(f"{imported.kind} gave no sample that a profile store keeps")
     folders, added = [], 0
     for name in dict.fromkeys(sample.link for sample in imported.links):
@@ -105,7 +105,19 @@ def store_imported(
                 writer.append(sample)
         added += len(samples) if again else writer.add_new(samples)
         folders.append(str(writer.folder))
-    return Stored(folders=tuple(folders), added=added, already_there=len(imported.links) - added)
+    if imported.operator_samples:
+        products = OperatorWriter(store, provenance)
+        own = [
+            replace(sample, device=provenance.device, measured_on=provenance.measured_on)
+            for sample in imported.operator_samples
+        ]
+        if again:
+            for each in own:
+                products.append(each)
+        added += len(own) if again else products.add_new(own)
+        folders.append(str(products.folder))
+    read = len(imported.links) + len(imported.operator_samples)
+    return Stored(folders=tuple(folders), added=added, already_there=read - added)
 
 
 def store_files(

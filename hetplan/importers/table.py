@@ -28,7 +28,7 @@ class Gives(StrEnum):
     """What an importer's records are for."""
 
     SAMPLES = "samples"
-    """Measured times of links, for the profile store."""
+    """Measured times of links and operators, for the profile store."""
     LINKS = "links"
     """Bandwidth and latency of a path, for a link of a cluster file."""
     TOPOLOGY = "topology"
@@ -67,6 +67,11 @@ IMPORTERS = (
     Importer(kind="iperf3", gives=Gives.LINKS, title="iperf3, printed or -J"),
     Importer(kind="npu-topo", gives=Gives.TOPOLOGY, title="npu-smi info -t topo"),
     Importer(kind="nvidia-topo", gives=Gives.TOPOLOGY, title="nvidia-smi topo -m"),
+    Importer(
+        kind="aiconfigurator",
+        gives=Gives.SAMPLES,
+        title="AIConfigurator's gemm_perf.txt and nccl_perf.txt",
+    ),
     Importer(kind="rccl-tests", gives=Gives.SAMPLES, title="rccl-tests, printed or JSON"),
     Importer(kind="nccl-tests", gives=Gives.SAMPLES, title="nccl-tests, printed or JSON"),
     Importer(

@@ -110,7 +110,7 @@ def test_faults_of_all_files_come_together_and_nothing_is_stored(folder: Path) -
 def test_standard_input_and_json() -> None:
     outcome = import_("topology", "-", "--json", stdin=(EXAMPLES / "topo.txt").read_text())
     data = json.loads(outcome.stdout)
-    assert data["schema"] == "hetplan.import/4"
+    assert data["schema"] == "hetplan.import/5"
     assert len(data["topology"]["devices"]) == 8
     both = import_("links", "write_bw.txt", "write_lat.txt", "--json", "--out", "both.json")
     assert [len(each["paths"]) for each in json.loads(both.stdout)] == [3, 2]

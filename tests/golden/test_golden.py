@@ -55,7 +55,7 @@ SCHEMAS = {
     Pace: "hetplan.pace/2",
     FittedLaws: "hetplan.predictor/2",
     RunLog: "hetplan.run/3",
-    Imported: "hetplan.import/4",
+    Imported: "hetplan.import/5",
     MachineReport: "hetplan.doctor/1",
     DeviceKinds: "hetplan.device-kinds/3",
     Findings: "hetplan.findings/2",
