@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
+from typing import TypeAlias
+from zlib import crc32
 
 from hetplan.cluster.catalogue import kind_called, load_catalogue
 from hetplan.errors import Fault
@@ -54,6 +56,10 @@ _BURST_RUNS, _SUSTAINED_SECONDS = 6, 0.5
 _LONGEST_SECONDS = 3600.0
 _OVER_PEAK = 1.25
 """Clocks above the nominal one and rounding of datasheets give a tenth; more is a broken row."""
+_LEAST_TOKENS = 128
+"""Rows below are products of decoding; no microbatch of training is so small."""
+_MOST_ROWS = 8000
+"""Of one format: the fit compares every two rows, and these take it 2.5 GB and 10 s."""
 BURST_NOTE = (
     "products without a power were measured in bursts, faster than training keeps up on devices "
     "that reach their power limit"
@@ -163,7 +169,7 @@ def _products(rows: Sequence[_Row], context: ImportContext) -> Imported:
     skipped: Counter[str] = Counter()
     called, device, tool = _told(rows, context)
     peaks = {each.kind: dict(each.peak_flops_per_second) for each in load_catalogue()}
-    best: dict[tuple[object, ...], tuple[tuple[object, ...], OperatorSample]] = {}
+    best: dict[tuple[object, ...], _Ranked] = {}
     passed_over = 0
     for row in rows:
         name = row.cells["gemm_dtype"].lower()
@@ -174,6 +180,9 @@ def _products(rows: Sequence[_Row], context: ImportContext) -> Imported:
         sizes = [_size(row, column, context, faults) for column in ("m", "n", "k")]
         seconds = _seconds(row, context, faults)
         if len(faults) > before:
+            continue
+        if sizes[0] < _LEAST_TOKENS:
+            skipped[f"of fewer than {_LEAST_TOKENS} tokens, as decoding has"] += 1
             continue
         peak = peaks.get(device, {}).get(_FORMATS[name])
         if peak and (share := 2.0 * sizes[0] * sizes[1] * sizes[2] / seconds / peak) > _OVER_PEAK:
@@ -192,8 +201,9 @@ def _products(rows: Sequence[_Row], context: ImportContext) -> Imported:
         if held is None or rank > held[0]:
             best[sample.shape] = rank, sample
     refuse_all(faults)
-    bursts = sum(not rank[0] for rank, _ in best.values())
-    notes = [f"{BURST_NOTE}: {bursts} of {len(best)} rows"] if bursts else []
+    kept = list(_thinned(list(best.values()), skipped))
+    bursts = sum(not rank[0] for rank, _ in kept)
+    notes = [f"{BURST_NOTE}: {bursts} of {len(kept)} rows"] if bursts else []
     if passed_over:
         notes.append(
             f"{passed_over} rows of older versions, or measured twice, are passed over; "
@@ -205,10 +215,34 @@ def _products(rows: Sequence[_Row], context: ImportContext) -> Imported:
         kind="aiconfigurator",
         tool_version=tool,
         device_name=called,
-        operator_samples=tuple(sample for _, sample in best.values()),
+        operator_samples=tuple(sample for _, sample in kept),
         notes=tuple(notes),
         skipped=_counted(skipped),
     )
+
+
+_Ranked: TypeAlias = tuple[tuple[object, ...], OperatorSample]
+
+
+def _thinned(rows: Sequence[_Ranked], skipped: Counter[str]) -> Iterator[_Ranked]:
+    """At most so many of each format, drawn by their sizes' checksums, which fall in with no grid
+    of sizes as every tenth row would.
+    """
+    taken: Counter[str] = Counter()
+    edges: dict[str, int] = {}
+    for name in {sample.precision for _, sample in rows}:
+        sums = sorted(_checksum(sample) for _, sample in rows if sample.precision == name)
+        edges[name] = sums[min(len(sums), _MOST_ROWS) - 1]
+    for rank, sample in rows:
+        if _checksum(sample) <= edges[sample.precision]:
+            taken[sample.precision] += 1
+            yield rank, sample
+    if left := len(rows) - taken.total():
+        skipped[f"beyond {_MOST_ROWS} of one format, which the fit need not have"] += left
+
+
+def _checksum(sample: OperatorSample) -> int:
+    return crc32(repr((sample.m, sample.n, sample.k)).encode())
 
 
 def _product(
