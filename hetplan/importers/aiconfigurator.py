@@ -9,19 +9,27 @@ then those of the newest version.
 
 from __future__ import annotations
 
-import csv
-import io
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import floor
 from typing import TypeAlias
 from zlib import crc32
 
-from hetplan.cluster.catalogue import kind_called, load_catalogue
+from hetplan.cluster.catalogue import load_catalogue
 from hetplan.errors import Fault
-from hetplan.importers.lines import fault_at, finite_number, refuse_all, shown, whole_number
+from hetplan.importers.aiconfigurator_rows import (
+    Row,
+    asked,
+    counted,
+    only_one,
+    other_device,
+    rows_of,
+    seconds_of,
+    size,
+    sortable,
+    told,
+)
+from hetplan.importers.lines import fault_at, finite_number, refuse_all, shown
 from hetplan.importers.records import ImportContext, Imported
 from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.operators import OperatorClass
@@ -53,7 +61,6 @@ _OPERATIONS = {
     "all_to_all": LinkOperation.ALL_TO_ALL,
 }
 _BURST_RUNS, _SUSTAINED_SECONDS = 6, 0.5
-_LONGEST_SECONDS = 3600.0
 _OVER_PEAK = 1.25
 """Clocks above the nominal one and rounding of datasheets give a tenth; more is a broken row."""
 _LEAST_TOKENS = 128
@@ -66,10 +73,8 @@ BURST_NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    line: int
-    cells: Mapping[str, str]
+_Ranked: TypeAlias = tuple[tuple[object, ...], OperatorSample]
+"""What decides between rows of one shape, and the row."""
 
 
 def detect(text: str) -> bool:
@@ -98,76 +103,22 @@ def parse(text: str, context: ImportContext) -> Imported:
             if name not in header
         ]
     )
-    rows = list(_rows(text, context.file))
+    rows = list(rows_of(text, context.file))
     if not rows:
         raise fault_at(context.file, 1, "at least one row is expected after the header")
     if table in _UNUSED:
         return Imported(kind="aiconfigurator", skipped=(f"{len(rows)} rows: {_UNUSED[table]}",))
-    rows = _asked(rows, context)
-    _one("device", rows, context, "keep a file for each")
+    rows = asked(rows, context)
+    only_one("device", rows, context, "keep a file for each")
     if context.framework is None and table == "gemm_dtype":
-        _one("framework", rows, context, "choose one with --framework")
+        only_one("framework", rows, context, "choose one with --framework")
     return (_products if table == "gemm_dtype" else _collectives)(rows, context)
 
 
-def _asked(rows: Sequence[_Row], context: ImportContext) -> list[_Row]:
-    """Rows of the framework and the version that the user names."""
-    kept = list(rows)
-    for column, wanted in (("framework", context.framework), ("version", context.version)):
-        if wanted is None:
-            continue
-        found = sorted({row.cells.get(column, "") for row in kept})
-        kept = [row for row in kept if row.cells.get(column, "").lower() == wanted.lower()]
-        if not kept:
-            names = ", ".join(map(shown, found[:6]))
-            message = f"no row is of {shown(wanted)}; there are {names}"
-            raise fault_at(context.file, 1, message, column)
-    return kept
-
-
-def _one(column: str, rows: Sequence[_Row], context: ImportContext, mend: str) -> None:
-    """Refuse rows of several devices or frameworks, whose times do not mix."""
-    found: dict[str, int] = {}
-    for row in rows:
-        found.setdefault(row.cells.get(column, "").lower(), row.line)
-    if len(found) > 1:
-        names = ", ".join(map(shown, list(found)[:4]))
-        message = f"rows of several {column}s, {names}: {mend}"
-        raise fault_at(context.file, list(found.values())[1], message, column)
-
-
-def _kind(device: str) -> str:
-    return kind_called(device, load_catalogue()) if device else ""
-
-
-def _told(rows: Sequence[_Row], context: ImportContext) -> tuple[str, str, str]:
-    """What the rows call the device, its kind (or that name), and what measured."""
-    called = rows[0].cells.get("device", "")
-    versions = sorted({row.cells.get("version", "") for row in rows}, key=_version)
-    tool = f"{rows[0].cells.get('framework', '')} {versions[-1]}".strip()
-    return called, context.device or _kind(called) or called, tool[:60]
-
-
-def _rows(text: str, file: str) -> Iterator[_Row]:
-    try:
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        header = [name.strip() for name in next(reader, [])]
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if len(cells) != len(header):
-                message = f"found {len(cells)} columns where the header has {len(header)}"
-                raise fault_at(file, reader.line_num, message)
-            named = zip(header, (cell.strip() for cell in cells), strict=True)
-            yield _Row(reader.line_num, dict(named))
-    except csv.Error as error:
-        raise fault_at(file, 1, f"is no CSV: {str(error)[:80]}") from error
-
-
-def _products(rows: Sequence[_Row], context: ImportContext) -> Imported:
+def _products(rows: Sequence[Row], context: ImportContext) -> Imported:
     faults: list[Fault] = []
     skipped: Counter[str] = Counter()
-    called, device, tool = _told(rows, context)
+    called, device, tool = told(rows, context)
     peaks = {each.kind: dict(each.peak_flops_per_second) for each in load_catalogue()}
     best: dict[tuple[object, ...], _Ranked] = {}
     passed_over = 0
@@ -177,8 +128,8 @@ def _products(rows: Sequence[_Row], context: ImportContext) -> Imported:
             skipped[f"gemm_dtype {shown(name)}, of which no plan makes use"] += 1
             continue
         before = len(faults)
-        sizes = [_size(row, column, context, faults) for column in ("m", "n", "k")]
-        seconds = _seconds(row, context, faults)
+        sizes = [size(row, column, context, faults) for column in ("m", "n", "k")]
+        seconds = seconds_of(row, context, faults)
         if len(faults) > before:
             continue
         if sizes[0] < _LEAST_TOKENS:
@@ -195,54 +146,47 @@ def _products(rows: Sequence[_Row], context: ImportContext) -> Imported:
         sustained = (finite_number(row.cells.get("power", "")) or 0.0) > 0
         runs = floor(_SUSTAINED_SECONDS / seconds) + 1 if sustained else _BURST_RUNS
         sample = _product(device, _FORMATS[name], sizes, seconds, runs)
-        rank = (sustained, _version(row.cells.get("version", "")))
+        rank = (sustained, sortable(row.cells.get("version", "")))
         held = best.get(sample.shape)
         passed_over += held is not None
         if held is None or rank > held[0]:
             best[sample.shape] = rank, sample
     refuse_all(faults)
-    kept = list(_thinned(list(best.values()), skipped))
-    bursts = sum(not rank[0] for rank, _ in kept)
-    notes = [f"{BURST_NOTE}: {bursts} of {len(kept)} rows"] if bursts else []
-    if passed_over:
-        notes.append(
-            f"{passed_over} rows of older versions, or measured twice, are passed over; "
-            "--version chooses"
-        )
-    if context.device and called and _kind(called) != context.device:
-        notes.append(f"the table says {shown(called)}; it is taken for {context.device}")
+    kept = _thinned(list(best.values()), skipped)
     return Imported(
         kind="aiconfigurator",
         tool_version=tool,
         device_name=called,
         operator_samples=tuple(sample for _, sample in kept),
-        notes=tuple(notes),
-        skipped=_counted(skipped),
+        notes=(*_notes(kept, passed_over), *other_device(called, context)),
+        skipped=counted(skipped),
     )
 
 
-_Ranked: TypeAlias = tuple[tuple[object, ...], OperatorSample]
+def _notes(kept: Sequence[_Ranked], passed_over: int) -> Iterator[str]:
+    if bursts := sum(not rank[0] for rank, _ in kept):
+        yield f"{BURST_NOTE}: {bursts} of {len(kept)} rows"
+    if passed_over:
+        yield (
+            f"{passed_over} rows of older versions, or measured twice, are passed over; "
+            "--version chooses"
+        )
 
 
-def _thinned(rows: Sequence[_Ranked], skipped: Counter[str]) -> Iterator[_Ranked]:
-    """At most so many of each format, drawn by their sizes' checksums, which fall in with no grid
-    of sizes as every tenth row would.
+def _thinned(rows: Sequence[_Ranked], skipped: Counter[str]) -> list[_Ranked]:
+    """At most so many of each format, drawn by their sizes' checksums: every tenth row would fall
+    in with the grid of sizes.
     """
     taken: Counter[str] = Counter()
-    edges: dict[str, int] = {}
-    for name in {sample.precision for _, sample in rows}:
-        sums = sorted(_checksum(sample) for _, sample in rows if sample.precision == name)
-        edges[name] = sums[min(len(sums), _MOST_ROWS) - 1]
-    for rank, sample in rows:
-        if _checksum(sample) <= edges[sample.precision]:
-            taken[sample.precision] += 1
-            yield rank, sample
-    if left := len(rows) - taken.total():
-        skipped[f"beyond {_MOST_ROWS} of one format, which the fit need not have"] += left
-
-
-def _checksum(sample: OperatorSample) -> int:
-    return crc32(repr((sample.m, sample.n, sample.k)).encode())
+    chosen: set[tuple[object, ...]] = set()
+    for _, each in sorted(rows, key=lambda row: crc32(repr(row[1].shape).encode())):
+        taken[each.precision] += 1
+        if taken[each.precision] <= _MOST_ROWS:
+            chosen.add(each.shape)
+    if len(chosen) < len(rows):
+        reason = f"beyond {_MOST_ROWS} of one format, which the fit need not have"
+        skipped[reason] += len(rows) - len(chosen)
+    return [row for row in rows if row[1].shape in chosen]
 
 
 def _product(
@@ -267,10 +211,10 @@ def _product(
     )
 
 
-def _collectives(rows: Sequence[_Row], context: ImportContext) -> Imported:
+def _collectives(rows: Sequence[Row], context: ImportContext) -> Imported:
     faults: list[Fault] = []
     skipped: Counter[str] = Counter()
-    called, _, tool = _told(rows, context)
+    called, _, tool = told(rows, context)
     samples: dict[tuple[object, ...], tuple[tuple[object, ...], LinkSample]] = {}
     for row in rows:
         operation = _OPERATIONS.get(row.cells["op_name"].lower())
@@ -283,9 +227,9 @@ def _collectives(rows: Sequence[_Row], context: ImportContext) -> Imported:
             skipped["oneCCL counts one rank's part in some collectives; use another benchmark"] += 1
             continue
         before = len(faults)
-        ranks = _size(row, "num_gpus", context, faults)
-        elements = _size(row, "message_size", context, faults)
-        seconds = _seconds(row, context, faults)
+        ranks = size(row, "num_gpus", context, faults)
+        elements = size(row, "message_size", context, faults)
+        seconds = seconds_of(row, context, faults)
         if len(faults) > before:
             continue
         if ranks < 2:
@@ -305,7 +249,7 @@ def _collectives(rows: Sequence[_Row], context: ImportContext) -> Imported:
         )
         key = (operation, ranks, elements * each)
         # Tables repeat their sizes in 1-byte integers; gradients and activations are wider.
-        rank = (each > 1, _version(row.cells.get("version", "")))
+        rank = (each > 1, sortable(row.cells.get("version", "")))
         if key in samples:
             skipped["of an older version, or as many bytes of another format"] += 1
         if key not in samples or rank > samples[key][0]:
@@ -317,44 +261,5 @@ def _collectives(rows: Sequence[_Row], context: ImportContext) -> Imported:
         device_name=called,
         links=tuple(sample for _, sample in samples.values()),
         notes=("one time per size, whose spread is not said",) if samples else (),
-        skipped=_counted(skipped),
+        skipped=counted(skipped),
     )
-
-
-def _counted(skipped: Counter[str], most: int = 20) -> tuple[str, ...]:
-    lines = [f"{count} rows: {reason}" for reason, count in skipped.most_common()]
-    rest = sum(count for _, count in skipped.most_common()[most:])
-    return (*lines[:most], *((f"{rest} rows of other names",) if rest else ()))
-
-
-def _size(row: _Row, column: str, context: ImportContext, faults: list[Fault]) -> int:
-    number = whole_number(row.cells[column])
-    if number is None or not 1 <= number < 2**40:
-        message = f"found {shown(row.cells[column])}; write a whole number of at least 1"
-        faults.append(Fault(file=context.file, line=row.line, field=column, message=message))
-        return 1
-    return number
-
-
-def _seconds(row: _Row, context: ImportContext, faults: list[Fault]) -> float:
-    milliseconds = finite_number(row.cells["latency"])
-    seconds = (milliseconds or 0.0) * 1e-3
-    if not 1e-9 <= seconds <= _LONGEST_SECONDS:
-        message = (
-            f"found {shown(row.cells['latency'])}; a latency is milliseconds above 0: measure the "
-            "row again, or remove it"
-        )
-        faults.append(Fault(file=context.file, line=row.line, field="latency", message=message))
-        return 1.0
-    return seconds
-
-
-def _version(text: str) -> tuple[object, ...]:
-    """Sorts 1.10 after 1.9, and a candidate (1.3.0rc4) before its release."""
-    rest = text.lstrip("v.0123456789")
-    early = re.match(r"[._-]?(?:rc|a|b|dev)", rest) is not None
-    return _numbers(text.removesuffix(rest)), not early, _numbers(rest)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part[:9]) for part in re.findall(r"[0-9]+", text)[:6])

@@ -12,8 +12,13 @@ from hetplan.errors import InputError
 from hetplan.importers.records import ImportContext
 from hetplan.importers.storing import import_provenance, store_imported
 from hetplan.importers.table import import_file, import_text
-from hetplan.predict.fit import fit_stores
+from hetplan.job.spec import Precision
+from hetplan.model.load import load_model
+from hetplan.model.spec import LayerKind
+from hetplan.predict.datasheet import known_kinds
+from hetplan.predict.fit import fit_stores, with_shipped
 from hetplan.predict.operator.values import sample_operator
+from hetplan.predict.predictor import MEASURED, LayerQuery
 from hetplan.profiling.store import read_populations
 
 HEADER = "framework,version,device,op_name,kernel_source,gemm_dtype,m,n,k,latency\n"
@@ -64,6 +69,26 @@ def test_a_table_makes_its_kind_a_measured_one(tmp_path: Path) -> None:
         seconds = laws[name].seconds(sample_operator(large))
         assert seconds == pytest.approx(2.0 * 16384 * 8192 * 8192 / rate, rel=0.1)
     assert kind.peak("float8") > kind.peak("bfloat16")
+
+
+def test_a_kind_that_nobody_measured_is_measured_by_a_table(tmp_path: Path) -> None:
+    kind = "amd-mi300x"
+    table = tmp_path / "gemm_perf.txt"
+    table.write_text(HEADER + "".join(row(*sizes) for sizes in SIZES))
+    imported = import_file(None, table, device=kind)
+    provenance = import_provenance(table, imported, device=kind, measured_on="2026-01-02")
+    store_imported(imported, tmp_path / "store", provenance)
+    predictor, _ = fit_stores(tmp_path / "store")
+    asked = LayerQuery(
+        model=load_model(Path("configs/models/llama-2-7b.yaml")),
+        layer=LayerKind.TRANSFORMER,
+        microbatch_size=1,
+        sequence_length=4096,
+        tp=1,
+        precision=Precision.BFLOAT16,
+    )
+    found = with_shipped(predictor).layer(known_kinds()[kind], asked)
+    assert found.source == MEASURED
 
 
 @pytest.mark.parametrize(
@@ -119,7 +144,7 @@ def test_what_a_user_says_chooses_rows_and_kind() -> None:
     assert seconds(text) == [5e-5]  # a release is newer than its candidates
     assert seconds(text, version="1.3.0rc15") == [6e-5]
     assert seconds(text + row(1, 2, 3).replace("SGL", "X"), framework="sglang") == [5e-5]
-    with pytest.raises(InputError, match="there are .1.3.0"):
+    with pytest.raises(InputError, match=r"there are .1\.3\.0"):
         seconds(text, version="9")
     fast = HEADER + row(8192, 8192, 8192, latency="0.5")
     said = ImportContext(file="", device="nvidia-b200-180gb-sxm")
