@@ -73,7 +73,7 @@ def only_one(column: str, rows: Sequence[Row], context: ImportContext, mend: str
 
 def told(rows: Sequence[Row], context: ImportContext) -> tuple[str, str, str]:
     """What the rows call the device, its kind (or that name), and what measured."""
-    called = rows[0].cells.get("device", "")
+    called = "".join(filter(str.isprintable, rows[0].cells.get("device", "")))
     versions = sorted({row.cells.get("version", "") for row in rows}, key=sortable)
     tool = f"{rows[0].cells.get('framework', '')} {versions[-1]}".strip()
     return called, context.device or _kind(called) or called, tool[:60]
