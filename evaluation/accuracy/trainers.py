@@ -199,6 +199,7 @@ TRAINERS = (
             hidden_dropout=False,
             fused_loss=False,
             fused_accumulation=False,
+            summed_overlap=False,
             gradient_precision=Precision.FLOAT32,
         ),
         gradient_clipping=True,

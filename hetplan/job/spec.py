@@ -168,6 +168,9 @@ class TrainerOptions(FileForm):
     fused_elementwise: bool | None = None
     """Norms, rotary positions and gated activations are a kernel each (written by hand, or by
     torch.compile); otherwise PyTorch's separate operators, partly in float32."""
+    summed_overlap: bool | None = None
+    """Overlap of tensor parallelism also hides what follows a sum of several products; otherwise
+    single products alone (PyTorch's asynchronous tensor parallelism)."""
     scattered_sends: bool | None = None
     """Without sequence parallelism a stage sends 1 / tp of its activations from every rank, and the
     receivers gather them; otherwise every rank sends all of them."""

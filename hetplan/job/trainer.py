@@ -52,6 +52,7 @@ class TrainerSettings:
     hidden_dropout: bool
     fused_loss: bool
     fused_elementwise: bool
+    summed_overlap: bool
     scattered_sends: bool
     fused_accumulation: bool
     blocking_sends: bool
@@ -106,6 +107,7 @@ _MEGATRON = TrainerDefaults(
         hidden_dropout=False,
         fused_loss=False,
         fused_elementwise=True,
+        summed_overlap=True,
         scattered_sends=False,
         fused_accumulation=True,
         blocking_sends=False,
@@ -115,7 +117,7 @@ _MEGATRON = TrainerDefaults(
         gradient_precision=Precision.FLOAT32,
     ),
     # Which of its attention kernels runs is the library's choice (`--attention-backend auto`).
-    choices=tuple(name for name in _ALL if name != "tuned_attention"),
+    choices=tuple(name for name in _ALL if name not in ("tuned_attention", "summed_overlap")),
 )
 TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
     "native": TrainerDefaults(
@@ -136,6 +138,7 @@ TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
             tuned_attention=False,
             fused_accumulation=False,
             fused_elementwise=False,
+            summed_overlap=False,
         ),
         choices=("product_format", "fused_elementwise"),
     ),

@@ -27,6 +27,7 @@ from hetplan.job.spec import Job, TrainerOptions
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind
 from hetplan.plans.check import check_plan
+from hetplan.plans.plan import OverlapSettings
 from hetplan.plans.rules import Rule
 from hetplan.predict.predictor import LayerQuery, Prediction
 
@@ -204,3 +205,21 @@ def test_megatrons_interleaving_pays_one_exchange_per_pair_of_passes(
     send = 0.01 if stages > 2 else 0.005
     pairs, each = groups * stages * chunks, send * (1 if stages > 2 else 2)
     assert pairs * each * 0.7 < step(send) - step(0.0) < (pairs + 4 * stages * chunks) * each
+
+
+def test_overlap_of_single_products_leaves_what_follows_sums_of_several() -> None:
+    """Of ten exchanges of a layer's two passes two scatters and two gatherings stay as they are."""
+    times = {}
+    for name, tensor, summed in (
+        ("none", False, True),
+        ("single", True, False),
+        ("all", True, True),
+    ):
+        asked = with_options(summed_overlap=summed)
+        overlap = OverlapSettings(tensor_parallel=tensor)
+        found = plan_of((4,), asked=asked, tp=4, sequence_parallel=True, overlap=overlap)
+        estimated = estimate(found, SHAPE, CLUSTER, asked, LinearPredictor())
+        times[name] = seconds_of(estimated, Component.TENSOR_PARALLEL)
+    assert times["all"] < times["single"] < times["none"]
+    # All messages are equal here; nothing but the four is left where compute is long.
+    assert times["single"] - times["all"] == pytest.approx(0.4 * (times["none"]), rel=0.35)

@@ -38,6 +38,7 @@ from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Experts, TransformerLayer
 from hetplan.model.spec import LayerKind
 from hetplan.plans.plan import OverlapSettings, Recompute, RecomputeGranularity, RecomputeModule
+from hetplan.profiling.samples import LinkOperation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +120,7 @@ class LayerPricer(LayerCompute):
         forward = self.parts(LayerKind.TRANSFORMER, layer, backward=False)
         backward = self.parts(LayerKind.TRANSFORMER, layer, backward=True)
         calls = self._calls
-        sums, again = (
-            self._communication(calls.sums(layer)),
-            self._communication(calls.gathered_again(layer)),
-        )
+        sums = self._communication(calls.sums(layer))
         core = self.core(layer, forward)
         products = 1.0 - core
         exchange = self._exchange(layer)
@@ -133,7 +131,7 @@ class LayerPricer(LayerCompute):
             *there,
         )
         beside_backward = (
-            *self._beside((*sums, *again), backward, products),
+            *self._sums_backward(calls, layer, backward, products),
             *self._communication(calls.copied_heads(layer)),
             *self._ring(layer, 2.0, backward, core),
             *back,
@@ -263,6 +261,32 @@ class LayerPricer(LayerCompute):
         if not self.overlap.tensor_parallel or self.shape.tp == 1:
             return sums  # with tp 1 they can only be the experts', cut otherwise
         return self._hidden(sums, compute, matrix_share, self.shape.tp, self.groups.tensor)
+
+    def _sums_backward(
+        self,
+        calls: LayerCalls,
+        layer: TransformerLayer,
+        compute: tuple[Part, ...],
+        matrix_share: float,
+    ) -> tuple[Part, ...]:
+        """Those of a backward pass, in which sums of several products are scattered.
+
+        PyTorch's asynchronous tensor parallelism joins a scatter to a product and a gathering to
+        those that read its rows (torch/_inductor/fx_passes/micro_pipeline_tp.py): not to a sum of
+        products, and not to the weights' gradients, which read the input that is gathered again.
+        """
+        again = self._communication(calls.gathered_again(layer))
+        if trainer_settings(self.job).summed_overlap:
+            sums = self._communication(calls.sums(layer))
+            return self._beside((*sums, *again), compute, matrix_share)
+        gathering = LinkOperation.ALL_GATHER
+        gathers = [call for call in calls.sums(layer) if call.operation is gathering]
+        others = [call for call in calls.sums(layer) if call.operation is not gathering]
+        return (
+            *self._beside(self._communication(gathers), compute, matrix_share),
+            *self._communication(others),
+            *again,
+        )
 
     def _hidden(
         self,

@@ -291,9 +291,8 @@ def _with_sharding(
     )
     gathered: tuple[Part, ...] = ()
     if settings.sharding is Sharding.PARAMETERS:
-        gathered = collectives(
-            Component.GATHERING, LinkOperation.ALL_GATHER, settings.job.precision
-        )
+        precision = settings.job.precision
+        gathered = collectives(Component.GATHERING, LinkOperation.ALL_GATHER, precision)
     both = overlap.gathering and overlap.reduction
     return replace(
         cost,
