@@ -138,7 +138,7 @@ def _products(rows: Sequence[Row], context: ImportContext) -> Imported:
         peak = peaks.get(device, {}).get(_FORMATS[name])
         if peak and (share := 2.0 * sizes[0] * sizes[1] * sizes[2] / seconds / peak) > _OVER_PEAK:
             message = (
-                f"is {share:.3g} times the peak of {device}: remove the table's broken rows, or "
+                f"gives {share:.3g} times the peak of {device}: remove the table's broken rows, or "
                 "say with --device which kind it is"
             )
             faults.append(Fault(file=context.file, line=row.line, field="latency", message=message))
