@@ -15,7 +15,7 @@ from hetplan.files.writing import check_new, write_atomically
 
 if TYPE_CHECKING:
     from hetplan.errors import Fault
-    from hetplan.importers.records import Imported
+    from hetplan.importers.records import ImportContext, Imported
     from hetplan.importers.table import Gives
     from hetplan.profiling.samples import LinkSample, Provenance
 
@@ -72,6 +72,14 @@ def samples(
     clocks: Annotated[
         str, typer.Option(help="Clock and power settings.", rich_help_panel=MEASUREMENT)
     ] = "",
+    framework: Annotated[
+        str | None,
+        typer.Option(help="Rows of this framework only.", rich_help_panel=MEASUREMENT),
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(help="Rows of this version only.", rich_help_panel=MEASUREMENT),
+    ] = None,
     kind: Kind = None,
     out: Out = None,
     as_json: AsJson = False,
@@ -82,10 +90,12 @@ def samples(
     """
     from hetplan.errors import InputError
     from hetplan.files.shipped import default_store
+    from hetplan.importers.records import ImportContext
     from hetplan.importers.storing import import_provenance, store_files
     from hetplan.importers.table import Gives
 
-    imported = _read_all(files, (Gives.SAMPLES,), kind, link)
+    said = ImportContext(file="", link=link, device=device, framework=framework, version=version)
+    imported = _read_all(files, (Gives.SAMPLES,), kind, said)
     stored = [
         (path, each)
         for path, each in zip(files, imported, strict=True)
@@ -261,12 +271,15 @@ def _stored_samples(store: Path | None) -> Sequence[LinkSample]:
 
 
 def _read_all(
-    files: list[Path], gives: tuple[Gives, ...], kind: str | None, link: str | None = None
+    files: list[Path],
+    gives: tuple[Gives, ...],
+    kind: str | None,
+    said: ImportContext | None = None,
 ) -> list[Imported]:
     """The records of every file; one InputError with the faults of all of them."""
     from hetplan.errors import InputError
-    from hetplan.files.reading import read_text, text_of
-    from hetplan.importers.table import import_text
+    from hetplan.files.reading import read_bytes
+    from hetplan.importers.table import import_text, output_text
 
     if files.count(Path("-")) > 1:
         raise InputError("- (standard input) is named twice; it can be read once")
@@ -276,8 +289,8 @@ def _read_all(
         is_stdin = path == Path("-")
         name = "standard input" if is_stdin else str(path)
         try:
-            text = text_of(name, sys.stdin.buffer.read()) if is_stdin else read_text(path)
-            imported.append(import_text(text, name, kind=kind, link=link, gives=gives))
+            text = output_text(name, sys.stdin.buffer.read() if is_stdin else read_bytes(path))
+            imported.append(import_text(text, name, kind=kind, said=said, gives=gives))
         except InputError as error:
             faults += error.faults
     if faults:

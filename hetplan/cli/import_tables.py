@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetplan.cli.options import emit
+from hetplan.cluster.catalogue import load_catalogue
 from hetplan.importers.draft import ClusterDraft, IslandDraft, inter_node
 from hetplan.importers.link_figures import Figure, LinkFigures
 from hetplan.importers.records import Imported, NodeTopology, PathFigures
@@ -67,14 +68,28 @@ def _links(imported: Imported) -> None:
     print_table(table)
 
 
+_LARGE_FLOPS = 2e10
+"""Products from which rates compare: smaller ones show launches and few tiles."""
+
+
 def _products(imported: Imported) -> None:
-    """One row per format: how many shapes, and the best rate, which shows a wrong unit."""
-    table = new_table("products in | >rows | >least m | >most m | >most TFLOP/s")
-    for name in dict.fromkeys(each.precision for each in imported.operator_samples):
-        rows = [each for each in imported.operator_samples if each.precision == name]
-        best = max(2.0 * each.m * each.n * each.k / each.median_seconds for each in rows)
+    """One row per kind and format: shapes, and the rates that large ones reach, so that a wrong
+    unit or device shows.
+    """
+    table = new_table("device | products in | >rows | >least m | >most m | >TFLOP/s | >of peak")
+    peaks = {each.kind: dict(each.peak_flops_per_second) for each in load_catalogue()}
+    for device, name in dict.fromkeys((s.device, s.precision) for s in imported.operator_samples):
+        rows = [s for s in imported.operator_samples if (s.device, s.precision) == (device, name)]
+        work = [(2.0 * s.m * s.n * s.k, s.median_seconds) for s in rows]
+        rates = [done / seconds for done, seconds in work if done >= _LARGE_FLOPS]
+        peak = peaks.get(device, {}).get(name)
+        ends = (median(rates), max(rates)) if rates else ()
         sizes = [each.m for each in rows]
-        table.add_row(name, str(len(rows)), str(min(sizes)), str(max(sizes)), f"{best / 1e12:.4g}")
+        table.add_row(
+            escape(device), name, str(len(rows)), str(min(sizes)), str(max(sizes)),
+            " to ".join(f"{rate / 1e12:.4g}" for rate in ends),
+            " to ".join(f"{rate / peak:.0%}" for rate in ends) if peak else "",
+        )  # fmt: skip
     print_table(table)
 
 

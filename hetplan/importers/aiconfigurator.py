@@ -3,26 +3,49 @@
 CSV with a header, one row per shape; latencies are milliseconds. Rows of products with a `power`
 ran for 0.3 to 1 s; the others are bursts of 6 runs, faster than a device at its power limit keeps
 up. Times of narrow formats hold the quantising of the activations. `message_size` of collectives
-counts elements (collector/collect_nccl.py).
+counts elements (collector/collect_nccl.py). Of rows of one shape those that ran long come first,
+then those of the newest version.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from math import floor
+from typing import TypeAlias
+from zlib import crc32
 
+from hetplan.cluster.catalogue import load_catalogue
 from hetplan.errors import Fault
-from hetplan.importers.lines import fault_at, finite_number, refuse_all, shown, whole_number
+from hetplan.importers.aiconfigurator_rows import (
+    Row,
+    asked,
+    counted,
+    only_one,
+    other_device,
+    rows_of,
+    seconds_of,
+    size,
+    sortable,
+    told,
+)
+from hetplan.importers.lines import fault_at, finite_number, refuse_all, shown
 from hetplan.importers.records import ImportContext, Imported
 from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.operators import OperatorClass
 from hetplan.profiling.samples import LinkOperation, LinkSample, OperatorPhase, OperatorSample
 
-_PRODUCTS = ("gemm_dtype", "m", "n", "k", "latency")
-_COLLECTIVES = ("nccl_dtype", "num_gpus", "message_size", "op_name", "latency")
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "gemm_dtype": ("gemm_dtype", "m", "n", "k", "latency"),
+    "nccl_dtype": ("nccl_dtype", "num_gpus", "message_size", "op_name", "latency"),
+}
+"""What a table needs, by the column that tells which it is."""
+_UNUSED: Mapping[str, str] = {
+    "attn_dtype": "attention that serves from a cache, without a backward pass; training's differs",
+    "moe_dtype": "permutation, products and activation of experts in one time, which no law splits",
+}
+"""Tables that are known and give no sample, and why."""
+_COMMON = {"framework", "version", "device", "op_name"}
 _POINTER = "version https://git-lfs"
 _FORMATS: Mapping[str, str] = {
     **{each.value: each.value for each in (Precision.BFLOAT16, Precision.FLOAT16)},
@@ -38,26 +61,28 @@ _OPERATIONS = {
     "all_to_all": LinkOperation.ALL_TO_ALL,
 }
 _BURST_RUNS, _SUSTAINED_SECONDS = 6, 0.5
-_LONGEST_SECONDS = 3600.0
+_OVER_PEAK = 1.25
+"""Clocks above the nominal one and rounding of datasheets give a tenth; more is a broken row."""
+_LEAST_TOKENS = 128
+"""Rows below are products of decoding; no microbatch of training is so small."""
+_MOST_ROWS = 8000
+"""Of one format: the fit compares every two rows, and these take it 2.5 GB and 10 s."""
 BURST_NOTE = (
     "products without a power were measured in bursts, faster than training keeps up on devices "
     "that reach their power limit"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    line: int
-    cells: Mapping[str, str]
+_Ranked: TypeAlias = tuple[tuple[object, ...], OperatorSample]
+"""What decides between rows of one shape, and the row."""
 
 
 def detect(text: str) -> bool:
     """Whether the first line is the header of one of the tables, or a pointer to such a file."""
     first = text.removeprefix("\ufeff").split("\n", 1)[0]
     names = {name.strip() for name in first.split(",")}
-    if first.startswith(_POINTER):
-        return True
-    return names >= set(_PRODUCTS) or names >= set(_COLLECTIVES)
+    known = names & {*_COLUMNS, *_UNUSED} or names >= _COMMON
+    return first.startswith(_POINTER) or bool(known)
 
 
 def parse(text: str, context: ImportContext) -> Imported:
@@ -66,78 +91,110 @@ def parse(text: str, context: ImportContext) -> Imported:
     if text.startswith(_POINTER):
         message = "this is git's pointer to a file that was not fetched: run `git lfs pull`"
         raise fault_at(context.file, 1, message)
-    rows = list(_rows(text, context.file))
-    names = set(rows[0].cells) if rows else set()
-    if names >= set(_PRODUCTS):
-        return _products(rows, context)
-    if names >= set(_COLLECTIVES):
-        return _collectives(rows, context)
-    wanted = " or ".join(", ".join(columns) for columns in (_PRODUCTS, _COLLECTIVES))
-    raise fault_at(context.file, 1, f"columns and at least one row are expected: {wanted}")
+    header = [name.strip() for name in text.split("\n", 1)[0].split(",")]
+    table = next((name for name in (*_COLUMNS, *_UNUSED) if name in header), "")
+    if not table:
+        message = f"none of its columns is one of {', '.join(_COLUMNS)}: leave this table out"
+        raise fault_at(context.file, 1, message)
+    refuse_all(
+        [
+            Fault(file=context.file, line=1, field=name, message="the column is missing")
+            for name in _COLUMNS.get(table, ())
+            if name not in header
+        ]
+    )
+    rows = list(rows_of(text, context.file))
+    if not rows:
+        raise fault_at(context.file, 1, "at least one row is expected after the header")
+    if table in _UNUSED:
+        return Imported(kind="aiconfigurator", skipped=(f"{len(rows)} rows: {_UNUSED[table]}",))
+    rows = asked(rows, context)
+    only_one("device", rows, context, "keep a file for each")
+    if context.framework is None and table == "gemm_dtype":
+        only_one("framework", rows, context, "choose one with --framework")
+    return (_products if table == "gemm_dtype" else _collectives)(rows, context)
 
 
-def _rows(text: str, file: str) -> Iterator[_Row]:
-    try:
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        header = [name.strip() for name in next(reader, [])]
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if len(cells) != len(header):
-                message = f"found {len(cells)} columns where the header has {len(header)}"
-                raise fault_at(file, reader.line_num, message)
-            named = zip(header, (cell.strip() for cell in cells), strict=True)
-            yield _Row(reader.line_num, dict(named))
-    except csv.Error as error:
-        raise fault_at(file, 1, f"is no CSV: {str(error)[:80]}") from error
-
-
-def _products(rows: Sequence[_Row], context: ImportContext) -> Imported:
+def _products(rows: Sequence[Row], context: ImportContext) -> Imported:
     faults: list[Fault] = []
     skipped: Counter[str] = Counter()
-    newest: dict[tuple[object, ...], tuple[tuple[int, ...], OperatorSample]] = {}
-    older, bursts = 0, False
+    called, device, tool = told(rows, context)
+    peaks = {each.kind: dict(each.peak_flops_per_second) for each in load_catalogue()}
+    best: dict[tuple[object, ...], _Ranked] = {}
+    passed_over = 0
     for row in rows:
         name = row.cells["gemm_dtype"].lower()
         if name not in _FORMATS:
             skipped[f"gemm_dtype {shown(name)}, of which no plan makes use"] += 1
             continue
-        sizes = [_size(row, column, context, faults) for column in ("m", "n", "k")]
-        seconds = _seconds(row, context, faults)
-        if faults:
+        before = len(faults)
+        sizes = [size(row, column, context, faults) for column in ("m", "n", "k")]
+        seconds = seconds_of(row, context, faults)
+        if len(faults) > before:
             continue
-        sustained = bool(row.cells.get("power")) and row.cells["power"] not in ("0", "0.0", "nan")
-        bursts |= not sustained
-        runs = max(1, round(_SUSTAINED_SECONDS / seconds)) if sustained else _BURST_RUNS
-        sample = _product(row, _FORMATS[name], sizes, seconds, runs)
-        version = _version(row.cells.get("version", ""))
-        before = newest.get(sample.shape)
-        older += before is not None
-        if before is None or version > before[0]:
-            newest[sample.shape] = version, sample
+        if sizes[0] < _LEAST_TOKENS:
+            skipped[f"of fewer than {_LEAST_TOKENS} tokens, as decoding has"] += 1
+            continue
+        peak = peaks.get(device, {}).get(_FORMATS[name])
+        if peak and (share := 2.0 * sizes[0] * sizes[1] * sizes[2] / seconds / peak) > _OVER_PEAK:
+            message = (
+                f"gives {share:.3g} times the peak of {device}: remove the table's broken rows, or "
+                "say with --device which kind it is"
+            )
+            faults.append(Fault(file=context.file, line=row.line, field="latency", message=message))
+            continue
+        sustained = (finite_number(row.cells.get("power", "")) or 0.0) > 0
+        runs = floor(_SUSTAINED_SECONDS / seconds) + 1 if sustained else _BURST_RUNS
+        sample = _product(device, _FORMATS[name], sizes, seconds, runs)
+        rank = (sustained, sortable(row.cells.get("version", "")))
+        held = best.get(sample.shape)
+        passed_over += held is not None
+        if held is None or rank > held[0]:
+            best[sample.shape] = rank, sample
     refuse_all(faults)
-    devices = sorted({sample.device for _, sample in newest.values()} - {""})
-    if len(devices) > 1:
-        names = ", ".join(shown(each) for each in devices[:4])
-        raise fault_at(context.file, 1, f"rows of several devices, {names}: keep a file for each")
-    notes = [BURST_NOTE] if bursts else []
-    if older:
-        notes.append(f"{older} rows of older versions, or measured twice, are passed over")
+    kept = _thinned(list(best.values()), skipped)
     return Imported(
         kind="aiconfigurator",
-        device_name=devices[0] if devices else "",
-        operator_samples=tuple(sample for _, sample in newest.values()),
-        notes=tuple(notes),
-        skipped=tuple(f"{count} rows: {reason}" for reason, count in skipped.items()),
+        tool_version=tool,
+        device_name=called,
+        operator_samples=tuple(sample for _, sample in kept),
+        notes=(*_notes(kept, passed_over), *other_device(called, context)),
+        skipped=counted(skipped),
     )
 
 
+def _notes(kept: Sequence[_Ranked], passed_over: int) -> Iterator[str]:
+    if bursts := sum(not rank[0] for rank, _ in kept):
+        yield f"{BURST_NOTE}: {bursts} of {len(kept)} rows"
+    if passed_over:
+        yield (
+            f"{passed_over} rows of older versions, or measured twice, are passed over; "
+            "--version chooses"
+        )
+
+
+def _thinned(rows: Sequence[_Ranked], skipped: Counter[str]) -> list[_Ranked]:
+    """At most so many of each format, drawn by their sizes' checksums: every tenth row would fall
+    in with the grid of sizes.
+    """
+    taken: Counter[str] = Counter()
+    chosen: set[tuple[object, ...]] = set()
+    for _, each in sorted(rows, key=lambda row: crc32(repr(row[1].shape).encode())):
+        taken[each.precision] += 1
+        if taken[each.precision] <= _MOST_ROWS:
+            chosen.add(each.shape)
+    if len(chosen) < len(rows):
+        reason = f"beyond {_MOST_ROWS} of one format, which the fit need not have"
+        skipped[reason] += len(rows) - len(chosen)
+    return [row for row in rows if row[1].shape in chosen]
+
+
 def _product(
-    row: _Row, precision: str, sizes: Sequence[int], seconds: float, runs: int
+    device: str, precision: str, sizes: Sequence[int], seconds: float, runs: int
 ) -> OperatorSample:
     wide = precision if precision == Precision.FLOAT16 else Precision.BFLOAT16.value
     return OperatorSample(
-        device=row.cells.get("device", ""),
+        device=device,
         operator=OperatorClass.MATRIX_PRODUCT.value,
         phase=OperatorPhase.FORWARD.value,
         precision=precision,
@@ -154,10 +211,11 @@ def _product(
     )
 
 
-def _collectives(rows: Sequence[_Row], context: ImportContext) -> Imported:
+def _collectives(rows: Sequence[Row], context: ImportContext) -> Imported:
     faults: list[Fault] = []
     skipped: Counter[str] = Counter()
-    samples: dict[tuple[object, ...], LinkSample] = {}
+    called, _, tool = told(rows, context)
+    samples: dict[tuple[object, ...], tuple[tuple[object, ...], LinkSample]] = {}
     for row in rows:
         operation = _OPERATIONS.get(row.cells["op_name"].lower())
         each = _ELEMENT_BYTES.get(row.cells["nccl_dtype"].lower())
@@ -165,13 +223,19 @@ def _collectives(rows: Sequence[_Row], context: ImportContext) -> Imported:
             name = f"{row.cells['op_name']} of {row.cells['nccl_dtype']}"
             skipped[f"{shown(name)} is no collective of a known format"] += 1
             continue
-        ranks = _size(row, "num_gpus", context, faults)
-        elements = _size(row, "message_size", context, faults)
-        seconds = _seconds(row, context, faults)
-        if faults or ranks < 2:
+        if "oneccl" in {row.cells.get(name, "").lower() for name in ("framework", "kernel_source")}:
+            skipped["oneCCL counts one rank's part in some collectives; use another benchmark"] += 1
             continue
-        key = (operation, ranks, elements * each)
-        samples[key] = LinkSample(
+        before = len(faults)
+        ranks = size(row, "num_gpus", context, faults)
+        elements = size(row, "message_size", context, faults)
+        seconds = seconds_of(row, context, faults)
+        if len(faults) > before:
+            continue
+        if ranks < 2:
+            skipped["of one device alone"] += 1
+            continue
+        sample = LinkSample(
             link=context.link or "",
             operation=operation.value,
             backend="nccl",
@@ -183,37 +247,19 @@ def _collectives(rows: Sequence[_Row], context: ImportContext) -> Imported:
             repeats=1,
             outliers=0,
         )
+        key = (operation, ranks, elements * each)
+        # Tables repeat their sizes in 1-byte integers; gradients and activations are wider.
+        rank = (each > 1, sortable(row.cells.get("version", "")))
+        if key in samples:
+            skipped["of an older version, or as many bytes of another format"] += 1
+        if key not in samples or rank > samples[key][0]:
+            samples[key] = rank, sample
     refuse_all(faults)
     return Imported(
         kind="aiconfigurator",
-        links=tuple(samples.values()),
+        tool_version=tool,
+        device_name=called,
+        links=tuple(sample for _, sample in samples.values()),
         notes=("one time per size, whose spread is not said",) if samples else (),
-        skipped=tuple(f"{count} rows: {reason}" for reason, count in skipped.items()),
+        skipped=counted(skipped),
     )
-
-
-def _size(row: _Row, column: str, context: ImportContext, faults: list[Fault]) -> int:
-    number = whole_number(row.cells[column])
-    if number is None or not 1 <= number < 2**40:
-        message = f"found {shown(row.cells[column])}; write a whole number of at least 1"
-        faults.append(Fault(file=context.file, line=row.line, field=column, message=message))
-        return 1
-    return number
-
-
-def _seconds(row: _Row, context: ImportContext, faults: list[Fault]) -> float:
-    milliseconds = finite_number(row.cells["latency"])
-    seconds = (milliseconds or 0.0) * 1e-3
-    if not 1e-9 <= seconds <= _LONGEST_SECONDS:
-        message = (
-            f"found {shown(row.cells['latency'])}; a latency is milliseconds above 0: measure the "
-            "row again, or remove it"
-        )
-        faults.append(Fault(file=context.file, line=row.line, field="latency", message=message))
-        return 1.0
-    return seconds
-
-
-def _version(text: str) -> tuple[int, ...]:
-    parts = "".join(each if each.isdecimal() and each.isascii() else " " for each in text).split()
-    return tuple(int(part[:9]) for part in parts[:6])

@@ -1,8 +1,8 @@
 """What an importer returns: records in hetplan's own words and base units.
 
-`parse(text, context) -> Imported` of an importer is a pure function: it reads no file, no clock and
-no environment. What it cannot use it refuses (`InputError` with file and line); rows that the tool
-itself marks as failed are named in `skipped`.
+`parse(text, context) -> Imported` of an importer is a pure function: it reads no clock, no
+environment and no file but the device catalogue. What it cannot use it refuses (`InputError` with
+file and line); rows that the tool itself marks as failed are named in `skipped`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ class ImportContext:
     """Name of the input, for error messages."""
     link: str | None = None
     """Name that link samples get."""
+    device: str | None = None
+    """Device kind that was measured, where the output's own word is not to count."""
+    framework: str | None = None
+    """Rows of this program only, in tables that hold several."""
+    version: str | None = None
+    """Rows of this version only; None: of each shape the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,7 @@ class Imported:
     """What the output calls the device; empty where it does not."""
     links: tuple[LinkSample, ...] = ()
     operator_samples: tuple[OperatorSample, ...] = ()
-    """Their device is what the output calls it; a store names the kind."""
+    """Their device is the kind, or what the output calls it where no kind is called so."""
     paths: tuple[PathFigures, ...] = ()
     topology: NodeTopology | None = None
     hosts: tuple[Host, ...] = ()

@@ -7,6 +7,7 @@ its tool, and `parse(text, context)`, its records. To add one: write the module,
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +18,11 @@ from pathlib import Path
 from types import ModuleType
 
 from hetplan.errors import Fault, InputError
-from hetplan.files.reading import read_text
+from hetplan.files.reading import read_bytes, text_of
 from hetplan.importers.records import ImportContext, Imported
 
 _MAX_NAME_LENGTH = 100  # of a name in a cluster file
+_PARQUET = b"PAR1"
 _HEAD = 1 << 16  # characters; every tool names itself at the beginning
 
 
@@ -102,13 +104,35 @@ def importer_of(text: str) -> Importer | None:
     return next((each for each in IMPORTERS if each.detects(head)), None)
 
 
-def import_file(kind: str | None, path: str | Path, *, link: str | None = None) -> Imported:
+def import_file(
+    kind: str | None, path: str | Path, *, link: str | None = None, device: str | None = None
+) -> Imported:
     """What the file says, in hetplan's records and base units; nothing is stored.
 
     `kind` is a kind of `IMPORTERS`; None: it is detected. `link` names link samples; left out, the
-    file's name does, which a note says. Raises InputError with every fault and its line.
+    file's name does, which a note says. `device` is the kind that was measured, where the file does
+    not say it. Raises InputError with every fault and its line.
     """
-    return import_text(read_text(Path(path)), str(path), kind=kind, link=link)
+    text = output_text(str(path), read_bytes(Path(path)))
+    return import_text(
+        text, str(path), kind=kind, said=ImportContext(file="", link=link, device=device)
+    )
+
+
+def output_text(file: str, data: bytes) -> str:
+    """The output as text; a parquet table as CSV."""
+    if not data.startswith(_PARQUET):
+        return text_of(file, data)
+    import pandas
+
+    try:
+        return pandas.read_parquet(io.BytesIO(data)).to_csv(index=False)
+    except ImportError as error:
+        message = "is parquet, which pyarrow reads: `pip install pyarrow`, or save it as CSV"
+        raise InputError(Fault(file=file, message=message)) from error
+    except (ValueError, OSError) as error:
+        message = "begins as parquet and cannot be read as such: fetch it again"
+        raise InputError(Fault(file=file, message=message)) from error
 
 
 def import_text(
@@ -117,9 +141,13 @@ def import_text(
     *,
     kind: str | None = None,
     link: str | None = None,
+    said: ImportContext | None = None,
     gives: Iterable[Gives] = tuple(Gives),
 ) -> Imported:
-    """As `import_file` of a text; `gives` limits the importers that may be detected."""
+    """As `import_file` of a text; `gives` limits the importers that may be detected.
+
+    `said` has what else the user says; its file does not count.
+    """
     allowed = [each for each in IMPORTERS if each.gives in set(gives)]
     likely = importer_of(text)
     if kind is not None:
@@ -137,7 +165,9 @@ def import_text(
         importer = likely
     if link is not None and not link.isprintable():
         raise InputError(Fault(field="--link", message=f"{link[:60]!a} cannot be printed"))
-    context = ImportContext(file=file, link=link or _link_name(file))
+    said = said or ImportContext(file=file)
+    link = link or said.link
+    context = replace(said, file=file, link=link or _link_name(file))
     try:
         imported = importer.parse(text, context)
     except InputError as error:
