@@ -15,6 +15,7 @@ position form a pipeline, so two kinds in one stage are two pipelines.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -164,7 +165,10 @@ def plan_of(row: RunRow, model: ModelSpec, cluster: Cluster) -> RunPlan:
         schedule=Schedule(name=name, virtual_stages=degrees.virtual),
     )
     sharding = sharding_of(row)
-    shards = degrees.dp * degrees.cp if sharding is not Sharding.NONE else 1
+    copies = degrees.dp * degrees.cp
+    if row.within_node:
+        copies = math.gcd(copies, max(1, (row.gpus_per_node or copies) // (row.tp or 1)))
+    shards = copies if sharding is not Sharding.NONE else 1
     plan = assemble_plan(
         model,
         cluster,

@@ -45,9 +45,9 @@ _SHARDINGS = {
     Sharding.NONE: ("0", "false", "no"),
     Sharding.OPTIMIZER: ("1", "true", "yes", "zero1", "stage1"),
     Sharding.GRADIENTS: ("zero2", "stage2"),
-    Sharding.PARAMETERS: ("zero3", "stage3", "fsdp", "fsdp2"),
+    Sharding.PARAMETERS: ("zero3", "stage3", "fsdp", "fsdp2", "hsdp"),
 }
-"""Words of `dist_opt`; stages are those of ZeRO (arXiv 1910.02054)."""
+"""Words of `dist_opt`; stages are those of ZeRO (arXiv 1910.02054), hsdp shards within a node."""
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _NOTHING = ("", "n/a", "na", "none", "null", "-")
 _MAX_WHOLE = 10**12
@@ -113,6 +113,8 @@ class RunRow:
     recompute: str = ""
     seq_parallel: bool | None = None
     dist_opt: Sharding | None = None
+    within_node: bool = False
+    """The ranks of a node split what is sharded, and nodes hold copies (`dist_opt` hsdp)."""
     other: str = ""
     step_time_kind: str = ""
     step_seconds: float | None = None
@@ -230,7 +232,8 @@ def run_row(file: str, line: int, cells: Mapping[str, str]) -> RunRow:
         except ValueError as fault:
             values[name] = None
             faults.append(f"{column} is {text!a}{fault}")
-    return RunRow(file=file, line=line, faults=tuple(faults), **values)
+    hybrid = (cells.get("dist_opt") or "").strip().lower() == "hsdp"
+    return RunRow(file=file, line=line, faults=tuple(faults), **values | {"within_node": hybrid})
 
 
 _KINDS = {

@@ -95,6 +95,7 @@ def test_no_cell_ends_the_reading(tmp_path_factory: pytest.TempPathFactory, row:
         ("stage2", Sharding.GRADIENTS),
         ("ZeRO3", Sharding.PARAMETERS),
         ("FSDP2", Sharding.PARAMETERS),
+        ("HSDP", Sharding.PARAMETERS),
     ],
 )
 def test_dist_opt_names_what_is_sharded(
@@ -102,6 +103,7 @@ def test_dist_opt_names_what_is_sharded(
 ) -> None:
     (row,), faults = read_runs(write_runs(tmp_path, {"dist_opt": text}))
     assert (row.dist_opt, faults) == (sharding, [])
+    assert row.within_node == (text == "HSDP")
 
 
 def test_a_row_with_a_wrong_cell_is_not_predicted(tmp_path: Path) -> None:

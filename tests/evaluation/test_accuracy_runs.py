@@ -162,6 +162,9 @@ def test_uneven_layers_interleaving_and_sharding(row: RunRow) -> None:
     assert pipeline.schedule.virtual_stages == 2
     assert len(pipeline.stages[0].chunks) == 2
     assert (virtual.plan.sharding, virtual.plan.optimizer_shards) == (Sharding.OPTIMIZER, 4)
+    hybrid = replace(row, dist_opt=Sharding.PARAMETERS, within_node=True, gpus=32, pp=1, dp=None)
+    found = plan(hybrid).plan
+    assert found.optimizer_shards == (row.gpus_per_node or 0) // (row.tp or 1)
 
 
 @pytest.mark.parametrize(
