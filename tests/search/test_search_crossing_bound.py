@@ -136,3 +136,10 @@ def test_islands_are_joined_where_any_set_of_them_is() -> None:
         assert joined(room, loss, need) == found
         answers[found] += 1
     assert min(answers.values()) > 50
+
+
+def test_no_room_is_joined_where_none_is_needed() -> None:
+    """What the ends of the pipeline hold may be all that is needed."""
+    none, apart = np.zeros(3), np.full((3, 3), np.inf)
+    assert joined(none, apart, -1.0)
+    assert not joined(none, apart, 1.0)

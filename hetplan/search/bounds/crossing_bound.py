@@ -207,6 +207,8 @@ def joined(room: Floats, loss: Floats, need: float) -> bool:
     if sum_of(room) < need:
         return False
     count = some.shape[0]
+    if count == 0:
+        return True  # what the ends of the pipeline hold beyond their room is enough
     if tree(loss, some, sum_of(room) - need) < np.inf:
         return True
     if count > MAX_LISTED:
