@@ -1,12 +1,13 @@
 """Which kernels does a device kind lack that a job or a plan would run? The rules are data.
 
 `configs/kernels.yaml` names for every feature the architectures without it, and the source. A
-feature is a number format (`bfloat16`, `float8`, `mxfp8`, `nvfp4`) or `context_parallel`.
+feature is a number format (`bfloat16`, `float8`, `mxfp8`, `nvfp4`), `context_parallel` or
+`fused_attention`. Without the last a trainer keeps scores in memory, without the others it fails.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from hetplan.cluster.devices import DeviceKind
@@ -15,9 +16,11 @@ from hetplan.files.quantities import FileForm, Name
 from hetplan.files.reading import decode, read_document
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
 
 SCHEMA = "hetplan.kernels/1"
 CONTEXT_PARALLEL = "context_parallel"
+FUSED_ATTENTION = "fused_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,16 @@ def kernel_fault(device: DeviceKind, feature: str, target: str) -> str:
         if here and (not each.targets or target in each.targets):
             return f"{device.kind} ({device.architecture}) does not run {feature}: {each.why}"
     return ""
+
+
+def job_on(device: DeviceKind, job: Job) -> Job:
+    """The job as its trainer runs it on devices of this kind: one that lacks fused attention keeps
+    the scores, whatever the others of the plan do.
+    """
+    lacks = kernel_fault(device, FUSED_ATTENTION, job.target)
+    if not lacks or not trainer_settings(job).fused_attention:
+        return job
+    return replace(job, trainer=replace(job.trainer, fused_attention=False))
 
 
 def used_kinds(cluster: Cluster, job: Job) -> tuple[DeviceKind, ...]:

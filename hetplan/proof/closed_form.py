@@ -182,7 +182,7 @@ def _held_units(pricer: StagePricer, family: Family, in_flight: Ints) -> Ints:
             fits = []
             for part, (island, shape) in enumerate(zip(mesh.islands, mesh.shapes, strict=True)):
                 needed = _least_bytes(
-                    pricer.stage_bytes(shape, recompute, 0, family.virtual_stages)
+                    pricer.stage_bytes(island, shape, recompute, 0, family.virtual_stages)
                 )
                 shards = family.shards(mesh, part)
                 lines = needed.lines(
@@ -266,7 +266,10 @@ def _shapes(pricer: StagePricer, island: int) -> Iterator[Shape]:
                 etp=tp if experts else 1,
                 sequence_parallel=parallel and tp > 1 and job.sequence_length % tp == 0,
             )
-            kept = [pricer.stage_bytes(shape, each, 0).kept.each for each in RecomputeGranularity]
+            kept = [
+                pricer.stage_bytes(island, shape, each, 0).kept.each
+                for each in RecomputeGranularity
+            ]
             if min(kept) > place.memory_bytes:
                 break  # larger ones keep more
             yield shape

@@ -118,7 +118,7 @@ def _island_line(
     if RecomputeGranularity.FULL in family.recompute:
         recompute = RecomputeGranularity.FULL
     shards, experts = family.shards(mesh, 0)
-    lines = placed.stage_bytes(shape, recompute, 0, family.virtual_stages).lines(
+    lines = placed.stage_bytes(mesh.islands[0], shape, recompute, 0, family.virtual_stages).lines(
         family.sharding, shards, experts, family.num_microbatches
     )
     islands = [placed.cluster.islands[at] for at in mesh.islands]

@@ -9,8 +9,9 @@ import pytest
 from search_jobs import cluster, island, job, mixed, model
 
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.estimate import estimate
 from hetplan.cost.model_flops import flops_per_token
-from hetplan.job.spec import Forbids, Job
+from hetplan.job.spec import Forbids, Job, Pins, Precision
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
@@ -36,6 +37,48 @@ def test_forbidden_islands_and_nodes_stay_unused() -> None:
 
 def _devices(replica) -> set[int]:  # type: ignore[no-untyped-def]
     return {d for part in replica.devices for d in part.devices()}
+
+
+def _old_and_new(architecture: str) -> Cluster:
+    """The mixed cluster; its slow devices are of this architecture."""
+    slow, quick = mixed().islands
+    old = replace(slow, device=replace(slow.device, architecture=architecture))
+    return replace(mixed(), islands=(old, quick))
+
+
+@pytest.mark.parametrize("target", ["megatron", "flagscale"])
+def test_kinds_without_fused_attention_keep_scores_and_others_do_not(target: str) -> None:
+    pin = Pins(recompute=False, embedding_on="slow")
+    asked = replace(job(8, target=target), precision=Precision.FLOAT16, pin=pin)
+    new, old = (find(asked, _float16(_old_and_new(each))) for each in ("sm80", "sm70"))
+    assert new.estimate.step_seconds < old.estimate.step_seconds
+    priced = estimate(old.plan, model(8), _float16(_old_and_new("sm80")), asked, PREDICTOR)
+    for kept, fused in zip(old.estimate.stages, priced.stages, strict=True):
+        if kept.island == "slow":
+            # Scores of 8 heads, 1,024 x 1,024, two bytes, in every layer.
+            least = kept.transformer_layers * 8 * 1024**2 * 2
+            assert kept.memory.activation_bytes > fused.memory.activation_bytes + least
+            assert kept.forward_seconds > fused.forward_seconds
+        else:
+            assert kept.memory == fused.memory
+            assert kept.forward_seconds == fused.forward_seconds
+
+
+def _float16(of: Cluster) -> Cluster:
+    """The same devices with rates in float16."""
+    return replace(
+        of,
+        islands=tuple(
+            replace(
+                each,
+                device=replace(
+                    each.device,
+                    peak_flops_per_second=(("float16", each.device.peak_flops_per_second[0][1]),),
+                ),
+            )
+            for each in of.islands
+        ),
+    )
 
 
 def test_a_limit_keeps_the_best_plan() -> None:

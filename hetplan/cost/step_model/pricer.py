@@ -34,6 +34,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import reduction_formats
+from hetplan.plans.kernels import job_on
 from hetplan.plans.pieces import experts_as_the_rest, stage_shards
 from hetplan.plans.plan import OverlapSettings, Plan, Sharding
 from hetplan.predict.predictor import Predictor
@@ -97,7 +98,7 @@ def stage_memory(costs: PlanCosts, plan: Plan, pipeline: PipelineWork, s: int) -
         uses = [
             device_memory(
                 settings.model,
-                settings.job,
+                job_on(unit.island.device, settings.job),
                 memory_layout(costs, plan, pipeline, s, unit),
                 unit.island.memory_bytes,
             )

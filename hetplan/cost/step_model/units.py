@@ -37,6 +37,7 @@ from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import one_format, tied_format
+from hetplan.plans.kernels import job_on
 from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding
 from hetplan.predict.predictor import Predictor
@@ -193,11 +194,12 @@ def make_unit(
 ) -> Unit:
     """The costs of this replica entry; `kept`: what the groups of other stages leave its own."""
     model = settings.model
+    island = settings.cluster.island_of_device(replica.devices[0].start)
     pricer = LayerPricer(
         model=model,
         real_vocab_size=settings.real_vocab_size,
-        island=settings.cluster.island_of_device(replica.devices[0].start),
-        job=settings.job,
+        island=island,
+        job=job_on(island.device, settings.job),
         shape=Shape.of(replica),
         recompute=recompute,
         overlap=settings.overlap,

@@ -319,20 +319,21 @@ class UnitCosts:
             link = island.intra_node
         return link.goodput_bytes_per_second
 
-    def bytes_of(self, recompute: _Recompute, shape: Shape) -> tuple[_Line, ...]:
+    def bytes_of(self, island: int, shape: Shape, recompute: _Recompute) -> tuple[_Line, ...]:
         """Of a middle stage, by recomputation."""
-        key = (shape.tp, shape.cp, shape.ep, shape.etp, shape.microbatch_size,
-               shape.sequence_parallel, recompute)  # fmt: skip
+        key = (self.placed.memory_class(island), shape.tp, shape.cp, shape.ep, shape.etp,
+               shape.microbatch_size, shape.sequence_parallel, recompute)  # fmt: skip
         found = self._bytes.get(key)
         if found is None:
-            found = tuple([self._middle(shape, each) for each in recompute])
+            found = tuple([self._middle(island, shape, each) for each in recompute])
             self._bytes[key] = found
         return found
 
-    def _middle(self, shape: Shape, recompute: RecomputeGranularity) -> _Line:
+    def _middle(self, island: int, shape: Shape, recompute: RecomputeGranularity) -> _Line:
         """Bytes of this microbatch size from those of 1 and 2: all but a maximum are linear."""
         one, two = (
             self.placed.stage_bytes(
+                island,
                 Shape(
                     tp=shape.tp,
                     cp=shape.cp,

@@ -167,8 +167,8 @@ class _Parts:
     """Which of `units` has its time."""
     spread: Floats
     """tp over (ep * etp)."""
-    lines: tuple[Shape, ...]
-    """One for all shapes that differ in dp only."""
+    lines: tuple[tuple[int, Shape], ...]
+    """An island and a shape, one for all that need the same memory."""
     units: tuple[tuple[int, Shape], ...]
     """The same of each island."""
 
@@ -303,7 +303,7 @@ class Columns:
 
     def _memory(self, recompute: _Recompute, *, alone: bool) -> _Fits:
         """Of every mesh the part with least room counts."""
-        base = np.array([self.costs.bytes_of(recompute, each) for each in self._parts.lines])
+        base = np.array([self.costs.bytes_of(*each, recompute) for each in self._parts.lines])
         copies = self._copies[self._parts.mesh]
         ones = np.ones_like(copies)
         shards = ones if alone else copies
@@ -382,19 +382,20 @@ class Columns:
     def _parts(self) -> _Parts:
         lines: dict[tuple[object, ...], int] = {}
         units: dict[tuple[int, int], int] = {}
-        line_shapes: list[Shape] = []
+        line_shapes: list[tuple[int, Shape]] = []
         unit_shapes: list[tuple[int, Shape]] = []
         found: list[tuple[int, int, int, int]] = []
         spread: list[float] = []
         for at, mesh in enumerate(self._meshes):
             for island, shape in zip(mesh.islands, mesh.shapes, strict=True):
                 key = (
+                    self.costs.placed.memory_class(island),
                     *(shape.tp, shape.cp, shape.ep, shape.etp),
                     *(shape.microbatch_size, shape.sequence_parallel),
                 )
                 line = lines.setdefault(key, len(lines))
                 if line == len(line_shapes):
-                    line_shapes.append(shape)
+                    line_shapes.append((island, shape))
                 unit = units.setdefault((island, line), len(units))
                 if unit == len(unit_shapes):
                     unit_shapes.append((island, shape))

@@ -407,11 +407,13 @@ class OptionsMaker:
         parts = [(o, *part) for o, stage in enumerate(stages) for part in stage.parts]
         lines, received = np.empty((ROLES, len(parts), 8)), np.empty((ROLES, len(parts)))
         known: dict[object, tuple[list[tuple[float, ...]], list[float]]] = {}
-        for q, (o, _, shape) in enumerate(parts):
+        for q, (o, island, shape) in enumerate(parts):
             recompute, shards = self.legal.recompute[stages[o].recompute], stages[o].shards
-            key = (replace(shape, dp=1), recompute, shards)
+            key = (pricer.memory_class(island), replace(shape, dp=1), recompute, shards)
             if key not in known:
-                roles = [pricer.stage_bytes(shape, recompute, role) for role in range(ROLES)]
+                roles = [
+                    pricer.stage_bytes(island, shape, recompute, role) for role in range(ROLES)
+                ]
                 known[key] = (
                     [each.lines(sharding, shards, shards, 0).row() for each in roles],
                     [each.received for each in roles],

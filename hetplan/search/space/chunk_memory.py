@@ -235,15 +235,16 @@ class ChunkMemory:
 
     def _part(self, mesh: Mesh, number: int, recompute: RecomputeGranularity, role: int) -> _Part:
         pricer, family, shape = self.pricer, self.family, mesh.shapes[number]
-        own = pricer.stage_bytes(shape, recompute, role, _SEVERAL)
-        middle = pricer.stage_bytes(shape, recompute, 0, _SEVERAL)
+        island = mesh.islands[number]
+        own = pricer.stage_bytes(island, shape, recompute, role, _SEVERAL)
+        middle = pricer.stage_bytes(island, shape, recompute, 0, _SEVERAL)
         # The state of a stage is the same however many chunks it is dealt over.
         shards, experts = family.shards(mesh, number)
         lines = own.lines(family.sharding, shards, experts, family.num_microbatches)
         sent = middle.kept.fixed
         # A pass of a middle chunk, with the messages of this role beside it.
         working = middle.working_alone + (own.working - own.working_alone)
-        room = pricer.room_bytes(mesh.islands[number])
+        room = pricer.room_bytes(island)
         return _Part(
             kept=Kept(
                 each=own.kept.each,

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Island
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.plans.check_target import copied_heads_fault
 from hetplan.plans.chosen import Shape
-from hetplan.plans.kernels import context_parallel_fault
+from hetplan.plans.kernels import context_parallel_fault, job_on
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import Target, target
@@ -123,11 +123,14 @@ class Families:
         trainer, pin = self._trainer, self.job.pin.recompute
         found = [] if pin else [RecomputeGranularity.NONE]
         attention = RecomputeModule.CORE_ATTENTION in trainer.recompute_modules
-        if pin is None and attention and not trainer_settings(self.job).fused_attention:
+        if pin is None and attention and any(map(self._keeps_scores, self.cluster.islands)):
             found.append(RecomputeGranularity.SELECTIVE)
         if pin is not False and trainer.full_recompute:
             found.append(RecomputeGranularity.FULL)
         return tuple(found)
+
+    def _keeps_scores(self, island: Island) -> bool:
+        return not trainer_settings(job_on(island.device, self.job)).fused_attention
 
     def shardings(self, copies: int, cp: int = 1) -> tuple[Sharding, ...]:
         """What the target, the pin and this many copies of the weights allow."""

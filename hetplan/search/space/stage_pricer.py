@@ -29,6 +29,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import device_ranges
 from hetplan.plans.build import SELECTIVE_MODULES, replica_of
 from hetplan.plans.chosen import Shape
+from hetplan.plans.kernels import job_on
 from hetplan.plans.plan import LayerRange, OverlapSettings, Recompute, RecomputeGranularity, Replica
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
@@ -103,6 +104,11 @@ class StagePricer:
         return KnownCollectives(self.cluster, self.predictor, by_levels=own)
 
     @cached_property
+    def _jobs(self) -> tuple[Job, ...]:
+        """The job as it runs on each island."""
+        return tuple([job_on(each.device, self.job) for each in self.cluster.islands])
+
+    @cached_property
     def _caching(self) -> CachingPredictor:
         return CachingPredictor(self.predictor)
 
@@ -124,6 +130,10 @@ class StagePricer:
         extra[[FIRST, BOTH]] += first
         extra[[LAST, BOTH]] += behind
         return kinds, counted(units.unit_positions), extra
+
+    def memory_class(self, island: int) -> int:
+        """Stages that are alike need the same memory on islands of one class."""
+        return int(self._jobs[island] is not self.job)
 
     def room_bytes(self, island: int) -> float:
         """Bytes of a device there that a plan may fill."""
@@ -239,7 +249,7 @@ class StagePricer:
             model=model,
             real_vocab_size=self.model.vocab_size,
             island=place,
-            job=self.job,
+            job=job_on(place.device, self.job),
             shape=shape,
             recompute=RECOMPUTE[choice],
             overlap=OverlapSettings(),
@@ -282,10 +292,16 @@ class StagePricer:
         return Weights(tuple((unit @ each).tolist()), tuple(map(tuple, besides.tolist())))
 
     def stage_bytes(
-        self, shape: Shape, recompute: RecomputeGranularity, role: int, chunks: int = 1
+        self,
+        island: int,
+        shape: Shape,
+        recompute: RecomputeGranularity,
+        role: int,
+        chunks: int = 1,
     ) -> StageBytes:
         """Memory of stages of this shape, role and number of chunks."""
         key = (
+            self.memory_class(island),
             shape.tp,
             shape.cp,
             shape.ep,
@@ -305,6 +321,6 @@ class StagePricer:
                 recompute=RECOMPUTE[recompute],
             )
             found = self._bytes[key] = stage_bytes(
-                self.padded(shape.tp), self.job, layout, self.units, role
+                self.padded(shape.tp), self._jobs[island], layout, self.units, role
             )
         return found

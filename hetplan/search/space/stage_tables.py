@@ -189,7 +189,9 @@ class StageTables:
             room[:, :, m] = placed.room_bytes(mesh.islands[part])
             for v, recompute in enumerate(family.recompute):
                 for role in range(ROLES):
-                    held = placed.stage_bytes(shape, recompute, role, family.virtual_stages)
+                    held = placed.stage_bytes(
+                        mesh.islands[part], shape, recompute, role, family.virtual_stages
+                    )
                     lines = held.lines(
                         family.sharding,
                         shards,
