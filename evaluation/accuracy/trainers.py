@@ -101,9 +101,10 @@ TRAINERS = (
     ),
     Trainer(
         sources=("flagperf",),
-        # Megatron-core 0.6 and FlagScale of the same time: fused attention, no dropout in the
-        # scripts, vocab-parallel cross-entropy on a float32 copy, float32 gradients with fused
-        # accumulation. Assumed: scripts not read. Rows of PaddleNLP: `_as_the_row`.
+        # Megatron-core 0.6 (training/benchmarks/llama3_8B/megatron/pretrain_llama3.sh) and FlagScale
+        # of 2023 (aquila2_7b/flagscale/flagscale_main.sh): flash attention, no dropout, optimizer
+        # state sharded, no overlap flags; vocab-parallel cross-entropy on a float32 copy, float32
+        # gradients with fused accumulation. Rows of PaddleNLP: `_as_the_row`.
         options=TrainerOptions(
             fused_attention=True,
             attention_dropout=False,
@@ -218,7 +219,9 @@ _PADDLE = TrainerOptions(
 )
 """FlagPerf's configs of PaddleNLP: use_flash_attention, fp16 at O2; amp_master_grad (so gradients
 stay 16 bit) and enable_linear_fused_grad_add are not set and off by default. Assumed, not read in
-its code: the loss takes a float32 copy of the logits."""
+its code: the loss takes a float32 copy of the logits. Llama's norms (`use_fused_rms_norm = 0` but
+for 13B), rotary positions and gates are Paddle's separate operators; GPT has kernels of its own for
+its norms and GELU."""
 
 
 UNKNOWN_TRAINER = Trainer(sources=(), options=TrainerOptions(), gradient_clipping=None)
@@ -240,9 +243,9 @@ def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
     (`tp_comm_overlap` of llama3_70b_pretrain_config_gb200, qwen3_235b_a22b_pretrain_config_h100).
     """
     if "-paddle" in row.source_ref:
-        # Assumed: PaddleNLP's GPT drops out .1 by default (no config sets it), Llama nothing.
-        drops = row.model.lower().startswith("gpt")
-        options = replace(_PADDLE, attention_dropout=drops, hidden_dropout=drops)
+        # GPT drops out .1 (training/benchmarks/gpt3_6.7B/paddle/config/_base.py), Llama nothing.
+        gpt = row.model.lower().startswith("gpt")
+        options = replace(_PADDLE, attention_dropout=gpt, hidden_dropout=gpt, fused_elementwise=gpt)
         return replace(trainer, options=options)
     if "mindspeed" in trainer.sources:
         said = OverlapSettings(

@@ -6,8 +6,9 @@
 3 passes' worth: forward, and a backward pass of twice its operations. Attention is counted at half
 of the square (`model.work`); the vocabulary without its padding, the embedding's look-up not at
 all. What recomputation does again is kept apart. The peak is that of the number format of the
-products (float8 where the job's products are). A device kind's own MFU has the work of its stages
-over the whole step: a kind that waits for another has a low one.
+products (float8 where the job's products are). For float32 it is TF32's where the kind has that: a
+trainer may run either. A device kind's own MFU has the work of its stages over the whole step: a
+kind that waits for another has a low one.
 
     step >= max over stages of (model + recomputed FLOPs) / (devices x best sustained rate)
 
@@ -23,7 +24,7 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cost.estimate_values import KindUse
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.cost.step_model.uneven_work import length_factors
-from hetplan.job.spec import Job
+from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.model.work import layer_work_at
 from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule
@@ -82,12 +83,11 @@ def use_of(model: ModelSpec, job: Job, step: StepCost, seconds: float) -> Use:
                     again = unit.repeated_range(start, stop)
                     counter.add(done, rows, (start, stop), again, planned.recompute)
                 work.append(done)
-    peak = product_format(job)
     kinds: dict[str, list[_Work]] = {}
     for each in work:
         kinds.setdefault(each.device.kind, []).append(each)
-    uses = tuple(_kind_use(row, peak, seconds) for row in kinds.values())
-    peaks = [dict(each.device.peak_flops_per_second).get(peak, 0.0) * each.devices for each in work]
+    uses = tuple(_kind_use(row, product_format(job), seconds) for row in kinds.values())
+    peaks = [peak_of(each.device, product_format(job)) * each.devices for each in work]
     whole = math.fsum(each.model for each in work)
     known = all(peaks) and seconds > 0
     return Use(
@@ -98,10 +98,17 @@ def use_of(model: ModelSpec, job: Job, step: StepCost, seconds: float) -> Use:
     )
 
 
-def _kind_use(row: list[_Work], peak: str, seconds: float) -> KindUse:
+def peak_of(device: DeviceKind, number_format: str) -> float:
+    """Dense rate in a format; 0 where none is known."""
+    rates = dict(device.peak_flops_per_second)
+    found = rates.get(number_format, 0.0)
+    return max(found, rates.get("tf32", 0.0)) if number_format == Precision.FLOAT32 else found
+
+
+def _kind_use(row: list[_Work], number_format: str, seconds: float) -> KindUse:
     device, devices = row[0].device, sum(each.devices for each in row)
     model = math.fsum(each.model for each in row)
-    rate, top = model / (seconds * devices), dict(device.peak_flops_per_second).get(peak)
+    rate, top = model / (seconds * devices), peak_of(device, number_format)
     return KindUse(
         device=device.kind,
         devices=devices,
