@@ -101,10 +101,10 @@ TRAINERS = (
     ),
     Trainer(
         sources=("flagperf",),
-        # Megatron-core 0.6 (training/benchmarks/llama3_8B/megatron/pretrain_llama3.sh) and a FlagScale
-        # of 2023 (aquila2_7b/flagscale/flagscale_main.sh): flash attention, no dropout, optimizer
-        # state sharded, no overlap flags; vocab-parallel cross-entropy on a float32 copy, float32
-        # gradients with fused accumulation. Rows of PaddleNLP: `_as_the_row`.
+        # Megatron-core 0.6 and a FlagScale of 2023 (llama3_8B/megatron/pretrain_llama3.sh and
+        # aquila2_7b/flagscale/flagscale_main.sh of training/benchmarks): flash attention, no
+        # dropout, optimizer state sharded, no overlap flags; vocab-parallel cross-entropy on a
+        # float32 copy, float32 gradients with fused accumulation. Rows of PaddleNLP: `_as_the_row`.
         options=TrainerOptions(
             fused_attention=True,
             attention_dropout=False,
