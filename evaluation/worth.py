@@ -1,9 +1,9 @@
 """What is one device of a kind worth in another's terms? `python -m evaluation worth`.
 
-Llama-70B is priced on 32 devices of each kind alone: nodes of 8, tp 8, pp 4, 64 microbatches, the
-same layout everywhere, whole layers recomputed and memory ignored, so that only the devices and
-the links inside their nodes differ. Worth is tokens/s over those of the reference kind. Its 90 %
-interval takes the errors of both sides as independent, which those of related kinds are not.
+Llama-2-70B is planned for 32 devices of each kind alone, in the nodes that they are sold in
+(configs/nodes.yaml), by the search that users have: every kind has its own best layout for
+Megatron-LM. Worth is tokens/s over those of the reference kind. Its 90 % interval takes the errors
+of both sides as independent, which those of related kinds are not.
 
 Measured ratios compare the fastest rows of two kinds in the reference data: the same model, length,
 precision and number of devices, tokens per second and device.
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas
@@ -23,39 +24,23 @@ import pandas
 from evaluation.accuracy.calibration import PredictedRun, predict_rows
 from evaluation.accuracy.rows import read_runs
 from evaluation.output import WORDS, Answer, Section
-from hetplan.cluster.catalogue import load_catalogue
-from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.file_form import CLUSTER_SCHEMA
 from hetplan.cluster.load import load_cluster
-from hetplan.cluster.spec import Cluster
-from hetplan.cost.estimate import estimate
+from hetplan.cluster.templates import NodeTemplate, node_templates
 from hetplan.cost.estimate_values import Estimate
-from hetplan.errors import InputError
+from hetplan.errors import InfeasibleError, InputError
 from hetplan.files.shipped import default_stores, shipped_folder
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
-from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.predict.fit import FittedPredictor, fit_stores, with_shipped
+from hetplan.predict.predictor import DATASHEET
+from hetplan.search.result import SearchResult
+from hetplan.search.search import search
 
 REFERENCE_KIND = "nvidia-h100-80gb-sxm"
-KINDS = (
-    REFERENCE_KIND,
-    "nvidia-h200-141gb-sxm",
-    "nvidia-b200-180gb-sxm",
-    "nvidia-a100-80gb-sxm",
-    "nvidia-a800-80gb-sxm",
-    "nvidia-h20-96gb-sxm",
-    "nvidia-l40s",
-    "amd-mi250x-gcd",
-    "amd-mi300x",
-    "amd-mi325x",
-    "amd-mi355x",
-    "huawei-ascend-910b2-64gb",
-    "intel-gaudi2",
-    "intel-gaudi3",
-)
-_LAYOUT = Layout(tp=8, pp=4, sequence_parallel=True, recompute=True)
-_PCIE_GBS = 32e9
-"""One direction of PCI Express 4.0 x 16, for kinds without links of their own."""
+_DEVICES = 32
+_SEQUENCES = 256
+"""A million tokens in a step, of 4,096 each."""
 
 
 def worth(reference: Path | None) -> Answer:
@@ -75,10 +60,12 @@ def worth(reference: Path | None) -> Answer:
                 frame=pandas.DataFrame(rows),
                 columns={
                     "kind": ("kind", WORDS),
+                    "node": ("node", WORDS),
                     "worth": ("worth", "{:.2f}"),
                     "from": ("lower", "{:.2f}"),
                     "to": ("upper", "{:.2f}"),
                     "MFU": ("mfu", "{:.0%}"),
+                    "best layout": ("layout", WORDS),
                     "rests on": ("sources", WORDS),
                 },
             ),
@@ -100,25 +87,39 @@ def worth(reference: Path | None) -> Answer:
 
 
 def _rows(predictor: FittedPredictor) -> Iterator[dict[str, Any]]:
-    known = {each.kind: each for each in load_catalogue()}
-    base = _priced(known[REFERENCE_KIND], predictor)
-    for kind in KINDS:
-        try:
-            own = base if kind == REFERENCE_KIND else _priced(known[kind], predictor)
-        except InputError as error:
-            yield {"kind": kind, "sources": f"not priced: {error.faults[0].message}"}
-            continue
-        ratio = base.step_seconds / own.step_seconds
+    nodes: dict[str, NodeTemplate] = {}
+    for template in node_templates().values():
+        nodes.setdefault(template.device, template)
+    base = _planned(nodes[REFERENCE_KIND], predictor)
+    for kind, template in nodes.items():
         same = kind == REFERENCE_KIND
-        spreads = [0.0 if same else math.hypot(*_logs(own, base, side)) for side in (0, 1)]
+        try:
+            found = base if same else _planned(template, predictor)
+        except (InputError, InfeasibleError) as error:
+            why = str(error).splitlines()[0]
+            yield {"kind": kind, "node": template.node, "layout": "", "sources": f"no plan: {why}"}
+            continue
+        own = found.estimate
+        ratio = base.estimate.step_seconds / own.step_seconds
+        spreads = [0.0 if same else math.hypot(*_logs(own, base.estimate, side)) for side in (0, 1)]
         yield {
             "kind": kind,
+            "node": template.node,
             "worth": ratio,
             "lower": ratio * math.exp(-spreads[0]),
             "upper": ratio * math.exp(spreads[1]),
             "mfu": own.mfu,
-            "sources": ", ".join(own.sources),
+            "layout": _layout(found),
+            "sources": ", ".join(each for each in own.sources if each != DATASHEET) or DATASHEET,
         }
+
+
+def _layout(found: SearchResult) -> str:
+    pipeline = found.plan.pipelines[0]
+    first = pipeline.stages[0].replicas[0]
+    idle = _DEVICES - sum(each.num_devices for s in pipeline.stages for each in s.replicas)
+    left = f", {idle} idle" if idle else ""
+    return f"tp {first.tp}, dp {first.dp}, pp {len(pipeline.stages)}{left}"
 
 
 def _logs(own: Estimate, base: Estimate, side: int) -> tuple[float, float]:
@@ -131,33 +132,22 @@ def _logs(own: Estimate, base: Estimate, side: int) -> tuple[float, float]:
     return (slow[0], quick[1]) if side == 0 else (quick[0], slow[1])
 
 
-def _priced(kind: DeviceKind, predictor: FittedPredictor) -> Estimate:
+def _planned(template: NodeTemplate, predictor: FittedPredictor) -> SearchResult:
     configs = shipped_folder("configs")
     model = load_model(configs / "models" / "llama-2-70b.yaml")
-    job = replace(load_job(configs / "jobs" / "llama-2-70b.yaml"), global_batch_size=64)
-    cluster = _cluster(load_cluster(configs / "clusters" / "mixed-768.yaml"), kind)
-    plan = plan_of_layout(_LAYOUT, model, cluster, job)
-    return estimate(plan, model, cluster, job, predictor)
-
-
-def _cluster(example: Cluster, kind: DeviceKind) -> Cluster:
-    first = example.islands[0]
-    fabric = kind.scale_up
-    rate = _PCIE_GBS if fabric is None else fabric.bandwidth_bytes_per_second
-    island = replace(
-        first,
-        device=kind,
-        nodes=4,
-        devices_per_node=8,
-        memory_bytes=1e12,
-        nics=None,
-        nodes_out=(),
-        node_names=(),
-        switch_of_device=(),
-        numa_node_of_device=(),
-        intra_node=replace(first.intra_node, bandwidth_bytes_per_second=rate),
+    job = load_job(configs / "jobs" / "llama-2-70b.yaml")
+    job = replace(job, global_batch_size=_SEQUENCES, target="megatron")
+    in_node = min(_DEVICES, template.devices)
+    text = (
+        f"schema: {CLUSTER_SCHEMA}\nname: worth\nregions:\n  - name: here\n    islands:\n"
+        f"      - {{name: all, node: {template.node}, devices_per_node: {in_node}, "
+        f"nodes: {_DEVICES // in_node}}}\n"
     )
-    return replace(example, islands=(island,), links=())
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.yaml"
+        path.write_text(text, encoding="utf-8")
+        cluster = load_cluster(path)
+    return search(model, cluster, job, predictor)
 
 
 def _pairs(folder: Path, predictor: FittedPredictor) -> Iterator[dict[str, Any]]:

@@ -136,6 +136,12 @@ class FittedPredictor:
             if law.operator == OperatorClass.MATRIX_PRODUCT
         )
 
+    @cached_property
+    def _of_others_alone(self) -> frozenset[tuple[str, str]]:
+        """Kinds and precisions of which nobody here measured any operator, but others did."""
+        own = {(law.device, law.precision) for law in self.laws.operators}
+        return frozenset((law.device, law.precision) for law in self.shipped) - own
+
     def operators(self, device: DeviceKind, precision: Precision) -> DeviceOperators | None:
         """The operators of this kind that were measured on it; None: none were."""
         return self._operators.of(device, precision)
@@ -178,7 +184,13 @@ class FittedPredictor:
                 lent=self.related.operators,
                 narrow=self.related.narrow,
             )
-            if composed and (device.kind, query.precision.value) in self._by_others:
+            key = device.kind, query.precision.value
+            others = key in self._by_others or (
+                composed is not None
+                and composed.source == MEASURED
+                and key in self._of_others_alone
+            )
+            if composed and others:
                 return replace(
                     composed,
                     source=BY_OTHERS,

@@ -45,6 +45,13 @@ def test_nobody_has_to_profile_a_kind_that_others_measured(kind: str) -> None:
     assert DEFAULT.layer(KINDS["nvidia-h800-80gb-sxm"], asked()).source == RELATED
 
 
+def test_nothing_is_called_measured_that_nobody_here_measured() -> None:
+    for kind in KINDS.values():
+        for layer in (LayerKind.EMBEDDING, LayerKind.TRANSFORMER, LayerKind.HEAD):
+            if kind.peak("bfloat16"):
+                assert DEFAULT.layer(kind, replace(asked(), layer=layer)).source != MEASURED
+
+
 def test_whoever_measured_a_kind_goes_before_what_is_shipped() -> None:
     """Own products of half the speed: the layer takes them, and the rest stays the others'."""
     (store,) = (
