@@ -102,20 +102,20 @@ def draw_pool(space: PoolSpace, *, seed: int, size: int) -> tuple[Plan, ...]:
         plan = drawer.draw(forms[number % len(forms)])
         number, in_vain = number + 1, in_vain + 1
         if plan is not None:
-            name = name_of(plan, space.cluster, space.model)
+            name = name_of(plan, space.cluster, space.job, space.model)
             if name not in plans:
                 plans[name] = plan
                 in_vain = 0
     return tuple(plans.values())
 
 
-def name_of(plan: Plan, cluster: Cluster, model: ModelSpec) -> str:
+def name_of(plan: Plan, cluster: Cluster, job: Job, model: ModelSpec) -> str:
     """Stages in order with islands and layers, then what else tells the plan from others.
 
     `fast+slow(3:1)` is a stage whose ranks share each microbatch 3 to 1; `4/2` layers of two
     chunks; `2x16` is 16 microbatches of 2 samples.
     """
-    chosen = chosen_of(plan, cluster, model)
+    chosen = chosen_of(plan, cluster, job, model)
     words = "; ".join(_pipeline_name(each) for each in chosen.pipelines)
     if plan.optimizer_shards > 1:
         words += ", sharded"
@@ -386,7 +386,7 @@ def loop_plan(pricer: Pricer, plan: Plan, *, searched: bool = False) -> LoopPlan
     seconds = step.step_seconds + waiting
     parts = break_down(plan, costs, step, waiting).critical
     return LoopPlan(
-        name=name_of(plan, pricer.cluster, pricer.model),
+        name=name_of(plan, pricer.cluster, pricer.job, pricer.model),
         form=form_of(plan),
         plan=plan,
         predicted_seconds=seconds,

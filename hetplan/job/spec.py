@@ -182,6 +182,14 @@ class TrainerOptions(FileForm):
     otherwise what two neighbours exchange moves both ways at once."""
     context_exchange: bool | None = None
     """Context parallelism by all-to-all of heads instead of ring attention."""
+    overlap_grad_reduce: bool | None = None
+    """Gradients are reduced beside the last microbatch's backward pass."""
+    overlap_param_gather: bool | None = None
+    """Updated parameters are gathered beside the first microbatch's forward pass; goes with
+    overlap_grad_reduce."""
+    tp_comm_overlap: bool | None = None
+    """Tensor-parallel collectives run beside the products next to them, where stages are sequence
+    parallel."""
     expert_dispatcher: ExpertDispatcher | None = None
     """How tokens get to the ranks of their experts: alltoall, deepep or allgather."""
     shared_expert_overlap: bool | None = None

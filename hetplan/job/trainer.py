@@ -23,9 +23,12 @@ native    hetplan's own layers: torch's scaled_dot_product_attention, no dropout
           (hetplan.profiling.layers); sums over islands by its own messages
           (hetplan.runtime.communicator).
 flagscale as megatron, from which it is made; no context parallelism, no engine of DeepSpeed.
+          What it hides only if told so: `--overlap-grad-reduce`, `--overlap-param-gather`,
+          `--tp-comm-overlap`.
 torchtitan torch's scaled_dot_product_attention, no dropout, a loss over a float32 copy
           (components/loss.py), gradients accumulated and reduced in float32
-          (training.mixed_precision_reduce); products in float8 or mxfp8 by torchao. Its layers
+          (training.mixed_precision_reduce), layer by layer beside compute, as FSDP2 does and
+          gathers parameters; products in float8 or mxfp8 by torchao. Its layers
           are PyTorch's operators one by one, unless `--compile.enable` (fused_elementwise).
 any       as megatron, its exchanges too (`Target.batched_interleaving`).
 """
@@ -57,6 +60,9 @@ class TrainerSettings:
     fused_accumulation: bool
     blocking_sends: bool
     context_exchange: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    tp_comm_overlap: bool
     shared_expert_overlap: bool
     expert_dispatcher: ExpertDispatcher
     gradient_precision: Precision
@@ -112,6 +118,9 @@ _MEGATRON = TrainerDefaults(
         fused_accumulation=True,
         blocking_sends=False,
         context_exchange=False,
+        overlap_grad_reduce=False,
+        overlap_param_gather=False,
+        tp_comm_overlap=False,
         expert_dispatcher=ExpertDispatcher.ALLTOALL,
         shared_expert_overlap=False,
         gradient_precision=Precision.FLOAT32,
@@ -129,7 +138,9 @@ TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
     "flagscale": TrainerDefaults(
         own=_MEGATRON.own,
         choices=tuple(
-            name for name in _MEGATRON.choices if name not in ("blocking_sends", "context_exchange")
+            name
+            for name in _MEGATRON.choices
+            if name not in ("blocking_sends", "context_exchange", "tp_comm_overlap")
         ),
     ),
     "torchtitan": TrainerDefaults(
@@ -139,6 +150,8 @@ TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
             fused_accumulation=False,
             fused_elementwise=False,
             summed_overlap=False,
+            overlap_grad_reduce=True,
+            overlap_param_gather=True,
         ),
         choices=("product_format", "fused_elementwise"),
     ),
@@ -201,6 +214,11 @@ def _faults(target: str, precision: Precision, asked: TrainerOptions) -> Iterato
         if value in (None, own) or name in found.choices:
             continue
         yield name, f"{_text(value)}; target {target} always has {_text(own)}; leave it out"
+    reduces = found.own.overlap_grad_reduce
+    if asked.overlap_grad_reduce is not None:
+        reduces = asked.overlap_grad_reduce
+    if asked.overlap_param_gather and not reduces:
+        yield "overlap_param_gather", "true; it goes with overlap_grad_reduce: set both"
     gradients = asked.gradient_precision
     wide = (None, precision, Precision.FLOAT32)
     if gradients not in wide and "gradient_precision" in found.choices:

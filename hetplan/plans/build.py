@@ -10,12 +10,13 @@ replica entry per island.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from hetplan.cluster.spec import Cluster, Island, Link
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import (
@@ -46,14 +47,14 @@ SELECTIVE_MODULES = (RecomputeModule.CORE_ATTENTION,)
 """What a chosen stage that recomputes selectively runs again."""
 
 
-def chosen_of(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) -> ChosenPlan:
+def chosen_of(plan: Plan, cluster: Cluster, job: Job, model: ModelSpec | None = None) -> ChosenPlan:
     """The choices that make this plan, but for the numbers of its devices.
 
     Without a model the only layer behind the transformer layers is the head. An InputError names
     what no choices can say: recomputation of other parts than attention, shards that are not all
-    ranks of every stage, offloading, overlap.
+    ranks of every stage, offloading, another overlap than that of the job's trainer.
     """
-    faults = tuple(_beyond_choices(plan))
+    faults = tuple(_beyond_choices(plan, job))
     if faults:
         raise InputError(*faults)
     total = max(chunk.stop for stage in plan.stages for chunk in stage.chunks)
@@ -88,7 +89,7 @@ def _chosen_stage(cluster: Cluster, stage: Stage, end: int) -> ChosenStage:
     )
 
 
-def _beyond_choices(plan: Plan) -> Iterator[Fault]:
+def _beyond_choices(plan: Plan, job: Job) -> Iterator[Fault]:
     for field, _, stage in plan.named_stages():
         asks = stage.recompute
         if asks.layers is not None:
@@ -109,9 +110,20 @@ def _beyond_choices(plan: Plan) -> Iterator[Fault]:
     if plan.optimizer_offload:
         message = f"{plan.optimizer_offload}; searched plans keep optimizer state on the device"
         yield Fault(field="optimizer_offload", message=message)
-    if replace(plan.overlap, send=False) != OverlapSettings():
-        message = "searched plans overlap what a plan does by default, and sends"
+    shapes = [Shape.of(each) for stage in plan.stages for each in stage.replicas]
+    if replace(plan.overlap, send=False) != overlap_of(job, shapes, plan.sharding):
+        message = "searched plans overlap what the job's trainer does, and sends"
         yield Fault(field="overlap", message=message)
+
+
+def overlap_of(job: Job, shapes: Iterable[Shape], sharding: Sharding) -> OverlapSettings:
+    """What the trainer of the job runs beside compute in a plan of stages of these shapes."""
+    settings = trainer_settings(job)
+    return OverlapSettings(
+        reduction=settings.overlap_grad_reduce,
+        gathering=settings.overlap_param_gather and sharding is not Sharding.NONE,
+        tensor_parallel=settings.tp_comm_overlap and all(each.sequence_parallel for each in shapes),
+    )
 
 
 def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) -> Plan:
@@ -147,14 +159,16 @@ def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) ->
             )
         )
     shards = _all_shards(pipelines) if chosen.sharding is not Sharding.NONE else 1
+    sharding = chosen.sharding if shards > 1 else Sharding.NONE
+    shapes = (part.shape for each in chosen.pipelines for s in each.stages for part in s.parts)
     return assemble_plan(
         model,
         cluster,
         job,
         pipelines,
-        sharding=chosen.sharding if shards > 1 else Sharding.NONE,
+        sharding=sharding,
         optimizer_shards=shards,
-        overlap=OverlapSettings(send=chosen.early_sends),
+        overlap=replace(overlap_of(job, shapes, sharding), send=chosen.early_sends),
     )
 
 

@@ -17,7 +17,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import stages_with_room
-from hetplan.plans.build import plan_of
+from hetplan.plans.build import overlap_of, plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import own_depth
@@ -83,7 +83,7 @@ class Layout:
     offload: float = 0.0
     """Part of the optimizer state in host memory."""
     overlap: tuple[str, ...] | None = None
-    """Names of OVERLAPS that run beside compute; None: as `OverlapSettings` has them."""
+    """Names of OVERLAPS that run beside compute; None: what the job's trainer does."""
 
 
 def plan_of_layout(layout: Layout, model: ModelSpec, cluster: Cluster, job: Job) -> Plan:
@@ -104,13 +104,18 @@ def plan_of_layout(layout: Layout, model: ModelSpec, cluster: Cluster, job: Job)
     sharding, shards = _sharding(layout, job, dp * layout.cp)
     (placed,) = plan.pipelines
     placed_stages = tuple(replace(stage, recompute=recompute) for stage in placed.stages)
+    shapes = [part.shape for stage in pipeline.stages for part in stage.parts]
     plan = replace(
         plan,
         pipelines=(replace(placed, stages=placed_stages),),
         sharding=sharding,
         optimizer_shards=shards,
         optimizer_offload=layout.offload,
-        overlap=_overlap(layout.overlap),
+        overlap=(
+            overlap_of(job, shapes, sharding)
+            if layout.overlap is None
+            else _overlap(layout.overlap)
+        ),
     )
     faults = check_plan(plan, model, cluster, job)
     if faults:
@@ -225,9 +230,7 @@ def _sharding(layout: Layout, job: Job, copies: int) -> tuple[Sharding, int]:
     return (Sharding.NONE, 1) if shards == 1 else (level, shards)
 
 
-def _overlap(names: tuple[str, ...] | None) -> OverlapSettings:
-    if names is None:
-        return OverlapSettings()
+def _overlap(names: tuple[str, ...]) -> OverlapSettings:
     known = dict(OVERLAPS)
     for name in names:
         if name not in known:

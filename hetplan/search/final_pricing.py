@@ -92,7 +92,7 @@ def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> StepCost:
     """
     step = pricer.step(plan)
     more = step.step_seconds - offer.seconds
-    if abs(more) > AGREEMENT * offer.seconds and not (more > 0 and _may_be_slower(step)):
+    if abs(more) > AGREEMENT * offer.seconds and not (more > 0 and _may_be_slower(step, plan)):
         raise WrongOfferError(
             offer,
             f"the search priced the plan at {offer.seconds!r} s, its estimate is "
@@ -101,11 +101,13 @@ def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> StepCost:
     return step
 
 
-def _may_be_slower(step: StepCost) -> bool:
+def _may_be_slower(step: StepCost, plan: Plan) -> bool:
     """Where a plan can be slower than its numbers in the search say: links that several boundaries
-    share, stages of several parts of which now one, now another is the slowest, and several tp,
-    which pad the vocabulary further.
+    share, stages of several parts of which now one, now another is the slowest, several tp, which
+    pad the vocabulary further, and reductions that another plan's compute would hide better.
     """
+    if plan.overlap.reduction:
+        return True
     degrees = {stage.unit.replica.tp for pipeline in step.work for stage in pipeline.stages}
     return len(degrees) > 1 or any(
         pipeline.shares or any(len(stage.units) > 1 for stage in pipeline.stages)
@@ -117,7 +119,7 @@ def offer_starts(start: Sequence[Plan], best: Best, evaluator: PlanEvaluator) ->
     """Plans that the caller knows; those that the job does not allow are left out."""
     for plan in start:
         try:
-            chosen = chosen_of(plan, evaluator.cluster)
+            chosen = chosen_of(plan, evaluator.cluster, evaluator.job)
         except InputError:
             continue
         legal = evaluator.legal(chosen)

@@ -231,7 +231,7 @@ def _same_layout(result: SearchResult, question: Question) -> Plan | None:
     if job.global_batch_size != inputs.job.global_batch_size:
         return None
     try:
-        chosen = chosen_of(result.plan, inputs.cluster, inputs.model)
+        chosen = chosen_of(result.plan, inputs.cluster, inputs.job, inputs.model)
         plan = plan_of(inputs.model, allowed_cluster(question.cluster, job), job, chosen)
     except InputError:
         return None

@@ -72,9 +72,12 @@ def placed_of(plan: Plan) -> tuple[PlacedPipeline, ...]:
     )
 
 
-def judge(one: Listed) -> Verdict:
-    """Whether the search and the oracle agree."""
+def judge(one: Listed, **options: bool) -> Verdict:
+    """Whether the search and the oracle agree, with these options of the trainer."""
     made = one.instance()
+    if options:
+        trainer = replace(made.job.trainer, **options)  # type: ignore[arg-type]
+        made = replace(made, job=replace(made.job, trainer=trainer))
     predictor = FittedPredictor.datasheet_only()
     axes = tuple(sorted(axes_of(made), key=[*AXES].index))
     prices = Prices(made.model, made.cluster, made.job, predictor)

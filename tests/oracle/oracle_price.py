@@ -17,6 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 from oracle_memory import Held, parameters_at, peak_bytes
+from oracle_overlap import hidden_beside
 from oracle_replay import Floats, Program, pipeline_ends, program
 
 from hetplan.cluster.spec import Cluster, Link
@@ -26,6 +27,7 @@ from hetplan.cost.step_model.hops import Hop, hop_between
 from hetplan.cost.step_model.units import Settings, Unit, make_unit
 from hetplan.cost.terms import seconds_of, seconds_of_parts
 from hetplan.job.spec import Job, Precision
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import (
@@ -404,13 +406,20 @@ class Prices:
         for p, each in enumerate(pipelines):
             for s, stage in enumerate(each.stages):
                 own[p][s] = held[p][s] = sum(costs.parameters(lead[p][s], stage.chunks))
+        beside = trainer_settings(self.job).overlap_grad_reduce
+        reduced = [[0.0] * len(each) for each in ends]
         for ranks, members in self.reductions(costs, pipelines, lead):
             seconds = costs.reduction(ranks, max(count for _, _, count in members))
             done = max(arrive[p][s] for p, s, _ in members) + seconds
             for p, s, count in members:
-                arrive[p][s] = done
+                reduced[p][s] += seconds
+                arrive[p][s] = float(ends[p][s]) if beside else done
                 leave[p][s] += costs.gathering(ranks, count)
                 own[p][s] += count / costs.sharded_by(ranks) - count
+        for p, each in enumerate(pipelines) if beside else ():
+            for s in range(len(each.stages)):
+                arrive[p][s] += hidden_beside(costs, each, s, reduced[p][s], gathers=False)
+                leave[p][s] = hidden_beside(costs, each, s, leave[p][s], gathers=True)
         for p, each in enumerate(pipelines):
             for s, stage in enumerate(each.stages):
                 unit = costs.layers(lead[p][s], stage.recompute)[0]

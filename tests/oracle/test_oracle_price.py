@@ -66,7 +66,7 @@ def _compare(one: Listed) -> int:
         assert [[stage.replicas for stage in each.stages] for each in plan.pipelines] == [
             [stage.replicas for stage in each.stages] for each in found.pipelines
         ]
-        assert chosen_of(plan, made.cluster, made.model) == chosen
+        assert chosen_of(plan, made.cluster, made.job, made.model) == chosen
         if math.isinf(own.seconds):
             with pytest.raises(InputError, match="wait for itself"):
                 pricer.step(plan)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from oracle_instances import (
     MIN_INSTANCES,
+    PRICED,
     Listed,
     axes_of,
     every_pair,
@@ -50,6 +51,16 @@ def test_search_equals_the_oracle(block: int) -> None:
     chosen = small[:: len(small) // SAMPLE][:SAMPLE][block::BLOCKS]
     outcomes = Counter(each.outcome for each in _checked(chosen))
     assert outcomes["equal"] > 0
+
+
+@pytest.mark.parametrize("block", seeds(4))
+def test_search_equals_the_oracle_where_compute_hides_reductions(block: int) -> None:
+    of = ("megatron", "flagscale")
+    rows = [row for row in listed() if row.target in of and 40 <= row.plans <= 400]
+    rows = [row for row in rows if not set(row.wanted) & set(PRICED)][:: len(rows) // 40][block::4]
+    found = [judge(row, overlap_grad_reduce=True, overlap_param_gather=True) for row in rows]
+    assert not [f"{each.number}: {each.text}" for each in found if each.outcome == "FAULT"]
+    assert sum(each.outcome == "equal" for each in found) > len(found) / 2
 
 
 def test_every_pair_of_axes_is_on_together() -> None:

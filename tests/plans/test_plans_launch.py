@@ -99,4 +99,4 @@ def test_choices_of_plans_that_no_search_makes_are_refused() -> None:
     case = plain_case("any")
     plan = replace(case.plan, optimizer_offload=0.5)
     with pytest.raises(InputError, match="keep optimizer state on the device"):
-        chosen_of(plan, case.cluster)
+        chosen_of(plan, case.cluster, case.job)

@@ -98,7 +98,7 @@ def test_pipelines_share_an_island_by_whole_stages() -> None:
     job = small_job(3 + 4 + 2, "native")
     plan = plan_of(model, cluster, job, chosen)
     assert check_plan(plan, model, cluster, job) == ()
-    assert chosen_of(plan, cluster) == chosen
+    assert chosen_of(plan, cluster, job) == chosen
     devices = [
         [expand(stage.replicas[0].devices) for stage in pipeline.stages]
         for pipeline in plan.pipelines

@@ -205,7 +205,7 @@ def of_stages(
     )
     chosen = ChosenPlan(pipelines=(pipeline,), sharding=sharding)
     plan = plan_of(model, cluster, job, chosen)
-    assert chosen_of(plan, cluster, model) == chosen
+    assert chosen_of(plan, cluster, job, model) == chosen
     return [str(fault) for fault in check_plan(plan, model, cluster, job)]
 
 

@@ -73,7 +73,7 @@ def test_every_plan_of_a_family_is_legal_and_comes_back_as_it_was_chosen(trainer
                 continue
             plan = plan_of(model, cluster, job, chosen)
             assert check_plan(plan, model, cluster, job) == (), chosen
-            back = chosen_of(plan, cluster)
+            back = chosen_of(plan, cluster, job)
             # Where every weight has one copy there is nothing to shard.
             sharding = chosen.sharding if plan.optimizer_shards > 1 else Sharding.NONE
             assert back == replace(chosen, sharding=sharding)

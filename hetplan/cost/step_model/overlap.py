@@ -28,8 +28,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link
+from hetplan.cost.arrays import Floats
 from hetplan.errors import InputError
 
 ASSUMED_COMMUNICATION_SLOWDOWN = 1.1256
@@ -153,6 +156,19 @@ def in_buckets(
     buckets = max(1.0, buckets)
     most = min(communication_seconds, compute_seconds * slow.compute / slow.communication)
     return _overlap(communication_seconds, most * (1.0 - 1.0 / buckets), slow)
+
+
+def least_added(
+    communication_seconds: Floats, compute_seconds: Floats, buckets: Floats, slow: Slowdowns
+) -> Floats:
+    """The least that `in_buckets` adds to the step with no more compute and no more buckets."""
+    most = np.minimum(
+        communication_seconds, compute_seconds * (slow.compute / slow.communication)
+    ) * (1.0 - 1.0 / buckets)
+    per_second = 1.0 - slow.communication * (1.0 - 1.0 / slow.compute)
+    # Where running both is slower than one after the other, hiding nothing is the least.
+    found: Floats = communication_seconds - most * max(0.0, per_second)
+    return found
 
 
 def reduction_of_chunks(

@@ -39,6 +39,7 @@ from hetplan.cost.step_model.step import compose, norm_parts
 from hetplan.cost.terms import seconds_of_parts
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.plan import LayerRange, Plan, RecomputeGranularity, Sharding
 from hetplan.plans.targets import target
@@ -539,7 +540,11 @@ class Enumeration:
     def _rate(
         self, costs: PlanCosts, work: Sequence[PipelineWork], stages: Sequence[int], p: int
     ) -> float:
-        """Least seconds per parameter of pipeline p's stage, where these stages reduce together."""
+        """Least seconds per parameter of pipeline p's stage, where these stages reduce together;
+        0 where compute may hide them.
+        """
+        if trainer_settings(self._job).overlap_grad_reduce:
+            return 0.0
         settings, members = costs.settings, [work[q].stages[s] for q, s in enumerate(stages)]
         replicas = [unit.replica for stage in members for unit in stage.units]
         key = (settings.sharding, settings.model.vocab_size, p, *replicas, settings.shards)

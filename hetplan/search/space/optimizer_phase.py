@@ -4,6 +4,10 @@ Reduction, update and gathering are functions of the parameters on a rank, which
 units. Most laws are straight lines over long ranges of parameters, so they are asked at few of them
 and read off in between: `filled` cuts a range where the lines at its ends meet, until three points
 inside lie on its chord, to the last digits. A law that bends everywhere is asked everywhere.
+
+Reduction and gathering that run beside compute take what is left of them (`overlap`). That of a
+plan depends on its recomputation, its chunks and its parts; here every stage hides as much as it
+could with any of them, so that no plan takes less.
 """
 
 from __future__ import annotations
@@ -17,10 +21,13 @@ import numpy.typing as npt
 from hetplan.cost.arrays import Floats
 from hetplan.cost.step_model.end_of_step import EndOfStep
 from hetplan.cost.step_model.groups import Copies, copies_of, holders_of
+from hetplan.cost.step_model.overlap import bucket_count, least_added, slowdowns
 from hetplan.cost.terms import Part, seconds_of_parts
+from hetplan.plans.build import overlap_of
+from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Sharding
-from hetplan.search.space.family import Mesh
+from hetplan.search.space.family import Family, Mesh
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import ROLES
 
@@ -76,7 +83,7 @@ class Ends:
         return found
 
     def least(
-        self, mesh: Mesh, sharding: Sharding, most: Sequence[int], waited: npt.NDArray[np.bool_]
+        self, mesh: Mesh, family: Family, most: Sequence[int], waited: npt.NDArray[np.bool_]
     ) -> tuple[Floats, Floats]:
         """(reduction, update and gathering), each of the part that is waited for and has least.
 
@@ -85,10 +92,46 @@ class Ends:
         reduction, leaving = np.full(waited.shape[1:], np.inf), np.full(waited.shape[1:], np.inf)
         for part, here in enumerate(waited):
             if here.any():
-                end = self.of(mesh, part, sharding, most)
+                end = self._beside(self.of(mesh, part, family.sharding, most), mesh, part, family)
                 np.minimum(reduction, end.reduction, out=reduction, where=here)
                 np.minimum(leaving, end.update + end.gathering, out=leaving, where=here)
         return reduction, leaving
+
+    def _beside(self, end: EndTimes, mesh: Mesh, part: int, family: Family) -> EndTimes:
+        """The same with what the job's trainer hides beside compute, at most."""
+        placed, shape = self.placed, mesh.shapes[part]
+        overlap = overlap_of(placed.job, mesh.shapes, family.sharding)
+        if not overlap.reduction:
+            return end
+        island = mesh.islands[part]
+        passes = placed.passes(island, shape, family.recompute)
+        slow = slowdowns(placed.cluster.islands[island].device)
+        n = np.arange(placed.units.count + 1, dtype=np.float64)
+        # The last group of microbatches goes through one chunk after the other.
+        turns = 1 if family.virtual_stages == 1 else family.num_microbatches
+        one = len(mesh.shapes) == 1 and turns == 1
+        buckets = self._buckets(shape, n) if one else np.full((ROLES, n.size), np.inf)
+
+        def left(seconds: Floats, unit: Floats, extra: Floats) -> Floats:
+            longest = (unit[None, :, None] * n + extra[:, :, None]).max(axis=1) * turns
+            return least_added(seconds, longest, buckets, slow)
+
+        return replace(
+            end,
+            reduction=left(end.reduction, passes.backward, passes.extra_backward),
+            gathering=(
+                left(end.gathering, passes.forward, passes.extra_forward)
+                if overlap.gathering
+                else end.gathering
+            ),
+        )
+
+    def _buckets(self, shape: Shape, n: Floats) -> Floats:
+        """[4, L + 1] buckets of the gradients of a stage of so many units."""
+        weights = self.placed.weights(shape)
+        held = np.array([sum(each) for each in weights.extra])[:, None] + n * sum(weights.unit)
+        ranks = shape.dp * shape.cp
+        return np.array([[bucket_count(count, ranks) for count in row] for row in held.tolist()])
 
     def _computed(
         self, mesh: Mesh, slowest: int, sharding: Sharding, most: tuple[int, ...]

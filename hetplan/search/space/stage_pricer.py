@@ -245,6 +245,7 @@ class StagePricer:
         self, place: Island, shape: Shape, groups: Groups, model: ModelSpec, *, selective: bool
     ) -> LayerPricer:
         choice = RecomputeGranularity.SELECTIVE if selective else RecomputeGranularity.NONE
+        beside = trainer_settings(self.job).tp_comm_overlap and shape.sequence_parallel
         return LayerPricer(
             model=model,
             real_vocab_size=self.model.vocab_size,
@@ -252,7 +253,7 @@ class StagePricer:
             job=job_on(place.device, self.job),
             shape=shape,
             recompute=RECOMPUTE[choice],
-            overlap=OverlapSettings(),
+            overlap=OverlapSettings(tensor_parallel=beside),
             groups=groups,
             known=self.known,
             predictor=self._caching,

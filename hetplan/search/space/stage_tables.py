@@ -154,7 +154,7 @@ class StageTables:
         `most`: [4, M] units that fit at all.
         """
         each = [
-            self.ends.least(mesh, family.sharding, fits, waited)
+            self.ends.least(mesh, family, fits, waited)
             for mesh, waited, fits in zip(family.meshes, waited_for, most.T.tolist(), strict=True)
         ]
         leaving = np.stack([left for _, left in each], axis=1)

@@ -126,7 +126,8 @@ def torchtitan_facts(text: LaunchText, num_layers: int | None = None) -> LaunchF
         tied_embeddings=None,
         stage_recompute=(recompute,) * mesh.pp,
         optimizer_instances=max(1, mesh.dp * mesh.cp // shards) if shards > 1 else 1,
-        overlap=OverlapSettings(),
+        # FSDP2 does both, and nothing turns it off.
+        overlap=OverlapSettings(reduction=True, gathering=True),
         schedule=schedule,
         gradient_clipping=fraction_of(text, 1.0, "max-norm") < _NEVER,
         options=TrainerOptions(
