@@ -107,7 +107,7 @@ class TableMaker:
         plain = replace(family, schedule="1f1b", virtual_stages=1, most_extra_depth=0)
         found = self._unchunked.get(plain)
         if found is None:
-            found = self._unchunked[plain] = self.space(plain)
+            found = self._unchunked[plain] = self.stage_tables.of(plain, chunked=True)
         return found
 
     def chunk_memory(self, family: Family) -> ChunkMemory:

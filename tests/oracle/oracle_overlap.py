@@ -52,6 +52,21 @@ def hidden_beside(
     return seconds - hidden + both * (1.0 - 1.0 / slow.compute)
 
 
+def hidden_part(
+    costs: Costs, pipeline: PlacedPipeline, s: int, seconds: float, part: float
+) -> float:
+    """The same of one of several groups of a stage: beside this part of one backward pass."""
+    stage = pipeline.stages[s]
+    at, _, backward = costs.stage(stage)
+    replica = stage.replicas[at]
+    slow = slowdowns(costs.cluster.island_of_device(replica.devices[0].start).device)
+    whole = sum(costs.parameters(replica, stage.chunks))
+    buckets = bucket_count(part * whole, replica.dp * replica.cp)
+    passes = [part * sum(backward) / buckets] * buckets
+    both = _both(passes, [seconds / buckets] * buckets, slow.compute, slow.communication)
+    return seconds - both / slow.communication + both * (1.0 - 1.0 / slow.compute)
+
+
 def _both(leads: list[float], follows: list[float], lead_slow: float, follow_slow: float) -> float:
     """Seconds in which both run; an item of `follows` waits for the same item of `leads`."""
     leads, follows = [*leads], [*follows]

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 from oracle_memory import Held, parameters_at, peak_bytes
-from oracle_overlap import hidden_beside
+from oracle_overlap import hidden_beside, hidden_part
 from oracle_replay import Floats, Program, pipeline_ends, program
 
 from hetplan.cluster.spec import Cluster, Link
@@ -407,18 +407,25 @@ class Prices:
             for s, stage in enumerate(each.stages):
                 own[p][s] = held[p][s] = sum(costs.parameters(lead[p][s], stage.chunks))
         beside = trainer_settings(self.job).overlap_grad_reduce
+        alone = all(len(stage.replicas) == 1 for each in pipelines for stage in each.stages)
         reduced = [[0.0] * len(each) for each in ends]
         for ranks, members in self.reductions(costs, pipelines, lead):
             seconds = costs.reduction(ranks, max(count for _, _, count in members))
-            done = max(arrive[p][s] for p, s, _ in members) + seconds
+            start = max(arrive[p][s] for p, s, _ in members)
             for p, s, count in members:
-                reduced[p][s] += seconds
-                arrive[p][s] = float(ends[p][s]) if beside else done
+                if not beside:
+                    arrive[p][s] = start + seconds
+                elif alone:
+                    reduced[p][s] += seconds
+                else:
+                    part = count / held[p][s]
+                    arrive[p][s] = start + hidden_part(costs, pipelines[p], s, seconds, part)
                 leave[p][s] += costs.gathering(ranks, count)
                 own[p][s] += count / costs.sharded_by(ranks) - count
         for p, each in enumerate(pipelines) if beside else ():
             for s in range(len(each.stages)):
-                arrive[p][s] += hidden_beside(costs, each, s, reduced[p][s], gathers=False)
+                if alone:
+                    arrive[p][s] += hidden_beside(costs, each, s, reduced[p][s], gathers=False)
                 leave[p][s] = hidden_beside(costs, each, s, leave[p][s], gathers=True)
         for p, each in enumerate(pipelines):
             for s, stage in enumerate(each.stages):

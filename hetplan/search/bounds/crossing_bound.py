@@ -470,7 +470,8 @@ class CrossingBounds:
         for k in self._far(family, held):
             mesh, most = family.meshes[k], int(held.cap[:, k, 0].max())
             waited = np.ones((len(mesh.islands), ROLES, held.units + 1), dtype=np.bool_)
-            times = self.ends.least(mesh, family, (most,) * ROLES, waited)
+            chunked = family.virtual_stages > 1
+            times = self.ends.least(mesh, family, (most,) * ROLES, waited, chunked=chunked)
             # Growing, and a stage at an end of the pipeline has more to sum up.
             seconds = np.sum(times, axis=0)[MIDDLE]
             held.after[k] = np.minimum.accumulate(seconds[::-1])[::-1]

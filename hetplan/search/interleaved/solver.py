@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from hetplan.cost.arrays import Ints
+from hetplan.job.trainer import trainer_settings
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.pieces import own_depth
 from hetplan.search.family_solver import FamilySolver, chosen_of_slots
@@ -71,6 +72,8 @@ _MAX_WORK = 50_000_000
 each (measured)."""
 _GENERAL_CUTS = 2_000
 """The same where the general replay has to be asked, at 0.3 ms each."""
+_OFFERED = 100
+"""Cuts of a row that are priced whole where compute hides reductions, at a millisecond each."""
 _EFFORT = 2_000_000
 """Places that are looked at for one list of cuts."""
 
@@ -193,9 +196,21 @@ class InterleavedSolver(FamilySolver):
         if seconds < NEVER:
             self._offer(row, variant, units, seconds, best)
 
-    def _offer(self, row: Row, variant: Ints, units: Ints, seconds: float, best: Best) -> None:
+    def _offer(self, row: Row, variant: Ints, units: Ints, seconds: float, best: Best) -> float:
+        """Offer the cut if it is wanted; its seconds, by its whole price where it was asked."""
         if seconds < best.wanted(self.index):
-            best.offer(self.index, self._chosen(row, variant, units), seconds)
+            chosen = self._chosen(row, variant, units)
+            if self._hides:
+                seconds = max(seconds, self._maker.evaluator.seconds(chosen))
+            best.offer(self.index, chosen, seconds)
+        return seconds
+
+    @cached_property
+    def _hides(self) -> bool:
+        """Whether compute hides reductions: by how much depends on the chunks, which rows leave
+        open.
+        """
+        return trainer_settings(self._maker.job).overlap_grad_reduce
 
     def _prove(self, best: Best) -> None:
         """Bound every row, list the cuts that are left open, and raise the family's bound."""
@@ -289,15 +304,18 @@ class InterleavedSolver(FamilySolver):
         target, lockstep = best.target, row.arrays.lockstep
         most = min(_MAX_CUTS if lockstep else _GENERAL_CUTS, max(0, left // row.work))
         cuts, count, whole = list_cuts(row.arrays, bound, target, most, _EFFORT)
-        if lockstep:
+        best.replays += count
+        if lockstep and not self._hides:
             seconds, at = fastest(row.arrays, cuts, count)
+            if at >= 0:
+                self._offer(row, cuts[at, 0], cuts[at, 1], seconds, best)
         else:
             steps = [row.seconds(*cuts[i]) for i in range(count)]
-            at = int(np.argmin(steps)) if steps else -1
-            seconds = steps[at] if steps else NEVER
-        best.replays += count
-        if at >= 0:
-            self._offer(row, cuts[at, 0], cuts[at, 1], seconds, best)
+            order = np.argsort(steps, kind="stable").tolist()
+            some = order[: _OFFERED if self._hides else 1]
+            priced = [self._offer(row, cuts[at, 0], cuts[at, 1], steps[at], best) for at in some]
+            rest = [steps[at] for at in order[len(some) :]]
+            seconds = min((*priced, *rest), default=NEVER)
         return min(target, max(seconds, bound.seconds)) if whole else bound.seconds
 
     def _chosen(self, row: Row, variant: Ints, units: Ints) -> ChosenPlan:

@@ -83,21 +83,31 @@ class Ends:
         return found
 
     def least(
-        self, mesh: Mesh, family: Family, most: Sequence[int], waited: npt.NDArray[np.bool_]
+        self,
+        mesh: Mesh,
+        family: Family,
+        most: Sequence[int],
+        waited: npt.NDArray[np.bool_],
+        *,
+        chunked: bool,
     ) -> tuple[Floats, Floats]:
         """(reduction, update and gathering), each of the part that is waited for and has least.
 
-        `waited`: [parts, 4, L + 1] whether the others may wait for a part.
+        `waited`: [parts, 4, L + 1] whether the others may wait for a part. `chunked`: stages may
+        have several chunks of their layers.
         """
         reduction, leaving = np.full(waited.shape[1:], np.inf), np.full(waited.shape[1:], np.inf)
         for part, here in enumerate(waited):
             if here.any():
-                end = self._beside(self.of(mesh, part, family.sharding, most), mesh, part, family)
+                alone = self.of(mesh, part, family.sharding, most)
+                end = self._beside(alone, mesh, part, family, chunked=chunked)
                 np.minimum(reduction, end.reduction, out=reduction, where=here)
                 np.minimum(leaving, end.update + end.gathering, out=leaving, where=here)
         return reduction, leaving
 
-    def _beside(self, end: EndTimes, mesh: Mesh, part: int, family: Family) -> EndTimes:
+    def _beside(
+        self, end: EndTimes, mesh: Mesh, part: int, family: Family, *, chunked: bool
+    ) -> EndTimes:
         """The same with what the job's trainer hides beside compute, at most."""
         placed, shape = self.placed, mesh.shapes[part]
         overlap = overlap_of(placed.job, mesh.shapes, family.sharding)
@@ -108,9 +118,9 @@ class Ends:
         slow = slowdowns(placed.cluster.islands[island].device)
         n = np.arange(placed.units.count + 1, dtype=np.float64)
         # The last group of microbatches goes through one chunk after the other.
-        turns = 1 if family.virtual_stages == 1 else family.num_microbatches
-        one = len(mesh.shapes) == 1 and turns == 1
-        buckets = self._buckets(shape, n) if one else np.full((ROLES, n.size), np.inf)
+        turns = family.num_microbatches if chunked else 1
+        plain = len(mesh.shapes) == 1 and not chunked
+        buckets = self._buckets(shape, n) if plain else np.full((ROLES, n.size), np.inf)
 
         def left(seconds: Floats, unit: Floats, extra: Floats) -> Floats:
             longest = (unit[None, :, None] * n + extra[:, :, None]).max(axis=1) * turns

@@ -23,6 +23,7 @@ from hetplan.cost.step_model.groups import shares_anything
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
@@ -79,6 +80,8 @@ def is_exact(placed: StagePricer, family: Family) -> bool:
     """Whether the space of the family says what its plans cost, and not a little less."""
     if shares_anything(placed.cluster) or (family.early_sends and _slow_sends(placed.cluster)):
         return False
+    if trainer_settings(placed.job).overlap_grad_reduce and len(family.recompute) > 1:
+        return False  # how much is hidden depends on the recomputation
     return alike_padded(placed, family) and all(
         _alike_parts(placed, family, mesh) for mesh in family.meshes if len(mesh.islands) > 1
     )

@@ -65,13 +65,14 @@ class StageTables:
         """Ends of the step of the job's meshes."""
         return Ends(self.stage_pricer)
 
-    def of(self, family: Family) -> StageTable:
+    def of(self, family: Family, *, chunked: bool = False) -> StageTable:
         """Exact costs of every stage, boundary and end of step of the family's plans.
 
         They add up to the step of the plan without shared links (`hetplan.cost.step_model`). Where
         parts of a stage take turns at being the slowest, plans with several tp pad the vocabulary
         further than a stage's own tp asks, or early sends take compute units of the passes beside
-        them, the numbers are a little less than the plan's.
+        them, the numbers are a little less than the plan's, as are ends of the step that run beside
+        compute. `chunked`: also of stages with several chunks, for what that changes.
         An InputError for models without units, and where the predictor lacks something.
         """
         meshes, units = family.meshes, self.units
@@ -85,7 +86,9 @@ class StageTables:
         if clips:
             norm_inside = np.array([self.transfers.norm_inside(mesh) for mesh in meshes])
         most_layers = self._memory(family, flights)
-        after, leaving = self._after(family, waited_for, most_layers[..., 1].max(axis=0))
+        chunked = chunked or family.virtual_stages > 1
+        fits = most_layers[..., 1].max(axis=0)
+        after, leaving = self._after(family, waited_for, fits, chunked=chunked)
         after += float(norm_inside.min())
         masks = np.array([mesh.mask for mesh in meshes], dtype=np.int64)
         pin, trainer = self.job.pin, target(self.job.target)
@@ -147,14 +150,14 @@ class StageTables:
         return mesh_matches(mesh, self.stage_pricer.cluster, place)
 
     def _after(
-        self, family: Family, waited_for: Sequence[Bools], most: Ints
+        self, family: Family, waited_for: Sequence[Bools], most: Ints, *, chunked: bool
     ) -> tuple[Floats, Floats]:
         """[4, M, L + 1] after the last backward pass, and of that what waits for all stages.
 
         `most`: [4, M] units that fit at all.
         """
         each = [
-            self.ends.least(mesh, family, fits, waited)
+            self.ends.least(mesh, family, fits, waited, chunked=chunked)
             for mesh, waited, fits in zip(family.meshes, waited_for, most.T.tolist(), strict=True)
         ]
         leaving = np.stack([left for _, left in each], axis=1)
