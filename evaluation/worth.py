@@ -155,7 +155,7 @@ def _pairs(folder: Path, predictor: FittedPredictor) -> Iterator[dict[str, Any]]
     groups: dict[tuple[object, ...], dict[str, PredictedRun]] = {}
     for run in predict_rows(rows, (folder,), predictor)[0]:
         row = run.row
-        shape = (row.layers, row.hidden, row.ffn_hidden, row.num_experts, row.seq, row.gpus)
+        shape = (row.model, row.layers, row.hidden, row.num_experts, row.seq, row.gpus)
         known = groups.setdefault((*shape, row.product_format, row.source), {})
         kind = run.estimate.kinds[0].device
         if kind not in known or _measured(run) > _measured(known[kind]):
