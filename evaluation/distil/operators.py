@@ -9,9 +9,9 @@ gemm.csv     forward products of random data in bursts (sglang; FP8 and NVFP4: T
              and more reach .78 to .80 of its peak, A100's products in loops of profilers .79).
 attention_training.csv   forward and backward of whole kernels, as they are.
 attention_forward.csv    kernels of serving, which read a paged cache: their times are divided by
-             how much longer they take than the kind's training kernels of the same length (median;
-             `PAGED` where the kind has none). Backward passes where only these are: `BACKWARD`
-             times the forward's.
+             how much longer they take than training kernels of the same length and no fewer heads
+             (`_paged`): the kind's own, those of a board of the same chip, or by `PAGED`. Backward
+             passes where only these are: `BACKWARD` times the forward's.
 norms.csv    RMSNorm by cuDNN's kernels, forward and backward.
 
 Ascend's rows are left out: their label is in doubt (trap 7). So is moe.csv: its kernels are
@@ -27,13 +27,15 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from evaluation.accuracy.unit_data import MICROSECOND, Notes, Row, each_row, population, read_rows
 from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.operators import OperatorClass
+from hetplan.predict.datasheet import known_kinds
+from hetplan.predict.kinds.operators import same_chip
 from hetplan.profiling.samples import OperatorPhase, OperatorSample, ProfileSet
 
 KINDS: Mapping[str, str] = {
@@ -188,19 +190,22 @@ def _thinned(samples: Sequence[OperatorSample], most: int = MAX_SHAPES) -> list[
     return [ordered[int(at * step)] for at in range(int(len(ordered) / step))]
 
 
-_Length = tuple[str, int]
-
-
 def _attention(folder: Path, notes: Notes) -> Iterator[OperatorSample]:
     training = list(_training_attention(folder / "attention_training.csv", notes))
-    level = {(each.device, each.m): _rate(each) for each in training if each.phase == _FORWARD}
     with_backward = {each.device for each in training}
     yield from training
     serving: dict[str, list[OperatorSample]] = {}
     for each in _serving_attention(folder / "attention_forward.csv", notes):
         serving.setdefault(each.device, []).append(each)
+    plain = [each for each in training if each.phase == _FORWARD]
+    known = {kind: _paged(samples, plain) for kind, samples in serving.items()}
+    kinds = known_kinds()
     for kind, samples in serving.items():
-        ratio = _paged(samples, level)
+        near = [
+            known[kind],
+            *(known[each] for each in known if same_chip(kinds[each], kinds[kind])),
+        ]
+        ratio = next((each for each in near if each is not None), PAGED)
         for each in _thinned(samples, MAX_SHAPES // 3):
             forward = _times(each, 1.0 / ratio)
             yield forward
@@ -208,15 +213,23 @@ def _attention(folder: Path, notes: Notes) -> Iterator[OperatorSample]:
                 yield replace(_times(forward, BACKWARD), phase=_BACKWARD)
 
 
-def _paged(samples: Iterable[OperatorSample], level: Mapping[_Length, float]) -> float:
-    """Serving's over training's time at equal lengths, both of large launches."""
-    ratios: dict[_Length, list[float]] = {}
-    for each in samples:
-        key = (each.device, each.m)
-        if key in level:
-            ratios.setdefault(key, []).append(level[key] / _rate(each))
-    medians = [statistics.median(each) for each in ratios.values()]
-    return statistics.median(medians) if medians else PAGED
+def _paged(serving: Sequence[OperatorSample], training: Sequence[OperatorSample]) -> float | None:
+    """Serving's over training's time of an operation, median over training's launches; None where
+    the kind has none of these.
+
+    Small launches fill no device, so serving's have at least as many heads of the same length.
+    """
+    ratios = []
+    for one in training:
+        alike = [
+            _rate(each)
+            for each in serving
+            if (each.device, each.m, each.k) == (one.device, one.m, one.k)
+            and each.batch >= one.batch
+        ]
+        if alike:
+            ratios.append(_rate(one) / statistics.median(alike))
+    return statistics.median(ratios) if ratios else None
 
 
 def _rate(sample: OperatorSample) -> float:
