@@ -1,6 +1,6 @@
 """What part of its peak do a kind's matrix products keep up, at best and where samples say nothing?
 
-`configs/sustained.yaml` has shares, spreads and sources. A kind is meant by the beginning of its
+`configs/sustained.yaml` has shares and sources. A kind is meant by the beginning of its
 name. What has no best share of its own takes that of every measured kind, as a bound: it may be as
 good as the best that was measured. What has no typical share takes that of most kinds
 (`hetplan.predict.datasheet.MATRIX_EFFICIENCY`).
@@ -32,8 +32,6 @@ class BestShare(FileForm):
     """Beginnings of kinds' names; `all`: every kind."""
     format: Name
     share: Annotated[float, Field(gt=0, le=1)]
-    spread: Annotated[float, Field(ge=0, le=1)]
-    """How far points of one product scatter, as a part of the share."""
     measured: Literal["sustained", "burst", "class"]
 
 
@@ -78,7 +76,7 @@ def typical_share(kind: str) -> TypicalShare | None:
 def sustained_rate(device: DeviceKind, precision: str) -> float | None:
     """Operations per second that nobody exceeded for long; None where no peak is known.
 
-    The spread is on top: a bound must hold for the best point. float32 may have run as TF32.
+    float32 may have run as TF32.
     """
     peaks = dict(device.peak_flops_per_second)
     peak = peaks.get(precision, 0.0)
@@ -90,7 +88,7 @@ def sustained_rate(device: DeviceKind, precision: str) -> float | None:
     found = own or [each for each in fitting if "all" in each.kinds]
     if not found or not peak:
         return peak or None
-    return peak * min(1.0, max(each.share * (1.0 + each.spread) for each in found))
+    return peak * max(each.share for each in found)
 
 
 def typical_halfwidth(kind: str) -> float:

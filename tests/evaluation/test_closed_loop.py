@@ -57,7 +57,7 @@ def pool() -> tuple[Plan, ...]:
 
 def test_the_pool_is_legal_and_of_every_form(pool: tuple[Plan, ...]) -> None:
     assert len(pool) == 60
-    assert len({name_of(plan, CLUSTER, MODEL) for plan in pool}) == 60
+    assert len({name_of(plan, CLUSTER, JOB, MODEL) for plan in pool}) == 60
     assert {form_of(plan) for plan in pool} == set(FORMS)
     singles = draw_pool(replace(SPACE, single=True), seed=3, size=20)
     assert all(len(plan.pipelines) == 1 for plan in singles)
