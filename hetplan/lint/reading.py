@@ -144,7 +144,8 @@ def _against_each_other(inputs: Inputs) -> Iterable[Fault]:
     for job_path, job in inputs.jobs:
         for _, model in inputs.models:
             for _, cluster in inputs.clusters:
-                yield from check_job_against(job, model, cluster, read_document(job_path))
+                for fault in check_job_against(job, model, cluster, read_document(job_path)):
+                    yield fault if fault.file else replace(fault, file=str(job_path))
 
 
 def _walk(paths: Sequence[Path]) -> Iterator[Path]:

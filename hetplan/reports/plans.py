@@ -354,8 +354,17 @@ def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:
         yield f"{kind.devices} x {kind.device}: {alone}, {roofline}"
     yield (
         f"homogeneous-sum ratio {format_share(figure.homogeneous_sum_ratio)} (predicted on both "
-        f"sides), roofline ratio {format_share(figure.roofline_ratio)}"
+        f"sides{_of_the_able(figure)}), roofline ratio {format_share(figure.roofline_ratio)}"
     )
+
+
+def _of_the_able(figure: HomogeneousSum) -> str:
+    """The ratio to the kinds that can train the model alone, where others count with a roofline."""
+    able = sum(kind.tokens_per_second for kind in figure.kinds)
+    if figure.homogeneous_sum_ratio is None or not able or not any(k.reason for k in figure.kinds):
+        return ""
+    whole = sum(k.tokens_per_second or k.roofline_tokens_per_second or 0.0 for k in figure.kinds)
+    return f"; {format_share(figure.homogeneous_sum_ratio * whole / able)} without rooflines"
 
 
 def device_lines(result: SearchResult) -> Iterator[str]:

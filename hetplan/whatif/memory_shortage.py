@@ -20,6 +20,7 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question
 from hetplan.search.space.family import Family, Mesh
 from hetplan.search.space.stage_pricer import StagePricer
+from hetplan.search.space.stage_table import BOTH
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_bytes
 
@@ -28,19 +29,27 @@ _MAX_LOOKED_AT = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What the stages of one mesh hold."""
+
+    mesh: Mesh
+    stages: int
+    units: int
+    """Of one stage, at the place in the pipeline where it holds most."""
+    role: int
+    """That place: first, last, between (`hetplan.search.space.stage_table`), or alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Room:
     """What one family's meshes hold, a mesh for each island."""
 
     family: Family
-    meshes: tuple[Mesh, ...]
-    units: tuple[int, ...]
-    """Of one stage of each."""
+    held: tuple[_Held, ...]
 
     @property
     def total(self) -> int:
-        return sum(
-            mesh.max_stages * held for mesh, held in zip(self.meshes, self.units, strict=True)
-        )
+        return sum(each.stages * each.units for each in self.held)
 
 
 def room_lines(asked: Question, predictor: Predictor) -> tuple[str, ...]:
@@ -78,17 +87,24 @@ def _greed(family: Family) -> tuple[object, ...]:
 
 def _room(maker: TableMaker, family: Family) -> _Room:
     space = maker.space(family)
-    # Any role, any recomputation, one microbatch in flight.
-    most = np.asarray(space.most_layers[..., 1].max(axis=(0, 1)))
+    # Any recomputation, one microbatch in flight; [4, M].
+    most = np.asarray(space.most_layers[..., 1].max(axis=0))
+    # A stage that is first and last is the only one.
+    at = int(most[BOTH].argmax())
+    alone = _Held(mesh=family.meshes[at], stages=1, units=int(most[BOTH, at]), role=BOTH)
+    most[BOTH] = 0
+    best = most.max(axis=0)
     taken: set[int] = set()
-    meshes, units = [], []
-    for at in sorted(range(len(family.meshes)), key=lambda m: -most[m] * space.max_stages[m]):
+    found = []
+    for at in sorted(range(len(family.meshes)), key=lambda m: -best[m] * space.max_stages[m]):
         mesh = family.meshes[at]
         if taken.isdisjoint(mesh.islands):
             taken.update(mesh.islands)
-            meshes.append(mesh)
-            units.append(int(most[at]))
-    return _Room(family=family, meshes=tuple(meshes), units=tuple(units))
+            stages, units = int(space.max_stages[at]), int(best[at])
+            role = int(most[:, at].argmax())
+            found.append(_Held(mesh=mesh, stages=stages, units=units, role=role))
+    rooms = [_Room(family=family, held=each) for each in (tuple(found), (alone,))]
+    return max(rooms, key=lambda room: room.total)
 
 
 def _lines(asked: Question, maker: TableMaker, room: _Room, predictor: Predictor) -> Iterator[str]:
@@ -97,12 +113,12 @@ def _lines(asked: Question, maker: TableMaker, room: _Room, predictor: Predictor
         yield (
             f"memory: the layers of {model.name} fit one by one, but no row of stages holds them "
             "with the embedding, the head and the microbatches in flight at every position "
-            f"(closest: {_degrees(room.family, room.meshes)})"
+            f"(closest: {_degrees(room.family, [each.mesh for each in room.held])})"
         )
         return
     placed = StagePricer(model=model, cluster=maker.cluster, job=asked.job, predictor=predictor)
-    for mesh, held in zip(room.meshes, room.units, strict=True):
-        yield _island_line(asked, placed, room.family, mesh, held)
+    for held in room.held:
+        yield _island_line(asked, placed, room.family, held)
     layers = room.total * units.layers_per_unit
     yield (
         f"memory: together at most {min(layers, model.num_layers)} of {model.num_layers} "
@@ -110,16 +126,20 @@ def _lines(asked: Question, maker: TableMaker, room: _Room, predictor: Predictor
     )
 
 
-def _island_line(
-    asked: Question, placed: StagePricer, family: Family, mesh: Mesh, held: int
-) -> str:
+def _island_line(asked: Question, placed: StagePricer, family: Family, held: _Held) -> str:
+    mesh = held.mesh
     shape = mesh.shapes[0]
     recompute = family.recompute[-1]
     if RecomputeGranularity.FULL in family.recompute:
         recompute = RecomputeGranularity.FULL
     shards, experts = family.shards(mesh, 0)
-    lines = placed.stage_bytes(mesh.islands[0], shape, recompute, 0, family.virtual_stages).lines(
-        family.sharding, shards, experts, family.num_microbatches
+    needed = placed.stage_bytes(mesh.islands[0], shape, recompute, held.role, family.virtual_stages)
+    lines = needed.lines(
+        family.sharding,
+        shards,
+        experts,
+        family.num_microbatches,
+        early_sends=family.early_sends,
     )
     islands = [placed.cluster.islands[at] for at in mesh.islands]
     room = min(each.memory_bytes for each in islands) * (1 - asked.job.memory_reserve_fraction)
@@ -131,7 +151,8 @@ def _island_line(
         f"memory: {what} of {asked.model.name} needs {format_bytes(states)} of states and "
         f"{format_bytes(max(0.0, working))} of activations and buffers per device at "
         f"{_degrees(family, (mesh,))}; a device of {' and '.join(i.name for i in islands)} offers "
-        f"{format_bytes(room)}: {held * each} layers a stage, {mesh.max_stages} stages"
+        f"{format_bytes(room)}: {held.units * each} layers a stage, "
+        f"{held.stages} {'stage' if held.stages == 1 else 'stages'}"
     )
 
 

@@ -47,6 +47,8 @@ class Bundle:
 
     collectives: Rows = field(default_factory=list)
     cluster: dict[str, Any] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
+    """Never drawn: a job is right or wrong beside a cluster only."""
     layer_samples: list[LayerSample] = field(default_factory=list)
     other_samples: list[LayerSample] = field(default_factory=list)
     link_samples: list[LinkSample] = field(default_factory=list)
@@ -57,7 +59,7 @@ class Bundle:
         bundle = cls()
         for name in parts or tuple(DRAWN):
             # Text seeds a generator the same way on every platform.
-            if name != "other_samples":
+            if name in DRAWN:
                 setattr(bundle, name, DRAWN[name](random.Random(f"{name} {seed}")))
         bundle.other_samples = [
             timed(sample, sample.median_seconds * 1.05) for sample in bundle.layer_samples

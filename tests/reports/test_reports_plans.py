@@ -48,6 +48,24 @@ def test_a_ratio_that_is_unknown_is_not_invented() -> None:
     assert lines[1].endswith("roofline ratio unknown")
 
 
+def test_a_roofline_in_the_sum_is_told_apart() -> None:
+    able = KindAlone(
+        device="a",
+        devices=2,
+        tokens_per_second=60.0,
+        roofline_tokens_per_second=100.0,
+        gap=0.01,
+        reason="",
+    )
+    unable = replace(able, device="b", tokens_per_second=0.0, reason="memory")
+    figure = HomogeneousSum(kinds=(able, unable), homogeneous_sum_ratio=0.3, roofline_ratio=0.24)
+    # 48 tokens/s over 160, or over the 60 of the kind that has a plan.
+    assert (
+        "30.00% (predicted on both sides; 80.00% without rooflines)"
+        in [*homogeneous_lines(figure)][-1]
+    )
+
+
 @pytest.mark.parametrize(("layers", "stages"), [(12, 4), (13, 4), (3, 3), (96, 7)])
 def test_the_even_split_is_even(layers: int, stages: int) -> None:
     split = even_split(layers, stages)
