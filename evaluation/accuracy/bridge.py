@@ -8,7 +8,9 @@ v0.4.0 with 26.04, v0.5.0 with 26.06.
 Container 25.11 is uncertain. Its B200 row has the two virtual stages of 10 November 2025, before
 overlap and HybridEP came (#1348), its H100 row the four that both recipes have. They are read as of
 different days, which was decided with the errors in sight: by v0.2.0 alone the B200 row is 41 % too
-fast, by the recipe of 10 November alone the H100 row 41 % too slow.
+fast, by the recipe of 10 November alone the H100 row 41 % too slow. Megatron-Bridge's request 1760
+(December) switches overlap off on B200 "due to CPU overhead" and says 20.1 s of before, this row's
+time: if it ran with overlap, what the host takes for that is what the prediction lacks.
 
 All have `moe_router_force_load_balancing`: equal loads. MLPerf's experts are taken to run as the
 same vendor's recipes do.

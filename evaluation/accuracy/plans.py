@@ -239,9 +239,14 @@ def recompute_of(row: RunRow) -> Recompute:
     """What the row recomputes; nothing where it does not say.
 
     Megatron-LM's `uniform` and `block` are ways of recomputing whole layers (--recompute-method,
-    which goes with --recompute-granularity full); all of them are taken to be.
+    which goes with --recompute-granularity full); all of them are taken to be. MindSpeed's `block`
+    with --swap-attention recomputes MLPs or experts, and moves what attention keeps to the host
+    beside compute, which is taken to cost nothing (MindSpeed, docs/features/swap_attention.md, c).
     """
     said = row.recompute.lower()
+    if "swap-attention" in row.other and "recompute-method=block" in row.other:
+        module = RecomputeModule.EXPERTS if row.num_experts else RecomputeModule.MLP
+        return Recompute(granularity=RecomputeGranularity.SELECTIVE, modules=(module,))
     if said == "selective" and row.source.lower().startswith("torchtitan"):
         return _every_second_product(row)
     if said in ("full", "uniform", "block"):

@@ -233,7 +233,8 @@ class JobSettings(FileForm):
     """Short sequences are put together into rows of sequence_length tokens, each attending only to
     itself; otherwise every one is padded to sequence_length."""
     expert_load_factor: Ratio = 1.0
-    """Tokens of the busiest expert-parallel rank over the mean of all. Left out: 1, equal loads."""
+    """Tokens of the busiest expert-parallel rank over the mean of all ranks: its experts and its
+    exchanges take as many times as long, and all wait for it. Left out: 1, equal loads."""
     gradient_clipping: bool | None = None
     """Whether gradients are clipped by their global norm. Left out: as the target does."""
     checkpoint_interval_steps: Count | None = None

@@ -69,6 +69,8 @@ class TrainerSettings:
     sums_by_messages: bool
     """Over several islands it sums gradients by messages of its own, level by level, where they
     pass through the host's memory (`hetplan.cost.collectives.direct_levels`)."""
+    host_counts: bool
+    """The host reads how many tokens every expert has (`hetplan.model.operators.Kernels`)."""
     product_format: ProductFormat | None = None
 
     def kernels(self, layer: LayerKind) -> Kernels:
@@ -86,6 +88,7 @@ class TrainerSettings:
             fused_loss=DEFAULT_KERNELS.fused_loss if loss is None else loss,
             fused_elementwise=self.fused_elementwise,
             sorts_copies=self.expert_dispatcher is ExpertDispatcher.ALLTOALL,
+            host_counts=self.host_counts,
             product_format="" if self.product_format is None else self.product_format.value,
         )
 
@@ -99,6 +102,7 @@ class TrainerDefaults:
     choices: tuple[str, ...]
     """Fields of `TrainerOptions`; empty: none."""
     sums_by_messages: bool = False
+    host_counts: bool = True
 
 
 _ALL = tuple(each.name for each in fields(TrainerOptions))
@@ -133,6 +137,7 @@ TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
         own=replace(_MEGATRON.own, fused_accumulation=False, gradient_precision=None),
         choices=(),
         sums_by_messages=True,
+        host_counts=False,
     ),
     "megatron": _MEGATRON,
     "flagscale": TrainerDefaults(
@@ -154,6 +159,7 @@ TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
             overlap_param_gather=True,
         ),
         choices=("product_format", "fused_elementwise"),
+        host_counts=False,  # torch._grouped_mm
     ),
     "any": replace(_MEGATRON, choices=_ALL),
 }
@@ -186,6 +192,7 @@ def trainer_settings_of(
         or ExpertDispatcher.ALLTOALL,
         gradient_precision=asked.gradient_precision or own.gradient_precision or precision,
         sums_by_messages=defaults.sums_by_messages,
+        host_counts=defaults.host_counts,
         product_format=asked.product_format,
     )
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from hetplan.errors import InputError
 from hetplan.model.layers import Attention, Experts, LatentAttention, Mlp, TransformerLayer
@@ -66,6 +67,8 @@ class OperatorClass(StrEnum):
     """Backward pass only: the sum over m tokens of the gradient of a result with n columns."""
     ROTATION = "rotation"
     """Rotary positions of queries and keys: m tokens, n elements of both together."""
+    ROUTER = "router"
+    """A pass of a router, over m tokens and n experts: so small that it costs its launch."""
     ROUTING = "routing"
     """Tokens to their experts' places and back: m copies of tokens of width n."""
     EMBEDDING = "embedding"
@@ -114,10 +117,16 @@ class Kernels:
     """Norms and additions run on 1 / tp of the tokens (arXiv 2205.05198, section 4.2.2)."""
     expert_parallel: int = 1
     """Ranks that share a layer's experts: each has fewer of them, each of these more tokens."""
+    expert_tensor_parallel: int | None = None
+    """Ranks that cut every expert; None: all tensor-parallel ranks."""
     sorts_copies: bool = True
-    """Between ranks that share experts tokens travel in the order of their ranks, so those that
-    arrive are sorted by expert, and back before they leave (Megatron-core's alltoall dispatcher,
-    `sort_chunks_by_idxs` in moe/token_dispatcher.py)."""
+    """Tokens arrive in the order of their ranks and are sorted by expert, and back before they
+    leave (Megatron-core's alltoall dispatcher, moe/token_dispatcher.py, `sort_chunks_by_idxs`);
+    narrow products pad every expert's then, and cut it off (moe/experts.py, `Fp8Padding`)."""
+    host_counts: bool = True
+    """The host waits for the device to read how many tokens every expert has (token_dispatcher.py,
+    `_maybe_dtoh_and_synchronize`; DeepEP's dispatch likewise), then launches a product for each
+    (Transformer Engine, common/gemm/cublaslt_gemm.cu, `multi_stream_cublas_gemm`)."""
     product_format: str = ""
     """Number format of products with weights where it is narrower than what they work on; a
     `hetplan.job.spec.ProductFormat` value. Routers and logits keep the wider one."""
@@ -141,6 +150,8 @@ class Operator:
     batch: int = 1
     float32_copy: bool = False
     """Of a loss: it works on a float32 copy of the logits."""
+    dispatched: bool = False
+    """Of experts: it works on tokens that were dispatched to them."""
 
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -221,6 +232,7 @@ _PASSES: dict[OperatorClass, tuple[float, float, float]] = {
     OperatorClass.GRADIENT_ADDITION: (0.0, 3.0, 0.0),  # both read, their sum written
     OperatorClass.BIAS_GRADIENT: (0.0, 1.0, 0.0),  # read; one row of sums is written
     OperatorClass.ROTATION: (2.0, 2.0, 0.0),
+    OperatorClass.ROUTER: (2.0, 2.0, 0.0),
     OperatorClass.ROUTING: (4.0, 4.0, 0.0),  # to the experts' places and back, each read, written
 }
 # By an addition's k. Backward: without dropout the gradient goes to both branches as it is, and
@@ -234,8 +246,9 @@ _ADDITIONS = {
 
 
 def has_backward(op: Operator) -> bool:
-    """Whether a kernel of its own runs in a layer's backward pass."""
-    return op.operator is not OperatorClass.ADDITION or op.k != ADDITION_FUSED
+    """Whether a kernel of its own runs in a layer's backward pass; a router's are counted apart."""
+    fused = op.operator is OperatorClass.ADDITION and op.k == ADDITION_FUSED
+    return op.operator is not OperatorClass.ROUTER and not fused
 
 
 def _product_bytes(op: Operator, phase: str, el: float, out: float) -> float:
@@ -315,6 +328,8 @@ def _gradients(layer: TransformerLayer, h: int, rows: _Rows) -> Iterator[Operato
         h,
         count=2,
     )
+    if isinstance(layer.mlp, Experts):
+        yield _router_passes(layer.mlp, rows, backward=True)
     if rows.kernels.product_format:
         return
     for what, tokens, columns in (
@@ -331,7 +346,7 @@ def _attention_biases(
     if isinstance(attention, LatentAttention):
         if attention.bias:
             latents = (attention.query_rank or 0) + attention.kv_rank + attention.rope_head_dim
-            yield "latents' biases", rows.tokens, latents
+            yield "latents' biases", rows.cut_tokens, latents
             yield "attention output bias", rows.cut_tokens, h
         return
     if attention.qkv_bias:
@@ -343,15 +358,15 @@ def _attention_biases(
 
 def _mlp_biases(mlp: Mlp | Experts, h: int, rows: _Rows) -> Iterator[tuple[str, int, int]]:
     if isinstance(mlp, Mlp):
-        parts = [("", mlp, rows.tokens, rows.cut_tokens)]
+        parts = [("", mlp, rows.tokens, rows.cut_tokens, rows.tp)]
     else:
-        copies = rows.tokens * mlp.experts_per_token
-        parts = [("experts' ", mlp.expert, copies, copies)]
+        copies = rows.copies(mlp)
+        parts = [("experts' ", mlp.expert, copies, copies, rows.etp)]
         if mlp.shared:
-            parts.append(("shared experts' ", mlp.shared, rows.tokens, rows.cut_tokens))
-    for of, part, tokens, after in parts:
+            parts.append(("shared experts' ", mlp.shared, rows.tokens, rows.cut_tokens, rows.tp))
+    for of, part, tokens, after, cut in parts:
         if part.bias:
-            inner = part.ffn_hidden_size // rows.tp
+            inner = part.ffn_hidden_size // cut
             yield f"{of}up bias", tokens, 2 * inner if part.gated else inner
             yield f"{of}down bias", after, h
 
@@ -359,13 +374,21 @@ def _mlp_biases(mlp: Mlp | Experts, h: int, rows: _Rows) -> Iterator[tuple[str, 
 class _Rows:
     """Sizes that all operators of a layer share."""
 
-    __slots__ = ("batch", "cut_tokens", "kernels", "length", "tokens", "tp")
+    __slots__ = ("batch", "cut_tokens", "etp", "kernels", "length", "tokens", "tp")
 
     def __init__(self, batch: int, length: int, tp: int, kernels: Kernels) -> None:
         self.batch, self.length, self.tp, self.kernels = batch, length, tp, kernels
+        self.etp = kernels.expert_tensor_parallel or tp
         self.tokens = batch * length
         # Tokens of norms and additions between the tensor-parallel regions.
         self.cut_tokens = -(-self.tokens // tp) if kernels.sequence_parallel else self.tokens
+
+    def copies(self, experts: Experts) -> int:
+        """Copies of tokens that meet this rank's experts, loads being equal.
+
+        Ranks that cut experts gather each other's.
+        """
+        return -(-self.tokens * experts.experts_per_token * self.etp // self.tp)
 
 
 def _product(what: str, m: int, n: int, k: int) -> Operator:
@@ -421,19 +444,23 @@ def _attention(attention: Attention, h: int, rows: _Rows) -> Iterator[Operator]:
 
 
 def _latent_attention(attention: LatentAttention, h: int, rows: _Rows) -> Iterator[Operator]:
-    """Arithmetic of arXiv 2405.04434, equations 9 to 19; latents' projections are whole."""
-    tokens = rows.tokens
+    """Arithmetic of arXiv 2405.04434, equations 9 to 19.
+
+    Latents' projections are whole, of the tokens that norms have: with sequence parallelism the
+    latents are gathered, not what they come from (Megatron-core, multi_latent_attention.py).
+    """
+    tokens, own = rows.tokens, rows.cut_tokens
     query, value = attention.slice_sizes(rows.tp)
     heads = attention.num_heads // rows.tp
     rotated, latent = attention.rope_head_dim, attention.kv_rank
     if attention.query_rank is None:
         yield _product("query projection", tokens, query, h)
     else:
-        yield _product("query latent", tokens, attention.query_rank, h)
-        yield Operator(OperatorClass.NORM, "query latent norm", tokens, attention.query_rank)
+        yield _product("query latent", own, attention.query_rank, h)
+        yield Operator(OperatorClass.NORM, "query latent norm", own, attention.query_rank)
         yield _product("queries from latent", tokens, query, attention.query_rank)
-    yield _product("key-value latent", tokens, latent + rotated, h)
-    yield Operator(OperatorClass.NORM, "key-value latent norm", tokens, latent)
+    yield _product("key-value latent", own, latent + rotated, h)
+    yield Operator(OperatorClass.NORM, "key-value latent norm", own, latent)
     keys = heads * attention.nope_head_dim
     yield _product("keys and values from latent", tokens, keys + value, latent)
     # Rotation of each head's part, with the copy that puts a key's two parts side by side.
@@ -485,25 +512,52 @@ def _mlp(mlp: Mlp, h: int, tokens: int, rows: _Rows, of: str) -> Iterator[Operat
     yield _product(f"{of}down projection", tokens, h, inner)
 
 
+# Kernels of Megatron-core's router and dispatcher over [tokens, experts] or less, none of them
+# fused: moe/{router,moe_utils,token_dispatcher}.py of core_v0.15.1. Forward: choice 9 (top-k and
+# its order, cast, two tables of zeros and scatters, a flag), auxiliary loss 14 (softmax, choice and
+# flag again, counts, their product and sum, scale, record), counts 7 (per expert, rank, source),
+# copies of them to the host 4, indices of permutation and sorting 6. Backward: of scatter, choice,
+# scores and loss.
+_ROUTER_FORWARD, _ROUTER_BACKWARD = 40, 12
+# Messages of counts and of probabilities between ranks: 12 to 18 us each among 4 and 8 B200
+# (nccl-tests, in AIConfigurator's tables), as five of these kernels take. Backward: the latter's.
+_MESSAGE = 5
+
+
+def _router_passes(experts: Experts, rows: _Rows, *, backward: bool) -> Operator:
+    kernels = rows.kernels
+    count = _ROUTER_BACKWARD if backward else _ROUTER_FORWARD
+    if kernels.sorts_copies and kernels.expert_parallel > 1:
+        count += _MESSAGE * (1 if backward else 2)
+    return Operator(
+        OperatorClass.ROUTER, "router passes", rows.cut_tokens, experts.num_experts, count=count
+    )
+
+
 def _experts(experts: Experts, h: int, rows: _Rows) -> Iterator[Operator]:
-    tokens, copies = rows.tokens, rows.tokens * experts.experts_per_token
-    inner = experts.expert_ffn_hidden_size // rows.tp
+    """Routers and the places of copies have a rank's own tokens, experts what all ranks send."""
+    kernels, tokens = rows.kernels, rows.cut_tokens
+    copies = rows.copies(experts)
+    inner = experts.expert_ffn_hidden_size // rows.etp
     read = 2 * inner if experts.gated else inner
-    # Balanced: as many copies come from the ranks that share the experts as go to them.
-    held = max(1, experts.num_experts // rows.kernels.expert_parallel)
+    held = max(1, experts.num_experts // kernels.expert_parallel)
     met = min(held, copies)
     each = -(-copies // met)
     yield _product("router", tokens, experts.num_experts + experts.shared_gate, h)
-    # Softmax and choice over the experts; the counts and indices are below one pass more.
     yield Operator(OperatorClass.SOFTMAX, "router softmax", tokens, experts.num_experts)
-    again = rows.kernels.sorts_copies and rows.kernels.expert_parallel > 1 and held > 1
-    yield Operator(OperatorClass.ROUTING, "routing", copies, h, count=1 + again)
-    grouped = OperatorClass.GROUPED_PRODUCT
-    yield Operator(grouped, "experts' up projection", each, read, h, batch=met)
-    yield Operator(OperatorClass.ACTIVATION, "experts' activation", copies, inner, read)
-    yield Operator(grouped, "experts' down projection", each, h, inner, batch=met)
+    yield _router_passes(experts, rows, backward=False)
+    moved, grouped = OperatorClass.ROUTING, OperatorClass.GROUPED_PRODUCT
+    yield Operator(moved, "routing", tokens * experts.experts_per_token, h)
+    dispatched = partial(Operator, dispatched=True)
+    if kernels.sorts_copies and held > 1:
+        yield dispatched(moved, "sorting by expert", copies, h)
+    if kernels.sorts_copies and kernels.product_format:
+        yield dispatched(moved, "padding of experts' tokens", copies, h)
+    yield dispatched(grouped, "experts' up projection", each, read, h, batch=met)
+    yield dispatched(OperatorClass.ACTIVATION, "experts' activation", copies, inner, read)
+    yield dispatched(grouped, "experts' down projection", each, h, inner, batch=met)
     if experts.shared:
-        yield from _mlp(experts.shared, h, tokens, rows, "shared experts' ")
+        yield from _mlp(experts.shared, h, rows.tokens, rows, "shared experts' ")
 
 
 def _embedding(model: ModelSpec, rows: _Rows) -> Iterator[Operator]:

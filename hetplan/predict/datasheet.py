@@ -93,10 +93,19 @@ ELEMENTWISE_LOG_HALFWIDTH = 0.6
 
 # Sum of the constants of 13 forward operators in an A100 operator profile: 0.752 ms; of their
 # backward passes: 0.964 ms. Training runs on 64 to 512 A100 show about half of that.
+# Near it: products of 8 experts by Transformer Engine, 128 tokens each, take .267 ms on Blackwell,
+# 33 us for each launch of a few us of work (github.com/NVIDIA/TransformerEngine, request 3134).
 LAUNCH_SECONDS_FORWARD = 0.5 * 0.752e-3 / 13
 LAUNCH_SECONDS_BACKWARD = 0.5 * 0.964e-3 / 13
 # Up to the whole profile constant (log 2); down to a graph of kernels at 5 us each (log 6).
 LAUNCH_LOG_HALFWIDTH = 1.4
+
+# Kernels of a router. The device: a norm of 8192 tokens of width 128, whose 4 MB cross the memory
+# in 1 us, takes 2 to 3 us on H200, GB200 and GB300 (cudnn-frontend's benchmark of norms). The host:
+# a forward pass of torch.nn.Linear, 13.5 us on a DGX H100's Xeon, 33 to 37 us on a Grace
+# (github.com/NVIDIA/TransformerEngine, issue 2053; Transformer Engine's own Linear: 91 to 100 us).
+SMALL_KERNEL_SECONDS = 3e-6
+SMALL_LAUNCH_SECONDS = 13.5e-6
 
 BACKWARD_WORK = 2.0
 """Backward over forward operations and bytes: a gradient of the input and one of the weights."""

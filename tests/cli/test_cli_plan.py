@@ -96,3 +96,20 @@ def test_an_interrupted_comparison_keeps_the_plan_says_so_and_exits_with_130(
     assert done.exit_code == 130, done.output
     assert "comparison with native interrupted" in done.output
     assert load_plan(folder / "plan.json").certificate.status == "optimal"
+
+
+def test_mixtral_on_four_nodes_gets_expert_parallelism(folder: Path) -> None:
+    cluster, job = folder / "four.yaml", folder / "mixtral.yaml"
+    island = "{name: a, node: dgx-h100, nodes: 4}"
+    cluster.write_text(
+        f"schema: hetplan.cluster/2\nname: four\nregions:\n  - name: r\n    islands: [{island}]\n"
+    )
+    job.write_text(
+        "schema: hetplan.job/1\nname: mixtral\nglobal_batch_size: 256\nsequence_length: 4096\n"
+        "precision: bfloat16\noptimizer: adamw\ntarget: megatron\n"
+    )
+    model = CONFIGS / "models" / "mixtral-8x7b.yaml"
+    done = plan(folder, {"model": model, "cluster": cluster, "job": job}, "--gap", "0.1")
+    assert done.exit_code == 0, done.output
+    (pipeline,) = load_plan(folder / "plan.json").plan.pipelines
+    assert all(replica.ep > 1 for stage in pipeline.stages for replica in stage.replicas)

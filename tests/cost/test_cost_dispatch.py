@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
 
@@ -15,10 +17,18 @@ from hetplan.cost.collectives.values import Routing
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.cost.network.segments import LinkScope, TrafficClass, island_link
+from hetplan.cost.step_model.layer_calls import Call, LayerCalls
 from hetplan.cost.traffic import ledger
 from hetplan.job.spec import ExpertDispatcher, TrainerOptions
+from hetplan.model.layers import LatentAttention, Mlp, Norm, TransformerLayer
 from hetplan.plans.check import check_plan
-from hetplan.plans.plan import OverlapSettings
+from hetplan.plans.chosen import Shape
+from hetplan.plans.plan import (
+    OverlapSettings,
+    Recompute,
+    RecomputeGranularity,
+    RecomputeModule,
+)
 from hetplan.profiling.samples import LinkOperation
 
 INSIDE, BETWEEN = 450e9, 50e9
@@ -128,3 +138,50 @@ def test_megatron_overlaps_exchanges_only_where_its_own_checks_let_it() -> None:
     assert "only with virtual stages" in faults(two)
     assert "nothing is sent to experts" in faults(alone)
     assert not faults(one)
+
+
+def calls_of(dispatcher: ExpertDispatcher, **shape: object) -> LayerCalls:
+    asked = job(target="any", trainer=TrainerOptions(expert_dispatcher=dispatcher))
+    sizes = {"tp": 4, "dp": 1, "microbatch_size": 1, "etp": 4, "sequence_parallel": True} | shape
+    return LayerCalls(model=EXPERTS, job=asked, shape=Shape(**sizes))  # type: ignore[arg-type]
+
+
+def bytes_of(calls: Iterable[Call]) -> dict[LinkOperation, float]:
+    found = Counter[LinkOperation]()
+    for call in calls:
+        found[call.operation] += call.count * call.message_bytes  # type: ignore[assignment]
+    return dict(found)
+
+
+def test_ranks_that_cut_experts_gather_copies_where_their_own_tokens_were_dispatched() -> None:
+    layer = EXPERTS.layer_runs[0].layer
+    alltoall = calls_of(ExpertDispatcher.ALLTOALL)
+    one = alltoall.hidden_bytes
+    gather, scatter = LinkOperation.ALL_GATHER, LinkOperation.REDUCE_SCATTER
+    # Attention's tokens once, and two copies of each for the experts.
+    assert bytes_of(alltoall.sums(layer)) == pytest.approx({gather: 3 * one, scatter: 3 * one})
+    assert bytes_of(alltoall.gathered_again(layer)) == pytest.approx({gather: one})
+    tokens = calls_of(ExpertDispatcher.ALLGATHER)
+    assert bytes_of(tokens.sums(layer)) == pytest.approx({gather: 2 * one, scatter: 2 * one})
+    assert bytes_of(tokens.gathered_again(layer)) == pytest.approx({gather: 2 * one})
+    whole = calls_of(ExpertDispatcher.ALLTOALL, sequence_parallel=False)
+    assert bytes_of(whole.sums(layer)) == pytest.approx({LinkOperation.ALL_REDUCE: 2 * one})
+    # Recomputed experts gather and sum again.
+    recompute = Recompute(
+        granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.EXPERTS,)
+    )
+    again = bytes_of(alltoall.again(layer, recompute))
+    assert again == pytest.approx({gather: 2 * one, scatter: 2 * one})
+
+
+def test_latents_are_gathered_where_they_are_narrower() -> None:
+    latent = LatentAttention(
+        num_heads=8, query_rank=24, kv_rank=32, nope_head_dim=16, rope_head_dim=8, value_head_dim=16
+    )
+    dense = Mlp(ffn_hidden_size=512, gated=True)
+    layer = TransformerLayer(attention=latent, mlp=dense, norm=Norm.RMS_NORM)
+    calls = calls_of(ExpertDispatcher.ALLTOALL)
+    one, narrow = calls.hidden_bytes, calls.hidden_bytes * (24 + 32 + 8) / EXPERTS.hidden_size
+    gather, scatter = LinkOperation.ALL_GATHER, LinkOperation.REDUCE_SCATTER
+    assert bytes_of(calls.sums(layer)) == pytest.approx({gather: narrow + one, scatter: 2 * one})
+    assert bytes_of(calls.gathered_again(layer)) == pytest.approx({gather: narrow + one})

@@ -106,9 +106,9 @@ class Counting:
             else:
                 self.sum_activations(replica)
             self.sum_activations(replica)
-        # Backward, inputs of attention and MLP; routed experts that are cut otherwise have none.
+        # Backward, inputs of attention and MLP; copies that experts gathered were kept.
         self.gather_again(replica)
-        if not isinstance(mlp, Experts) or (replica.ep == 1 and replica.etp == replica.tp):
+        if not isinstance(mlp, Experts) or not self.gathers_copies(replica):
             self.gather_again(replica)
         # Keys and values once per forward pass, with their gradients twice in the backward pass.
         width = 2 * attention.head_dim * -(-attention.num_kv_heads // replica.tp)  # type: ignore[union-attr]
@@ -119,8 +119,12 @@ class Counting:
                 assert ordered == ranks
                 self.send(device, ranks[(at + 1) % len(ranks)], size, "cp")
 
+    @staticmethod
+    def gathers_copies(replica: Replica) -> bool:
+        return replica.ep > 1 or replica.etp != replica.tp or replica.sequence_parallel
+
     def experts(self, replica: Replica, mlp: Experts, tokens: float) -> None:
-        if replica.ep == 1 and replica.etp == replica.tp:
+        if not self.gathers_copies(replica):
             self.sum_activations(replica)
             return
         own = tokens / (replica.tp if replica.sequence_parallel else 1)

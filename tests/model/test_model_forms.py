@@ -23,6 +23,57 @@ def test_the_shipped_example_is_the_published_model(tmp_path):
     assert [run.count for run in written.layer_runs] == [3, 58]
 
 
+PUBLISHED = {
+    # config.json of mistralai/Mixtral-8x7B-v0.1 and Qwen/Qwen3-235B-A22B.
+    "mixtral-8x7b": {
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.02,
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    },
+    "qwen3-235b-a22b": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 1536,
+        "num_hidden_layers": 94,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "router_aux_loss_coef": 0.001,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shipped_models_with_experts_are_the_published_ones(tmp_path, name):
+    written, read = load_model(MODELS / f"{name}.yaml"), load(tmp_path, PUBLISHED[name])
+    assert replace(written, name="") == replace(read, name="")
+
+
 YAML_OF = {
     "gemma3-uneven": """schema: hetplan.model/3
 name: x

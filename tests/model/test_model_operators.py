@@ -158,15 +158,7 @@ def test_slices_sum_to_the_whole(layer: TransformerLayer, tp: int, kernels: Kern
 
     whole, slices = row(1), row(tp)
     assert whole.keys() == slices.keys()
-    repeated = {
-        "router",
-        "router softmax",
-        "routing",
-        "query latent",
-        "query latent norm",
-        "key-value latent",
-        "key-value latent norm",
-    }
+    repeated = {"sorting by expert"}  # of copies that ranks which cut the experts gathered
     for what, op in whole.items():
         of_one = slices[what]
         if op.operator in PRODUCTS:
@@ -193,6 +185,87 @@ def test_ranks_that_share_experts_have_fewer_with_more_tokens_each() -> None:
     for alone, shared in zip(grouped(1), grouped(4), strict=True):
         assert (shared.batch, shared.m) == (alone.batch // 4, alone.m * 4)
         assert operator_flops(shared, FORWARD) == operator_flops(alone, FORWARD)
+
+
+def rows_of(layer: TransformerLayer, kernels: Kernels, tp: int = 1) -> dict[str, Operator]:
+    ops = layer_operators(
+        model_of(layer, 128),
+        LayerKind.TRANSFORMER,
+        layer,
+        microbatch_size=2,
+        sequence_length=64,
+        tp=tp,
+        kernels=kernels,
+    )
+    return {op.what: op for op in ops}
+
+
+def test_a_layer_with_experts_by_hand() -> None:
+    # 8 experts of 64, 2 per token, on 4 ranks; 128 tokens, of which a rank has 64 by itself.
+    layer = TransformerLayer(attention=ATTENTIONS[0], mlp=MLPS[2], norm=Norm.RMS_NORM)
+    kernels = Kernels(
+        sequence_parallel=True,
+        expert_parallel=4,
+        expert_tensor_parallel=1,
+        product_format="mxfp8",
+    )
+    ops = rows_of(layer, kernels, tp=2)
+    sizes = {what: (op.m, op.n, op.k, op.count, op.batch) for what, op in ops.items()}
+    assert sizes["router"] == (64, 8, 128, 1, 1)
+    # 40 kernels, and messages of counts and of probabilities, each as long as five.
+    assert sizes["router passes"] == (64, 8, 0, 50, 1)
+    for what in ("routing", "sorting by expert", "padding of experts' tokens"):
+        assert sizes[what] == (128, 128, 0, 1, 1)
+    # 128 copies come to two experts of the rank; nobody cuts them.
+    assert sizes["experts' up projection"] == (64, 128, 128, 1, 2)
+    assert sizes["experts' activation"] == (128, 64, 128, 1, 1)
+    assert sizes["experts' down projection"] == (64, 128, 64, 1, 2)
+    after = {what for what, op in ops.items() if op.dispatched}
+    assert after == {
+        "sorting by expert",
+        "padding of experts' tokens",
+        "experts' up projection",
+        "experts' activation",
+        "experts' down projection",
+    }
+    (backward,) = (
+        op
+        for op in gradient_operators(
+            model_of(layer, 128),
+            LayerKind.TRANSFORMER,
+            layer,
+            microbatch_size=2,
+            sequence_length=64,
+            tp=2,
+            kernels=kernels,
+        )
+        if op.operator is OperatorClass.ROUTER
+    )
+    assert (backward.m, backward.n, backward.count) == (64, 8, 12 + 5)
+
+
+def test_dispatchers_differ_in_what_they_move() -> None:
+    layer = TransformerLayer(attention=ATTENTIONS[0], mlp=MLPS[2], norm=Norm.RMS_NORM)
+
+    def moved(**changes: object) -> set[str]:
+        ops = rows_of(layer, replace(Kernels(expert_parallel=2), **changes))  # type: ignore[arg-type]
+        return {what for what, op in ops.items() if op.operator is OperatorClass.ROUTING}
+
+    assert moved() == {"routing", "sorting by expert"}
+    assert moved(product_format="float8") == moved() | {"padding of experts' tokens"}
+    assert moved(sorts_copies=False, product_format="float8") == {"routing"}
+    # One expert a rank: nothing to sort. All on one rank: Megatron-core sorts all the same.
+    assert moved(expert_parallel=8) == {"routing"}
+    assert moved(expert_parallel=1) == moved()
+
+
+def test_ranks_that_cut_experts_gather_each_others_copies() -> None:
+    layer = TransformerLayer(attention=ATTENTIONS[0], mlp=MLPS[2], norm=Norm.RMS_NORM)
+    cut = rows_of(layer, Kernels(sequence_parallel=True), tp=2)
+    assert (cut["routing"].m, cut["sorting by expert"].m) == (128, 256)
+    up, down = cut["experts' up projection"], cut["experts' down projection"]
+    assert (up.batch, up.m, up.n) == (8, 32, 64)
+    assert (down.batch, down.m, down.k) == (8, 32, 32)
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from predict_operators import (
     BYTES_PER_SECOND,
@@ -12,6 +14,7 @@ from predict_operators import (
 from predict_samples import DEVICE, layer_grid, provenance, query
 
 from hetplan.job.spec import Precision
+from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.operators import (
     Kernels,
     Operator,
@@ -19,11 +22,15 @@ from hetplan.model.operators import (
     operator_flops,
 )
 from hetplan.model.spec import LayerKind
-from hetplan.predict.datasheet import LAUNCH_SECONDS_FORWARD
+from hetplan.predict.datasheet import (
+    LAUNCH_SECONDS_FORWARD,
+    SMALL_KERNEL_SECONDS,
+    SMALL_LAUNCH_SECONDS,
+)
 from hetplan.predict.fit import fit
 from hetplan.predict.layer.composed import GRADIENTS_NOTE, LAUNCH_PART, WAIT_PART
 from hetplan.predict.operator.answer import WEIGHT_GRADIENT_OVER_FORWARD
-from hetplan.predict.predictor import Prediction
+from hetplan.predict.predictor import LayerQuery, Prediction
 from hetplan.profiling.samples import ProfileSet
 
 UNFUSED = Kernels(fused_attention=False, attention_dropout=True, hidden_dropout=True)
@@ -136,3 +143,60 @@ def gradients(hidden: int) -> dict[str, list[Operator]]:
     for op in query(hidden, microbatch=1, tp=4, kernels=UNFUSED).gradient_operators():
         found.setdefault(op.operator, []).append(op)
     return found
+
+
+def experts_query(kernels: Kernels, *, backward: bool = False, **sizes: int) -> LayerQuery:
+    """A layer of 64 small experts, two of which a token meets."""
+    asked = query(1024, kernels=kernels, backward=backward, **sizes)
+    layer = replace(
+        asked.model.common_layer(),
+        mlp=Experts(num_experts=64, experts_per_token=2, expert_ffn_hidden_size=64),
+    )
+    runs = (LayerRun(count=asked.model.num_layers, layer=layer),)
+    return replace(asked, model=replace(asked.model, layer_runs=runs))
+
+
+def host_seconds(op: Operator) -> float:
+    """One launch per operator, one per expert of a grouped product, short ones of a router."""
+    if op.operator == "router":
+        return op.count * SMALL_LAUNCH_SECONDS
+    return op.count * (op.batch if op.operator == "grouped_product" else 1) * LAUNCH_SECONDS_FORWARD
+
+
+def device_seconds(op: Operator) -> float:
+    launch = SMALL_KERNEL_SECONDS if op.operator == "router" else LAUNCH
+    moved = operator_bytes(op, "forward", 2) / BYTES_PER_SECOND
+    return op.count * (operator_flops(op, "forward") / FLOPS_PER_SECOND + moved + launch)
+
+
+def test_experts_are_launched_one_by_one() -> None:
+    laws, few = predictor(operator_grid(floor=0)), {"microbatch": 1, "sequence": 128}
+    asked = experts_query(UNFUSED, **few)
+    host = sum(map(host_seconds, asked.operators()))
+    assert host > 2 * 64 * LAUNCH_SECONDS_FORWARD
+    assert laws.layer(DEVICE, asked).seconds == pytest.approx(host)
+    # A grouped product of one launch: the device's work is what is left.
+    once = experts_query(replace(UNFUSED, host_counts=False), **few)
+    assert laws.layer(DEVICE, once).seconds < 0.6 * host
+    backward = experts_query(UNFUSED, backward=True, **few)
+    assert seconds(laws.layer(DEVICE, backward))[WAIT_PART] > 0
+
+
+def test_a_dispatch_waits_for_the_host() -> None:
+    """The device works long on attention; the host cannot launch the experts meanwhile."""
+    laws = predictor(operator_grid(floor=0))
+    asked = experts_query(UNFUSED, microbatch=16)
+    ops = asked.operators()
+    after = [op for op in ops if op.dispatched]
+    before = [op for op in ops if not op.dispatched]
+    on_device = sum(map(device_seconds, ops))
+    assert sum(map(host_seconds, ops)) < on_device
+    exposed = sum(map(host_seconds, after)) - sum(map(device_seconds, after))
+    assert exposed > 0
+    found = laws.layer(DEVICE, asked)
+    assert seconds(found)[WAIT_PART] == pytest.approx(exposed, rel=0.1)
+    whole = sum(map(device_seconds, before)) + sum(map(host_seconds, after))
+    assert found.seconds == pytest.approx(whole, rel=0.05)
+    # Without counts on the host it launches ahead, so the device is never idle.
+    ahead = experts_query(replace(UNFUSED, host_counts=False), microbatch=16)
+    assert WAIT_PART not in seconds(laws.layer(DEVICE, ahead))

@@ -21,8 +21,10 @@ cp   ring attention (arXiv 2310.01889): cp - 1 sends of keys and values, [b, s /
      in either pass, and every rank has the whole sequence for 1 / cp of its heads.
 ep   all_to_all of the tokens to their experts and back, forward and backward: b s / cp x experts
      per token x h, divided by tp with sequence parallelism (arXiv 2006.16668, section 3), less what
-     the trainer's dispatcher sends once (`hetplan.cost.collectives.pairwise`). Where the
-     experts are cut (etp > 1) their sums are of all copies that came in. The busiest rank has
+     the trainer's dispatcher sends once (`hetplan.cost.collectives.pairwise`). Where experts are
+     cut (etp > 1) their ranks gather all copies that came in, and the results are sums of as many;
+     with alltoall and sequence parallelism that is so without expert parallelism too, where others
+     gather tokens (Megatron-core, moe/token_dispatcher.py). The busiest rank has
      `expert_load_factor` times the mean; transfers and the routed experts' compute grow with it.
 """
 
@@ -107,7 +109,7 @@ class LayerCalls:
         if recompute.granularity is RecomputeGranularity.FULL:
             yield from self.forward(layer)
         elif RecomputeModule.EXPERTS in recompute.modules:
-            yield from self.exchange(layer)
+            yield from (*self.expert_sums(layer), *self.exchange(layer))
 
     def forward(self, layer: TransformerLayer) -> Iterator[Call]:
         """One transformer layer."""
@@ -147,14 +149,20 @@ class LayerCalls:
     def sums(self, layer: TransformerLayer) -> Iterator[Call]:
         """Tensor-parallel sums of one pass of a transformer layer."""
         mlp = layer.mlp
-        if not isinstance(mlp, Experts) or experts_as_the_rest(self.shape):
-            yield from self._sums(2)
-            return
-        yield from self._sums(1)
-        if mlp.shared is not None:
+        yield from self._sums(attention_input(layer, self.model.hidden_size))
+        if not isinstance(mlp, Experts) or (mlp.shared is not None and self._gathers_copies):
             # Shared experts are cut over tp like any MLP.
-            yield from self._sums(1)
-        # Experts that are cut gather the copies that their ranks received, and sum the results.
+            yield from self._sums()
+        yield from self.expert_sums(layer)
+
+    def expert_sums(self, layer: TransformerLayer) -> Iterator[Call]:
+        """Experts that are cut gather what their ranks received, and sum the results."""
+        mlp = layer.mlp
+        if not isinstance(mlp, Experts):
+            return
+        if not self._gathers_copies:
+            yield from self._sums()
+            return
         for operation in (LinkOperation.ALL_GATHER, LinkOperation.REDUCE_SCATTER):
             yield Call(
                 groups=GroupKind.EXPERT_TENSOR,
@@ -166,9 +174,22 @@ class LayerCalls:
 
     def gathered_again(self, layer: TransformerLayer) -> Iterator[Call]:
         """Inputs of the products that are cut by columns, for their weights' gradients."""
-        if self.shape.sequence_parallel:
-            count = products_by_columns(layer, experts_as_the_rest(self.shape))
-            yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes, count)
+        if not self.shape.sequence_parallel:
+            return
+        share = attention_input(layer, self.model.hidden_size)
+        yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes * share)
+        mlp = layer.mlp
+        # Copies that came to routed experts were kept.
+        if not isinstance(mlp, Experts) or mlp.shared is not None or not self._gathers_copies:
+            yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes)
+
+    @property
+    def _gathers_copies(self) -> bool:
+        """Whether ranks that cut experts gather copies of tokens; otherwise the tokens, once."""
+        if not experts_as_the_rest(self.shape):
+            return True
+        dispatcher = trainer_settings(self.job).expert_dispatcher
+        return dispatcher is ExpertDispatcher.ALLTOALL and self.shape.sequence_parallel
 
     def exchange(self, layer: TransformerLayer) -> Iterator[Call]:
         """Tokens to their experts and back, in one pass."""
@@ -234,12 +255,13 @@ class LayerCalls:
         for message in (biases * self.model.hidden_size, biases if attention.qkv_bias else 0.0):
             yield self._tensor(LinkOperation.ALL_REDUCE, message, component=Component.COPIED_HEADS)
 
-    def _sums(self, count: float) -> Iterator[Call]:
+    def _sums(self, gathered: float = 1.0) -> Iterator[Call]:
+        """One sum; `gathered`: what is gathered before it, over the activations of a layer."""
         if not self.shape.sequence_parallel:
-            yield self._tensor(LinkOperation.ALL_REDUCE, self.hidden_bytes, count)
+            yield self._tensor(LinkOperation.ALL_REDUCE, self.hidden_bytes)
             return
-        yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes, count)
-        yield self._tensor(LinkOperation.REDUCE_SCATTER, self.hidden_bytes, count)
+        yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes * gathered)
+        yield self._tensor(LinkOperation.REDUCE_SCATTER, self.hidden_bytes)
 
     def _tensor(
         self,
@@ -280,11 +302,14 @@ def attention_widths(layer: TransformerLayer, tp: int) -> tuple[float, float, fl
     return one, two, two, one
 
 
-def products_by_columns(layer: TransformerLayer, experts_like_rest: bool) -> int:
-    """Inputs of a layer that tensor parallelism gathers: attention's, the MLP's or shared experts'.
+def attention_input(layer: TransformerLayer, hidden: int) -> float:
+    """Elements of a token that ranks gather for attention, over its hidden size.
 
-    Routed experts that are not cut like the rest get theirs from the exchange of tokens.
+    Latents are computed before they are gathered (Megatron-core, multi_latent_attention.py). A
+    backward pass gathers and scatters the same two sizes, the other way about.
     """
-    if not isinstance(layer.mlp, Experts) or experts_like_rest:
-        return 2
-    return 1 if layer.mlp.shared is None else 2
+    attention = layer.attention
+    if not isinstance(attention, LatentAttention):
+        return 1.0
+    latents = attention.kv_rank + attention.rope_head_dim
+    return (latents + (attention.query_rank or hidden)) / hidden

@@ -247,6 +247,7 @@ class LayerCompute:
     ) -> tuple[Part, ...]:
         """One pass of a layer, what is there only because of how it is cut apart."""
         what = f"{kind.value} {'backward' if backward else 'forward'}"
+        experts = layer is not None and isinstance(layer.mlp, Experts)
         with asking(f"{what} in {self.job.precision} on {self.island.device.kind}"):
             query = LayerQuery(
                 model=self.model if layer is None else view_of(self.model, layer),
@@ -259,6 +260,7 @@ class LayerCompute:
                     trainer_settings(self.job).kernels(kind),
                     sequence_parallel=self.shape.sequence_parallel,
                     expert_parallel=self.shape.ep,
+                    expert_tensor_parallel=self.shape.etp if experts else None,
                 ),
                 is_backward=backward,
             )

@@ -142,7 +142,12 @@ class LayerPricer(LayerCompute):
         return LayerCost(
             forward=all_forward,
             backward=(*backward, *beside_backward),
-            again=self._again(layer, forward, all_forward, exchange),
+            again=self._again(
+                layer,
+                forward,
+                all_forward,
+                (*self._communication(calls.expert_sums(layer)), *exchange),
+            ),
             weight_seconds=compute_seconds(backward) * products / 2.0,
         )
 
@@ -318,8 +323,9 @@ class LayerPricer(LayerCompute):
         layer: TransformerLayer,
         compute: tuple[Part, ...],
         forward: tuple[Part, ...],
-        exchange: tuple[Part, ...],
+        experts: tuple[Part, ...],
     ) -> tuple[Part, ...]:
+        """`experts`: communication of a forward pass of the experts."""
         recompute = self.recompute
         if recompute.granularity is RecomputeGranularity.NONE:
             return ()
@@ -327,4 +333,4 @@ class LayerPricer(LayerCompute):
             return tuple(as_recompute(forward))
         share = sum(self.module_share(layer, module, compute) for module in recompute.modules)
         found = tuple(as_recompute(repeated(compute, min(1.0, share))))
-        return (*found, *exchange) if RecomputeModule.EXPERTS in recompute.modules else found
+        return (*found, *experts) if RecomputeModule.EXPERTS in recompute.modules else found

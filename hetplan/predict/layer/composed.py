@@ -1,16 +1,25 @@
 """A layer's forward or backward time as the sum over its operators (`hetplan.model`).
 
     device = sum over launches of (work + launch)
-    host   = max(sum over launches of floors, operators * LAUNCH_SECONDS)
+    host   = max(sum over launches of floors, sum over launches of the host's time for one)
     seconds = max(device, host)
 
-Floors are what a profiler saw of one operator; LAUNCH_SECONDS is the host's time for an operator in
-a trainer that runs them one by one (`predict.datasheet`), whichever device is beside it.
+Floors are what a profiler saw of one operator. The host's time for one is LAUNCH_SECONDS in a
+trainer that runs operators one by one, or SMALL_LAUNCH_SECONDS for a router's passes
+(`predict.datasheet`), whichever device is beside it; a grouped product is a launch per expert where
+the trainer has it so.
 
 Launches run ahead of the device, so the host's time shows only where all of it together is longer
-than the device's: in layers so small that the device waits. Parts: one per class of operators,
-`launch`, what launches cost the device, and `wait`, what the device waits for the host when nothing
-else keeps it busy (`hetplan.cost.step_model.layer_compute` takes off what communication does).
+than the device's: in layers so small that the device waits. Where the host waits for the device
+itself, before it dispatches tokens to experts in a forward pass (`Kernels.host_counts`), it is
+ahead of nothing: of the experts' launches it shows what is longer than the device's time for them.
+With A what comes before and B the experts after it,
+
+    seconds = max(host_A + host_B, device_A + device_B, device_A + host_B)
+
+Parts: one per class of operators, `launch`, what launches cost the device, and `wait`, what the
+device waits for the host when nothing else keeps it busy (`hetplan.cost.step_model.layer_compute`
+takes off what communication does).
 
 A backward pass has kernels that no operator of a profile holds (`gradient_operators`): passes over
 memory at the median rate of those that were measured.
@@ -23,7 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
@@ -41,6 +50,8 @@ from hetplan.model.operators import (
 from hetplan.predict.datasheet import (
     ELEMENTWISE_LOG_HALFWIDTH,
     LAUNCH_LOG_HALFWIDTH,
+    SMALL_KERNEL_SECONDS,
+    SMALL_LAUNCH_SECONDS,
     elementwise_bytes_per_second,
     pass_prior,
 )
@@ -80,7 +91,7 @@ def layer_prediction(
     measured = narrow(device, asked, query.precision) if narrow is not None and asked else None
     here = narrowed(own, device, asked, measured)
     others = cache(lambda: None if lent is None else lent(device, query.precision))
-    launches: list[tuple[int, Launch]] = []
+    launches: list[_Launches] = []
     sums = True
     for op in query.operators():
         if backward and not has_backward(op):
@@ -93,15 +104,46 @@ def layer_prediction(
         if op.operator is OperatorClass.FUSED_ATTENTION and not query.kernels.tuned_attention:
             factor = _PLAIN_ATTENTION.get(device.architecture, (1.0, 1.0))[backward]
             of_op = [replace(each, work_seconds=each.work_seconds * factor) for each in of_op]
-        launches.extend((op.count, launch) for launch in of_op)
+        launches.extend(_launches(op, each, device, query) for each in of_op)
         if op.operator in WITH_WEIGHTS:
             # Laws of weight gradients are asked for float32 sums, stand-ins know of none.
             sums = sums and here.has(op.operator, WEIGHT_GRADIENT)
     if backward:
         launches += _gradients(own, others, device, query)
+    return replace(_sum(launches), float32_sums=backward and sums)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launches:
+    """Equal launches of one operator."""
+
+    count: int
+    launch: Launch
+    host_seconds: float
+    """The host's time for one."""
+    synchronised: bool = False
+    """Of a pass in which the host waits for the device before these launches."""
+
+    @property
+    def device_seconds(self) -> float:
+        """The device's time for all."""
+        return self.count * (self.launch.work_seconds + self.launch.launch_seconds)
+
+
+def _launches(op: Operator, launch: Launch, device: DeviceKind, query: LayerQuery) -> _Launches:
+    """So many launches as the operator has, with the host's time for them."""
     # A CPU is its own host: what it takes for a call is in its measured times.
-    host = 0.0 if device.kind == CPU_KIND else pass_prior(backward=backward).launch_seconds
-    return replace(_sum(launches, host), float32_sums=backward and sums)
+    if device.kind == CPU_KIND:
+        return _Launches(op.count, launch, 0.0)
+    if op.operator is OperatorClass.ROUTER:
+        launch = replace(launch, launch_seconds=SMALL_KERNEL_SECONDS)
+        return _Launches(op.count, launch, SMALL_LAUNCH_SECONDS)
+    counts = query.kernels.host_counts
+    host = pass_prior(backward=query.is_backward).launch_seconds
+    if launch.operator == OperatorClass.GROUPED_PRODUCT and counts:
+        host *= op.batch
+    after = op.dispatched and counts and not query.is_backward
+    return _Launches(op.count, launch, host, synchronised=after)
 
 
 # By architecture, forward and backward: FlashAttention 2, which scaled_dot_product_attention runs,
@@ -129,7 +171,7 @@ def _gradients(
     lent: Callable[[], DeviceOperators | None],
     device: DeviceKind,
     query: LayerQuery,
-) -> Iterator[tuple[int, Launch]]:
+) -> Iterator[_Launches]:
     """What autograd runs between the operators of a layer."""
     ops = query.gradient_operators()
     if not ops:
@@ -143,7 +185,7 @@ def _gradients(
         if rate is not None:
             moved = column_value(OperatorColumn.BYTES, op, BACKWARD, query.precision.value)
             launch = replace(launch, work_seconds=moved * rate)
-        yield op.count, replace(launch, notes=(GRADIENTS_NOTE,))
+        yield _launches(op, replace(launch, notes=(GRADIENTS_NOTE,)), device, query)
 
 
 GRADIENTS_NOTE = (
@@ -165,21 +207,27 @@ def _by_bandwidth(op: Operator, device: DeviceKind, precision: str, *, backward:
     )
 
 
-def _sum(launches: list[tuple[int, Launch]], launch_seconds: float) -> Prediction:
+def _sum(launches: list[_Launches]) -> Prediction:
     work: dict[str, float] = {}
     spread: dict[str, float] = {}
     notes: dict[str, None] = {}
-    on_device = host = 0.0
-    for count, launch in launches:
+    on_device = floors = host = 0.0
+    for each in launches:
+        count, launch = each.count, each.launch
         seconds = count * launch.work_seconds
         work[launch.operator] = work.get(launch.operator, 0.0) + seconds
         spread[launch.operator] = spread.get(launch.operator, 0.0) + seconds * launch.log_halfwidth
         on_device += count * launch.launch_seconds
-        host += count * launch.floor_seconds
+        floors += count * launch.floor_seconds
+        host += count * each.host_seconds
         notes.update(dict.fromkeys(launch.notes))
     busy = sum(work.values())
-    host = max(host, launch_seconds * sum(count for count, _ in launches))
-    waits = max(0.0, host - busy - on_device)
+    after = [each for each in launches if each.synchronised]
+    waits = max(
+        0.0,
+        max(floors, host) - busy - on_device,
+        sum(each.count * each.host_seconds - each.device_seconds for each in after),
+    )
     total = busy + on_device + waits
     for name, seconds in ((LAUNCH_PART, on_device), (WAIT_PART, waits)):
         if seconds > 0:
