@@ -83,6 +83,7 @@ _SWITCHES = _words(
     """
     swiglu group-query-attention qk-layernorm multi-latent-attention no-rope-fusion
     disable-bias-linear add-qkv-bias untie-embeddings-and-output-weights moe-grouped-gemm
+    moe-permute-fusion
     moe-shared-expert-gate sequence-parallel use-tp-pp-dp-mapping overlap-grad-reduce
     overlap-param-gather tp-comm-overlap no-overlap-p2p-communication bf16 fp16
     accumulate-allreduce-grads-in-fp32 grad-reduce-in-bf16 cross-entropy-loss-fusion

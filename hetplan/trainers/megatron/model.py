@@ -167,6 +167,8 @@ def _mlp_arguments(parts: ModelParts, job: Job) -> Iterator[tuple[str, ...]]:
         yield ("--moe-shared-expert-overlap",)
     if grouped_experts(job):
         yield ("--moe-grouped-gemm",)
+        # Permutation is priced as one kernel (moe/moe_utils.py).
+        yield ("--moe-permute-fusion",)
 
 
 def pattern_text(holds: Iterable[bool]) -> str:
