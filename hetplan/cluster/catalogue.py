@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import lru_cache
 from pathlib import Path
@@ -257,6 +257,21 @@ def _read_file(path: Path) -> tuple[DeviceKind, ...]:
         if name in names[:position]:
             raise _twice(document, position, name)
     return tuple(device_kind(device) for device in form.devices)
+
+
+def own_kinds(document: Document) -> dict[str, DeviceKind]:
+    """The kinds that a cluster file adds; without those that are wrong, which reading it says."""
+    found: dict[str, DeviceKind] = {}
+    for at in document.entries(("devices",)):
+        alone = {"schema": DEVICES_SCHEMA, "devices": [document.at("devices", at)]}
+        try:
+            (form,) = decode(
+                replace(document, root=alone), DevicesForm, schema=DEVICES_SCHEMA
+            ).devices
+        except InputError:
+            continue
+        found[form.kind] = device_kind(form)
+    return found
 
 
 def _twice(document: Document, at: int, name: str, where: str = "") -> InputError:

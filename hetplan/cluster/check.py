@@ -24,8 +24,12 @@ def check_nodes(document: Document) -> Iterator[Fault]:
     for _, path in island_paths(document):
         for key in ("device", "devices_per_node", "intra_node"):
             said = isinstance(document.at(*path), dict) and document.at(*path, "node") is None
-            if said and document.at(*path, key) is None:
-                message = "this required key is missing; add it, or node (hetplan doctor --nodes)"
+            # A fabric fills it in, where the fabric itself is right.
+            by_fabric = key == "intra_node" and document.at(*path, "fabric") is not None
+            if said and document.at(*path, key) is None and not by_fabric:
+                other = "node (hetplan doctor --nodes)"
+                other = f"fabric or {other}" if key == "intra_node" else other
+                message = f"this required key is missing; add it, or {other}"
                 yield document.fault((*path, key), message)
         yield from _nodes_out(document, path)
         yield from _names(document, path, named)

@@ -9,6 +9,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetplan.cluster.catalogue import DeviceForm
+from hetplan.cluster.fabrics import Fabric
 from hetplan.cluster.launch_form import LaunchDomainForm
 from hetplan.cluster.links import LossRecovery, Transport
 from hetplan.cluster.node import NODE_NAMES_PATTERN, RingNics
@@ -170,8 +171,14 @@ class IslandForm(FileForm):
     without node."""
     devices_per_node: Count | None = None
     """Devices in one node. Required without node."""
+    fabric: Fabric | None = None
+    """What joins the devices of a node (nvlink: a hybrid cube). It fills in intra_node, where what
+    the island says itself stands. Not with node."""
+    link: Bandwidth | None = None
+    """Of one link of the fabric in one direction: to one other device of a mesh, to one neighbour
+    of a ring, a device's lanes of a pcie-tree. Left out: as the catalogue has it."""
     intra_node: LinkForm | None = None
-    """Between two devices of one node. Required without node."""
+    """Between two devices of one node. Required without node or fabric."""
     inter_node: LinkForm | None = None
     """Between two devices of different nodes of this island. Required for more than one node."""
     memory: Memory | None = None

@@ -25,7 +25,7 @@ from hetplan.cluster.launch_form import check_launch, launch_domain
 from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES
 from hetplan.cluster.node import Nics, spread_evenly
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Site, Transport
-from hetplan.cluster.templates import with_templates
+from hetplan.cluster.templates import links_of, with_templates
 from hetplan.errors import InputError
 from hetplan.files.quantities import value_of
 from hetplan.files.reading import decode, read_document
@@ -121,7 +121,7 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
     direct = Transport.HOST_STAGED if device.kind == CPU_KIND else Transport.DEVICE_DIRECT
     nics = _nics(form.nics) if form.nics else None
     intra_node = _link(form.intra_node, form.intra_node.bandwidth or 0.0, direct)
-    intra_node = replace(intra_node, one_peer_bytes_per_second=_one_peer(device, intra_node))
+    intra_node = replace(intra_node, one_peer_bytes_per_second=_one_peer(form, device, intra_node))
     inter_node = intra_node
     if form.inter_node is not None:
         port = nics.own_bytes_per_second(form.devices_per_node) if nics else 0.0
@@ -144,15 +144,21 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
     )
 
 
-def _one_peer(device: DeviceKind, link: Link) -> float | None:
-    """Of a full mesh a pair has the part of the bandwidth that it has of the catalogue's."""
-    fabric, rate = device.scale_up, link.bandwidth_bytes_per_second
-    direct = link.transport is Transport.DEVICE_DIRECT
-    if fabric is None or not fabric.one_peer_bytes_per_second or not direct:
+def _one_peer(form: IslandForm, device: DeviceKind, link: Link) -> float | None:
+    """Of all its links a device has an equal part to one other: by the node's fabric, else where
+    the catalogue says so.
+    """
+    rate, links = link.bandwidth_bytes_per_second, links_of(form)
+    if link.transport is not Transport.DEVICE_DIRECT:
         return None
-    if rate <= fabric.one_peer_bytes_per_second:
+    if links is not None:
+        return rate / links if links > 1 else None
+    usual = device.scale_up
+    if usual is None or not usual.one_peer_bytes_per_second:
+        return None
+    if rate <= usual.one_peer_bytes_per_second:
         return None  # a pair's figure already
-    return rate * fabric.one_peer_bytes_per_second / fabric.bandwidth_bytes_per_second
+    return rate * usual.one_peer_bytes_per_second / usual.bandwidth_bytes_per_second
 
 
 def _nics(form: NicsForm) -> Nics:

@@ -44,7 +44,7 @@ from hetplan.cost.network.segments import (
     island_link,
 )
 from hetplan.cost.step_model.end_of_step import reduction_calls
-from hetplan.cost.step_model.groups import Members, members_of
+from hetplan.cost.step_model.groups import Members, held_algorithm, members_of
 from hetplan.cost.step_model.hops import received_bytes
 from hetplan.cost.step_model.layer_calls import GroupKind, LayerCalls
 from hetplan.errors import InputError
@@ -127,10 +127,11 @@ def ledger(
 ) -> Ledger:
     """The traffic of a legal plan.
 
-    Sums, gathers and scatters are rings; with a `predictor` they are what is cheapest by it, as in
-    an estimate. Either way what hetplan's own trainer sums by messages counts as these.
-    `total_tokens` is the run's length instead of the job's. An InputError where that is not from 1
-    to 10**18 or two islands that must talk have no link.
+    Sums, gathers and scatters are rings, or the sums what the trainer is held to; with a
+    `predictor` they are what is cheapest by it, as in an estimate. Either way what hetplan's own
+    trainer sums by messages counts as these. `total_tokens` is the run's length instead of the
+    job's. An InputError where that is not from 1 to 10**18 or two islands that must talk have no
+    link.
     """
     if total_tokens is not None and not 1 <= total_tokens <= MAX_TOKENS:
         raise InputError(
@@ -246,14 +247,16 @@ class TrafficCount:
             if operation is LinkOperation.ALL_TO_ALL:
                 forced = Algorithm.DIRECT
             own = self._sums_itself(shape, operation)
+            held = held_algorithm(trainer_settings(self.job))
             cost = collective(
                 self.cluster,
                 shape,
                 operation,
                 message_bytes,
                 self.predictor or self._figures,
-                algorithm=forced if self.predictor is None and not own else None,
+                algorithm=None if self.predictor or own or held else forced,
                 by_levels=own,
+                held=held,
                 routing=routing,
             )
             self._known[key] = tuple((each.link, each.bytes) for each in cost.traffic)

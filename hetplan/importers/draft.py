@@ -219,6 +219,7 @@ def _island(island: IslandDraft) -> list[str]:
         *_hosts(island.hosts),
         f"        devices_per_node: {island.devices_per_node}",
     ]
+    lines += _fabric(island)
     if island.memory is not None:
         lines.append(f"        memory: {scalar(island.memory)}")
     if island.topology is not None:
@@ -238,6 +239,18 @@ def _island(island: IslandDraft) -> list[str]:
     lines += ["        intra_node:", *_link(intra, 10)]
     if island.nodes > 1:
         lines += ["        inter_node:", *_link(inter_node(island), 10)]
+    return lines
+
+
+def _fabric(island: IslandDraft) -> list[str]:
+    """What joins the devices of a node, where a topology showed it."""
+    figure = island.intra_node.bandwidth
+    if figure is None or figure.fabric is None:
+        return []
+    lines = [] if figure.measured else comment(figure.source, 8)
+    lines.append(f"        fabric: {figure.fabric}")
+    if figure.link is not None:
+        lines.append(f"        link: {format_bandwidth(figure.link)}")
     return lines
 
 
@@ -305,10 +318,10 @@ def _nics(nics: NicsDraft, devices: int) -> list[str]:
 
 
 def _link(link: LinkFigures, indent: int) -> list[str]:
-    """The keys of a link inside an island."""
+    """The keys of a link inside an island; a fabric says its bandwidth, unless it was measured."""
     margin = " " * indent
     lines = []
-    if link.bandwidth is not None:
+    if link.bandwidth is not None and (link.bandwidth.fabric is None or link.measured):
         lines += comment(link.bandwidth.source, indent)
         lines.append(f"{margin}bandwidth: {format_bandwidth(link.bandwidth.value)}")
     lines += _latency_and_samples(link, indent)

@@ -6,8 +6,9 @@ two figures are taken out of link samples, by
     time = steps * (latency + bytes of a step / bandwidth)
 
 solved for them, and the file says that they are `measured`, so that an estimate takes them by the
-same formula; or out of a node's matrix of paths and the device catalogue, or figures of the path
-between two hosts: the hardware's, of which collectives reach a part. What none says stays None.
+same formula; or out of a node's matrix of paths and the device catalogue, which say its fabric, or
+figures of the path between two hosts: the hardware's, of which collectives reach a part. What none
+says stays None.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.importers.records import NodeTopology, PathFigures
+from hetplan.cluster.fabrics import Fabric
+from hetplan.importers.records import NodeTopology, PathFigures, TopologyPath
 from hetplan.profiling.samples import LinkOperation, LinkSample
 from hetplan.units import format_bandwidth, format_bytes
 
@@ -28,6 +30,9 @@ _GENERATION = re.compile(r"NVLink (\d)")
 # 900 of an H100 and 1800 of a B200 (their datasheets).
 _NVLINK_BYTES_PER_SECOND = {"2": 25e9, "3": 25e9, "4": 25e9, "5": 50e9}
 _FABRIC = re.compile(r"NV\d{1,3}|NVL|XGMI|HCCS|HCCS_SW|SIO|UB", re.ASCII)
+_MESHES = {"XGMI": Fabric.XGMI_MESH, "HCCS": Fabric.HCCS_MESH}
+_PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC", "PCIE")
+_SAME = 0.05  # of sums of links, which makers round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,11 @@ class Figure:
     source: str
     measured: bool = False
     """By collectives or sends of the library that trains (`Link.measured`)."""
+    fabric: Fabric | None = None
+    """What joins the devices of the node, of a bandwidth inside it that follows from this, or that
+    was measured where each link goes to one other device."""
+    link: float | None = None
+    """Of one link of the fabric, where the catalogue does not say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +77,18 @@ class LinkFigures:
         )
 
     def of_one_pair(self, pair: Figure | None) -> LinkFigures:
-        """The measured bandwidth, at most that of a pair: in a mesh a ring uses all links at once.
+        """The measured bandwidth with the fabric that says what pairs have of it; where none says
+        it, at most that of a pair.
 
-        A send, or a collective among fewer devices than were measured, has its pairs' links only.
+        In a mesh a ring uses all links at once. A send, or a collective among fewer devices than
+        were measured, has its pairs' links only.
         """
-        if pair is None or self.bandwidth is None or self.bandwidth.value <= pair.value:
+        if pair is None or self.bandwidth is None:
+            return self
+        if pair.fabric is not None and pair.fabric.to_one_each:
+            figure = replace(self.bandwidth, fabric=pair.fabric, link=pair.link)
+            return replace(self, bandwidth=figure)
+        if self.bandwidth.value <= pair.value:
             return self
         reached = format_bandwidth(self.bandwidth.value)
         source = f"{pair.source}; {self.bandwidth.source} reached {reached} over several links"
@@ -184,44 +201,97 @@ def _rows(
 
 
 def from_topology(topology: NodeTopology, device: DeviceKind) -> LinkFigures:
-    """Bandwidth of the slowest pair of the node, from the catalogue's figures; no latency.
+    """Bandwidth of one device of the node, from the catalogue's figures; no latency.
 
-    Over the vendor's own links: the device's figure, or one peer's share of it where devices are
-    joined pair by pair, which the matrix itself says of NVLinks. Over PCIe: the device's own
-    interface, which other devices below a switch share.
+    With the fabric where the paths show one; else of the slowest pair: over PCIe the device's own
+    interface, over the vendor's links the device's figure, or the pair's NVLinks.
     """
     devices = {each.name for each in topology.devices}
     pairs = [path for path in topology.paths if set(path.between) <= devices]
-    slow = [path for path in pairs if not _FABRIC.fullmatch(path.path)]
     if not pairs:
         return LinkFigures()
-    if slow:
-        if device.host is None:
-            return LinkFigures()
-        words = "/".join(dict.fromkeys(path.path for path in slow))
-        source = (
-            f"PCIe {device.host.pcie_generation} x{device.host.lanes} of the device; "
-            f"{len(slow)} of {len(pairs)} pairs are {words}"
-        )
-        return LinkFigures(
-            bandwidth=Figure(value=device.host.bandwidth_bytes_per_second, source=source)
-        )
-    return _from_fabric(topology, device, [path.path for path in pairs])
-
-
-def _from_fabric(topology: NodeTopology, device: DeviceKind, words: list[str]) -> LinkFigures:
-    fabric = device.scale_up
-    if fabric is None:
+    found = _fabric(topology, device, pairs)
+    if found is not None:
+        return LinkFigures(bandwidth=found)
+    slow = [path.path for path in pairs if not _FABRIC.fullmatch(path.path)]
+    if not slow:
+        return _from_links(device, [path.path for path in pairs])
+    if device.host is None:
         return LinkFigures()
-    kinds = list(dict.fromkeys(words))
-    source = f"catalogue: {fabric.name}; pairs are {'/'.join(kinds)}"
-    value = fabric.bandwidth_bytes_per_second
-    generation = _GENERATION.search(fabric.name)
-    rate = _NVLINK_BYTES_PER_SECOND.get(generation.group(1)) if generation else None
+    value = device.host.bandwidth_bytes_per_second
+    fabric = Fabric.PCIE_TREE if set(slow) <= set(_PCIE) else None
+    source = (
+        f"PCIe {device.host.pcie_generation} x{device.host.lanes} of the device, "
+        f"{format_bandwidth(value)}; {len(slow)} of {len(pairs)} pairs are "
+        f"{'/'.join(dict.fromkeys(slow))}"
+    )
+    return LinkFigures(bandwidth=Figure(value=value, source=source, fabric=fabric))
+
+
+def _fabric(
+    topology: NodeTopology, device: DeviceKind, pairs: Sequence[TopologyPath]
+) -> Figure | None:
+    """What one device has by the vendor's links of this node; None where they are no fabric."""
+    own, words = device.scale_up, {path.path for path in pairs}
+    if own is None:
+        return None
+    count = len(topology.devices)
+    fabric, link = None, None
+    if len(words) == 1 and own.one_peer_bytes_per_second and own.peers >= count - 1:
+        direct = all(path.hops in (None, 1) for path in pairs)
+        fabric = _MESHES.get(words.pop()) if direct else None
+    elif (rate := _nvlink_rate(device)) is not None:
+        fabric, link = _of_nvlinks(topology, pairs, rate, own.bandwidth_bytes_per_second)
+    if fabric is None:
+        return None
+    value = fabric.bandwidth_bytes_per_second(device, count, link)
+    links = fabric.links(count)
+    each = f"{links} links of {format_bandwidth(value / links)} = " if links > 1 else ""
+    shown = "/".join(dict.fromkeys(path.path for path in pairs))
+    source = f"pairs are {shown}; {own.name}: {each}{format_bandwidth(value)} of a device"
+    return Figure(value=value, source=source, fabric=fabric, link=link)
+
+
+def _of_nvlinks(
+    topology: NodeTopology, pairs: Sequence[TopologyPath], rate: float, whole: float
+) -> tuple[Fabric | None, float | None]:
+    """The fabric of NVLinks of this rate, and one link of it where the catalogue lacks that.
+
+    Behind a switch every pair has all of a device's links. Where pairs share them out equally they
+    are a mesh; where a device's pairs have all of them, unequally, a hybrid cube.
+    """
+    counts = [_nvlinks(path.path) for path in pairs]
+    if len(set(counts)) == 1 and counts[0]:
+        link = counts[0] * rate
+        if link >= whole * (1 - _SAME):
+            return Fabric.NVSWITCH, None
+        if link * (len(topology.devices) - 1) <= whole * (1 + _SAME):
+            return Fabric.MESH, link
+    sums = dict.fromkeys((each.name for each in topology.devices), 0)
+    for path, links in zip(pairs, counts, strict=True):
+        for end in path.between:
+            sums[end] += links
+    if all(abs(links * rate / whole - 1) < _SAME for links in sums.values()):
+        return Fabric.NVLINK, None
+    return None, None
+
+
+def _nvlink_rate(device: DeviceKind) -> float | None:
+    """Of one NVLink of the device in one direction; None: it has none, or which is not known."""
+    generation = _GENERATION.search(device.scale_up.name) if device.scale_up is not None else None
+    return _NVLINK_BYTES_PER_SECOND.get(generation.group(1)) if generation else None
+
+
+def _from_links(device: DeviceKind, words: Sequence[str]) -> LinkFigures:
+    """Of the slowest pair over the vendor's links."""
+    own = device.scale_up
+    if own is None:
+        return LinkFigures()
+    value, rate = own.bandwidth_bytes_per_second, _nvlink_rate(device)
     fewest = min(_nvlinks(word) for word in words)
     if fewest and rate is not None:
-        # Behind a switch every pair has all of the device's links, otherwise its own.
         value = min(value, fewest * rate)
+    source = f"catalogue: {own.name}; pairs are {'/'.join(dict.fromkeys(words))}"
     return LinkFigures(bandwidth=Figure(value=value, source=source))
 
 

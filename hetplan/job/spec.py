@@ -78,6 +78,13 @@ class ProductFormat(StrEnum):
         return "float4" if self is ProductFormat.NVFP4 else "float8"
 
 
+class CollectiveAlgorithm(StrEnum):
+    """How a library sums over a group's ranks."""
+
+    RING = "ring"
+    TREE = "tree"
+
+
 class Optimizer(StrEnum):
     """Update rule; it decides the optimizer state per parameter and the update's time."""
 
@@ -194,6 +201,9 @@ class TrainerOptions(FileForm):
     """How tokens get to the ranks of their experts: alltoall, deepep or allgather."""
     shared_expert_overlap: bool | None = None
     """Shared experts compute while tokens go to the routed ones and come back."""
+    collective_algorithm: CollectiveAlgorithm | None = None
+    """What the library of collectives is held to in sums (all_reduce) of device memory: ring or
+    tree. Sums that were measured on a link stay as they are. Left out: the library chooses."""
     gradient_precision: Precision | None = None
     """Number format in which gradients are kept and reduced: float32, or that of the weights."""
     product_format: ProductFormat | None = None

@@ -31,6 +31,8 @@ torchtitan torch's scaled_dot_product_attention, no dropout, a loss over a float
           gathers parameters; products in float8 or mxfp8 by torchao. Its layers
           are PyTorch's operators one by one, unless `--compile.enable` (fused_elementwise).
 any       as megatron, its exchanges too (`Target.batched_interleaving`).
+
+A collective algorithm is NCCL's variable NCCL_ALGO, which RCCL reads, too; native sets none.
 """
 
 from __future__ import annotations
@@ -40,7 +42,14 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from hetplan.errors import InputError
-from hetplan.job.spec import ExpertDispatcher, Job, Precision, ProductFormat, TrainerOptions
+from hetplan.job.spec import (
+    CollectiveAlgorithm,
+    ExpertDispatcher,
+    Job,
+    Precision,
+    ProductFormat,
+    TrainerOptions,
+)
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind
 
@@ -72,6 +81,8 @@ class TrainerSettings:
     host_counts: bool
     """The host reads how many tokens every expert has (`hetplan.model.operators.Kernels`)."""
     product_format: ProductFormat | None = None
+    collective_algorithm: CollectiveAlgorithm | None = None
+    """None: the library's choice."""
 
     def kernels(self, layer: LayerKind) -> Kernels:
         """The kernels of this kind of layer; what it does not have is as in `DEFAULT_KERNELS`."""
@@ -106,8 +117,8 @@ class TrainerDefaults:
 
 
 _ALL = tuple(each.name for each in fields(TrainerOptions))
-_FORMATS = ("gradient_precision", "product_format", "expert_dispatcher")
-_SWITCHES = tuple(name for name in _ALL if name not in _FORMATS)
+_WORDS = ("gradient_precision", "product_format", "expert_dispatcher", "collective_algorithm")
+_SWITCHES = tuple(name for name in _ALL if name not in _WORDS)
 
 _MEGATRON = TrainerDefaults(
     own=TrainerOptions(
@@ -158,7 +169,7 @@ TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
             overlap_grad_reduce=True,
             overlap_param_gather=True,
         ),
-        choices=("product_format", "fused_elementwise"),
+        choices=("product_format", "fused_elementwise", "collective_algorithm"),
         host_counts=False,  # torch._grouped_mm
     ),
     "any": replace(_MEGATRON, choices=_ALL),
@@ -194,6 +205,7 @@ def trainer_settings_of(
         sums_by_messages=defaults.sums_by_messages,
         host_counts=defaults.host_counts,
         product_format=asked.product_format,
+        collective_algorithm=asked.collective_algorithm,
     )
 
 
@@ -216,11 +228,12 @@ def _faults(target: str, precision: Precision, asked: TrainerOptions) -> Iterato
     found = _defaults(target)
     for name in _ALL:
         value, own = getattr(asked, name), getattr(found.own, name)
-        if own is None:
+        if own is None and name != "collective_algorithm":
             own = precision  # of gradients and of products, where a target has no other
         if value in (None, own) or name in found.choices:
             continue
-        yield name, f"{_text(value)}; target {target} always has {_text(own)}; leave it out"
+        has = "the library's choice" if own is None else _text(own)
+        yield name, f"{_text(value)}; target {target} always has {has}; leave it out"
     reduces = found.own.overlap_grad_reduce
     if asked.overlap_grad_reduce is not None:
         reduces = asked.overlap_grad_reduce

@@ -22,6 +22,7 @@ from hetplan.cluster.launch_domains import LaunchDomain, Scheduler, address_faul
 from hetplan.cluster.places import unknown
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import Fault, InputError
+from hetplan.job.spec import CollectiveAlgorithm
 from hetplan.plans.pieces import Devices, Places, stage_array
 from hetplan.plans.plan import Plan
 from hetplan.schedulers.vendors import vendor_of
@@ -328,8 +329,18 @@ def uniform_groups(hosts: Iterable[Host], used: dict[str, tuple[int, ...]]) -> l
     return list(groups.values())
 
 
-def vendor_environment(agent: Agent) -> tuple[tuple[str, str], ...]:
-    """Variables of all ranks of an agent: interface, RDMA devices, visible devices.
+ALGORITHM_WORDS = {
+    CollectiveAlgorithm.RING: "Ring",
+    CollectiveAlgorithm.TREE: "allreduce:tree",
+}
+"""NCCL's own words (`hetplan.schedulers.vendors`)."""
+
+
+def vendor_environment(
+    agent: Agent, held: CollectiveAlgorithm | None = None
+) -> tuple[tuple[str, str], ...]:
+    """Variables of all ranks of an agent: interface, RDMA devices, visible devices, and the
+    algorithm that its library is held to.
 
     Interfaces and RDMA devices only where the host's domain names them. Visible devices only where
     the agent does not have all devices of its host in their order; under Kubernetes never, where a
@@ -348,6 +359,8 @@ def vendor_environment(agent: Agent) -> tuple[tuple[str, str], ...]:
     whole = agent.local_devices == tuple(range(host.devices_per_node))
     if not whole and vendor.visible and domain.scheduler is not Scheduler.KUBERNETES:
         found.append((vendor.visible, ",".join(map(str, agent.local_devices))))
+    if held is not None and vendor.algorithm:
+        found.append((vendor.algorithm, ALGORITHM_WORDS[held]))
     return tuple(found)
 
 
@@ -358,6 +371,18 @@ def libraries(agents: tuple[Agent, ...]) -> tuple[str, ...]:
 
 def _library(host: Host) -> str:
     return vendor_of(host.vendor, host.device_kind).library
+
+
+def held_library_faults(ranks: RankLayout, held: CollectiveAlgorithm | None) -> Iterator[Fault]:
+    """A fault for each library that cannot be held to the job's algorithm."""
+    hosts = {_library(each): each for each in ranks.hosts}
+    for library, host in hosts.items():
+        if held is not None and not vendor_of(host.vendor, host.device_kind).algorithm:
+            yield Fault(
+                field="inputs.job.trainer.collective_algorithm",
+                message=f"{held}; no variable is known that tells {library} of {host.device_kind} "
+                "so: leave it out",
+            )
 
 
 def mixed_library_faults(ranks: RankLayout, trainer: str) -> Iterator[Fault]:

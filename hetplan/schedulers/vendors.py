@@ -4,7 +4,9 @@ Every vendor's collective library has its own names for the network interface, t
 the devices that a process sees. Below are the sources that were read; other names follow CUDA's or
 ROCm's (assumed). Nothing was run on devices other than NVIDIA's.
 
-nvidia         NCCL user guide, Environment Variables; CUDA C++ Programming Guide
+nvidia         NCCL user guide, Environment Variables; CUDA C++ Programming Guide. NCCL_ALGO: before
+               2.24 of sums alone; since then of every operation that no prefix names, and
+               Tree, which only sums have, ends the others with an error
 amd            RCCL environment variables (rocm.docs.amd.com), the names of NCCL; torchtitan's
                scripts: HIP_VISIBLE_DEVICES
 huawei         hiascend.com: HCCL_SOCKET_IFNAME, ASCEND_RT_VISIBLE_DEVICES (ascending order only)
@@ -38,6 +40,8 @@ class Vendor:
     """Before an interface's name so that it is not read as a prefix of several."""
     fabric: str = ""
     """RDMA devices."""
+    algorithm: str = ""
+    """Algorithm of collectives, in NCCL's words."""
     ascending_only: bool = False
     """Visible devices may only be listed in ascending order."""
 
@@ -51,6 +55,7 @@ def _like_nccl(vendor: str, library: str, visible: str) -> Vendor:
         visible=visible,
         interface="NCCL_SOCKET_IFNAME",
         fabric="NCCL_IB_HCA",
+        algorithm="NCCL_ALGO",
     )
 
 

@@ -25,7 +25,7 @@ from hetplan.plans.targets import target as plan_target
 from hetplan.schedulers import SCHEDULERS
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch
 from hetplan.schedulers.quoting import FOLDER
-from hetplan.schedulers.rank_layout import RankLayout, rank_layout
+from hetplan.schedulers.rank_layout import RankLayout, held_library_faults, rank_layout
 from hetplan.search.files import load_legal_plan, placed_faults, result_text
 from hetplan.search.result import SearchResult
 from hetplan.trainers import Trainer, trainer_named
@@ -100,7 +100,12 @@ def refusals(result: SearchResult, trainer: Trainer, options: EmissionOptions) -
     if limits:
         return merged_faults(replace(fault, field=f"plan.{fault.field}") for fault in limits)
     ranks = rank_layout(retargeted.plan, inputs.cluster, data_outermost=trainer.data_outermost)
-    return merged_faults((*trainer.faults(retargeted, ranks, options), *option_faults(options)))
+    faults = (
+        *trainer.faults(retargeted, ranks, options),
+        *held_library_faults(ranks, inputs.job.trainer.collective_algorithm),
+        *option_faults(options),
+    )
+    return merged_faults(faults)
 
 
 def _for_target(result: SearchResult, trainer: Trainer) -> SearchResult:

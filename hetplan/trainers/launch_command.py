@@ -16,6 +16,8 @@ from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import fault_at, text_lines
 from hetplan.trainers.launch_script import Script, Word
 from hetplan.trainers.launch_values import (
+    ALGORITHM,
+    ENVIRONMENT,
     GIVEN_FILE,
     Given,
     LaunchHost,
@@ -86,6 +88,11 @@ def script_launch(
         known, unread = settings_of(file, call.arguments)
         _refuse_unknown_flags(script, unread)
         known, unread = (*call.launcher, *known), (*unread, *call.unread)
+        held = script.variable(ALGORITHM)
+        if held is not None:
+            name = f"{ENVIRONMENT}{ALGORITHM}"
+            setting = Setting(name=name, values=(held.text,), file=file, line=held.line)
+            known = (*known, setting)
         remarks = tuple(_remarks(script, call))
         # torch/distributed/run.py: one node and one rank on it where nobody gives them.
         default = 1 if call.torchrun and not call.unread else None

@@ -81,6 +81,8 @@ class Script:
         self._variables: dict[str, tuple[Word, ...]] = {
             name: (Word(value, 1),) for name, value in given.items()
         }
+        self._before_commands: dict[str, Word] = {}
+        """Variables of single commands, as in `NAME=1 torchrun ...`."""
         self._source = text.encode("utf-8", "surrogateescape")
         root = _parser().parse(self._source).root_node
         try:
@@ -90,6 +92,12 @@ class Script:
             self._follow(root)
         except RecursionError as error:
             raise fault_at(file, 0, "its expressions are nested too deeply") from error
+
+    def variable(self, name: str) -> Word | None:
+        """The last value that the script gives a variable; None: it gives none."""
+        found = self._before_commands.get(name)
+        words = self._variables.get(name, ())
+        return found or (_joined(words, words[0].line, " ") if words else None)
 
     def _slice(self, start: int, stop: int) -> str:
         return self._source[start:stop].decode("utf-8", "surrogateescape")
@@ -166,7 +174,12 @@ class Script:
     def _command(self, node: Node) -> None:
         words: list[Word] = []
         for child in node.named_children:
-            if child.type not in ("variable_assignment", "file_redirect", "heredoc_redirect"):
+            if child.type == "variable_assignment":
+                name = child.child_by_field_name("name")
+                value = child.child_by_field_name("value")
+                if name is not None and value is not None:
+                    self._before_commands[self._text(name)] = self._value(value)
+            elif child.type not in ("file_redirect", "heredoc_redirect"):
                 inner = child.named_children[0] if child.type == "command_name" else child
                 words += self._words(inner)
         if words and words[0].text.startswith("--"):

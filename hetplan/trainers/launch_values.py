@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import fault_at, shown, whole_number
-from hetplan.job.spec import TrainerOptions
+from hetplan.job.spec import CollectiveAlgorithm, TrainerOptions
 from hetplan.plans.plan import OverlapSettings, Recompute
 
 Given = tuple[tuple[str, str], ...]
@@ -24,7 +24,9 @@ GIVEN_FILE = "--set"
 MAX_STAGES = 100_000
 """As many as a model has layers at most (`hetplan.model.spec.MAX_LAYERS`)."""
 _MAX_RANKS = 1 << 21
-_AROUND = ("torchrun.", "experiment.")
+ENVIRONMENT = "environment."
+"""Prefix of variables of the ranks."""
+_AROUND = ("torchrun.", "experiment.", ENVIRONMENT)
 """Prefixes of settings that belong to what starts the trainer."""
 
 
@@ -263,6 +265,34 @@ def word_of(text: LaunchText, default: str, *names: str) -> str:
     if len(setting.values) != 1:
         raise InputError(wrong(setting, "one word"))
     return setting.values[0]
+
+
+ALGORITHM = "NCCL_ALGO"
+"""The variable that holds NCCL and RCCL to an algorithm."""
+
+
+def held_algorithm(text: LaunchText) -> CollectiveAlgorithm | None:
+    """What the environment holds sums to; None where it leaves the library a choice."""
+    setting = _algorithm(text)
+    word = setting.values[0].lower() if setting is not None and setting.values else ""
+    known = [each for each in CollectiveAlgorithm if word in (each.value, f"allreduce:{each}")]
+    return known[0] if known else None
+
+
+def algorithm_remarks(text: LaunchText) -> Iterator[str]:
+    """Algorithms that no plan has."""
+    setting = _algorithm(text)
+    if setting is not None and held_algorithm(text) is None:
+        value = shown(",".join(setting.values))
+        yield f"{ALGORITHM} {value} is priced as the library's own choice"
+
+
+def _algorithm(text: LaunchText) -> Setting | None:
+    around = (ENVIRONMENT, "experiment.envs.")
+    for each in reversed(text.settings):
+        if each.name.startswith(around) and each.name.endswith(f".{ALGORITHM}"):
+            return each
+    return None
 
 
 def is_set(text: LaunchText, *names: str) -> bool:

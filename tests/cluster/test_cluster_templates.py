@@ -48,7 +48,7 @@ def test_every_node_can_be_planned_for(tmp_path: Path, name: str) -> None:
     everyone = link.among(island.num_devices).bandwidth_bytes_per_second
     assert everyone * island.devices_per_node <= whole * (1 + 1e-9)
     # A fabric carries more inside a node than its network outside, but for PCIe beside fast NICs.
-    if template.fabric != "pcie":
+    if template.fabric != "pcie-tree":
         assert island.intra_node.bandwidth_bytes_per_second > everyone
     old = island.device.architecture == "sm70"  # which has no bfloat16
     model = plain_model(

@@ -96,7 +96,9 @@ def test_what_transfers_share():
 def test_switch_uplinks_carry_what_is_staged_or_changes_the_switch():
     switches = (0, 0, 1, 1)
     between = path(1e10, staged=True)
-    made = island("a", device=WITH_HOST, switch_of_device=switches, inter_node=between)
+    made = island(
+        "a", device=WITH_HOST, switch_of_device=switches, intra_node=path(3e10), inter_node=between
+    )
     staged = Cluster(name="one", islands=(made,))
     assert {"PCIE_SWITCH 0 out", "PCIE_SWITCH 5 in"} < kinds(staged, 1, 6)
     # No fabric but PCIe: to a device at the other switch over both uplinks, to the neighbour none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,18 @@ from hetplan.importers.link_figures import (
     Figure,
     LinkFigures,
     from_samples,
+    from_topology,
 )
 from hetplan.importers.records import (
     NodeTopology,
+    TopologyDevice,
+    TopologyPath,
 )
+from hetplan.importers.table import Gives, import_text
 from hetplan.importers.topology import nearest_nics, nic_layout, pcie_switches
 from hetplan.predict.link.prior import collective, send
 from hetplan.profiling.samples import LinkOperation, LinkSample
+from hetplan.units import format_bandwidth
 
 KINDS = {kind.kind: kind for kind in load_catalogue()}
 A100 = KINDS["nvidia-a100-80gb-sxm"]
@@ -234,6 +240,126 @@ def test_every_draft_is_a_cluster(
         assert read.intra_node.bandwidth_bytes_per_second == pytest.approx(bandwidth, rel=1e-3)
         assert read.intra_node.latency_seconds == pytest.approx(latency, rel=1e-3)
     assert list(expand_names(read.node_names)) == [f"n{at}" for at in range(nodes)]
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "importers"
+
+
+def node(pairs: str | list[str], devices: int = 4) -> NodeTopology:
+    """Devices whose pairs have these words, or all this one."""
+    names = [f"GPU{at}" for at in range(devices)]
+    ends = [*combinations(names, 2)]
+    words = [pairs] * len(ends) if isinstance(pairs, str) else pairs
+    return NodeTopology(
+        vendor="nvidia",
+        devices=tuple(TopologyDevice(index=at, name=name) for at, name in enumerate(names)),
+        paths=tuple(
+            TopologyPath(between=pair, path=word) for pair, word in zip(ends, words, strict=True)
+        ),
+    )
+
+
+def golden(name: str) -> NodeTopology:
+    path = GOLDEN / name
+    topology = import_text(path.read_text(), str(path), gives=(Gives.TOPOLOGY,)).topology
+    assert topology is not None
+    return topology
+
+
+# DGX-1: six NVLinks of each V100; what it has none to is reached over PCIe.
+_CUBE = {
+    1: ((0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)),
+    2: ((0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)),
+}
+CUBE = [
+    next((f"NV{links}" for links, pairs in _CUBE.items() if pair in pairs), "SYS")
+    for pair in combinations(range(8), 2)
+]
+
+
+@pytest.mark.parametrize(
+    ("device", "topology", "fabric", "link", "whole", "pair"),
+    [
+        ("amd-mi300x", golden("rocm-topo/mi300x-8.json"), "xgmi-mesh", None, 448e9, 64e9),
+        ("huawei-ascend-910b2-64gb", golden("npu-topo/910b-8.txt"), "hccs-mesh", None, 196e9, 28e9),
+        ("nvidia-a100-80gb-sxm", golden("nvidia-topo/a100-8.txt"), "nvswitch", None, 300e9, None),
+        ("amd-mi210", golden("rocm-topo/mi210-8.json"), "pcie-tree", None, 31.5e9, None),
+        ("nvidia-l40s", golden("nvidia-topo/l40s-2.txt"), "pcie-tree", None, 31.5e9, None),
+        # Twelve NVLinks, four to each of three others.
+        ("nvidia-a100-80gb-sxm", node("NV4"), "mesh", 100e9, 300e9, 100e9),
+        ("nvidia-h100-80gb-sxm", node("NV6"), "mesh", 150e9, 450e9, 150e9),
+        ("nvidia-h20-96gb-sxm", node("NV18", 8), "nvswitch", None, 450e9, None),
+        ("nvidia-v100-32gb-sxm", node(CUBE, 8), "nvlink", None, 150e9, None),
+        # Links to less than all others, of no known fabric: the slowest pair's.
+        (
+            "nvidia-v100-32gb-sxm",
+            node(["NV1", "NV1", "NV2", "NV2", "NV1", "NV1"]),
+            None,
+            None,
+            25e9,
+            None,
+        ),
+        (
+            "huawei-ascend-910c-die-64gb",
+            golden("npu-topo/910-two-dies.txt"),
+            None,
+            None,
+            196e9,
+            None,
+        ),
+    ],
+)
+def test_a_draft_says_the_fabric_that_the_paths_show(
+    tmp_path: Path,
+    device: str,
+    topology: NodeTopology,
+    fabric: str | None,
+    link: float | None,
+    whole: float,
+    pair: float | None,
+) -> None:
+    found = from_topology(topology, KINDS[device])
+    made = island(
+        device=KINDS[device],
+        nodes=1,
+        devices_per_node=len(topology.devices),
+        topology=topology,
+        intra_node=replace(found, latency=figure(3e-6)),
+    )
+    text = draft_text(draft(made))
+    keys = plain(read_yaml("f", text))["regions"][0]["islands"][0]  # type: ignore[index,call-overload]
+    assert keys.get("fabric") == fabric
+    assert keys.get("link") == (None if link is None else f"{link / 1e9:g} GB/s")
+    assert ("bandwidth" in keys["intra_node"]) == (fabric is None)
+    if fabric is not None:
+        (line,) = (at for at, each in enumerate(text.splitlines()) if "fabric:" in each)
+        assert f"{format_bandwidth(whole).split('.')[0]}" in text.splitlines()[line - 1]
+    (read,) = loaded(draft(made), tmp_path).islands  # type: ignore[attr-defined]
+    assert read.intra_node.bandwidth_bytes_per_second == pytest.approx(whole, rel=1e-3)
+    assert read.intra_node.one_peer_bytes_per_second == (
+        None if pair is None else pytest.approx(pair)
+    )
+
+
+def test_a_measured_mesh_has_both_and_pairs_their_part(tmp_path: Path) -> None:
+    """What a ring of all devices reached is no pair's figure."""
+    rows = [sample("all_reduce", 4, 1 << 30, 0.0069), sample("all_reduce", 4, 1 << 10, 2e-5)]
+    measured = from_samples(rows, "x")
+    for device, words, links in (("nvidia-a100-80gb-sxm", "NV4", 3), (A100.kind, "NV12", 1)):
+        topology = node(words)
+        whole = from_topology(topology, KINDS[device]).bandwidth
+        made = island(
+            nodes=1,
+            devices_per_node=4,
+            topology=topology,
+            intra_node=measured.of_one_pair(whole),
+        )
+        (read,) = loaded(draft(made), tmp_path).islands  # type: ignore[attr-defined]
+        link, rate = read.intra_node, measured.bandwidth.value  # type: ignore[union-attr]
+        assert link.measured
+        assert link.bandwidth_bytes_per_second == pytest.approx(rate, rel=1e-3)
+        pair = link.one_peer_bytes_per_second
+        assert (pair or rate) == pytest.approx(rate / links, rel=1e-3)
 
 
 def test_names_that_cannot_be_are_refused_and_addresses_become_a_comment() -> None:

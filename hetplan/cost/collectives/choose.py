@@ -128,6 +128,7 @@ def collective(
     algorithm: Algorithm | None = None,
     share: float = 1.0,
     by_levels: bool = False,
+    held: Algorithm | None = None,
     routing: Routing | None = None,
 ) -> CollectiveCost:
     """Cost of one collective of a group, by the cheapest algorithm or by the one asked for.
@@ -135,10 +136,11 @@ def collective(
     `message_bytes` as in `LinkSample.message_bytes`. `algorithm` forces one, in its cheapest form.
     `share` is the part of the bandwidth that groups beside this one leave it, on the links between
     nodes, or inside the node where the group is in one. `by_levels`: a sum of hetplan's own
-    trainer, by messages where it takes them (`direct_levels`). `routing`: an all_to_all of tokens
-    that go once to each place, of which a rank has `message_bytes`. A group of one rank costs
-    nothing. An InputError where the algorithm cannot be used, islands have no link, or a number is
-    out of its range.
+    trainer, by messages where it takes them (`direct_levels`). `held`: ring or tree, the one that a
+    device-direct library may take for a sum; what was measured on the links stays. `routing`: an
+    all_to_all of tokens that go once to each place, of which a rank has `message_bytes`. A group of
+    one rank costs nothing. An InputError where the algorithm cannot be used, islands have no link,
+    or a number is out of its range.
     """
     _check(shape, operation, message_bytes, share)
     if shape.num_ranks == 1:
@@ -159,22 +161,40 @@ def collective(
                 "each unit, or all in one: choose another"
             )
         return min(found, key=lambda each: each.seconds)
+    kept = _held(cluster, shape, operation, held)
     if len(nontrivial_levels(shape)) == 1:
         default = next(
             _candidates(cluster, shape, operation, message_bytes, asking, _default(operation))
         )
-        if _library_rings(cluster, shape, operation) or only_measured(default.terms):
+        rings_law = _library_rings(cluster, shape, operation) and kept != _TREE
+        if rings_law or only_measured(default.terms):
             return default
     found = [
         cost
-        for each in sorted(offered(cluster, shape, operation))
+        for each in sorted(offered(cluster, shape, operation) | kept)
         for cost in _candidates(cluster, shape, operation, message_bytes, asking, each)
         if each is not Algorithm.TWO_LEVEL or _stands_for_rings(cost)
     ]
     measured = [cost for cost in found if only_measured(cost.terms)]
+    if kept and not measured:
+        found = [cost for cost in found if cost.algorithm in kept]
     # Of equal costs the default's; `min` keeps the first.
     found = sorted(measured or found, key=lambda cost: cost.algorithm is not _default(operation))
     return min(found, key=lambda each: each.seconds)
+
+
+def _held(
+    cluster: Cluster, shape: GroupShape, operation: LinkOperation, held: Algorithm | None
+) -> frozenset[Algorithm]:
+    """The forms of the algorithm that the library is held to; empty: it is held to none.
+
+    Only sums have several: NCCL refuses a tree of any other operation.
+    """
+    if held is None or operation is not LinkOperation.ALL_REDUCE:
+        return frozenset()
+    if transport_of(cluster, shape) is not Transport.DEVICE_DIRECT:
+        return frozenset()
+    return _TREE if held is Algorithm.TREE else _RINGS
 
 
 def _library_rings(cluster: Cluster, shape: GroupShape, operation: LinkOperation) -> bool:

@@ -36,6 +36,7 @@ from hetplan.cost.collectives.values import (
     CollectiveCost,
     LinkUse,
     Routing,
+    inside_node,
     slowest,
 )
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
@@ -62,7 +63,7 @@ def dispatch(
         )
     ]
     if inside > 1:
-        use = LinkUse(link=island.intra_node, shared=False)
+        use = inside_node(island, inside, shared=False, every_pair=True)
         terms.append(asking.collective(use, _OPERATION, inside, to_ranks, _OPERATION.value))
     across = shape.num_ranks * to_nodes * (nodes - 1) / nodes
     within = shape.num_ranks * to_ranks * (inside - 1) / inside
@@ -111,7 +112,9 @@ def _direct(
         for nodes in each.nodes:
             inside = nodes.ranks - 1 + _detours(each, nodes)
             found = (
-                *exchange(LinkUse(link=island.intra_node, shared=not spans), inside),
+                *exchange(
+                    inside_node(island, nodes.ranks, shared=not spans, every_pair=True), inside
+                ),
                 *exchange(LinkUse(link=island.inter_node, nodes=2), each.num_ranks - nodes.ranks),
                 *across,
             )

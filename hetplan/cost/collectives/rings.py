@@ -46,7 +46,7 @@ from functools import cached_property, lru_cache
 from itertools import permutations
 from typing import TypeVar
 
-from hetplan.cluster.spec import Cluster, Link
+from hetplan.cluster.spec import Cluster, Island, Link
 from hetplan.cost.collectives.shape import GroupShape, IslandRanks, off_rails
 from hetplan.cost.collectives.values import (
     Algorithm,
@@ -54,6 +54,7 @@ from hetplan.cost.collectives.values import (
     CollectiveCost,
     LinkUse,
     Sent,
+    inside_node,
     slowest,
 )
 from hetplan.cost.network.segments import (
@@ -178,8 +179,14 @@ class Layout:
                     yield from ((use, units, part) for use, part in self.uses(low, islands))
             return
         for each in self.shape.islands:
-            use = LinkUse(link=self._intra(each), shared=self.shape.num_nodes == 1)
-            yield from ((use, nodes.ranks, 1.0) for nodes in each.nodes if nodes.ranks > 1)
+            for nodes in each.nodes:
+                if nodes.ranks > 1:
+                    alone = self.shape.num_nodes == 1
+                    yield (
+                        inside_node(self._island(each), nodes.ranks, shared=alone),
+                        nodes.ranks,
+                        1.0,
+                    )
 
     def groups(self, level: int) -> tuple[Islands, ...]:
         """The groups of a level of islands or above, as their islands."""
@@ -228,11 +235,11 @@ class Layout:
                 across = 1.0 / lanes
             for each in islands:
                 if each.most_ranks > 1:
-                    yield LinkUse(link=self._intra(each), shared=not whole), 1.0
+                    yield inside_node(self._island(each), each.most_ranks, shared=not whole), 1.0
         if low <= NODE:
             for each in islands:
                 if each.num_nodes > 1:
-                    yield LinkUse(link=self._inter(each), nodes=nodes), across
+                    yield LinkUse(link=self._island(each).inter_node, nodes=nodes), across
         stops = nodes if low == RANK else count_units(low, islands)
         for left, right in _cyclic(_groups_in(max(low, ISLAND), islands)):
             for use in self.crossing(left, right, lanes, stops):
@@ -329,7 +336,7 @@ class Layout:
             pairs = each.around(closed=len(islands) == 1)
             part = max((off_rails(one, other) for one, other in pairs), default=0.0)
             if part > 0:
-                yield LinkUse(link=self._intra(each), shared=False), across * part
+                yield LinkUse(link=self._island(each).intra_node, shared=False), across * part
 
     def link(self, left: IslandRanks, right: IslandRanks) -> Link:
         """Between two islands."""
@@ -355,11 +362,8 @@ class Layout:
             ends.append(total / sum(counts))
         return ends
 
-    def _intra(self, each: IslandRanks) -> Link:
-        return self.cluster.island(each.island).intra_node
-
-    def _inter(self, each: IslandRanks) -> Link:
-        return self.cluster.island(each.island).inter_node
+    def _island(self, each: IslandRanks) -> Island:
+        return self.cluster.island(each.island)
 
 
 def whose_capacity(cluster: Cluster, one: IslandRanks, two: IslandRanks) -> Owners:

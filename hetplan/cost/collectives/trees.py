@@ -24,7 +24,14 @@ from itertools import chain
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives.shape import GroupShape, IslandRanks, off_rails
-from hetplan.cost.collectives.values import Algorithm, Asking, CollectiveCost, LinkUse, slowest
+from hetplan.cost.collectives.values import (
+    Algorithm,
+    Asking,
+    CollectiveCost,
+    LinkUse,
+    inside_node,
+    slowest,
+)
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
 from hetplan.cost.terms import Term, seconds_of
 
@@ -178,7 +185,7 @@ def _tree_levels(
     intra, inter, rails = (dict[_Level, None]() for _ in range(3))
     for each in shape.islands:
         island = cluster.island(each.island)
-        use = LinkUse(link=island.intra_node, shared=not spans)
+        use = inside_node(island, each.most_ranks, shared=not spans)
         intra[_tree_level(use, each.most_ranks, 1.0)] = None
         use = LinkUse(link=island.inter_node, nodes=2)
         inter[_tree_level(use, each.num_nodes, 1.0 / lanes)] = None

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 
-from hetplan.cluster.spec import Link
-from hetplan.cost.network.segments import LinkName
+from hetplan.cluster.spec import Island, Link
+from hetplan.cost.network.segments import LinkName, uplinks_bytes_per_second
 from hetplan.cost.terms import Term, seconds_of
 from hetplan.predict.link.shapes import lanes
 from hetplan.predict.predictor import MEASURED, Prediction, Predictor, SendLaw, link_cause
@@ -121,6 +121,17 @@ class LinkUse:
     """Whether the groups beside this one are on the link as well."""
     nodes: int = 1
     """Nodes that the phase goes over by this link; 1: the link is inside a node."""
+    uplinks_bytes_per_second: float = math.inf
+    """What the PCIe switches of a node leave each rank; samples of the link know it already."""
+
+
+def inside_node(island: Island, ranks: int, *, shared: bool, every_pair: bool = False) -> LinkUse:
+    """The link inside a node as so many ranks of it use it; `every_pair`: not as rings do."""
+    return LinkUse(
+        link=island.intra_node,
+        shared=shared,
+        uplinks_bytes_per_second=uplinks_bytes_per_second(island, ranks, every_pair=every_pair),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +187,14 @@ class Asking:
         return replace(law, seconds_per_byte=law.seconds_per_byte * slower)
 
     def _priced(self, use: LinkUse) -> tuple[Link, float]:
-        """The link for one of the senders, and how many times less than alone that is."""
+        """The link for one of the senders, and how many times less than alone the others leave."""
         link = use.link.among(max(1, math.ceil(use.senders - _SENDERS_SLACK)))
-        if link is use.link:
-            return link, 1.0
-        return link, use.link.bandwidth_bytes_per_second / link.bandwidth_bytes_per_second
+        larger = 1.0
+        if link is not use.link:
+            larger = use.link.bandwidth_bytes_per_second / link.bandwidth_bytes_per_second
+        if use.uplinks_bytes_per_second < link.bandwidth_bytes_per_second:
+            link = replace(link, bandwidth_bytes_per_second=use.uplinks_bytes_per_second)
+        return link, larger
 
 
 @lru_cache(maxsize=4096)

@@ -15,11 +15,20 @@ PXN does). Where the cluster does not describe NICs a device has a port of its o
 staged in host memory cross the device's PCIe port and its switch's uplink; bytes that go straight
 from device to NIC cross an uplink only where the NIC hangs at another switch (NICs are taken to be
 spread evenly over the switches). An uplink is as wide as one device's PCIe port.
+
+A group that is larger than a PCIe switch has less than its devices' ports have
+(`uplinks_bytes_per_second`), with n ranks, d of them at the fullest switch, and U bytes/s of an
+uplink between devices:
+
+    rings            U: they visit one switch after the other, so each uplink carries one transfer
+                     in each direction
+    every pair       U (n - 1) / (d (n - d)): d devices send the parts of n - d others over it
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -189,11 +198,36 @@ def switch_of_nic(island: Island, nic: int) -> int | None:
     return switches[nic * len(switches) // island.nics.per_node]
 
 
+_THROUGH_HOST_BRIDGE = 6 / 5
+"""Bytes of an uplink per byte between devices of two switches: a host bridge cuts packets to 64
+bytes (NCCL, src/graph/topo.h, INTEL_P2P_OVERHEAD, which is of Intel's; others are taken alike)."""
+_PCIE_SLACK = 1.1
+"""PCIe 4.0 x16 is written as 32 GB/s, too; its lanes have 31.5."""
+
+
 def crosses_pcie(island: Island) -> bool:
-    """Whether devices of one node reach each other over PCIe switches only."""
-    fabric = island.device.scale_up
-    reaches_all = fabric and (not fabric.peers or fabric.peers >= island.devices_per_node - 1)
-    return not reaches_all and bool(island.switch_of_device) and island.device.host is not None
+    """Whether devices of one node reach each other over PCIe switches only: what one device has is
+    no more than its lanes, and no part of a mesh.
+    """
+    link, host = island.intra_node, host_bytes_per_second(island)
+    if not island.switch_of_device or link.one_peer_bytes_per_second is not None:
+        return False
+    return link.bandwidth_bytes_per_second <= _PCIE_SLACK * host < math.inf
+
+
+def uplinks_bytes_per_second(island: Island, ranks: int, *, every_pair: bool = False) -> float:
+    """What PCIe switches leave each of so many ranks of a node, at most; infinite where there are
+    none, or one is enough for all ranks.
+    """
+    if not crosses_pcie(island):
+        return math.inf
+    fullest = max(Counter(island.switch_of_device).values())
+    if ranks <= fullest:
+        return math.inf
+    uplink = host_bytes_per_second(island) / _THROUGH_HOST_BRIDGE
+    if not every_pair:
+        return uplink
+    return uplink * (ranks - 1) / (fullest * (ranks - fullest))
 
 
 def shared_link(cluster: Cluster, one: Island, two: Island) -> Segment | None:

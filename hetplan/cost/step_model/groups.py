@@ -46,12 +46,14 @@ from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.cost.arrays import Ints
 from hetplan.cost.collectives import GroupShape, collective, group_shape
-from hetplan.cost.collectives.values import Routing
+from hetplan.cost.collectives.values import Algorithm, Routing
 from hetplan.cost.network.group_shares import group_share, group_shares, ring_share
 from hetplan.cost.network.hash_collisions import link_collisions
 from hetplan.cost.network.segments import crosses_pcie
 from hetplan.cost.terms import Term
 from hetplan.errors import InputError
+from hetplan.job.spec import Job
+from hetplan.job.trainer import TrainerSettings, trainer_settings
 from hetplan.plans.plan import Replica, expand
 from hetplan.predict.predictor import MEASURED, Predictor
 from hetplan.profiling.samples import LinkOperation
@@ -273,6 +275,8 @@ class KnownCollectives:
     predictor: Predictor
     by_levels: bool = False
     """Whether hetplan's own trainer makes the sums (`cost.collectives.direct_levels`)."""
+    held: Algorithm | None = None
+    """What the library is held to in sums; None: it chooses."""
     terms: dict[
         tuple[GroupShape, float, Crowd | None, LinkOperation, float, str, Routing | None],
         tuple[Term, ...],
@@ -304,10 +308,28 @@ class KnownCollectives:
                 # of what the samples say.
                 share=min(group.share, kept),
                 by_levels=self.by_levels,
+                held=self.held,
                 routing=routing,
             ).terms
             found = self.terms[key] = tuple([replace(term, what=what) for term in priced])
         return found
+
+
+def known_of(cluster: Cluster, job: Job, predictor: Predictor) -> KnownCollectives:
+    """No collectives yet, of the trainer of this job."""
+    settings = trainer_settings(job)
+    return KnownCollectives(
+        cluster,
+        predictor,
+        by_levels=settings.sums_by_messages,
+        held=held_algorithm(settings),
+    )
+
+
+def held_algorithm(settings: TrainerSettings) -> Algorithm | None:
+    """What the library is held to in sums."""
+    held = settings.collective_algorithm
+    return None if held is None else Algorithm(held.value)
 
 
 class Copies(NamedTuple):

@@ -27,13 +27,13 @@ from hetplan.cost.step_model.groups import (
     copies_of,
     groups_of,
     holders_of,
+    known_of,
 )
 from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerCost, LayerPricer, hidden_beside
 from hetplan.cost.step_model.overlap import in_buckets, slowdowns
 from hetplan.cost.terms import Part, compute_seconds, repeated, seconds_of_parts
 from hetplan.job.spec import Job, Precision
-from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import one_format, tied_format
@@ -84,9 +84,7 @@ def settings_of(
         shards=plan.optimizer_shards,
         offload=plan.optimizer_offload,
         overlap=plan.overlap,
-        known=KnownCollectives(
-            cluster, predictor, by_levels=trainer_settings(job).sums_by_messages
-        ),
+        known=known_of(cluster, job, predictor),
     )
 
 

@@ -17,7 +17,7 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.arrays import Floats
 from hetplan.cost.memory.lines import StageBytes, stage_bytes
 from hetplan.cost.memory.values import MemoryLayout
-from hetplan.cost.step_model.groups import Groups, KnownCollectives, groups_of
+from hetplan.cost.step_model.groups import Groups, KnownCollectives, groups_of, known_of
 from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerPricer
 from hetplan.cost.step_model.units import layer_kinds
@@ -100,8 +100,7 @@ class StagePricer:
     @cached_property
     def known(self) -> KnownCollectives:
         """Collectives that were priced before."""
-        own = trainer_settings(self.job).sums_by_messages
-        return KnownCollectives(self.cluster, self.predictor, by_levels=own)
+        return known_of(self.cluster, self.job, self.predictor)
 
     @cached_property
     def _jobs(self) -> tuple[Job, ...]:

@@ -245,7 +245,11 @@ def flagscale_launch(
     types = agent_types(meshes.meshes, ranks) if meshes.hetero else ("",) * len(ranks.agents)
     config = train_config(flagscale_arguments(result, ranks, meshes, options))
     environment = tuple(
-        agent_environment(agent, replace(degrees_of(result.plan), tp=_most_tp(agent, meshes)))
+        agent_environment(
+            agent,
+            replace(degrees_of(result.plan), tp=_most_tp(agent, meshes)),
+            result.inputs.job,
+        )
         for agent in ranks.agents
     )
     nodes = node_environment(ranks, environment)

@@ -170,7 +170,9 @@ def mindspeed_launch(
         program=(f"{{folder}}/{PROGRAM}",),
         arguments=mindspeed_arguments(result, ranks, options),
         environment=hccl_timeouts(result, ranks),
-        agent_environment=tuple(agent_environment(agent, degrees) for agent in ranks.agents),
+        agent_environment=tuple(
+            agent_environment(agent, degrees, result.inputs.job) for agent in ranks.agents
+        ),
         files=(EmittedFile(path=PROGRAM, text=_PROGRAM_TEXT),),
         remarks=_remarks(result, ranks, options),
     )

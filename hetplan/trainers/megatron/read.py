@@ -34,10 +34,12 @@ from hetplan.trainers.launch_values import (
     LaunchMesh,
     LaunchText,
     ValueNotGivenError,
+    algorithm_remarks,
     count_of,
     fault_of,
     flag,
     fraction_of,
+    held_algorithm,
     is_set,
     number_of,
     word_of,
@@ -246,6 +248,7 @@ def _options(text: LaunchText) -> TrainerOptions:
         shared_expert_overlap=is_set(text, "moe-shared-expert-overlap") or None,
         gradient_precision=_gradients(text),
         product_format=products,
+        collective_algorithm=held_algorithm(text),
     )
 
 
@@ -280,6 +283,7 @@ def _refusals(text: LaunchText) -> Iterator[Fault]:
 
 
 def _remarks(text: LaunchText) -> Iterator[str]:
+    yield from algorithm_remarks(text)
     named = flag(text, "recompute-modules")
     for each in () if named is None else named.values:
         if each not in tuple(RecomputeModule):

@@ -343,7 +343,7 @@ _BLACKWELL = ("nvidia-b200", "nvidia-b300", "nvidia-gb200", "nvidia-gb300")
 
 
 def agent_environment(
-    agent: Agent, degrees: Degrees, *, experts_beside: bool = False
+    agent: Agent, degrees: Degrees, job: Job, *, experts_beside: bool = False
 ) -> tuple[tuple[str, str], ...]:
     """Variables of one agent.
 
@@ -351,7 +351,7 @@ def agent_environment(
     Blackwell: kernels that wait for a transfer must not be queued before it. Experts' exchanges
     beside compute need several, and validate_args then lets them.
     """
-    found = vendor_environment(agent)
+    found = vendor_environment(agent, job.trainer.collective_algorithm)
     ordered = (degrees.tp > 1 or degrees.cp > 1) and not experts_beside
     if ordered and not agent.host.device_kind.startswith(_BLACKWELL):
         return (("CUDA_DEVICE_MAX_CONNECTIONS", "1"), *found)
@@ -375,7 +375,12 @@ def megatron_launch(
         arguments=megatron_arguments(result, ranks, options),
         environment=(),
         agent_environment=tuple(
-            agent_environment(agent, degrees, experts_beside=result.plan.overlap.expert_parallel)
+            agent_environment(
+                agent,
+                degrees,
+                result.inputs.job,
+                experts_beside=result.plan.overlap.expert_parallel,
+            )
             for agent in ranks.agents
         ),
         files=transport_files(result, ranks),

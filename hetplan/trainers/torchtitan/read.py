@@ -31,10 +31,12 @@ from hetplan.trainers.launch_values import (
     LaunchText,
     Setting,
     ValueNotGivenError,
+    algorithm_remarks,
     count_of,
     fault_of,
     flag,
     fraction_of,
+    held_algorithm,
     number_of,
     rank_count,
     tree_leaves,
@@ -131,7 +133,9 @@ def torchtitan_facts(text: LaunchText, num_layers: int | None = None) -> LaunchF
         schedule=schedule,
         gradient_clipping=fraction_of(text, 1.0, "max-norm") < _NEVER,
         options=TrainerOptions(
-            product_format=_products(products), fused_elementwise=_compiles(text) or None
+            product_format=_products(products),
+            fused_elementwise=_compiles(text) or None,
+            collective_algorithm=held_algorithm(text),
         ),
         refusals=(*refusals, *refused, *_sharding(text, mesh, shards)),
         remarks=_remarks(text),
@@ -418,10 +422,12 @@ def _sharding(text: LaunchText, mesh: LaunchMesh, shards: int) -> tuple[Fault, .
 
 
 def _remarks(text: LaunchText) -> tuple[str, ...]:
+    remarks = tuple(algorithm_remarks(text))
     config = flag(text, "config")
     if config is None or config.file.endswith(".toml"):
-        return ()
+        return remarks
     return (
+        *remarks,
         f"what the Python configuration {' '.join(config.values)[:60]} sets is not in the launch; "
         "torchtitan's own defaults count for the rest",
     )

@@ -199,7 +199,9 @@ def torchtitan_launch(
             # run_train.sh.
             ("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
         ),
-        agent_environment=tuple(vendor_environment(agent) for agent in ranks.agents),
+        agent_environment=tuple(
+            vendor_environment(agent, settings.collective_algorithm) for agent in ranks.agents
+        ),
         files=(EmittedFile(path=f"{MODULE}.py", text=text),),
         remarks=tuple(_remarks(result, options, settings)),
     )
