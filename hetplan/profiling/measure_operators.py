@@ -16,6 +16,7 @@ from hetplan.model.operators import (
     FORWARD,
     Kernels,
     Operator,
+    OperatorClass,
     layer_operators,
     operator_bytes,
     operator_flops,
@@ -60,7 +61,8 @@ class OperatorUnit:
 def operator_units(
     grid: Sequence[GridPoint], kernels: Callable[[LayerKind], Kernels] | None = None
 ) -> tuple[OperatorUnit, ...]:
-    """Every operator of the layers at these points, each shape once, cheapest first.
+    """Every operator of the layers at these points, each shape once, cheapest first; routers' small
+    passes are none.
 
     `kernels` of a kind of layer; None: the default ones everywhere.
     """
@@ -75,6 +77,8 @@ def operator_units(
                 tp=point.tp,
                 kernels=DEFAULT_KERNELS if kernels is None else kernels(kind),
             ):
+                if operator.operator is OperatorClass.ROUTER:
+                    continue  # dozens of kernels that cost their launch (`predict.datasheet`)
                 unit = OperatorUnit(
                     operator=operator,
                     precision=point.precision,

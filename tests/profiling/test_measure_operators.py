@@ -59,7 +59,7 @@ EVERY = (
 
 
 def test_every_class_but_the_optimizer_and_the_backward_only_ones_is_there() -> None:
-    not_measured_alone = BACKWARD_ONLY | {OperatorClass.OPTIMIZER}
+    not_measured_alone = BACKWARD_ONLY | {OperatorClass.OPTIMIZER, OperatorClass.ROUTER}
     assert {op.operator for op in EVERY} == set(OperatorClass) - not_measured_alone
 
 

@@ -8,11 +8,13 @@ from itertools import permutations, product
 
 import numpy as np
 from replay_cases import over_own_wires
+from search_jobs import job as small_job
 from synthetic_spaces import Wanted, family_of, small_space
 
 from hetplan.cost.arrays import Ints
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange
+from hetplan.job.spec import Job
 from hetplan.search.solver import OrderFreeBound
 from hetplan.search.space.family import Family
 from hetplan.search.space.stage_table import StageTable
@@ -48,6 +50,11 @@ class Case:
     def chunk_memory(self, family: Family) -> Case:
         """See `most_units`."""
         return self
+
+    @property
+    def job(self) -> Job:
+        """A trainer that hides nothing beside compute."""
+        return small_job(target="megatron")
 
     @property
     def island_names(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from search_jobs import cluster, island, job, model
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPlan
@@ -99,7 +100,10 @@ def test_row_is_priced_as_its_plan(seed: int) -> None:
         fits = all(each.total_bytes <= each.available_bytes for each in use)
         seconds = row.seconds(variant, units)
         assert (seconds < NEVER) == fits
-        if fits:
+        if fits and trainer_settings(maker.job).overlap_grad_reduce:
+            # How much of a reduction is hidden depends on the chunks: the row has the most.
+            assert 0.7 * price.step_seconds < seconds <= price.step_seconds * (1 + 1e-9)
+        elif fits:
             assert seconds == pytest.approx(price.step_seconds, rel=1e-9)
 
 
