@@ -337,7 +337,9 @@ def _layers(result: SearchResult, setup: NumericsSetup) -> Iterator[_Layer]:
                 tp=tp,
                 kernels=replace(trainer.kernels(kind), product_format=""),
             )
-            yield _Layer(model=model, kind=kind, tp=tp, setup=setup, operators=tuple(operators))
+            # A router's small passes are no single computation.
+            kept = tuple(op for op in operators if op.operator is not OperatorClass.ROUTER)
+            yield _Layer(model=model, kind=kind, tp=tp, setup=setup, operators=kept)
 
 
 class _Exact(TorchFunctionMode):
