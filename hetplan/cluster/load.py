@@ -62,6 +62,10 @@ def _collector_paused() -> Iterator[None]:
 def _load(path: Path, catalogue: Sequence[DeviceKind] | None) -> Cluster:
     known = {kind.kind: kind for kind in (load_catalogue() if catalogue is None else catalogue)}
     document, faults = with_templates(read_document(path), known)
+    unknown = [fault for fault in faults if fault.field.endswith(".node")]
+    if unknown:
+        # What such an island lacks would only repeat it.
+        raise InputError(*unknown)
     checks = (
         lambda _: faults,
         partial(check_islands, catalogue=known),

@@ -115,7 +115,9 @@ def _with_template(
     name = document.at(*path, "node")
     template = node_templates().get(name) if isinstance(name, str) else None
     if template is None:
-        message = unknown(str(name), node_templates(), "node")
+        message = f"{str(name)[:60]!a}; write a text, the name of a node"
+        if isinstance(name, str):
+            message = unknown(name, node_templates(), "node")
         yield document.fault((*path, "node"), f"{message} (hetplan doctor --nodes)")
         return
     kind = kinds.get(template.device)

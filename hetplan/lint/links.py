@@ -26,6 +26,7 @@ _EXACT = 1e-3
 _NEAR = 0.1  # makers round: 50 and 64 GB/s are printed of one link
 # One fast network: RDMA takes microseconds, TCP over Ethernet some tens of them.
 _SLOW_SECONDS = 1e-3
+_FASTEST_NIC = 1e11  # bytes/s: NVIDIA ConnectX-8, one port of 800 Gbit/s
 
 _SHARES = (
     # busbw / algbw: bytes on the wire per byte of the message (nccl-tests, doc/PERFORMANCE.md).
@@ -191,6 +192,12 @@ def _messages(island: Island) -> Iterator[str]:
         if link.latency_seconds > _SLOW_SECONDS:
             latency = format_seconds(link.latency_seconds)
             yield f"{island.name}, {where}: a latency of {latency}"
+    rate = island.inter_node.bandwidth_bytes_per_second
+    if island.nodes > 1 and most and _ABOVE * _FASTEST_NIC < rate <= _ABOVE * most:
+        yield (
+            f"{island.name}, between nodes: {format_bandwidth(rate)} for one device; the fastest "
+            f"NIC has {format_bandwidth(_FASTEST_NIC)} (800 Gbit/s): bits taken for bytes?"
+        )
     rate = island.intra_node.bandwidth_bytes_per_second
     pair = device.scale_up.one_peer_bytes_per_second if device.scale_up else 0.0
     if island.devices_per_node > 2 and pair and abs(rate / pair - 1) < _NEAR:
