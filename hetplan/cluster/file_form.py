@@ -198,6 +198,9 @@ class IslandForm(FileForm):
     power: Watts | None = None
     """What one device draws under load, its part of the node and of the cooling included. Left
     out: power_cap, or the limit of the device's board, where the catalogue has it."""
+    host_launch: Seconds | None = None
+    """Time in which the host launches one operator of a forward pass. Left out: 29 us, as published
+    trainers took on their hosts."""
     power_cap: Watts | None = None
     """Limit that is set on each device, at most the limit of its board; it lowers the clock."""
     clock_ratio: ClockRatio = 1.0

@@ -30,7 +30,7 @@ from hetplan.errors import InputError
 from hetplan.files.quantities import value_of
 from hetplan.files.reading import decode, read_document
 
-CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/6"
+CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/7"
 """Schema of the Cluster value's own JSON form, in which every figure is in base units."""
 
 
@@ -145,6 +145,7 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
         price_usd_per_device_hour=form.price,
         power_watts=form.power,
         power_cap_watts=form.power_cap,
+        host_launch_seconds=form.host_launch,
     )
 
 

@@ -94,8 +94,7 @@ PRODUCTS = frozenset(
 BACKWARD_ONLY = frozenset({OperatorClass.GRADIENT_ADDITION, OperatorClass.BIAS_GRADIENT})
 """Kernels that a framework adds to a layer's backward pass: no operator of a profile has them."""
 
-ADDITION_FUSED, ADDITION_DROPOUT, ADDITION_APART = 0, 1, 3
-"""What `k` of an addition says: one kernel, one with dropout, three kernels."""
+ADDITION_FUSED, ADDITION_DROPOUT, ADDITION_APART = 0, 1, 3  # `k` of an addition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +122,8 @@ class Kernels:
     """Tokens arrive in the order of their ranks and are sorted by expert, and back before they
     leave (Megatron-core's alltoall dispatcher, moe/token_dispatcher.py, `sort_chunks_by_idxs`);
     narrow products pad every expert's then, and cut it off (moe/experts.py, `Fp8Padding`)."""
+    host_launch_seconds: float | None = None
+    """For one operator of a forward pass; None: as most hosts (`hetplan.predict.datasheet`)."""
     host_counts: bool = True
     """The host waits for the device to read how many tokens every expert has (token_dispatcher.py,
     `_maybe_dtoh_and_synchronize`; DeepEP's dispatch likewise), then launches a product for each

@@ -107,6 +107,17 @@ def seconds(found: Prediction) -> dict[str, float]:
     return {part.name: part.seconds for part in found.parts}
 
 
+def test_small_layers_take_what_the_host_needs_to_launch_them() -> None:
+    """However little they do, and twice as long on a host of half the speed."""
+    found = predictor(operator_grid(floor=0))
+    operators = sum(op.count for op in query(512, microbatch=1, kernels=UNFUSED).operators())
+    host = operators * LAUNCH_SECONDS_FORWARD
+    for tp in (4, 8):
+        assert ask(found, 512, microbatch=1, tp=tp).seconds == pytest.approx(host)
+    slow = replace(UNFUSED, host_launch_seconds=2.0 * LAUNCH_SECONDS_FORWARD)
+    assert ask(found, 512, kernels=slow, **SMALL).seconds == pytest.approx(2.0 * host)
+
+
 def test_waits_for_the_host_are_a_part_of_their_own() -> None:
     slow = predictor(operator_grid(floor=400e-6))
     small, large = seconds(ask(slow, 512, **SMALL)), seconds(ask(slow, 7168, **SMALL))

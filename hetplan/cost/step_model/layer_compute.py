@@ -260,6 +260,7 @@ class LayerCompute:
                     trainer_settings(self.job).kernels(kind),
                     sequence_parallel=self.shape.sequence_parallel,
                     expert_parallel=self.shape.ep,
+                    host_launch_seconds=self.island.host_launch_seconds,
                     expert_tensor_parallel=self.shape.etp if experts else None,
                 ),
                 is_backward=backward,

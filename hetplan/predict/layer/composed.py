@@ -6,8 +6,8 @@
 
 Floors are what a profiler saw of one operator. The host's time for one is LAUNCH_SECONDS in a
 trainer that runs operators one by one, or SMALL_LAUNCH_SECONDS for a router's passes
-(`predict.datasheet`), whichever device is beside it; a grouped product is a launch per expert where
-the trainer has it so.
+(`predict.datasheet`), or as much longer as the island's `host_launch` is; a grouped product is a
+launch per expert where the trainer has it so.
 
 Launches run ahead of the device, so the host's time shows only where all of it together is longer
 than the device's: in layers so small that the device waits. Where the host waits for the device
@@ -135,11 +135,13 @@ def _launches(op: Operator, launch: Launch, device: DeviceKind, query: LayerQuer
     # A CPU is its own host: what it takes for a call is in its measured times.
     if device.kind == CPU_KIND:
         return _Launches(op.count, launch, 0.0)
+    given = query.kernels.host_launch_seconds
+    slow = 1.0 if given is None else given / pass_prior(backward=False).launch_seconds
     if op.operator is OperatorClass.ROUTER:
         launch = replace(launch, launch_seconds=SMALL_KERNEL_SECONDS)
-        return _Launches(op.count, launch, SMALL_LAUNCH_SECONDS)
+        return _Launches(op.count, launch, slow * SMALL_LAUNCH_SECONDS)
     counts = query.kernels.host_counts
-    host = pass_prior(backward=query.is_backward).launch_seconds
+    host = slow * pass_prior(backward=query.is_backward).launch_seconds
     if launch.operator == OperatorClass.GROUPED_PRODUCT and counts:
         host *= op.batch
     after = op.dispatched and counts and not query.is_backward
