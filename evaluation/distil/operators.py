@@ -2,11 +2,7 @@
 
 gemm.csv     forward products of random data in bursts (sglang; FP8 and NVFP4: TensorRT-LLM, with
              quantising of the activations). Bursts are no training: their times are multiplied by
-             `SUSTAINED`, what the same product took longer in runs of 0.3 to 1 s at the power
-             limit, by the operations of a launch. Above 2e12 operations bursts are throttled
-             already: a kind whose largest launches are as fast as its middle ones is not at its
-             limit, and its times stand (A100, RTX PRO 6000, 910B: A100 bursts of 2e11 operations
-             and more reach .78 to .80 of its peak, A100's products in loops of profilers .79).
+             what the same product takes longer when it is kept up (`hetplan.profiling.bursts`).
 attention_training.csv   forward and backward of whole kernels, as they are.
 attention_forward.csv    kernels of serving, which read a paged cache: their times are divided by
              how much longer they take than training kernels of the same length and no fewer heads
@@ -26,7 +22,6 @@ is left is thinned to as many shapes as a law needs, evenly by the operations th
 from __future__ import annotations
 
 import statistics
-from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +31,7 @@ from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.operators import OperatorClass
 from hetplan.predict.datasheet import known_kinds
 from hetplan.predict.kinds.operators import same_chip
+from hetplan.profiling.bursts import sustained_factor
 from hetplan.profiling.samples import OperatorPhase, OperatorSample, ProfileSet
 
 KINDS: Mapping[str, str] = {
@@ -58,16 +54,6 @@ FORMATS: Mapping[str, str] = {
     "fp8": ProductFormat.FLOAT8.value,
     "nvfp4": ProductFormat.NVFP4.value,
 }
-_EDGES = (2e10, 2e11, 2e12)
-SUSTAINED: Mapping[str, tuple[float, float, float, float]] = {
-    # README, trap 1: means of H200, B200 (twice) and GB200; of GB200 alone for FP8.
-    Precision.BFLOAT16.value: (1.0, 1.17, 1.155, 1.075),
-    ProductFormat.FLOAT8.value: (1.0, 1.02, 1.12, 1.11),
-    ProductFormat.NVFP4.value: (1.0, 1.02, 1.12, 1.11),  # not measured: as FP8
-}
-"""Sustained over burst time of launches below and between `_EDGES` operations."""
-_SLOWER = 1.02
-"""Medians of some thousand products are known to about 1 %."""
 PAGED = 1.15
 """Serving's attention over training's (README: 6 to 20 % slower), where a kind has no pair."""
 BACKWARD = 3.05
@@ -103,11 +89,6 @@ def read_operators(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
         for label, kind in KINDS.items()
         if any(each.device == kind for each in samples)
     )
-
-
-def sustained_factor(precision: str, flops: float) -> float:
-    """What a launch of a burst takes longer when it is kept up."""
-    return SUSTAINED[precision][bisect(_EDGES, flops)]
 
 
 def _sample(row_kind: str, operator: OperatorClass, phase: str, **sizes: object) -> OperatorSample:
@@ -156,29 +137,10 @@ def _products(path: Path, notes: Notes) -> Iterator[OperatorSample]:
                     seconds=row.time_us * MICROSECOND,
                 )
             )
-    limited = {
-        kind
-        for (kind, precision), samples in found.items()
-        if precision == Precision.BFLOAT16 and _at_its_limit(samples)
-    }
     for (kind, precision), samples in found.items():
         for each in _thinned(samples):
-            factor = sustained_factor(precision, 2.0 * each.m * each.n * each.k)
-            yield _times(each, factor) if kind in limited else each
-
-
-def _at_its_limit(samples: Sequence[OperatorSample]) -> bool:
-    """Whether the largest launches are slower than the middle ones, which they never are by size:
-    then a burst's clock is one that is not kept up.
-    """
-    rates: dict[int, list[float]] = {2: [], 3: []}
-    for each in samples:
-        size = bisect(_EDGES, 2.0 * each.m * each.n * each.k)
-        if size in rates:
-            rates[size].append(_rate(each))
-    if not all(rates.values()):
-        return False
-    return statistics.median(rates[2]) > _SLOWER * statistics.median(rates[3])
+            factor = sustained_factor(kind, precision, 2.0 * each.m * each.n * each.k)
+            yield _times(each, factor)
 
 
 def _thinned(samples: Sequence[OperatorSample], most: int = MAX_SHAPES) -> list[OperatorSample]:

@@ -26,9 +26,8 @@ from hetplan.job.spec import Job
 from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.kinds.operators import MIN_POINTS
 from hetplan.predict.kinds.related import shift
-from hetplan.predict.law_parts import OWN_ROWS, UNCHECKED
+from hetplan.predict.law_parts import MIN_POINTS, OWN_ROWS, UNCHECKED
 from hetplan.predict.layer.tables import (
     answers_itself,
     exact_log_halfwidth,

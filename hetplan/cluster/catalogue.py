@@ -176,6 +176,8 @@ def check_sources(document: Document) -> Iterator[Fault]:
 # `tesla` and `ascend` 0.36.
 _SAME_WORD = 0.6
 _MAX_NEAREST = 5
+# Two letters of `nvidia-h100-80gb-sxm` changed places: .06; one of `amd-mi300x` left out: .06.
+_MISSPELT_UNLIKE = 0.1
 
 
 def load_catalogue(folder: Path | None = None) -> tuple[DeviceKind, ...]:
@@ -321,6 +323,17 @@ def nearest_kinds(name: str, known: Iterable[str]) -> tuple[str, ...]:
     # Beside a real match of words, kinds that are merely spelt alike would only distract.
     worst = max(kept[0][0][0], _BEGINNINGS)
     return tuple(kind for rank, kind in kept if rank[0] <= worst)[:_MAX_NEAREST]
+
+
+def meant_kinds(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The known names that `name` cuts short or misspells; none where it may be a name of its own.
+
+    Likest first.
+    """
+    ranked = sorted((_rank(name[:100].lower(), kind), kind) for kind in set(known))
+    return tuple(
+        kind for rank, kind in ranked if rank[0] <= _INSIDE or rank[2] <= _MISSPELT_UNLIKE
+    )[:_MAX_NEAREST]
 
 
 _WHOLE_WORDS, _BEGINNINGS, _INSIDE, _SOME_WORDS, _SPELT_ALIKE, _UNLIKE = range(6)

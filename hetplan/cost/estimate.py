@@ -239,7 +239,7 @@ def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
     tokens = job.global_batch_size * job.sequence_length * length_factors(job).tokens
     terms = tuple(_parts(costs, step))
     hops = [hop for pipeline in step.work for hop in pipeline.hops.hops]
-    sources = {part.term.prediction.source for part in terms}
+    sources = {source for part in terms for source in part.term.prediction.sources}
     sources |= {hop.law.source for hop in hops}
     known = step_calibration(pricer.predictor, plan, pricer.cluster, step_causes(costs, step))
     use = use_of(pricer.model, job, step, seconds)

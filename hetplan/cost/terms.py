@@ -118,6 +118,7 @@ def asking(what: str) -> Iterator[None]:
 
 
 EXTRAPOLATING = "extrapolating: "
+_OTHERS = "operators that others measured (shipped profiles)"
 
 
 def extrapolates(terms: Iterable[Term]) -> bool:
@@ -143,8 +144,12 @@ def notes(
         f"{outside.replace(': ', ', ')}"
         for outside in prediction.extrapolating
     ]
-    if prediction.source == BY_OTHERS:
-        found.append(f"{cause}: predicted from operators that others measured (shipped profiles)")
+    parts = prediction.parts if isinstance(prediction, Prediction) else ()
+    names = [part.name.replace("_", " ") for part in parts if part.source == BY_OTHERS]
+    if names:
+        found.append(f"{cause}: {what}: {', '.join(names)} predicted from {_OTHERS}")
+    elif prediction.source == BY_OTHERS:
+        found.append(f"{cause}: predicted from {_OTHERS}")
     elif prediction.source == DATASHEET:
         if others_measured and not is_link(cause):
             found.append(f"{cause}: {what}: predicted from datasheet figures")

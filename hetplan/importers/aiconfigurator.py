@@ -1,10 +1,11 @@
 """AIConfigurator's tables of products and collectives (gemm_perf.txt, nccl_perf.txt) to samples.
 
 CSV with a header, one row per shape; latencies are milliseconds. Rows of products with a `power`
-ran for 0.3 to 1 s; the others are bursts of 6 runs, faster than a device at its power limit keeps
-up. Times of narrow formats hold the quantising of the activations. `message_size` of collectives
-counts elements (collector/collect_nccl.py). Of rows of one shape those that ran long come first,
-then those of the newest version.
+ran for 0.3 to 1 s and are kept as they are. The others are bursts of 6 runs: they are slowed to
+what a device at its power limit keeps up (`hetplan.profiling.bursts`). Times of narrow formats hold
+the quantising of the activations. `message_size` of collectives counts elements
+(collector/collect_nccl.py). Of rows of one shape those that ran long come first, then those of the
+newest version.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from hetplan.errors import Fault
 from hetplan.importers.aiconfigurator_rows import (
     Row,
     asked,
+    check_kind,
     counted,
+    header_of,
     only_one,
     other_device,
     rows_of,
@@ -28,11 +31,13 @@ from hetplan.importers.aiconfigurator_rows import (
     size,
     sortable,
     told,
+    was_sustained,
 )
-from hetplan.importers.lines import fault_at, finite_number, refuse_all, shown
+from hetplan.importers.lines import fault_at, refuse_all, shown
 from hetplan.importers.records import ImportContext, Imported
 from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.operators import OperatorClass
+from hetplan.profiling.bursts import WITHOUT_LIMIT, kept_up, sustained_factor
 from hetplan.profiling.samples import LinkOperation, LinkSample, OperatorPhase, OperatorSample
 
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -40,6 +45,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "nccl_dtype": ("nccl_dtype", "num_gpus", "message_size", "op_name", "latency"),
 }
 """What a table needs, by the column that tells which it is."""
+_FILES = {"gemm_dtype": "gemm_perf.txt", "nccl_dtype": "nccl_perf.txt"}
 _UNUSED: Mapping[str, str] = {
     "attn_dtype": "attention that serves from a cache, without a backward pass; training's differs",
     "moe_dtype": "permutation, products and activation of experts in one time, which no law splits",
@@ -60,19 +66,17 @@ _OPERATIONS = {
     "alltoall": LinkOperation.ALL_TO_ALL,
     "all_to_all": LinkOperation.ALL_TO_ALL,
 }
-_BURST_RUNS, _SUSTAINED_SECONDS = 6, 0.5
+_SUSTAINED_SECONDS = 0.5
+"""Runs with power take 0.3 to 1 s."""
 _OVER_PEAK = 1.25
 """Clocks above the nominal one and rounding of datasheets give a tenth; more is a broken row."""
 _LEAST_TOKENS = 128
 """Rows below are products of decoding; no microbatch of training is so small."""
 _MOST_ROWS = 8000
 """Of one format: the fit compares every two rows, and these take it 2.5 GB and 10 s."""
-BURST_NOTE = (
-    "products without a power were measured in bursts, faster than training keeps up on devices "
-    "that reach their power limit"
-)
-
-
+_VERSION = "as AIConfigurator wrote it in August 2026, commit 095f58a; latency in milliseconds"
+_OLDER = "of an older version, or measured twice; --version chooses"
+_BESIDE_SUSTAINED = "burst; a sustained row of the same shape is kept"
 _Ranked: TypeAlias = tuple[tuple[object, ...], OperatorSample]
 """What decides between rows of one shape, and the row."""
 
@@ -91,18 +95,7 @@ def parse(text: str, context: ImportContext) -> Imported:
     if text.startswith(_POINTER):
         message = "this is git's pointer to a file that was not fetched: run `git lfs pull`"
         raise fault_at(context.file, 1, message)
-    header = [name.strip() for name in text.split("\n", 1)[0].split(",")]
-    table = next((name for name in (*_COLUMNS, *_UNUSED) if name in header), "")
-    if not table:
-        message = f"none of its columns is one of {', '.join(_COLUMNS)}: leave this table out"
-        raise fault_at(context.file, 1, message)
-    refuse_all(
-        [
-            Fault(file=context.file, line=1, field=name, message="the column is missing")
-            for name in _COLUMNS.get(table, ())
-            if name not in header
-        ]
-    )
+    table = _table(header_of(text, context.file), context.file)
     rows = list(rows_of(text, context.file))
     if not rows:
         raise fault_at(context.file, 1, "at least one row is expected after the header")
@@ -115,13 +108,30 @@ def parse(text: str, context: ImportContext) -> Imported:
     return (_products if table == "gemm_dtype" else _collectives)(rows, context)
 
 
+def _table(header: Sequence[str], file: str) -> str:
+    """The column that tells which table it is; an InputError where it lacks columns."""
+    table = next((name for name in (*_COLUMNS, *_UNUSED) if name in header), "")
+    found = f"found {', '.join(header)[:200]!a}"
+    needs = {name: f"{_FILES[name]} needs {', '.join(_COLUMNS[name])}" for name in _COLUMNS}
+    mend = "Rename the columns of another version"
+    if not table:
+        message = f"no column {' or '.join(_COLUMNS)}: {found}; {'; '.join(needs.values())}"
+        mend += "; leave this table out if it holds something else"
+        raise fault_at(file, 1, f"{message} ({_VERSION}). {mend}")
+    missing = [name for name in _COLUMNS.get(table, ()) if name not in header]
+    if missing:
+        message = f"no column {', '.join(missing)}: {found}; {needs[table]} ({_VERSION})"
+        raise fault_at(file, 1, f"{message}. {mend}, or write the table again")
+    return table
+
+
 def _products(rows: Sequence[Row], context: ImportContext) -> Imported:
+    check_kind(context.device)
     faults: list[Fault] = []
     skipped: Counter[str] = Counter()
     called, device, tool = told(rows, context)
     peaks = {each.kind: dict(each.peak_flops_per_second) for each in load_catalogue()}
     best: dict[tuple[object, ...], _Ranked] = {}
-    passed_over = 0
     for row in rows:
         name = row.cells["gemm_dtype"].lower()
         if name not in _FORMATS:
@@ -130,6 +140,7 @@ def _products(rows: Sequence[Row], context: ImportContext) -> Imported:
         before = len(faults)
         sizes = [size(row, column, context, faults) for column in ("m", "n", "k")]
         seconds = seconds_of(row, context, faults)
+        sustained = was_sustained(row, context, faults)
         if len(faults) > before:
             continue
         if sizes[0] < _LEAST_TOKENS:
@@ -143,14 +154,13 @@ def _products(rows: Sequence[Row], context: ImportContext) -> Imported:
             )
             faults.append(Fault(file=context.file, line=row.line, field="latency", message=message))
             continue
-        sustained = (finite_number(row.cells.get("power", "")) or 0.0) > 0
-        runs = floor(_SUSTAINED_SECONDS / seconds) + 1 if sustained else _BURST_RUNS
-        sample = _product(device, _FORMATS[name], sizes, seconds, runs)
+        sample = _sustained_product(device, _FORMATS[name], sizes, seconds)
         rank = (sustained, sortable(row.cells.get("version", "")))
         held = best.get(sample.shape)
-        passed_over += held is not None
+        if held is not None:
+            skipped[_OLDER if held[0][0] == sustained else _BESIDE_SUSTAINED] += 1
         if held is None or rank > held[0]:
-            best[sample.shape] = rank, sample
+            best[sample.shape] = rank, sample if sustained else kept_up(sample)
     refuse_all(faults)
     kept = _thinned(list(best.values()), skipped)
     return Imported(
@@ -158,19 +168,32 @@ def _products(rows: Sequence[Row], context: ImportContext) -> Imported:
         tool_version=tool,
         device_name=called,
         operator_samples=tuple(sample for _, sample in kept),
-        notes=(*_notes(kept, passed_over), *other_device(called, context)),
+        notes=(*_burst_notes(kept), *other_device(called, context)),
         skipped=counted(skipped),
     )
 
 
-def _notes(kept: Sequence[_Ranked], passed_over: int) -> Iterator[str]:
-    if bursts := sum(not rank[0] for rank, _ in kept):
-        yield f"{BURST_NOTE}: {bursts} of {len(kept)} rows"
-    if passed_over:
-        yield (
-            f"{passed_over} rows of older versions, or measured twice, are passed over; "
-            "--version chooses"
-        )
+def _burst_notes(kept: Sequence[_Ranked]) -> Iterator[str]:
+    """How much slower the bursts among the samples were made, and how far that may be off."""
+    bursts = [sample for (sustained, *_), sample in kept if not sustained]
+    if not bursts:
+        return
+    factors = [
+        sustained_factor(each.device, each.precision, 2.0 * each.m * each.n * each.k)
+        for each in bursts
+    ]
+    times = " to ".join(dict.fromkeys(f"{each:g}" for each in (min(factors), max(factors))))
+    slowed = f"made {times} times as long, by operations of a launch"
+    if bursts[0].device in WITHOUT_LIMIT:
+        slowed = f"which {bursts[0].device} keeps up: not slowed"
+    low, high = (
+        value / bursts[0].median_seconds - 1.0
+        for value in (bursts[0].p10_seconds, bursts[0].p90_seconds)
+    )
+    yield (
+        f"{len(bursts)} of {len(kept)} rows are bursts (no power), {slowed}; p10 and p90 "
+        f"({low:.0%}, {high:+.0%}) are the error of that, not of the runs"
+    )
 
 
 def _thinned(rows: Sequence[_Ranked], skipped: Counter[str]) -> list[_Ranked]:
@@ -189,8 +212,8 @@ def _thinned(rows: Sequence[_Ranked], skipped: Counter[str]) -> list[_Ranked]:
     return [row for row in rows if row[1].shape in chosen]
 
 
-def _product(
-    device: str, precision: str, sizes: Sequence[int], seconds: float, runs: int
+def _sustained_product(
+    device: str, precision: str, sizes: Sequence[int], seconds: float
 ) -> OperatorSample:
     wide = precision if precision == Precision.FLOAT16 else Precision.BFLOAT16.value
     return OperatorSample(
@@ -206,7 +229,7 @@ def _product(
         median_seconds=seconds,
         p10_seconds=seconds,
         p90_seconds=seconds,
-        repeats=runs,
+        repeats=floor(_SUSTAINED_SECONDS / seconds) + 1,
         outliers=0,
     )
 

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetplan.cluster.catalogue import kind_called, load_catalogue
-from hetplan.errors import Fault
-from hetplan.importers.lines import fault_at, finite_number, shown, whole_number
+from hetplan.cluster.catalogue import kind_called, load_catalogue, meant_kinds
+from hetplan.errors import Fault, InputError
+from hetplan.importers.lines import fault_at, finite_number, refuse_all, shown, whole_number
 from hetplan.importers.records import ImportContext
 
 _LONGEST_SECONDS = 3600.0
@@ -26,6 +26,23 @@ class Row:
 
     line: int
     cells: Mapping[str, str]
+
+
+def header_of(text: str, file: str) -> list[str]:
+    """The names of the columns; an InputError where two have the same."""
+    names = [name.strip() for name in text.split("\n", 1)[0].split(",")]
+    faults = [
+        Fault(
+            file=file,
+            line=1,
+            field=name,
+            message=f"{count} columns have this name: rename or remove all but one",
+        )
+        for name, count in Counter(names).items()
+        if name and count > 1
+    ]
+    refuse_all(faults)
+    return names
 
 
 def rows_of(text: str, file: str) -> Iterator[Row]:
@@ -79,6 +96,21 @@ def told(rows: Sequence[Row], context: ImportContext) -> tuple[str, str, str]:
     return called, context.device or _kind(called) or called, tool[:60]
 
 
+def check_kind(device: str | None) -> None:
+    """Refuse a kind of the catalogue that is cut short or misspelt: no plan would find its samples.
+
+    Other names are of kinds in cluster files, and the store keeps their samples.
+    """
+    kinds = [each.kind for each in load_catalogue()]
+    meant = meant_kinds(device, kinds) if device and device not in kinds else ()
+    if meant:
+        message = (
+            f"unknown device kind {shown(device or '')}; nearest: {', '.join(meant)}; a kind of "
+            "your own goes into a file of ~/.config/hetplan/devices (docs/device-kinds.md)"
+        )
+        raise InputError(Fault(field="--device", message=message))
+
+
 def _kind(device: str) -> str:
     return kind_called(device, load_catalogue()) if device else ""
 
@@ -112,6 +144,16 @@ def seconds_of(row: Row, context: ImportContext, faults: list[Fault]) -> float:
         faults.append(Fault(file=context.file, line=row.line, field="latency", message=message))
         return 1.0
     return seconds
+
+
+def was_sustained(row: Row, context: ImportContext, faults: list[Fault]) -> bool:
+    """Whether power was measured, which the collector does in long runs; a fault for no power."""
+    text = row.cells.get("power", "")
+    watts = finite_number(text) if text else 0.0
+    if watts is None or watts < 0:
+        message = f"found {shown(text)}; write watts, or nothing or 0 where none were measured"
+        faults.append(Fault(file=context.file, line=row.line, field="power", message=message))
+    return bool(watts)
 
 
 def sortable(text: str) -> tuple[object, ...]:

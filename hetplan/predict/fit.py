@@ -11,7 +11,6 @@ note that names what is missing. Nothing falls back in silence.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -53,14 +52,11 @@ from hetplan.predict.predictor import (
     SendLaw,
     link_cause,
 )
+from hetplan.profiling.bursts import BY_OTHERS_LOG_HALFWIDTH
 from hetplan.profiling.samples import LinkOperation, Phase, ProfileSet
 from hetplan.version import __version__
 
 SCHEMA = "hetplan.predictor/2"
-BY_OTHERS_LOG_HALFWIDTH = 0.24
-"""What sums of shipped operators lie off layers and operators that were measured otherwise on their
-chips (A100-40, A100-PCIe, GH200, B200): 90 % of 24 passes. In it are other frameworks' kernels (the
-same product in two: .83 to 1.19) and what a burst loses when it is kept up."""
 SHIPPED_LAWS = "kinds/laws.json"
 """In the shipped profiles: laws of the samples beside it."""
 
@@ -128,19 +124,13 @@ class FittedPredictor:
         return (*self.laws.operators, *self.shipped)
 
     @cached_property
-    def _by_others(self) -> frozenset[tuple[str, str]]:
-        """Kinds and precisions whose products others measured."""
-        return frozenset(
-            (law.device, law.precision)
-            for law in self.shipped
-            if law.operator == OperatorClass.MATRIX_PRODUCT
-        )
-
-    @cached_property
-    def _of_others_alone(self) -> frozenset[tuple[str, str]]:
-        """Kinds and precisions of which nobody here measured any operator, but others did."""
-        own = {(law.device, law.precision) for law in self.laws.operators}
-        return frozenset((law.device, law.precision) for law in self.shipped) - own
+    def _measured_by(self) -> dict[tuple[str, str], dict[str, str]]:
+        """By kind and precision: `MEASURED` or `BY_OTHERS` of each class of operators."""
+        found: dict[tuple[str, str], dict[str, str]] = {}
+        for laws, source in ((self.shipped, BY_OTHERS), (self.laws.operators, MEASURED)):
+            for law in laws:
+                found.setdefault((law.device, law.precision), {})[law.operator] = source
+        return found
 
     def operators(self, device: DeviceKind, precision: Precision) -> DeviceOperators | None:
         """The operators of this kind that were measured on it; None: none were."""
@@ -184,19 +174,9 @@ class FittedPredictor:
                 lent=self.related.operators,
                 narrow=self.related.narrow,
             )
-            key = device.kind, query.precision.value
-            others = key in self._by_others or (
-                composed is not None
-                and composed.source == MEASURED
-                and key in self._of_others_alone
-            )
-            if composed and others:
-                return replace(
-                    composed,
-                    source=BY_OTHERS,
-                    extrapolating=worth_saying(composed.extrapolating),
-                )
-            answer = composed or self.related.layer(device, query)
+            if composed is not None:
+                return self._with_sources(composed, device, query)
+            answer = self.related.layer(device, query)
             if answer is not None:
                 return answer
         notes = self._missing(device, query.precision, f"{query.layer.value} {query.phase}")
@@ -204,6 +184,25 @@ class FittedPredictor:
         if not query.kernels.product_format:
             return answer
         return float8.by_datasheet(answer, device, query)
+
+    def _with_sources(
+        self, composed: Prediction, device: DeviceKind, query: LayerQuery
+    ) -> Prediction:
+        """The sum of operators with who measured its products, or all of it.
+
+        Where the user measured some of its operators and others some, each part says who did.
+        """
+        formats = query.precision.value, float8.law_format(query)
+        wide, narrow = (self._measured_by.get((device.kind, each), {}) for each in formats)
+        by = wide | narrow
+        alone = BY_OTHERS if set(by.values()) == {BY_OTHERS} else MEASURED
+        whole = by.get(OperatorClass.MATRIX_PRODUCT, alone)
+        parts, notes = composed.parts, composed.extrapolating
+        if len(set(by.values())) > 1:
+            parts = tuple(replace(part, source=by.get(part.name, "")) for part in parts)
+        elif whole == BY_OTHERS:
+            notes = worth_saying(notes)
+        return replace(composed, source=whole, extrapolating=notes, parts=parts)
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
@@ -362,14 +361,7 @@ def _shipped_laws() -> tuple[OperatorLaw, ...]:
     """Made by `python -m evaluation distil`, as `hetplan fit` makes laws of the samples there."""
     path = shipped_folder("profiles") / SHIPPED_LAWS
     laws = load_predictor(path).laws.operators if path.is_file() else ()
-    return tuple(
-        replace(
-            law,
-            log_halfwidth=math.hypot(law.log_halfwidth, BY_OTHERS_LOG_HALFWIDTH),
-            large_log_halfwidth=math.hypot(law.large_log_halfwidth, BY_OTHERS_LOG_HALFWIDTH),
-        )
-        for law in laws
-    )
+    return tuple(law.widened(BY_OTHERS_LOG_HALFWIDTH) for law in laws)
 
 
 def predictor_text(predictor: FittedPredictor) -> str:

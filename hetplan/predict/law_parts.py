@@ -20,6 +20,10 @@ OWN_ROWS = "own left-out rows"
 UNCHECKED = "are too few"
 """In the calibration of a law whose interval is assumed."""
 
+MIN_POINTS = 3
+"""Fewest points of different work that a law stands on; with fewer they shift what other kinds lend
+(`kinds.related`)."""
+
 # Fits on two hidden sizes, applied 1.3 and 1.5 doublings outside of them (fp16 layers of six NVIDIA
 # devices, 90 rows): unwidened intervals held every row but one, so this is on the safe side.
 WIDENING_PER_DOUBLING = 0.25

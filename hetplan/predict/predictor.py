@@ -79,6 +79,8 @@ class PredictionPart:
     seconds: float
     log_halfwidth: float
     """Half-width of its 90 % interval."""
+    source: str = ""
+    """`MEASURED` or `BY_OTHERS`, where the prediction has parts of both; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,11 @@ class Prediction:
     float32_sums: bool = False
     """Its products add the weights' gradients to float32 sums; otherwise what they write is as wide
     as the weights."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where it comes from and who measured its parts."""
+        return tuple(dict.fromkeys((self.source, *(p.source for p in self.parts if p.source))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,6 +139,7 @@ class OperatorSample:
     p10_seconds: float
     p90_seconds: float
     repeats: int
+    """1: one figure; p10 and p90 are then how far it may be off, not how runs scatter."""
     outliers: int
     measured_on: str = ""
     """ISO date of this row; empty: the date of its population."""

@@ -9,7 +9,13 @@ from cluster_texts import source_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetplan.cluster.catalogue import kind_called, load_catalogue, nearest_kinds, user_devices
+from hetplan.cluster.catalogue import (
+    kind_called,
+    load_catalogue,
+    meant_kinds,
+    nearest_kinds,
+    user_devices,
+)
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 
@@ -162,6 +168,22 @@ def test_what_somebody_means_is_proposed(written, first, all_have):
     near = nearest_kinds(written, NAMES)
     assert near[0] == first
     assert all(all_have in name for name in near)
+
+
+@pytest.mark.parametrize(
+    ("written", "first"),
+    [
+        ("nvidia-h100", "nvidia-h100-80gb-sxm"),
+        ("h100-sxm", "nvidia-h100-80gb-sxm"),
+        ("amd-mi30x", "amd-mi300x"),
+        ("acme-one-80gb", ""),
+        ("my-h100", ""),
+        ("", ""),
+        ("-", ""),
+    ],
+)
+def test_what_is_cut_short_or_misspelt_is_told_from_a_name_of_its_own(written, first):
+    assert (*meant_kinds(written, NAMES), "")[0] == first
 
 
 @pytest.mark.parametrize("written", ["", "-", "x", "foo", "zzzzzzzzz", "?" * 50, "é"])

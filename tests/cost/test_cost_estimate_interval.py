@@ -29,6 +29,8 @@ from hetplan.predict.calibration.values import (
 )
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.predictor import (
+    BY_OTHERS,
+    MEASURED,
     LayerQuery,
     Prediction,
     PredictionPart,
@@ -74,6 +76,21 @@ class InParts(LinearPredictor):
 
     def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
         return self._cut(LinearPredictor.layer(self, device, query))
+
+
+def test_a_step_names_whoever_measured_a_part_of_it() -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class OfBoth(InParts):
+        def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+            found = self._cut(LinearPredictor.layer(self, device, query))
+            first, *rest = found.parts
+            return replace(found, parts=(replace(first, source=BY_OTHERS), *rest))
+
+    both = estimate(ALONE, SHAPE, CLUSTER, ASKED, OfBoth(parts=2))
+    assert {MEASURED, BY_OTHERS} <= set(both.sources)
+    assert any("class 0 predicted from operators that others" in each for each in both.warnings)
+    alone = estimate(ALONE, SHAPE, CLUSTER, ASKED, InParts(parts=2))
+    assert BY_OTHERS not in alone.sources
 
 
 def half(found: Estimate) -> float:

@@ -29,7 +29,7 @@ from hetplan.predict.datasheet import (
 )
 from hetplan.predict.fit import fit
 from hetplan.predict.layer.composed import GRADIENTS_NOTE, LAUNCH_PART, WAIT_PART
-from hetplan.predict.operator.answer import WEIGHT_GRADIENT_OVER_FORWARD
+from hetplan.predict.operator.answer import DERIVED_LOG_HALFWIDTH, WEIGHT_GRADIENT_OVER_FORWARD
 from hetplan.predict.predictor import LayerQuery, Prediction
 from hetplan.profiling.samples import ProfileSet
 
@@ -88,6 +88,21 @@ def test_weight_gradients_that_were_not_measured_come_from_forward_and_say_so() 
     forward = {part.name: part.seconds for part in ask(predictor(operator_grid())).parts}
     ratio = parts["matrix_product"] / forward["matrix_product"]
     assert ratio == pytest.approx(1.0 + WEIGHT_GRADIENT_OVER_FORWARD, rel=0.05)
+
+
+def test_gradients_from_forward_are_no_surer_than_that() -> None:
+    """Exact rows: a forward product is as sure as they are, a gradient as sure as the rule."""
+    exact = predictor(tuple(each for each in operator_grid() if each.phase == "forward"))
+    forward, backward = (
+        next(
+            part.log_halfwidth
+            for part in ask(exact, backward=each).parts
+            if part.name == "matrix_product"
+        )
+        for each in (False, True)
+    )
+    assert forward < DERIVED_LOG_HALFWIDTH
+    assert backward == pytest.approx(DERIVED_LOG_HALFWIDTH)
 
 
 def test_order_of_answers() -> None:

@@ -21,6 +21,7 @@ from hetplan.errors import InputError
 from hetplan.model.operators import OperatorClass
 from hetplan.predict.operator.laws import fit_operator_laws, sustained_rate
 from hetplan.predict.regression import COVERAGE
+from hetplan.profiling.bursts import BY_OTHERS_LOG_HALFWIDTH
 
 
 def by_key(samples):
@@ -84,6 +85,32 @@ def test_a_residual_is_learned_only_where_sizes_left_out_ask_for_it() -> None:
     law = by_key(bumpy)["matrix_product", "forward"]
     assert law.residual is not None
     assert law.residual.error_after < law.residual.error_before
+
+
+def test_how_far_runs_scatter_does_not_widen_a_law_and_the_error_of_a_figure_does() -> None:
+    grid = [each for each in operator_grid() if each.operator == "matrix_product"]
+    off = math.exp(BY_OTHERS_LOG_HALFWIDTH)
+
+    def law(repeats: int):
+        rows = [
+            replace(
+                each,
+                p10_seconds=each.median_seconds / off,
+                p90_seconds=each.median_seconds * off,
+                repeats=repeats,
+            )
+            for each in grid
+        ]
+        return by_key(rows)["matrix_product", "forward"]
+
+    plain = by_key(grid)["matrix_product", "forward"]
+    assert law(20).log_halfwidth == plain.log_halfwidth
+    assert law(20).shapes == plain.shapes
+    # p10 to p90 is .78 of p5 to p95.
+    wide = BY_OTHERS_LOG_HALFWIDTH / 0.779
+    assert law(1).log_halfwidth == pytest.approx(math.hypot(plain.log_halfwidth, wide), rel=1e-3)
+    assert law(1).terms == plain.terms
+    assert not law(1).shapes
 
 
 def test_large_products_set_the_rate_that_short_benchmarks_exceed() -> None:

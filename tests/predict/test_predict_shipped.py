@@ -70,6 +70,10 @@ def test_whoever_measured_a_kind_goes_before_what_is_shipped() -> None:
     )
     here, there = (each.layer(KINDS["nvidia-h100-80gb-sxm"], asked()) for each in (own, DEFAULT))
     assert here.source == MEASURED
+    assert set(here.sources) == {MEASURED, BY_OTHERS}
+    assert there.sources == (BY_OTHERS,)
+    by = {each.name: each.source for each in here.parts}
+    assert (by["matrix_product"], by["fused_attention"]) == (MEASURED, BY_OTHERS)
 
     def part(found: object, name: str) -> float:
         return next(each.seconds for each in found.parts if each.name == name)  # type: ignore[attr-defined]

@@ -317,8 +317,6 @@ BOARD_LOG_PER_LOG_POWER = 0.43
 PRIOR_KINDS = 4.0
 """How many kinds the shipped spread counts as: published measurements are of six to eight kinds, of
 one vendor, and yours may be of another."""
-MIN_POINTS = 3
-"""Fewest points of different work that a law stands on; with fewer the prior answers (`prior`)."""
 MIN_CHIPS = 3
 """Fewest chips that say how much chips differ."""
 PUBLISHED_CHIPS = 5

@@ -56,7 +56,6 @@ from hetplan.predict.kinds.layers import (
 from hetplan.predict.kinds.narrow import NarrowLaws
 from hetplan.predict.kinds.operators import (
     MIN_CHIPS,
-    MIN_POINTS,
     Rated,
     Rates,
     RelatedLaws,
@@ -69,6 +68,7 @@ from hetplan.predict.kinds.operators import (
     related_laws,
     same_chip,
 )
+from hetplan.predict.law_parts import MIN_POINTS
 from hetplan.predict.layer import composed, float8
 from hetplan.predict.layer.answer import measured_itself
 from hetplan.predict.layer.values import ALL_LAYERS, Column, LayerLaw

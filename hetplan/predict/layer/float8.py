@@ -36,6 +36,7 @@ from hetplan.model.operators import (
     Operator,
     operator_flops,
 )
+from hetplan.model.spec import LayerKind
 from hetplan.predict.datasheet import (
     ELEMENTWISE_LOG_HALFWIDTH,
     elementwise_bytes_per_second,
@@ -138,6 +139,14 @@ def in_one_format(query: LayerQuery) -> LayerQuery:
 def is_narrow(op: Operator) -> bool:
     """Whether a trainer of narrow products narrows this one."""
     return op.operator in WITH_WEIGHTS and op.what not in KEPT_WIDE
+
+
+def law_format(query: LayerQuery) -> str:
+    """The format whose laws the layer's narrow products go by; empty where it has none."""
+    asked = query.kernels.product_format
+    if not asked or query.layer is not LayerKind.TRANSFORMER:
+        return ""
+    return ProductFormat.FLOAT8.value if asked == ProductFormat.MXFP8 else asked
 
 
 def quantise_bytes(op: Operator, product_format: ProductFormat, *, backward: bool) -> float:

@@ -7,6 +7,9 @@ and judged on it. The simplest one stands unless a richer one lowers the mean ab
 more than the standard error of that gain over the rows (the one-standard-error rule: Breiman et
 al., Classification and Regression Trees, 1984, section 3.4.3): what noise can give does not count
 as physics. A learned residual has to gain twice as much, because several reaches are tried.
+
+A benchmark's bursts may all be off together (`profiling.bursts`): leaving sizes out does not show
+it, so it widens the law, and their shapes are not looked up.
 """
 
 from __future__ import annotations
@@ -20,7 +23,15 @@ from functools import lru_cache
 from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.operators import PRODUCTS, WITH_WEIGHTS, OperatorClass, operator_flops
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
-from hetplan.predict.law_parts import MeasuredRange, Term, interval, refuse, validation_of
+from hetplan.predict.law_parts import (
+    MIN_POINTS,
+    MeasuredRange,
+    Term,
+    interval,
+    refuse,
+    validation_of,
+)
+from hetplan.predict.operator.answer import LOOKED_UP_LOG_HALFWIDTH
 from hetplan.predict.operator.values import (
     REACHES,
     LearnedResidual,
@@ -46,6 +57,7 @@ from hetplan.predict.regression import (
     log_ratio,
     predict,
 )
+from hetplan.profiling.bursts import figure_log_halfwidth
 from hetplan.profiling.samples import OperatorPhase, OperatorSample
 
 # Floors that are tried: times that this share of the rows stays below.
@@ -357,7 +369,7 @@ def _draft(key: _Key, samples: tuple[OperatorSample, ...]) -> _Draft:
         values,
         [max(sample.median_seconds, _least(sample, sustained)) for sample in samples],
         size_groups(samples),
-        [_point(sample) for sample in samples] if OperatorClass(operator) in LOOKED_UP else None,
+        [_point(sample) for sample in samples] if all(map(_is_looked_up, samples)) else None,
     )
     return _Draft(key, samples, sustained, choice)
 
@@ -406,6 +418,12 @@ def _least(sample: OperatorSample, sustained: Sequence[tuple[str, float]]) -> fl
 def _output(sample: OperatorSample) -> str:
     """What a product writes; a loss says by it whether it copies (`sample_operator`)."""
     return sample.output_precision if sample.operator in tuple(PRODUCTS) else ""
+
+
+def _is_looked_up(sample: OperatorSample) -> bool:
+    """Whether its time may be looked up: it is as sure as a look-up says."""
+    surest = figure_log_halfwidth(sample) <= LOOKED_UP_LOG_HALFWIDTH
+    return surest and OperatorClass(sample.operator) in LOOKED_UP
 
 
 def _point(sample: OperatorSample) -> tuple[float, ...]:
@@ -461,7 +479,10 @@ def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> OperatorLaw:
     halfwidth, calibration = _halfwidth(draft, drafts)
     large = _large(draft)
     fit = draft.choice.fit
-    shapes = _shapes(draft.samples, draft.sustained) if OperatorClass(operator) in LOOKED_UP else ()
+    points = len({sample.shape for sample in draft.samples})
+    kept = [each for each in draft.samples if points < MIN_POINTS or _is_looked_up(each)]
+    shapes = _shapes(kept, draft.sustained) if OperatorClass(operator) in LOOKED_UP else ()
+    together = statistics.fmean(map(figure_log_halfwidth, draft.samples))
     choice = draft.choice
     notes: tuple[str, ...] = ()
     if not choice.left_out:
@@ -469,7 +490,10 @@ def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> OperatorLaw:
     if draft.asked:
         rate = f"{draft.asked / 1e12:.4g} TFLOP/s"
         notes += (f"never faster than long runs keep up, {rate}",)
-    return OperatorLaw(
+    if together:
+        off = f"{math.expm1(together):.0%}"
+        notes += (f"interval widened, because all samples may be off by {off} together",)
+    law = OperatorLaw(
         device=device,
         precision=precision,
         operator=operator,
@@ -483,7 +507,7 @@ def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> OperatorLaw:
         log_halfwidth=halfwidth,
         calibration=calibration,
         rows=len(draft.samples),
-        points=len({sample.shape for sample in draft.samples}),
+        points=points,
         validation=validation_of(choice.left_out, choice.folds, choice.errors),
         sustained_flops_per_second=draft.asked,
         floor_rows=len(draft.samples) - len(choice.rows) if fit.floor else 0,
@@ -494,6 +518,7 @@ def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> OperatorLaw:
         large_seconds=large[0],
         large_log_halfwidth=large[1],
     )
+    return law.widened(together) if together else law
 
 
 def _ranges(samples: Sequence[OperatorSample], phase: str) -> tuple[MeasuredRange, ...]:

@@ -192,6 +192,15 @@ class OperatorLaw:
             return self.large_log_halfwidth
         return self.log_halfwidth
 
+    def widened(self, log_halfwidth: float) -> OperatorLaw:
+        """The law with a further, independent error of this half-width."""
+        large = math.hypot(self.large_log_halfwidth, log_halfwidth) if self.large_seconds else 0.0
+        return replace(
+            self,
+            log_halfwidth=math.hypot(self.log_halfwidth, log_halfwidth),
+            large_log_halfwidth=large,
+        )
+
     def __post_init__(self) -> None:
         check_columns(self.terms, OperatorColumn)
         if self.phase not in _PHASES:
