@@ -80,8 +80,10 @@ def is_exact(placed: StagePricer, family: Family) -> bool:
     """Whether the space of the family says what its plans cost, and not a little less."""
     if shares_anything(placed.cluster) or (family.early_sends and _slow_sends(placed.cluster)):
         return False
-    if trainer_settings(placed.job).overlap_grad_reduce and len(family.recompute) > 1:
-        return False  # how much is hidden depends on the recomputation
+    several = any(len(mesh.shapes) > 1 for mesh in family.meshes)
+    choices = len(family.recompute) > 1 or family.virtual_stages > 1 or several
+    if choices and trainer_settings(placed.job).overlap_grad_reduce:
+        return False  # how much is hidden depends on them
     return alike_padded(placed, family) and all(
         _alike_parts(placed, family, mesh) for mesh in family.meshes if len(mesh.islands) > 1
     )
