@@ -88,7 +88,8 @@ class Island:
     power_watts: float | None = None
     """What one device draws under load, with its part of the node; None: not given."""
     host_launch_seconds: Positive | None = None
-    """In which the host launches one operator of a forward pass; None: as most hosts."""
+    """In which the host launches one operator of a forward pass, for layers that are summed from
+    operators; None: as most hosts."""
     power_cap_watts: Positive | None = None
     """Limit that is set on each device, below its kind's `max_power_watts`; None: not set."""
     clock_ratio: ClockRatio = 1.0

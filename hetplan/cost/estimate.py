@@ -55,6 +55,7 @@ from hetplan.cost.step_model.uneven_work import clock, length_factors
 from hetplan.cost.step_model.units import Unit
 from hetplan.cost.terms import Part, extrapolates, notes
 from hetplan.errors import Fault, InputError
+from hetplan.job.kernels import FUSED_ATTENTION, job_on, kernel_fault
 from hetplan.job.spec import Job
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import Plan
@@ -405,6 +406,9 @@ def _warnings(costs: PlanCosts, step: StepCost, parts: tuple[Part, ...]) -> Iter
         yield from clock(island).notes
         if island.device.kind in computed and island.device.estimated_note:
             yield island.device.estimated_note
+        if job_on(island.device, costs.settings.job) is not costs.settings.job:
+            why = kernel_fault(island.device, FUSED_ATTENTION, costs.settings.job.target)
+            yield f"{why}; priced so"
     if any(part.hidden_seconds for part in parts) or any(
         end.reduction.hidden_seconds or end.gathering.hidden_seconds
         for row in step.composed.stages

@@ -247,7 +247,9 @@ class TrafficCount:
             if operation is LinkOperation.ALL_TO_ALL:
                 forced = Algorithm.DIRECT
             own = self._sums_itself(shape, operation)
-            held = held_algorithm(trainer_settings(self.job))
+            held = None
+            if operation is LinkOperation.ALL_REDUCE:
+                held = held_algorithm(trainer_settings(self.job))
             cost = collective(
                 self.cluster,
                 shape,

@@ -17,19 +17,19 @@ megatron  Megatron-LM: `--attention-dropout` and `--hidden-dropout` (0.1 unless 
           `--moe-flex-dispatcher-backend`. A product format is
           `--fp8-format` with `--fp8-recipe` delayed, tensorwise or mxfp8, or `--fp4-format` (Low-
           Precision Training Guide): Transformer Engine's layers, of bfloat16 parameters; routers,
-          embedding and head are none of them.
+          embedding and head are none of them. What it hides only if told so:
+          `--overlap-grad-reduce`, `--overlap-param-gather`, `--tp-comm-overlap`.
 native    hetplan's own layers: torch's scaled_dot_product_attention, no dropout, a loss over a
           float32 copy, gradients as wide as the parameters
           (hetplan.profiling.layers); sums over islands by its own messages
           (hetplan.runtime.communicator).
-flagscale as megatron, from which it is made; no context parallelism, no engine of DeepSpeed.
-          What it hides only if told so: `--overlap-grad-reduce`, `--overlap-param-gather`,
-          `--tp-comm-overlap`.
+flagscale as megatron, from which it is made; no context parallelism, no engine of DeepSpeed, no
+          `--tp-comm-overlap` in what is written for it.
 torchtitan torch's scaled_dot_product_attention, no dropout, a loss over a float32 copy
           (components/loss.py), gradients accumulated and reduced in float32
-          (training.mixed_precision_reduce), layer by layer beside compute, as FSDP2 does and
-          gathers parameters; products in float8 or mxfp8 by torchao. Its layers
-          are PyTorch's operators one by one, unless `--compile.enable` (fused_elementwise).
+          (training.mixed_precision_reduce). FSDP2 reduces them layer by layer beside compute, and
+          gathers parameters likewise. Products in float8 or mxfp8 by torchao. Its layers are
+          PyTorch's operators one by one, unless `--compile.enable` (fused_elementwise).
 any       as megatron, its exchanges too (`Target.batched_interleaving`).
 
 A collective algorithm is NCCL's variable NCCL_ALGO, which RCCL reads, too; native sets none.
@@ -172,7 +172,8 @@ TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
         choices=("product_format", "fused_elementwise", "collective_algorithm"),
         host_counts=False,  # torch._grouped_mm
     ),
-    "any": replace(_MEGATRON, choices=_ALL),
+    # Megatron-LM alone runs tensor-parallel collectives beside products.
+    "any": replace(_MEGATRON, choices=tuple(each for each in _ALL if each != "tp_comm_overlap")),
 }
 """By target."""
 

@@ -8,11 +8,11 @@ from statistics import median
 from hetplan.cluster.spec import Island
 from hetplan.errors import Fault
 from hetplan.files.reading import read_document
+from hetplan.job.kernels import used_kinds
 from hetplan.lint.evidence import Evidence, is_sentinel
 from hetplan.lint.findings import Finding, Rule, Severity, at, finding, grouped
 from hetplan.lint.known import fastest_link, known_device
 from hetplan.lint.rows import CollectiveRow
-from hetplan.plans.kernels import used_kinds
 from hetplan.units import format_bandwidth, format_seconds
 
 GIB_SLIP = 2**30 / 1e9

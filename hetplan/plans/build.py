@@ -112,7 +112,10 @@ def _beyond_choices(plan: Plan, job: Job) -> Iterator[Fault]:
         yield Fault(field="optimizer_offload", message=message)
     shapes = [Shape.of(each) for stage in plan.stages for each in stage.replicas]
     if replace(plan.overlap, send=False) != overlap_of(job, shapes, plan.sharding):
-        message = "searched plans overlap what the job's trainer does, and sends"
+        message = (
+            "searched plans overlap sends, and what the job says (trainer.overlap_grad_reduce, "
+            "overlap_param_gather, tp_comm_overlap); let the job say the same"
+        )
         yield Fault(field="overlap", message=message)
 
 

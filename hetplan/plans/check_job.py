@@ -9,13 +9,13 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault
 from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
+from hetplan.job.kernels import CONTEXT_PARALLEL, FUSED_ATTENTION, kernel_fault, used_kinds
 from hetplan.job.spec import Job, Objective
 from hetplan.job.trainer import trainer_faults
 from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_target import copied_heads_fault
-from hetplan.plans.kernels import CONTEXT_PARALLEL, kernel_fault, used_kinds
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, Target
 
@@ -276,6 +276,10 @@ def _kernels(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
                 narrow.value if narrow and narrow.rate in kind.dtypes else "",
             ),
             (("pin", "cp"), CONTEXT_PARALLEL if (job.pin.cp or 1) > 1 else ""),
+            (
+                ("trainer", "fused_attention"),
+                FUSED_ATTENTION if job.trainer.fused_attention else "",
+            ),
         ):
             fault = kernel_fault(kind, feature, job.target)
             if fault:

@@ -10,12 +10,12 @@ from itertools import pairwise
 import numpy as np
 
 from hetplan.files.quantities import MAX_COUNT
+from hetplan.job.kernels import CONTEXT_PARALLEL, kernel_fault
 from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_faults, trainer_settings
 from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.layers import Attention
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import named_formats, reduction_precision
-from hetplan.plans.kernels import CONTEXT_PARALLEL, kernel_fault
 from hetplan.plans.pieces import data_ranks, device_array, own_depth, stage_array
 from hetplan.plans.plan import (
     SCHEDULES,

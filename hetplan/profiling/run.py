@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from hetplan.cluster.catalogue import load_catalogue
 from hetplan.errors import InputError, ProfileError
+from hetplan.job.kernels import job_on
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import LayerKind
 from hetplan.profiling.backends import Backend, open_backend
@@ -104,9 +106,13 @@ def profile_operators(measuring: Measuring, shapes: ShapeOptions) -> ProfileSet:
     if processes_together() > 1:
         raise InputError("operators are measured by one process; start it without torchrun")
     backend = open_backend(measuring.device)
-    kernels = None if shapes.job is None else trainer_settings(shapes.job).kernels
-    wanted = operator_units(shapes.grid(is_accelerator=backend.is_accelerator), kernels)
     provenance = _provenance(measuring, backend)
+    kernels = None
+    if shapes.job is not None:
+        known = next((k for k in load_catalogue() if k.kind == provenance.device), None)
+        job = shapes.job if known is None else job_on(known, shapes.job)
+        kernels = trainer_settings(job).kernels
+    wanted = operator_units(shapes.grid(is_accelerator=backend.is_accelerator), kernels)
     work = [operator_unit_work(unit, provenance.device, backend) for unit in wanted]
     operators = measure_into(measuring, work, OperatorWriter(measuring.store, provenance))
     return ProfileSet(layers=(), links=(), provenance=(provenance,), operators=operators)

@@ -20,6 +20,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import Document, decode, read_bytes
 from hetplan.files.writing import write_atomically
+from hetplan.job.kernels import job_on
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.grid import ShapeOptions
@@ -86,13 +87,16 @@ def measuring_task(cluster: Cluster, shapes: ShapeOptions) -> dict[str, Any]:
     """What measure.py is to measure: `TASK` in `measure`."""
     models: dict[ModelSpec, int] = {}
     kinds = {}
-    for kind, _, most_tp in cluster_kinds(cluster):
+    for kind, device, most_tp in cluster_kinds(cluster):
         work = kind_units(shapes, kind, most_tp)
         layers = [
             {"model": models.setdefault(unit.point.model, len(models)), **unit_columns(unit)}
             for unit in work
         ]
-        kernels = None if shapes.job is None else trainer_settings(shapes.job).kernels
+        job = shapes.job
+        if job is not None and device is not None:
+            job = job_on(device, job)
+        kernels = None if job is None else trainer_settings(job).kernels
         points = tuple(dict.fromkeys(unit.point for unit in work))
         operators = [
             {

@@ -385,6 +385,12 @@ def held_library_faults(ranks: RankLayout, held: CollectiveAlgorithm | None) -> 
             )
 
 
+def held_library_remarks(held: CollectiveAlgorithm | None) -> Iterator[str]:
+    """What the library has to be for the job's algorithm."""
+    if held is CollectiveAlgorithm.TREE:
+        yield f"NCCL_ALGO={ALGORITHM_WORDS[held]} needs NCCL 2.24 or newer."
+
+
 def mixed_library_faults(ranks: RankLayout, trainer: str) -> Iterator[Fault]:
     """A fault where the devices of a launch have several collective libraries.
 

@@ -87,12 +87,12 @@ def _placed(offer: Offer, evaluator: PlanEvaluator) -> Plan:
 
 
 def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> StepCost:
-    """The plan's whole price; WrongOfferError where it is less than the search's, or more without
-    one of the reasons of `_may_be_slower`.
+    """The plan's whole price; WrongOfferError where it is less than the search's, or more than
+    `_slower_at_most`.
     """
     step = pricer.step(plan)
     more = step.step_seconds - offer.seconds
-    if abs(more) > AGREEMENT * offer.seconds and not (more > 0 and _may_be_slower(step, plan)):
+    if abs(more) > AGREEMENT * offer.seconds and not 0 < more <= _slower_at_most(step, plan):
         raise WrongOfferError(
             offer,
             f"the search priced the plan at {offer.seconds!r} s, its estimate is "
@@ -101,17 +101,24 @@ def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> StepCost:
     return step
 
 
-def _may_be_slower(step: StepCost, plan: Plan) -> bool:
-    """Where a plan can be slower than its numbers in the search say: links that several boundaries
-    share, stages of several parts of which now one, now another is the slowest, several tp, which
-    pad the vocabulary further, and reductions that another plan's compute would hide better.
+def _slower_at_most(step: StepCost, plan: Plan) -> float:
+    """By how many seconds a plan can be slower than its numbers in the search say (`is_exact`).
+
+    Unbounded with links that several boundaries share, stages of several parts of which now one,
+    now another is the slowest, and several tp, which pad the vocabulary further. Reductions and
+    gatherings that another plan's compute would hide better: by what they add here.
     """
-    if plan.overlap.reduction:
-        return True
     degrees = {stage.unit.replica.tp for pipeline in step.work for stage in pipeline.stages}
-    return len(degrees) > 1 or any(
+    if len(degrees) > 1 or any(
         pipeline.shares or any(len(stage.units) > 1 for stage in pipeline.stages)
         for pipeline in step.work
+    ):
+        return math.inf
+    if not plan.overlap.reduction:
+        return 0.0
+    ends = [end for row in step.composed.stages for end in row]
+    return max(end.reduction.added_seconds for end in ends) + max(
+        end.gathering.added_seconds for end in ends
     )
 
 

@@ -101,7 +101,8 @@ class TableMaker:
     def unchunked_space(self, family: Family) -> StageTable:
         """The space of an interleaved family's meshes as if its stages had one chunk each.
 
-        Families that differ in their chunks only have one. Memory (`chunk_memory`), schedule and
+        Families that differ in their chunks only have one. What its ends hide is what stages of
+        several chunks hide at most. Memory (`chunk_memory`), schedule and
         the limit of stages are the interleaved family's own.
         """
         plain = replace(family, schedule="1f1b", virtual_stages=1, most_extra_depth=0)

@@ -25,7 +25,12 @@ from hetplan.plans.targets import target as plan_target
 from hetplan.schedulers import SCHEDULERS
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch
 from hetplan.schedulers.quoting import FOLDER
-from hetplan.schedulers.rank_layout import RankLayout, held_library_faults, rank_layout
+from hetplan.schedulers.rank_layout import (
+    RankLayout,
+    held_library_faults,
+    held_library_remarks,
+    rank_layout,
+)
 from hetplan.search.files import load_legal_plan, placed_faults, result_text
 from hetplan.search.result import SearchResult
 from hetplan.trainers import Trainer, trainer_named
@@ -69,7 +74,8 @@ def emission_for(result: SearchResult, trainer: Trainer, options: EmissionOption
     ranks = rank_layout(
         retargeted.plan, retargeted.inputs.cluster, data_outermost=trainer.data_outermost
     )
-    ranks = replace(ranks, remarks=(*placement_remarks(retargeted), *ranks.remarks))
+    needs = held_library_remarks(retargeted.inputs.job.trainer.collective_algorithm)
+    ranks = replace(ranks, remarks=(*placement_remarks(retargeted), *ranks.remarks, *needs))
     launch = trainer.launch(retargeted, ranks, options)
     if options.extra_arguments:
         plain = trainer.launch(retargeted, ranks, replace(options, extra_arguments=()))

@@ -88,7 +88,7 @@ def script_launch(
         known, unread = settings_of(file, call.arguments)
         _refuse_unknown_flags(script, unread)
         known, unread = (*call.launcher, *known), (*unread, *call.unread)
-        held = script.variable(ALGORITHM)
+        held = script.variable(ALGORITHM, call.words)
         if held is not None:
             name = f"{ENVIRONMENT}{ALGORITHM}"
             setting = Setting(name=name, values=(held.text,), file=file, line=held.line)

@@ -81,7 +81,7 @@ class Script:
         self._variables: dict[str, tuple[Word, ...]] = {
             name: (Word(value, 1),) for name, value in given.items()
         }
-        self._before_commands: dict[str, Word] = {}
+        self._before_commands: dict[tuple[Word, ...], dict[str, Word]] = {}
         """Variables of single commands, as in `NAME=1 torchrun ...`."""
         self._source = text.encode("utf-8", "surrogateescape")
         root = _parser().parse(self._source).root_node
@@ -93,9 +93,12 @@ class Script:
         except RecursionError as error:
             raise fault_at(file, 0, "its expressions are nested too deeply") from error
 
-    def variable(self, name: str) -> Word | None:
-        """The last value that the script gives a variable; None: it gives none."""
-        found = self._before_commands.get(name)
+    def variable(self, name: str, command: tuple[Word, ...]) -> Word | None:
+        """What a variable is for a command of the script; None: the script gives it no value.
+
+        Of assignments that stand alone the last one counts.
+        """
+        found = self._before_commands.get(command, {}).get(name)
         words = self._variables.get(name, ())
         return found or (_joined(words, words[0].line, " ") if words else None)
 
@@ -173,12 +176,13 @@ class Script:
 
     def _command(self, node: Node) -> None:
         words: list[Word] = []
+        own: dict[str, Word] = {}
         for child in node.named_children:
             if child.type == "variable_assignment":
                 name = child.child_by_field_name("name")
                 value = child.child_by_field_name("value")
                 if name is not None and value is not None:
-                    self._before_commands[self._text(name)] = self._value(value)
+                    own[self._text(name)] = self._value(value)
             elif child.type not in ("file_redirect", "heredoc_redirect"):
                 inner = child.named_children[0] if child.type == "command_name" else child
                 words += self._words(inner)
@@ -189,6 +193,7 @@ class Script:
             )
             raise fault_at(self.file, words[0].line, message)
         if words:
+            self._before_commands[tuple(words)] = own
             self.commands.append(tuple(words))
 
     # ---- words

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from hetplan.cost.step_model.overlap import (
     exposed_ring,
     gathering_of_chunks,
     in_buckets,
+    least_added,
     reduction_of_chunks,
     slowdowns,
 )
@@ -110,6 +112,33 @@ def test_equal_buckets_have_a_closed_form_for_both(total, compute, buckets, slow
         replayed = form([total], [compute], slow, buckets=buckets, microbatches_per_group=1)
         assert found.hidden_seconds == pytest.approx(replayed.hidden_seconds, rel=1e-9, abs=1e-9)
         assert found.added_seconds == pytest.approx(replayed.added_seconds, rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(total=exact, compute=exact, buckets=st.integers(1, 12), more=factor, slow=slow)
+def test_no_less_is_added_with_less_compute_and_fewer_buckets(total, compute, buckets, more, slow):
+    def least(seconds, pieces):
+        given = (np.array([total]), np.array([seconds]), np.array([pieces]))
+        return float(least_added(*given, slow)[0])
+
+    added = in_buckets(total, compute, buckets, slow).added_seconds
+    if slow.communication * (1 - 1 / slow.compute) <= 1:
+        assert least(compute, buckets) == pytest.approx(added, rel=1e-9, abs=1e-9)
+    else:
+        assert least(compute, buckets) == pytest.approx(total)
+    assert least(compute * more, buckets) <= added + 1e-9
+    assert least(compute, np.inf) <= added + 1e-9
+
+
+@settings(max_examples=200, deadline=None)
+@given(chunks=pieces, buckets=st.integers(1, 5), group=st.integers(1, 6), slow=slow)
+def test_chunks_hide_no_more_than_a_group_of_longest_passes(chunks, buckets, group, slow):
+    sent, passes = chunks
+    turns = group * sum(passes)
+    least = least_added(np.array([sum(sent)]), np.array([turns]), np.array([np.inf]), slow)
+    for form in (reduction_of_chunks, gathering_of_chunks):
+        found = form(sent, passes, slow, buckets=buckets, microbatches_per_group=group)
+        assert float(least[0]) <= found.added_seconds + 1e-9
 
 
 @settings(max_examples=200, deadline=None)

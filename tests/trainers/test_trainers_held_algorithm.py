@@ -79,6 +79,7 @@ def test_every_rank_gets_it_and_it_reads_back(
         ("A=tree\nexport NCCL_ALGO=$A\n", TREE, ""),
         ("export NCCL_ALGO=allreduce:tree\n", TREE, ""),
         ("NCCL_ALGO=Tree ", TREE, ""),
+        ("NCCL_ALGO=Tree ./benchmark.sh\n", None, ""),
         (
             "export NCCL_ALGO=^NVLS\n",
             None,

@@ -31,10 +31,10 @@ from hetplan.cost.step_model.step import Composed, compose, norm_parts, tied_par
 from hetplan.cost.step_model.units import Unit, settings_of
 from hetplan.cost.terms import Part
 from hetplan.errors import InputError
+from hetplan.job.kernels import job_on
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import reduction_formats
-from hetplan.plans.kernels import job_on
 from hetplan.plans.pieces import experts_as_the_rest, stage_shards
 from hetplan.plans.plan import OverlapSettings, Plan, Sharding
 from hetplan.predict.predictor import Predictor

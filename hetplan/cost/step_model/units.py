@@ -33,11 +33,11 @@ from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerCost, LayerPricer, hidden_beside
 from hetplan.cost.step_model.overlap import in_buckets, slowdowns
 from hetplan.cost.terms import Part, compute_seconds, repeated, seconds_of_parts
+from hetplan.job.kernels import job_on
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import one_format, tied_format
-from hetplan.plans.kernels import job_on
 from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding
 from hetplan.predict.predictor import Predictor

@@ -72,7 +72,7 @@ _MAX_WORK = 50_000_000
 each (measured)."""
 _GENERAL_CUTS = 2_000
 """The same where the general replay has to be asked, at 0.3 ms each."""
-_OFFERED = 100
+_OFFERED = 20
 """Cuts of a row that are priced whole where compute hides reductions, at a millisecond each."""
 _EFFORT = 2_000_000
 """Places that are looked at for one list of cuts."""
@@ -313,7 +313,10 @@ class InterleavedSolver(FamilySolver):
             steps = [row.seconds(*cuts[i]) for i in range(count)]
             order = np.argsort(steps, kind="stable").tolist()
             some = order[: _OFFERED if self._hides else 1]
-            priced = [self._offer(row, cuts[at, 0], cuts[at, 1], steps[at], best) for at in some]
+            priced = []
+            for at in some:
+                best.check_time()
+                priced.append(self._offer(row, cuts[at, 0], cuts[at, 1], steps[at], best))
             rest = [steps[at] for at in order[len(some) :]]
             seconds = min((*priced, *rest), default=NEVER)
         return min(target, max(seconds, bound.seconds)) if whole else bound.seconds

@@ -22,13 +22,13 @@ from functools import cached_property
 from itertools import product
 
 from hetplan.cluster.spec import Cluster, Island
+from hetplan.job.kernels import context_parallel_fault, job_on
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.plans.check_target import copied_heads_fault
 from hetplan.plans.chosen import Shape
-from hetplan.plans.kernels import context_parallel_fault, job_on
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import Target, target

@@ -5,9 +5,10 @@ units. Most laws are straight lines over long ranges of parameters, so they are 
 and read off in between: `filled` cuts a range where the lines at its ends meet, until three points
 inside lie on its chord, to the last digits. A law that bends everywhere is asked everywhere.
 
-Reduction and gathering that run beside compute take what is left of them (`overlap`). That of a
-plan depends on its recomputation, its chunks and its parts; here every stage hides as much as it
-could with any of them, so that no plan takes less.
+Reduction and gathering that run beside compute take what is left of them
+(`cost.step_model.overlap`). What is left in a plan depends on the recomputation, chunks, parts and
+vocabulary of its stages. Here every stage hides as much as it could with any of them, so that no
+plan takes less.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Sharding
 from hetplan.search.space.family import Family, Mesh
+from hetplan.search.space.stage_passes import alike_padded
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import ROLES
 
@@ -100,12 +102,12 @@ class Ends:
         for part, here in enumerate(waited):
             if here.any():
                 alone = self.of(mesh, part, family.sharding, most)
-                end = self._beside(alone, mesh, part, family, chunked=chunked)
+                end = self._hidden(alone, mesh, part, family, chunked=chunked)
                 np.minimum(reduction, end.reduction, out=reduction, where=here)
                 np.minimum(leaving, end.update + end.gathering, out=leaving, where=here)
         return reduction, leaving
 
-    def _beside(
+    def _hidden(
         self, end: EndTimes, mesh: Mesh, part: int, family: Family, *, chunked: bool
     ) -> EndTimes:
         """The same with what the job's trainer hides beside compute, at most."""
@@ -119,7 +121,7 @@ class Ends:
         n = np.arange(placed.units.count + 1, dtype=np.float64)
         # The last group of microbatches goes through one chunk after the other.
         turns = family.num_microbatches if chunked else 1
-        plain = len(mesh.shapes) == 1 and not chunked
+        plain = len(mesh.shapes) == 1 and not chunked and alike_padded(placed, family)
         buckets = self._buckets(shape, n) if plain else np.full((ROLES, n.size), np.inf)
 
         def left(seconds: Floats, unit: Floats, extra: Floats) -> Floats:

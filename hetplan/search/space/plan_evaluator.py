@@ -6,6 +6,7 @@ A space adds up what every stage and boundary costs alone. Plans cost more than 
     stages have several tp          the vocabulary is padded for all of them
     devices share capacities        groups and transfers of different stages slow each other
     early sends take compute units  passes beside them are slower
+    reductions run beside compute   another plan's compute hides more of them
 
 Small spaces are closed all the same: their plans are priced whole.
 """

@@ -22,6 +22,7 @@ from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerPricer
 from hetplan.cost.step_model.units import layer_kinds
 from hetplan.errors import InputError
+from hetplan.job.kernels import job_on
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits, layer_units, planning_faults
@@ -29,7 +30,6 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import device_ranges
 from hetplan.plans.build import SELECTIVE_MODULES, replica_of
 from hetplan.plans.chosen import Shape
-from hetplan.plans.kernels import job_on
 from hetplan.plans.plan import LayerRange, OverlapSettings, Recompute, RecomputeGranularity, Replica
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor

@@ -66,13 +66,13 @@ class StageTables:
         return Ends(self.stage_pricer)
 
     def of(self, family: Family, *, chunked: bool = False) -> StageTable:
-        """Exact costs of every stage, boundary and end of step of the family's plans.
+        """Costs of every stage, boundary and end of step of the family's plans.
 
-        They add up to the step of the plan without shared links (`hetplan.cost.step_model`). Where
-        parts of a stage take turns at being the slowest, plans with several tp pad the vocabulary
-        further than a stage's own tp asks, or early sends take compute units of the passes beside
-        them, the numbers are a little less than the plan's, as are ends of the step that run beside
-        compute. `chunked`: also of stages with several chunks, for what that changes.
+        They add up to the step of the plan without shared links (`hetplan.cost.step_model`), or to
+        a little less: where parts of a stage take turns at being the slowest, plans with several tp
+        pad the vocabulary further than a stage's own tp asks, early sends take compute units of the
+        passes beside them, or ends of the step run beside compute (`is_exact`). `chunked`: ends
+        are those of stages with several chunks, too.
         An InputError for models without units, and where the predictor lacks something.
         """
         meshes, units = family.meshes, self.units

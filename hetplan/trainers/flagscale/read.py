@@ -215,6 +215,12 @@ def tree_settings(document: Document, prefix: str = "") -> Iterator[Setting]:
 
 def flagscale_facts(text: LaunchText, num_layers: int | None = None) -> LaunchFacts:
     """The facts; an InputError where meshes are none, or do not make up the launch's ranks."""
+    facts = _facts(text, num_layers)
+    # No job of FlagScale asks for it; that the launch does stands in its plan (`facts.overlap`).
+    return replace(facts, options=replace(facts.options, tp_comm_overlap=None))
+
+
+def _facts(text: LaunchText, num_layers: int | None) -> LaunchFacts:
     if not is_set(text, "enable-hetero"):
         return megatron_facts(text, num_layers)
     meshes = _meshes(text)

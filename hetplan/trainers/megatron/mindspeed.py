@@ -111,8 +111,8 @@ def _unread_faults(result: SearchResult) -> Iterator[Fault]:
             message=f"{job.trainer.product_format}, {unread}: leave it out",
         )
     if plan.overlap.tensor_parallel:
-        message = f"on, {unread}: set overlap.tensor_parallel to false and price the plan again"
-        yield Fault(field="plan.overlap.tensor_parallel", message=message)
+        message = f"true, {unread}: leave it out and plan again"
+        yield Fault(field="inputs.job.trainer.tp_comm_overlap", message=message)
     if plan.optimizer_offload > 0:
         message = f"{plan.optimizer_offload}, {unread}: keep optimizer state on the device"
         yield Fault(field="plan.optimizer_offload", message=message)

@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 from plans_of_many import small_job
+from trainer_models import llama
+from trainer_plans import cluster, island
 
 from hetplan.cluster.catalogue import load_catalogue
-from hetplan.job.spec import TrainerOptions
-from hetplan.plans.kernels import CONTEXT_PARALLEL, job_on, kernel_fault, known_lacks
+from hetplan.job.kernels import CONTEXT_PARALLEL, job_on, kernel_fault, known_lacks
+from hetplan.job.spec import Forbids, Precision, TrainerOptions
+from hetplan.plans.check_job import check_job_against
 from hetplan.predict.sustained import sustained_rate
 
 KINDS = {each.kind: each for each in load_catalogue()}
@@ -36,6 +39,19 @@ def test_v100_keeps_its_scores_where_an_a100_of_the_same_job_does_not():
     assert job_on(v100, native) is native
     unfused = replace(asked, trainer=TrainerOptions(fused_attention=False))
     assert job_on(v100, unfused) is unfused
+
+
+def test_a_kernel_that_no_device_of_the_kind_has_cannot_be_asked_for():
+    asked = replace(small_job(8, "megatron"), trainer=TrainerOptions(fused_attention=True))
+    machines = cluster(island("old", kind="nvidia-v100-16gb-sxm"), island("new"))
+    asked = replace(asked, precision=Precision.FLOAT16)
+    fields = [each.field for each in check_job_against(asked, llama(4), machines)]
+    assert fields == ["trainer.fused_attention"]
+    without = replace(asked, forbid=Forbids(islands=("old",)))
+    assert check_job_against(without, llama(4), machines) == ()
+    # Nobody asked: it runs, and an estimate says how.
+    default = replace(asked, trainer=TrainerOptions())
+    assert check_job_against(default, llama(4), machines) == ()
 
 
 def test_nothing_is_sustained_above_its_peak():
