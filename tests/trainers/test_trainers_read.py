@@ -59,9 +59,7 @@ def experiment(folder: Path, train: str = HETERO) -> Path:
 
 
 def test_a_flagscale_plan_overlaps_what_no_job_of_flagscale_asks_for(tmp_path: Path) -> None:
-    train = HETERO.replace(
-        "sequence_parallel: True", "sequence_parallel: True\n  tp_comm_overlap: True"
-    )
+    train = HETERO.replace("  hetero:\n", "  tp_comm_overlap: True\n  hetero:\n")
     facts = facts_of(read_launch(experiment(tmp_path, train), "flagscale"))
     assert facts.overlap.tensor_parallel
     assert facts.options.tp_comm_overlap is None
