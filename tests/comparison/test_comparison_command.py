@@ -32,11 +32,12 @@ def test_inputs_can_be_replaced_and_must_fit_the_plan(tmp_path: Path) -> None:
         str(configs / folder / name)
         for folder, name in (
             ("models", "gpt-tiny.yaml"),
-            ("clusters", "this-machine.yaml"),
+            ("clusters", "two-regions.yaml"),
             ("jobs", "gpt-tiny.yaml"),
         )
     )
-    plan, log, store = tmp_path / "plan.json", tmp_path / "train.log", configs.parent / "profiles"
+    plan, log, store = tmp_path / "plan.json", tmp_path / "train.log", tmp_path / "store"
+    store.mkdir()
     inputs = ("--model", model, "--cluster", cluster, "--job", job, "--store", str(store))
     priced = run("estimate", *inputs, "--out", str(plan), "--json")
     assert priced.exit_code == 0, priced.stderr
