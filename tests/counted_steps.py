@@ -7,6 +7,7 @@ regular expression, numpy) is not seen: tests bound its input or its result.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -27,12 +28,15 @@ def counted_steps(action: Callable[[], T]) -> tuple[T, int]:
             counted += 1
         return line
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.disable()  # finalizers of what other tests left are no work of the action
     sys.settrace(line)
     try:
         found = action()
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return found, counted
 
 
