@@ -99,7 +99,15 @@ def read_rows(
         table = texts[list(words)].fillna("")
         for name in (*needed, *others):
             table[name] = texts[name].map(float, na_action="ignore").astype(float)
-    except (KeyError, pandas.errors.ParserError, pandas.errors.EmptyDataError):
+    except OSError as error:
+        message = f"cannot be read: {error.strerror or error}"
+        raise InputError(Fault(file=str(path), message=message)) from None
+    except (
+        KeyError,
+        UnicodeDecodeError,
+        pandas.errors.ParserError,
+        pandas.errors.EmptyDataError,
+    ):
         message = "the header is of no table of measurements that is known; restore the columns"
         raise InputError(Fault(file=str(path), line=1, message=message)) from None
     except ValueError:

@@ -188,6 +188,7 @@ def check_islands(document: Document, *, catalogue: Mapping[str, DeviceKind]) ->
     known = kind_figures(document, catalogue)
     said: dict[str, str] = {}
     for path in paths:
+        yield from _host_launch(document, path)
         device = document.word((*path, "device"))
         if device is None:
             continue
@@ -241,6 +242,20 @@ def _memory(document: Document, path: Path, device: str, has: float | None) -> I
             (*path, "memory"),
             f"{format_bytes(asked)} is more than the {format_bytes(has)} of {device}; "
             "give what a job may use, or leave it out",
+        )
+
+
+_LONGEST_LAUNCH_SECONDS = 10e-3
+
+
+def _host_launch(document: Document, path: Path) -> Iterator[Fault]:
+    """A launch takes some time, and no more than a slow host could need."""
+    seconds = quantity(document, (*path, "host_launch"), Dimension.TIME)
+    if seconds is not None and not 0.0 < seconds <= _LONGEST_LAUNCH_SECONDS:
+        yield document.fault(
+            (*path, "host_launch"),
+            "the host's time for one kernel is above 0 and at most 10 ms, and mostly some "
+            "microseconds; correct it, or leave it out",
         )
 
 

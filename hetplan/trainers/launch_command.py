@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import fault_at, text_lines
@@ -42,6 +42,7 @@ _START = re.compile(
 )
 _TITAN = re.compile(r"(?:parallelism|training|activation_checkpoint)\.")
 _COUNTS = ("nnodes", "nproc-per-node")
+_ALGORITHM_GIVEN = re.compile(rf"(?:--export=(?:.*,)?)?{ALGORITHM}=([^,]*)")
 _INSTEAD = (
     "give a script that holds only assignments and the trainer's command, a file of its arguments, "
     "or a log with the argument list that Megatron-LM prints"
@@ -88,7 +89,7 @@ def script_launch(
         known, unread = settings_of(file, call.arguments)
         _refuse_unknown_flags(script, unread)
         known, unread = (*call.launcher, *known), (*unread, *call.unread)
-        held = script.variable(ALGORITHM, call.words)
+        held = _before_program(call) or script.variable(ALGORITHM, call.words)
         if held is not None:
             name = f"{ENVIRONMENT}{ALGORITHM}"
             setting = Setting(name=name, values=(held.text,), file=file, line=held.line)
@@ -134,13 +135,21 @@ def _check_given(file: str, text: str, variables: dict[str, str]) -> None:
         raise InputError(*faults)
 
 
+_SWITCHES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("true", "yes", "on"), ()),
+    **dict.fromkeys(("false", "no", "off"), ("false",)),
+}
+"""How a given value switches a flag on or off."""
+
+
 def _given_settings(given: Given) -> Iterator[Setting]:
     for at, (name, value) in enumerate(given, start=1):
         if name in _COUNTS:
             name = f"torchrun.{name}"
         elif _IDENTIFIER.fullmatch(name) and name != "WORLD_SIZE":
             continue
-        values = () if value.lower() == "true" else (value,)
+        switch = _SWITCHES.get(value.lower())
+        values = (value,) if switch is None else switch
         yield Setting(name=name, values=values, file=GIVEN_FILE, line=at)
 
 
@@ -178,6 +187,15 @@ def _listed_words(file: str, text: str, variables: dict[str, str]) -> Iterator[W
 
 
 # ---- the call
+
+
+def _before_program(call: TrainerCall) -> Word | None:
+    """The algorithm that `env NAME=VALUE` or srun's `--export` gives the trainer."""
+    for word in reversed(call.words[: len(call.words) - len(call.arguments)]):
+        found = _ALGORITHM_GIVEN.match(word.text)
+        if found is not None:
+            return replace(word, text=found[1])
+    return None
 
 
 def _only_call(script: Script) -> TrainerCall:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from hetplan.cost.model_flops import flops_per_token, product_format
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Pins
+from hetplan.job.trainer import trainer_faults
 from hetplan.plans.formats import summed_as
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import HomogeneousSum, KindAlone, Question, Restriction, SearchResult
@@ -49,12 +50,16 @@ def restriction(
 ) -> Restriction | None:
     """The native plan of the same model, cluster and job, to the same gap or 2 %, or half a minute.
 
-    None where the result is of that target already, or it cannot train this model.
+    None where the result is of that target already, it cannot train this model, or it lacks what
+    the job asks of its trainer.
     """
     inputs = result.inputs
     if inputs.job.target in (WIDER, "any"):
         return None
-    wider = inputs.changed(job=replace(inputs.job, target=WIDER))
+    asked = replace(inputs.job, target=WIDER)
+    if any(trainer_faults(asked)):
+        return None
+    wider = inputs.changed(job=asked)
     limit = math.inf if time_limit_seconds is None else time_limit_seconds
     known = summed_as(replace(result.plan, target=WIDER), wider.job)
     try:

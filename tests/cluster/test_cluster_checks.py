@@ -100,6 +100,8 @@ LINK = "region_links[0]."
         ('["n[1-2]"]', '["n[1-99999999999]"]', ISLAND + "node_names[0]"),
         ("price: 2.5 USD/h", "price: 2.5", ISLAND + "price"),
         ("power_cap: 300 W", "power_cap: 401 W", ISLAND + "power_cap"),
+        ("power_cap: 300 W", "host_launch: 0 us", ISLAND + "host_launch"),
+        ("power_cap: 300 W", "host_launch: 1 s", ISLAND + "host_launch"),
         ("speed_spread: 0.03", "speed_spread: 3", ISLAND + "speed_spread"),
         ("loss_recovery: go-back-n", "loss_recovery: go_back_n", LINK + "loss_recovery"),
         ("power_limit: 100 kW", "power_limit: 5 kW", "sites[0].power_limit"),

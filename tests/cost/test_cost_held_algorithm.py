@@ -52,8 +52,9 @@ def test_a_held_library_takes_that_algorithm_and_a_free_one_the_cheaper(
 ) -> None:
     ring, tree = (cost(places, message, each) for each in (Algorithm.RING, Algorithm.TREE))
     assert ring.seconds == cost(places, message, None, algorithm=Algorithm.RING).seconds
-    assert tree.seconds == cost(places, message, None, algorithm=Algorithm.TREE).seconds
     free = cost(places, message, None)
+    forced = cost(places, message, None, algorithm=Algorithm.TREE)
+    assert tree.seconds == max(forced.seconds, free.seconds)
     assert free.seconds <= ring.seconds
     if places is FOUR_NODES:
         # Up to two nodes a free library takes rings.
@@ -112,7 +113,7 @@ def test_steps_and_their_traffic_follow_the_job() -> None:
     ]
     free, ring, tree = (estimate(plan, SHAPE, CLUSTER, job, Figures()).step_seconds for job in jobs)
     assert free == ring
-    assert tree != ring
+    assert tree >= ring  # a held tree is never cheaper than the free choice
     # Inside a node both send 2 (n - 1) S over its links.
     sent = [
         sum(

@@ -86,11 +86,14 @@ def test_a_group_at_one_switch_has_its_ports(tmp_path: Path, operation: LinkOper
     flat, two = (tree(tmp_path, f"pcie_switches: {count}") for count in (1, 2))
     for ranks in range(2, 9):
         slower = seconds(two, operation, ranks) > seconds(flat, operation, ranks)
-        assert slower == (ranks > 4)
+        assert slower == bool(4 % ranks)
     # Of unlike switches the fullest counts.
     unlike = tree(tmp_path, "pcie_switches: [0, 0, 0, 0, 0, 0, 1, 1]")
     assert seconds(unlike, operation, 6) == seconds(flat, operation, 6)
     assert seconds(unlike, operation, 7) > seconds(flat, operation, 7)
+    # Groups are neighbours: of pairs, the last one has devices at both.
+    split = tree(tmp_path, "pcie_switches: [0, 0, 0, 0, 0, 0, 0, 1]")
+    assert seconds(split, operation, 2) > seconds(flat, operation, 2)
 
 
 @pytest.mark.parametrize("operation", [LinkOperation.ALL_REDUCE, LinkOperation.ALL_TO_ALL])

@@ -19,6 +19,7 @@ from evaluation_tables import (
 
 from evaluation.accuracy import unit_links
 from evaluation.accuracy.left_out import UnitData, read_unit
+from evaluation.accuracy.unit_data import Notes, read_rows
 from hetplan.errors import InputError
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
 
@@ -139,6 +140,14 @@ def test_a_wrong_row_is_an_error_with_its_line(tmp_path: Path, wrong: str, expec
         of_rows(tmp_path, layer_row("enc-MLP-gelu", 9, 8), wrong)
     assert caught.value.faults[0].line == 3
     assert caught.value.faults[0].file.endswith("layer_times.csv")
+
+
+def test_what_is_no_table_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x81")
+    (tmp_path / "folder.csv").mkdir()
+    for name, message in (("binary", "no table of measurements"), ("folder", "cannot be read")):
+        with pytest.raises(InputError, match=message):
+            read_rows(tmp_path / f"{name}.csv", Notes(), words=("operator",))
 
 
 def test_collectives_of_every_source_and_their_traps(tmp_path: Path) -> None:

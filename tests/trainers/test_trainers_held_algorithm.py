@@ -79,6 +79,8 @@ def test_every_rank_gets_it_and_it_reads_back(
         ("A=tree\nexport NCCL_ALGO=$A\n", TREE, ""),
         ("export NCCL_ALGO=allreduce:tree\n", TREE, ""),
         ("NCCL_ALGO=Tree ", TREE, ""),
+        ("env NCCL_ALGO=Tree ", TREE, ""),
+        ("srun --export=ALL,NCCL_ALGO=Tree,A=b ", TREE, ""),
         ("NCCL_ALGO=Tree ./benchmark.sh\n", None, ""),
         (
             "export NCCL_ALGO=^NVLS\n",

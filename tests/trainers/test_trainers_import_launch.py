@@ -127,6 +127,13 @@ def test_hosts_islands_job_and_settings_are_the_users(folder: Path) -> None:
     assert "global_batch_size of the job, 64, is not the launch's: 128 is priced" in outcome.stderr
 
 
+@pytest.mark.parametrize(("word", "on"), [("true", True), ("On", True), ("False", False)])
+def test_a_given_flag_is_switched_by_a_word(folder: Path, word: str, on: bool) -> None:
+    run("run.sh", *ON, "--set", f"overlap-param-gather={word}", "--out", "now.json")
+    options = load_legal_plan("now.json").inputs.job.trainer
+    assert bool(options.overlap_param_gather) is on
+
+
 def test_wrong_options_are_refused(folder: Path) -> None:
     for arguments, message in (
         (("run.sh",), "give --cluster FILE"),

@@ -137,7 +137,8 @@ def collective(
     `share` is the part of the bandwidth that groups beside this one leave it, on the links between
     nodes, or inside the node where the group is in one. `by_levels`: a sum of hetplan's own
     trainer, by messages where it takes them (`direct_levels`). `held`: ring or tree, the one that a
-    device-direct library may take for a sum; what was measured on the links stays. `routing`: an
+    device-direct library may take for a sum; what was measured on the links stays, and a tree is
+    never cheaper than the library's own choice. `routing`: an
     all_to_all of tokens that go once to each place, of which a rank has `message_bytes`. A group of
     one rank costs nothing. An InputError where the algorithm cannot be used, islands have no link,
     or a number is out of its range.
@@ -162,12 +163,18 @@ def collective(
             )
         return min(found, key=lambda each: each.seconds)
     kept = _held(cluster, shape, operation, held)
+    if kept == _TREE:
+        free = collective(cluster, shape, operation, message_bytes, predictor, share=share)
+        if only_measured(free.terms):
+            return free
+        (tree,) = _candidates(cluster, shape, operation, message_bytes, asking, Algorithm.TREE)
+        # The law of a node's links is of what rings take there, which a tree's hops do not know.
+        return max(tree, free, key=lambda each: each.seconds)
     if len(nontrivial_levels(shape)) == 1:
         default = next(
             _candidates(cluster, shape, operation, message_bytes, asking, _default(operation))
         )
-        rings_law = _library_rings(cluster, shape, operation) and kept != _TREE
-        if rings_law or only_measured(default.terms):
+        if _library_rings(cluster, shape, operation) or only_measured(default.terms):
             return default
     found = [
         cost

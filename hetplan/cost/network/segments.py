@@ -16,9 +16,9 @@ staged in host memory cross the device's PCIe port and its switch's uplink; byte
 from device to NIC cross an uplink only where the NIC hangs at another switch (NICs are taken to be
 spread evenly over the switches). An uplink is as wide as one device's PCIe port.
 
-A group that is larger than a PCIe switch has less than its devices' ports have
-(`uplinks_bytes_per_second`), with n ranks, d of them at the fullest switch, and U bytes/s of an
-uplink between devices:
+A group at several PCIe switches has less than its devices' ports have
+(`uplinks_bytes_per_second`), with n ranks, d of them at the switch with most to send, and U bytes/s
+of an uplink between devices:
 
     rings            U: they visit one switch after the other, so each uplink carries one transfer
                      in each direction
@@ -217,17 +217,21 @@ def crosses_pcie(island: Island) -> bool:
 
 def uplinks_bytes_per_second(island: Island, ranks: int, *, every_pair: bool = False) -> float:
     """What PCIe switches leave each of so many ranks of a node, at most; infinite where there are
-    none, or one is enough for all ranks.
+    none, or no group has ranks at two.
+
+    Groups are neighbouring devices, one group after the other from the node's first; of these the
+    one that has least counts.
     """
     if not crosses_pcie(island):
         return math.inf
-    fullest = max(Counter(island.switch_of_device).values())
-    if ranks <= fullest:
-        return math.inf
     uplink = host_bytes_per_second(island) / _THROUGH_HOST_BRIDGE
-    if not every_pair:
-        return uplink
-    return uplink * (ranks - 1) / (fullest * (ranks - fullest))
+    switches, least = island.switch_of_device, math.inf
+    for start in range(0, len(switches) - ranks + 1, ranks):
+        held = Counter(switches[start : start + ranks]).values()
+        if len(held) > 1:
+            most = max(each * (ranks - each) for each in held)
+            least = min(least, uplink * (ranks - 1) / most if every_pair else uplink)
+    return least
 
 
 def shared_link(cluster: Cluster, one: Island, two: Island) -> Segment | None:
