@@ -5,11 +5,13 @@ with sequence parallelism, or where the trainer scatters its sends: then the ten
 that received the parts gather them before they go on (arXiv 2104.04473, section 4.1), and a
 transfer has arrived when that is done. Every rank sends to the one of its position; where the two
 stages have different numbers of ranks, a rank of the smaller one sends, or receives, for several,
-one after the other. A capacity that the link's devices share is divided among the ranks of the
-smaller stage (`Link.among`); where they are put on equal-cost paths by hash, the mean of what
-collisions leave counts (`hetplan.cost.network.hash_collisions`). Samples say what one pair reached
-with all of that to itself: k senders that share reach what is there, each a k-th of it, and none
-more than alone.
+one after the other. Where the samples of a microbatch cross unlike links, as those of a stage that
+lies in two regions, every rank's messages are priced on their own links, and the stages wait for
+the rank that takes longest (`hetplan.cost.step_model.pairs`). A capacity that the link's devices
+share is divided among the ranks of the smaller stage (`Link.among`); where they are put on
+equal-cost paths by hash, the mean of what collisions leave counts
+(`hetplan.cost.network.hash_collisions`). Samples say what one pair reached with all of that to
+itself: k senders that share reach what is there, each a k-th of it, and none more than alone.
 
 Hops over one link that several hops cross, of any pipeline, share a wire where the link's common
 capacity is known, and hops of several pipelines that leave a node by one NIC; the repeated hops of
@@ -21,8 +23,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +42,7 @@ from hetplan.cost.network.segments import (
     shared_link,
 )
 from hetplan.cost.step_model.groups import KnownCollectives, group_among
+from hetplan.cost.step_model.pairs import Entry, Way, longest, runs_between, way
 from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
@@ -87,6 +91,32 @@ class Sides:
     """Gathering of scattered activations by the receivers, before a transfer counts as arrived."""
     ports: tuple[Port, ...] = ()
     """The NICs that the senders cross; none of a link inside a node."""
+
+
+class StagePart(NamedTuple):
+    """A replica entry of a stage and where it lies."""
+
+    island: Island
+    entry: Entry
+    ends: tuple[int, int]
+    """Least and greatest device; they lie in one node where all do."""
+    gathering_seconds: float
+    """Of scattered activations, by its ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A link between two neighbouring stages, and what crosses it."""
+
+    link: Link
+    islands: tuple[Island, Island]
+    """Of the first pair of parts."""
+    segments: tuple[Segment | None, Segment | None]
+    """What all pairs share, there and back, where the link says so."""
+    there: Way
+    back: Way
+    gathering_seconds: float
+    """Longest of any part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +310,13 @@ def hop_between(
 
     `nics`: with the NICs that they cross. `scale`: bytes on the wire over those in memory.
     """
+    if len(left) + len(right) > 2:
+        settings = cluster, model, job, predictor
+        routes = routes_between(
+            cluster, *(parts_of(settings, side, scale) for side in (left, right))
+        )
+        if len(routes) > 1:
+            return over_several(routes, lambda link, sides: hop_over(link, sides, predictor))
     one, two = (
         [device for replica in side for device in expand(replica.devices)] for side in (left, right)
     )
@@ -314,6 +351,103 @@ def hop_between(
         found,
         forward_crosses=_crossed(cluster, one, two, there, senders, nics=nics),
         backward_crosses=_crossed(cluster, two, one, back, senders, nics=nics),
+    )
+
+
+def parts_of(
+    settings: tuple[Cluster, ModelSpec, Job, Predictor], side: Sequence[Replica], scale: float = 1.0
+) -> tuple[StagePart, ...]:
+    """A stage's replica entries. `scale`: bytes on the wire over those in memory."""
+    cluster, model, job, predictor = settings
+    found, start = [], 0
+    for each in side:
+        island = cluster.island_of_device(each.devices[0].start)
+        size, stop = each.microbatch_size, start + each.dp * each.microbatch_size
+        received = scale * received_bytes(model, job, each)
+        found.append(
+            StagePart(
+                island=island,
+                entry=Entry(start, stop, size, each.tp * each.cp, received / size),
+                ends=(min(x.start for x in each.devices), max(x.last for x in each.devices)),
+                gathering_seconds=gathered_seconds(model, job, island, each, predictor),
+            )
+        )
+        start = stop
+    return tuple(found)
+
+
+def routes_between(
+    cluster: Cluster, left: Sequence[StagePart], right: Sequence[StagePart]
+) -> tuple[Route, ...]:
+    """Links that the samples of a microbatch cross; pairs of islands that share one are a route."""
+    found: dict[tuple[Link, Segment | None], list[tuple[int, int, int, int]]] = {}
+    for run in runs_between([each.entry for each in left], [each.entry for each in right]):
+        one, two = left[run[0]], right[run[1]]
+        if one.island is two.island:
+            link, shared = neighbour_link(cluster, one.ends, two.ends)[0], None
+        else:
+            link = cluster.link_between(one.island.name, two.island.name)
+            shared = shared_link(cluster, one.island, two.island)
+        found.setdefault((link, shared), []).append(run)
+    waits, routes = max(each.gathering_seconds for each in (*left, *right)), []
+    for (link, shared), runs in found.items():
+        ends = left[runs[0][0]].island, right[runs[0][1]].island
+        pairs = [(left[i].entry, right[j].entry, start, stop) for i, j, start, stop in runs]
+        routes.append(
+            Route(
+                link=link,
+                islands=ends,
+                segments=(shared, None if shared is None else shared_link(cluster, *ends[::-1])),
+                there=way(pairs),
+                back=way([(two, one, start, stop) for one, two, start, stop in pairs]),
+                gathering_seconds=waits,
+            )
+        )
+    return tuple(routes)
+
+
+def over_several(routes: Sequence[Route], priced: Callable[[Link, Sides], Hop]) -> Hop:
+    """Transfers of stages whose ranks send over unlike links: those of the rank that takes longest.
+
+    `priced`: `hop_over`. NICs that several pipelines share are not told apart here.
+    """
+    hops = []
+    for route in routes:
+        senders = route.there.senders
+        apart = [island for island in route.islands if route.link != island.intra_node]
+        sides = Sides(
+            forward_bytes=route.there.most_bytes,
+            backward_bytes=route.back.most_bytes,
+            senders=senders,
+            islands=route.islands,
+            gathering_seconds=route.gathering_seconds,
+            ports=tuple(port for island in apart for port in node_ports(island, senders)),
+        )
+        hops.append(priced(route.link, sides))
+    there, back = ([getattr(route, name) for route in routes] for name in ("there", "back"))
+    return replace(
+        max(hops, key=lambda hop: hop.send_forward_seconds + hop.wire_latency_seconds),
+        send_forward_seconds=longest(
+            there, [hop.send_forward_seconds / hop.forward_bytes for hop in hops]
+        ),
+        send_backward_seconds=longest(
+            back, [hop.send_backward_seconds / hop.backward_bytes for hop in hops]
+        ),
+        wire_latency_seconds=max(hop.wire_latency_seconds for hop in hops),
+        rendezvous_extra_seconds=max(hop.rendezvous_extra_seconds for hop in hops),
+        forward_crosses=_crossed_by(routes, there, 0),
+        backward_crosses=_crossed_by(routes, back, 1),
+    )
+
+
+def _crossed_by(
+    routes: Sequence[Route], ways: Sequence[Way], direction: int
+) -> tuple[Crossing, ...]:
+    """The capacities that islands share, one for each."""
+    return tuple(
+        Crossing(segment=segment, seconds=way.whole_bytes / shared_bytes_per_second(route.link))
+        for route, way in zip(routes, ways, strict=True)
+        if (segment := route.segments[direction]) is not None
     )
 
 

@@ -15,14 +15,19 @@ import numpy.typing as npt
 
 from hetplan.cluster.spec import Island, Link
 from hetplan.cost.arrays import Floats
+from hetplan.cost.network.segments import shared_link
 from hetplan.cost.step_model.end_of_step import tied_embedding_parts
 from hetplan.cost.step_model.hops import (
     Hop,
     Sides,
+    StagePart,
     gathered_seconds,
     hop_between,
     hop_over,
+    over_several,
+    parts_of,
     received_bytes,
+    routes_between,
 )
 from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.terms import seconds_of_parts
@@ -64,6 +69,13 @@ class Transfers:
 
     placed: StagePricer
     _rows: dict[tuple[object, ...], _Row] = field(default_factory=dict, repr=False, compare=False)
+    _links: dict[tuple[tuple[int, ...], tuple[int, ...]], bool] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _hops: dict[tuple[object, ...], Hop] = field(default_factory=dict, repr=False, compare=False)
+    _parted: dict[Mesh, tuple[StagePart, ...]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     _sides: dict[Mesh, Side] = field(default_factory=dict, repr=False, compare=False)
     _tied: dict[tuple[int, ...], float] = field(default_factory=dict, repr=False, compare=False)
     _inside: dict[tuple[object, ...], float] = field(
@@ -106,7 +118,7 @@ class Transfers:
         firsts = back = np.arange(count * count)
         if count > _FEW_MESHES:
             # Of many pairs few differ.
-            keys = _keys(sides).reshape(count * count, -1)
+            keys = _keys(meshes, sides).reshape(count * count, -1)
             _, firsts, back = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         priced = np.array([self._pair(meshes, sides, *divmod(int(k), count)) for k in firsts])
         rows[:] = priced[back.reshape(-1)].reshape(count, count, 5)
@@ -126,16 +138,18 @@ class Transfers:
         waits = max(one.gathering_seconds, two.gathering_seconds)
         bytes_of, devices = (one.received_bytes, two.received_bytes), (one.devices, two.devices)
         key: tuple[object, ...] = (one.island, two.island, *devices, *bytes_of, waits)
-        # The NICs that are crossed: of these very devices.
+        # The NICs that are crossed are those of these very devices; parts have links of their own.
+        several = self._unlike_links(meshes[i].islands, meshes[j].islands)
         exact = _needs_devices(link, ends) and one.island != two.island
-        if exact:
+        if several or exact:
             key = (meshes[i].islands, meshes[j].islands, meshes[i].shapes, meshes[j].shapes)
         if key not in self._rows:
-            if exact:
+            hop = None
+            if several and one.island != two.island:
+                hop = self._of_parts(meshes[i], meshes[j])
+            if hop is None and exact:
                 hop = self._of_devices(meshes[i], meshes[j], 0, 0)
-            else:
-                hop = self._hop(link, one, two, ends)
-            self._rows[key] = self._row(hop)
+            self._rows[key] = self._row(hop or self._hop(link, one, two, ends))
         return self._rows[key]
 
     def _own(self, mesh: Mesh, side: Side, *, inside: bool) -> _Row:
@@ -145,7 +159,8 @@ class Transfers:
         key: tuple[object, ...] = (
             *(side.island, side.devices, side.received_bytes, side.gathering_seconds, inside),
         )
-        exact = _needs_devices(link, (island, island)) and mesh.max_stages > 1
+        several = self._unlike_links(mesh.islands, mesh.islands)
+        exact = mesh.max_stages > 1 and (several or _needs_devices(link, (island, island)))
         if exact:
             key = (mesh.islands, mesh.shapes, inside)
         if key not in self._rows:
@@ -158,6 +173,22 @@ class Transfers:
             self._rows[key] = self._row(hop)
         return self._rows[key]
 
+    def _unlike_links(self, left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+        """Whether stages on these islands may reach each other over several links."""
+        if len(left) + len(right) == 2:
+            return False
+        found = self._links.get((left, right))
+        if found is None:
+            cluster = self.placed.cluster
+            ends = [(cluster.islands[i], cluster.islands[j]) for i in left for j in right]
+            links = {
+                (a.inter_node, None) if a is b else (cluster.link_between(a.name, b.name), shared)
+                for a, b in ends
+                for shared in [None if a is b else shared_link(cluster, a, b)]
+            }
+            found = self._links[left, right] = len(links) > 1
+        return found
+
     def _hop(self, link: Link, one: Side, two: Side, ends: tuple[Island, Island]) -> Hop:
         sides = Sides(
             forward_bytes=two.received_bytes * max(1.0, two.devices / one.devices),
@@ -167,6 +198,35 @@ class Transfers:
             gathering_seconds=max(one.gathering_seconds, two.gathering_seconds),
         )
         return hop_over(link, sides, self.placed.predictor)
+
+    def _of_parts(self, left: Mesh, right: Mesh) -> Hop | None:
+        """Between stages on different islands; None where all samples cross one link."""
+        one, two = self._parts(left), self._parts(right)
+        routes = routes_between(self.placed.cluster, one, two)
+        return over_several(routes, self._kept_hop) if len(routes) > 1 else None
+
+    def _kept_hop(self, link: Link, sides: Sides) -> Hop:
+        key = (link, sides.forward_bytes, sides.backward_bytes, sides.senders)
+        ends = sides.islands
+        names = None if ends is None else (ends[0].name, ends[1].name)
+        found = self._hops.get((*key, names, sides.gathering_seconds))
+        if found is None:
+            found = hop_over(link, sides, self.placed.predictor)
+            self._hops[(*key, names, sides.gathering_seconds)] = found
+        return found
+
+    def _parts(self, mesh: Mesh) -> tuple[StagePart, ...]:
+        found = self._parted.get(mesh)
+        if found is None:
+            placed = self.placed
+            replicas = [
+                placed.replica(island, shape, 0)
+                for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
+            ]
+            settings = placed.cluster, placed.model, placed.job, placed.predictor
+            found = parts_of(settings, replicas)
+            self._parted[mesh] = found
+        return found
 
     def _of_devices(self, left: Mesh, right: Mesh, number: int, other: int) -> Hop:
         """Between the stages of these numbers, device by device."""
@@ -255,12 +315,18 @@ def _needs_devices(link: Link, ends: tuple[Island, Island]) -> bool:
     return link.samples is not None and any(each.nics is not None for each in ends)
 
 
-def _keys(sides: Sequence[Side]) -> Floats:
-    """[M, M, 8] what a transfer between two meshes depends on."""
+def _keys(meshes: Sequence[Mesh], sides: Sequence[Side]) -> Floats:
+    """[M, M, 10] what a transfer between two meshes depends on; one of several islands on all."""
     count = len(sides)
     each = np.array(
-        [(side.island, side.devices, side.received_bytes, side.gathering_seconds) for side in sides]
+        [
+            (
+                *(side.island, side.devices, side.received_bytes, side.gathering_seconds),
+                at if len(mesh.islands) > 1 else -1,
+            )
+            for at, (mesh, side) in enumerate(zip(meshes, sides, strict=True))
+        ]
     )
-    found = np.empty((count, count, 8))
-    found[..., :4], found[..., 4:] = each[:, None], each[None]
+    found = np.empty((count, count, 10))
+    found[..., :5], found[..., 5:] = each[:, None], each[None]
     return found
