@@ -164,11 +164,23 @@ def read_inputs(
     settings: tuple[Setting, ...] = (),
     searched: bool = True,
 ) -> Inputs:
-    """The three files as `load_inputs` reads them, with `--target` over the job's."""
+    """The three files as `load_inputs` reads them, with `--target` over the job's.
+
+    Searched: an InputError where the trainer cannot run any plan of them.
+    """
+    from hetplan.errors import InputError
+    from hetplan.files.reading import read_document
+    from hetplan.files.settings import with_settings
     from hetplan.search.files import load_inputs
+    from hetplan.trainers.before_search import question_faults
 
     settings = (*settings, *job_settings(None, target=target))
-    return load_inputs(model, cluster, job, settings=settings, searched=searched)
+    inputs = load_inputs(model, cluster, job, settings=settings, searched=searched)
+    document = with_settings(read_document(job), settings)
+    faults = tuple(question_faults(inputs, document)) if searched else ()
+    if faults:
+        raise InputError(*faults)
+    return inputs
 
 
 def stores_to_read(stores: list[Path] | None) -> tuple[Path, ...]:

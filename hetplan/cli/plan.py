@@ -89,7 +89,9 @@ def plan(
     native: Annotated[
         bool,
         typer.Option(
-            help="Compare with the best plan of hetplan's own trainer.", rich_help_panel=SEARCH
+            help="Compare with a trainer that can run more: native, or flagscale where only it "
+            "mixes the cluster's libraries.",
+            rich_help_panel=SEARCH,
         ),
     ] = True,
     as_json: AsJson = False,
@@ -99,14 +101,19 @@ def plan(
     Ctrl-C ends the search, writes the best plan so far and exits with 130. --resume continues a
     search that was killed.
     """
+    from hetplan.errors import InputError
     from hetplan.model.layer_units import own_numerics_remark
     from hetplan.search.files import SCHEMA, result_text
+    from hetplan.trainers.before_search import unknown_kinds
 
     _check_journal(journal, resume)
     settings = job_settings(setting, gap=gap, time_limit=time_limit)
     inputs = read_inputs(model, cluster, job, target, settings=settings)
     replacing = check_replaceable(out, SCHEMA, "plan")
     predict, digest = read_predictor(predictor, store)
+    unknown = tuple(unknown_kinds(inputs, predict, cluster))
+    if unknown:
+        raise InputError(*unknown)
     from hetplan.search.journal import JournalFile
     from hetplan.search.search import search  # last: the import takes a second
     from hetplan.whatif.no_plan import with_reasons
@@ -136,7 +143,7 @@ def plan(
         raise typer.Exit(INTERRUPTED)
     if not as_json:
         if native:
-            with _comparison("native", out):
+            with _comparison("a wider target", out):
                 _show_restriction(result, predict)
         with _comparison("each kind alone", out):
             _show_homogeneous(result, predict)
@@ -231,10 +238,10 @@ def _show(result: SearchResult) -> None:
 def _show_restriction(result: SearchResult, predictor: Predictor) -> None:
     """What a trainer that can run more plans would gain."""
     from hetplan.cli.progress import ProgressLine, shown_on
-    from hetplan.reports.plans import restriction_line
+    from hetplan.reports.plans import restriction_line, unused_kinds
     from hetplan.whatif.baselines import restriction
 
-    with ProgressLine("closing candidates of native") as line:
+    with ProgressLine("closing candidates of a wider target") as line:
         restricted = restriction(
             result,
             predictor,
@@ -242,23 +249,24 @@ def _show_restriction(result: SearchResult, predictor: Predictor) -> None:
             progress=shown_on(line),
         )
     if restricted is not None:
-        emit(restriction_line(restricted, result.estimate.step_seconds))
+        emit(restriction_line(restricted, result.estimate.step_seconds, unused_kinds(result)))
 
 
 def _show_homogeneous(result: SearchResult, predictor: Predictor) -> None:
     """The plan against the sum of its kinds alone, where the cluster mixes kinds."""
     from hetplan.cli.progress import ProgressLine, shown_on
-    from hetplan.reports.plans import homogeneous_lines
-    from hetplan.whatif.baselines import homogeneous_sum
+    from hetplan.reports.plans import homogeneous_lines, mixing_line
+    from hetplan.whatif.baselines import homogeneous_sum, strongest_alone
 
     if len({island.device.kind for island in result.inputs.cluster.islands}) < 2:
         return
     with ProgressLine("closing candidates of each kind alone") as line:
-        figure = homogeneous_sum(
-            result,
-            predictor,
-            time_limit_seconds=result.inputs.job.time_limit_seconds,
-            progress=shown_on(line),
+        limit, progress = result.inputs.job.time_limit_seconds, shown_on(line)
+        figure = homogeneous_sum(result, predictor, time_limit_seconds=limit, progress=progress)
+        best = strongest_alone(
+            result, figure, predictor, time_limit_seconds=limit, progress=progress
         )
     for text in homogeneous_lines(figure):
         emit(text)
+    if best is not None:
+        emit(mixing_line(result, *best))

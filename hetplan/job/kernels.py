@@ -7,6 +7,7 @@ feature is a number format (`bfloat16`, `float8`, `mxfp8`, `nvfp4`), `context_pa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -72,10 +73,10 @@ def used_kinds(cluster: Cluster, job: Job) -> tuple[DeviceKind, ...]:
     return tuple(dict.fromkeys(island.device for island in used if island.usable_nodes))
 
 
-def context_parallel_fault(cluster: Cluster, job: Job) -> str:
-    """Why no plan of this job is cut along its sequences; empty where one may be.
+def context_parallel_fault(kinds: Iterable[DeviceKind], target: str) -> str:
+    """Why no plan on devices of these kinds is cut along its sequences; empty where one may be.
 
     One kind without the kernel is enough: cp is searched for all stages alike.
     """
-    faults = (kernel_fault(each, CONTEXT_PARALLEL, job.target) for each in used_kinds(cluster, job))
+    faults = (kernel_fault(each, CONTEXT_PARALLEL, target) for each in kinds)
     return next(filter(None, faults), "")

@@ -32,6 +32,10 @@ torchtitan torch's scaled_dot_product_attention, no dropout, a loss over a float
           PyTorch's operators one by one, unless `--compile.enable` (fused_elementwise).
 any       as megatron, its exchanges too (`Target.batched_interleaving`).
 
+megatron and torchtitan give init_process_group one backend (megatron/training/initialize.py,
+torchtitan/distributed/utils.py), so all devices of a run have one library of collectives. Meshes of
+flagscale can send to each other through the hosts' memory; native sends its own messages.
+
 A collective algorithm is NCCL's variable NCCL_ALGO, which RCCL reads, too; native sets none.
 """
 
@@ -73,6 +77,7 @@ class TrainerSettings:
     overlap_param_gather: bool
     tp_comm_overlap: bool
     shared_expert_overlap: bool
+    mixed_libraries: bool
     expert_dispatcher: ExpertDispatcher
     gradient_precision: Precision
     sums_by_messages: bool
@@ -138,6 +143,7 @@ _MEGATRON = TrainerDefaults(
         tp_comm_overlap=False,
         expert_dispatcher=ExpertDispatcher.ALLTOALL,
         shared_expert_overlap=False,
+        mixed_libraries=False,
         gradient_precision=Precision.FLOAT32,
     ),
     # Which of its attention kernels runs is the library's choice (`--attention-backend auto`).
@@ -145,18 +151,21 @@ _MEGATRON = TrainerDefaults(
 )
 TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
     "native": TrainerDefaults(
-        own=replace(_MEGATRON.own, fused_accumulation=False, gradient_precision=None),
+        own=replace(
+            _MEGATRON.own, fused_accumulation=False, gradient_precision=None, mixed_libraries=True
+        ),
         choices=(),
         sums_by_messages=True,
         host_counts=False,
     ),
     "megatron": _MEGATRON,
     "flagscale": TrainerDefaults(
-        own=_MEGATRON.own,
+        own=replace(_MEGATRON.own, mixed_libraries=True),
         choices=tuple(
             name
             for name in _MEGATRON.choices
-            if name not in ("blocking_sends", "context_exchange", "tp_comm_overlap")
+            if name
+            not in ("blocking_sends", "context_exchange", "tp_comm_overlap", "mixed_libraries")
         ),
     ),
     "torchtitan": TrainerDefaults(
@@ -169,11 +178,15 @@ TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
             overlap_grad_reduce=True,
             overlap_param_gather=True,
         ),
-        choices=("product_format", "fused_elementwise", "collective_algorithm"),
+        choices=("product_format", "fused_elementwise", "collective_algorithm", "mixed_libraries"),
         host_counts=False,  # torch._grouped_mm
     ),
     # Megatron-LM alone runs tensor-parallel collectives beside products.
-    "any": replace(_MEGATRON, choices=tuple(each for each in _ALL if each != "tp_comm_overlap")),
+    "any": replace(
+        _MEGATRON,
+        own=replace(_MEGATRON.own, mixed_libraries=True),
+        choices=tuple(each for each in _ALL if each not in ("tp_comm_overlap", "mixed_libraries")),
+    ),
 }
 """By target."""
 

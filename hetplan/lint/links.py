@@ -7,8 +7,6 @@ from statistics import median
 
 from hetplan.cluster.spec import Island
 from hetplan.errors import Fault
-from hetplan.files.reading import read_document
-from hetplan.job.kernels import used_kinds
 from hetplan.lint.evidence import Evidence, is_sentinel
 from hetplan.lint.findings import Finding, Rule, Severity, at, finding, grouped
 from hetplan.lint.known import fastest_link, known_device
@@ -223,18 +221,6 @@ def _estimated(evidence: Evidence) -> Iterator[Fault]:
                 yield Finding(file=str(path), message=kind.estimated_note)
 
 
-def _no_rate(evidence: Evidence) -> Iterator[Fault]:
-    """Kinds of a cluster without a rate in the one job's precision."""
-    inputs = evidence.inputs
-    for path, job in inputs.jobs if len(inputs.jobs) == 1 else ():
-        for _, cluster in inputs.clusters:
-            for kind in used_kinds(cluster, job):
-                if kind.dtypes and job.precision.value not in kind.dtypes:
-                    have = ", ".join(kind.dtypes)
-                    message = f"{kind.kind} has no {job.precision} rate (rates it has: {have})"
-                    yield read_document(path).fault(("precision",), message)
-
-
 RULES = (
     Rule(
         id="failure-as-number",
@@ -308,14 +294,5 @@ RULES = (
         "that rest on them may be off by as much as the two differ.",
         advice="Measure the kind (hetplan profile), or give the figures in `devices` of the file.",
         check=_estimated,
-    ),
-    Rule(
-        id="rate-missing",
-        severity=Severity.WARNING,
-        title="a precision that a device kind has no rate in",
-        explanation="Without a rate the times of a kind follow from nothing, unless somebody "
-        "measured it in this precision: `hetplan plan` refuses the job.",
-        advice="Choose another precision, measure the kind, or forbid its islands.",
-        check=_no_rate,
     ),
 )

@@ -17,6 +17,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import json_nodes, read_json
 from hetplan.files.reading import Document, decode, read_bytes, read_document
+from hetplan.files.shipped import default_stores
 from hetplan.importers.table import import_text, importer_of
 from hetplan.job.load import load_job
 from hetplan.lint.launches import known_places, launch_part, understood, unknown_sizes
@@ -33,7 +34,7 @@ from hetplan.lint.tables import COLUMNS, columns_of, read_collectives
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_job import check_job_against
-from hetplan.predict.fit import load_predictor
+from hetplan.predict.fit import fit_stores, load_predictor, with_shipped
 from hetplan.profiling.samples import (
     SAMPLE_TYPES,
     LayerSample,
@@ -47,6 +48,8 @@ from hetplan.profiling.samples import (
 from hetplan.profiling.store import FILES, PROVENANCE_FILE
 from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 from hetplan.search.files import load_legal_plan
+from hetplan.search.result import Question
+from hetplan.trainers.before_search import lacks_figures, question_faults, unknown_kinds
 from hetplan.trainers.folder import CHECK_FILE
 
 TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu", ".toml")
@@ -140,12 +143,24 @@ def read_all(paths: Sequence[Path], context: LaunchContext) -> Reading:
 
 
 def _against_each_other(inputs: Inputs) -> Iterable[Fault]:
-    """Faults of every job against every model and cluster that were read with it."""
+    """Faults of every job against every model and cluster that were read with it, as `hetplan plan`
+    finds them before it searches.
+    """
     for job_path, job in inputs.jobs:
-        for _, model in inputs.models:
-            for _, cluster in inputs.clusters:
-                for fault in check_job_against(job, model, cluster, read_document(job_path)):
-                    yield fault if fault.file else replace(fault, file=str(job_path))
+        for model_path, model in inputs.models:
+            for cluster_path, cluster in inputs.clusters:
+                document = read_document(job_path)
+                question = Question(model=model, cluster=cluster, job=job)
+                faults = (
+                    *check_job_against(job, model, cluster, document),
+                    *question_faults(question, document),
+                )
+                for fault in faults:
+                    of_model = fault.field == "model"
+                    yield replace(fault, file=str(model_path), field="") if of_model else fault
+                if not faults and lacks_figures(question):
+                    predictor = with_shipped(fit_stores(*default_stores())[0])
+                    yield from unknown_kinds(question, predictor, cluster_path)
 
 
 def _walk(paths: Sequence[Path]) -> Iterator[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from hetplan.cluster.libraries import island_library
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault
 from hetplan.files.nodes import Path, field_text
@@ -45,6 +46,7 @@ def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[P
     yield from _of_experts(job, model, can)
     yield from _of_stages(job, model, can)
     yield from _of_pipelines(job, cluster)
+    yield from _of_libraries(job, cluster, can)
     yield from _prices(job, cluster)
 
 
@@ -180,6 +182,28 @@ def _of_pipelines(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
         )
 
 
+def _of_libraries(job: Job, cluster: Cluster, can: Target) -> Iterator[tuple[Path, str]]:
+    """First and last stage on devices that one run of the trainer cannot have."""
+    if not can.one_library or job.trainer.mixed_libraries:
+        return
+    ends = (job.pin.embedding_on, job.pin.head_on)
+    first, last = (
+        {
+            island_library(island)
+            for island in cluster.islands
+            if end is None or end in (island.name, island.device.kind)
+        }
+        for end in ends
+    )
+    if None not in ends and first and last and not first & last:
+        yield (
+            ("pin", "head_on"),
+            f"{ends[1]}, and embedding_on {ends[0]}: they go through {', '.join((*first, *last))}, "
+            f"and a run of {job.target} has one library of collectives; change one of them, plan "
+            "for flagscale or native, or set trainer.mixed_libraries: true if yours is patched",
+        )
+
+
 def _prices(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
     if job.objective is not Objective.COST_PER_TOKEN:
         return
@@ -212,6 +236,7 @@ def check_job_against(
         return Fault(field=field_text(path), message=message)
 
     found = (
+        *(_own_layers(job, model) if searched else ()),
         *_lengths(job, model),
         *_experts(job, model),
         *_degrees(job, model, cluster),
@@ -225,11 +250,7 @@ def check_job_against(
     # What is wrong with the model stands in no line of the job's file.
     of_model = (
         Fault(field="model", message=message)
-        for message in (
-            (*_own_layers(job, model), *planning_faults(model, job.sequence_length))
-            if searched
-            else ()
-        )
+        for message in (planning_faults(model, job.sequence_length) if searched else ())
     )
     return (*of_model, *(fault(path, message) for path, message in found))
 
@@ -286,12 +307,12 @@ def _kernels(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
                 yield field, f"{fault}; change it, or forbid the islands of {kind.kind}"
 
 
-def _own_layers(job: Job, model: ModelSpec) -> Iterator[str]:
+def _own_layers(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:
     """Why hetplan's own trainer cannot build the model."""
     can = TARGETS.get(job.target)
     fault = own_layer_fault(model) if can is not None and can.own_layers_only else ""
     if fault:
-        yield f"target {job.target} cannot train it: {fault}"
+        yield ("target",), f"{job.target} cannot train the model: {fault}"
 
 
 def _unsearched(job: Job) -> Iterator[tuple[Path, str]]:

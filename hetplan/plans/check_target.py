@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from hetplan.cluster.libraries import island_library
 from hetplan.files.quantities import MAX_COUNT
 from hetplan.job.kernels import CONTEXT_PARALLEL, kernel_fault
 from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_faults, trainer_settings
@@ -205,6 +206,8 @@ def target_limits(checked: CheckedPlan) -> Found:
         yield from _places(checked, f"pipelines[{p}]", pipeline, trainer)
     if not trainer.mixed_stages:
         yield from _mixed(checked, trainer)
+    if trainer.one_library and not checked.job.trainer.mixed_libraries:
+        yield from _libraries(checked, trainer)
     if not trainer.stages_differ:
         yield from _differences(checked, trainer)
     if trainer.equal_ends:
@@ -377,6 +380,23 @@ def _mixed(checked: CheckedPlan, trainer: Target) -> Found:
         elif stage.replicas[0].ep > 1:
             message = f"ep {stage.replicas[0].ep} in {len(stage.replicas)} entries; use one entry"
             yield f"{field}.replicas", message
+
+
+def _libraries(checked: CheckedPlan, trainer: Target) -> Found:
+    """Devices that go through several libraries of collectives."""
+    kinds: dict[str, dict[str, None]] = {}
+    for _, _, stage in checked.stages():
+        for at in np.unique(checked.places.islands(stage_array(stage))):
+            island = checked.cluster.islands[int(at)]
+            kinds.setdefault(island_library(island), {})[island.device.kind] = None
+    if len(kinds) > 1:
+        text = "; ".join(f"{library} on {', '.join(names)}" for library, names in kinds.items())
+        yield (
+            "pipelines",
+            f"its devices go through {len(kinds)} libraries of collectives ({text}), and a run of "
+            f"{trainer.name} has one: forbid the islands of all but one, use flagscale or native, "
+            "or set trainer.mixed_libraries: true if yours is patched",
+        )
 
 
 def _rank_shape(replica: Replica) -> tuple[int, int, int, int, int, bool]:

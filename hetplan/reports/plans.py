@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from rich.markup import escape
@@ -18,7 +18,14 @@ from hetplan.plans.plan import Plan, Stage, expand
 from hetplan.plans.ranks import limits_of, pins_line
 from hetplan.reports.terminal import new_table
 from hetplan.search.descriptions import layout_words
-from hetplan.search.result import Certificate, HomogeneousSum, Restriction, SearchResult
+from hetplan.search.result import (
+    Certificate,
+    HomogeneousSum,
+    KindAlone,
+    Restriction,
+    SearchResult,
+)
+from hetplan.search.space.allowed import allowed_cluster
 from hetplan.units import format_bytes, format_each, format_seconds, format_share
 from hetplan.whatif.lost_nic import LostNic
 
@@ -307,21 +314,38 @@ def _ended(certificate: Certificate) -> str:
     )
 
 
-def restriction_line(restriction: Restriction, step_seconds: float) -> str:
-    """What the target costs, against a trainer that can run more."""
+def restriction_line(
+    restriction: Restriction, step_seconds: float, left_out: Sequence[str] = ()
+) -> str:
+    """What the target costs, against a trainer that can run more, or mix libraries.
+
+    left_out: kinds that the plan does not use.
+    """
     gain = 1.0 - restriction.step_seconds / step_seconds
     most = 1.0 - restriction.lower_bound_seconds / step_seconds
+    name, mix, advice = restriction.target, " and ".join(restriction.libraries), ""
+    if mix and (gain <= 0.0 or most <= 0.0):
+        name += f", which can mix {mix},"
+        advice = f"; leave {', '.join(left_out)} out" if left_out else ""
     if most <= 0.0:
-        return (
-            f"{restriction.target} cannot be faster: no plan of it takes less than "
-            f"{format_seconds(restriction.lower_bound_seconds)}"
-        )
+        least = format_seconds(restriction.lower_bound_seconds)
+        return f"{name} cannot be faster: no plan of it takes less than {least}{advice}"
     bound = f"at most {most:.1%}" if restriction.lower_bound_seconds > 0.0 else ""
     if gain <= 0.0:
         limit = f"{bound} faster" if bound else "no bound was found"
-        return f"{restriction.target} has no faster plan as far as was searched ({limit})"
+        return f"{name} has no faster plan as far as was searched ({limit}){advice}"
     limit = bound or "no bound was found"
-    return f"{restriction.target} would be {gain:.1%} faster ({limit})"
+    if restriction.mixed:
+        return f"{name} can mix {mix}: {gain:.1%} faster, at least ({limit})"
+    return f"{name} would be {gain:.1%} faster ({limit})"
+
+
+def unused_kinds(result: SearchResult) -> tuple[str, ...]:
+    """Device kinds that the job may use and the plan does not."""
+    cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
+    kinds = dict.fromkeys(each.device.kind for each in cluster.islands if each.usable_nodes)
+    used = {island.device.kind for island in result.used_islands}
+    return tuple(kind for kind in kinds if kind not in used)
 
 
 def launch_lines(plan: Plan) -> Iterator[str]:
@@ -356,6 +380,19 @@ def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:
         f"homogeneous-sum ratio {format_share(figure.homogeneous_sum_ratio)} (predicted on both "
         f"sides{_of_the_able(figure)}), roofline ratio {format_share(figure.roofline_ratio)}"
     )
+
+
+def mixing_line(result: SearchResult, target: str, best: KindAlone) -> str:
+    """The plan against the best single kind under this target."""
+    used = dict.fromkeys(island.device.kind for island in result.used_islands)
+    plan = "the mix" if len(used) > 1 else "this plan"
+    alone = f"{best.devices} x {best.device} alone under {target}"
+    ratio = result.estimate.tokens_per_second / best.tokens_per_second
+    if ratio >= 1.0:
+        return f"{plan} is {ratio - 1.0:.1%} faster than {alone}, the best kind alone"
+    others = [kind for kind in used if kind != best.device]
+    advice = f": leave {', '.join(others)} out" if others else f": plan for {target}"
+    return f"{plan} is {1.0 - ratio:.1%} slower than {alone}{advice}"
 
 
 def _of_the_able(figure: HomogeneousSum) -> str:
@@ -406,7 +443,8 @@ def result_lines(result: SearchResult) -> Iterator[str]:
         result.certificate, result.estimate.step_seconds, other_aim=bool(result.objective)
     )
     if result.restriction is not None:
-        yield restriction_line(result.restriction, result.estimate.step_seconds)
+        step, unused = result.estimate.step_seconds, unused_kinds(result)
+        yield restriction_line(result.restriction, step, unused)
     yield f"searched: {result.certificate.space}"
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.cluster.launch_domains import LaunchDomain, Scheduler, address_fault
+from hetplan.cluster.libraries import library_of
 from hetplan.cluster.places import unknown
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import Fault, InputError
@@ -370,7 +371,7 @@ def libraries(agents: tuple[Agent, ...]) -> tuple[str, ...]:
 
 
 def _library(host: Host) -> str:
-    return vendor_of(host.vendor, host.device_kind).library
+    return library_of(host.vendor, host.device_kind)
 
 
 def held_library_faults(ranks: RankLayout, held: CollectiveAlgorithm | None) -> Iterator[Fault]:
@@ -389,21 +390,3 @@ def held_library_remarks(held: CollectiveAlgorithm | None) -> Iterator[str]:
     """What the library has to be for the job's algorithm."""
     if held is CollectiveAlgorithm.TREE:
         yield f"NCCL_ALGO={ALGORITHM_WORDS[held]} needs NCCL 2.24 or newer."
-
-
-def mixed_library_faults(ranks: RankLayout, trainer: str) -> Iterator[Fault]:
-    """A fault where the devices of a launch have several collective libraries.
-
-    For trainers with one backend for all groups; `trainer`: its name for a reader.
-    """
-    kinds: dict[str, dict[str, None]] = {}
-    for host in ranks.hosts:
-        kinds.setdefault(_library(host), {})[host.device_kind] = None
-    if len(kinds) > 1:
-        text = "; ".join(f"{library} on {', '.join(names)}" for library, names in kinds.items())
-        yield Fault(
-            field="plan.pipelines[0].stages",
-            message=f"its devices speak through {len(kinds)} libraries ({text}), and a run of "
-            f"{trainer} has one for all groups: forbid the islands of all vendors but one, or emit "
-            "for target flagscale, which goes through host memory between meshes",
-        )

@@ -28,8 +28,6 @@ class Vendor:
 
     vendor: str
     """As in the device catalogue."""
-    library: str
-    """Collective library; devices of one library can be in one communicator."""
     backend: str
     """Its name for torch.distributed."""
     visible: str = ""
@@ -46,11 +44,10 @@ class Vendor:
     """Visible devices may only be listed in ascending order."""
 
 
-def _like_nccl(vendor: str, library: str, visible: str) -> Vendor:
+def _like_nccl(vendor: str, visible: str) -> Vendor:
     """A vendor whose library has NCCL's names and is torch's nccl backend."""
     return Vendor(
         vendor=vendor,
-        library=library,
         backend="nccl",
         visible=visible,
         interface="NCCL_SOCKET_IFNAME",
@@ -60,14 +57,13 @@ def _like_nccl(vendor: str, library: str, visible: str) -> Vendor:
 
 
 VENDORS: tuple[Vendor, ...] = (
-    _like_nccl("nvidia", "nccl", "CUDA_VISIBLE_DEVICES"),
-    _like_nccl("amd", "rccl", "HIP_VISIBLE_DEVICES"),
+    _like_nccl("nvidia", "CUDA_VISIBLE_DEVICES"),
+    _like_nccl("amd", "HIP_VISIBLE_DEVICES"),
     # DTK is made from ROCm; CoreX runs CUDA's programs under CUDA's names.
-    _like_nccl("hygon", "rccl-dtk", "HIP_VISIBLE_DEVICES"),
-    _like_nccl("iluvatar", "ixccl", "CUDA_VISIBLE_DEVICES"),
+    _like_nccl("hygon", "HIP_VISIBLE_DEVICES"),
+    _like_nccl("iluvatar", "CUDA_VISIBLE_DEVICES"),
     Vendor(
         vendor="huawei",
-        library="hccl",
         backend="hccl",
         visible="ASCEND_RT_VISIBLE_DEVICES",
         interface="HCCL_SOCKET_IFNAME",
@@ -76,7 +72,6 @@ VENDORS: tuple[Vendor, ...] = (
     ),
     Vendor(
         vendor="metax",
-        library="mccl-metax",
         backend="nccl",
         visible="MACA_VISIBLE_DEVICES",
         interface="MCCL_SOCKET_IFNAME",
@@ -84,7 +79,6 @@ VENDORS: tuple[Vendor, ...] = (
     ),
     Vendor(
         vendor="moore-threads",
-        library="mccl",
         backend="mccl",
         visible="MUSA_VISIBLE_DEVICES",
         interface="MCCL_SOCKET_IFNAME",
@@ -92,35 +86,31 @@ VENDORS: tuple[Vendor, ...] = (
     ),
     Vendor(
         vendor="cambricon",
-        library="cncl",
         backend="cncl",
         visible="MLU_VISIBLE_DEVICES",
         interface="CNCL_SOCKET_IFNAME",
     ),
     Vendor(
         vendor="enflame",
-        library="eccl",
         backend="eccl",
         visible="TOPS_VISIBLE_DEVICES",
     ),
-    Vendor(vendor="biren", library="succl", backend="succl"),
+    Vendor(vendor="biren", backend="succl"),
     Vendor(
         vendor="intel",
-        library="xccl",
         backend="xccl",
         visible="ZE_AFFINITY_MASK",
         interface="FI_TCP_IFACE",
         exact="",
     ),
-    Vendor(vendor="google", library="xla", backend="xla"),
-    Vendor(vendor="aws", library="neuron", backend="xla"),
-    Vendor(vendor="generic", library="gloo", backend="gloo"),
+    Vendor(vendor="google", backend="xla"),
+    Vendor(vendor="aws", backend="xla"),
+    Vendor(vendor="generic", backend="gloo"),
 )
 """By vendor, as the catalogue names them."""
 
 _GAUDI = Vendor(
     vendor="intel",
-    library="hccl-gaudi",
     backend="hccl",
     visible="HABANA_VISIBLE_MODULES",
     interface="HCCL_SOCKET_IFNAME",
@@ -133,4 +123,4 @@ def vendor_of(vendor: str, device_kind: str = "") -> Vendor:
     if vendor == "intel" and "gaudi" in device_kind:
         return _GAUDI
     found = next((each for each in VENDORS if each.vendor == vendor), None)
-    return found or Vendor(vendor=vendor, library=f"{vendor}'s own", backend="")
+    return found or Vendor(vendor=vendor, backend="")

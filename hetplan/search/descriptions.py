@@ -12,8 +12,12 @@ from hetplan.search.space.family import Family, FamilyTable, Mesh
 from hetplan.search.space.stage_table import MAX_FREE_ISLANDS
 
 
-def describe_space(table: FamilyTable, job: Job, *, several: bool) -> str:
-    """What was searched and what was fixed; `several`: with plans of several pipelines."""
+def describe_space(
+    table: FamilyTable, job: Job, *, several: bool, one_library: bool = False
+) -> str:
+    """What was searched and what was fixed; `several`: with plans of several pipelines;
+    `one_library`: of a cluster that has more than one.
+    """
     trainer = target(job.target)
     families, meshes = table.first_of_each_kind(), table.meshes()
     shapes = [shape for mesh in meshes for shape in mesh.shapes]
@@ -47,7 +51,8 @@ def describe_space(table: FamilyTable, job: Job, *, several: bool) -> str:
         searched.append("data parallelism over 2 to 4 islands of one kind in every stage")
     if any(len(set(mesh.shapes)) > 1 for mesh in meshes):
         searched.append("stages of two islands with shapes of their own")
-    fixed = _fixed(families, meshes, job, several=several)
+    fixed = ["devices of one library of collectives"] if one_library else []
+    fixed += _fixed(families, meshes, job, several=several)
     return (
         f"{'one or more pipelines' if several else 'one pipeline'} for {job.target}; searched: "
         f"{'; '.join(searched)}. Fixed: {', '.join(fixed)}. "

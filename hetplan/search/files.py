@@ -23,7 +23,7 @@ from hetplan.plans.check_job import check_job_against
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
 
-SCHEMA = "hetplan.plan/11"
+SCHEMA = "hetplan.plan/12"
 
 MAX_PER_NAME = 200
 """Characters of a name; a list of node names in one text has as many."""

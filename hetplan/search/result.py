@@ -176,6 +176,10 @@ class Restriction:
 
     target: str
     """The other trainer."""
+    libraries: tuple[str, ...] = ()
+    """Libraries of collectives that it can have in one plan, and the plan's target cannot."""
+    mixed: bool = False
+    """Whether its plan has devices of several of them."""
     step_seconds: float
     """Its best plan that was found."""
     lower_bound_seconds: float
@@ -220,6 +224,12 @@ class SearchResult:
     """None where it was not asked, or the target can run all that is searched."""
     seal: str = ""
     """sha256 of the file's text without this line's digest; empty in files of forms before 9."""
+
+    @property
+    def used_islands(self) -> tuple[Island, ...]:
+        """Those on which the plan has ranks, each once."""
+        firsts = (replica.devices[0].start for replica in self.plan.replicas)
+        return tuple(dict.fromkeys(map(self.inputs.cluster.island_of_device, firsts)))
 
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:

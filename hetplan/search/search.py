@@ -47,6 +47,7 @@ from hetplan.search.result import Certificate, Inputs, SearchResult
 from hetplan.search.scheduler import Scheduler
 from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
 from hetplan.search.solvers import solvers_of
+from hetplan.search.space.allowed import together
 from hetplan.search.space.family import FamilyTable, table_of
 from hetplan.search.table_maker import TableMaker
 from hetplan.version import __version__
@@ -301,7 +302,12 @@ def _result(run: _Run, inputs: Inputs, settled: FinalPlan) -> SearchResult:
             lower_bound_seconds=lower,
             gap=gap,
             status=status,
-            space=describe_space(run.families, job, several=len(run.solvers) > len(run.families)),
+            space=describe_space(
+                run.families,
+                job,
+                several=len(run.solvers) > len(run.families),
+                one_library=len(together(run.maker.cluster, job)) > 1,
+            ),
             candidates=run.candidates,
             pruned_by_bound=run.candidates - len(searched.union(still_open)),
             searched=len(searched),

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from hetplan.errors import Fault, InputError
 
 if TYPE_CHECKING:
+    from hetplan.job.spec import Job
+    from hetplan.model.spec import ModelSpec
     from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
     from hetplan.schedulers.rank_layout import RankLayout
     from hetplan.search.result import SearchResult
@@ -41,6 +43,9 @@ class Trainer:
     what the plan has, why it cannot be, and the pin or setting that avoids it."""
     launch: Callable[[SearchResult, RankLayout, EmissionOptions], TrainerLaunch]
     """Of a result without faults."""
+    question_faults: Callable[[ModelSpec, Job], Iterable[Fault]] = lambda model, job: ()
+    """Those of any plan of this model and job, with fields of both (`inputs.model`): they are
+    refused before a search."""
     data_outermost: bool = False
     """Whether it can number ranks tp, cp, pp, dp as well (`RankLayout.data_outermost`)."""
 

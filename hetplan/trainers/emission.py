@@ -29,6 +29,7 @@ from hetplan.schedulers.rank_layout import (
     RankLayout,
     held_library_faults,
     held_library_remarks,
+    libraries,
     rank_layout,
 )
 from hetplan.search.files import load_legal_plan, placed_faults, result_text
@@ -74,7 +75,13 @@ def emission_for(result: SearchResult, trainer: Trainer, options: EmissionOption
     ranks = rank_layout(
         retargeted.plan, retargeted.inputs.cluster, data_outermost=trainer.data_outermost
     )
-    needs = held_library_remarks(retargeted.inputs.job.trainer.collective_algorithm)
+    needs = [*held_library_remarks(retargeted.inputs.job.trainer.collective_algorithm)]
+    several = libraries(ranks.agents)
+    if len(several) > 1 and plan_target(trainer.plan_target).one_library:
+        needs.append(
+            f"The devices go through {' and '.join(several)}, which stock {trainer.name} cannot "
+            "start: the job's trainer.mixed_libraries says that yours can."
+        )
     ranks = replace(ranks, remarks=(*placement_remarks(retargeted), *ranks.remarks, *needs))
     launch = trainer.launch(retargeted, ranks, options)
     if options.extra_arguments:

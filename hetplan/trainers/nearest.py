@@ -1,9 +1,8 @@
 """The fastest plan that a target can run, where it cannot run the plan at hand.
 
 The same model, cluster and job are searched for the target's own limits. What the trainer's module
-still refuses of the new plan is pinned away: a fault that says `pin NAME: VALUE` names the pin;
-where one launch cannot hold the devices of several vendors, the devices of one vendor at a time are
-tried. So the answer is the fastest plan under those pins, not of all that the target can run.
+still refuses of the new plan is pinned away: a fault that says `pin NAME: VALUE` names the pin. So
+the answer is the fastest plan under those pins, not of all that the target can run.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from typing import Any
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
-from hetplan.errors import Fault, HetplanError, InfeasibleError, LimitError
+from hetplan.errors import Fault, HetplanError, InfeasibleError
 from hetplan.job.spec import Job, Pins, TrainerOptions
 from hetplan.plans.check_job import check_job_against
 from hetplan.plans.pieces import Places, stage_array
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.schedulers.launch import EmissionOptions
-from hetplan.schedulers.vendors import vendor_of
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
@@ -103,7 +101,8 @@ class _NearestSearch:
                 raise KeyboardInterrupt
             narrower, more = _narrowed(job, faults)
             if not more:
-                return self._without_pins(job, found, faults, tuple(changes))
+                message = f"{self._none()}; the plan that was found cannot be: "
+                raise InfeasibleError([f"{message}{fault}" for fault in faults])
             job = narrower
             changes += more
             against = check_job_against(job, inputs.model, inputs.cluster)
@@ -111,43 +110,8 @@ class _NearestSearch:
                 raise InfeasibleError([f"{self._none()}: {fault}" for fault in against])
         raise InfeasibleError([f"{self._none()} in {_MAX_ROUNDS} searches"])
 
-    def _without_pins(
-        self, job: Job, found: SearchResult, faults: Sequence[Fault], changes: tuple[str, ...]
-    ) -> tuple[SearchResult, tuple[str, ...]]:
-        """What is left where no pin helps against the faults of the plan that was found."""
-        cluster = self.result.inputs.cluster
-        if len({_library(cluster, island) for island in _islands_of(found.plan, cluster)}) > 1:
-            return self._one_vendor(job, changes)
-        raise InfeasibleError(
-            [f"{self._none()}; the plan that was found cannot be: {fault}" for fault in faults]
-        )
-
     def _refused(self, result: SearchResult) -> tuple[Fault, ...]:
         return plan_faults(refusals(result, self.trainer, self.options))
-
-    def _one_vendor(
-        self, job: Job, changes: tuple[str, ...]
-    ) -> tuple[SearchResult, tuple[str, ...]]:
-        """The best plan on the devices of one vendor."""
-        cluster = self.result.inputs.cluster
-        best: tuple[SearchResult, tuple[str, ...]] | None = None
-        reasons: list[str] = []
-        for library in sorted({_library(cluster, each.name) for each in cluster.islands}):
-            others = tuple(
-                each.name for each in cluster.islands if _library(cluster, each.name) != library
-            )
-            forbid = tuple(dict.fromkeys((*job.forbid.islands, *others)))
-            alone = replace(job, forbid=replace(job.forbid, islands=forbid))
-            try:
-                answer, pins = self.within(alone)
-            except (InfeasibleError, LimitError) as error:
-                reasons.append(f"with devices of {library} alone: {error}")
-                continue
-            if best is None or answer.estimate.step_seconds < best[0].estimate.step_seconds:
-                best = answer, (*changes, f"forbade islands: {', '.join(others)}", *pins)
-        if best is None:
-            raise InfeasibleError([self._none(), *reasons])
-        return best
 
     def _searched(self, job: Job) -> SearchResult:
         inputs = self.result.inputs
@@ -234,11 +198,6 @@ def _priced(result: SearchResult, job: Job, predictor: Predictor) -> float:
         return estimate(result.plan, inputs.model, inputs.cluster, job, predictor).step_seconds
     except HetplanError:
         return result.estimate.step_seconds
-
-
-def _library(cluster: Cluster, island: str) -> str:
-    device = cluster.island(island).device
-    return vendor_of(device.vendor, device.kind).library
 
 
 def _islands_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:

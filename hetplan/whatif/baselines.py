@@ -1,6 +1,8 @@
 """The plan beside two others: a target that can run more plans, and each device kind alone.
 
-`restriction`: the same job for hetplan's own trainer, whose plans include those of other targets.
+`restriction`: the same job for hetplan's own trainer, whose plans include those of other targets;
+where the target has one library of collectives and the cluster several, for FlagScale if it can,
+which is what mixes them under Megatron-LM.
 
 `homogeneous_sum` is HETHUB's figure of merit:
 
@@ -19,10 +21,12 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from hetplan.cluster.libraries import island_library, libraries_of
 from hetplan.cost.model_flops import flops_per_token, product_format
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Pins
-from hetplan.job.trainer import trainer_faults
+from hetplan.job.trainer import trainer_faults, trainer_settings
+from hetplan.plans.check_job import check_job_against
 from hetplan.plans.formats import summed_as
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import HomogeneousSum, KindAlone, Question, Restriction, SearchResult
@@ -33,6 +37,12 @@ from hetplan.whatif.memory_shortage import room_lines
 
 WIDER = "native"
 """The target that is asked."""
+
+MIXES = "flagscale"
+"""The one that is asked first where the plan's target cannot mix libraries."""
+
+STOCK = "megatron"
+"""What would train a kind alone: its plans for one library are the fastest of a stock trainer."""
 
 _WIDER_GAP = 0.02
 """Least gap of that search: the restriction's cost need not be known more closely."""
@@ -48,7 +58,8 @@ def restriction(
     time_limit_seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Restriction | None:
-    """The native plan of the same model, cluster and job, to the same gap or 2 %, or half a minute.
+    """A wider target's plan of the same model, cluster and job, to the same gap or 2 %, or half a
+    minute.
 
     None where the result is of that target already, it cannot train this model, or it lacks what
     the job asks of its trainer.
@@ -56,12 +67,16 @@ def restriction(
     inputs = result.inputs
     if inputs.job.target in (WIDER, "any"):
         return None
-    asked = replace(inputs.job, target=WIDER)
-    if any(trainer_faults(asked)):
+    kept_apart = apart(inputs)
+    for name in (MIXES, WIDER) if kept_apart else (WIDER,):
+        asked = replace(inputs.job, target=name)
+        if not check_job_against(asked, inputs.model, inputs.cluster):
+            break
+    else:
         return None
     wider = inputs.changed(job=asked)
     limit = math.inf if time_limit_seconds is None else time_limit_seconds
-    known = summed_as(replace(result.plan, target=WIDER), wider.job)
+    known = summed_as(replace(result.plan, target=name), wider.job)
     try:
         found = ask(
             wider.looser(_WIDER_GAP, min(_WIDER_SECONDS, limit)),
@@ -75,8 +90,18 @@ def restriction(
     if found.certificate is not None:
         lower = found.certificate.lower_bound_seconds
     return Restriction(
-        target=WIDER, step_seconds=found.estimate.step_seconds, lower_bound_seconds=lower
+        target=name,
+        libraries=kept_apart,
+        mixed=len(set(map(island_library, found.used_islands))) > 1,
+        step_seconds=found.estimate.step_seconds,
+        lower_bound_seconds=lower,
     )
+
+
+def apart(question: Question) -> tuple[str, ...]:
+    """Libraries of the cluster of which the job's target has one in a plan; empty: it may mix."""
+    found = tuple(libraries_of(allowed_cluster(question.cluster, question.job)))
+    return () if len(found) < 2 or trainer_settings(question.job).mixed_libraries else found
 
 
 _ALONE_GAP = 0.01
@@ -109,6 +134,33 @@ def homogeneous_sum(
         ),
         roofline_ratio=_ratio(tokens, [kind.roofline_tokens_per_second for kind in alone]),
     )
+
+
+def strongest_alone(
+    result: SearchResult,
+    figure: HomogeneousSum,
+    predictor: Predictor,
+    *,
+    time_limit_seconds: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> tuple[str, KindAlone] | None:
+    """(target, what it reaches) of the best single kind beside a plan that may mix kinds.
+
+    Under the plan's target, or under Megatron-LM where that is faster: one more search. None where
+    no kind has a plan alone, or the target cannot mix the cluster's libraries.
+    """
+    inputs = result.inputs
+    best = max(figure.kinds, key=lambda kind: kind.tokens_per_second)
+    if not best.tokens_per_second or apart(inputs):
+        return None
+    job = replace(inputs.job, target=STOCK)
+    if inputs.job.target != STOCK and not any(trainer_faults(job)):
+        cluster = allowed_cluster(inputs.cluster, inputs.job)
+        question = inputs.changed(cluster=cluster, job=job)
+        stock = _alone(question, best.device, predictor, time_limit_seconds, progress)
+        if stock.tokens_per_second > best.tokens_per_second:
+            return STOCK, stock
+    return inputs.job.target, best
 
 
 def _ratio(tokens_per_second: float, parts: list[float | None]) -> float | None:

@@ -32,22 +32,28 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
 RECORD = Path(__file__).with_name("record.json")
 
+MIXED: dict[str, Any] = {"trainer": {"mixed_libraries": True}}
+"""A patched Megatron-LM or torchtitan, whose plans are on devices of two vendors."""
+
 QUESTIONS: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
     # name, model, cluster, job, changes of the job ("trainers": who the plan is emitted for)
     ("tiny", "gpt-tiny", "this-machine", "gpt-tiny", {}),
     ("tiny-megatron", "gpt-tiny", "this-machine", "gpt-tiny", {"target": "megatron"}),
-    ("768-megatron", "llama-140b", "mixed-768", "llama-140b", {"gap": 0.005}),
+    ("768-stock", "llama-140b", "mixed-768", "llama-140b", {"gap": 0.005}),
+    ("768-megatron", "llama-140b", "mixed-768", "llama-140b", MIXED | {"gap": 0.005}),
     ("768-flagscale", "llama-140b", "mixed-768", "llama-140b", {"target": "flagscale", "gap": 0.005}),
-    ("768-torchtitan", "llama-140b", "mixed-768", "llama-140b", {"target": "torchtitan", "gap": 0.02}),
+    ("768-torchtitan", "llama-140b", "mixed-768", "llama-140b",
+     MIXED | {"target": "torchtitan", "gap": 0.02}),
     ("768-native", "llama-140b", "mixed-768", "llama-140b", {"target": "native", "gap": 0.03}),
     ("768-a100", "llama-140b", "mixed-768", "llama-140b", {"forbid": {"islands": ["mi210"]}}),
     ("768-mi210", "llama-140b", "mixed-768", "llama-140b", {"forbid": {"islands": ["a100"]}}),
     ("768-pinned", "llama-140b", "mixed-768", "llama-140b",
-     {"pin": {"tp": 8, "pp": 12, "microbatch_size": 1, "recompute": True, "head_on": "a100"}}),
+     MIXED | {"pin": {"tp": 8, "pp": 12, "microbatch_size": 1, "recompute": True, "head_on": "a100"}}),
     ("768-float16", "llama-140b", "mixed-768", "llama-140b",
      {"target": "flagscale", "precision": "float16", "gap": 0.02}),
-    ("768-quantile", "llama-140b", "mixed-768", "llama-140b", {"quantile": 0.9, "gap": 0.05}),
-    ("70b-regions-megatron", "llama-2-70b", "two-regions", "llama-2-70b", {"target": "megatron"}),
+    ("768-quantile", "llama-140b", "mixed-768", "llama-140b", MIXED | {"quantile": 0.9, "gap": 0.05}),
+    ("70b-regions-megatron", "llama-2-70b", "two-regions", "llama-2-70b",
+     MIXED | {"target": "megatron"}),
     ("70b-regions-flagscale", "llama-2-70b", "two-regions", "llama-2-70b", {"target": "flagscale"}),
     ("70b-regions-native", "llama-2-70b", "two-regions", "llama-2-70b",
      {"target": "native", "gap": 0.15}),
@@ -55,7 +61,8 @@ QUESTIONS: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
      {"target": "any", "gap": 0.2, "pin": {"pipelines": 1}}),
     ("70b-regions-long", "llama-2-70b", "two-regions", "llama-2-70b",
      {"target": "flagscale", "pin": {"depth": 0}, "sequence_length": 4096}),
-    ("13b-regions", "llama-2-13b", "two-regions", "llama-2-70b", {"target": "torchtitan"}),
+    ("13b-regions", "llama-2-13b", "two-regions", "llama-2-70b",
+     MIXED | {"target": "torchtitan"}),
     ("7b-a100", "llama-2-7b", "two-regions", "llama-2-7b",
      {"forbid": {"islands": ["mi300x"]}, "target": "megatron"}),
     ("7b-torchtitan", "llama-2-7b", "two-regions", "llama-2-7b",
@@ -63,10 +70,10 @@ QUESTIONS: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
     ("gpt3-domains", "gpt3-175b", "mixed-768", "llama-2-7b",
      {"sequence_length": 2048, "target": "flagscale", "gap": 0.03}),
     ("7b-domains", "llama-2-7b", "three-domains", "llama-2-7b", {"target": "flagscale", "gap": 0.05}),
-    ("405b-768", "llama-3-405b", "mixed-768", "llama-140b", {"gap": 0.03}),
-    ("moe-megatron", "deepseek-v3", "three-regions", "llama-140b", {"gap": 0.3}),
+    ("405b-768", "llama-3-405b", "mixed-768", "llama-140b", MIXED | {"gap": 0.03}),
+    ("moe-megatron", "deepseek-v3", "three-regions", "llama-140b", MIXED | {"gap": 0.3}),
     ("moe-torchtitan", "deepseek-v3", "three-regions", "llama-140b",
-     {"target": "torchtitan", "gap": 0.3}),
+     MIXED | {"target": "torchtitan", "gap": 0.3}),
     ("four-vendors", "llama-2-70b", "four-vendors", "llama-2-70b",
      {"target": "flagscale", "gap": 0.1, "forbid": {"islands": ["c500"]}}),
     ("infeasible-memory", "llama-3-405b", "this-machine", "gpt-tiny", {"precision": "float32"}),
@@ -111,7 +118,7 @@ def asked(
     name, model, cluster, job, changes = question
     text = yaml.safe_load((CONFIGS / "jobs" / f"{job}.yaml").read_text()) | changes
     text.pop("time_limit", None)
-    text["schema"] = "hetplan.job/4"
+    text["schema"] = "hetplan.job/5"
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(text))
     return (
         hetplan.load_model(CONFIGS / "models" / f"{model}.yaml"),

@@ -16,7 +16,7 @@ from hetplan.plans.targets import TARGETS
 
 CONFIGS = shipped_folder("configs")
 
-TEXT = """schema: hetplan.job/4
+TEXT = """schema: hetplan.job/5
 name: small
 global_batch_size: 96
 sequence_length: 2048
@@ -101,11 +101,11 @@ def test_what_a_step_also_costs_is_read(tmp_path):
 
 
 def test_files_of_older_forms_are_read(tmp_path):
-    for number in (1, 2, 3):
-        old = write(tmp_path, TEXT.replace("hetplan.job/4", f"hetplan.job/{number}"))
+    for number in (1, 2, 3, 4):
+        old = write(tmp_path, TEXT.replace("hetplan.job/5", f"hetplan.job/{number}"))
         assert load_job(old).name == "small"
-    newer = write(tmp_path, TEXT.replace("hetplan.job/4", "hetplan.job/5"))
-    with pytest.raises(InputError, match=r"reads up to hetplan\.job/4"):
+    newer = write(tmp_path, TEXT.replace("hetplan.job/5", "hetplan.job/6"))
+    with pytest.raises(InputError, match=r"reads up to hetplan\.job/5"):
         load_job(newer)
 
 

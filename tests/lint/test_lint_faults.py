@@ -219,21 +219,6 @@ def an_estimated_kind(bundle: Bundle) -> None:
     island["device"] = "metax-c550-64gb"
 
 
-def a_kind_without_the_rate(bundle: Bundle) -> None:
-    island = _island(bundle)
-    island["device"] = "nvidia-v100-32gb-sxm"
-    island["intra_node"]["bandwidth"] = "140 GB/s"
-    bundle.job = {
-        "schema": "hetplan.job/3",
-        "name": "narrow",
-        "global_batch_size": 8,
-        "sequence_length": 128,
-        "precision": "bfloat16",
-        "optimizer": "adamw",
-        "target": "native",
-    }
-
-
 FAULTS = (
     Damage("faster-than-peak", ("layer_samples",), faster_than_peak),
     Damage("slower-than-class", ("layer_samples",), slower_than_class),
@@ -264,7 +249,6 @@ FAULTS = (
     Damage("link-unlike-its-devices", ("cluster",), all_devices_added),
     Damage("link-unlike-its-devices", ("cluster",), bits_between_nodes),
     Damage("estimated-figures", ("cluster",), an_estimated_kind),
-    Damage("rate-missing", ("cluster", "job"), a_kind_without_the_rate),
 )
 
 

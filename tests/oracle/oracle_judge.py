@@ -1,6 +1,6 @@
 """Holds the search against the oracle on listed instances.
 
-    python tests/oracle/oracle_judge.py [--workers N] [--every K] [--only NUMBER]
+    python tests/oracle/oracle_judge.py [--workers N] [--every K] [--only NUMBER] [--vendors]
 
 prints what agreed, by axis, and every fault; exits with 1 where there is one.
 """
@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
 
-from oracle_instances import AXES, Listed, axes_of, listed
+from oracle_instances import AXES, Instance, Listed, axes_of, listed
 from oracle_optimum import Enumeration
 from oracle_price import PlacedPipeline, PlacedStage, Prices, Step
 from oracle_space import SmallSpace
@@ -72,9 +73,19 @@ def placed_of(plan: Plan) -> tuple[PlacedPipeline, ...]:
     )
 
 
-def judge(one: Listed, **options: bool) -> Verdict:
-    """Whether the search and the oracle agree, with these options of the trainer."""
-    made = one.instance()
+def with_vendors(made: Instance) -> Instance:
+    """The instance with a vendor for each device kind, and so a library of collectives."""
+    islands = tuple(
+        replace(each, device=replace(each.device, vendor=f"maker of {each.device.kind}"))
+        for each in made.cluster.islands
+    )
+    return replace(made, cluster=replace(made.cluster, islands=islands))
+
+
+def judge(one: Listed, *, vendors: bool = False, **options: bool) -> Verdict:
+    """Whether the search and the oracle agree, with these options of the trainer; `vendors`: every
+    kind has another one."""
+    made = with_vendors(one.instance()) if vendors else one.instance()
     if options:
         trainer = replace(made.job.trainer, **options)  # type: ignore[arg-type]
         made = replace(made, job=replace(made.job, trainer=trainer))
@@ -168,13 +179,14 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="*")
+    parser.add_argument("--vendors", action="store_true", help="another vendor for every kind")
     asked = parser.parse_args()
     rows = listed()[:: asked.every]
     if asked.only:
         rows = [row for row in listed() if row.number in asked.only]
     verdicts = []
     with ProcessPoolExecutor(asked.workers) as pool:
-        for verdict in pool.map(judge, rows, chunksize=4):
+        for verdict in pool.map(partial(judge, vendors=asked.vendors), rows, chunksize=4):
             verdicts.append(verdict)
             if verdict.outcome == "FAULT":
                 print(f"{verdict.number} {verdict.target} {' '.join(verdict.axes)}")

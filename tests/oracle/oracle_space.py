@@ -410,11 +410,18 @@ class SmallSpace(Meshes):
                     len(mesh.parts) for mesh in order
                 ):
                     continue
-                if not self._ends(order[0], order[-1]):
+                if not self._ends(order[0], order[-1]) or not self._one_library(order):
                     continue
                 for held in product(*(range(1, mesh.most + 1) for mesh in order)):
                     if sum(held) <= limit and pp in (None, sum(held)):
                         yield from self._scheduled(order, held, m, interleaves)
+
+    def _one_library(self, order: tuple[Mesh, ...]) -> bool:
+        """Megatron-LM and torchtitan have one library; the oracle's vendors have one each."""
+        if self.job.target not in ("megatron", "torchtitan") or self.job.trainer.mixed_libraries:
+            return True
+        used = frozenset().union(*(mesh.islands for mesh in order))
+        return len({self.cluster.islands[at].device.vendor for at in used}) == 1
 
     def _ends(self, first: Mesh, last: Mesh) -> bool:
         pin, islands = self.job.pin, self.cluster.islands

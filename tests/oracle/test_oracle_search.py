@@ -63,6 +63,17 @@ def test_search_equals_the_oracle_where_compute_hides_reductions(block: int) -> 
     assert sum(each.outcome == "equal" for each in found) > len(found) / 2
 
 
+@pytest.mark.parametrize("block", seeds(4))
+def test_search_equals_the_oracle_where_every_kind_has_a_library_of_its_own(block: int) -> None:
+    of = ("megatron", "torchtitan")
+    rows = [row for row in listed() if row.target in of and 40 <= row.plans <= 400]
+    rows = [row for row in rows if "islands" in axes_of(row.instance())]
+    rows = rows[:: len(rows) // 40][block::4]
+    found = [judge(row, vendors=True) for row in rows]
+    assert not [f"{each.number}: {each.text}" for each in found if each.outcome == "FAULT"]
+    assert sum(each.outcome == "equal" for each in found) > len(found) / 2
+
+
 def test_every_pair_of_axes_is_on_together() -> None:
     rows = listed()
     assert [row.number for row in rows] == list(range(len(rows)))

@@ -10,7 +10,13 @@ from command_line import run
 
 from hetplan.launchers.local_loop import even_split
 from hetplan.reports.comparison import sparkline
-from hetplan.reports.plans import grouped, homogeneous_lines, refused_lines, restriction_line
+from hetplan.reports.plans import (
+    grouped,
+    homogeneous_lines,
+    mixing_line,
+    refused_lines,
+    restriction_line,
+)
 from hetplan.search.files import load_legal_plan
 from hetplan.search.result import HomogeneousSum, KindAlone, Restriction, SearchResult
 
@@ -77,23 +83,30 @@ def test_the_even_split_is_even(layers: int, stages: int) -> None:
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
-def planned(folder: Path, target: str, cluster: str, islands: str) -> SearchResult:
+def planned(folder: Path, target: str, cluster: str, islands: str, *settings: str) -> SearchResult:
     out = folder / "plan.json"
     model, job = CONFIGS / "models" / "llama-2-7b.yaml", CONFIGS / "jobs" / "llama-2-7b.yaml"
     layout = ("--tp", "8", "--pp", "2", "--dp", "1", "--islands", islands, "--out", out)
     files = ("--model", model, "--cluster", CONFIGS / "clusters" / cluster, "--job", job)
-    done = run("estimate", *map(str, (*files, "--target", target, *layout)))
+    changes = [word for each in settings for word in ("--set", each)]
+    done = run("estimate", *map(str, (*files, "--target", target, *layout, *changes)))
     assert out.exists(), done.stderr
     return load_legal_plan(out)
 
 
-@pytest.mark.parametrize("target", ["megatron", "torchtitan"])
-def test_a_plan_that_emit_refuses_is_printed_with_the_reasons(tmp_path: Path, target: str) -> None:
-    lines = list(refused_lines(planned(tmp_path, target, "two-regions.yaml", "a100,mi300x")))
+@pytest.mark.parametrize(
+    ("target", "setting"),
+    [("megatron", "trainer.scattered_sends=true"), ("torchtitan", "precision=float16")],
+)
+def test_a_plan_that_emit_refuses_is_printed_with_the_reasons(
+    tmp_path: Path, target: str, setting: str
+) -> None:
+    mixed = "trainer.mixed_libraries=true"
+    result = planned(tmp_path, target, "two-regions.yaml", "a100,mi300x", mixed, setting)
+    lines = list(refused_lines(result))
     assert lines[0].startswith("`hetplan emit` needs node_names of a100, mi300x: ")
-    assert lines[1].startswith(f"`hetplan emit --target {target}` refuses this plan: plan.")
-    assert "nccl" in lines[1]
-    assert "rccl" in lines[1]
+    field = f"inputs.job.{setting.partition('=')[0]}"
+    assert lines[1].startswith(f"`hetplan emit --target {target}` refuses this plan: {field}")
     assert lines[-1] == "`hetplan emit --nearest FILE` finds the fastest plan that it takes"
     assert len(lines) == 3
 
@@ -113,6 +126,51 @@ def test_a_plan_that_emit_takes_has_no_such_line(tmp_path: Path) -> None:
 def test_hetplans_own_trainer_has_no_folder(tmp_path: Path) -> None:
     result = planned(tmp_path, "any", "two-regions.yaml", "a100")
     assert list(refused_lines(result)) == []
+
+
+def test_a_mix_of_libraries_is_a_gain_or_advice_in_one_line() -> None:
+    libraries = ("nccl", "rccl")
+    faster = Restriction(
+        target="flagscale", libraries=libraries, mixed=True,
+        step_seconds=0.88, lower_bound_seconds=0.85,
+    )  # fmt: skip
+    line = restriction_line(faster, 1.0, ("amd-mi210",))
+    assert line == "flagscale can mix nccl and rccl: 12.0% faster, at least (at most 15.0%)"
+    # Faster, and not by a mix.
+    assert "flagscale would be 12.0% faster" in restriction_line(replace(faster, mixed=False), 1.0)
+    slower = replace(faster, step_seconds=1.1)
+    line = restriction_line(slower, 1.0, ("amd-mi210",))
+    assert line.startswith("flagscale, which can mix nccl and rccl, has no faster plan")
+    assert line.endswith("; leave amd-mi210 out")
+    proven = replace(slower, lower_bound_seconds=1.05)
+    assert restriction_line(proven, 1.0, ("amd-mi210",)).endswith("1.05 s; leave amd-mi210 out")
+
+
+@pytest.mark.parametrize(
+    ("islands", "tokens", "words"),
+    [
+        ("a100,mi300x", 0.5, "the mix is 100.0% faster than 8 x nvidia-a100-80gb-sxm alone under "),
+        ("a100,mi300x", 2.0, "the mix is 50.0% slower than 8 x nvidia-a100-80gb-sxm alone under "),
+        ("a100,mi300x", 2.0, ": leave amd-mi300x out"),
+        ("a100", 2.0, "megatron: plan for megatron"),
+    ],
+)
+def test_a_plan_beside_the_best_kind_alone(
+    tmp_path: Path, islands: str, tokens: float, words: str
+) -> None:
+    if islands == "a100":
+        result = planned(tmp_path, "any", "two-regions.yaml", "a100")
+    else:
+        result = planned(tmp_path, "flagscale", "two-regions.yaml", islands)
+    best = KindAlone(
+        device="nvidia-a100-80gb-sxm",
+        devices=8,
+        tokens_per_second=tokens * result.estimate.tokens_per_second,
+        roofline_tokens_per_second=None,
+        gap=0.01,
+        reason="",
+    )
+    assert words in mixing_line(result, "megatron", best)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from oracle_instances import Instance, axes_of, listed
+from oracle_judge import with_vendors
 
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError
@@ -58,6 +59,24 @@ def test_the_search_finds_what_the_reference_planner_finds(block: int) -> None:
         assert step == pytest.approx(best.step_seconds, rel=1e-8), made.job
         assert not validate(problem, result.plan, step)
         assert not validate(problem, best.plan, best.step_seconds)
+
+
+def test_both_keep_to_one_library_where_the_trainer_has_one() -> None:
+    several = [made for made in jobs() if len({i.device.kind for i in made.cluster.islands}) > 1]
+    assert len(several) > 5
+    for made in map(with_vendors, several[:6]):
+        pin = replace(made.job.pin, cp=1, virtual_stages=1)
+        made = replace(made, job=replace(made.job, target="megatron", pin=pin))
+        problem = problem_of(made)
+        best = solve(problem)
+        try:
+            result = search(made.model, made.cluster, made.job, problem.pricer.predictor)
+        except InfeasibleError:
+            assert best is None
+            continue
+        assert best is not None
+        assert len({island.device.vendor for island in result.used_islands}) == 1
+        assert result.estimate.step_seconds == pytest.approx(best.step_seconds, rel=1e-8)
 
 
 def solved() -> tuple[Problem, Solution]:

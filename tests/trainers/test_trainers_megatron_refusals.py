@@ -31,16 +31,25 @@ from hetplan.plans.plan import (
     RecomputeModule,
     Sharding,
 )
+from hetplan.schedulers.launch import EmissionOptions
+from hetplan.trainers.emission import emission_for, refusals
 from hetplan.trainers.megatron.mindspeed import TRAINER as MINDSPEED
 from hetplan.trainers.megatron.model import model_faults
 from hetplan.trainers.megatron.parallel import degrees_of
+from hetplan.trainers.megatron.write import TRAINER as MEGATRON
 
 
-def test_devices_of_two_vendors_are_refused() -> None:
+def test_devices_of_two_libraries_are_refused_unless_the_trainer_is_patched() -> None:
     result = stage_per_island(cluster(island("a", "n"), island("b", "n", kind="amd-mi300x")), 3, 5)
-    (message,) = messages(result)
-    assert "2 libraries (nccl on nvidia-a100-80gb-sxm; rccl on amd-mi300x)" in message
-    assert "flagscale" in message
+    (fault,) = refusals(result, MEGATRON, EmissionOptions())
+    assert "2 libraries of collectives (nccl on nvidia-a100-80gb-sxm; rccl on amd-mi300x)" in str(
+        fault
+    )
+    assert "flagscale or native" in fault.message
+    job = replace(result.inputs.job, trainer=TrainerOptions(mixed_libraries=True))
+    patched = replace(result, inputs=replace(result.inputs, job=job))
+    emission = emission_for(patched, MEGATRON, EmissionOptions())
+    assert any("nccl and rccl, which stock megatron" in each for each in emission.ranks.remarks)
 
 
 @pytest.mark.parametrize(

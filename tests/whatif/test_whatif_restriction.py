@@ -7,11 +7,18 @@ from dataclasses import replace
 import pytest
 from search_jobs import cluster, island, job, model
 
-from hetplan.job.spec import TrainerOptions
+from hetplan.cluster.spec import Cluster
+from hetplan.job.spec import Forbids, Pins, TrainerOptions
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
-from hetplan.whatif.baselines import WIDER, restriction
+from hetplan.whatif.baselines import (
+    MIXES,
+    WIDER,
+    homogeneous_sum,
+    restriction,
+    strongest_alone,
+)
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -37,6 +44,52 @@ def test_more_plans_are_never_slower(trainer: str) -> None:
         assert found.lower_bound_seconds <= found.step_seconds
         assert found.step_seconds <= result.estimate.step_seconds * (1.0 + 1e-9)
         assert seconds is None or found.lower_bound_seconds == 0.0
+
+
+def _two_makers() -> Cluster:
+    slow = island("slow", kind="old", teraflops=40.0, nodes=1, per_node=2)
+    quick = island("quick", kind="new", teraflops=50.0, nodes=1, per_node=2)
+    return cluster(
+        replace(slow, device=replace(slow.device, vendor="amd")),
+        replace(quick, device=replace(quick.device, vendor="nvidia")),
+    )
+
+
+def test_what_a_mix_of_libraries_would_give_is_asked_of_flagscale() -> None:
+    result = search(model(6), _two_makers(), job(8, gap=0.05), PREDICTOR)
+    found = restriction(result, PREDICTOR)
+    assert found is not None
+    assert (found.target, found.libraries, found.mixed) == (MIXES, ("rccl", "nccl"), True)
+    assert found.lower_bound_seconds <= found.step_seconds < result.estimate.step_seconds
+    figure = homogeneous_sum(result, PREDICTOR)
+    assert strongest_alone(result, figure, PREDICTOR) is None
+    # FlagScale has no context parallelism: what pins it is asked of nobody, or of native.
+    pinned = replace(result.inputs.job, pin=Pins(cp=2))
+    alone = replace(result, inputs=replace(result.inputs, job=pinned))
+    assert restriction(alone, PREDICTOR) is None
+    patched = replace(job(8, gap=0.05), trainer=TrainerOptions(mixed_libraries=True))
+    both = restriction(search(model(6), _two_makers(), patched, PREDICTOR), PREDICTOR)
+    assert both is not None
+    assert (both.target, both.libraries) == (WIDER, ())
+
+
+def test_the_best_kind_alone_is_asked_under_megatron_too() -> None:
+    asked = replace(job(8, gap=0.05), target="flagscale")
+    result = search(model(6), _two_makers(), asked, PREDICTOR)
+    figure = homogeneous_sum(result, PREDICTOR)
+    found = strongest_alone(result, figure, PREDICTOR)
+    assert found is not None
+    target, best = found
+    assert best.device == "new"
+    assert best.tokens_per_second >= max(kind.tokens_per_second for kind in figure.kinds)
+    stock = search(
+        model(6),
+        result.inputs.cluster,
+        replace(job(8), forbid=Forbids(islands=("slow",))),
+        PREDICTOR,
+    )
+    assert target in ("megatron", "flagscale")
+    assert best.tokens_per_second <= stock.estimate.tokens_per_second * (1 + 1e-9)
 
 
 def test_nothing_is_compared_where_the_wider_trainer_lacks_what_the_job_asks_for() -> None:

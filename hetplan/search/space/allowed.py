@@ -1,5 +1,7 @@
 """What a job's pins and forbids leave of its cluster, and which islands have room for stages.
 
+A trainer with one library of collectives has plans on islands of one library only.
+
 A stage of degrees (tp, cp, dp) lies on one island, or on 2 to 4 islands of one device kind and one
 node size: its data-parallel ranks are then dealt out equally, or in proportion to the usable nodes
 (reduced by their greatest common divisor). Targets with mixed stages also have parts on two islands
@@ -17,8 +19,10 @@ from itertools import combinations, product
 from operator import itemgetter
 from typing import NamedTuple
 
+from hetplan.cluster.libraries import libraries_of
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import stages_with_room
@@ -91,6 +95,16 @@ def _nodes_out(island: Island, job: Job) -> tuple[int, ...]:
         if node.rpartition("/")[0] == island.name
     }
     return tuple(sorted({*island.nodes_out, *forbidden}))
+
+
+def together(cluster: Cluster, job: Job) -> tuple[frozenset[int], ...]:
+    """Sets of islands with usable nodes, each with all whose devices may be in one plan: those of
+    one library where the job's trainer has one.
+    """
+    groups = libraries_of(cluster).values()
+    if trainer_settings(job).mixed_libraries:
+        return (frozenset().union(*groups),)
+    return tuple(map(frozenset, groups))
 
 
 def matches(island: Island, place: str | None) -> bool:

@@ -5,7 +5,8 @@ the devices of a node; cp = 2^k <= 16 with 2 cp dividing the sequence length; ep
 divides the experts and cp * dp * tp / etp; dp * microbatch size divides the batch. Targets that
 need equal degrees have a family per shape; others have one per tick (sequences of a microbatch),
 whose meshes differ in tp, dp and microbatch size, with cp = ep = 1. `any` has both. Each comes once
-per schedule, per sharding and, where all stages must recompute alike, per recomputation.
+per schedule, per sharding and, where all stages must recompute alike, per recomputation; for a
+trainer with one library of collectives once per library of the cluster.
 
 Interleaving is searched with 2 to `Target.most_virtual_stages` chunks of at least one layer per
 stage, from 3 stages on, of which microbatches are a multiple. Deeper warm-up hides latency before a
@@ -40,6 +41,7 @@ from hetplan.search.space.allowed import (
     kept,
     stage_limit,
     tensor_degrees,
+    together,
 )
 from hetplan.search.space.family import Block, FamilyTable, Kind, Mesh, table_of
 
@@ -108,12 +110,12 @@ class Families:
 
     @cached_property
     def context_degrees(self) -> tuple[int, ...]:
-        """1, and what divides the sequence where the target has context parallelism."""
+        """1, and what divides the sequence where target and devices have context parallelism."""
         length, pin = self.job.sequence_length, self.job.pin.cp
         tried = [2**k for k in range(1, MAX_CONTEXT_PARALLEL.bit_length())]
         if pin is not None:
             tried = [pin] if pin > 1 else []
-        if not self._trainer.context_parallel or context_parallel_fault(self.cluster, self.job):
+        if not self._trainer.context_parallel or not any(can for _, can in self._together):
             tried = []
         return kept(pin, [1, *(cp for cp in tried if length % (2 * cp) == 0)])
 
@@ -203,9 +205,7 @@ class Families:
                     )  # fmt: skip
                     # Experts are not dealt out over islands.
                     meshes = _meshes(shape, rooms if ep == 1 else _alone(rooms))
-                    count = batch // (dp * size)
-                    if meshes and self._long_enough(count, meshes):
-                        yield self._varied(dp * size, count, meshes, dp * cp)
+                    yield from self._varied(dp * size, batch // (dp * size), meshes)
 
     def _expert_degrees(self, tp: int, copies: int) -> Iterator[tuple[int, int]]:
         """(ep, etp); without expert parallelism experts are cut like the other weights."""
@@ -226,10 +226,7 @@ class Families:
         if pin.cp not in (None, 1) or pin.ep not in (None, 1):
             return
         for samples in self._batch_divisors:
-            meshes = self._tick(samples)
-            if meshes and self._long_enough(batch // samples, meshes):
-                copies = max(sum(each.dp for each in mesh.shapes) for mesh in meshes)
-                yield self._varied(samples, batch // samples, meshes, copies)
+            yield from self._varied(samples, batch // samples, self._tick(samples))
 
     def _tick(self, samples: int) -> tuple[Mesh, ...]:
         """Every mesh whose stages take so many sequences at a time."""
@@ -268,12 +265,32 @@ class Families:
         limit = stage_limit(self.job, self.model, num_microbatches)
         return pp is None or (pp <= limit and pp <= _capacity(meshes))
 
+    @cached_property
+    def _together(self) -> tuple[tuple[frozenset[int], bool], ...]:
+        """(islands that may be in one plan, whether all of them can run with cp above 1)."""
+        found = []
+        for islands in together(self.cluster, self.job):
+            kinds = {self.cluster.islands[at].device for at in islands}
+            found.append((islands, not context_parallel_fault(kinds, self.job.target)))
+        return tuple(found)
+
     def _varied(
-        self, samples: int, num_microbatches: int, meshes: tuple[Mesh, ...], copies: int
-    ) -> tuple[Block, Sequence[Kind]]:
-        block = Block(samples=samples, num_microbatches=num_microbatches, meshes=meshes)
-        shardings = self.shardings(copies, max(s.cp for s in meshes[0].shapes))
-        return block, self._kinds(tuple(self._variants(num_microbatches, meshes)), shardings)
+        self, samples: int, num_microbatches: int, meshes: tuple[Mesh, ...]
+    ) -> Iterator[tuple[Block, Sequence[Kind]]]:
+        """A block for each set of islands that may be in one plan, where its meshes have room."""
+        for islands, context in self._together:
+            own = meshes
+            if len(self._together) > 1:
+                own = tuple(mesh for mesh in meshes if islands.issuperset(mesh.islands))
+            if not own or not self._long_enough(num_microbatches, own):
+                continue
+            cp = own[0].shapes[0].cp
+            if cp > 1 and not context:
+                continue
+            copies = max(sum(each.dp for each in mesh.shapes) for mesh in own) * cp
+            block = Block(samples=samples, num_microbatches=num_microbatches, meshes=own)
+            kinds = tuple(self._variants(num_microbatches, own))
+            yield block, self._kinds(kinds, self.shardings(copies, cp))
 
     def _variants(self, num_microbatches: int, meshes: Sequence[Mesh]) -> Iterator[Variant]:
         """What the target and the pins allow, plain 1F1B first."""

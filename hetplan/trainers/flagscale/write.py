@@ -43,7 +43,7 @@ from hetplan.trainers.flagscale.meshes import (
     transports_between,
 )
 from hetplan.trainers.megatron.flags import FLAGS
-from hetplan.trainers.megatron.model import numerics_remarks
+from hetplan.trainers.megatron.model import model_faults, numerics_remarks
 from hetplan.trainers.megatron.parallel import degrees_of
 from hetplan.trainers.megatron.write import (
     agent_environment,
@@ -377,5 +377,6 @@ TRAINER = Trainer(
     name="flagscale",
     plan_target="flagscale",
     faults=flagscale_faults,
+    question_faults=model_faults,
     launch=flagscale_launch,
 )

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hetplan.cluster.libraries import library_of
 from hetplan.errors import Fault
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch
 from hetplan.schedulers.rank_layout import RankLayout
-from hetplan.schedulers.vendors import vendor_of
 from hetplan.search.result import SearchResult
 from hetplan.trainers import Trainer
 from hetplan.trainers.megatron.model import VOCAB_MULTIPLE, missing_flags, model_arguments
@@ -85,7 +85,7 @@ def _device_faults(ranks: RankLayout) -> Iterator[Fault]:
     others = dict.fromkeys(
         host.device_kind
         for host in ranks.hosts
-        if vendor_of(host.vendor, host.device_kind).library != "hccl"
+        if library_of(host.vendor, host.device_kind) != "hccl"
     )
     if others:
         yield Fault(

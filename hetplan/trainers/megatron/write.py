@@ -32,7 +32,6 @@ from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunc
 from hetplan.schedulers.rank_layout import (
     Agent,
     RankLayout,
-    mixed_library_faults,
     vendor_environment,
 )
 from hetplan.schedulers.vendors import vendor_of
@@ -444,12 +443,10 @@ def common_faults(result: SearchResult) -> tuple[Fault, ...]:
 
 
 def device_faults(ranks: RankLayout) -> Iterator[Fault]:
-    """Devices of several vendors, or ones whose collectives torch does not know as nccl."""
-    mixed = [*mixed_library_faults(ranks, "Megatron-LM")]
-    yield from mixed
+    """Devices whose collectives torch does not know as nccl."""
     vendors = {vendor_of(host.vendor, host.device_kind): host.device_kind for host in ranks.hosts}
     for vendor, kind in vendors.items():
-        if mixed or vendor.backend == "nccl":
+        if vendor.backend == "nccl":
             continue
         instead = "forbid these islands, or use the vendor's own Megatron with other launch files"
         if vendor.vendor == "huawei":
@@ -490,6 +487,7 @@ TRAINER = Trainer(
     name="megatron",
     plan_target="megatron",
     faults=megatron_faults,
+    question_faults=model_faults,
     launch=megatron_launch,
     data_outermost=True,
 )

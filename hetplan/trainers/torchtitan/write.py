@@ -18,10 +18,11 @@ from hetplan.errors import Fault
 from hetplan.job.spec import Job, Optimizer, Precision, ProductFormat
 from hetplan.job.trainer import TrainerSettings, trainer_settings
 from hetplan.model.layers import Attention, Mlp
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.pieces import stage_copies
 from hetplan.plans.plan import Boundary, Plan, RecomputeGranularity, Sharding
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch
-from hetplan.schedulers.rank_layout import RankLayout, mixed_library_faults, vendor_environment
+from hetplan.schedulers.rank_layout import RankLayout, vendor_environment
 from hetplan.schedulers.vendors import vendor_of
 from hetplan.search.result import SearchResult
 from hetplan.trainers import Trainer
@@ -278,22 +279,27 @@ def torchtitan_faults(
 ) -> tuple[Fault, ...]:
     """Everything that keeps the plan from torchtitan."""
     return (
-        *_model(result),
-        *_settings(result),
+        *question_faults(result.inputs.model, result.inputs.job),
+        *_stages(result),
         *_degrees(result),
         *_devices(ranks),
         *_options(result, options),
     )
 
 
-def _model(result: SearchResult) -> Iterator[Fault]:
-    model = result.inputs.model
+def question_faults(model: ModelSpec, job: Job) -> Iterator[Fault]:
+    """What keeps every plan of this model and job from torchtitan."""
     for message in model_faults(model):
         yield Fault(
             field="inputs.model",
             message=f"{model.name} has {message}; what is emitted is torchtitan's Llama 3 model, "
             "which has not: use target megatron",
         )
+    yield from _settings(job)
+
+
+def _stages(result: SearchResult) -> Iterator[Fault]:
+    model = result.inputs.model
     stages = len(result.plan.pipelines[0].stages)
     if model.tied_embeddings and stages > 1:
         # models/common/decoder.py, update_from_config.
@@ -302,15 +308,16 @@ def _model(result: SearchResult) -> Iterator[Fault]:
             message=f"{stages} stages and tied embeddings, which torchtitan refuses together (the "
             "two copies are one parameter): pin pp: 1, or use target megatron",
         )
+    if trainer_settings(result.inputs.job).product_format is ProductFormat.NVFP4:
+        yield from _nvfp4(result, degrees_of(result.plan).tp)
 
 
-def _settings(result: SearchResult) -> Iterator[Fault]:
-    job, plan = result.inputs.job, result.plan
+def _settings(job: Job) -> Iterator[Fault]:
     if job.precision is Precision.FLOAT16:
         yield Fault(
             field="inputs.job.precision",
             message="float16; torchtitan has no loss scaling (training.mixed_precision_param is "
-            "bfloat16 or float32): use bfloat16",
+            "bfloat16 or float32): use one of these",
         )
     if job.optimizer is not Optimizer.ADAMW:
         # components/optimizer/optimizer.py, _resolve_optimizer_factory.
@@ -324,8 +331,6 @@ def _settings(result: SearchResult) -> Iterator[Fault]:
             message="false; torchtitan always packs short texts into whole sequences: set "
             "packing: true",
         )
-    if trainer_settings(job).product_format is ProductFormat.NVFP4:
-        yield from _nvfp4(result, degrees_of(plan).tp)
 
 
 def _nvfp4(result: SearchResult, tp: int) -> Iterator[Fault]:
@@ -373,7 +378,6 @@ def _degrees(result: SearchResult) -> Iterator[Fault]:
 
 
 def _devices(ranks: RankLayout) -> Iterator[Fault]:
-    yield from mixed_library_faults(ranks, "torchtitan")
     for host in ranks.hosts:
         if vendor_of(host.vendor, host.device_kind).backend == "gloo":
             yield Fault(
@@ -404,5 +408,6 @@ TRAINER = Trainer(
     name="torchtitan",
     plan_target="torchtitan",
     faults=torchtitan_faults,
+    question_faults=question_faults,
     launch=torchtitan_launch,
 )
