@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hetplan.search.result import Inputs
     from hetplan.whatif.lost_nic import LostNic
 
-ESTIMATE_SCHEMA = "hetplan.estimate/4"
+ESTIMATE_SCHEMA = "hetplan.estimate/5"
 LAYOUT = "Layout"
 
 

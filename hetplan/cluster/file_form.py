@@ -201,6 +201,9 @@ class IslandForm(FileForm):
     host_launch: Seconds | None = None
     """Time in which the host launches one operator of a forward pass. Left out: 29 us, as published
     trainers took on their hosts."""
+    host_memory: Memory | None = None
+    """Memory of one node's host that a job may use for an optimizer that is kept there; its devices
+    have equal parts of it. Left out: unknown, and no searched plan keeps an optimizer there."""
     power_cap: Watts | None = None
     """Limit that is set on each device, at most the limit of its board; it lowers the clock."""
     clock_ratio: ClockRatio = 1.0

@@ -30,7 +30,7 @@ from hetplan.errors import InputError
 from hetplan.files.quantities import value_of
 from hetplan.files.reading import decode, read_document
 
-CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/7"
+CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/8"
 """Schema of the Cluster value's own JSON form, in which every figure is in base units."""
 
 
@@ -146,6 +146,7 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
         power_watts=form.power,
         power_cap_watts=form.power_cap,
         host_launch_seconds=form.host_launch,
+        host_memory_bytes=form.host_memory,
     )
 
 

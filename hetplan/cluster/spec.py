@@ -90,6 +90,8 @@ class Island:
     host_launch_seconds: Positive | None = None
     """In which the host launches one operator of a forward pass, for layers that are summed from
     operators; None: as most hosts."""
+    host_memory_bytes: Positive | None = None
+    """Memory of one node's host that a job may use; None: unknown. Its devices have equal parts."""
     power_cap_watts: Positive | None = None
     """Limit that is set on each device, below its kind's `max_power_watts`; None: not set."""
     clock_ratio: ClockRatio = 1.0
@@ -128,6 +130,18 @@ class Island:
     def ports(self) -> tuple[float, ...]:
         """`Link.by_senders_bytes_per_second` of its NICs; empty where none are described."""
         return () if self.nics is None else self.nics.by_senders(self.devices_per_node)
+
+    @property
+    def host_bytes_per_device(self) -> float | None:
+        """Host memory that a job may use for each device; None: unknown."""
+        if self.host_memory_bytes is None:
+            return None
+        return self.host_memory_bytes / self.devices_per_node
+
+    @property
+    def can_offload(self) -> bool:
+        """Whether it is known what its hosts can keep, and how fast they are reached."""
+        return self.host_memory_bytes is not None and self.device.host is not None
 
     @property
     def num_devices(self) -> int:

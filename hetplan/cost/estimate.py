@@ -285,12 +285,19 @@ def misfits(estimate: Estimate) -> tuple[str, ...]:
     first = {stage.pipeline: s for s, stage in reversed(list(enumerate(estimate.stages)))}
     return tuple(
         (f"pipeline {stage.pipeline}, " if several else "")
-        + f"stage {s - first[stage.pipeline]} needs {format_bytes(stage.memory.total_bytes)} on "
-        f"each {stage.device} of island {stage.island}, which leaves a job "
-        f"{format_bytes(stage.memory.available_bytes)}"
+        + f"stage {s - first[stage.pipeline]} needs {_shortage(stage)}"
         for s, stage in enumerate(estimate.stages)
         if not stage.memory.fits
     )
+
+
+def _shortage(stage: StageEstimate) -> str:
+    """How much of what, and how much there is."""
+    memory, place = stage.memory, f"each {stage.device} of island {stage.island}"
+    needed, room, on = memory.total_bytes, memory.available_bytes, "on"
+    if memory.host_available_bytes is not None and not memory.host_fits:
+        needed, room, on = memory.host_bytes, memory.host_available_bytes, "in host memory for"
+    return f"{format_bytes(needed)} {on} {place}, which leaves a job {format_bytes(room)}"
 
 
 def _stage(step: StepCost, parts: BreakDown, place: tuple[int, int]) -> StageEstimate:

@@ -77,6 +77,10 @@ class MemoryUse:
     """What the allocator takes from the device over what it hands out."""
     runtime_bytes: float = 0.0
     """What driver and communication library take outside of the allocator; 0: not counted."""
+    host_bytes: float = 0.0
+    """What an offloaded optimizer keeps in host memory for this device."""
+    host_available_bytes: float | None = None
+    """The device's part of its node's host memory; None: unknown, taken as enough."""
 
     @property
     def total_bytes(self) -> float:
@@ -97,8 +101,14 @@ class MemoryUse:
 
     @property
     def fits(self) -> bool:
-        """Whether the device has room."""
-        return self.total_bytes <= self.available_bytes
+        """Whether the device has room, and its host."""
+        return self.total_bytes <= self.available_bytes and self.host_fits
+
+    @property
+    def host_fits(self) -> bool:
+        """Whether the host has room for what is offloaded, as far as its memory is known."""
+        room = self.host_available_bytes
+        return room is None or self.host_bytes <= room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,8 @@ SHARES_TOLERANCE = 1e-6
 
 Quantile: TypeAlias = Annotated[float, Field(ge=0.5, le=0.99)]
 """From the median to what the draws of an interval still resolve."""
+Part: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+"""A part of a whole that may be all of it."""
 Tokens: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Seed: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SEED)]
 
@@ -100,6 +102,22 @@ class Objective(StrEnum):
     """Money; every device that may be used needs a price."""
 
 
+class Sharding(StrEnum):
+    """What the ranks of a sharding group split among themselves (arXiv 1910.02054)."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    """Optimizer state: ZeRO-1, Megatron-LM's distributed optimizer."""
+    GRADIENTS = "gradients"
+    """Gradients as well: ZeRO-2."""
+    PARAMETERS = "parameters"
+    """Parameters as well: ZeRO-3, fully sharded data parallel."""
+
+
+SPLIT_WEIGHTS = (Sharding.GRADIENTS, Sharding.PARAMETERS)
+"""What is reduced, and with parameters gathered, in the passes of every microbatch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins(FileForm):
     """Choices that the search must keep; what is left out stays free."""
@@ -128,6 +146,10 @@ class Pins(FileForm):
     """Whether tensor-parallel ranks share what lies between their products."""
     sharded_optimizer: bool | None = None
     """Whether data-parallel ranks share the optimizer state."""
+    sharding: Sharding | None = None
+    """What they share: none, optimizer (ZeRO-1), gradients (ZeRO-2) or parameters (ZeRO-3) too."""
+    optimizer_offload: Part | None = None
+    """Part of the optimizer state that is kept, and updated, in host memory; 0: none."""
     pipelines: Count | None = None
     """Copies of the model, each over its own devices with its own share of the batch."""
     same_degrees: bool | None = None
@@ -135,6 +157,13 @@ class Pins(FileForm):
     depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
     """Most microbatches that a stage keeps in flight beyond its schedule's own, with sends that do
     not wait for their receivers; 0: none, and sends wait."""
+
+    @property
+    def shares(self) -> bool | None:
+        """Whether data-parallel ranks share anything; None: free."""
+        if self.sharded_optimizer is None and self.sharding is not None:
+            return self.sharding is not Sharding.NONE
+        return self.sharded_optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from hetplan.plans.assemble import (
     stages_with_room,
 )
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.pieces import stage_copies, stage_shards
+from hetplan.plans.pieces import stage_copies
 from hetplan.plans.plan import (
     DeviceRange,
     LayerRange,
@@ -51,8 +51,8 @@ def chosen_of(plan: Plan, cluster: Cluster, job: Job, model: ModelSpec | None = 
     """The choices that make this plan, but for the numbers of its devices.
 
     Without a model the only layer behind the transformer layers is the head. An InputError names
-    what no choices can say: recomputation of other parts than attention, shards that are not all
-    ranks of every stage, offloading, another overlap than that of the job's trainer.
+    what no choices can say: recomputation of other parts than attention, another overlap than that
+    of the job's trainer.
     """
     faults = tuple(_beyond_choices(plan, job))
     if faults:
@@ -70,6 +70,10 @@ def chosen_of(plan: Plan, cluster: Cluster, job: Job, model: ModelSpec | None = 
         ),
         sharding=plan.sharding,
         early_sends=plan.overlap.send,
+        optimizer_offload=plan.optimizer_offload,
+        sharing_ranks=0
+        if plan.optimizer_shards in (1, _all_shards(plan.pipelines))
+        else (plan.optimizer_shards),
     )
 
 
@@ -98,18 +102,6 @@ def _beyond_choices(plan: Plan, job: Job) -> Iterator[Fault]:
         if asks.modules not in ((), SELECTIVE_MODULES):
             message = f"{', '.join(asks.modules)}; searched plans recompute core_attn alone"
             yield Fault(field=f"{field}.recompute.modules", message=message)
-    shards = plan.optimizer_shards
-    if plan.sharding not in (Sharding.NONE, Sharding.OPTIMIZER):
-        message = f"{plan.sharding}; searched plans shard the optimizer state or nothing"
-        yield Fault(field="sharding", message=message)
-    elif plan.sharding is Sharding.OPTIMIZER and any(
-        stage_shards(shards, stage) != stage_copies(stage) for stage in plan.stages
-    ):
-        message = f"{shards}; searched plans shard over all ranks of a stage"
-        yield Fault(field="optimizer_shards", message=message)
-    if plan.optimizer_offload:
-        message = f"{plan.optimizer_offload}; searched plans keep optimizer state on the device"
-        yield Fault(field="optimizer_offload", message=message)
     shapes = [Shape.of(each) for stage in plan.stages for each in stage.replicas]
     if replace(plan.overlap, send=False) != overlap_of(job, shapes, plan.sharding):
         message = (
@@ -161,7 +153,8 @@ def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) ->
                 schedule=pipeline.schedule,
             )
         )
-    shards = _all_shards(pipelines) if chosen.sharding is not Sharding.NONE else 1
+    every = _all_shards(pipelines) if chosen.sharding is not Sharding.NONE else 1
+    shards = min(chosen.sharing_ranks or every, every)
     sharding = chosen.sharding if shards > 1 else Sharding.NONE
     shapes = (part.shape for each in chosen.pipelines for s in each.stages for part in s.parts)
     return assemble_plan(
@@ -171,6 +164,7 @@ def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) ->
         pipelines,
         sharding=sharding,
         optimizer_shards=shards,
+        optimizer_offload=chosen.optimizer_offload,
         overlap=replace(overlap_of(job, shapes, sharding), send=chosen.early_sends),
     )
 

@@ -11,12 +11,13 @@ from hetplan.errors import Fault
 from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
 from hetplan.job.kernels import CONTEXT_PARALLEL, FUSED_ATTENTION, kernel_fault, used_kinds
-from hetplan.job.spec import Job, Objective
+from hetplan.job.spec import SPLIT_WEIGHTS, Job, Objective
 from hetplan.job.trainer import trainer_faults
 from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_target import copied_heads_fault
+from hetplan.plans.plan import Sharding
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, Target
 
@@ -31,6 +32,7 @@ _ABILITIES = (
     ("virtual_stages", 1, "interleaving", "interleaved stages"),
     ("pipelines", 1, "several_pipelines", "several pipelines"),
     ("depth", 0, "other_warmup", "warm-up depths of its own"),
+    ("optimizer_offload", 0, "optimizer_offload", "optimizer in host memory"),
 )
 """Field of the pin, the value above which it needs something, that field of Target, its name."""
 
@@ -47,6 +49,8 @@ def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[P
     yield from _of_stages(job, model, can)
     yield from _of_pipelines(job, cluster)
     yield from _of_libraries(job, cluster, can)
+    yield from _of_sharding(job, can)
+    yield from _of_offload(job, cluster, can)
     yield from _prices(job, cluster)
 
 
@@ -202,6 +206,47 @@ def _of_libraries(job: Job, cluster: Cluster, can: Target) -> Iterator[tuple[Pat
             f"and a run of {job.target} has one library of collectives; change one of them, plan "
             "for flagscale or native, or set trainer.mixed_libraries: true if yours is patched",
         )
+
+
+def _of_sharding(job: Job, can: Target) -> Iterator[tuple[Path, str]]:
+    pin, path = job.pin, ("pin", "sharding")
+    if pin.sharding is None:
+        return
+    if pin.sharding not in can.shardings(job.optimizer):
+        known = ", ".join(can.shardings(job.optimizer))
+        yield path, f"{pin.sharding}; target {job.target} with {job.optimizer} has {known}"
+    elif pin.sharded_optimizer not in (None, pin.sharding is not Sharding.NONE):
+        yield path, f"{pin.sharding} with sharded_optimizer {str(pin.sharded_optimizer).lower()}"
+    elif pin.sharding is Sharding.NONE and can.context_shards and (pin.cp or 1) > 1:
+        yield path, f"none with cp {pin.cp}; target {job.target} shards over context-parallel ranks"
+    elif pin.sharding in SPLIT_WEIGHTS:
+        for name in ("pp", "pipelines", "virtual_stages"):
+            if (getattr(pin, name) or 1) > 1:
+                message = f"{pin.sharding} with {name} {getattr(pin, name)}; it is searched in one "
+                yield path, message + "stage, as pipelines keep gradients and parameters whole"
+
+
+def _of_offload(job: Job, cluster: Cluster, can: Target) -> Iterator[tuple[Path, str]]:
+    part, path = job.pin.optimizer_offload, ("pin", "optimizer_offload")
+    if not part or not can.optimizer_offload:
+        return
+    if Sharding.OPTIMIZER not in can.shardings(job.optimizer):
+        yield (
+            path,
+            f"{part:g} with {job.optimizer}; target {job.target} offloads adamw alone",
+        )
+    elif (job.pin.pipelines or 1) > 1:
+        yield path, f"{part:g} with {job.pin.pipelines} pipelines; it is searched for one"
+    used = [island for island in cluster.islands if island.name not in job.forbid.islands]
+    if not any(island.host_memory_bytes for island in used):
+        yield (
+            path,
+            f"{part:g}, and no island of {cluster.name} says what its hosts can keep; add "
+            'host_memory (of one node, as in "host_memory: 256 GiB"), or remove the pin',
+        )
+    elif not any(island.can_offload for island in used):
+        kinds = some(list(dict.fromkeys(island.device.kind for island in used)), 3)
+        yield path, f"{part:g}; how {kinds} reach their hosts is not known; add host to the kind"
 
 
 def _prices(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:

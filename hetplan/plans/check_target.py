@@ -12,6 +12,7 @@ import numpy as np
 from hetplan.cluster.libraries import island_library
 from hetplan.files.quantities import MAX_COUNT
 from hetplan.job.kernels import CONTEXT_PARALLEL, kernel_fault
+from hetplan.job.spec import SPLIT_WEIGHTS
 from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_faults, trainer_settings
 from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.layers import Attention
@@ -231,6 +232,10 @@ def target_limits(checked: CheckedPlan) -> Found:
     ):
         message = f"none; target {trainer.name} shards over context-parallel ranks"
         yield "sharding", message
+    several = any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
+    if several and trainer.whole_in_stages and plan.sharding in SPLIT_WEIGHTS:
+        message = f"{plan.sharding}; target {trainer.name} keeps gradients and parameters whole in "
+        yield "sharding", message + "a pipeline of several stages"
     if plan.optimizer_offload > 0 and not trainer.optimizer_offload:
         message = f"target {trainer.name} keeps optimizer state on the device: use 0"
         yield "optimizer_offload", message

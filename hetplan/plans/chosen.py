@@ -92,7 +92,11 @@ class ChosenPlan:
 
     pipelines: tuple[ChosenPipeline, ...]
     sharding: Sharding = Sharding.NONE
-    """Over all data- and context-parallel ranks of every stage."""
+    """Over data- and context-parallel ranks of every stage."""
     early_sends: bool = False
     """Sends run beside the passes of other microbatches and do not wait for their receivers
     (`hetplan.plans.plan.OverlapSettings.send`)."""
+    optimizer_offload: float = 0.0
+    """As in `hetplan.plans.plan.Plan`."""
+    sharing_ranks: int = 0
+    """Ranks that share what `sharding` says, neighbours; 0: all of a stage."""

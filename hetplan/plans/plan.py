@@ -18,8 +18,31 @@ from enum import StrEnum
 from itertools import chain
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision, TrainerOptions
+from hetplan.job.spec import Precision, Sharding, TrainerOptions
 from hetplan.job.trainer import trainer_settings_of
+
+__all__ = [
+    "SCHEDULES",
+    "Boundary",
+    "DeviceRange",
+    "LayerRange",
+    "OverlapSettings",
+    "Pipeline",
+    "Plan",
+    "Recompute",
+    "RecomputeGranularity",
+    "RecomputeModule",
+    "ReductionGroup",
+    "Replica",
+    "Schedule",
+    "Sharding",
+    "Stage",
+    "compress",
+    "expand",
+    "searched_with_formats",
+    "with_formats",
+    "with_sharding",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +134,6 @@ class Recompute:
     """What selective recomputation runs again; empty otherwise."""
     layers: int | None = None
     """Transformer layers of each chunk that recompute, its first ones; None: all."""
-
-
-class Sharding(StrEnum):
-    """What the ranks of a sharding group split among themselves (arXiv 1910.02054)."""
-
-    NONE = "none"
-    OPTIMIZER = "optimizer"
-    """Optimizer state: ZeRO-1, Megatron-LM's distributed optimizer."""
-    GRADIENTS = "gradients"
-    """Gradients as well: ZeRO-2."""
-    PARAMETERS = "parameters"
-    """Parameters as well: ZeRO-3, fully sharded data parallel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,8 @@ class Target:
     island_runs: bool
     """The stages of an island stand next to each other in the pipeline."""
     sharding: tuple[Sharding, ...]
+    whole_in_stages: bool = False
+    """Pipelines of several stages keep gradients and parameters whole."""
     shards_adam_only: bool = False
     """Of other optimizers than Adam the state is never split."""
     recompute_modules: tuple[RecomputeModule, ...]
@@ -90,6 +92,8 @@ class Target:
     recompute_per_stage: bool
     """Stages may recompute differently."""
     optimizer_offload: bool
+    offload_shares: bool = False
+    """Copies of weights share the optimizer that is in host memory."""
     overlap: OverlapSettings
     """What it can run beside compute."""
     overlap_needs: bool
@@ -171,8 +175,9 @@ _MEGATRON = Target(
     # --recompute-method block with --recompute-num-layers, one number for all stages.
     recompute_layers=True,
     recompute_per_stage=False,
-    # --optimizer-cpu-offload with --optimizer-offload-fraction.
+    # --optimizer-cpu-offload with --optimizer-offload-fraction, of the distributed optimizer alone.
     optimizer_offload=True,
+    offload_shares=True,
     overlap=_EVERY_OVERLAP,
     # training/arguments.py: --overlap-param-gather, --tp-comm-overlap; overlap of sends is
     # forced off without interleaving.
@@ -279,9 +284,12 @@ TARGETS: dict[str, Target] = {
         whole_nodes=True,
         island_runs=True,
         # With pipelines FSDP2 gathers parameters once a step and reduces gradients after the last
-        # microbatch (fsdp_reshard_after_forward: default means never): the optimizer is sharded.
+        # microbatch: the optimizer is sharded. fsdp_reshard_after_forward always frees parameters
+        # after forward passes alone then, as stages keep them, and gradients, whole in backward
+        # passes (torch/distributed/pipelining/stage.py): more traffic for next to no memory.
         # Unsharded: data_parallel_replicate_degree; cp is always a part of the sharded mesh.
-        sharding=(Sharding.NONE, Sharding.OPTIMIZER),
+        sharding=(Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS),
+        whole_in_stages=True,
         # activation_checkpoint.mode selective saves chosen operations, not all but attention.
         recompute_modules=(),
         recompute_layers=False,

@@ -6,7 +6,8 @@ shorter one takes. For every stage under 1F1B (`hetplan.cost.bounds`, (b))
 
     m K <= T                    S + (m - 1) K - (W - 1) r K <= T
 
-and with several chunks per stage the first one. Both limit K. Where stages of at most that K cannot
+and with several chunks per stage the first one, in which K counts a stage's update on the host as
+well, spread over the microbatches. Both limit K. Where stages of at most that K cannot
 hold all units of layers, no plan is below T. How many they can hold, whatever their order:
 
     by islands    an island stands in the pipeline once, with one mesh: the most of its meshes
@@ -26,6 +27,7 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.lines import StageBytes, most_units
+from hetplan.cost.step_model.end_of_step import host_update_seconds
 from hetplan.model.layers import Experts
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.plans.chosen import Shape
@@ -52,6 +54,8 @@ class ClosedForm:
     """r"""
     first: Ints
     """[M] first island of each mesh."""
+    update: Floats
+    """[M] seconds in which the host updates the optimizer of one unit."""
     stages: Ints
     """[M] most stages."""
     places: int
@@ -66,7 +70,7 @@ class ClosedForm:
         meshes, m, units = family.meshes, family.num_microbatches, pricer.units
         stages = np.array([min(mesh.max_stages, units.count) for mesh in meshes])
         first = np.array([mesh.islands[0] for mesh in meshes])
-        one = is_one_stage(pricer.job, pricer.model)
+        one = family.one_stage or is_one_stage(pricer.job, pricer.model)
         limit = pricer.job.pin.pp or most_stages_of(pricer.job, units, m, 1, one=one)
         places = min(int(_most_by(first, stages).sum()), limit)
         both, shorter = zip(*(_unit_seconds(pricer, family, mesh) for mesh in meshes), strict=True)
@@ -75,6 +79,7 @@ class ClosedForm:
             family=plain,
             cost=np.array(both).T,
             shorter=max(shorter),
+            update=np.array([_host_seconds(pricer, family, mesh) for mesh in meshes]),
             first=first,
             stages=stages,
             places=places,
@@ -92,16 +97,17 @@ class ClosedForm:
         limit = (limit_seconds - self.pricer.job.data_loading_seconds) * (1.0 - ROUNDING)
         if not self.has_room:
             return True
-        longest = limit / m
+        # A stage of n units has m passes of each kind, and then the host updates its optimizer.
+        within = self._units_within(limit / m, self.cost + self.update / m)
         if family.virtual_stages > 1:
             counts = self.stage_counts(family)
-            return all(self._chunked_units(family, at, longest) < units for at in counts)
+            return all(self._chunked_units(family, at, within) < units for at in counts)
         in_flight = min(self.places + family.most_extra_depth, m)
         turns = m - 1 - (in_flight - 1) * self.shorter
         left = limit - self._least_whole(units)
         if turns > 0:
-            longest = min(longest, left / turns)
-        held = np.minimum(self.holds, self._units_within(longest)[..., None])
+            within = np.minimum(within, self._units_within(left / turns, self.cost))
+        held = np.minimum(self.holds, within[..., None])
         return left < 0 or self._most_units(held) < units
 
     def stage_counts(self, family: Family) -> Iterator[int]:
@@ -112,9 +118,9 @@ class ClosedForm:
             if pinned and family.num_microbatches % count == 0:
                 yield count
 
-    def _units_within(self, longest: float) -> Ints:
-        """[V, M] units whose passes take no longer."""
-        quotients = np.minimum(longest / self.cost * (1.0 + ROUNDING), self.pricer.units.count)
+    def _units_within(self, longest: float, cost: Floats) -> Ints:
+        """[V, M] units that take no longer at this cost of one."""
+        quotients = np.minimum(longest / cost * (1.0 + ROUNDING), self.pricer.units.count)
         units: Ints = np.floor(quotients).astype(np.int64)
         return units
 
@@ -136,10 +142,10 @@ class ClosedForm:
             left -= taken
         return whole
 
-    def _chunked_units(self, family: Family, count: int, longest: float) -> int:
+    def _chunked_units(self, family: Family, count: int, within: Ints) -> int:
         """Of so many stages; 0 where one of them cannot hold a unit for each of its chunks."""
         held = _held_units(self.pricer, family, passes_in_flight(family, count))
-        held = np.minimum(held, self._units_within(longest)[..., None]).max(axis=0)
+        held = np.minimum(held, within[..., None]).max(axis=0)
         held[held < family.virtual_stages] = 0
         by_place = held.max(axis=0)
         # Places nearer to the end hold more: an island's stages are best there.
@@ -174,6 +180,20 @@ def _unit_seconds(pricer: StagePricer, family: Family, mesh: Mesh) -> tuple[Floa
     return both.max(axis=0), float((passes.min(axis=1) / both).max())
 
 
+def _host_seconds(pricer: StagePricer, family: Family, mesh: Mesh) -> float:
+    """Of one unit's optimizer, as far as it is offloaded; of several parts the fastest."""
+    if not family.offload:
+        return 0.0
+    found = []
+    for part, (island, shape) in enumerate(zip(mesh.islands, mesh.shapes, strict=True)):
+        held = pricer.stage_bytes(island, shape, family.recompute[0], 0)
+        shards, experts = family.shards(mesh, part)
+        own = family.offload * (held.dense.each / shards + held.routed.each / experts)
+        place = pricer.cluster.islands[island]
+        found.append(sum(host_update_seconds(place, pricer.job, own)))
+    return min(found)
+
+
 def _held_units(pricer: StagePricer, family: Family, in_flight: Ints) -> Ints:
     """[V, M, W] units that fit with so many passes in flight; of several parts the fullest."""
     held = np.empty((len(family.recompute), len(family.meshes), len(in_flight)), dtype=np.int64)
@@ -184,11 +204,7 @@ def _held_units(pricer: StagePricer, family: Family, in_flight: Ints) -> Ints:
                 needed = _least_bytes(
                     pricer.stage_bytes(island, shape, recompute, 0, family.virtual_stages)
                 )
-                shards = family.shards(mesh, part)
-                lines = needed.lines(
-                    family.sharding, *shards, family.num_microbatches,
-                    early_sends=family.early_sends,
-                )  # fmt: skip
+                lines = family.lines(needed, mesh, part)
                 if family.virtual_stages > 1:
                     lines = lines.interleaved(needed, family.virtual_stages, ends=False)
                 row, room = np.array(lines.row()), np.array(pricer.room_bytes(island))

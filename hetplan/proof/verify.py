@@ -24,7 +24,6 @@ from hetplan.cost.step_model.step import compose
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import to_plain
 from hetplan.files.reading import decode, read_document
-from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.proof import orders
 from hetplan.proof.closed_form import ClosedForm, several_pipelines_bound
@@ -32,6 +31,7 @@ from hetplan.search.evidence import families_digest, family_words
 from hetplan.search.files import SCHEMA, load_legal_plan, placed_faults, seal_of
 from hetplan.search.result import Certificate, Inputs, Proof, SearchResult
 from hetplan.search.solver import Grounds
+from hetplan.search.solvers import may_have_several
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family, FamilyTable
@@ -297,10 +297,11 @@ class _Claim:
         """How many of these families have no room; InputError where one is not excluded."""
         without_room = done = 0
 
-        def base(at: int) -> tuple[int, str, str]:
+        def base(at: int) -> tuple[int, str, str, float]:
             """What families share that differ in their schedule alone."""
             kind = families.kinds[families.kind[at]]
-            return int(families.block[at]), " ".join(kind.recompute), str(kind.sharding)
+            block = int(families.block[at])
+            return block, " ".join(kind.recompute), str(kind.sharding), kind.offload
 
         for _, group in groupby(sorted(numbers, key=base), base):
             alike = [families[at] for at in group]
@@ -339,7 +340,7 @@ class _Claim:
         """Plans of several pipelines, where the same cannot be shown of them."""
         job, field = self.inputs.job, "certificate.proof.several"
         self._check_not_below(f"{field}_bound_seconds", self.proof.several_bound_seconds)
-        if target(job.target).several_pipelines and job.pin.pipelines != 1:
+        if may_have_several(job):
             grounds = self.proof.several_grounds or Grounds.ORDER_FREE
             self._check_grounds(f"{field}_grounds", grounds)
             shown = several_pipelines_bound(pricer)

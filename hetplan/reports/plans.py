@@ -91,9 +91,16 @@ def _title(plan: Plan, estimate: Estimate) -> str:
     return (
         f"{several}{_degrees(plan)}, pp {format_each(counts)}, {_batch(plan)}"
         f"{format_each(batches)} microbatches, "
-        f"recompute {_recompute(plan)}{_schedule(plan)}, target {escape(plan.target)}\n"
+        f"recompute {_recompute(plan)}{_schedule(plan)}{_offloaded(plan)}, "
+        f"target {escape(plan.target)}\n"
         "forward and backward are of one microbatch; waits, reduce and optimizer of the whole step"
     )
+
+
+def _offloaded(plan: Plan) -> str:
+    part = plan.optimizer_offload
+    whole = "the optimizer" if part == 1 else f"{part:.0%} of the optimizer"
+    return f", {whole} in host memory" if part else ""
 
 
 def _degrees(plan: Plan) -> str:

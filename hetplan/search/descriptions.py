@@ -39,6 +39,9 @@ def describe_space(
     searched.append(f"recompute {', '.join(recompute)}{_each(trainer.recompute_per_stage)}")
     searched.append(f"schedules {_schedules(families)}")
     searched.append(f"sharding {_words(family.sharding.value for family in families)}")
+    if any(family.offload for family in families):
+        parts = _words(f"{family.offload:.0%}" for family in families)
+        searched.append(f"{parts} of the optimizer in host memory")
     if any(family.early_sends for family in families):
         deepest = max(family.most_extra_depth for family in families)
         waiting = any(not family.early_sends for family in families)
@@ -135,6 +138,7 @@ def describe_solver(solver: Solver) -> str:
     return (
         f"{family.schedule}{chunks} tick {family.samples}{degrees} recompute {recompute} "
         f"sharding {family.sharding.value}"
+        + (f" offload {family.offload:g}" if family.offload else "")
     )
 
 
@@ -159,6 +163,8 @@ def layout_words(plan: Plan) -> str:
     recompute = "/".join(dict.fromkeys(stage.recompute.granularity.value for stage in stages))
     if recompute != "none":
         words.append(f"recompute {recompute}")
+    if plan.optimizer_offload:
+        words.append("optimizer in host memory")
     return ", ".join(words)
 
 

@@ -69,4 +69,5 @@ def family_words(family: Family) -> str:
     return (
         f"{schedule}, {family.num_microbatches} x {family.samples} samples, "
         f"recompute {choices}, sharding {family.sharding}"
+        + (f", {family.offload:.0%} of the optimizer offloaded" if family.offload else "")
     )

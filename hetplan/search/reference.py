@@ -27,7 +27,7 @@ from hetplan.cluster.spec import Island
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.step_model.units import make_unit
 from hetplan.errors import InputError
-from hetplan.job.spec import Job
+from hetplan.job.spec import SPLIT_WEIGHTS, Job
 from hetplan.model.layers import Experts
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
@@ -241,16 +241,19 @@ def _with_stages(
             Run(island.name, shape, count)
             for island, shape, count in zip(order, shapes, counts, strict=True)
         )
-        for sharding in _shardings(problem, max(shape.dp for shape in shapes)):
+        for sharding in _shardings(problem, max(shape.dp for shape in shapes), sum(counts)):
             yield Outline(runs, sharding, m)
 
 
-def _shardings(problem: Problem, copies: int) -> Iterator[Sharding]:
-    pin = problem.job.pin.sharded_optimizer
-    if copies == 1 or not pin:
+def _shardings(problem: Problem, copies: int, stages: int) -> Iterator[Sharding]:
+    pin = problem.job.pin
+    if copies == 1 or not pin.shares:
         yield Sharding.NONE
-    if copies > 1 and pin is not False:
-        yield from {*problem.trainer.shardings(problem.job.optimizer)} & {Sharding.OPTIMIZER}
+    if copies > 1 and pin.shares is not False:
+        for sharding in problem.trainer.shardings(problem.job.optimizer)[1:]:
+            split = sharding in SPLIT_WEIGHTS  # trainers with stages keep these whole
+            if pin.sharding in (None, sharding) and not (split and stages > 1):
+                yield sharding
 
 
 # ---- 3. Stage times

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
+from hetplan.job.spec import SPLIT_WEIGHTS, Job
 from hetplan.plans.targets import target
 from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
@@ -56,9 +57,18 @@ def solver_of(index: int, family: Family, maker: TableMaker) -> Solver:
     return made(index, family, maker)
 
 
+def may_have_several(job: Job) -> bool:
+    """Whether plans of several pipelines are searched: they split the optimizer alone, and keep it
+    on the devices.
+    """
+    pin = job.pin
+    one = pin.pipelines == 1 or pin.sharding in SPLIT_WEIGHTS or bool(pin.optimizer_offload)
+    return target(job.target).several_pipelines and not one
+
+
 def solvers_of(maker: TableMaker) -> Solvers:
     """Those of all plans of the job's target that pins leave."""
     families, job, several = maker.families, maker.job, None
-    if target(job.target).several_pipelines and job.pin.pipelines != 1:
+    if may_have_several(job):
         several = MultiPipelineSolver(len(families), maker)
     return Solvers(families=families, maker=maker, several=several)

@@ -282,7 +282,8 @@ def _sharding(facts: LaunchFacts) -> tuple[Sharding, int]:
         setting = flag(facts.text, "num-distributed-optimizer-instances")
         message = f"{facts.optimizer_instances} does not divide dp x cp {every}"
         raise InputError(fault_of(setting, facts.text, message))
-    return (Sharding.OPTIMIZER, shards) if shards > 1 else (Sharding.NONE, 1)
+    level = Sharding.PARAMETERS if facts.sharded_parameters else Sharding.OPTIMIZER
+    return (level, shards) if shards > 1 else (Sharding.NONE, 1)
 
 
 # ---- remarks

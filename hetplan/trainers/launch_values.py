@@ -147,6 +147,7 @@ class LaunchFacts:
     vocab_multiple: int
     sequence_parallel: bool
     sharded_optimizer: bool
+    """Or more: `sharded_parameters`."""
     data_outermost: bool
     """Ranks count tp, cp, pp, dp."""
     precision: str
@@ -158,6 +159,8 @@ class LaunchFacts:
     optimizer_instances: int = 1
     """Groups of data-parallel ranks that each keep a whole optimizer state."""
     optimizer_offload: float = 0.0
+    sharded_parameters: bool = False
+    """Gradients as well; all of it in every microbatch."""
     overlap: OverlapSettings = field(default_factory=OverlapSettings)
     schedule: str = "1f1b"
     """One of `hetplan.plans.plan.SCHEDULES`; interleaved-1f1b with virtual stages."""

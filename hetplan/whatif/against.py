@@ -173,6 +173,7 @@ def _described(plan: Plan, cluster: Cluster) -> dict[str, str]:
         ),
         "microbatches in flight": different(stage.warmup_depth for stage in stages),
         "sharded": sharding,
+        "part of the optimizer in host memory": has["optimizer_offload"],
         "devices used": str(devices_in_use(plan)),
     }
 

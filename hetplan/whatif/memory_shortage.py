@@ -80,6 +80,7 @@ def _greed(family: Family) -> tuple[object, ...]:
     return (
         RecomputeGranularity.FULL not in family.recompute,
         family.sharding is Sharding.NONE,
+        -family.offload,
         family.virtual_stages,
         family.samples,
     )
@@ -132,15 +133,8 @@ def _island_line(asked: Question, placed: StagePricer, family: Family, held: _He
     recompute = family.recompute[-1]
     if RecomputeGranularity.FULL in family.recompute:
         recompute = RecomputeGranularity.FULL
-    shards, experts = family.shards(mesh, 0)
     needed = placed.stage_bytes(mesh.islands[0], shape, recompute, held.role, family.virtual_stages)
-    lines = needed.lines(
-        family.sharding,
-        shards,
-        experts,
-        family.num_microbatches,
-        early_sends=family.early_sends,
-    )
+    lines = family.lines(needed, mesh, 0)
     islands = [placed.cluster.islands[at] for at in mesh.islands]
     room = min(each.memory_bytes for each in islands) * (1 - asked.job.memory_reserve_fraction)
     each = placed.units.layers_per_unit
@@ -169,4 +163,6 @@ def _degrees(family: Family, meshes: Sequence[Mesh]) -> str:
     words.append("full recompute" if full else "no full recompute")
     if family.sharding is not Sharding.NONE:
         words.append("sharded optimizer")
+    if family.offload:
+        words.append("optimizer in host memory")
     return ", ".join(words)

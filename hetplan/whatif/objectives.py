@@ -280,6 +280,7 @@ def layout(plan: Plan) -> tuple[object, ...]:
         tuple(sorted({stage.recompute.granularity.value for stage in plan.stages})),
         tuple(sorted({(p.schedule.name, p.schedule.virtual_stages) for p in plan.pipelines})),
         plan.sharding.value,
+        plan.optimizer_offload,
     )
 
 

@@ -45,6 +45,8 @@ def pinned_values(plan: Plan) -> dict[str, str]:
             stage.recompute.granularity is not RecomputeGranularity.NONE for stage in stages
         ),
         "sharded_optimizer": (plan.sharding is not Sharding.NONE,),
+        "sharding": (plan.sharding.value,),
+        "optimizer_offload": (f"{plan.optimizer_offload:g}",),
     }
     return {name: different(each) for name, each in values.items()}
 

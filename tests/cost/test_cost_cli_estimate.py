@@ -97,7 +97,7 @@ def test_json_is_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     found = json.loads(result.stdout)
     plan = layout(tp=2, layers="3,5", islands="a,b")
     expected = estimate(plan, model(), CLUSTER, job(), LinearPredictor())
-    assert found["schema"] == "hetplan.estimate/4"
+    assert found["schema"] == "hetplan.estimate/5"
     assert found["step_seconds"] == expected.step_seconds
     assert [stage["transformer_layers"] for stage in found["stages"]] == [3, 5]
 

@@ -26,6 +26,7 @@ from oracle_price import Prices
 from oracle_space import SmallSpace
 from search_jobs import device, model
 
+from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Transport
 from hetplan.job.spec import Forbids, Job, Optimizer, Pins, Precision, TrainerOptions
 from hetplan.model.layers import Experts, LayerRun
@@ -50,6 +51,8 @@ AXES = {
     "recompute": "none or full",
     "selective": "recomputation of core attention",
     "sharding": "optimizer state split or not",
+    "split": "gradients, or parameters too, split among copies, or those of a node",
+    "offload": "optimizer on the devices or in their hosts' memory",
     "shapes": "own degrees per mesh",
     "pipelines": "several pipelines with their shares of the batch",
     "mixed": "stages of two device kinds",
@@ -126,6 +129,8 @@ def possible(target: str, wanted: frozenset[str]) -> bool:
         "cp": wide,
         "ep": wide,
         "selective": core,
+        "offload": trainer.optimizer_offload,
+        "split": Sharding.PARAMETERS in trainer.sharding,
         "interleaving": "interleaved-1f1b" in trainer.schedules,
         "depth": trainer.other_warmup,
         "shapes": trainer.stages_differ,
@@ -183,6 +188,17 @@ def axes_of(one: Instance) -> frozenset[str]:
         and pin.sharded_optimizer is None
         and (wide or bool(same))
         and (pin.dp != 1 or pin.cp != 1),
+        "split": Sharding.PARAMETERS in trainer.sharding
+        and pin.sharding is None
+        and pin.sharded_optimizer is not False
+        and pin.pp in (None, 1)
+        and pin.pipelines in (None, 1)
+        and not pin.depth
+        and wide
+        and (pin.dp != 1 or pin.cp != 1),
+        "offload": trainer.optimizer_offload
+        and pin.optimizer_offload is None
+        and any(island.host_memory_bytes for island in islands),
         "shapes": trainer.stages_differ
         and not pin.same_degrees
         and None in (pin.tp, pin.dp, pin.microbatch_size),
@@ -213,6 +229,8 @@ def make(target: str, wanted: frozenset[str], seed: int) -> Instance:
         cluster = _with_capacity(cluster)
     if "mtp" in wanted:
         shape = replace(shape, num_mtp_layers=1, mtp_layer=shape.layer_runs[-1].layer)
+    if "offload" in wanted:
+        cluster = _with_hosts(rng, wanted, cluster)
     experts = any(isinstance(run.layer.mlp, Experts) for run in shape.layer_runs)
     busiest = _one_of(rng, 1.0, 1.3)
     job = Job(
@@ -287,6 +305,21 @@ def _cluster(rng: np.random.Generator, wanted: frozenset[str]) -> Cluster:
             for a, b in combinations(islands, 2)
         ),
     )
+
+
+def _with_hosts(rng: np.random.Generator, wanted: frozenset[str], cluster: Cluster) -> Cluster:
+    """Hosts with memory for an optimizer, most of them."""
+    islands = []
+    for island in cluster.islands:
+        size = _one_of(rng, 0.4, 1.0, 4.0) if "tight" in wanted else 60.0
+        islands.append(
+            replace(
+                island,
+                device=replace(island.device, host=HostInterface(pcie_generation=4, lanes=16)),
+                host_memory_bytes=None if rng.random() < 0.15 else size * 1e9,
+            )
+        )
+    return replace(cluster, islands=tuple(islands))
 
 
 def _with_capacity(cluster: Cluster) -> Cluster:
@@ -415,6 +448,14 @@ def _pins(
         pipelines=pipelines if trainer.several_pipelines else None,
         same_degrees=None if together or not trainer.stages_differ else True,
     )
+    if "split" in wanted:
+        # What is split needs copies.
+        pin = replace(pin, sharded_optimizer=None, dp=None)
+    elif Sharding.PARAMETERS in trainer.sharding and pin.sharded_optimizer is not False:
+        sharded = None if "sharding" in wanted else Sharding.OPTIMIZER
+        pin = replace(pin, sharding=sharded)
+    if "offload" in wanted and rng.random() < 0.15:
+        pin = replace(pin, optimizer_offload=0.5)
     if batch % ((pin.microbatch_size or 1) * (dp or 1)):
         pin = replace(pin, microbatch_size=1)
     if not trainer.stages_differ and not together:

@@ -8,6 +8,7 @@ prints what agreed, by axis, and every fault; exits with 1 where there is one.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 import traceback
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
 
 from oracle_instances import AXES, Instance, Listed, axes_of, listed
 from oracle_optimum import Enumeration
-from oracle_price import PlacedPipeline, PlacedStage, Prices, Step
+from oracle_price import PlacedPipeline, PlacedStage, Prices, State, Step, copies
 from oracle_space import SmallSpace
 
 from hetplan.cost.step_model.pricer import Pricer
@@ -130,7 +131,10 @@ def judge(one: Listed, *, vendors: bool = False, **options: bool) -> Verdict:
 def _own(prices: Prices, product: Pricer | None, plan: Plan) -> Step:
     """What the judge says of the search's plan."""
     if product is None:
-        return prices.plan(placed_of(plan), plan.sharding)
+        placed = placed_of(plan)
+        every = math.lcm(*(copies(stage) for each in placed for stage in each.stages))
+        ranks = 0 if plan.optimizer_shards in (1, every) else plan.optimizer_shards
+        return prices.plan(placed, State(plan.sharding, plan.optimizer_offload, ranks))
     step = product.step(plan)
     return Step(step.step_seconds, all(use.fits for memory in step.memory for use in memory))
 

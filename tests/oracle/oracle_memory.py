@@ -20,7 +20,7 @@ from hetplan.job.spec import Job, Precision
 from hetplan.model.layers import Attention, Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity
+from hetplan.plans.plan import RecomputeGranularity, Sharding
 
 MIB = 2**20
 
@@ -83,6 +83,9 @@ class Held:
     """Of 1F1B with one chunk."""
     early: bool = False
     """Sends do not wait: receives are posted for what is in flight."""
+    offload: float = 0.0
+    """Part of the optimizer that is in host memory."""
+    sharding: Sharding = Sharding.OPTIMIZER
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,15 @@ def peak_bytes(model: ModelSpec, job: Job, held: Held) -> float:
     here = [at for start, stop in held.chunks for at in range(start, stop)]
     dense, routed = _weights(model, shape, here)
     gradient = e if habits.gradient is None else habits.gradient
-    optimizer = 8 + (0 if job.precision is Precision.FLOAT32 else habits.beside_moments)
-    expert_ranks = shape.num_devices // (shape.ep * shape.etp)
-    alike = shape.ep == 1 and shape.etp == shape.tp
-    shared = _gcd(held.copies, expert_ranks) if not alike else held.copies
-    mine = dense / held.copies + routed / shared
-    state = (dense + routed) * (e + gradient) + mine * optimizer
+    own = _mine(held, dense, routed)
+    mine = own * (1.0 - held.offload)
+    state = (dense + routed) * (e + gradient) + mine * _optimizer(job)
+    if held.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS) and held.copies > 1:
+        # Whole are the gradients of one layer, and the parameters of one and of the next.
+        largest = max(sum(parameters_at(model, shape, at)) for at in here)
+        state += (own - dense - routed + largest) * gradient
+        if held.sharding is Sharding.PARAMETERS:
+            state += (own - dense - routed + 2 * largest) * e
     cut = 1.0 / shape.tp if shape.sequence_parallel else 1.0
     message = tokens * model.hidden_size * e * cut
     keeps = habits.keeps_more
@@ -135,6 +141,28 @@ def peak_bytes(model: ModelSpec, job: Job, held: Held) -> float:
     if shape.sequence_parallel and here[-1] == last:
         buffers += tokens * model.hidden_size * e
     return state + kept + working + buffers
+
+
+def host_bytes(model: ModelSpec, job: Job, held: Held) -> float:
+    """Of a device's part of the optimizer: state, gradients that came down, weights that go up."""
+    e, gradient = job.precision.bytes_per_element, HABITS[job.target].gradient
+    here = [at for start, stop in held.chunks for at in range(start, stop)]
+    each = e + (e if gradient is None else gradient) + _optimizer(job)
+    return held.offload * each * _mine(held, *_weights(model, held.shape, here))
+
+
+def _optimizer(job: Job) -> int:
+    copies = 0 if job.precision is Precision.FLOAT32 else HABITS[job.target].beside_moments
+    return 8 + copies
+
+
+def _mine(held: Held, dense: float, routed: float) -> float:
+    """Parameters whose optimizer state is this rank's."""
+    shape = held.shape
+    expert_ranks = shape.num_devices // (shape.ep * shape.etp)
+    alike = shape.ep == 1 and shape.etp == shape.tp
+    shared = _gcd(held.copies, expert_ranks) if not alike else held.copies
+    return dense / held.copies + routed / shared
 
 
 def _gcd(one: int, two: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from oracle_price import Costs, PlacedPipeline, Prices, Replicas, shape_of
+from oracle_price import Costs, PlacedPipeline, Prices, Replicas, State, shape_of
 from oracle_replay import Floats
 from oracle_space import Mesh, Row, SmallSpace
 
@@ -20,7 +20,7 @@ from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.pieces import own_depth
-from hetplan.plans.plan import Schedule, Sharding
+from hetplan.plans.plan import Schedule
 
 
 class TooManyPlansError(Exception):
@@ -34,7 +34,7 @@ class Found:
     seconds: float
     pipelines: tuple[PlacedPipeline, ...]
     rows: tuple[Row, ...]
-    sharding: Sharding
+    state: State
 
 
 _Ended = tuple[PlacedPipeline, list[int], Floats]
@@ -123,7 +123,7 @@ class Enumeration:
         ranks = [sum(one.dp * one.cp for one in each) for row in placed for each in row]
         tps = [one.tp for row in placed for each in row for one in each]
         counts = [len(space.cuts(row)) * len(space.recomputes(row)) for row in rows]
-        for sharding in space.shardings(rows[0], ranks):
+        for state in space.states(rows, ranks):
             self.plans += math.prod(counts)
             if self.plans > self.most_plans:
                 raise TooManyPlansError
@@ -133,13 +133,12 @@ class Enumeration:
             every = [[*self._all(row, replicas)] for row, replicas in pairs]
             if self.product is not None:
                 for pipelines in product(*every):
-                    self._product(rows, pipelines, sharding)
+                    self._product(rows, pipelines, state)
                 continue
-            shards = 1 if sharding is Sharding.NONE else math.lcm(*ranks)
-            costs = prices.of(tps, sharding, shards)
+            costs = prices.of(tps, state, state.shards(math.lcm(*ranks)))
             for ended in product(*([*self._ended(costs, each)] for each in every)):
                 pipelines, slow, ends = zip(*ended, strict=True)
-                self._offer(prices.compose(costs, pipelines, slow, ends), pipelines, rows, sharding)
+                self._offer(prices.compose(costs, pipelines, slow, ends), pipelines, rows, state)
 
     def _all(self, row: Row, replicas: tuple[Replicas, ...]) -> Iterator[PlacedPipeline]:
         for cut, recompute in product(self.space.cuts(row), self.space.recomputes(row)):
@@ -162,25 +161,25 @@ class Enumeration:
                 yield each, [slow for slow, _, _ in known], ends
 
     def _product(
-        self, rows: tuple[Row, ...], pipelines: tuple[PlacedPipeline, ...], sharding: Sharding
+        self, rows: tuple[Row, ...], pipelines: tuple[PlacedPipeline, ...], state: State
     ) -> None:
         """By the product's price."""
         space = self.space
-        chosen = chosen_plan(space, pipelines, rows, sharding)
+        chosen = chosen_plan(space, pipelines, rows, state)
         assert self.product is not None
         step = self.product.step(plan_of(space.model, space.cluster, space.job, chosen))
         if all(use.fits for memory in step.memory for use in memory):
-            self._offer(step.step_seconds, pipelines, rows, sharding)
+            self._offer(step.step_seconds, pipelines, rows, state)
 
     def _offer(
         self,
         seconds: float,
         pipelines: tuple[PlacedPipeline, ...],
         rows: tuple[Row, ...],
-        sharding: Sharding,
+        state: State,
     ) -> None:
         if self.best is None or seconds < self.best.seconds:
-            self.best = Found(seconds, pipelines, rows, sharding)
+            self.best = Found(seconds, pipelines, rows, state)
 
 
 # ---- in the product's words
@@ -190,15 +189,17 @@ def chosen_plan(
     space: SmallSpace,
     pipelines: tuple[PlacedPipeline, ...],
     rows: tuple[Row, ...],
-    sharding: Sharding,
+    state: State,
 ) -> ChosenPlan:
     """The same choices in the product's words; devices are left to it."""
     return ChosenPlan(
         pipelines=tuple(
             _pipeline(space, each, row) for each, row in zip(pipelines, rows, strict=True)
         ),
-        sharding=sharding,
+        sharding=state.sharding,
         early_sends=rows[0].early,
+        optimizer_offload=state.offload,
+        sharing_ranks=state.ranks,
     )
 
 

@@ -14,9 +14,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
-from oracle_memory import Held, parameters_at, peak_bytes
+from oracle_memory import Held, host_bytes, parameters_at, peak_bytes
 from oracle_overlap import hidden_beside, hidden_part
 from oracle_replay import Floats, Program, pipeline_ends, program
 
@@ -54,6 +55,25 @@ GRANULARITIES = {
         granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.CORE_ATTENTION,)
     ),
 }
+
+
+class State(NamedTuple):
+    """Where the state of the weights lies."""
+
+    sharding: Sharding
+    offload: float = 0.0
+    """Part of the optimizer in host memory."""
+    ranks: int = 0
+    """That share what `sharding` says; 0: all copies."""
+
+    @property
+    def splits(self) -> bool:
+        """Whether every microbatch reduces gradients."""
+        return self.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS)
+
+    def shards(self, every: int) -> int:
+        """Ranks that split one copy, of so many."""
+        return 1 if self.sharding is Sharding.NONE else self.ranks or every
 
 
 @dataclass(frozen=True)
@@ -110,12 +130,12 @@ class Costs:
     job: Job
     predictor: Predictor
     vocabulary: int
-    sharding: Sharding
+    state: State
     shards: int
     known: KnownCollectives
     hops: dict[tuple[Replicas, Replicas], Hop]
     """Kept for all of an instance, as the following two."""
-    rows: dict[tuple[Replica, RecomputeGranularity, int], tuple[Unit, Floats, Floats]]
+    rows: dict[tuple[object, ...], tuple[Unit, Floats, Floats]]
     held: dict[tuple[int, ...], tuple[float, float]]
     padded: ModelSpec = field(init=False)
     groups: dict[Holders, Copies] = field(default_factory=dict)
@@ -124,8 +144,21 @@ class Costs:
         self.padded = replace(self.model, vocab_size=self.vocabulary)
 
     @property
+    def sharding(self) -> Sharding:
+        """What copies share."""
+        return self.state.sharding
+
+    @property
     def settings(self) -> Settings:
-        """What the product's single numbers depend on; layers and updates on no sharding."""
+        """What the product's single numbers depend on: layers on what microbatches reduce and
+        gather of their weights, updates on no sharding.
+        """
+        splits = self.state.splits
+        asked, beside = trainer_settings(self.job), OverlapSettings()
+        if splits:
+            beside = OverlapSettings(
+                reduction=asked.overlap_grad_reduce, gathering=asked.overlap_param_gather
+            )
         return Settings(
             model=self.padded,
             real_vocab_size=self.model.vocab_size,
@@ -134,10 +167,10 @@ class Costs:
             reduction_precision=self.summed,
             tied_precision=self.summed,
             predictor=self.predictor,
-            sharding=Sharding.NONE,
-            shards=1,
-            offload=0.0,
-            overlap=OverlapSettings(),
+            sharding=self.sharding if splits else Sharding.NONE,
+            shards=self.shards if splits else 1,
+            offload=self.state.offload,
+            overlap=beside,
             known=self.known,
         )
 
@@ -145,7 +178,7 @@ class Costs:
         self, replica: Replica, recompute: RecomputeGranularity
     ) -> tuple[Unit, Floats, Floats]:
         """(its unit, forward and backward seconds of the layers before each position)."""
-        key = (replica, recompute, self.vocabulary)
+        key = (replica, recompute, self.vocabulary, self.state)
         found = self.rows.get(key)
         if found is None:
             unit = make_unit(self.settings, replica, GRANULARITIES[recompute])
@@ -205,6 +238,8 @@ class Costs:
     def reduction(self, ranks: Copies, count: float) -> float:
         """Seconds until the gradients of so many parameters are summed over these ranks."""
         size = count * self.summed.bytes_per_element
+        if self.state.splits:  # inside the shards every microbatch did
+            return self.collective(ranks.across, LinkOperation.ALL_REDUCE, size / ranks.shard.size)
         if self.sharding is Sharding.NONE or ranks.shard.size == 1:
             return self.collective(ranks.whole, LinkOperation.ALL_REDUCE, size)
         return self.collective(ranks.shard, LinkOperation.REDUCE_SCATTER, size) + self.collective(
@@ -213,7 +248,7 @@ class Costs:
 
     def gathering(self, ranks: Copies, count: float) -> float:
         """Seconds until all have the updated weights."""
-        if self.sharding is Sharding.NONE:
+        if self.sharding in (Sharding.NONE, Sharding.PARAMETERS):
             return 0.0
         size = count * self.job.precision.bytes_per_element
         return self.collective(ranks.shard, LinkOperation.ALL_GATHER, size)
@@ -253,12 +288,10 @@ class Prices:
     job: Job
     predictor: Predictor
     known: KnownCollectives = field(init=False)
-    costs: dict[tuple[int, Sharding, int], Costs] = field(default_factory=dict)
+    costs: dict[tuple[int, State, int], Costs] = field(default_factory=dict)
     scalars: dict[Link, float] = field(default_factory=dict)
     hops_kept: dict[tuple[Replicas, Replicas], Hop] = field(default_factory=dict)
-    rows_kept: dict[tuple[Replica, RecomputeGranularity, int], tuple[Unit, Floats, Floats]] = field(
-        default_factory=dict
-    )
+    rows_kept: dict[tuple[object, ...], tuple[Unit, Floats, Floats]] = field(default_factory=dict)
     held_kept: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -271,11 +304,11 @@ class Prices:
         clips = self.job.gradient_clipping
         self.clips = trainer.clips_gradients if clips is None else clips
 
-    def of(self, tps: Sequence[int], sharding: Sharding, shards: int) -> Costs:
+    def of(self, tps: Sequence[int], state: State, shards: int) -> Costs:
         """The numbers for stages of these tensor-parallel degrees."""
         multiple = TARGETS[self.job.target].vocab_multiple * math.lcm(*tps)
         vocabulary = -(-self.model.vocab_size // multiple) * multiple
-        key = (vocabulary, sharding, shards)
+        key = (vocabulary, state, shards)
         found = self.costs.get(key)
         if found is None:
             found = self.costs[key] = Costs(
@@ -284,7 +317,7 @@ class Prices:
                 self.job,
                 self.predictor,
                 vocabulary,
-                sharding,
+                state,
                 shards,
                 self.known,
                 self.hops_kept,
@@ -293,16 +326,15 @@ class Prices:
             )
         return found
 
-    def of_plan(self, pipelines: Sequence[PlacedPipeline], sharding: Sharding) -> Costs:
+    def of_plan(self, pipelines: Sequence[PlacedPipeline], state: State) -> Costs:
         """The numbers for the stages of a plan."""
         stages = [stage for each in pipelines for stage in each.stages]
         tps = [replica.tp for stage in stages for replica in stage.replicas]
-        shards = 1 if sharding is Sharding.NONE else math.lcm(*map(copies, stages))
-        return self.of(tps, sharding, shards)
+        return self.of(tps, state, state.shards(math.lcm(*map(copies, stages))))
 
-    def plan(self, pipelines: Sequence[PlacedPipeline], sharding: Sharding) -> Step:
+    def plan(self, pipelines: Sequence[PlacedPipeline], state: State) -> Step:
         """Step and whether it fits, of any plan."""
-        costs = self.of_plan(pipelines, sharding)
+        costs = self.of_plan(pipelines, state)
         fits = all(
             self.fits(costs, each, s, replica)
             for each in pipelines
@@ -363,8 +395,14 @@ class Prices:
         ]
 
     def fits(self, costs: Costs, pipeline: PlacedPipeline, s: int, replica: Replica) -> bool:
-        """Whether the fullest of these devices has room."""
-        return self.peak(costs, pipeline, s, replica) <= self.room(replica)
+        """Whether the fullest of these devices has room, and its host."""
+        island = self.cluster.island_of_device(replica.devices[0].start)
+        held = self.held(costs, pipeline, s, replica)
+        if held.offload and island.host_memory_bytes is not None:
+            away = host_bytes(costs.padded, self.job, held) * island.devices_per_node
+            if away > island.host_memory_bytes * (1 + 1e-12):
+                return False
+        return peak_bytes(costs.padded, self.job, held) <= self.room(replica)
 
     def room(self, replica: Replica) -> float:
         """Bytes that a plan may fill of one of these devices."""
@@ -373,19 +411,24 @@ class Prices:
 
     def peak(self, costs: Costs, pipeline: PlacedPipeline, s: int, replica: Replica) -> float:
         """Most bytes on one of these devices."""
+        return peak_bytes(costs.padded, self.job, self.held(costs, pipeline, s, replica))
+
+    def held(self, costs: Costs, pipeline: PlacedPipeline, s: int, replica: Replica) -> Held:
+        """What one of these devices runs."""
         stage = pipeline.stages[s]
-        held = Held(
+        return Held(
             shape=shape_of(replica),
             chunks=stage.chunks,
             recompute=stage.recompute,
-            copies=1 if costs.sharding is Sharding.NONE else copies(stage),
+            copies=costs.state.shards(copies(stage)),
+            sharding=costs.sharding,
             stage=s,
             stages=len(pipeline.stages),
             microbatches=pipeline.microbatches,
             depth=stage.depth,
             early=pipeline.early,
+            offload=costs.state.offload,
         )
-        return peak_bytes(costs.padded, self.job, held)
 
     def compose(
         self,

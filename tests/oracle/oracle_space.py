@@ -9,12 +9,12 @@ open.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise, permutations, product
 
-from oracle_price import PlacedPipeline, PlacedStage, Range
+from oracle_price import PlacedPipeline, PlacedStage, Range, State
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.job.spec import Job, Optimizer
@@ -492,16 +492,61 @@ class SmallSpace(Meshes):
             return list(product(choices, repeat=slots))
         return [(one,) * slots for one in choices]
 
-    def shardings(self, row: Row, copies: list[int]) -> list[Sharding]:
+    def states(self, rows: Sequence[Row], copies: list[int]) -> list[State]:
+        """Ways to share the optimizer's state, on the devices or in the memory of their hosts."""
+        every, pin = [*map(State, self._shardings(rows[0], copies))], self.job.pin.optimizer_offload
+        if len(rows) == 1 and len(rows[0].slots) == 1 and not rows[0].early:
+            every += self._split(rows[0].slots[0])
+        found = [] if pin else [*every]
+        islands = {at for row in rows for mesh in row.meshes for at in mesh.islands}
+        known = all(self.cluster.islands[at].host_memory_bytes for at in islands)
+        if pin == 0 or len(rows) > 1 or not known or not self.trainer.optimizer_offload:
+            return found
+        for state in every:
+            # Megatron-LM has it in the optimizer that copies share.
+            alone = state.sharding is Sharding.NONE and max(copies) > 1
+            if not (alone and self.job.target == "megatron"):
+                found.append(state._replace(offload=1.0 if pin is None else pin))
+        return found
+
+    def _split(self, mesh: Mesh) -> list[State]:
+        """Of a pipeline of one stage on one island: gradients, or parameters too, are split among
+        all copies; with torchtitan also among those of a node of any island where it has room.
+        """
+        pin, (_, shape) = self.job.pin, mesh.parts[0]
+        copies = shape.dp * shape.cp
+        shares = pin.sharded_optimizer is not False and pin.sharding is not Sharding.NONE
+        if len(mesh.parts) > 1 or copies == 1 or not shares:
+            return []
+        ranks = {0}
+        if self.job.target == "torchtitan":
+            alike = [m for m in self.meshes(alike=True) if [one for _, one in m.parts] == [shape]]
+            for other in alike:
+                size = self.cluster.islands[other.parts[0][0]].devices_per_node // shape.tp
+                whole = size > 1 and size < copies and copies % size == 0 and size % shape.cp == 0
+                experts = shape.num_devices // (shape.ep * shape.etp)
+                if whole and not (self.experts and experts % (copies // size)):
+                    ranks.add(size)
+        levels = {*self.trainer.sharding} & {Sharding.GRADIENTS, Sharding.PARAMETERS}
+        return [
+            State(level, 0.0, size)
+            for level in sorted(levels)
+            for size in sorted(ranks)
+            if pin.sharding in (None, level)
+        ]
+
+    def _shardings(self, row: Row, copies: list[int]) -> list[Sharding]:
         """Ways to share the optimizer's state; there is nothing to share among single copies."""
-        pin = self.job.pin.sharded_optimizer
+        pin, level = self.job.pin.sharded_optimizer, self.job.pin.sharding
+        if pin is None and level is not None:
+            pin = level is not Sharding.NONE
         found = [Sharding.NONE] if pin in (None, False) or max(copies) == 1 else []
         if self.job.target == "torchtitan" and row.meshes[0].parts[0][1].cp > 1:
             # Its context-parallel ranks are always among those that shard.
             found = []
         adam = self.job.optimizer is Optimizer.ADAMW or not self.trainer.shards_adam_only
         can = Sharding.OPTIMIZER in self.trainer.sharding and adam
-        if can and max(copies) > 1 and pin is not False:
+        if can and max(copies) > 1 and pin is not False and level in (None, Sharding.OPTIMIZER):
             found.append(Sharding.OPTIMIZER)
         return found
 

@@ -47,8 +47,8 @@ def _some(space: SmallSpace, prices: Prices, rng: np.random.Generator) -> list[F
             cut, choice = cuts[rng.integers(len(cuts))], choices[rng.integers(len(choices))]
             pipelines.append(space.pipeline(row, replicas, cut, choice))
         ranks = [sum(one.dp * one.cp for one in each) for row in placed for each in row]
-        for sharding in space.shardings(chosen[0], ranks):
-            found.append(Found(0.0, tuple(pipelines), chosen, sharding))
+        for state in space.states(chosen, ranks):
+            found.append(Found(0.0, tuple(pipelines), chosen, state))
     return found
 
 
@@ -60,8 +60,8 @@ def _compare(one: Listed) -> int:
     pricer = Pricer(made.model, made.cluster, made.job, predictor)
     plans = _some(space, prices, np.random.default_rng(one.seed))
     for found in plans:
-        chosen = chosen_plan(space, found.pipelines, found.rows, found.sharding)
-        own = prices.plan(found.pipelines, found.sharding)
+        chosen = chosen_plan(space, found.pipelines, found.rows, found.state)
+        own = prices.plan(found.pipelines, found.state)
         plan = plan_of(made.model, made.cluster, made.job, chosen)
         assert [[stage.replicas for stage in each.stages] for each in plan.pipelines] == [
             [stage.replicas for stage in each.stages] for each in found.pipelines
@@ -74,7 +74,7 @@ def _compare(one: Listed) -> int:
         step = pricer.step(plan)
         assert own.seconds == pytest.approx(step.step_seconds, rel=1e-9), chosen
         assert own.fits == all(use.fits for row in step.memory for use in row), chosen
-        costs = prices.of_plan(found.pipelines, found.sharding)
+        costs = prices.of_plan(found.pipelines, found.state)
         for each, row in zip(found.pipelines, step.memory, strict=True):
             for s, (stage, use) in enumerate(zip(each.stages, row, strict=True)):
                 # Of a stage on unlike islands the product tells the device with the least to spare.

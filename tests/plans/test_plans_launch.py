@@ -97,6 +97,7 @@ def test_an_order_that_the_trainer_lacks_is_not_launched() -> None:
 
 def test_choices_of_plans_that_no_search_makes_are_refused() -> None:
     case = plain_case("any")
-    plan = replace(case.plan, optimizer_offload=0.5)
-    with pytest.raises(InputError, match="keep optimizer state on the device"):
+    beside = replace(case.plan.overlap, reduction=not case.plan.overlap.reduction)
+    plan = replace(case.plan, overlap=beside)
+    with pytest.raises(InputError, match="let the job say the same"):
         chosen_of(plan, case.cluster, case.job)

@@ -49,6 +49,7 @@ def _has(family: Family, chosen: ChosenPlan, cluster: Cluster) -> bool:
         (family.schedule, family.virtual_stages) == (schedule.name, schedule.virtual_stages)
         and family.num_microbatches == pipeline.num_microbatches
         and (family.sharding, family.early_sends) == (chosen.sharding, chosen.early_sends)
+        and family.offload == chosen.optimizer_offload
         and all(stage.recompute in family.recompute for stage in pipeline.stages)
         and all(any(same(mesh, stage) for mesh in family.meshes) for stage in pipeline.stages)
     )
@@ -67,10 +68,10 @@ def _judged(one: Listed) -> tuple[int, int]:
     plans: list[Found] = _some(space, prices, random)
     singles = several = 0
     for found in plans:
-        step = prices.plan(found.pipelines, found.sharding)
+        step = prices.plan(found.pipelines, found.state)
         if not step.fits or not np.isfinite(step.seconds):
             continue
-        chosen = chosen_plan(space, found.pipelines, found.rows, found.sharding)
+        chosen = chosen_plan(space, found.pipelines, found.rows, found.state)
         limit = step.seconds * ABOVE
         if len(chosen.pipelines) > 1:
             several += 1

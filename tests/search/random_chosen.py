@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
+from hetplan.plans.chosen import ChosenPlan, ChosenStage, Part
 from hetplan.plans.pieces import own_depth
-from hetplan.plans.plan import Schedule
 from hetplan.plans.targets import target
 from hetplan.search.space.allowed import ends_allowed, stage_limit
 from hetplan.search.space.family import Family, Mesh
@@ -38,14 +37,7 @@ def random_chosen(
         )
         for s, mesh in enumerate(slots)
     )
-    pipeline = ChosenPipeline(
-        stages=stages,
-        num_microbatches=family.num_microbatches,
-        schedule=Schedule(name=family.schedule, virtual_stages=virtual),
-    )
-    return ChosenPlan(
-        pipelines=(pipeline,), sharding=family.sharding, early_sends=family.early_sends
-    )
+    return family.plan(stages)
 
 
 def dealt(layers: int, virtual: int) -> tuple[int, ...]:
@@ -57,6 +49,7 @@ def _slots(rng: random.Random, family: Family, model: ModelSpec, job: Job) -> li
     limit = min(
         stage_limit(job, model, family.num_microbatches), model.num_layers // family.virtual_stages
     )
+    limit = 1 if family.one_stage else limit
     taken, found = 0, []
     for mesh in rng.sample(family.meshes, len(family.meshes)):
         room = min(mesh.max_stages, limit - len(found))

@@ -11,7 +11,6 @@ import pytest
 from hetplan.cluster.load import load_cluster
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
-from hetplan.plans.plan import Sharding
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.bounds.order_free_bound import room_of
 from hetplan.search.space.allowed import allowed_cluster
@@ -45,9 +44,7 @@ def test_rough_room_is_not_below_the_exact_one(
     ]
     units, seen = maker.units().count, 0
     for family in random.Random(3).sample(families, 16):
-        maker.order_free(family)
-        key = (id(family.meshes), id(family.recompute), family.sharding is Sharding.NONE)
-        arrays = maker._order_free._bases[key].arrays
+        arrays = maker._order_free.base(family).arrays
         if arrays is None:
             continue
         _, rows, room, _, most = arrays

@@ -285,8 +285,13 @@ def test_what_torchtitan_does_and_plans_do_not(tmp_path: Path) -> None:
     ]
     toml = TOML.replace('fsdp_reshard_after_forward = "never"\n', "")
     given = (("nnodes", "1"), ("nproc-per-node", "8"))
-    (fault,) = facts_of(read(tmp_path, "torchtitan", toml, given, "t.toml"), 32).refusals
-    assert "frees the parameters after each use" in fault.message
+    facts = facts_of(read(tmp_path, "torchtitan", toml, given, "t.toml"), 32)
+    assert facts.sharded_parameters
+    assert not facts.refusals
+    stages = text.replace("ZBVZeroBubble", "1F1B --parallelism.fsdp_reshard_after_forward always")
+    assert "frees the parameters after forward passes alone" in str(
+        [each.message for each in facts_of(read(tmp_path, "torchtitan", stages), 32).refusals]
+    )
 
 
 # ---- which it is

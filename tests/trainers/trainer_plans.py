@@ -393,6 +393,8 @@ def torchtitan(rng: Random) -> SearchResult | None:
     ]
     machines = cluster(island("a", nodes=8), island("b", nodes=8))
     sharding = Sharding.OPTIMIZER if cp > 1 or rng.random() < 0.5 else Sharding.NONE
+    if stages == 1 and dp * cp > 1 and rng.random() < 0.5:
+        sharding = Sharding.PARAMETERS
     planned = one_pipeline(*rows, microbatches=64 // (dp * size), sharding=sharding)
     return _drawn(machines, planned, MODEL, replace(JOB, target="torchtitan"))
 

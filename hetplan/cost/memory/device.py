@@ -100,6 +100,13 @@ class StateBytes:
     gradient: int
     optimizer: int
 
+    @property
+    def host(self) -> int:
+        """Where the optimizer is in host memory: there lie its state, the gradient that came down
+        and the weight that goes up (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py).
+        """
+        return self.parameter + self.gradient + self.optimizer
+
 
 def state_bytes(job: Job, habits: TrainerMemory) -> StateBytes:
     """What one parameter costs under this job and trainer."""
@@ -140,6 +147,7 @@ class State:
     gradient_bytes: float
     optimizer_bytes: float
     gathered_bytes: float
+    host_bytes: float
 
 
 def state(
@@ -156,17 +164,19 @@ def state(
     level = tuple(Sharding).index(layout.sharding)
     largest = max((one.total for one in layers), default=0.0)
     gathered = 0.0
-    if level >= 2:
+    if level >= 2 and layout.shards > 1:
         # One layer's gradients are whole until they are reduced to the shards.
         gathered += largest * each.gradient
-    if level >= 3:
+    if level >= 3 and layout.shards > 1:
         # The layer that runs, and the next one, which is gathered meanwhile.
         gathered += 2 * largest * each.parameter
+    own = _share(total, layout, level >= 1)
     return State(
         parameter_bytes=each.parameter * _share(total, layout, level >= 3),
         gradient_bytes=each.gradient * _share(total, layout, level >= 2),
-        optimizer_bytes=each.optimizer * _share(total, layout, level >= 1) * (1 - layout.offload),
+        optimizer_bytes=each.optimizer * own * (1 - layout.offload),
         gathered_bytes=gathered,
+        host_bytes=each.host * own * layout.offload,
     )
 
 
@@ -390,12 +400,13 @@ def device_memory(
     job: Job,
     layout: MemoryLayout,
     memory_bytes: float,
+    host_bytes: float | None = None,
 ) -> MemoryUse:
     """Bytes on the fullest rank of a stage; `model` has the padded vocabulary that is trained.
 
-    What driver and communication library take outside of the allocator is left to the job's
-    reserve. InputError for layer ranges that the model does not have and for schedules that do not
-    exist.
+    `host_bytes`: the device's part of its host's memory, where that is known. What driver and
+    communication library take outside of the allocator is left to the job's reserve. InputError for
+    layer ranges that the model does not have and for schedules that do not exist.
     """
     habits = job_memory(job)
     use = _use(
@@ -407,7 +418,8 @@ def device_memory(
         job.expert_load_factor,
         job.optimizer is Optimizer.ADAMW,
     )
-    return replace(use, available_bytes=memory_bytes * (1 - job.memory_reserve_fraction))
+    room = memory_bytes * (1 - job.memory_reserve_fraction)
+    return replace(use, available_bytes=room, host_available_bytes=host_bytes)
 
 
 @lru_cache(maxsize=8192)
@@ -455,6 +467,7 @@ def _use(
         buffer_bytes=standing_bytes(model, cut, habits, positions, tokens),
         reserve_factor=RESERVED_OVER_ALLOCATED,
         available_bytes=0.0,
+        host_bytes=held.host_bytes,
     )
 
 

@@ -66,6 +66,8 @@ class StageBytes:
     dense: Amount
     """Parameters on one rank, routed experts left out."""
     routed: Amount
+    largest: float
+    """Parameters on one rank of the layer that has most."""
     kept: Amount
     """Bytes that one microbatch in flight keeps."""
     front_kept: float
@@ -99,20 +101,28 @@ class StageBytes:
         num_microbatches: int,
         *,
         early_sends: bool = False,
+        offload: float = 0.0,
     ) -> Lines:
-        """The three lines where so many ranks share the state.
+        """The three lines where so many ranks share the state, of whose optimizer the part
+        `offload` is in host memory.
 
         Buffers are there for what is received of all microbatches of the step, with `early_sends`
         of those in flight.
         """
-        whole = self.dense + self.routed
-        own = whole
-        if sharding is not Sharding.NONE:
+        level = tuple(Sharding).index(sharding) if shards > 1 else 0
+        whole = own = self.dense + self.routed
+        if level:
             own = self.dense.times(1.0 / shards) + self.routed.times(1.0 / expert_shards)
-        state = whole.times(self.parameter_bytes + self.gradient_bytes)
-        state += own.times(self.optimizer_bytes)
-        base = Amount(fixed=state.fixed + self.buffers, each=state.each)
-        update = base + own.times(self.update_bytes)
+        state = (own if level >= 3 else whole).times(self.parameter_bytes)
+        state += (own if level >= 2 else whole).times(self.gradient_bytes)
+        state += own.times(self.optimizer_bytes * (1.0 - offload))
+        # What is cut is whole while a layer runs (`hetplan.cost.memory.device.state`).
+        gathered = self.largest * (
+            self.gradient_bytes * (level >= 2) + 2 * self.parameter_bytes * (level >= 3)
+        )
+        base = Amount(fixed=state.fixed + self.buffers + gathered, each=state.each)
+        update = base + own.times(self.update_bytes * (1.0 - offload))
+        host = own.times(self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes)
         received = 0.0 if early_sends else self.received * num_microbatches
         kept = replace(self.kept, fixed=self.kept.fixed + self.received * early_sends)
         return Lines(
@@ -122,6 +132,7 @@ class StageBytes:
             ),
             update=update,
             kept=kept,
+            host=host.times(offload),
         )
 
 
@@ -135,6 +146,17 @@ class Lines:
     """Nothing is kept then."""
     kept: Amount
     """By each microbatch in flight."""
+    host: Amount
+    """In host memory."""
+
+    def host_units(self, available_bytes: float, most: int) -> int:
+        """Units whose offloaded optimizer fits in the device's part of its host, at most `most`."""
+        left = available_bytes * (1.0 + _INSIDE) - self.host.fixed
+        if left < 0.0:
+            return 0
+        if left >= most * self.host.each:
+            return most
+        return math.floor(left / self.host.each)
 
     def total_bytes(self, units: int, in_flight: int) -> float:
         """At the worst moment."""
@@ -161,6 +183,7 @@ class Lines:
             before=Amount(fixed=-math.inf, each=0.0),
             update=self.update,
             kept=Amount(fixed=held.sent + part * held.front_kept, each=part * self.kept.each),
+            host=self.host,
         )
 
     def row(self) -> tuple[float, ...]:
@@ -224,6 +247,7 @@ def stage_bytes(
     return StageBytes(
         dense=Amount(fixed=outside[0], each=own[0]),
         routed=Amount(fixed=outside[1], each=own[1]),
+        largest=max(sum(_weights(model, shape, (at,))) for at in (*front, *inside, *back)),
         kept=Amount(fixed=ahead.kept - kept + between.sent * (not last), each=kept),
         front_kept=ahead.kept - unit.kept,
         back_kept=behind.kept,

@@ -101,10 +101,14 @@ def stage_memory(costs: PlanCosts, plan: Plan, pipeline: PipelineWork, s: int) -
                 job_on(unit.island.device, settings.job),
                 memory_layout(costs, plan, pipeline, s, unit),
                 unit.island.memory_bytes,
+                unit.island.host_bytes_per_device,
             )
             for unit in stage.units
         ]
-        fullest = max(uses, key=lambda use: use.total_bytes - use.available_bytes)
+        # Of parts of which one lacks host memory that one is told.
+        fullest = max(
+            uses, key=lambda use: (not use.host_fits, use.total_bytes - use.available_bytes)
+        )
         costs.memory[key] = fullest
     return fullest
 

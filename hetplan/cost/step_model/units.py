@@ -211,7 +211,7 @@ def make_unit(
     if settings.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS):
         copies = copies_within(settings, replica, pricer.shape, kept)
         costs = tuple(
-            _with_sharding(settings, cost, counts, copies, pricer.island)
+            with_sharding(settings, cost, counts, copies, pricer.island)
             for cost, counts in zip(costs, held, strict=True)
         )
 
@@ -250,7 +250,7 @@ def copies_within(
     return dense.beside(kept.dense), experts.beside(kept.experts)
 
 
-def _with_sharding(
+def with_sharding(
     settings: Settings,
     cost: LayerCost,
     counts: tuple[float, float],

@@ -6,7 +6,12 @@ all, m microbatches. Some stage has the longest c; call it K. For every plan of 
     step >= m K                                              that stage is busy so long
     step >= S + (m - 1) K - (min(W, m) - 1) min(f, b)        S = sum of all c (1F1B only)
 
-(`hetplan.cost.bounds`; W are the microbatches in flight, f and b that stage's passes.) K is at
+and, where the host updates the optimizer, which takes u for a unit of layers,
+
+    step >= m K'                                             K' as K, with a' = a + u / m for a
+
+as every stage of n units is busy for n m a and updates for n u after that (`hetplan.cost.bounds`; W
+are the microbatches in flight, f and b that stage's passes). K is at
 least the least number with which stages of at most floor(K / a) units hold L of them:
 
     by islands      an island is in one mesh; no stage holds more than fit with 1 microbatch
@@ -39,9 +44,10 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.device import gradient_bytes_per_parameter
+from hetplan.cost.step_model.end_of_step import host_update_seconds
 from hetplan.kernels import kernel, order_of, sum_of
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity
+from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.search.space.family import Mesh
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import FIRST, LAST, MIDDLE
@@ -300,12 +306,21 @@ class UnitCosts:
     _bytes: dict[tuple[object, ...], tuple[_Line, ...]] = field(default_factory=dict, repr=False)
     _ratios: dict[tuple[object, ...], float] = field(default_factory=dict, repr=False)
 
-    def passes_of_gradients(self, *, alone: bool) -> float:
-        """Bytes per parameter that go over the links, whether the optimizer is sharded or not."""
-        passes = 2.0 * gradient_bytes_per_parameter(self.placed.job)
-        if not alone:
-            passes = 0.5 * passes + self.placed.job.precision.bytes_per_element
-        return passes
+    def host_seconds(self, island: int) -> float:
+        """For each parameter of which the host updates the optimizer: the time is in proportion."""
+        job, place = self.placed.job, self.placed.cluster.islands[island]
+        return sum(host_update_seconds(place, job, 1.0))
+
+    def passes_of_gradients(self, sharding: Sharding, microbatches: Ints) -> Floats:
+        """Bytes per parameter that go over the links in a step of so many microbatches."""
+        gradient = gradient_bytes_per_parameter(self.placed.job)
+        parameter = self.placed.job.precision.bytes_per_element
+        if sharding is Sharding.NONE:
+            return np.full(len(microbatches), 2.0 * gradient)
+        if sharding is Sharding.OPTIMIZER:
+            return np.full(len(microbatches), float(gradient + parameter))
+        gathered = 2.0 * parameter if sharding is Sharding.PARAMETERS else 0.0
+        return (gradient + gathered) * microbatches.astype(np.float64)
 
     def goodput(self, mesh: Mesh) -> float:
         """Bytes per second between the copies of a stage's weights."""
@@ -356,7 +371,8 @@ class UnitCosts:
             shape.microbatch_size * one.kept.each,
             one.working_alone + more,
             one.buffers,
-            one.parameter_bytes + one.gradient_bytes,
+            one.parameter_bytes,
+            one.gradient_bytes,
             one.optimizer_bytes,
             one.update_bytes,
         )
@@ -394,9 +410,17 @@ class UnitCosts:
 T = TypeVar("T", float, Floats)
 
 
-def lines_of(base: Sequence[T], shards: T, expert_shards: T) -> tuple[T | float, ...]:
-    """As of `hetplan.cost.memory.lines.Lines.row`, for a stage of units only."""
-    dense, routed, kept, working, buffers, weights, optimizer, update = base
-    own = dense / shards + routed / expert_shards
-    state = (dense + routed) * weights + own * optimizer
-    return (buffers + working, state, -math.inf, 0.0, buffers, state + own * update, 0.0, kept)
+def lines_of(
+    base: Sequence[T], sharding: Sharding, offload: float, own: T
+) -> tuple[T | float, ...]:
+    """As of `hetplan.cost.memory.lines.Lines.row`, for a stage of units only; `own`: parameters of
+    a unit whose state is on one rank. What is gathered while a layer runs is left out: more fits.
+    """
+    dense, routed, kept, working, buffers, parameter, gradient, optimizer, update = base
+    whole, level = dense + routed, tuple(Sharding).index(sharding)
+    weights = (own if level >= 3 else whole) * parameter
+    weights = weights + (own if level >= 2 else whole) * gradient
+    on_device = 1.0 - offload
+    state = weights + own * optimizer * on_device
+    last = state + own * update * on_device
+    return (buffers + working, state, -math.inf, 0.0, buffers, last, 0.0, kept)

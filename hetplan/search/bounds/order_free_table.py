@@ -1,9 +1,9 @@
 """The order-free bounds of thousands of families at once; a single family is a table of one.
 
 Families that differ in schedule only have a base in common: a block of the table, a way to
-recompute, sharded or not. Memory is that of all blocks in a few array operations; only shapes that
-fit are priced; and the longest stage is found by one compiled loop over all bases. The meshes of
-block k are those from start[k] to start[k + 1].
+recompute, shard and offload. Memory is that of all blocks in a few array operations; only shapes
+that fit are priced; and the longest stage is found by one compiled loop over all bases. The meshes
+of block k are those from start[k] to start[k + 1].
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.job.spec import SPLIT_WEIGHTS
 from hetplan.kernels import kernel
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.plans.chosen import Shape
@@ -133,6 +135,20 @@ def chunked(
 _Recompute = tuple[RecomputeGranularity, ...]
 
 
+class _Way(NamedTuple):
+    """What of a family's kind decides memory and passes."""
+
+    recompute: _Recompute
+    sharding: Sharding
+    offload: float
+    sharing_ranks: int
+
+    @classmethod
+    def of(cls, each: Family | Kind) -> _Way:
+        """Of a family or its kind."""
+        return cls(each.recompute, each.sharding, each.offload, each.sharing_ranks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderFreeTable:
     """[N] per family."""
@@ -145,7 +161,7 @@ class OrderFreeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fits:
-    """Meshes of all blocks with one way to recompute, sharded or not."""
+    """Meshes of all blocks that recompute, shard and offload in one way."""
 
     rows: Floats
     """[V, M, 8] lines of memory."""
@@ -153,6 +169,8 @@ class _Fits:
     """[M] of the part with least room."""
     some: Bools
     """[M] whether one unit fits in any way."""
+    host: Floats
+    """[M] least seconds in which the host updates the optimizer of a unit; 0: it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,20 +197,26 @@ class _Bases:
 
     at: Ints
     """Blocks of the table."""
+    positions: Ints
+    """Most stages of a plan without virtual stages, which has the most."""
     longest: Floats
-    """K"""
+    """K, or K'"""
     whole: Floats
-    """S"""
+    """S, of a' where the host updates."""
     least: Floats
     """Most over the meshes: the shorter pass over both."""
     grown: Floats
     """What embedding and head make of K, where all stages can carry a part of them: a guess."""
     after: Floats
     """Seconds per part of the model that a stage holds: a guess."""
+    passes: Floats
+    """Least part of `updated` that is passes, over the meshes."""
     hop: Floats
     """Seconds of a transfer over the slowest hop between islands that all of them need: a guess."""
     cost: Floats
     """[V, M] of a unit, of all meshes of the table; infinite where none fits."""
+    updated: Floats
+    """[V, M] the same with the host's update, spread over the microbatches: a'."""
     rows: Floats
     """[V, M, 8] lines of memory."""
     room: Floats
@@ -212,13 +236,11 @@ class Columns:
         """All bounds and guesses."""
         table = self.table
         bounds, estimates = np.full((2, len(table)), np.inf)
-        none = np.array([kind.sharding is Sharding.NONE for kind in table.kinds])
-        ways = [each.recompute for each in table.kinds]
-        for recompute, alone in dict.fromkeys(zip(ways, none.tolist(), strict=True)):
-            same = np.array([each == recompute for each in ways])
-            mine = np.flatnonzero((same & (none == alone))[table.kind])
+        ways = [_Way.of(each) for each in table.kinds]
+        for way in dict.fromkeys(ways):
+            mine = np.flatnonzero(np.array([each == way for each in ways])[table.kind])
             self.check()
-            bases = self.bases(recompute, mine, alone=alone)
+            bases = self.bases(way, mine)
             place = np.full(len(table.blocks), -1)
             place[bases.at] = np.arange(len(bases.at))
             mine = mine[place[table.block[mine]] >= 0]
@@ -232,7 +254,6 @@ class Columns:
                 self.chunks(bases, many),
                 place[table.block[mine]],
                 self._microbatches[table.block[mine]].astype(np.float64),
-                self.positions[table.block[mine]],
                 np.array([each.most_extra_depth for each in table.kinds])[kind],
                 np.array([each.early_sends for each in table.kinds])[kind],
                 virtual,
@@ -240,33 +261,42 @@ class Columns:
         loading = self.costs.placed.job.data_loading_seconds
         return OrderFreeTable(bounds=bounds + loading, estimates=estimates + loading)
 
-    def bases(self, recompute: _Recompute, families: Ints, *, alone: bool) -> _Bases:
+    def bases(self, way: _Way, families: Ints) -> _Bases:
         """Of the blocks of these families that have room for all units."""
         table, count = self.table, self.costs.placed.units.count
-        held = self._memory(recompute, alone=alone)
+        held = self._memory(way)
         blocks = np.unique(table.block[families])
         meshes = (held.rows, held.room, self.first, self.most, count)
+        positions = self.positions
+        if way.sharding in SPLIT_WEIGHTS:
+            positions = np.ones_like(positions)  # `Family.one_stage`
         may = fitting(
-            blocks, self._start, *meshes, self._microbatches, self.positions, held.some
+            blocks, self._start, *meshes, self._microbatches, positions, held.some
         )  # fmt: skip
         blocks = blocks[may]
         self.check()
-        cost, least, ends = self._costs(recompute, held, blocks)
-        after = np.where(held.some, self._after(alone=alone), np.inf)
+        cost, least, ends = self._costs(way.recompute, held, blocks)
+        after = np.where(held.some, self._after(way), np.inf)
         start, stop = self._start[blocks], self._start[blocks + 1]
+        updated = cost + held.host / np.repeat(self._microbatches, np.diff(self._start))
         longest, whole = bottlenecks(
-            blocks, self._start, cost, *meshes, self._microbatches, self.positions
+            blocks, self._start, updated, *meshes, self._microbatches, positions
         )
+        part = np.ones_like(cost)
+        np.divide(cost, updated, out=part, where=np.isfinite(cost))
         hop = np.array([self.costs.hops.of(table.blocks[at].meshes) for at in blocks.tolist()])
         return _Bases(
             at=blocks,
+            positions=positions[blocks],
             longest=longest,
             whole=whole,
             least=_each(np.maximum, least, start, stop),
             grown=1.0 + _each(np.maximum, ends, start, stop) / count,
             after=_each(np.minimum, after, start, stop),
             hop=hop,
+            passes=_each(np.minimum, part.min(axis=0), start, stop),
             cost=cost,
+            updated=updated,
             rows=held.rows,
             room=held.room,
         )
@@ -275,7 +305,7 @@ class Columns:
         """[B, v + 1, 2] of `chunked`; `many`: [blocks] most virtual stages, 1 or less: none."""
         most = many[bases.at]
         return chunked(
-            bases.at, self._start, bases.cost, bases.rows, bases.room, self.first, self.most,
+            bases.at, self._start, bases.updated, bases.rows, bases.room, self.first, self.most,
             self.costs.placed.units.count, self._microbatches, self.positions,
             np.where(most > 1, np.maximum(most, CHUNKS), 0),
             bases.longest, bases.whole, bases.hop, self.costs.placed.job.pin.pp or 0,
@@ -301,15 +331,19 @@ class Columns:
         found[~wanted, :-2], found[~wanted, -2:] = np.inf, 0.0
         return found[:, :-2].T.copy(), found[:, -2].copy(), found[:, -1].copy()
 
-    def _memory(self, recompute: _Recompute, *, alone: bool) -> _Fits:
-        """Of every mesh the part with least room counts."""
-        base = np.array([self.costs.bytes_of(*each, recompute) for each in self._parts.lines])
+    def _memory(self, way: _Way) -> _Fits:
+        """Of every mesh the part with least room counts, and the shortest update on the host."""
+        alone = way.sharding is Sharding.NONE
+        base = np.array([self.costs.bytes_of(*each, way.recompute) for each in self._parts.lines])
         copies = self._copies[self._parts.mesh]
+        if way.sharing_ranks:
+            copies = np.full_like(copies, float(way.sharing_ranks))
         ones = np.ones_like(copies)
         shards = ones if alone else copies
         experts = ones if alone else np.maximum(1.0, copies * self._parts.spread)
         columns = np.moveaxis(base[self._parts.line], 2, 0)
-        made = lines_of(tuple(columns), shards[:, None], experts[:, None])
+        own = columns[0] / shards[:, None] + columns[1] / experts[:, None]
+        made = lines_of(tuple(columns), way.sharding, way.offload, own)
         rows = np.stack(np.broadcast_arrays(*made), axis=2)
         room = np.array([self.costs.placed.room_bytes(at) for at in range(len(self._islands))])[
             self._parts.island
@@ -320,11 +354,17 @@ class Columns:
         have = room * (1.0 + 1e-12)
         one = rows[..., 0] + rows[..., 1] + rows[..., 7] <= have
         some = (one & (rows[..., 4] + rows[..., 5] <= have)).any(axis=0)
-        return _Fits(rows=rows, room=room, some=some)
+        host = np.zeros(len(room))
+        if way.offload:
+            each = np.array([self.costs.host_seconds(at) for at in range(len(self._islands))])
+            seconds = way.offload * own[:, 0] * each[self._parts.island]
+            host = np.minimum.reduceat(seconds, self._part_start)
+        return _Fits(rows=rows, room=room, some=some, host=host)
 
-    def _after(self, *, alone: bool) -> Floats:
+    def _after(self, way: _Way) -> Floats:
         """[M] a guess at the reduction of the whole model, by bytes alone."""
-        passes = self.costs.passes_of_gradients(alone=alone)
+        times = np.repeat(self._microbatches, np.diff(self._start))
+        passes = self.costs.passes_of_gradients(way.sharding, times)
         count = self.costs.placed.units.count
         return self._weights * count * passes * (1.0 - 1.0 / self._copies) / self._goodput
 
@@ -441,19 +481,19 @@ def _bounds(
     chunks: Floats,
     at: Ints,
     m: Floats,
-    positions: Ints,
     depth: Ints,
     early: Bools,
     virtual: Ints,
 ) -> tuple[Floats, Floats]:
     """(bounds, estimates) of families whose bases stand `at` these places, without data loading.
 
-    Of every family: microbatches, most stages, extra depth, early sends and virtual stages.
+    Of every family: microbatches, extra depth, early sends and virtual stages.
     """
-    longest, whole = bases.longest[at], bases.whole[at]
+    longest, whole, positions = bases.longest[at], bases.whole[at], bases.positions[at]
     in_flight = np.minimum(positions + depth, m)
     other = whole + (m - 1) * longest - (in_flight - 1) * bases.least[at] * longest
-    bound = np.maximum(m * longest, other)
+    # S and K of the passes alone are at least this part of those of a', and W no more than m.
+    bound = np.maximum(m * longest, bases.passes[at] * other)
     estimate = m * longest + np.maximum(0.0, whole - longest)
     waits = 2.0 * m * bases.hop[at] * np.minimum(1.0, BESIDE_SLOW_HOP / positions)
     estimate = np.where(early, estimate, estimate + waits)
@@ -489,7 +529,7 @@ class Base:
     @property
     def positions(self) -> int:
         """Most stages of a plan."""
-        return int(self.columns.positions[0])
+        return int(self.bases.positions[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,7 +562,6 @@ class OrderFreeBounds:
             chunks,
             np.zeros(1, dtype=np.int64),
             np.array([float(family.num_microbatches)]),
-            base.columns.positions,
             np.array([family.most_extra_depth]),
             np.array([family.early_sends]),
             np.array([v]),
@@ -548,17 +587,19 @@ class OrderFreeBounds:
                 most_extra_depth=0,
                 sharding=family.sharding,
                 recompute=family.recompute,
+                offload=family.offload,
+                sharing_ranks=family.sharing_ranks,
             )
             columns = Columns(self.costs, table_of([(block, (kind,))]), _unchecked)
-            alone = family.sharding is Sharding.NONE
-            bases = columns.bases(family.recompute, np.zeros(1, dtype=np.int64), alone=alone)
+            way = _Way.of(family)
+            bases = columns.bases(way, np.zeros(1, dtype=np.int64))
             found = self._bases[key] = Base(columns, bases)
         return found
 
 
 def _key(family: Family) -> tuple[object, ...]:
     """Equal for families with one base, which share the objects; the base keeps them."""
-    return id(family.meshes), id(family.recompute), family.sharding is Sharding.NONE
+    return id(family.meshes), id(family.recompute), *_Way.of(family)[1:]
 
 
 def _unchecked() -> None:

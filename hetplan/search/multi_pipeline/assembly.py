@@ -346,7 +346,7 @@ def keeps_pins(chosen: ChosenPlan, cluster: Cluster, job: Job) -> bool:
     copied = any(sum(p.shape.dp * p.shape.cp for p in stage.parts) > 1 for stage in stages)
     shards = chosen.sharding is Sharding.OPTIMIZER
     # Sends of several pipelines wait, so that none is deeper than usual.
-    return not pin.depth and (pin.sharded_optimizer in (None, shards) or not (copied or shards))
+    return not pin.depth and (pin.shares in (None, shards) or not (copied or shards))
 
 
 _AS_PINNED = {RecomputeGranularity.FULL: True, RecomputeGranularity.NONE: False}

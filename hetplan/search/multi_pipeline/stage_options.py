@@ -260,7 +260,7 @@ class OptionsMaker:
         """With which a plan needs least memory."""
         job = self.pricer.job
         can = Sharding.OPTIMIZER in target(job.target).shardings(job.optimizer)
-        may = can and job.pin.sharded_optimizer is not False
+        may = can and job.pin.shares is not False
         return Sharding.OPTIMIZER if may else Sharding.NONE
 
     # ---- parts of stages

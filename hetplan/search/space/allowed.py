@@ -68,7 +68,7 @@ def most_stages_of(
 ) -> int:
     """Most stages that the target can run: a unit in every chunk, and microbatches enough.
 
-    one: it trains the model in one stage only (`is_one_stage`).
+    one: it trains the model in one stage only (`is_one_stage`, `Family.one_stage`).
     """
     most = 1 if one else units.count // chunks
     if target(job.target).fewer_microbatches_than_stages:

@@ -182,6 +182,8 @@ class _Part:
     base: Floats
     update: Floats
     room: float
+    most: int
+    """Units whose optimizer the host has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +215,7 @@ class ChunkMemory:
             family = self.family
             places = moments(slot, slots, family.num_microbatches, family.virtual_stages)
             fits = self._most[key] = min(
-                most_that_fit(
-                    places, part.kept, part.base, part.update, part.room, self.pricer.units.count
-                )
+                most_that_fit(places, part.kept, part.base, part.update, part.room, part.most)
                 for part in self._of_stage(
                     at, variant, FIRST * (slot == 0) + LAST * (slot == slots - 1)
                 )
@@ -239,8 +239,7 @@ class ChunkMemory:
         own = pricer.stage_bytes(island, shape, recompute, role, _SEVERAL)
         middle = pricer.stage_bytes(island, shape, recompute, 0, _SEVERAL)
         # The state of a stage is the same however many chunks it is dealt over.
-        shards, experts = family.shards(mesh, number)
-        lines = own.lines(family.sharding, shards, experts, family.num_microbatches)
+        lines = family.lines(own, mesh, number)
         sent = middle.kept.fixed
         # A pass of a middle chunk, with the messages of this role beside it.
         working = middle.working_alone + (own.working - own.working_alone)
@@ -259,4 +258,5 @@ class ChunkMemory:
             base=np.array([lines.last.fixed - own.working, lines.last.each]),
             update=np.array([lines.update.fixed, lines.update.each]),
             room=room * (1 + INSIDE),
+            most=lines.host_units(pricer.host_bytes(island), pricer.units.count),
         )

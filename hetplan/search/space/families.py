@@ -5,8 +5,9 @@ the devices of a node; cp = 2^k <= 16 with 2 cp dividing the sequence length; ep
 divides the experts and cp * dp * tp / etp; dp * microbatch size divides the batch. Targets that
 need equal degrees have a family per shape; others have one per tick (sequences of a microbatch),
 whose meshes differ in tp, dp and microbatch size, with cp = ep = 1. `any` has both. Each comes once
-per schedule, per sharding and, where all stages must recompute alike, per recomputation; for a
-trainer with one library of collectives once per library of the cluster.
+per schedule, per sharding, with and without an optimizer in host memory (where the cluster says
+what hosts can keep) and, where all stages must recompute alike, per recomputation; for a trainer
+with one library of collectives once per library of the cluster.
 
 Interleaving is searched with 2 to `Target.most_virtual_stages` chunks of at least one layer per
 stage, from 3 stages on, of which microbatches are a multiple. Deeper warm-up hides latency before a
@@ -21,10 +22,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.job.kernels import context_parallel_fault, job_on
-from hetplan.job.spec import Job
+from hetplan.job.spec import SPLIT_WEIGHTS, Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
@@ -56,6 +58,16 @@ class Variant:
     most_extra_depth: int = 0
 
 
+class State(NamedTuple):
+    """Where the state of weights lies."""
+
+    sharding: Sharding
+    offload: float = 0.0
+    """Part of the optimizer state in host memory."""
+    sharing_ranks: int = 0
+    """As of a `Family`."""
+
+
 MAX_CONTEXT_PARALLEL = 16
 """As published at most: 16 for sequences of 131,072 (Llama 3, arXiv 2407.21783, table 4)."""
 
@@ -67,7 +79,7 @@ class Families:
     model: ModelSpec
     cluster: Cluster
     job: Job
-    _kinds_found: dict[tuple[tuple[Variant, ...], tuple[Sharding, ...]], tuple[Kind, ...]] = field(
+    _kinds_found: dict[tuple[tuple[Variant, ...], tuple[State, ...]], tuple[Kind, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -135,14 +147,16 @@ class Families:
         return not trainer_settings(job_on(island.device, self.job)).fused_attention
 
     def shardings(self, copies: int, cp: int = 1) -> tuple[Sharding, ...]:
-        """What the target, the pin and this many copies of the weights allow."""
-        pin, can = self.job.pin.sharded_optimizer, self._trainer.shardings(self.job.optimizer)
+        """What the target, the pins and this many copies of the weights allow of pipelines of any
+        number of stages.
+        """
+        pin, can = self.job.pin.shares, self._trainer.shardings(self.job.optimizer)
         if copies == 1:
             return (Sharding.NONE,)
         found = [] if pin or (cp > 1 and self._trainer.context_shards) else [Sharding.NONE]
         if pin is not False and Sharding.OPTIMIZER in can:
             found.append(Sharding.OPTIMIZER)
-        return tuple(found)
+        return tuple([each for each in found if self.job.pin.sharding in (None, each)])
 
     def sequence_parallel(self, tp: int, cp: int = 1) -> bool | None:
         """Whether ranks of these degrees are sequence parallel; None: there are no such ranks."""
@@ -277,20 +291,84 @@ class Families:
     def _varied(
         self, samples: int, num_microbatches: int, meshes: tuple[Mesh, ...]
     ) -> Iterator[tuple[Block, Sequence[Kind]]]:
-        """A block for each set of islands that may be in one plan, where its meshes have room."""
+        """The blocks of each set of islands that may be in one plan."""
         for islands, context in self._together:
             own = meshes
             if len(self._together) > 1:
                 own = tuple(mesh for mesh in meshes if islands.issuperset(mesh.islands))
-            if not own or not self._long_enough(num_microbatches, own):
-                continue
-            cp = own[0].shapes[0].cp
-            if cp > 1 and not context:
-                continue
-            copies = max(sum(each.dp for each in mesh.shapes) for mesh in own) * cp
-            block = Block(samples=samples, num_microbatches=num_microbatches, meshes=own)
-            kinds = tuple(self._variants(num_microbatches, own))
-            yield block, self._kinds(kinds, self.shardings(copies, cp))
+            if own and (context or own[0].shapes[0].cp == 1):
+                yield from self._blocks(samples, num_microbatches, own)
+
+    def _blocks(
+        self, samples: int, num_microbatches: int, meshes: tuple[Mesh, ...]
+    ) -> Iterator[tuple[Block, Sequence[Kind]]]:
+        """Of all meshes; of those on one island, inside which weights are split; and of those whose
+        hosts can keep an optimizer.
+        """
+        groups: list[tuple[tuple[Mesh, ...], list[State]]] = []
+        inside = tuple([mesh for mesh in meshes if len(mesh.islands) == 1])
+        cp = meshes[0].shapes[0].cp
+        copies = max(sum(each.dp for each in mesh.shapes) for mesh in meshes) * cp
+        states = [*map(State, self.shardings(copies, cp))]
+        split = [*self._split(inside, copies)] if inside and copies > 1 else []
+        for of, found in ((meshes, states), (inside, split)):
+            hosted = tuple([mesh for mesh in of if self._hosts.issuperset(mesh.islands)])
+            groups.append((of, [] if self.job.pin.optimizer_offload else found))
+            groups.append((hosted, [*self._offloaded(found, copies)]))
+        for at, (of, found) in enumerate(groups):
+            # Meshes that are the same share a block.
+            for later, more in groups[at + 1 :]:
+                if later == of:
+                    found += more
+                    more.clear()
+            if found and of and self._long_enough(num_microbatches, of):
+                block = Block(samples=samples, num_microbatches=num_microbatches, meshes=of)
+                yield block, self._kinds(tuple(self._variants(num_microbatches, of)), tuple(found))
+
+    def _split(self, meshes: Sequence[Mesh], copies: int) -> Iterator[State]:
+        """States whose gradients, or parameters as well, are split among all copies; where stages
+        have one shape also among those of a node, so that only sums cross nodes (HSDP, MiCS).
+        """
+        pin, can = self.job.pin, self._trainer.shardings(self.job.optimizer)
+        if (pin.pp or 1) > 1 or pin.shares is False:
+            return
+        few: set[int] = set()
+        if not self._trainer.stages_differ:
+            nodes = {self.cluster.islands[mesh.islands[0]].devices_per_node for mesh in meshes}
+            few = {self._in_node(meshes[0].shapes[0], node) for node in nodes}
+        for sharding in SPLIT_WEIGHTS:
+            if sharding in can and pin.sharding in (None, sharding):
+                yield State(sharding)
+                yield from (State(sharding, 0.0, ranks) for ranks in sorted(few - {1, copies}))
+
+    def _in_node(self, shape: Shape, node: int) -> int:
+        """Copies of a weight in a node, if they are whole context-parallel groups and divide all of
+        them, and those of the experts; else 1.
+        """
+        ranks, copies = node // shape.tp, shape.dp * shape.cp
+        if ranks < 1 or copies % ranks or ranks % shape.cp:
+            return 1
+        of_expert = shape.num_devices // (shape.ep * shape.etp)
+        return 1 if self._experts and of_expert % (copies // ranks) else ranks
+
+    def _offloaded(self, states: Sequence[State], copies: int) -> Iterator[State]:
+        """The states with an optimizer in host memory: all of it, unless the job says how much."""
+        pin, shares = self.job.pin.optimizer_offload, self._trainer.offload_shares and copies > 1
+        for state in states:
+            if pin != 0 and not (shares and state.sharding is Sharding.NONE):
+                yield state._replace(offload=1.0 if pin is None else pin)
+
+    @cached_property
+    def _hosts(self) -> frozenset[int]:
+        """Islands whose hosts can keep an optimizer, if the target and its update rule can."""
+        trainer = self._trainer
+        if not (
+            trainer.optimizer_offload
+            and Sharding.OPTIMIZER in trainer.shardings(self.job.optimizer)
+        ):
+            return frozenset()
+        islands = enumerate(self.cluster.islands)
+        return frozenset(at for at, island in islands if island.can_offload)
 
     def _variants(self, num_microbatches: int, meshes: Sequence[Mesh]) -> Iterator[Variant]:
         """What the target and the pins allow, plain 1F1B first."""
@@ -325,23 +403,24 @@ class Families:
                 return stages
         return 0
 
-    def _kinds(
-        self, variants: tuple[Variant, ...], shardings: tuple[Sharding, ...]
-    ) -> tuple[Kind, ...]:
-        found = self._kinds_found.get((variants, shardings))
+    def _kinds(self, variants: tuple[Variant, ...], states: tuple[State, ...]) -> tuple[Kind, ...]:
+        found = self._kinds_found.get((variants, states))
         if found is None:
             per_stage = self._trainer.recompute_per_stage
             recompute = (self.recompute,) if per_stage else tuple((one,) for one in self.recompute)
-            found = self._kinds_found[variants, shardings] = tuple(
+            found = self._kinds_found[variants, states] = tuple(
                 Kind(
                     virtual_stages=each.virtual_stages,
                     early_sends=each.early_sends,
                     most_extra_depth=each.most_extra_depth,
-                    sharding=sharding,
+                    sharding=state.sharding,
+                    offload=state.offload,
+                    sharing_ranks=state.sharing_ranks,
                     recompute=choices,
                 )
                 for each in variants
-                for sharding in shardings
+                for state in states
+                if state.sharding not in SPLIT_WEIGHTS or each == Variant(virtual_stages=1)
                 for choices in recompute
             )
         return found

@@ -22,6 +22,8 @@ from typing import overload
 import numpy as np
 
 from hetplan.cost.arrays import Ints
+from hetplan.cost.memory.lines import Lines, StageBytes
+from hetplan.job.spec import SPLIT_WEIGHTS
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
@@ -82,18 +84,39 @@ class Family:
     """Sends do not wait for their receivers (`OverlapSettings.send`)."""
     most_extra_depth: int = 0
     """Most microbatches in flight beyond the schedule's own, which only early sends make use of."""
+    offload: float = 0.0
+    """Part of the optimizer state in host memory."""
+    sharing_ranks: int = 0
+    """Ranks that share the state, neighbours; 0: all copies of a weight."""
     meshes: tuple[Mesh, ...]
     """Every one has `samples`; where the target needs equal degrees they have one shape."""
+
+    @property
+    def one_stage(self) -> bool:
+        """Whether its pipelines have one stage: trainers with stages keep what else is split whole
+        (torch/distributed/pipelining/stage.py; DeepSpeed's pipelines refuse ZeRO-2 and -3).
+        """
+        return self.sharding in SPLIT_WEIGHTS
 
     def shards(self, mesh: Mesh, part: int) -> tuple[int, int]:
         """Ranks that share optimizer state, and that of routed experts (`cost.memory.device`)."""
         if self.sharding is Sharding.NONE:
             return 1, 1
         shape = mesh.shapes[part]
-        shards = sum(each.dp * each.cp for each in mesh.shapes)
+        shards = self.sharing_ranks or sum(each.dp * each.cp for each in mesh.shapes)
         if experts_as_the_rest(shape):
             return shards, shards
         return shards, math.gcd(shards, shape.num_devices // (shape.ep * shape.etp))
+
+    def lines(self, held: StageBytes, mesh: Mesh, part: int) -> Lines:
+        """Memory of a stage's part, under the state that its ranks share."""
+        return held.lines(
+            self.sharding,
+            *self.shards(mesh, part),
+            self.num_microbatches,
+            early_sends=self.early_sends,
+            offload=self.offload,
+        )
 
     def plan(self, stages: Sequence[ChosenStage]) -> ChosenPlan:
         """The family's plan of these stages."""
@@ -103,7 +126,11 @@ class Family:
             schedule=Schedule(name=self.schedule, virtual_stages=self.virtual_stages),
         )
         return ChosenPlan(
-            pipelines=(pipeline,), sharding=self.sharding, early_sends=self.early_sends
+            pipelines=(pipeline,),
+            sharding=self.sharding,
+            early_sends=self.early_sends,
+            optimizer_offload=self.offload,
+            sharing_ranks=self.sharing_ranks,
         )
 
 
@@ -125,6 +152,8 @@ class Kind:
     most_extra_depth: int
     sharding: Sharding
     recompute: tuple[RecomputeGranularity, ...]
+    offload: float = 0.0
+    sharing_ranks: int = 0
 
     @property
     def schedule(self) -> str:
@@ -136,7 +165,7 @@ class Kind:
         """Among families of one tick."""
         return (
             *(self.schedule, self.virtual_stages, self.early_sends),
-            *(self.sharding, self.recompute),
+            *(self.sharding, self.recompute, self.offload, self.sharing_ranks),
         )
 
 
@@ -191,6 +220,8 @@ class FamilyTable(Sequence[Family]):
             recompute=kind.recompute,
             early_sends=kind.early_sends,
             most_extra_depth=kind.most_extra_depth,
+            offload=kind.offload,
+            sharing_ranks=kind.sharing_ranks,
             meshes=block.meshes,
         )
 

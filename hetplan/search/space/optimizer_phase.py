@@ -29,7 +29,7 @@ from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Sharding
 from hetplan.search.space.family import Family, Mesh
-from hetplan.search.space.stage_passes import alike_padded
+from hetplan.search.space.stage_passes import alike_padded, part_passes
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import ROLES
 
@@ -67,21 +67,23 @@ class Ends:
         default_factory=dict, repr=False, compare=False
     )
 
-    def of(self, mesh: Mesh, slowest: int, sharding: Sharding, most: Sequence[int]) -> EndTimes:
-        """Of stages of this mesh with at most so many units, by role.
+    def of(self, mesh: Mesh, slowest: int, family: Family, most: Sequence[int]) -> EndTimes:
+        """Of the family's stages of this mesh with at most so many units, by role.
 
         `slowest`: the part that the others wait for.
         """
         key = (
             mesh.islands,
-            sharding,
+            family.sharding,
+            family.offload,
+            family.sharing_ranks,
             slowest,
             *[(each.tp, each.cp, each.dp, each.ep, each.etp) for each in mesh.shapes],
         )
         found = self._known.get(key)
         if found is None or any(have < want for have, want in zip(found.most, most, strict=True)):
             wanted = tuple(map(max, most, found.most)) if found else tuple(most)
-            found = self._known[key] = self._computed(mesh, slowest, sharding, wanted)
+            found = self._known[key] = self._computed(mesh, slowest, family, wanted)
         return found
 
     def least(
@@ -101,7 +103,7 @@ class Ends:
         reduction, leaving = np.full(waited.shape[1:], np.inf), np.full(waited.shape[1:], np.inf)
         for part, here in enumerate(waited):
             if here.any():
-                alone = self.of(mesh, part, family.sharding, most)
+                alone = self.of(mesh, part, family, most)
                 end = self._hidden(alone, mesh, part, family, chunked=chunked)
                 np.minimum(reduction, end.reduction, out=reduction, where=here)
                 np.minimum(leaving, end.update + end.gathering, out=leaving, where=here)
@@ -116,7 +118,7 @@ class Ends:
         if not overlap.reduction:
             return end
         island = mesh.islands[part]
-        passes = placed.passes(island, shape, family.recompute)
+        passes = part_passes(placed, family, mesh, part)
         slow = slowdowns(placed.cluster.islands[island].device)
         n = np.arange(placed.units.count + 1, dtype=np.float64)
         # The last group of microbatches goes through one chunk after the other.
@@ -146,7 +148,7 @@ class Ends:
         return np.array([[bucket_count(count, ranks) for count in row] for row in held.tolist()])
 
     def _computed(
-        self, mesh: Mesh, slowest: int, sharding: Sharding, most: tuple[int, ...]
+        self, mesh: Mesh, slowest: int, family: Family, most: tuple[int, ...]
     ) -> EndTimes:
         placed = self.placed
         apart = any(each.ep > 1 or each.etp != each.tp for each in mesh.shapes)
@@ -156,24 +158,25 @@ class Ends:
             np.array([each[which] for each in weights.extra])[:, None] + n * weights.unit[which]
             for which in (0, 1)
         )
-        dense = self._copies(mesh, sharding, expert=False)
+        dense = self._copies(mesh, family, expert=False)
         experts = dense
         if apart and routed.any():
-            experts = self._copies(mesh, sharding, expert=True)
-        end = self._end(mesh, slowest, dense, experts, sharding)
+            experts = self._copies(mesh, family, expert=True)
+        end = self._end(mesh, slowest, dense, experts, family)
         return EndTimes(
             reduction=_both(end.reduction, plain, routed, most),
-            update=self._update(mesh, slowest, end, (plain, routed), most),
+            update=self._update(mesh, slowest, end, (plain, routed), family, most),
             gathering=_both(end.gathering, plain, routed, most),
             most=most,
         )
 
-    def _copies(self, mesh: Mesh, sharding: Sharding, *, expert: bool) -> Copies:
+    def _copies(self, mesh: Mesh, family: Family, *, expert: bool) -> Copies:
         """The ranks of a stage that hold the same weights, or the same experts."""
         placed = self.placed
         key = (
             mesh.islands,
-            sharding is Sharding.NONE,
+            family.sharding is Sharding.NONE,
+            family.sharing_ranks,
             expert,
             *[(each.tp, each.cp, each.dp, each.ep, each.etp) for each in mesh.shapes],
         )
@@ -183,16 +186,14 @@ class Ends:
                 placed.replica(island, shape)
                 for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
             ]
-            shards = 1
-            if sharding is not Sharding.NONE:
-                shards = sum(each.dp * each.cp for each in mesh.shapes)
+            shards, _ = family.shards(mesh, 0)
             found = self._groups[key] = copies_of(
                 placed.cluster, holders_of(replicas, expert=expert), shards
             )
         return found
 
     def _end(
-        self, mesh: Mesh, part: int, dense: Copies, experts: Copies, sharding: Sharding
+        self, mesh: Mesh, part: int, dense: Copies, experts: Copies, family: Family
     ) -> EndOfStep:
         placed = self.placed
         return EndOfStep(
@@ -202,8 +203,8 @@ class Ends:
             reduction_precision=reduction_precision(placed.job),
             dense=dense,
             experts=experts,
-            sharding=sharding,
-            offload=0.0,
+            sharding=family.sharding,
+            offload=family.offload,
             predictor=placed.predictor,
         )
 
@@ -213,6 +214,7 @@ class Ends:
         part: int,
         end: EndOfStep,
         weights: tuple[Floats, Floats],
+        family: Family,
         most: Sequence[int],
     ) -> Floats:
         """Norm, scaling and update by the slowest part, which counts its own copies only."""
@@ -222,7 +224,7 @@ class Ends:
         if shape.ep == 1 and shape.etp == shape.tp:
             alone = shape.dp * shape.cp
         counted = end.dense._replace(whole=replace(end.dense.whole, size=alone))
-        own_end = self._end(mesh, part, counted, counted, end.sharding)
+        own_end = self._end(mesh, part, counted, counted, family)
         own = plain + routed
         if end.sharding is not Sharding.NONE:
             own = plain / end.dense.shard.size + routed / end.experts.shard.size

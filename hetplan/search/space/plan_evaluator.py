@@ -32,7 +32,7 @@ from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.space.family import Family, Mesh
-from hetplan.search.space.stage_passes import alike_padded
+from hetplan.search.space.stage_passes import alike_padded, part_passes
 from hetplan.search.space.stage_pricer import StagePricer
 
 
@@ -102,8 +102,5 @@ def _slow_sends(cluster: Cluster) -> bool:
 
 def _alike_parts(placed: StagePricer, family: Family, mesh: Mesh) -> bool:
     """Whether all parts take equally long, so that it does not matter who is the slowest."""
-    first, *others = (
-        placed.passes(island, shape, family.recompute)
-        for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
-    )
+    first, *others = (part_passes(placed, family, mesh, part) for part in range(len(mesh.islands)))
     return all(np.array_equal(*pair) for each in others for pair in zip(first, each, strict=True))

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from hetplan.cluster.spec import Island
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.job.spec import SPLIT_WEIGHTS
 from hetplan.plans.chosen import Shape
 from hetplan.plans.targets import target
 from hetplan.search.space.family import Family, Mesh
@@ -43,6 +44,18 @@ def stage_passes(placed: StagePricer, family: Family) -> tuple[Passes, tuple[Boo
         *[_mesh(placed, family, mesh, padded_for) for mesh in family.meshes], strict=True
     )
     return Passes(*(np.stack(column, axis=-1) for column in zip(*passes, strict=True))), waited
+
+
+def part_passes(
+    placed: StagePricer, family: Family, mesh: Mesh, part: int, padded_for: int = 0
+) -> Passes:
+    """Passes of one part of a mesh, with what its ranks reduce and gather in them."""
+    sharing = None
+    if family.sharding in SPLIT_WEIGHTS:
+        sharing = (family.sharding, family.shards(mesh, part)[0])
+    return placed.passes(
+        mesh.islands[part], mesh.shapes[part], family.recompute, padded_for, sharing
+    )
 
 
 def alike_padded(placed: StagePricer, family: Family) -> bool:
@@ -77,10 +90,7 @@ def _mesh(placed: StagePricer, family: Family, mesh: Mesh, padded_for: int) -> t
     """`padded_for`: tp that the vocabulary of plans is padded for at most; 0: as of every part."""
     count = placed.units.count
     parts, padded = (
-        [
-            placed.passes(island, shape, family.recompute, tp)
-            for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
-        ]
+        [part_passes(placed, family, mesh, part, tp) for part in range(len(mesh.islands))]
         for tp in (0, padded_for)
     )
     if len(parts) == 1:

@@ -6,10 +6,11 @@ plan are (`hetplan.cost.step_model`), so that sums of these numbers are what the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,8 +20,8 @@ from hetplan.cost.memory.lines import StageBytes, stage_bytes
 from hetplan.cost.memory.values import MemoryLayout
 from hetplan.cost.step_model.groups import Groups, KnownCollectives, groups_of, known_of
 from hetplan.cost.step_model.layer_compute import layer_parameters
-from hetplan.cost.step_model.layers import LayerPricer
-from hetplan.cost.step_model.units import layer_kinds
+from hetplan.cost.step_model.layers import LayerCost, LayerPricer
+from hetplan.cost.step_model.units import Settings, copies_within, layer_kinds, with_sharding
 from hetplan.errors import InputError
 from hetplan.job.kernels import job_on
 from hetplan.job.spec import Job
@@ -28,13 +29,24 @@ from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits, layer_units, planning_faults
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import device_ranges
-from hetplan.plans.build import SELECTIVE_MODULES, replica_of
+from hetplan.plans.build import SELECTIVE_MODULES, overlap_of, replica_of
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import LayerRange, OverlapSettings, Recompute, RecomputeGranularity, Replica
+from hetplan.plans.formats import reduction_precision
+from hetplan.plans.plan import (
+    LayerRange,
+    OverlapSettings,
+    Recompute,
+    RecomputeGranularity,
+    Replica,
+    Sharding,
+)
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.space.forwarding_predictor import CachingPredictor
 from hetplan.search.space.stage_table import BOTH, FIRST, LAST, ROLES
+
+Sharing: TypeAlias = tuple[Sharding, int]
+"""What is split of weights that microbatches reduce or gather, and among how many ranks."""
 
 _FORWARD, _BACKWARD, _SELECTIVE, _FULL = range(4)
 
@@ -138,6 +150,11 @@ class StagePricer:
         """Bytes of a device there that a plan may fill."""
         return self.cluster.islands[island].memory_bytes * (1 - self.job.memory_reserve_fraction)
 
+    def host_bytes(self, island: int) -> float:
+        """Bytes of a device's part of its host there; infinite where they are not known."""
+        found = self.cluster.islands[island].host_bytes_per_device
+        return math.inf if found is None else found
+
     def padded(self, tp: int) -> ModelSpec:
         """The model with the vocabulary that the target trains under this tp."""
         if tp not in self._padded:
@@ -164,14 +181,16 @@ class StagePricer:
         shape: Shape,
         recompute: Sequence[RecomputeGranularity],
         padded_for: int = 0,
+        sharing: Sharing | None = None,
     ) -> Passes:
         """Passes of stages of this shape with each of these recomputations.
 
-        `padded_for`: the tp that the vocabulary is padded for; 0: the shape's own.
+        `padded_for`: the tp that the vocabulary is padded for; 0: the shape's own. `sharing`: what
+        is reduced and gathered in them.
         """
         _, unit, extra = self._kinds
         kinds = tuple(range(unit.size))
-        forward, backward = self._both(island, shape, recompute, kinds, padded_for)
+        forward, backward = self._both(island, shape, recompute, kinds, padded_for, sharing)
         return Passes(
             forward=forward @ unit,
             backward=backward @ unit,
@@ -195,11 +214,12 @@ class StagePricer:
         recompute: Sequence[RecomputeGranularity],
         kinds: tuple[int, ...],
         padded_for: int = 0,
+        sharing: Sharing | None = None,
     ) -> tuple[Floats, Floats]:
         """Passes [V, kinds] of these kinds of layers."""
         selective = RecomputeGranularity.SELECTIVE in recompute
         model = self.padded(padded_for or shape.tp)
-        found = self._kind_seconds(island, shape, kinds, model, selective=selective)
+        found = self._kind_seconds(island, shape, kinds, model, sharing, selective=selective)
         again = {
             RecomputeGranularity.NONE: np.zeros(len(kinds)),
             RecomputeGranularity.SELECTIVE: found[_SELECTIVE],
@@ -214,6 +234,7 @@ class StagePricer:
         shape: Shape,
         kinds: tuple[int, ...],
         model: ModelSpec,
+        sharing: Sharing | None,
         *,
         selective: bool,
     ) -> Floats:
@@ -229,15 +250,19 @@ class StagePricer:
             shape.microbatch_size,
             shape.sequence_parallel,
             groups,
-            shape.num_devices if place.speed_spread else 0,
+            shape.num_devices if place.speed_spread or sharing else 0,
+            sharing,
             selective,
             kinds,
             model.vocab_size,
         )
         if key not in self._seconds:
             pricer = self._pricer(place, shape, groups, model, selective=selective)
+            shared = self._shared(island, shape, model, sharing) if sharing else None
             positions = self._kinds[0]
-            self._seconds[key] = np.array([self._priced(pricer, positions[k]) for k in kinds]).T
+            self._seconds[key] = np.array(
+                [self._priced(pricer, positions[k], shared) for k in kinds]
+            ).T
         return self._seconds[key]
 
     def _pricer(
@@ -258,15 +283,51 @@ class StagePricer:
             predictor=self._caching,
         )
 
-    def _priced(self, pricer: LayerPricer, position: int) -> tuple[float, float, float, float]:
+    def _shared(
+        self, island: int, shape: Shape, model: ModelSpec, sharing: Sharing
+    ) -> Callable[[LayerCost, int], LayerCost]:
+        """A layer's cost with what its ranks reduce and gather in every microbatch."""
+        sharding, shards = sharing
+        job, place = self.job, self.cluster.islands[island]
+        precision = reduction_precision(job)
+        settings = Settings(
+            model=model,
+            real_vocab_size=self.model.vocab_size,
+            cluster=self.cluster,
+            job=job,
+            reduction_precision=precision,
+            tied_precision=precision,
+            predictor=self._caching,
+            sharding=sharding,
+            shards=shards,
+            offload=0.0,
+            overlap=overlap_of(job, (shape,), sharding),
+            known=self.known,
+        )
+        copies = copies_within(settings, self.replica(island, shape), shape)
+
+        def shared(cost: LayerCost, position: int) -> LayerCost:
+            counts = layer_parameters(model, position, shape)
+            return with_sharding(settings, cost, counts, copies, place)
+
+        return shared
+
+    def _priced(
+        self,
+        pricer: LayerPricer,
+        position: int,
+        shared: Callable[[LayerCost, int], LayerCost] | None,
+    ) -> tuple[float, float, float, float]:
         """Forward, backward, repeated selectively and as a whole."""
         model = self.model
         if position in (0, len(model.layers) - 1):
             cost = pricer.head() if position else pricer.embedding()
+            cost = shared(cost, position) if shared else cost
             return cost.forward_seconds, cost.backward_seconds, 0.0, 0.0
         layer = model.layer_at(position).at(self.job.sequence_length)
         inside = pricer.transformer(layer)
         cost = inside if position <= model.num_layers else pricer.multi_token_prediction(layer)
+        cost = shared(cost, position) if shared else cost
         # What is repeated of a multi-token prediction is its transformer layer.
         return (
             cost.forward_seconds,

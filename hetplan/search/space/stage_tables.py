@@ -128,7 +128,7 @@ class StageTables:
         ).contiguous()
 
     def _stage_limit(self, family: Family) -> int:
-        one = is_one_stage(self.job, self.stage_pricer.model)
+        one = family.one_stage or is_one_stage(self.job, self.stage_pricer.model)
         chunks = family.virtual_stages
         return most_stages_of(self.job, self.units, family.num_microbatches, chunks, one=one)
 
@@ -175,39 +175,38 @@ class StageTables:
         widest = max(len(mesh.islands) for mesh in family.meshes)
         for part in range(widest):
             have = [m for m, mesh in enumerate(family.meshes) if part < len(mesh.islands)]
-            rows, room = self._rows(family, have, part)
+            rows, room, most = self._rows(family, have, part)
             fits = most_units(rows, room, self.units.count, in_flight)
+            np.minimum(fits, most[..., None], out=fits)
             found[:, :, have, 1:] = np.minimum(found[:, :, have, 1:], fits)
         return found
 
-    def _rows(self, family: Family, have: Sequence[int], part: int) -> tuple[Floats, Floats]:
-        """Lines of memory [V, 4, meshes, 8] and the room for them [V, 4, meshes]."""
+    def _rows(self, family: Family, have: Sequence[int], part: int) -> tuple[Floats, Floats, Ints]:
+        """Lines of memory [V, 4, meshes, 8], the room for them [V, 4, meshes], and the units whose
+        optimizer the host has room for, likewise.
+        """
         placed = self.stage_pricer
         rows = np.empty((len(family.recompute), ROLES, len(have), 8))
         room = np.empty(rows.shape[:3])
+        most = np.empty(rows.shape[:3], dtype=np.int64)
         for m, at in enumerate(have):
             mesh = family.meshes[at]
             shape = mesh.shapes[part]
-            shards, expert_shards = family.shards(mesh, part)
             room[:, :, m] = placed.room_bytes(mesh.islands[part])
+            host = placed.host_bytes(mesh.islands[part])
             for v, recompute in enumerate(family.recompute):
                 for role in range(ROLES):
                     held = placed.stage_bytes(
                         mesh.islands[part], shape, recompute, role, family.virtual_stages
                     )
-                    lines = held.lines(
-                        family.sharding,
-                        shards,
-                        expert_shards,
-                        family.num_microbatches,
-                        early_sends=family.early_sends,
-                    )
+                    lines = family.lines(held, mesh, part)
                     if family.virtual_stages > 1:
                         lines = lines.interleaved(
                             held, family.virtual_stages, ends=bool(role & LAST)
                         )
                     rows[v, role, m] = lines.row()
-        return rows, room
+                    most[v, role, m] = lines.host_units(host, self.units.count)
+        return rows, room, most
 
 
 def most_flights(most_stages: Ints, limit: int, family: Family, units: LayerUnits) -> int:

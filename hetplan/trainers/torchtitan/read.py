@@ -137,6 +137,7 @@ def torchtitan_facts(text: LaunchText, num_layers: int | None = None) -> LaunchF
             fused_elementwise=_compiles(text) or None,
             collective_algorithm=held_algorithm(text),
         ),
+        sharded_parameters=shards > 1 and mesh.pp == 1 and _policy(text) != "never",
         refusals=(*refusals, *refused, *_sharding(text, mesh, shards)),
         remarks=_remarks(text),
     )
@@ -407,15 +408,18 @@ def _products(setting: Setting | None) -> ProductFormat | None:
     return ProductFormat.FLOAT8 if "float8" in found else None
 
 
+def _policy(text: LaunchText) -> str:
+    """When FSDP2 frees parameters; "default" is "always" without stages and "never" with them."""
+    return word_of(text, "default", "fsdp-reshard-after-forward")
+
+
 def _sharding(text: LaunchText, mesh: LaunchMesh, shards: int) -> tuple[Fault, ...]:
-    """FSDP2 that frees the parameters after each use is ZeRO-3, which the target does not have."""
-    policy = word_of(text, "default", "fsdp-reshard-after-forward")
-    always = policy == "always" or (policy == "default" and mesh.pp == 1)
-    if shards == 1 or not always:
+    """With stages parameters that are freed after forward passes are whole in backward passes."""
+    if shards == 1 or mesh.pp == 1 or _policy(text) != "always":
         return ()
     message = (
-        f"fsdp_reshard_after_forward {policy} without stages frees the parameters after each use; "
-        "plans for torchtitan keep them: price it with --set "
+        "fsdp_reshard_after_forward always with stages frees the parameters after forward passes "
+        "alone; plans for torchtitan keep them: price it with --set "
         "parallelism.fsdp_reshard_after_forward=never"
     )
     return (fault_of(flag(text, "fsdp-reshard-after-forward"), text, message),)

@@ -110,8 +110,9 @@ def _parallelism(plan: Plan, degrees: Degrees, num_layers: int) -> Iterator[tupl
     yield "--parallelism.pipeline_parallel_degree", str(degrees.pp)
     if degrees.tp > 1 and not degrees.sequence_parallel:
         yield ("--parallelism.no-enable_sequence_parallel",)
-    # "default" gathers the parameters anew in every pass where there are no stages.
-    yield "--parallelism.fsdp_reshard_after_forward", "never"
+    # Without stages "default" is "always": parameters are gathered anew in every pass.
+    freed = plan.sharding is Sharding.PARAMETERS
+    yield "--parallelism.fsdp_reshard_after_forward", "always" if freed else "never"
     if degrees.cp > 1:
         # The balancer for FlexAttention, which language models have (context_parallel/api.py).
         yield "--parallelism.context_parallel_load_balancer", "ptrr"
@@ -242,7 +243,8 @@ def _remarks(
             "Gradients are not clipped (training.max_norm inf); torchtitan computes their norm all "
             "the same."
         )
-    if degrees_of(plan).pp == 1 and plan.pipelines[0].num_microbatches > 1:
+    freed = plan.sharding is Sharding.PARAMETERS
+    if degrees_of(plan).pp == 1 and plan.pipelines[0].num_microbatches > 1 and not freed:
         yield (
             "Without stages a microbatch is a step of gradient accumulation, each of which reduces "
             "its gradients; the plan is priced with one reduction per step."
@@ -359,7 +361,7 @@ def _degrees(result: SearchResult) -> Iterator[Fault]:
     degrees = degrees_of(plan)
     copies = stage_copies(plan.pipelines[0].stages[0])
     if degrees.shard * degrees.cp * degrees.replicate != copies or (
-        plan.sharding is Sharding.OPTIMIZER and plan.optimizer_shards != degrees.shard * degrees.cp
+        plan.sharding is not Sharding.NONE and plan.optimizer_shards != degrees.shard * degrees.cp
     ):
         yield Fault(
             field="plan.optimizer_shards",
