@@ -24,6 +24,8 @@ from hetplan.plans.targets import TARGETS, Target
 MIN_INTERLEAVED_STAGES = 3
 """Fewest that are searched: Megatron-LM interleaves no fewer unless sends are overlapped."""
 
+MAX_SEARCHED_ISLANDS = 60
+"""Sets of islands are bits of one number of 64; a few tell which regions were left."""
 
 _ABILITIES = (
     ("cp", 1, "context_parallel", "context parallelism"),
@@ -289,7 +291,7 @@ def check_job_against(
         *((("trainer", name), message) for name, message in trainer_faults(job)),
         *_product_format(job, cluster),
         *_kernels(job, cluster),
-        *(_unsearched(job) if searched else ()),
+        *((*_unsearched(job), *_islands(job, cluster)) if searched else ()),
         *(pin_faults(job, model, cluster) if searched else ()),
     )
     # What is wrong with the model stands in no line of the job's file.
@@ -298,6 +300,16 @@ def check_job_against(
         for message in (planning_faults(model, job.sequence_length) if searched else ())
     )
     return (*of_model, *(fault(path, message) for path, message in found))
+
+
+def _islands(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    left = [each for each in cluster.islands if each.name not in job.forbid.islands]
+    if len(left) > MAX_SEARCHED_ISLANDS:
+        yield (
+            ("forbid", "islands"),
+            f"leave {len(left)} islands of {cluster.name}; at most {MAX_SEARCHED_ISLANDS} are "
+            "searched: forbid some, or write islands of one kind in one region as one",
+        )
 
 
 def _lengths(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:

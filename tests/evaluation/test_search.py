@@ -22,7 +22,7 @@ from evaluation.search.sailor import (
     read_sailor,
     score,
 )
-from evaluation.search.scaling import INSTANCES, instance_inputs, measure
+from evaluation.search.scaling import GOALS, INSTANCES, goal_of, instance_inputs, judged, measure
 from hetplan.errors import InputError
 from hetplan.plans.check_job import check_job_against
 
@@ -217,6 +217,20 @@ def test_without_reference_data_the_command_says_so(
         wrong = CliRunner().invoke(app, ["search", "--sizes", sizes])
         assert wrong.exit_code == 2
         assert word in wrong.stderr
+
+
+def test_every_goal_is_of_an_instance_and_is_judged_by_gap_time_and_memory() -> None:
+    asked = {(each.devices, each.islands, each.model) for each in INSTANCES}
+    assert {goal[:3] for goal in GOALS} <= asked
+    assert goal_of(INSTANCES[0], "megatron") is None
+    row = {"status": "optimal", "gap": 0.01, "seconds": 29.0, "peak_memory_bytes": 1e9}
+    goal = (0.01, 30.0)
+    assert judged(row, goal)["held"] == "yes"
+    assert judged(row, goal)["goal"].startswith("1.0%, 30 s")
+    for wrong in ({"gap": 0.011}, {"gap": None}, {"seconds": 34.0}, {"peak_memory_bytes": 3e9}):
+        assert judged(row | wrong, goal)["held"] == "no"
+    assert judged(row | {"gap": 0.5}, None)["held"] == "yes"
+    assert judged(row | {"status": "failed: killed"}, None)["held"] == "no"
 
 
 @pytest.mark.slow

@@ -91,6 +91,6 @@ def test_spaces_within_a_step_are_a_part_of_the_whole() -> None:
     )
     best = min(step_of(space, row) for row in every_row(space))
     part, meshes = together(space, best * 1.01)
-    assert len(part.max_stages) == len(meshes) <= len(space.max_stages)
-    proof = Walk(OrderProgram(part), best * 1.01).run()
+    assert len(part.parts[0].table.max_stages) == len(meshes) <= len(space.max_stages)
+    proof = Walk(part, best * 1.01).run()
     assert proof.bound_seconds <= best * (1 + 1e-9)

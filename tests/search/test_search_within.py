@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from search_costs_cases import regions_cluster, unlike_model
 from search_jobs import job
+from synthetic_plans import every_row, step_of
+from synthetic_spaces import Wanted, small_space
 
 from hetplan.predict.fit import fit_populations
 from hetplan.search.one_f_one_b.bound import apart, prove
 from hetplan.search.one_f_one_b.enumerate import few_plans
 from hetplan.search.one_f_one_b.order_program import OrderProgram
+from hetplan.search.one_f_one_b.order_relaxation import NONE
 from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.solver import Best
 from hetplan.search.space.allowed import allowed_cluster
@@ -22,6 +25,40 @@ from hetplan.search.table_maker import TableMaker
 
 PREDICTOR = fit_populations(())
 FEW = 50_000
+
+
+def test_late_slots_bound_every_row() -> None:
+    """Ends of the step that are long, and grow with the units, on some of the meshes."""
+    seen, higher = 0, 0
+    for seed in range(40):
+        rng = np.random.default_rng([7, seed])
+        wanted = Wanted(
+            islands=3, layers=5, unions=seed % 2 == 0, norm=seed % 3 == 0, variants=1 + seed % 2,
+            rendezvous=seed % 4 < 2, tied=seed % 5 == 0,
+        )  # fmt: skip
+        space = small_space(rng, wanted)
+        after = space.after.copy()
+        some = rng.random(after.shape[1]) < 0.5
+        grown = 1.0 + rng.uniform(0.0, 0.5) * np.arange(after.shape[2])
+        after[:, some] += rng.uniform(0.3, 6.0, (after.shape[1], 1))[some] * grown
+        space = space._replace(after=after).contiguous()
+        rows = list(every_row(space))
+        steps = [step_of(space, row) for row in rows]
+        best = min(steps, default=math.inf)
+        if best == math.inf:
+            continue
+        for more in (0.98, 1.001, 1.3):
+            parts = apart(space, more * best)
+            found = min((prove(each, more * best).bound_seconds for each, _ in parts), default=NONE)
+            assert found <= max(best, more * best) * (1 + 1e-9)
+            assert more > 1.0 or found <= best
+            if more > 1.0:
+                assert found <= best * (1 + 1e-9)
+                plain = prove(OrderProgram(space), more * best).bound_seconds
+                higher += found > plain * (1 + 1e-6)
+            seen += len(parts) > 1
+    assert seen > 30
+    assert higher > 10
 
 
 @pytest.mark.slow
@@ -56,7 +93,7 @@ def test_bounds_of_the_parts_are_below_the_best_plan() -> None:
             for more in (1.02, 1.5):
                 parts = apart(solver.space, more * best.seconds)
                 split += len(parts) > 1
-                found = [prove(OrderProgram(part), more * best.seconds) for part, _ in parts]
+                found = [prove(program, more * best.seconds) for program, _ in parts]
                 assert min(each.bound_seconds for each in found) <= best.seconds * (1 + 1e-9)
                 seen += 1
     assert seen > 15

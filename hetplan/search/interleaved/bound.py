@@ -14,8 +14,10 @@ slots from s on that hold l layer units, a label has what the chains of
     turn, turn'   sums of what the two detours of slots above s run here
     away, away'   what the last slot runs while slot 0 is away
     need          longest chain of these slots, from the first pass of s to its last one
+    pass          sum of last chunks and hops on the way to the last slot and back
+    head          H, a turn of the last slot with its last chunk
 
-All five only make steps longer, so a label that is nowhere below another one is left out. Where a
+All of them only make steps longer, so a label that is nowhere below another one is left out. Where a
 place has more labels than it has room for, two are replaced by the least of both, entry by entry:
 the bound stays valid and loses a little.
 
@@ -35,7 +37,12 @@ more, c is what these take, and `after` follows the last pass of a slot:
     m c + (messages - 1) max(wait + activation, gradient) + after < T         the slot below
     m c + (messages - 1) max(wait + gradient, activation) + after < T         the slot above
 
-with latencies and waits of rendezvous sends on what is received.
+with latencies and waits of rendezvous sends on what is received. Otherwise, N = m v passes of each
+kind, f the least forward pass, `unit` both passes of a layer unit, W the most passes in flight
+(symbols and chains: `hetplan.search.interleaved.rows`):
+
+    m c + (N - 2) max(0, wait + gradient - f) + after < T      the slot above, early receives
+    m c + (N - 1 - W) / 3 (unit of the other slot + both ways - 2 unit) + after < T        both
 """
 
 from __future__ import annotations
@@ -49,15 +56,23 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
 from hetplan.kernels import kernel
 from hetplan.search.interleaved.rows import (
+    AROUND,
     AWAY,
     AWAY_BACK,
+    GROUP,
+    HEAD,
     OWN,
+    PASS,
     RISE,
     SKIP,
     SKIP_BACK,
+    STAY,
+    STAY_BACK,
+    STEADY,
     TURN,
     TURN_BACK,
     Arrays,
+    in_flight,
 )
 from hetplan.search.space.row import NEVER, norm_levels
 from hetplan.search.space.stage_table import StageTable
@@ -109,7 +124,7 @@ def capacity_bound(row: Arrays) -> float:
 
 ROOM = 12
 """Labels kept per place."""
-_WIDTH = 5
+_WIDTH = 7
 
 
 @kernel
@@ -154,17 +169,28 @@ def add_label(labels: Floats, origin: Ints, count: int, new: Floats, parent: Int
 
 @kernel
 def gained_of(
-    own: Floats, turn: float, turn_back: float, below: Floats, away: bool, one_detour: bool
+    row: Arrays, own: Floats, turn: float, turn_back: float, way: float, below: Floats, away: bool
 ) -> float:
-    """What the chain of a slot gains by the detours, above a label whose slots add up to these
-    turns; own: [TERMS] of the slot; away: slot 0 may leave for the last slot.
+    """What the chain of a slot gains by leaving for slots below, above a label whose slots add up
+    to these turns, and to this way; own: [TERMS] of the slot; away: slot 0 may leave for the last
+    slot. Without a slot below (way: 0) it cannot leave.
     """
     gain = max(0.0, turn - own[SKIP])
     gain_back = max(0.0, turn_back - own[SKIP_BACK])
     if away:
         gain = max(gain, below[2] - own[AWAY])
         gain_back = max(gain_back, below[3] - own[AWAY_BACK])
-    return float(max(gain, gain_back) if one_detour else gain + gain_back)
+    if row.one_detour:
+        return float(max(gain, gain_back))
+    if way <= 0.0:
+        return float(gain + gain_back)
+    stages = row.hops.shape[1]
+    groups, head = row.microbatches // stages - 2, below[6]
+    stay = way + (stages - 1) * head
+    longer = max(gain, stay - own[SKIP] - own[STAY])
+    longer += max(gain_back, stay - own[SKIP_BACK] - own[STAY_BACK])
+    longer += groups * max(0.0, stay - own[GROUP], stages * head - own[AROUND])
+    return float(max(gain + gain_back, longer - own[STEADY]))
 
 
 class CutBound(NamedTuple):
@@ -178,7 +204,7 @@ class CutBound(NamedTuple):
     units: Ints
     """[P]"""
     labels: Floats
-    """[P + 1, L + 1, ROOM, 5] of the slots from one on that hold so many units."""
+    """[P + 1, L + 1, ROOM, 7] of the slots from one on that hold so many units."""
     counts: Ints
     """[P + 1, L + 1]"""
 
@@ -220,9 +246,8 @@ def least_bound(row: Arrays, cutoff: float) -> CutBound:
                         own = terms[s, v, n]
                         if own[OWN] + rise[s] >= limit:
                             break
-                        gained = gained_of(
-                            own, below[0], below[1], below, s == 0 and row.lockstep, row.one_detour
-                        )
+                        away = s == 0 and row.lockstep
+                        gained = gained_of(row, own, below[0], below[1], below[5], below, away)
                         need = max(own[OWN] + gained, own[RISE] + below[4])
                         if need + rise[s] >= limit:
                             continue
@@ -236,8 +261,9 @@ def least_bound(row: Arrays, cutoff: float) -> CutBound:
                         new[0] = below[0] + own[TURN]
                         new[1] = below[1] + own[TURN_BACK]
                         new[2], new[3], new[4] = below[2], below[3], need
+                        new[5], new[6] = below[5] + own[PASS], below[6]
                         if s == slots - 1:
-                            new[2], new[3] = own[AWAY], own[AWAY_BACK]
+                            new[2], new[3], new[6] = own[AWAY], own[AWAY_BACK], own[HEAD]
                         parent[0], parent[1], parent[2] = v, n, i
                         counts[s, held + n] = add_label(
                             labels[s, held + n], origin[s, held + n], counts[s, held + n], new,
@@ -276,24 +302,34 @@ class Borders(NamedTuple):
 def borders_of(space: StageTable, chunks: int, exchange: Exchange, stages: int) -> Borders:
     """Of interleaved pipelines of so many stages."""
     m = space.num_microbatches
-    passes = m * chunks * (space.forward + space.backward).min(axis=0)
-    least = passes + space.after[:, :, chunks:].min(axis=(0, 2))
+    unit, total = (space.forward + space.backward).min(axis=0), m * chunks
+    least = total * unit + space.after[:, :, chunks:].min(axis=(0, 2))
     level = norm_levels(stages) * least_level(space)
     norm = np.maximum(level, norm_levels(stages) * space.norm_links)
     forward, backward, latency, posted = space.links
     below = np.maximum(posted + forward + latency, backward)
     above = np.maximum(posted + backward + latency, forward)
+    batched = exchange is Exchange.MEGATRON and space.rendezvous
     found = []
-    for messages, closing in ((m * chunks, norm), (m * (chunks - 1), level)):
+    for messages, closing in ((total, norm), (m * (chunks - 1), level)):
         seconds = messages * np.maximum(forward, backward)
-        if exchange is Exchange.MEGATRON and space.rendezvous:
+        if batched:
             seconds = np.maximum(seconds, least[None, :] + (messages - 1) * below + closing)
             seconds = np.maximum(seconds, least[:, None] + (messages - 1) * above + closing)
         found.append(seconds)
     between, around = found
+    if not batched:
+        circuits = max(0, (total - 1 - in_flight(stages, 0, chunks, total)) // 3)
+        further = circuits * (unit[:, None] + unit[None, :] + forward + backward + 2.0 * latency)
+        both = least - 3 * circuits * unit
+        between = np.maximum(between, further + np.maximum(both[:, None], both[None, :]) + norm)
+        if space.rendezvous:
+            waits = posted + backward + latency - space.forward.min(axis=0)[:, None]
+            waited = least[:, None] + (total - 2) * np.maximum(0.0, waits) + norm
+            between = np.maximum(between, waited)
     masks = space.island_mask
     shared = (masks[:, None] & masks[None, :]) != 0
-    for each in found:
+    for each in (between, around):
         each[shared] = NEVER
         np.fill_diagonal(each, 0.0)
     around[~space.may_be_last, :] = NEVER

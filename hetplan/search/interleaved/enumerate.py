@@ -12,17 +12,18 @@ own, under the limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.replay.times import Exchange
 from hetplan.kernels import kernel
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
-from hetplan.search.interleaved.bound import CutBound, gained_of
-from hetplan.search.interleaved.rows import OWN, RISE, TURN, TURN_BACK, Arrays, cut_seconds
+from hetplan.search.interleaved.bound import CutBound, borders_of, gained_of
+from hetplan.search.interleaved.rows import OWN, PASS, RISE, TURN, TURN_BACK, Arrays, cut_seconds
 from hetplan.search.space.family import Family
 from hetplan.search.space.row import INSIDE, NEVER, region_follows
 from hetplan.search.space.stage_table import StageTable
@@ -122,11 +123,17 @@ class RowListing:
 
 
 def rows(
-    space: StageTable, family: Family, most_units: MostUnits, limit: float, most: int
+    space: StageTable,
+    family: Family,
+    most_units: MostUnits,
+    exchange: Exchange,
+    limit: float,
+    most: int,
 ) -> list[tuple[int, ...]] | None:
     """Meshes of every slot of all rows, by number of stages; None where there are more than `most`.
 
-    Without rows whose slots cannot hold all units in steps of `limit`, by memory and by time.
+    Without rows that no step below `limit` has: by what their slots can hold, by memory and by
+    time, and by their boundaries (`bound.borders_of`).
     """
     by_time = np.array(most_by_time(space, limit))
     found: list[tuple[int, ...]] = []
@@ -135,13 +142,17 @@ def rows(
         fits = [most_units((mesh,) * stages).max(axis=1) for mesh in range(len(by_time))]
         held = np.minimum(np.array(fits), by_time[:, None]).T
         behind = held.max(axis=1)[::-1].cumsum()[::-1].tolist()
+        borders = borders_of(space, family.virtual_stages, exchange, stages)
+        follows = [np.flatnonzero(each).tolist() for each in ~borders.blocked(limit)]
+        rings = borders.rings(limit)
+        begins = np.flatnonzero(rings.any(axis=0)).tolist()
         listing = RowListing(
             masks=space.island_mask.tolist(),
             most_stages=space.max_stages.tolist(),
-            ends=space.may_be_last.tolist(),
+            ends=rings.any(axis=1).tolist(),
             held=held.tolist(),
             chunks=family.virtual_stages,
-            next_meshes=partial(_next_meshes, space),
+            next_meshes=partial(_next_meshes, space, follows, begins),
             enough=partial(_may_hold, behind),
             most_rows=most - len(found),
             most_looked=_LOOKED_PER_ROW * most,
@@ -158,14 +169,18 @@ def _may_hold(behind: Sequence[int], used: int, at: int, units: int) -> bool:
     return behind[at] >= units
 
 
-def _next_meshes(space: StageTable, runs: Runs) -> Iterator[int]:
+def _next_meshes(
+    space: StageTable, follows: Sequence[Sequence[int]], begins: Sequence[int], runs: Runs
+) -> Iterable[int]:
     """Where the islands are many, meshes of one region stand together."""
+    if not runs:
+        return begins
+    if not space.regions_apart:
+        return follows[runs[-1][0]]
     before = [int(space.region[mesh]) for mesh, _ in runs]
-    for mesh in range(len(space.max_stages)):
-        if space.regions_apart and not region_follows(before, int(space.region[mesh])):
-            continue
-        if runs or space.may_be_first[mesh]:
-            yield mesh
+    return [
+        mesh for mesh in follows[runs[-1][0]] if region_follows(before, int(space.region[mesh]))
+    ]
 
 
 @kernel
@@ -178,17 +193,18 @@ def _open(row: Arrays, variant: Ints, units: Ints, slot: int, labels: Floats, li
     for i in range(slot + 1):
         rise[i + 1] = rise[i] + row.terms[i, variant[i], units[i], RISE]
     for e in range(labels.shape[0]):
-        turn, turn_back = labels[e, 0], labels[e, 1]
+        turn, turn_back, way = labels[e, 0], labels[e, 1], labels[e, 5]
         fine = rise[slot + 1] + labels[e, 4] < limit
         for i in range(slot, -1, -1):
             if not fine:
                 break
             own = row.terms[i, variant[i], units[i]]
             away = i == 0 and row.lockstep
-            gained = gained_of(own, turn, turn_back, labels[e], away, row.one_detour)
+            gained = gained_of(row, own, turn, turn_back, way, labels[e], away)
             fine = rise[i] + own[OWN] + gained < limit
             turn += own[TURN]
             turn_back += own[TURN_BACK]
+            way += own[PASS]
         if fine:
             return True
     return False

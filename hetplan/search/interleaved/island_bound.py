@@ -46,6 +46,7 @@ from hetplan.kernels import kernel
 from hetplan.search.interleaved.bound import Borders, borders_of, least_level
 from hetplan.search.interleaved.enumerate import MostUnits, RowListing
 from hetplan.search.interleaved.rows import (
+    OF_ISLANDS,
     OWN,
     RISE,
     SKIP,
@@ -59,6 +60,10 @@ from hetplan.search.space.row import NEVER, norm_levels
 from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
 
 WIDTH = 12
+
+_MOST_ISLANDS = 12
+"""Islands up to which sets of them are told apart: their number doubles with each. Of more, only
+what single slots can hold is known."""
 
 
 class Slots(NamedTuple):
@@ -333,7 +338,7 @@ class IslandProgram:
     chunks: int
     one_detour: bool
     terms: Floats
-    """[M, P, V, L + 1, TERMS]"""
+    """[M, P, V, L + 1, OF_ISLANDS]"""
     allowed: Floats
     """[M, P, V, L + 1] 0 where a slot may have so many units, `NEVER` where not."""
     ending: float
@@ -352,6 +357,8 @@ class IslandProgram:
         down, up = self._within(limit)
         slots = self.terms.shape[1]
         drain = np.zeros((2, slots))
+        if self._many:
+            return self._by_slots(down._replace(chain=self._chain(drain, limit)), cut)
         least = np.array([self.down.cost[:, s, self.chunks].min() for s in range(slots - 1)])
         prefix = np.concatenate(([0.0], np.cumsum(least)))
         for _ in range(_ROUNDS):
@@ -380,6 +387,8 @@ class IslandProgram:
         answer = self.below(limit)
         if answer.none:
             return []
+        if self._many:
+            return None
         down, _ = self._within(limit)
         behind = most_behind(down, answer.most, self.chunks).tolist()
         follows = [np.flatnonzero(each).tolist() for each in ~self.borders.blocked(limit)]
@@ -395,6 +404,15 @@ class IslandProgram:
             most_rows=most_rows,
         )
         return listing.rows(self.units)
+
+    @property
+    def _many(self) -> bool:
+        return int(self.down.masks.max()) >> _MOST_ISLANDS > 0
+
+    def _by_slots(self, down: Slots, cut: float) -> Answer:
+        """What is known without sets of islands: every place takes the mesh that holds most."""
+        most = most_units(down, cut, np.zeros(self.terms.shape[1]))
+        return Answer(none=int(most.max(axis=0).sum()) < self.units, most=most)
 
     def least_work(self) -> float:
         """Seconds of a slot with a unit per chunk, the fastest mesh; a step to begin with."""
@@ -433,8 +451,8 @@ def island_program(
     n = np.arange(units + 1)
     for mesh in range(count):
         alike = (mesh,) * stages
-        row = row_of(numbers, alike, most_units(alike), chunks, exchange).arrays
-        terms.append(row.terms)
+        row = row_of(numbers, alike, most_units(alike), chunks, exchange, apart=True).arrays
+        terms.append(row.terms[..., :OF_ISLANDS])
         held = (n >= chunks) & (n <= row.most[..., None])
         allowed.append(np.where(held, 0.0, NEVER))
         closing = row.after + row.leaving + norm[mesh]

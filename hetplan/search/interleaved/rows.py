@@ -47,6 +47,43 @@ back: that is at its pairs P - 1 ticks earlier, and has them P - 1 ticks longer.
 the ticks v P - 1 to v P + P - 2, or N - 1 to N + P - 2; the longer of two detours counts.
 
 Hop times do not depend on layers, so all exchanges of a slot are one number.
+
+Without lock-step, between the two detours: W_s = min(w_s + 1, N) forward passes of s come before
+its first backward pass, and backward pass y is followed by forward pass y + W_s. From forward pass
+k of s, k >= W_s, another chain goes to forward pass k of s + 1, to the backward pass there that
+follows, k - W_(s+1) + 1, and over the same one of s to forward pass k + q of s,
+q = W_s - W_(s+1) + 1. Such a circuit replaces q - 1 passes of s of each kind; (N - 1 - W_s) / q
+circuits, rounded down, fit before the last forward pass. What s + 1 runs in each is at least a
+layer unit, down and up:
+
+    own_s may grow by circuits * (unit_(s+1) + both ways of the hop) - what s leaves out
+
+The head makes the last chunk of the last slot long. The last slot runs it forward and backward in
+the same P turns of every group of P microbatches, H each; the other turns of s may take longer than
+its own. Group g has k = g v P + (v - 1) P and y = g v P, d = P - 1 - s:
+
+    down and up    forward pass k of s goes down the last chunks to the last slot; there P turns;
+                   backward pass y + P - 1 goes up to s, which follows with forward pass k + P + 2 d
+    around         backward pass y - 1 - P of s goes up to slot 0 and back to the last slot; there
+                   backward pass y - 1, P turns, forward pass k + P; that goes to slot 0 and down to
+                   forward pass k + 2 P of s
+
+The first fits between two groups where 2 d <= (v - 1) P, the second where 2 d >= (3 - v) P. Of m / P
+groups the first and the last belong to the two detours, which stay with the last slot for P turns
+instead of one; the others lie in the steady state. Every slot takes the longest of its chains, with
+circuits or early receives (below, STEADY) only where it stays at home.
+
+torch's early receives (`early_receives`, rendezvous sends): stages take turns, a pass each, stage 0
+first. By induction forward pass k of s has round k for k < W_s, later 2 k - W_s + 1; backward pass
+y has round 2 y + W_s, and in the cool-down, y > N - W_s, is never before that of s + 1. Whoever
+makes its input has run it in the same round, or two rounds before, s + 1 after s. A receive goes
+behind what the receiver has done by then, so
+
+    forward pass k of s, 0 < k < W_s, s > 0        is received after forward pass k - 1
+    backward pass y of s, 0 < y, s < P - 1         is received after backward pass y - 1
+
+and a chain along s has these receives in it: posted by s, then wait, transfer and latency. In the
+steady state, y <= N - W_s, a forward pass of s lies between and counts where it takes longer.
 """
 
 from __future__ import annotations
@@ -126,19 +163,22 @@ def lockstep_ends(forward: Floats, backward: Floats, hops: Floats, microbatches:
 
 RISE, OWN, TURN, TURN_BACK, SKIP, SKIP_BACK, AWAY, AWAY_BACK = range(8)
 """Entries of `slot_terms`. Away is what slot 0 leaves out and the last slot runs instead."""
-TERMS = 8
+OF_ISLANDS = 8
+"""So many of them are asked for sets of islands."""
+STEADY, PASS, HEAD, STAY, STAY_BACK, GROUP, AROUND = range(8, 15)
+TERMS = 15
 
 
 @kernel
 def slot_exchanges(hops: Floats, s: int, chunks: int, microbatches: int) -> Floats:
-    """[5] seconds of exchanges between the turns of slot s: of all, of those that the first and the
-    second detour leave out, and those of first and last slot while slot 0 is away, twice, with the
-    ways there and back. Lock-step only; `hops` as in `lockstep_ends`.
+    """[6] seconds of exchanges between the turns of slot s: of all, of those that the first and the
+    second detour leave out, those of first and last slot while slot 0 is away, twice, with the
+    ways there and back; of the longest one. Lock-step only; `hops` as in `lockstep_ends`.
     """
     stages, total = hops.shape[1], microbatches * chunks
     last = stages - 1
     base = 2 * last + (chunks - 1) * stages
-    found = np.zeros(5)
+    found = np.zeros(6)
     if s == last:
         found[3] = found[4] = 2.0 * hops[3, last] + hops[0, last] + hops[1, last]
     above = s - 1 if s > 0 else last
@@ -162,6 +202,7 @@ def slot_exchanges(hops: Floats, s: int, chunks: int, microbatches: int) -> Floa
         if 0 <= y < total and (s < last or chunk_at(y, stages, chunks) < chunks - 1):
             wait = max(wait, received_below)
         found[0] += wait
+        found[5] = max(found[5], wait)
         if (chunks - 1) * stages <= turn < warmup:
             found[1] += wait
         if total - 1 <= turn < total + warmup - 1 - (chunks - 1) * stages:
@@ -173,6 +214,81 @@ def slot_exchanges(hops: Floats, s: int, chunks: int, microbatches: int) -> Floa
             if here and (s == 0 or s == last):
                 found[3 + detour] += wait
     return found
+
+
+@kernel
+def in_flight(stages: int, s: int, chunks: int, total: int) -> int:
+    """W_s: forward passes of slot s before its first backward pass; total: N."""
+    return min(2 * (stages - 1 - s) + (chunks - 1) * stages + 1, total)
+
+
+@kernel
+def early_receives_of(hops: Floats, s: int, chunks: int, microbatches: int) -> Floats:
+    """As `slot_exchanges`, of torch's early receives in the warm-up and the cool-down of slot s."""
+    stages = hops.shape[1]
+    found = np.zeros(6)
+    ahead = in_flight(stages, s, chunks, microbatches * chunks) - 1
+    meanwhile = ahead - (chunks - 1) * stages
+    if s > 0:
+        received = hops[3, s - 1] + hops[0, s - 1] + hops[2, s - 1]
+        found[0] += ahead * received
+        found[1] = meanwhile * received
+    if s < stages - 1:
+        received = hops[3, s] + hops[1, s] + hops[2, s]
+        found[0] += ahead * received
+        found[2] = meanwhile * received
+    return found
+
+
+@kernel
+def turns_elsewhere(stages: int, s: int, chunks: int, total: int, held: int) -> Floats:
+    """[4, 2, v] forward and backward passes by chunk that slot s leaves out while its chain is at
+    the last slot: for a longer first and second detour, down and up, around. held: 1 in lock-step.
+    """
+    found = np.zeros((4, 2, chunks))
+    ahead, down = in_flight(stages, s, chunks, total) - held, 2 * (stages - 1 - s)
+    k = (chunks - 1) * stages
+    for i in range(stages - 1):
+        found[0, 0, chunk_at(ahead + i, stages, chunks)] += 1
+        found[0, 1, chunks - 1 - chunk_at(i, stages, chunks)] += 1
+        found[1, 0, chunk_at(total - 1 - i, stages, chunks)] += 1
+        found[1, 1, chunks - 1 - chunk_at(total - 1 - i - ahead, stages, chunks)] += 1
+    for i in range(1, stages + down):
+        found[2, 0, chunk_at(k + i, stages, chunks)] += 1
+        found[2, 1, chunks - 1 - chunk_at(i - 1 - down, stages, chunks)] += 1
+    for i in range(3 * stages - down):
+        found[3, 0, chunk_at(k + down - stages + i, stages, chunks)] += 1
+        found[3, 1, chunks - 1 - chunk_at(i - stages, stages, chunks)] += 1
+    return found
+
+
+@kernel
+def _met(begin: int, step: int, count: int, low: int, high: int) -> int:
+    """How many of `count` numbers from `begin` on, `step` apart, lie from `low` to `high` - 1."""
+    until = min(max((high - begin + step - 1) // step, 0), count)
+    return until - min(max((low - begin + step - 1) // step, 0), count)
+
+
+@kernel
+def steady_passes(stages: int, s: int, chunks: int, microbatches: int) -> tuple[Floats, int]:
+    """([3, v] passes of slot s by chunk, circuits to the slot below): forward passes that lie
+    between two backward passes, before the last one; forward, and backward passes that the
+    circuits leave out.
+    """
+    total = microbatches * chunks
+    found = np.zeros((3, chunks))
+    ahead = in_flight(stages, s, chunks, total)
+    if s == stages - 1 or ahead >= total:
+        return found, 0
+    further = ahead - in_flight(stages, s + 1, chunks, total) + 1
+    circuits = (total - 1 - ahead) // further
+    for low in range(0, total, stages):
+        c, high = chunk_at(low, stages, chunks), low + stages
+        found[0, c] += _met(ahead, 1, total - 1 - ahead, low, high)
+        for j in range(1, further):
+            found[1, c] += _met(ahead + j, further, circuits, low, high)
+            found[2, chunks - 1 - c] += _met(j, further, circuits, low, high)
+    return found, circuits
 
 
 _GENERAL = 50
@@ -188,11 +304,15 @@ class Arrays(NamedTuple):
     chunks: int
     lockstep: bool
     """Megatron-LM's exchanges, in lock-step."""
+    early: bool
+    """torch's early receives, with sends that wait."""
     one_detour: bool
     """Chains leave a slot for those below once only (see above)."""
     unit_forward: Floats
     """[P, V] seconds of one layer unit, one microbatch."""
     unit_backward: Floats
+    below: Floats
+    """[P] least seconds of both passes of a layer unit on the slot below; 0: not known."""
     first: Floats
     """[2, V] forward and backward seconds that the first chunk of slot 0 has besides."""
     last: Floats
@@ -243,6 +363,34 @@ class Row:
         forward, backward = passes_of(self.arrays, variant, units)
         return float(close(self.arrays, units, self._ends(forward, backward)))
 
+    def least_seconds(self, limit: float) -> float:
+        """No cut of the row has a step below this and below `limit`.
+
+        Of a step below `limit` every slot has some units at most (`most_below`), so each of them
+        has at least what the others leave. Passes only get longer with more units, and a replay's
+        ends are sums and maxima of passes and hops: a replay with the fewest units of every slot
+        ends no later.
+        """
+        row = self.arrays
+        most = most_below(row, limit)
+        fewest = np.maximum(row.chunks, row.units - most.sum() + most)
+        if (fewest > most).any():
+            return limit
+        forward, backward = (np.full((self.slots, row.chunks), NEVER) for _ in range(2))
+        for v in range(row.unit_forward.shape[1]):
+            some = passes_of(row, np.full(self.slots, v), fewest)
+            fits = row.most[:, v, None] >= fewest[:, None]
+            np.minimum(forward, some[0], out=forward, where=fits)
+            np.minimum(backward, some[1], out=backward, where=fits)
+        if row.lockstep:
+            ends = lockstep_ends(forward, backward, row.hops, row.microbatches)
+        else:
+            ends = self._ends(forward, backward)
+        held = np.arange(row.units + 1)
+        may = (held >= fewest[:, None]) & (held <= most[:, None])
+        after, leaving = (np.where(may, x, NEVER).min(axis=1) for x in (row.after, row.leaving))
+        return float(step_of_ends(ends, after, leaving, row.closing))
+
     def _ends(self, forward: Floats, backward: Floats) -> Floats:
         slots, chunks = forward.shape
         hop = np.arange(slots * chunks - 1) % slots
@@ -270,9 +418,18 @@ class Row:
 
 
 def row_of(
-    table: StageTable, mesh: tuple[int, ...], most: Ints, chunks: int, exchange: Exchange
+    table: StageTable,
+    mesh: tuple[int, ...],
+    most: Ints,
+    chunks: int,
+    exchange: Exchange,
+    *,
+    apart: bool = False,
 ) -> Row:
-    """The row over these meshes; `most` [P, V] is what fits on each slot."""
+    """The row over these meshes; `most` [P, V] is what fits on each slot.
+
+    apart: every slot stands for itself, whichever meshes the others have.
+    """
     at, slots = np.array(mesh, dtype=np.int64), len(mesh)
     boundaries = boundaries_of(table, at)
     _lead_back(table, at, boundaries)
@@ -280,6 +437,7 @@ def row_of(
     roles[0], roles[-1] = FIRST, LAST
     tied[[0, -1]] = table.tied[at[0], at[-1]]
     leaving = table.leaving[roles, at]
+    unit = (table.forward + table.backward).min(axis=0)[at]
     ends = np.stack((table.extra_forward, table.extra_backward))
     batched = exchange is Exchange.MEGATRON and table.rendezvous
     arrays = Arrays(
@@ -287,9 +445,11 @@ def row_of(
         microbatches=table.num_microbatches,
         chunks=chunks,
         lockstep=bool(batched and lockstep_applies(slots, table.num_microbatches)),
+        early=bool(exchange is not Exchange.MEGATRON and table.rendezvous),
         one_detour=table.num_microbatches == slots,
         unit_forward=np.ascontiguousarray(table.forward[:, at].T),
         unit_backward=np.ascontiguousarray(table.backward[:, at].T),
+        below=np.zeros(slots) if apart else np.append(unit[1:], 0.0),
         first=np.ascontiguousarray(ends[:, FIRST, :, at[0]]),
         last=np.ascontiguousarray(ends[:, LAST, :, at[-1]]),
         hops=np.ascontiguousarray(boundaries[:4]),
@@ -378,12 +538,34 @@ def _both_ways(hops: Floats, s: int) -> float:
 
 
 @kernel
-def slot_terms(
-    row: Arrays, slot: int, forward: Floats, backward: Floats, exchanges: Floats, out: Floats
-) -> None:
-    """The numbers of a slot with these passes per chunk.
+def _steady_seconds(
+    row: Arrays, slot: int, forward: Floats, backward: Floats, passes: Floats, circuits: int
+) -> float:
+    """What receives, or circuits to the slot below, add to the own chain of a slot."""
+    hops = row.hops
+    received = hops[3, slot] + hops[1, slot] + hops[2, slot]
+    around, waited = circuits * (row.below[slot] + _both_ways(hops, slot)), 0.0
+    for c in range(row.chunks):
+        around -= passes[1, c] * forward[c] + passes[2, c] * backward[c]
+        if row.early:
+            waited += passes[0, c] * max(0.0, received - forward[c])
+    return max(around, waited, 0.0)
 
-    exchanges [5]: of this slot, zeros without lock-step.
+
+@kernel
+def slot_terms(
+    row: Arrays,
+    slot: int,
+    forward: Floats,
+    backward: Floats,
+    exchanges: Floats,
+    passes: Floats,
+    circuits: int,
+    out: Floats,
+) -> None:
+    """The numbers of a slot with these seconds per chunk, but for `_terms_of_groups`.
+
+    exchanges [6] and passes, circuits: of this slot, zeros where they do not apply.
     """
     chunks, microbatches, lockstep = row.chunks, row.microbatches, row.lockstep
     stages = row.hops.shape[1]
@@ -393,11 +575,14 @@ def slot_terms(
     busy = 0.0
     for c in range(chunks):
         busy += forward[c] + backward[c]
+    out[:] = 0.0
     out[RISE] = forward[0] + backward[0] + hop_below
     out[OWN] = microbatches * busy + exchanges[0]
-    out[TURN:] = 0.0
-    passes = forward[chunks - 1] + backward[chunks - 1] + hop_above
-    out[TURN] = out[TURN_BACK] = passes
+    if circuits > 0:
+        out[STEADY] = _steady_seconds(row, slot, forward, backward, passes, circuits)
+        out[OWN] += out[STEADY]
+    turn = forward[chunks - 1] + backward[chunks - 1] + hop_above
+    out[TURN] = out[TURN_BACK] = turn
     held = 1 if lockstep else 0
     reached = (chunks - 1) * stages
     warmup = reached + 2 * (last - slot)
@@ -424,17 +609,80 @@ def slot_terms(
 
 
 @kernel
+def _terms_of_groups(
+    row: Arrays, slot: int, forward: Floats, backward: Floats, longest: float, elsewhere: Floats,
+    out: Floats,
+) -> None:  # fmt: skip
+    """The numbers of a slot whose chain stays with the last slot for P turns of a group.
+
+    longest: exchange of the slot; elsewhere: of `turns_elsewhere`.
+    """
+    hops, chunks = row.hops, row.chunks
+    stages = hops.shape[1]
+    down = 2 * (stages - 1 - slot)
+    last_chunk = forward[chunks - 1] + backward[chunks - 1]
+    out[PASS] = last_chunk + _both_ways(hops, (slot - 1) % stages)
+    if slot == stages - 1:
+        out[HEAD] = last_chunk
+        if row.lockstep:
+            out[HEAD] += hops[3, slot - 1] + hops[2, slot - 1] + hops[0, slot - 1]
+    out[STAY] = out[STAY_BACK] = (stages - 1) * longest
+    out[GROUP] = (stages + down - 1) * longest
+    out[AROUND] = (3 * stages - down + 1) * longest - _both_ways(hops, stages - 1)
+    for j in range(slot):
+        out[AROUND] -= _both_ways(hops, j) + (row.below[j - 1] if j > 0 else 0.0)
+    for c in range(chunks):
+        for kind in range(4):
+            left = elsewhere[kind, 0, c] * forward[c] + elsewhere[kind, 1, c] * backward[c]
+            out[(STAY, STAY_BACK, GROUP, AROUND)[kind]] += left
+    if down > (chunks - 1) * stages:
+        out[GROUP] = NEVER
+        if row.microbatches < 3 * stages:  # both longer detours would overlap
+            out[STAY] = NEVER
+    if down < (3 - chunks) * stages:
+        out[AROUND] = NEVER
+
+
+@kernel
+def most_below(row: Arrays, limit: float) -> Ints:
+    """[P] most units of every slot in a step below `limit`, by its own chain behind the least rise
+    of the slots above; 0: none.
+    """
+    slots, variants = row.unit_forward.shape
+    found = np.zeros(slots, np.int64)
+    rise = row.closing
+    for s in range(slots):
+        least = NEVER
+        for v in range(variants):
+            if row.most[s, v] >= row.chunks:
+                least = min(least, row.terms[s, v, row.chunks, RISE])
+            for n in range(row.chunks, min(row.units, row.most[s, v]) + 1):
+                if rise + row.terms[s, v, n, OWN] < limit:
+                    found[s] = max(found[s], n)
+        rise += least
+    return found
+
+
+@kernel
 def row_terms(row: Arrays) -> Floats:
     """`Arrays.terms` of the row."""
     slots, variants = row.unit_forward.shape
     terms = np.zeros((slots, variants, row.units + 1, TERMS))
     forward, backward = np.empty(row.chunks), np.empty(row.chunks)
-    exchanges = np.zeros(5)
+    exchanges, passes, circuits = np.zeros(6), np.zeros((3, row.chunks)), 0
+    total, held = row.microbatches * row.chunks, 1 if row.lockstep else 0
     for s in range(slots):
         if row.lockstep:
             exchanges = slot_exchanges(row.hops, s, row.chunks, row.microbatches)
+        else:
+            passes, circuits = steady_passes(slots, s, row.chunks, row.microbatches)
+            if row.early:
+                exchanges = early_receives_of(row.hops, s, row.chunks, row.microbatches)
+        elsewhere = turns_elsewhere(slots, s, row.chunks, total, held)
         for v in range(variants):
             for n in range(row.chunks, min(row.units, row.most[s, v]) + 1):
+                out = terms[s, v, n]
                 slot_passes(row, s, v, n, forward, backward)
-                slot_terms(row, s, forward, backward, exchanges, terms[s, v, n])
+                slot_terms(row, s, forward, backward, exchanges, passes, circuits, out)
+                _terms_of_groups(row, s, forward, backward, exchanges[5], elsewhere, out)
     return terms

@@ -244,7 +244,11 @@ class InterleavedSolver(FamilySolver):
             self.offer_cut(row, cut.variant, cut.units, best)
         if cut.seconds >= best.target:
             return cut.seconds
-        return self._list_row(row, cut, best, left)
+        best.replays += 1
+        least = row.least_seconds(best.target)
+        if least >= best.target:
+            return best.target
+        return max(least, self._list_row(row, cut, best, left))
 
     def _least_of_islands(self, best: Best) -> float:
         """A bound of all rows, by islands (`island_bound`)."""
@@ -275,7 +279,8 @@ class InterleavedSolver(FamilySolver):
         A later limit is never higher. None, and `_whole` is false, where they are too many.
         """
         if self._listed is None:
-            meshes = rows(self.space, self.family, self._memory.most_units, limit, _MAX_ROWS)
+            most_units, exchange = self._memory.most_units, self._maker.exchange
+            meshes = rows(self.space, self.family, most_units, exchange, limit, _MAX_ROWS)
             if meshes is None:
                 meshes = self._rows_by_islands(limit)
             self._whole = meshes is not None

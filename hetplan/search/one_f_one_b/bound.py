@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -155,6 +156,8 @@ class Walk:
             if not self.finished and self.programs == 0:
                 self._ends()
             while not self.finished and self.program.operations <= stop:
+                if not self.program.has_orders:
+                    break
                 self._step()
         except _TooLargeError:
             pass
@@ -192,6 +195,8 @@ class Walk:
             return
         self.lower = self._least_x()
         self._come_down()
+        if not self.program.has_orders:
+            return
         if not self.finished and self.target >= _NO_PLAN_YET and self._is_empty():
             self.aim, self.finished = NONE, True
         if not self.finished and self.lower > 0.0 and self.upper > _FAR * self.lower:
@@ -345,27 +350,67 @@ def prove(
 _LONG = 0.05
 """Part of the step from which an end of it is long."""
 
+_ALIKE = 2e-3
+"""Part of the step by which ends of one program differ at least, where they are told apart."""
 
-def apart(table: StageTable, seconds: float) -> tuple[tuple[StageTable, Ints], ...]:
-    """(table, its meshes in the whole one) that together have all pipelines of such a step."""
+MOST_LATE = 12
+"""Programs of pipelines with long ends: each takes as long as one of all pipelines."""
+
+
+def apart(
+    table: StageTable, seconds: float, most: int = MOST_LATE
+) -> tuple[tuple[OrderProgram, Ints], ...]:
+    """(program, its meshes in the table) that together have all pipelines of such a step: without
+    long ends, and at most so many by the longest end of a slot, from shorter to longer ones.
+    """
     every = np.arange(len(table.max_stages))
-    ends = table.after[:, :, 1:].min(axis=(0, 2))
-    long = ends > _LONG * seconds
+    ends = table.after.min(axis=0)
+    ends[:, 0] = ends[:, 1]
+    # Growing with the units, so that a slot is late from some number of them on.
+    ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+    long = ends[:, 1] > _LONG * seconds
     if not long.any() or table.most_extra_depth:
-        return (_held(table, every, seconds),)
-    light = np.flatnonzero(~long)
-    found = [_held(_beside(table, seconds, float(ends[long].min())), every, seconds)]
+        return (together(table, seconds),)
+    light, found = np.flatnonzero(~long), []
     if len(light):
-        if not long[found[0][1]].any():
-            # None of them has room: no pipeline has one.
-            found.clear()
-        found.append(_held(table.of_meshes(light), light, seconds))
+        held, meshes = _held(table.of_meshes(light), light, seconds)
+        found.append((OrderProgram(held), meshes))
+    held, meshes = _held(_beside(table, seconds, float(ends[long].min())), every, seconds)
+    ends, long = ends[meshes], long[meshes]
+    can = held.most_layers.max(axis=(0, 1, 3))
+    there = (np.arange(ends.shape[1]) <= can[:, None]) & long[:, None]
+    there[:, 0] = False
+    edges = _edges(ends[there], _ALIKE * seconds, most)
+    for low, high in pairwise([*edges, np.inf]):
+        # Units with which no end is as long as those of the next program.
+        few = np.where(long, np.count_nonzero(ends[:, 1:] < high, axis=1), held.num_layers)
+        limited = np.minimum(held.most_layers, few[:, None])
+        part, some = _held(
+            _beside(held._replace(most_layers=limited), seconds, low), np.arange(len(few)), seconds
+        )
+        is_late = (ends[some] >= low) & long[some, None]
+        is_late[:, 0] = False
+        can = part.most_layers.max(axis=(0, 1, 3))
+        if (is_late & (np.arange(ends.shape[1]) <= can[:, None])).any():
+            found.append((OrderProgram(part, ending=(low, is_late)), meshes[some]))
     return tuple(found)
 
 
-def together(table: StageTable, seconds: float) -> tuple[StageTable, Ints]:
-    """As `apart`, but one space of all pipelines: half the programs, and a lower bound."""
-    return _held(table, np.arange(len(table.max_stages)), seconds)
+def _edges(ends: Floats, width: float, most: int) -> list[float]:
+    """The least of at most so many groups of these ends, each at least so wide."""
+    found: list[float] = []
+    if ends.size:
+        width = max(width, float(ends.max() - ends.min()) * (1.0 + 1e-9) / most)
+    for end in np.unique(ends).tolist():
+        if not found or end > found[-1] + width:
+            found.append(end)
+    return found
+
+
+def together(table: StageTable, seconds: float) -> tuple[OrderProgram, Ints]:
+    """As `apart`, but one program of all pipelines: half the work, and a lower bound."""
+    held, meshes = _held(table, np.arange(len(table.max_stages)), seconds)
+    return OrderProgram(held), meshes
 
 
 def _held(table: StageTable, meshes: Ints, seconds: float) -> tuple[StageTable, Ints]:

@@ -119,13 +119,14 @@ def extend(
                     last = -1
                     for n in range(fewest[v], most + 1):
                         f, b = extra_f + n * forward, extra_b + n * backward
-                        room = slot_room(out.limit, m, f, b, one, flight, turning)
+                        late = o.is_late[a, n]
+                        room = slot_room(out.limit, m, f, b, one, flight, turning, late)
                         done += _OF_A_SLOT
                         if room < 0.0:
                             break
                         at = parts[k] if parts[k] >= 0 else bucket_of(f + b, slowest)
                         stop = min(high, layers - 1 - n)
-                        own = slot_own(one, f, b)
+                        own = slot_own(one, f, b, late)
                         _shift(below[row], low, stop, n, room, own, into.values[at, goal])
                         done += stop - low + 1
                         if parts[k] < 0:
@@ -142,6 +143,8 @@ def finish(o: OrderNumbers, out: Outline, move: int, link: Link, table: Table, g
     levels, variants, a = o.level_bound.shape[0], o.table.forward.shape[0], o.states.mesh[move]
     below, below_band = table
     rows = below.shape[0]
+    if o.tail > 0.0 and not (link.trails or o.trails[a]):
+        return  # pipelines without a late slot are looked at apart
     for row in range(below_band[0, rows], min(below_band[1, rows] + 1, rows - levels)):
         low, high = below_band[0, row], below_band[1, row]
         stages = row // levels + 1
@@ -160,9 +163,10 @@ def finish(o: OrderNumbers, out: Outline, move: int, link: Link, table: Table, g
                     f = o.table.extra_forward[link.role, v, a] + n * o.table.forward[v, a]
                     b = o.table.extra_backward[link.role, v, a] + n * o.table.backward[v, a]
                     m = o.table.num_microbatches
-                    if value > slot_room(out.limit, m, f, b, link, flight, turning):
+                    late = o.is_late[a, n]
+                    if value > slot_room(out.limit, m, f, b, link, flight, turning, late):
                         continue
-                    value += slot_own(link, f, b)
+                    value += slot_own(link, f, b, late)
                     value += end_seconds(o, move, link.role, n, stages)
                     if value < goal.seconds[0]:
                         goal.seconds[0] = value
@@ -267,7 +271,7 @@ def starts(
                 if pool.start[under, d] >= 0 and same_boundary(o, a, c, d):
                     seen[d] = True
                     load(pool, under, d, bucket if far else o.slice_of[a, d], w.below)
-            link = link_between(o, a, c, bucket, out.slowest)
+            link = link_between(o, a, c, bucket, out.slowest, under)
             done += _first_slots(o, out, move, link, ahead, w, goal)
     return done
 
@@ -292,7 +296,7 @@ def add_mesh(
     done = starts(o, out, move, ahead, pool, w, goal)
     if done == 0:
         return 0
-    one, two, link, within = w.one, w.two, link_inside(o, a), inside(o, a)
+    one, two, link, within = w.one, w.two, link_inside(o, a, under), inside(o, a)
     most = o.table.max_stages[a]
     for r in range(1, most):
         room = out.room[t] + (most - r) * out.units[a]

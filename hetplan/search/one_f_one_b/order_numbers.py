@@ -20,6 +20,18 @@ meshes in several regions.
 Where regions are contiguous, a state does not say which islands of a region are used; then regions
 are connected instead of islands.
 
+Late slots. A slot q ends its step after its last backward pass, which chains pass before they go up
+to the first slot:
+
+    T >= Sigma - (B' upstream of q) + X + after(q)
+
+with those X whose chains pass it: of a slot upstream of q all but the chains that end with backward
+passes of that slot (`order_slots.slot_room`). Where every pipeline has a late slot, one whose end
+takes at least `tail`, let q be the first of them. A slot of which no mesh downstream can be late
+has q in front, or is q: it adds F' + B', as does a late slot. Any other adds F', no more than it
+adds on either side of q. So what a program adds up is no more than the right side without X and
+`tail`, nor is it more than D, on which rooms depend.
+
 Meshes whose boundaries to everything upstream cost the same are one class: once their stages are
 placed nothing in front can tell them apart. What a mesh upstream of a class needs to know is
 
@@ -60,6 +72,12 @@ _NOWHERE = -1
 _FAR = -2
 """As region: of a state that begins with a mesh over several regions. No such state is merged."""
 
+_MOST_STATES = 1 << 12
+"""States, as of 12 islands in any order: about 0.1 s to list, and as many tables at each X."""
+
+_BITS = 62
+"""Of a state."""
+
 _MAX_BRIDGES = 3
 """Sets of islands in several regions that are told apart; each adds states."""
 
@@ -78,12 +96,15 @@ class OrderStates(NamedTuple):
     """By move: the state to which it is added."""
     bridge: Ints
     """[M] the bit that is set once the mesh is used, where it lies in several regions; else -1."""
+    trails: npt.NDArray[np.bool_]
+    """[S] whether a mesh of the state's pipelines trails."""
 
 
-def order_states(table: StageTable, mesh_class: Ints) -> OrderStates:
+def order_states(table: StageTable, mesh_class: Ints, trails: npt.NDArray[np.bool_]) -> OrderStates:
     """States of the table; moves into a state are sorted by the class of their mesh.
 
-    Where regions are apart an island of a region that was left stays unused.
+    Where regions are apart an island of a region that was left stays unused. Where states are more
+    than `_MOST_STATES` there is the empty one alone: the order-free program asks for no other.
     """
     masks = [int(mask) for mask in table.island_mask]
     every = 0
@@ -94,10 +115,16 @@ def order_states(table: StageTable, mesh_class: Ints) -> OrderStates:
         regions = [int(r) if r >= 0 else _FAR for r in table.region]
     earlier = _earlier_equals(table, masks)
     bridge = _bridges(table, masks, every.bit_length())
-    left = _left(masks, regions, max(every.bit_length(), max(bridge) + 1))
+    late = max(every.bit_length(), max(bridge) + 1)
+    late_bits = [int(trails[i]) << late for i in range(len(masks))]
+    left = _left(masks, regions, late + 1)
     moves: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {(0, _NOWHERE): []}
     pending = [(0, _NOWHERE)]
+    if max([every, *left.values()]).bit_length() > _BITS:
+        return _no_order(bridge)
     while pending:
+        if len(moves) > _MOST_STATES:
+            return _no_order(bridge)
         at = pending.pop()
         blocked, region = at
         found: list[tuple[int, tuple[int, int]]] = []
@@ -110,7 +137,7 @@ def order_states(table: StageTable, mesh_class: Ints) -> OrderStates:
                 continue  # its region was left
             if region < 0 or region == regions[i]:
                 bit = 1 << bridge[i] if bridge[i] >= 0 else 0
-                found.append((i, (blocked | mask | bit, regions[i])))
+                found.append((i, (blocked | mask | bit | late_bits[i], regions[i])))
         for mesh, goal in found:
             if goal not in moves:
                 moves[goal] = []
@@ -133,7 +160,16 @@ def order_states(table: StageTable, mesh_class: Ints) -> OrderStates:
         mesh=np.array(mesh_of, dtype=np.int64),
         below=np.array(below, dtype=np.int64),
         bridge=np.array(bridge, dtype=np.int64),
+        trails=np.array([key[0] >> late & 1 == 1 for key in keys]),
     )
+
+
+def _no_order(bridge: list[int]) -> OrderStates:
+    """The empty state alone."""
+    none = np.zeros(0, dtype=np.int64)
+    first = np.zeros(2, dtype=np.int64)
+    bridges = np.array(bridge, dtype=np.int64)
+    return OrderStates(np.zeros(1, np.int64), first, none, none, bridges, np.zeros(1, np.bool_))
 
 
 def _left(masks: list[int], regions: list[int], first: int) -> dict[int, int]:
@@ -342,6 +378,12 @@ class OrderNumbers(NamedTuple):
     already in the entry below it (eager, inside a mesh)."""
     posts: Floats
     """[2, M] least serial parts of a slot with neighbours on both sides."""
+    tail: float
+    """Every pipeline has a late slot, whose end takes so long; 0: ends of first slots count."""
+    is_late: npt.NDArray[np.bool_]
+    """[M, L + 1] by units."""
+    trails: npt.NDArray[np.bool_]
+    """[M] whether a slot can be late."""
     states: OrderStates
 
 
@@ -350,10 +392,12 @@ def order_numbers(
     levels: tuple[tuple[int, int], ...],
     *,
     last: npt.NDArray[np.bool_] | None = None,
+    ending: tuple[float, npt.NDArray[np.bool_]] | None = None,
 ) -> OrderNumbers:
     """Numbers of a space; levels: (extra depth of bounds, of memory), the first one (0, 0).
 
     last: only pipelines that end on these meshes, and begin where their tied matrix can be.
+    ending: (`tail`, `is_late`) of pipelines that have a late slot (see above).
     """
     count = len(table.max_stages)
     ends = table.may_be_last if last is None else table.may_be_last & last
@@ -375,7 +419,9 @@ def order_numbers(
         slices = np.where(is_long.any(axis=0), 1 + BUCKETS, 1)
         slice_in = np.zeros((classes, int(slices.max()), 2))
     wires, wire_once, posts = _least_wires(numbers, known, inner, rendezvous=table.rendezvous)
-    states = order_states(table, mesh_class)
+    tail, is_late = ending or (0.0, np.zeros((count, table.num_layers + 1), dtype=np.bool_))
+    trails = np.array([each.any() for each in is_late], dtype=np.bool_)
+    states = order_states(table, mesh_class, trails)
     after, first = _after_first(table, ends)
     return OrderNumbers(
         table=table._replace(may_be_first=first, may_be_last=ends),
@@ -398,6 +444,9 @@ def order_numbers(
         wires=wires,
         wire_once=wire_once,
         posts=posts,
+        tail=tail,
+        is_late=is_late,
+        trails=trails,
         states=states,
     )
 

@@ -81,11 +81,13 @@ def _nearest(
                 f = o.table.extra_forward[link.role, v, a] + n * o.table.forward[v, a]
                 b = o.table.extra_backward[link.role, v, a] + n * o.table.backward[v, a]
                 m = o.table.num_microbatches
-                if value >= NONE or value > slot_room(out.limit, m, f, b, link, flight, turning):
+                late = o.is_late[a, n]
+                room = slot_room(out.limit, m, f, b, link, flight, turning, late)
+                if value >= NONE or value > room:
                     continue
                 if bucket > 0 and bucket_of(f + b, out.slowest) != bucket:
                     continue
-                value += slot_own(link, f, b)
+                value += slot_own(link, f, b, late)
                 if link.role & FIRST:
                     value += end_seconds(o, first, link.role, n, row // levels)
                 if abs(value - goal) < nearest[0]:
@@ -97,20 +99,23 @@ def _nearest(
 def least_limit(o: OrderNumbers, numbers: Ints, links: Floats, below: Floats, high: float) -> float:
     """Least X with which every slot of a pipeline stays within its room, at most `high`.
 
-    numbers: [P, 7] mesh, variant, units, W, W of the slot below, role, joins; links: [P, 6] the
-    other entries of `Link`; below: [P] seconds downstream.
+    numbers: [P, 8] mesh, variant, units, W, W of the slot below, role, joins, trails; links: [P, 6]
+    the other entries of `Link`; below: [P] seconds downstream.
     """
     low = 0.0
     for _ in range(60):
         middle = (low + high) / 2.0
         fits = True
         for s in range(below.shape[0]):
-            a, v, n, flight, turning, role, joins = numbers[s]
+            a, v, n, flight, turning, role, joins, trails = numbers[s]
             wire_in, post_in, late, back, post_back, beside = links[s]
-            link = Link(role, wire_in, post_in, late, back, post_back, beside, joins > 0)
+            link = Link(
+                role, wire_in, post_in, late, back, post_back, beside, joins > 0, trails > 0
+            )
             f = o.table.extra_forward[role, v, a] + n * o.table.forward[v, a]
             b = o.table.extra_backward[role, v, a] + n * o.table.backward[v, a]
-            if below[s] > slot_room(middle, o.table.num_microbatches, f, b, link, flight, turning):
+            m, is_late = o.table.num_microbatches, o.is_late[a, n]
+            if below[s] > slot_room(middle, m, f, b, link, flight, turning, is_late):
                 fits = False
                 break
         if fits:
@@ -179,8 +184,9 @@ class Tracer:
         for slot in slots:
             flight, _ = depths(o, slot.below.row, slot.level)
             turning = turning_of(o, slot.below.row)
-            role, *times, joins = slot.link
-            numbers.append((slot.mesh, slot.variant, slot.units, flight, turning, role, int(joins)))
+            role, *times, joins, trails = slot.link
+            each = slot.mesh, slot.variant, slot.units, flight, turning, role, int(joins)
+            numbers.append((*each, int(trails)))
             links.append(times)
         below = np.array([slot.below.value for slot in slots])
         return float(least_limit(o, np.array(numbers), np.array(links), below, self._out.limit))
@@ -228,7 +234,8 @@ class Tracer:
     def _inner(self, move: int, entry: _Entry, behind: int, *, first: bool) -> list[Slot]:
         """Slots in front of blocks of the same mesh; of any length where `behind` is negative."""
         a = int(self._o.states.mesh[move])
-        link, bucket = self._ahead(a, entry, link_inside(self._o, a), first)
+        inner = link_inside(self._o, a, int(self._o.states.below[move]))
+        link, bucket = self._ahead(a, entry, inner, first)
         lengths = range(1, len(self._keep)) if behind < 0 else range(behind, behind + 1)
         return [
             self._slot(a, link, self._keep[length], entry, bucket, (length, -1, 0))
@@ -254,7 +261,7 @@ class Tracer:
             far = bool(o.is_long[a, c])
             for part in range(1, BUCKETS + 1) if far else (int(o.slice_of[a, c]),):
                 load(self._pool, under, c, part, table)
-                link = link_between(o, a, c, part, self._out.slowest)
+                link = link_between(o, a, c, part, self._out.slowest, under)
                 link, bucket = self._ahead(a, entry, link, first)
                 found.append(self._slot(a, link, table.values, entry, bucket, (0, c, part)))
                 clean(table)
@@ -359,7 +366,7 @@ class OrderProgram:
     """The dynamic program of one table.
 
     prune: whether entries that cannot end below a cutoff are dropped (the results
-    are the same). levels: see `depth_levels`.
+    are the same). levels: see `depth_levels`; ending: see `order_numbers`.
     """
 
     def __init__(
@@ -368,10 +375,13 @@ class OrderProgram:
         *,
         levels: tuple[tuple[int, int], ...] | None = None,
         prune: bool = True,
+        ending: tuple[float, npt.NDArray[np.bool_]] | None = None,
     ) -> None:
         self._prune = prune
         depth = levels or depth_levels(table.most_extra_depth, table.num_layers)
-        self.parts = [order_numbers(table, depth, last=last) for last in _last_groups(table)]
+        self.parts = [
+            order_numbers(table, depth, last=last, ending=ending) for last in _last_groups(table)
+        ]
         self._levels = depth
         self._works: list[Work | None] = [None] * len(self.parts)
         states, classes = len(self.parts[0].states.blocked), len(self.parts[0].slices)
@@ -384,6 +394,11 @@ class OrderProgram:
         self._best_limit = NONE
         self.operations = 0
         """Additions and comparisons of table entries so far: what a budget counts."""
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether `least` knows anything: not of more states than can be gone through."""
+        return len(self.parts[0].states.blocked) > 1
 
     def free(self, limit: float) -> float:
         """At most `least(limit)`, without regard to order or places; NONE where it is NONE."""

@@ -41,35 +41,42 @@ class Link(NamedTuple):
     """F' + B of the slot downstream where the boundary is long, else negative."""
     joins: bool
     """Whether the slot downstream is of another mesh, so that the depth may grow."""
+    trails: bool = False
+    """Whether a mesh that trails is downstream (`order_numbers`)."""
 
 
 @kernel
 def fronted(link: Link, role: int, wire_in: float, post_in: float) -> Link:
     """The same with another boundary upstream."""
     return Link(
-        role, wire_in, post_in, link.late, link.back, link.post_back, link.beside, link.joins
-    )
+        role, wire_in, post_in, link.late, link.back, link.post_back, link.beside, link.joins,
+        link.trails,
+    )  # fmt: skip
 
 
 @kernel
 def link_of_last() -> Link:
     """Of a slot with nothing downstream."""
-    return Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False)
+    return Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False, False)
 
 
 @kernel
-def link_inside(o: OrderNumbers, a: int) -> Link:
-    """Of a slot with one of the same mesh downstream."""
-    return Link(MIDDLE, 0.0, 0.0, 0.0, o.inner[2, a], o.inner[3, a], -1.0, False)
+def link_inside(o: OrderNumbers, a: int, under: int) -> Link:
+    """Of a slot with one of the same mesh downstream, in front of a state."""
+    trails = o.trails[a] or o.states.trails[under]
+    return Link(MIDDLE, 0.0, 0.0, 0.0, o.inner[2, a], o.inner[3, a], -1.0, False, trails)
 
 
 @kernel
-def link_between(o: OrderNumbers, a: int, c: int, bucket: int, slowest: float) -> Link:
-    """Of a slot with class c downstream; bucket: of that slot's passes, where the boundary is
-    long.
+def link_between(o: OrderNumbers, a: int, c: int, bucket: int, slowest: float, under: int) -> Link:
+    """Of a slot with class c of a state downstream; bucket: of that slot's passes, where the
+    boundary is long.
     """
     beside = bucket_seconds(bucket, slowest) + o.late[a, c] if o.is_long[a, c] else -1.0
-    return Link(MIDDLE, 0.0, 0.0, o.late[a, c], o.back[a, c], o.post[a, c], beside, True)
+    return Link(
+        MIDDLE, 0.0, 0.0, o.late[a, c], o.back[a, c], o.post[a, c], beside, True,
+        o.states.trails[under],
+    )  # fmt: skip
 
 
 # What is called per slot takes numbers, not the tuples: those are large and passed by value.
@@ -84,20 +91,23 @@ def slot_room(
     link: Link,
     flight: int,
     turning: int,
+    late: bool,
 ) -> float:
     """Most D with which a slot stays within the limit; negative where none does.
 
-    f, b: seconds of its passes alone.
+    f, b: seconds of its passes alone; late: as of `OrderNumbers.is_late`.
     """
     x = limit * SLACK
     serial_f, serial_b, back = f + link.post_in, b + link.post_back, b + link.back
-    if wait_once_seconds(serial_f, serial_b, microbatches, flight) > x:
+    # Chains that end with backward passes of this slot do not pass the late one, if it is below.
+    lost = max(0.0, serial_b - serial_f) if link.trails and not late else 0.0
+    if wait_once_seconds(serial_f, serial_b, microbatches, flight) - (flight - 1) * lost > x:
         return -1.0
     room = downstream_room_seconds(x, serial_f, serial_b, back, microbatches, flight)
     if link.beside >= 0.0 and turning > 0:
         circuit = serial_f + back + link.beside
         most = interval_seconds(circuit, serial_f, serial_b, microbatches, flight, turning)
-        if most > x:
+        if most - (turning - 1) * lost > x:
             return -1.0
         more = interval_room_seconds(
             x, circuit, serial_f, serial_b, back, microbatches, flight, turning
@@ -107,15 +117,17 @@ def slot_room(
 
 
 @kernel
-def slot_own(link: Link, f: float, b: float) -> float:
-    """What a slot adds to Sigma."""
+def slot_own(link: Link, f: float, b: float, late: bool) -> float:
+    """What a slot adds to Sigma; in front of a late one only its forward pass counts."""
+    if link.trails and not late:
+        return float(link.wire_in + link.late + f)
     return float(link.wire_in + link.late + link.back + (f + b))
 
 
 @kernel
 def end_seconds(o: OrderNumbers, move: int, role: int, n: int, stages: int) -> float:
     """What the first slot of a pipeline, of the mesh of a move, adds behind Sigma."""
-    after = o.after_first[1 if role == BOTH else 0, o.states.mesh[move], n]
+    after = max(o.tail, o.after_first[1 if role == BOTH else 0, o.states.mesh[move], n])
     return float(after + norm_levels(stages) * o.norm_hop[move])
 
 

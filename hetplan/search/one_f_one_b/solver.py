@@ -159,8 +159,20 @@ class OneFOneBSolver(FamilySolver):
         # Walks that take seconds do not begin anew where a plan is found on the way.
         many = len(self.family.meshes) > MANY
         whole = many and best.effort == 0
-        parts = (together(self.space, ceiling),) if whole else apart(self.space, ceiling)
-        programs = [(OrderProgram(part), meshes) for part, meshes in parts]
+        if whole:
+            return self._walk_over((together(self.space, ceiling),), best, again=again)
+        # Most families with long ends are closed by one program of all of them.
+        few = apart(self.space, ceiling, 1)
+        if self._walk_over(few, best, again=again) or len(few) == 1:
+            return not best.open(self.index)
+        several = apart(self.space, ceiling)
+        return len(several) > len(few) and self._walk_over(several, best, again=again)
+
+    def _walk_over(
+        self, programs: Sequence[tuple[OrderProgram, Ints]], best: Best, *, again: bool
+    ) -> bool:
+        """Whether these programs, which have all plans of the family, close it."""
+        ceiling, many = min(best.target, NEVER), len(self.family.meshes) > MANY
         while best.open(self.index):
             before = best.target
             bound, finished = ceiling, True
@@ -205,9 +217,9 @@ class OneFOneBSolver(FamilySolver):
         low, high = best.bounds[self.index], best.target
         while high - low > _LIFTED * high:
             middle, bound = 0.5 * (low + high), NEVER
-            for part, _ in apart(self.space, middle):
+            for program, _ in apart(self.space, middle):
                 budget = _PROGRAM_BUDGETS[best.effort]
-                proof = prove(OrderProgram(part), middle, budget, check=best.check_time)
+                proof = prove(program, middle, budget, check=best.check_time)
                 best.explored += proof.programs
                 bound = min(bound, proof.bound_seconds)
             high = middle if bound < middle else high
