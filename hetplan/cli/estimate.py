@@ -66,10 +66,13 @@ def estimate(
         _layout("Island of each stage, as in a,a,b, or one for all. Default: where they fit."),
     ] = None,
     schedule: Annotated[
-        str | None, _layout("1f1b, gpipe, interleaved-1f1b or zb-h1.", hidden=True)
+        str | None,
+        _layout(
+            "1f1b, gpipe, interleaved-1f1b, zb-h1, zbv, dualpipev, v-half or v-min.", hidden=True
+        ),
     ] = None,
     virtual_stages: Annotated[
-        int, _layout("Layer ranges of each stage, interleaved.", hidden=True)
+        int, _layout("Layer ranges of each stage, interleaved; V schedules have 2.", hidden=True)
     ] = 1,
     cp: Annotated[int, _layout("Context-parallel degree.", hidden=True)] = 1,
     ep: Annotated[int, _layout("Expert-parallel degree.", hidden=True)] = 1,

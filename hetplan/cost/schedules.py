@@ -18,9 +18,13 @@ interleaved-1f1b
               full order. Megatron-LM refuses such m with groups of P. (Its table with a smaller
               last group waits for itself: P = 4, m = 5, v = 3.)
 zb-h1         1f1b with split backward passes: after backward pass i stage s runs the W of
-              microbatch i - s, and the W left over at the end (arXiv 2401.10241, section 2.1). The
-              later a stage, the fewer microbatches it keeps and the more W it may delay, so that no
-              stage keeps more than stage 0 of 1f1b.
+              backward pass i - s, and the W left over at the end (arXiv 2401.10241, section 2.1).
+              The later a stage, the fewer microbatches it keeps and the more W it may delay, so
+              that no stage keeps more than stage 0 of 1f1b. With several chunks torch's
+              ScheduleInterleavedZeroBubble: microbatches in groups as interleaved-1f1b has them,
+              (v - 1) P + P - s - 1 forward passes, then F, B and W in turn.
+zbv, dualpipev, v-half, v-min
+              `hetplan.plans.v_schedules`.
 """
 
 from __future__ import annotations
@@ -33,9 +37,10 @@ from typing import Literal, TypeAlias
 
 from hetplan.errors import InputError
 from hetplan.plans.plan import SCHEDULES
+from hetplan.plans.v_schedules import chunks_fault, is_v, v_order
 
-PassKind: TypeAlias = Literal["F", "B", "W"]
-"""Forward, backward (of the inputs only where `W` passes exist), gradients of the weights."""
+PassKind: TypeAlias = Literal["F", "B", "W", "BW"]
+"""Forward, backward (of the inputs only where `W` passes exist), gradients of the weights, both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Pass:
     kind: PassKind
     chunk: int
     microbatch: int
+    joined: bool = False
+    """What it made leaves with what the next pass makes."""
 
 
 def passes(
@@ -89,7 +96,7 @@ def warmup_depths(
 
 def forwards_first(order: Sequence[Pass]) -> int:
     """Forward passes before the first backward pass."""
-    return next(at for at, one in enumerate(order) if one.kind == "B")
+    return next(at for at, one in enumerate(order) if one.kind in ("B", "BW"))
 
 
 def check_shape(
@@ -107,10 +114,13 @@ def check_shape(
             f"{num_stages} stages, {num_microbatches} microbatches and {virtual_stages} virtual "
             "stages; at least 1 each"
         )
-    if virtual_stages > 1 and schedule != "interleaved-1f1b":
+    fault = chunks_fault(schedule, virtual_stages)
+    if fault:
+        raise InputError(f"{virtual_stages} virtual stages {fault}")
+    if schedule == "dualpipev" and num_microbatches < 2 * num_stages:
         raise InputError(
-            f"{virtual_stages} virtual stages with schedule {schedule}; only interleaved-1f1b has "
-            "more than 1"
+            f"{num_microbatches} microbatches with {num_stages} stages; dualpipev needs at least "
+            f"two per stage, {2 * num_stages}"
         )
     if warmup is None:
         return
@@ -130,8 +140,10 @@ def _passes(
 ) -> tuple[Pass, ...]:
     if schedule == "gpipe":
         return tuple(Pass(kind, 0, i) for kind in _FORWARD_THEN_BACKWARD for i in range(m))
+    if is_v(schedule):
+        return tuple(Pass(*step) for step in v_order(schedule, stage, num_stages, m))
     if schedule == "zb-h1":
-        return tuple(_zero_bubble(stage, m, min(depth, m)))
+        return tuple(_zero_bubble(stage, num_stages, m, v))
     if schedule == "interleaved-1f1b" and v > 1:
         return tuple(_interleaved(stage, num_stages, m, v))
     return tuple(_alternating([Pass("F", 0, i) for i in range(m)], [*_backward(m)], depth))
@@ -153,13 +165,18 @@ def _alternating(forward: list[Pass], backward: list[Pass], depth: int) -> Itera
         yield from forward[depth + at : depth + at + 1]
 
 
-def _interleaved(stage: int, num_stages: int, m: int, v: int) -> Iterator[Pass]:
-    table = [
+def _table(num_stages: int, m: int, v: int) -> list[tuple[int, int]]:
+    """(chunk, microbatch) of the forward passes, in whole groups of microbatches."""
+    return [
         (chunk, i)
         for first in range(0, m, num_stages)
         for chunk in range(v)
         for i in range(first, first + num_stages)
     ]
+
+
+def _interleaved(stage: int, num_stages: int, m: int, v: int) -> Iterator[Pass]:
+    table = _table(num_stages, m, v)
     # Megatron-LM counts one fewer: its steady state begins with the forward pass of a pair.
     depth = 2 * (num_stages - stage - 1) + (v - 1) * num_stages + 1
     forward = [Pass("F", chunk, i) for chunk, i in table]
@@ -167,12 +184,17 @@ def _interleaved(stage: int, num_stages: int, m: int, v: int) -> Iterator[Pass]:
     return (one for one in _alternating(forward, backward, depth) if one.microbatch < m)
 
 
-def _zero_bubble(stage: int, m: int, depth: int) -> Iterator[Pass]:
-    yield from (Pass("F", 0, i) for i in range(depth))
-    for i in range(m):
-        yield Pass("B", 0, i)
-        if i >= stage:
-            yield Pass("W", 0, i - stage)
-        if depth + i < m:
-            yield Pass("F", 0, depth + i)
-    yield from (Pass("W", 0, i) for i in range(max(0, m - stage), m))
+def _zero_bubble(stage: int, num_stages: int, m: int, v: int) -> Iterator[Pass]:
+    table = _table(num_stages, m, v) if v > 1 else [(0, i) for i in range(m)]
+    backward = [Pass("B", v - 1 - chunk, i) for chunk, i in table]
+    depth = (v - 1) * num_stages + num_stages - stage
+    both = [*_alternating([Pass("F", chunk, i) for chunk, i in table], backward, depth)]
+    late = [Pass("W", one.chunk, one.microbatch) for one in backward]
+    order, done = [], 0
+    for one in both:
+        order.append(one)
+        if one.kind == "B":
+            done += 1
+            order += late[done - 1 - stage : done - stage] if done > stage else []
+    order += late[max(0, done - stage) :]
+    return (one for one in order if one.microbatch < m)

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -56,6 +57,7 @@ from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import one_format, tied_format
 from hetplan.plans.pieces import Devices, Places, device_array, experts_as_the_rest, stage_array
 from hetplan.plans.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hetplan.plans.v_schedules import stage_of
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
@@ -318,10 +320,9 @@ class TrafficCount:
 
     def _hops(self, pipeline: Pipeline) -> Sent:
         stages = pipeline.stages
-        count = len(stages) * pipeline.schedule.virtual_stages
-        hops = Counter(
-            (k % len(stages), (k + 1) % len(stages)) for k in range(count - 1) if len(stages) > 1
-        )
+        schedule, count = pipeline.schedule, len(stages)
+        at = [stage_of(schedule.name, k, count) for k in range(count * schedule.virtual_stages)]
+        hops = Counter(hop for hop in pairwise(at) if hop[0] != hop[1])
         for (left, right), times in hops.items():
             for sender, receiver in ((stages[left], stages[right]), (stages[right], stages[left])):
                 yield from self._hop(sender, receiver, times * pipeline.num_microbatches)
@@ -348,9 +349,9 @@ class TrafficCount:
                 )
 
     def _tied(self, pipeline: Pipeline) -> Sent:
-        if not self.model.tied_embeddings or len(pipeline.stages) == 1:
+        if not self.model.tied_embeddings or len(pipeline.ends) == 1:
             return
-        first, last = pipeline.stages[0], pipeline.stages[-1]
+        first, last = pipeline.ends
         ends = sorted((stage_array(first), stage_array(last)), key=lambda each: each.size)
         left, right = partners(*ends)
         tp = max(replica.tp for stage in (first, last) for replica in stage.replicas)
@@ -464,11 +465,11 @@ class TrafficCount:
             yield self._storage(stage), TrafficClass.CHECKPOINT, size / interval
 
     def _data(self, pipeline: Pipeline) -> Sent:
-        first, last = pipeline.stages[0], pipeline.stages[-1]
-        sequences = sum(each.dp * each.microbatch_size for each in first.replicas)
+        readers = pipeline.ends
+        sequences = sum(each.dp * each.microbatch_size for each in readers[0].replicas)
         tokens = sequences * pipeline.num_microbatches * self.job.sequence_length
         size = 2.0 if self.model.vocab_size <= SMALL_VOCABULARY else 4.0
-        for stage in dict.fromkeys((first, last)):
+        for stage in dict.fromkeys(readers):
             yield self._storage(stage), TrafficClass.DATA, tokens * size
 
 

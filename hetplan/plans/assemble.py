@@ -204,13 +204,10 @@ def _group(places: Places, piece: Holders, summed: Precision, *, expert: bool) -
 
 
 def _tied(model: ModelSpec, pipelines: Sequence[Pipeline]) -> tuple[DeviceRange, ...]:
-    if not model.tied_embeddings or all(len(each.stages) == 1 for each in pipelines):
+    if not model.tied_embeddings or all(len(each.ends) == 1 for each in pipelines):
         return ()
     return tuple(
-        part
-        for each in pipelines
-        for stage in dict.fromkeys((each.stages[0], each.stages[-1]))
-        for part in stage.devices
+        part for each in pipelines for stage in dict.fromkeys(each.ends) for part in stage.devices
     )
 
 

@@ -38,10 +38,12 @@ from hetplan.plans.plan import (
     RecomputeGranularity,
     RecomputeModule,
     Replica,
+    Schedule,
     Sharding,
     Stage,
 )
 from hetplan.plans.targets import target
+from hetplan.plans.v_schedules import places
 
 SELECTIVE_MODULES = (RecomputeModule.CORE_ATTENTION,)
 """What a chosen stage that recomputes selectively runs again."""
@@ -134,7 +136,7 @@ def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) ->
     places = iter(_places(cluster, chosen))
     pipelines = []
     for pipeline in chosen.pipelines:
-        chunks = _chunks(model, pipeline)
+        chunks = chunks_of(model, pipeline.schedule, [stage.layers for stage in pipeline.stages])
         stages = [
             Stage(
                 chunks=chunks[s],
@@ -195,19 +197,22 @@ def _check_pipeline(model: ModelSpec, field: str, pipeline: ChosenPipeline) -> N
         raise InputError(Fault(field=field, message=message))
 
 
-def _chunks(model: ModelSpec, pipeline: ChosenPipeline) -> list[tuple[LayerRange, ...]]:
-    """Layer ranges of every stage; chunk by chunk they go through all stages."""
-    stages, virtual = pipeline.stages, pipeline.schedule.virtual_stages
-    found: list[list[LayerRange]] = [[] for _ in stages]
+def chunks_of(
+    model: ModelSpec, schedule: Schedule, layers: Sequence[Sequence[int]]
+) -> list[tuple[LayerRange, ...]]:
+    """Layer ranges of every stage with so many transformer layers in its chunks.
+
+    The embedding comes first; multi-token prediction and the head follow the last layer.
+    """
+    found: list[list[LayerRange]] = [[] for _ in layers]
+    order = places(schedule.name, len(layers), schedule.virtual_stages)
     at = 0
-    for chunk in range(virtual):
-        for s, stage in enumerate(stages):
-            stop = at + stage.layers[chunk] + (at == 0)
-            # Multi-token prediction and the head follow the last transformer layer.
-            if chunk == virtual - 1 and s == len(stages) - 1:
-                stop = len(model.layers)
-            found[s].append(LayerRange(start=at, stop=stop))
-            at = stop
+    for s, chunk in order:
+        stop = at + layers[s][chunk] + (at == 0)
+        if (s, chunk) == order[-1]:
+            stop = len(model.layers)
+        found[s].append(LayerRange(start=at, stop=stop))
+        at = stop
     return [tuple(ranges) for ranges in found]
 
 

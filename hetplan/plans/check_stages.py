@@ -30,6 +30,7 @@ from hetplan.plans.plan import (
     Stage,
 )
 from hetplan.plans.rules import CheckedPlan, Found, experts_of, some
+from hetplan.plans.v_schedules import places
 
 
 def devices_exist(checked: CheckedPlan) -> Found:
@@ -203,13 +204,13 @@ def layers_in_order(checked: CheckedPlan) -> Found:
         if any(left[1] != right[0] for left, right in pairwise(ends)):
             continue  # `layers_once` says it
         at = 0
-        for c in range(pipeline.schedule.virtual_stages):
-            for s, stage in enumerate(pipeline.stages):
-                start = stage.chunks[c].start
-                if start != at:
-                    message = f"starts at layer {start}; the one before it ends at {at}"
-                    yield f"pipelines[{p}].stages[{s}].chunks[{c}]", message
-                at = stage.chunks[c].stop
+        schedule, count = pipeline.schedule, len(pipeline.stages)
+        for s, c in places(schedule.name, count, schedule.virtual_stages):
+            chunk = pipeline.stages[s].chunks[c]
+            if chunk.start != at:
+                message = f"starts at layer {chunk.start}; the one before it ends at {at}"
+                yield f"pipelines[{p}].stages[{s}].chunks[{c}]", message
+            at = chunk.stop
 
 
 def transformer_layer(checked: CheckedPlan) -> Found:
@@ -344,9 +345,9 @@ def sharding(checked: CheckedPlan) -> Found:
 
 def tied(checked: CheckedPlan) -> Found:
     """Which devices keep their copies of a tied matrix equal."""
-    pipelines = [pipeline.stages for pipeline in checked.plan.pipelines]
-    tied = checked.model.tied_embeddings and any(len(stages) > 1 for stages in pipelines)
-    ends = [stage_array(stage) for stages in pipelines for stage in (stages[0], stages[-1])]
+    both = [pipeline.ends for pipeline in checked.plan.pipelines]
+    tied = checked.model.tied_embeddings and any(len(ends) > 1 for ends in both)
+    ends = [stage_array(stage) for stages in both for stage in stages]
     wanted = np.unique(np.concatenate(ends)) if tied else np.empty(0, dtype=np.int64)
     listed = device_array(checked.plan.tied_embedding_devices)
     if not np.array_equal(np.unique(listed), wanted) or (listed.size > wanted.size):

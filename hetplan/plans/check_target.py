@@ -21,6 +21,7 @@ from hetplan.plans.formats import named_formats, reduction_precision
 from hetplan.plans.pieces import data_ranks, device_array, own_depth, stage_array
 from hetplan.plans.plan import (
     SCHEDULES,
+    SPLIT_SCHEDULES,
     OverlapSettings,
     Pipeline,
     RecomputeGranularity,
@@ -30,6 +31,7 @@ from hetplan.plans.plan import (
 )
 from hetplan.plans.rules import CheckedPlan, Found
 from hetplan.plans.targets import TARGETS, Target
+from hetplan.plans.v_schedules import chunks_fault
 
 MAX_PASSES = 4_000_000
 """Forward passes of all stages in one step; a batch of 16,384 sequences on 64 stages has a quarter
@@ -133,15 +135,19 @@ def schedule(checked: CheckedPlan) -> Found:
     """The order of passes is known, and only an interleaved one has several chunks."""
     for p, pipeline in enumerate(checked.plan.pipelines):
         yield from _schedule_faults(f"pipelines[{p}].schedule", pipeline.schedule)
+        count, least = pipeline.num_microbatches, 2 * len(pipeline.stages)
+        if pipeline.schedule.name == "dualpipev" and count < least:
+            message = f"{count}; dualpipev needs two per stage, {least}: use zbv, or smaller ones"
+            yield f"pipelines[{p}].num_microbatches", message
 
 
 def _schedule_faults(field: str, schedule: Schedule) -> Found:
     name, virtual = schedule.name, schedule.virtual_stages
     if name not in SCHEDULES:
         yield f"{field}.name", f"{name!r} is not known; use one of {', '.join(SCHEDULES)}"
-    elif virtual < 1 or (virtual > 1 and name != "interleaved-1f1b"):
-        message = f"{virtual} with {name}; at least 1, and more only with interleaved-1f1b"
-        yield f"{field}.virtual_stages", message
+    elif virtual < 1 or chunks_fault(name, virtual):
+        message = chunks_fault(name, virtual) or "; at least 1"
+        yield f"{field}.virtual_stages", f"{virtual} {message}"
 
 
 def own_depths(pipeline: Pipeline) -> list[int]:
@@ -298,10 +304,21 @@ def _schedule(field: str, pipeline: Pipeline, trainer: Target, checked: CheckedP
     count, virtual = pipeline.num_microbatches, pipeline.schedule.virtual_stages
     if name in SCHEDULES and name not in trainer.schedules:
         known = ", ".join(trainer.schedules)
-        message = f"target {trainer.name} runs {known}, not {name}"
-        yield f"{field}.schedule.name", message
+        others = " and ".join(each.name for each in TARGETS.values() if name in each.schedules)
+        yield (
+            f"{field}.schedule.name",
+            f"target {trainer.name} runs {known}, not {name} (target {others})",
+        )
     if name not in trainer.schedules:
         return
+    job = replace(checked.job, target=trainer.name)
+    splits = name in SPLIT_SCHEDULES and not trainer.splits_compiled_layers
+    if splits and not any(trainer_faults(job)) and trainer_settings(job).fused_elementwise:
+        yield (
+            f"{field}.schedule.name",
+            f"{name} with the job's trainer.fused_elementwise; target {trainer.name} cannot split "
+            "the backward pass of compiled layers: leave one of them out",
+        )
     if count < stages and not trainer.fewer_microbatches_than_stages:
         yield (
             f"{field}.num_microbatches",
@@ -430,7 +447,7 @@ def _ends(checked: CheckedPlan, trainer: Target) -> Found:
     if not checked.model.tied_embeddings and not checked.model.num_mtp_layers:
         return
     for p, pipeline in enumerate(checked.plan.pipelines):
-        first, last = pipeline.stages[0], pipeline.stages[-1]
+        first, last = pipeline.ends[0], pipeline.ends[-1]
         tps = (first.replicas[0].tp, last.replicas[0].tp)
         dps = (data_ranks(first), data_ranks(last))
         if not ends_agree(tps, dps):

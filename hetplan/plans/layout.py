@@ -3,7 +3,7 @@
 One pipeline whose stages all have the same degrees; plan files can hold more. The stages of an
 island take its usable devices in order, tp x cp x dp each: tensor-parallel ranks next to each
 other, then context-parallel ones. With virtual stages `layers` goes through the pipeline once per
-virtual stage: v times as many numbers as stages.
+virtual stage: v times as many numbers as stages; a V schedule comes back up, last stage first.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from hetplan.plans.plan import (
 )
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import target
+from hetplan.plans.v_schedules import is_v, looped
 
 OVERLAPS = (
     ("reduction", "reduction"),
@@ -72,6 +73,7 @@ class Layout:
     schedule: str | None = None
     """None: 1f1b, with virtual stages interleaved-1f1b."""
     virtual_stages: int = 1
+    """V schedules: 2, which 1 stands for."""
     recompute_modules: tuple[str, ...] = ()
     """Parts of a layer that are recomputed (`RecomputeModule` values), without `recompute`."""
     recompute_layers: int | None = None
@@ -89,8 +91,10 @@ class Layout:
 def plan_of_layout(layout: Layout, model: ModelSpec, cluster: Cluster, job: Job) -> Plan:
     """The legal plan of this layout; an InputError names what does not divide or fit."""
     _check_counts(layout)
+    if is_v(layout.schedule or "") and layout.virtual_stages == 1:
+        layout = replace(layout, virtual_stages=2)
     virtual, stages = layout.virtual_stages, _stage_count(layout)
-    layers = layout.layers or _even_layers(model, stages * virtual)
+    layers = layout.layers or _even_layers(model, stages, virtual)
     islands = layout.islands
     if islands is not None:
         islands = tuple(cluster.island(name).name for name in islands)
@@ -168,6 +172,7 @@ def _pipeline(
         # Without expert parallelism experts are cut like the other weights.
         experts = experts_of(model, 0, len(model.layers))
         etp = layout.tp if experts and layout.ep == 1 else 1
+    rows = looped(layers, name, stages)
     shape = Shape(
         tp=layout.tp,
         cp=layout.cp,
@@ -181,7 +186,7 @@ def _pipeline(
         stages=tuple(
             ChosenStage(
                 parts=(Part(island=island, shape=shape),),
-                layers=layers[s::stages],
+                layers=rows[s],
                 warmup_depth=own_depth(name, s, stages, num_microbatches, virtual),
             )
             for s, island in enumerate(islands)
@@ -254,15 +259,19 @@ def _stage_count(layout: Layout) -> int:
     return stages
 
 
-def _even_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
-    """As equal as they can be, the first stages with one more where they do not divide."""
-    if stages > model.num_layers:
+def _even_layers(model: ModelSpec, stages: int, virtual: int) -> tuple[int, ...]:
+    """As equal as they can be, the first chunks with one more where they do not divide."""
+    count = stages * virtual
+    if count > model.num_layers:
+        chunks = f" of {virtual} chunks" if virtual > 1 else ""
+        each = "chunk" if virtual > 1 else "stage"
         raise InputError(
-            f"{stages} pipeline stages for {model.num_layers} transformer layers of {model.name}; "
-            f"every stage needs at least one, so use at most {model.num_layers}"
+            f"{stages} pipeline stages{chunks} for {model.num_layers} transformer layers of "
+            f"{model.name}; every {each} needs at least one, so use at most "
+            f"{model.num_layers // virtual} stages"
         )
-    layers, more = divmod(model.num_layers, stages)
-    return tuple(layers + (stage < more) for stage in range(stages))
+    layers, more = divmod(model.num_layers, count)
+    return tuple(layers + (chunk < more) for chunk in range(count))
 
 
 def _place(

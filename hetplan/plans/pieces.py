@@ -11,10 +11,12 @@ P stages, s a stage, v virtual stages on each, m microbatches:
 
     1f1b, zb-h1        min(P - s, m)               arXiv 2104.04473, 2401.10241 section 2.3
     gpipe              m                           arXiv 1811.06965
+    V schedules        forward passes of both chunks before the first backward pass
     interleaved-1f1b   the first 2 (P - s - 1) + (v - 1) P + 1 chunk passes: the warm-up of arXiv
                        2104.04473, section 2.2, and the pass that follows it; with v = 1 as 1f1b.
                        Where P does not divide m they are counted in the order of the next multiple
-                       of P, from which the microbatches that are not there are left out
+                       of P, from which the microbatches that are not there are left out. zb-h1
+                       with several chunks: (v - 1) P + P - s in the same order
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from numpy.typing import NDArray
 from hetplan.cluster.spec import Cluster, Transport
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import DeviceRange, LayerRange, Replica, Stage
+from hetplan.plans.v_schedules import is_v, v_order
 
 Devices = NDArray[np.int64]
 
@@ -208,17 +211,24 @@ def own_depth(
 ) -> int:
     """Most microbatches in flight on this stage, each chunk's counted by itself.
 
-    Of interleaving: forward passes before the first backward pass.
+    Of several chunks: forward passes before the first backward pass.
     """
     if schedule == "gpipe":
         return num_microbatches
-    if schedule == "interleaved-1f1b" and virtual_stages > 1:
-        return _interleaved(stage, num_stages, num_microbatches, virtual_stages)
-    return min(num_stages - stage, num_microbatches)
+    if is_v(schedule):
+        # All backward passes begin within the first 4 P + 4 microbatches.
+        order = v_order(schedule, stage, num_stages, min(num_microbatches, 4 * num_stages + 4))
+        return next(at for at, one in enumerate(order) if one.kind != "F")
+    left = num_stages - stage
+    if virtual_stages > 1:
+        left += left - 1 if schedule == "interleaved-1f1b" else 0
+        left += (virtual_stages - 1) * num_stages
+        return _in_groups(left, num_stages, num_microbatches, virtual_stages)
+    return min(left, num_microbatches)
 
 
-def _interleaved(stage: int, num_stages: int, num_microbatches: int, virtual_stages: int) -> int:
-    left = 2 * (num_stages - stage - 1) + (virtual_stages - 1) * num_stages + 1
+def _in_groups(left: int, num_stages: int, num_microbatches: int, virtual_stages: int) -> int:
+    """Of the first `left` passes in groups of microbatches, those of microbatches that exist."""
     found = 0
     for first in range(0, num_microbatches, num_stages):
         if left == 0:

@@ -7,7 +7,8 @@ stays small.
 Older plan files lack fields, which `Plan.from_older_form` adds to the raw data. Forms 1 and 2 had
 no `sharding`: they sharded the optimizer state or nothing. Forms before `hetplan.plan/8` did not
 name the number format of a reduction: it is the format of the job's trainer
-(`hetplan.job.trainer`). Data of a wrong type is left as it is, for the reader to refuse.
+(`hetplan.job.trainer`). Forms before `hetplan.plan/12` had no V schedules, and
+`zb-h1` with one chunk only. Data of a wrong type is left as it is, for the reader to refuse.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from itertools import chain
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision, Sharding, TrainerOptions
 from hetplan.job.trainer import trainer_settings_of
+from hetplan.plans.v_schedules import V_SCHEDULES, stage_of
 
 __all__ = [
     "SCHEDULES",
@@ -205,8 +207,10 @@ class Stage:
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
 
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "zb-h1")
+SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "zb-h1", *V_SCHEDULES)
 """Orders of a stage's passes that can be priced (`hetplan.cost.schedules`)."""
+SPLIT_SCHEDULES = ("zb-h1", *V_SCHEDULES)
+"""Those that delay the gradients of the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +220,8 @@ class Schedule:
     name: str
     """One of `SCHEDULES`."""
     virtual_stages: int = 1
-    """Layer ranges per stage; above 1 only for `interleaved-1f1b`."""
+    """Layer ranges per stage; 2 for V schedules, otherwise above 1 only for `interleaved-1f1b` and
+    `zb-h1`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +244,13 @@ class Pipeline:
     """One per pair of neighbouring stages, in order."""
     num_microbatches: int
     schedule: Schedule
+
+    @property
+    def ends(self) -> tuple[Stage, ...]:
+        """The stages with the embedding and with the head; one where it has both."""
+        count = len(self.stages)
+        last = stage_of(self.schedule.name, self.schedule.virtual_stages * count - 1, count)
+        return (self.stages[0], self.stages[last]) if last else (self.stages[0],)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

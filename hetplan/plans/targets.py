@@ -68,6 +68,8 @@ class Target:
     """With a tied matrix or multi-token prediction the first and the last stage have one tp, and dp
     of the first divides dp of the last."""
     schedules: tuple[str, ...]
+    splits_compiled_layers: bool = True
+    """Compiled layers can run the gradients of inputs and of weights one by one."""
     whole_microbatch_groups: bool
     """Interleaving needs as many microbatches as stages, or a multiple of that."""
     least_interleaved_stages: int = 2
@@ -277,7 +279,10 @@ TARGETS: dict[str, Target] = {
         full_recompute=True,
         # distributed/parallel_dims.py: one mesh for all stages.
         stages_differ=False,
-        schedules=("1f1b", "interleaved-1f1b"),
+        # parallelism.pipeline_parallel_schedule, one of torch's; GPipe is never better than 1F1B.
+        schedules=("1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipev"),
+        # _check_torch_compile_compatibility of torch.distributed.pipelining.schedules (torch 2.13).
+        splits_compiled_layers=False,
         # torch makes other groups where stages do not divide microbatches; the replay has none.
         whole_microbatch_groups=True,
         most_virtual_stages=MAX_VIRTUAL_STAGES,

@@ -15,13 +15,14 @@ from hetplan.cost.step_model.plan import PipelineWork, sends_wait
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.cost.step_model.step import StageEnd
 from hetplan.plans.plan import Plan
+from hetplan.plans.v_schedules import stage_of
 
 Event = dict[str, object]
 
 MICROSECONDS = 1e6
 """Of one second; the unit of the format."""
 
-_WORDS = {"F": "forward", "B": "backward", "W": "weight gradients"}
+_WORDS = {"F": "forward", "B": "backward", "W": "weight gradients", "BW": "backward"}
 
 
 def trace_text(plan: Plan, pricer: Pricer) -> str:
@@ -54,9 +55,10 @@ def _names(p: int, pipeline: PipelineWork) -> Iterator[Event]:
         unit = stage.unit
         name = f"stage {s}, {unit.replica.num_devices} x {unit.island.device.kind}"
         yield named("thread_name", f"{name}, island {unit.island.name}", s)
+    schedule = pipeline.pipeline.schedule.name
     for k, hop in enumerate(pipeline.hops.row):
         if hop is not None:
-            left, right = k % stages, (k + 1) % stages
+            left, right = (stage_of(schedule, at, stages) for at in (k, k + 1))
             yield named("thread_name", f"hop {k}: stage {left} to {right}", _thread(stages, k, 0))
             yield named("thread_name", f"hop {k}: stage {right} to {left}", _thread(stages, k, 1))
 

@@ -18,11 +18,10 @@ from hetplan.cost.replay.programs import (
     DOWN,
     Message,
     Receive,
+    Row,
     Send,
     Step,
     Wait,
-    made,
-    needed,
     programs,
 )
 from hetplan.cost.schedules import Pass
@@ -99,6 +98,7 @@ class Passes:
         self._activity = activity
         self._program, self._modules, self._messages = program, modules, messages
         self._position, self._num_stages = position, num_stages
+        self._row = Row("interleaved-1f1b", num_stages, len(modules))
         self._microbatch_size, self._share, self._mark = microbatch_size, share, mark
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._inputs: dict[Message, Tensor] = {}
@@ -160,11 +160,6 @@ class Passes:
         chunks = len(self._modules)
         return one.chunk * self._num_stages + self._position, chunks * self._num_stages
 
-    def _of(
-        self, rule: Callable[[Pass, int, int, int], Message | None], one: Pass
-    ) -> Message | None:
-        return rule(one, self._position, self._num_stages, len(self._modules))
-
     def _forward(
         self,
         one: Pass,
@@ -173,7 +168,7 @@ class Passes:
         losses: list[Tensor],
     ) -> None:
         at, count = self._virtual(one)
-        source = self._of(needed, one)
+        source = self._row.needed(one, self._position)
         if source is not None:
             x = self._inputs.pop(source).requires_grad_()
         elif at == 0:
@@ -187,16 +182,16 @@ class Passes:
         else:
             output = module(x)
         self._kept[one.chunk, one.microbatch] = (x, output)
-        goal = self._of(made, one)
+        goal = self._row.made(one, self._position)
         if goal is not None:
             self._outputs[goal] = output.detach()
 
     def _backward(self, one: Pass) -> None:
         x, output = self._kept.pop((one.chunk, one.microbatch))
-        source = self._of(needed, one)
+        source = self._row.needed(one, self._position)
         gradient = self._inputs.pop(source) if source is not None else None
         torch.autograd.backward(output, gradient)
-        goal = self._of(made, one)
+        goal = self._row.made(one, self._position)
         if goal is not None:
             if x.grad is None:
                 raise InputError("a stage's input has no gradient")

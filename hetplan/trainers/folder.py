@@ -236,14 +236,13 @@ def _checked_hosts(result: SearchResult, ranks: RankLayout, *, all_read: bool) -
     readers: set[int] = set()
     costs = iter(result.estimate.stages)
     for pipeline in result.plan.pipelines:
-        ends = (pipeline.stages[0], pipeline.stages[-1])
         for stage in pipeline.stages:
             nodes = np.unique(places.nodes(stage_array(stage))).tolist()
             cost = next(costs, None)
             needed = cost.memory.total_bytes if cost else 0.0
             for node in nodes:
                 memory[node] = max(memory.get(node, 0.0), needed)
-            if all_read or stage in ends:
+            if all_read or stage in pipeline.ends:
                 readers.update(nodes)
     return [
         {

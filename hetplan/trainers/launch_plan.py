@@ -20,10 +20,10 @@ from hetplan.importers.lines import shown
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
+from hetplan.plans.build import chunks_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
-    LayerRange,
     Plan,
     Replica,
     Schedule,
@@ -186,7 +186,8 @@ def _plan(
     facts: LaunchFacts, model: ModelSpec, cluster: Cluster, job: Job, devices: tuple[int, ...]
 ) -> Plan:
     virtual, count = facts.virtual_stages, facts.pp
-    chunks = _chunks(facts, model)
+    schedule = Schedule(name=facts.schedule, virtual_stages=virtual)
+    chunks = chunks_of(model, schedule, facts.layers)
     meshes = [mesh for mesh in facts.meshes for _ in range(mesh.pp)]
     experts = bool(experts_of(model, 0, len(model.layers)))
     stages = []
@@ -207,7 +208,7 @@ def _plan(
         job,
         stages,
         num_microbatches=facts.num_microbatches,
-        schedule=Schedule(name=facts.schedule, virtual_stages=virtual),
+        schedule=schedule,
     )
     return assemble_plan(
         model,
@@ -222,19 +223,6 @@ def _plan(
             facts.overlap, gathering=facts.overlap.gathering and sharding is not Sharding.NONE
         ),
     )
-
-
-def _chunks(facts: LaunchFacts, model: ModelSpec) -> list[tuple[LayerRange, ...]]:
-    """Layer ranges of every stage; embedding first, what follows the layers last."""
-    found: list[list[LayerRange]] = [[] for _ in facts.layers]
-    at, last = 0, (facts.virtual_stages - 1, len(facts.layers) - 1)
-    for chunk in range(facts.virtual_stages):
-        for s, row in enumerate(facts.layers):
-            stop = at + row[chunk] + (at == 0)
-            stop = len(model.layers) if (chunk, s) == last else stop
-            found[s].append(LayerRange(start=at, stop=stop))
-            at = stop
-    return [tuple(row) for row in found]
 
 
 def _replicas(

@@ -18,6 +18,7 @@ from hetplan.cost.estimate_values import Component
 from hetplan.plans.formats import reshardable
 from hetplan.plans.pieces import Devices, Places, data_ranks, device_array, stage_array
 from hetplan.plans.plan import Plan, RecomputeGranularity, Stage
+from hetplan.plans.v_schedules import is_v
 from hetplan.schedulers import SCHEDULERS
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
 from hetplan.schedulers.quoting import FOLDER, comment
@@ -323,7 +324,7 @@ def _neighbours(plan: Plan, places: Places, p: int) -> Iterator[str]:
         return
     stages = list(enumerate(stage_array(stage) for stage in pipeline.stages))
     hops = list(pairwise(stages))
-    if pipeline.schedule.virtual_stages > 1:
+    if pipeline.schedule.virtual_stages > 1 and not is_v(pipeline.schedule.name):
         # The last stage sends the next chunk's activations to the first.
         hops.append((stages[-1], stages[0]))
     crossing = {

@@ -27,6 +27,7 @@ from hetplan.cost.step_model.plan import PipelineWork, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.cost.step_model.step import compose
 from hetplan.plans.plan import Plan
+from hetplan.plans.v_schedules import is_v
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import SearchResult
 from hetplan.whatif.plan_use import used_devices
@@ -207,7 +208,11 @@ def _boundaries(
         count = len(pipeline.stages)
         hops = len(pipeline.hops.send_forward)
         for s in range(count):
-            mine = np.arange(hops) % count == s
+            name = pipeline.pipeline.schedule.name
+            if is_v(name):  # two hops, down and up
+                mine = np.isin(np.arange(hops), (s, hops - 1 - s)) & (s < count - 1)
+            else:
+                mine = np.arange(hops) % count == s
             if not mine.any() or count == 1:
                 continue
             yield BoundaryLimit(

@@ -125,8 +125,9 @@ def peak_kept_bytes(
     for one in order:
         if one.kind == "F":
             now += kept[one.chunk]
-        elif one.kind == "B":
-            now -= kept[one.chunk] - (kept_for_weights[one.chunk] if splits else 0.0)
+        elif one.kind != "W":
+            later = splits and one.kind == "B"
+            now -= kept[one.chunk] - (kept_for_weights[one.chunk] if later else 0.0)
         else:
             now -= kept_for_weights[one.chunk]
         peak = max(peak, now)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.times import Exchange, PipelineTimes, StageTimes
 from hetplan.plans.plan import SCHEDULES
+from hetplan.plans.v_schedules import is_v
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +22,18 @@ class Shape:
     chunks: int = 1
 
 
+def fitting(schedule: str, stages: int, microbatches: int, chunks: int) -> Shape:
+    """The shape with as many chunks, and microbatches, as the schedule can have."""
+    if is_v(schedule):
+        chunks = 2
+    elif schedule not in ("interleaved-1f1b", "zb-h1"):
+        chunks = 1
+    more = 2 * stages if schedule == "dualpipev" else 0
+    return Shape(schedule=schedule, stages=stages, microbatches=microbatches + more, chunks=chunks)
+
+
 SHAPES = st.builds(
-    lambda schedule, stages, microbatches, chunks: Shape(
-        schedule=schedule,
-        stages=stages,
-        microbatches=microbatches,
-        chunks=chunks if schedule == "interleaved-1f1b" else 1,
-    ),
+    fitting,
     st.sampled_from(SCHEDULES),
     st.integers(1, 5),
     st.integers(1, 9),
@@ -40,12 +46,9 @@ def random_shape(
     rng: np.random.Generator, *, most_stages: int = 6, most_microbatches: int = 12
 ) -> Shape:
     schedule = SCHEDULES[int(rng.integers(0, len(SCHEDULES)))]
-    return Shape(
-        schedule=schedule,
-        stages=int(rng.integers(1, most_stages + 1)),
-        microbatches=int(rng.integers(1, most_microbatches + 1)),
-        chunks=int(rng.integers(1, 4)) if schedule == "interleaved-1f1b" else 1,
-    )
+    stages = int(rng.integers(1, most_stages + 1))
+    microbatches = int(rng.integers(1, most_microbatches + 1))
+    return fitting(schedule, stages, microbatches, int(rng.integers(1, 4)))
 
 
 def random_times(

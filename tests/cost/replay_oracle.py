@@ -104,11 +104,10 @@ class Pipe:
                     return
             elif isinstance(step, Pass):
                 kinds = {"F": self.times.forward, "B": self.times.backward, "W": self.times.weight}
+                seconds = sum(float(kinds[k][stage, step.chunk]) for k in step.kind)
                 self.computing[stage] = True
                 self.world.starts.append(self.world.clock.now)
-                self.world.clock.after(
-                    float(kinds[step.kind][stage, step.chunk]), lambda: self.computed(stage)
-                )
+                self.world.clock.after(seconds, lambda: self.computed(stage))
                 return
             else:
                 self.post(step)
@@ -123,7 +122,11 @@ class Pipe:
 
     def lane_of(self, message: tuple[int, int, int]) -> tuple[int, int]:
         direction, hop, _ = message
-        pair = (hop % self.times.num_stages, (hop + 1) % self.times.num_stages)
+        count = self.times.num_stages
+        row = [*range(count)] * self.times.virtual_stages
+        if self.times.schedule in ("zbv", "dualpipev", "v-half", "v-min"):
+            row = [*range(count), *reversed(range(count))]
+        pair = (row[hop], row[hop + 1])
         return pair if direction == 0 else (pair[1], pair[0])
 
     def post(self, step: Send | Receive) -> None:

@@ -186,7 +186,10 @@ def test_sharding_overlap_and_recomputation_are_in_the_plan() -> None:
         ({"schedule": "1f2b"}, "schedule is 1f2b; it is one of 1f1b, gpipe"),
         ({"layers": "4,4,0", "virtual_stages": 2}, "layers has 3 entries for 2 virtual stages"),
         ({"ep": 3, "pp": 2}, r"stages\[\*\].replicas\[0\] \(all 2\): ep 3"),
-        ({"pp": 3, "virtual_stages": 4, "dp": 1}, "12 pipeline stages for 8 transformer layers"),
+        (
+            {"pp": 3, "virtual_stages": 4, "dp": 1},
+            "3 pipeline stages of 4 chunks for 8",
+        ),
         ({"sharding": "all"}, "sharding is 'all'; it is one of none, optimizer"),
         ({"recompute_modules": "attention"}, "recompute_modules has 'attention'; known: core"),
         ({"recompute_layers": 2}, "recompute_layers goes with recompute"),

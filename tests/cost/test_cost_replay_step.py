@@ -111,7 +111,7 @@ def test_wrong_shapes_are_refused() -> None:
     times = even_times(Shape(schedule="1f1b", stages=3, microbatches=2), 1.0, 1.0)
     with pytest.raises(InputError, match="an array of hops has shape"):
         replace(times, wire_latency=np.zeros(3))
-    with pytest.raises(InputError, match="only interleaved-1f1b has more than 1"):
+    with pytest.raises(InputError, match="more only with interleaved-1f1b and zb-h1"):
         even_times(Shape(schedule="gpipe", stages=2, microbatches=2, chunks=2), 1.0, 1.0)
 
 

@@ -17,6 +17,7 @@ from hetplan.cost.replay.programs import (
     programs,
 )
 from hetplan.cost.schedules import Pass, passes
+from hetplan.plans.v_schedules import is_v, virtual_stage_of
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
@@ -133,9 +134,10 @@ def torch_order(name: str, rank: int, stages: int, m: int, chunks: int) -> list[
     """One rank's passes under one of torch's schedules with several stages per rank."""
     schedule = object.__new__(getattr(schedules, name))
     schedule.pp_group_size, schedule.n_local_stages = stages, chunks
-    schedule._n_microbatches = m
+    schedule.rank, schedule._n_microbatches = rank, m
     schedule.number_of_rounds = max(1, m // stages)
     schedule.microbatches_per_round = m // schedule.number_of_rounds
+    schedule.num_stages = stages * chunks
     actions = schedule._calculate_single_rank_operations(rank)
     return [action for action in actions if action is not None]
 
@@ -143,11 +145,17 @@ def torch_order(name: str, rank: int, stages: int, m: int, chunks: int) -> list[
 KINDS = {"F": "F", "B": "B", "I": "B", "W": "W"}
 
 
-def as_passes(actions: list[Any], stages: int) -> list[Pass]:
-    return [
-        Pass(KINDS[a.computation_type.value], a.stage_index // stages, a.microbatch_index)  # type: ignore[arg-type]
-        for a in actions
-    ]
+def as_passes(actions: list[Any], stages: int, full: str = "B") -> list[Pass]:
+    """`full`: what a whole backward pass is called where the schedule has split ones too."""
+    found = []
+    for action in actions:
+        parts = action.sub_actions or (action,)
+        for at, a in enumerate(parts):
+            kind = KINDS[a.computation_type.value]
+            kind = full if a.computation_type.value == "B" else kind
+            chunk, last = a.stage_index // stages, at == len(parts) - 1
+            found.append(Pass(kind, chunk, a.microbatch_index, not last))  # type: ignore[arg-type]
+    return found
 
 
 def own_order(name: str, rank: int, stages: int, m: int, chunks: int) -> list[Pass]:
@@ -166,36 +174,59 @@ def test_interleaved_order_is_torchs(stages: int, m: int, chunks: int) -> None:
         assert own_order("interleaved-1f1b", rank, stages, m, chunks) == as_passes(theirs, stages)
 
 
-@pytest.mark.parametrize(("stages", "m"), [(2, 2), (3, 6), (4, 4), (4, 12), (5, 10)])
-def test_zero_bubble_order_is_torchs_with_one_stage_per_rank(stages: int, m: int) -> None:
-    # torch's class is ZB-H1 ("ZB1P") where a rank has one stage; with more it interleaves too,
-    # which has no counterpart here.
+ZERO_BUBBLE = [(2, 2, 1), (3, 6, 1), (4, 4, 1), (4, 12, 1), (5, 10, 1)]
+V_SHAPES = [(1, 1), (1, 4), (2, 1), (2, 4), (3, 5), (3, 12), (4, 8), (4, 17), (5, 10), (6, 13)]
+
+
+@pytest.mark.parametrize(("stages", "m", "chunks"), [*ZERO_BUBBLE, *INTERLEAVED])
+def test_zero_bubble_order_is_torchs(stages: int, m: int, chunks: int) -> None:
+    # torch's class is ZB-H1 ("ZB1P") where a rank has one stage; with more it interleaves too.
     for rank in range(stages):
-        theirs = torch_order("ScheduleInterleavedZeroBubble", rank, stages, m, 1)
-        assert own_order("zb-h1", rank, stages, m, 1) == as_passes(theirs, stages)
+        theirs = torch_order("ScheduleInterleavedZeroBubble", rank, stages, m, chunks)
+        assert own_order("zb-h1", rank, stages, m, chunks) == as_passes(theirs, stages)
 
 
-@pytest.mark.parametrize(("stages", "m", "chunks"), INTERLEAVED)
+@pytest.mark.parametrize(("stages", "m"), V_SHAPES)
+def test_v_orders_are_torchs(stages: int, m: int) -> None:
+    for rank in range(stages):
+        theirs = torch_order("ScheduleZBVZeroBubble", rank, stages, m, 2)
+        assert own_order("zbv", rank, stages, m, 2) == as_passes(theirs, stages)
+        if m >= 2 * stages:
+            theirs = torch_order("ScheduleDualPipeV", rank, stages, m, 2)
+            assert own_order("dualpipev", rank, stages, m, 2) == as_passes(theirs, stages, "BW")
+
+
+TORCHS = {
+    "interleaved-1f1b": ("ScheduleInterleaved1F1B", INTERLEAVED),
+    "zb-h1": ("ScheduleInterleavedZeroBubble", [*ZERO_BUBBLE, *INTERLEAVED]),
+    "zbv": ("ScheduleZBVZeroBubble", [(*shape, 2) for shape in V_SHAPES]),
+    "dualpipev": ("ScheduleDualPipeV", [(p, m, 2) for p, m in V_SHAPES if m >= 2 * p]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "m", "chunks"),
+    [(name, *shape) for name, (_, shapes) in TORCHS.items() for shape in shapes],
+)
 def test_early_receives_are_where_torchs_lowering_puts_them(
-    stages: int, m: int, chunks: int
+    name: str, stages: int, m: int, chunks: int
 ) -> None:
-    name = "ScheduleInterleaved1F1B"
     lowered = schedules._add_send_recv(
-        {rank: torch_order(name, rank, stages, m, chunks) for rank in range(stages)},
-        stage_to_rank=lambda stage: stage % stages,
+        {rank: torch_order(TORCHS[name][0], rank, stages, m, chunks) for rank in range(stages)},
+        stage_to_rank=lambda k: 2 * stages - 1 - k if is_v(name) and k >= stages else k % stages,
         num_stages=stages * chunks,
     )
-    orders = [own_order("interleaved-1f1b", rank, stages, m, chunks) for rank in range(stages)]
-    for rank, program in enumerate(early_receives(orders, chunks)):
+    orders = [own_order(name, rank, stages, m, chunks) for rank in range(stages)]
+    for rank, program in enumerate(early_receives(orders, chunks, name)):
         own = [step for step in program if not isinstance(step, Wait)]
-        assert [note_of_step(step, rank, stages) for step in own] == [
-            note_of_action(action) for action in lowered[rank]
+        assert [note_of_step(name, step, rank, stages) for step in own] == [
+            note_of_action(a) for action in lowered[rank] for a in action.sub_actions or (action,)
         ]
 
 
-def note_of_step(step: Step, rank: int, stages: int) -> Note:
+def note_of_step(name: str, step: Step, rank: int, stages: int) -> Note:
     if isinstance(step, Pass):
-        return (step.kind, step.chunk * stages + rank, step.microbatch)
+        return (step.kind[0], virtual_stage_of(name, rank, step.chunk, stages), step.microbatch)
     direction, hop, i = step.message  # type: ignore[union-attr]
     if isinstance(step, Send):
         return ("send", direction, hop + direction, i)

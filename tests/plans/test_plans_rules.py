@@ -47,6 +47,7 @@ from hetplan.plans.plan import (
     Stage,
 )
 from hetplan.plans.rules import Rule
+from hetplan.plans.v_schedules import is_v
 
 
 def rules_broken(case: Case, plan: Plan) -> set[Rule]:
@@ -185,13 +186,15 @@ def test_a_link_that_the_cluster_lacks_is_named() -> None:
 def test_depths_are_those_of_the_schedules(
     name: str, stages: int, count: int, virtual: int
 ) -> None:
-    chunks = virtual if name == "interleaved-1f1b" else 1
+    chunks = virtual if name in ("interleaved-1f1b", "zb-h1") else 1 + is_v(name)
+    count += 2 * stages if name == "dualpipev" else 0
     own = tuple(own_depth(name, s, stages, count, chunks) for s in range(stages))
     assert own == warmup_depths(name, stages, count, chunks)
 
 
 def test_depths_of_a_slip_in_the_count_are_found_at_once() -> None:
     assert own_depth("interleaved-1f1b", 0, 4, 10**15, 3) == 6 + 8 + 1
+    assert own_depth("zbv", 0, 4, 10**15, 2) == 8
 
 
 def test_older_forms_of_a_plan_are_read(tmp_path: Path) -> None:

@@ -275,11 +275,11 @@ def test_what_torchtitan_does_and_plans_do_not(tmp_path: Path) -> None:
     text = TITAN.replace("activation_checkpoint:full", "activation_checkpoint:selective").replace(
         "--training.local_batch_size 8",
         "--training.local_batch_size 8 --training.global_batch_size 64 "
-        "--parallelism.pipeline_parallel_schedule ZBVZeroBubble",
+        "--parallelism.pipeline_parallel_schedule LoopedBFS",
     )
     found = facts_of(read(tmp_path, "torchtitan", text), 32).refusals
     assert [each.message.split(";")[0] for each in found] == [
-        "'ZBVZeroBubble' has no price here",
+        "'LoopedBFS' has no price here",
         "4 steps of gradient accumulation, each of which fills and drains the pipeline",
         "activation_checkpoint selective keeps chosen operations, which plans do not have",
     ]

@@ -10,11 +10,18 @@ from random import Random
 
 import pytest
 from trainer_plans import (
+    JOB,
+    MODEL,
+    cluster,
     flagscale,
+    island,
+    made,
     megatron,
+    one_pipeline,
     outermost_results,
     random_results,
     ranks_of,
+    stage,
     torchtitan,
 )
 
@@ -187,3 +194,34 @@ def test_folders_read_back(
             model = launch_model(found.facts.text, result.inputs.model.name)
             assert trained(model) == trained(result.inputs.model)
     assert sum(done) >= 0.8 * len(done)
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "chunks"),
+    [
+        ("zb-h1", "InterleavedZeroBubble", 1),
+        ("zb-h1", "InterleavedZeroBubble", 2),
+        ("zbv", "ZBVZeroBubble", 2),
+        ("dualpipev", "DualPipeV", 2),
+    ],
+)
+def test_zero_bubble_schedules_of_torchtitan(
+    tmp_path: Path, name: str, flag: str, chunks: int
+) -> None:
+    shape = {"tp": 2, "dp": 2, "microbatch_size": 1, "sequence_parallel": True}
+    layers = [(4, 3), (2, 3)] if chunks == 2 else [(7,), (5,)]
+    layers = [(4, 1), (2, 5)] if name == "zbv" else layers
+    rows = (stage(where, *each, **shape) for where, each in zip("ab", layers, strict=True))
+    chosen = one_pipeline(*rows, microbatches=32, schedule=name)
+    job = replace(JOB, target="torchtitan")
+    result = made(cluster(island("a"), island("b")), chosen, MODEL, job)
+    launch = emitted(tmp_path / "run", result, trainer_named("torchtitan"))
+    assert launch is not None
+    words = shlex.split(launch.path.read_text())
+    assert words[words.index("--parallelism.pipeline_parallel_schedule") + 1] == flag
+    at = words.index("--parallelism.module_fqns_per_model_part") + 1
+    counts = [part.count("layers.") for part in words[at : at + 2 * chunks]]
+    # Torch gives stage s of a V the parts s and 2 P - 1 - s, of a loop s and P + s.
+    last = {"zb-h1": [3, 3], "zbv": [5, 1], "dualpipev": [3, 3]}[name]
+    assert counts == ([4, 2, *last] if chunks == 2 else [7, 5])
+    check(launch, "torchtitan", result)

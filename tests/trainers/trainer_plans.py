@@ -117,10 +117,11 @@ def one_pipeline(
     microbatches: int,
     sharding: Sharding = Sharding.NONE,
     early_sends: bool = False,
+    schedule: str | None = None,
 ) -> ChosenPlan:
-    """These stages under 1F1B, interleaved where they have several virtual stages."""
+    """These stages, under 1F1B unless said, interleaved where they have several virtual stages."""
     virtual = len(stages[0].layers)
-    name = "interleaved-1f1b" if virtual > 1 else "1f1b"
+    name = schedule or ("interleaved-1f1b" if virtual > 1 else "1f1b")
     pipeline = ChosenPipeline(
         stages=tuple(
             replace(each, warmup_depth=own_depth(name, at, len(stages), microbatches, virtual))

@@ -73,6 +73,7 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.layers import Experts, LatentAttention, TransformerLayer
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange, Sharding
+from hetplan.plans.v_schedules import is_v
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +284,10 @@ def messages(
     kept by the layer that reads it; neither is counted here.
     """
     neighbours = (not first) + (not last)
+    if is_v(layout.schedule):
+        # Down and up again; nothing is sent where the V turns.
+        edges = (layout.stage > 0) + (layout.stage < layout.num_stages - 1)
+        neighbours = 2 * edges
     if habits.receive_buffers:
         # Receives that are posted when there is room need no buffers for later microbatches.
         posted = layout.in_flight if layout.early_sends else layout.num_microbatches
@@ -386,9 +391,9 @@ def worst_moment(order: tuple[Pass, ...], chunks: tuple[Chunk, ...]) -> tuple[fl
         if one.kind == "F":
             now += chunk.kept
             worst = max(worst, (now, 0.0), key=sum)
-        elif one.kind == "B":
+        elif one.kind != "W":
             worst = max(worst, (now, chunk.working), key=sum)
-            now -= chunk.kept - (chunk.for_weights if splits else 0.0)
+            now -= chunk.kept - (chunk.for_weights if splits and one.kind == "B" else 0.0)
             worst = max(worst, (now, 0.0), key=sum)
         else:
             now -= chunk.for_weights

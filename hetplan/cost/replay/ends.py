@@ -218,7 +218,7 @@ class _Writer:
         schedule, num_stages, m, v, depths, exchange = shape
         base, hops, ways = len(self.first) - 1, num_stages * v - 1, len(self.sources)
         for way in range(2 * hops):
-            source, target = ends_of_hop((way // hops, way % hops, 0), num_stages)
+            source, target = ends_of_hop((way // hops, way % hops, 0), num_stages, schedule)
             self.sources.append(base + source)
             self.targets.append(base + target)
         before = self.messages
@@ -231,9 +231,10 @@ class _Writer:
         for stage, program in enumerate(written):
             for step in program:
                 if isinstance(step, Pass):
-                    kind = _KINDS[step.kind] * num_stages * v
-                    duration = self.durations + kind + stage * v + step.chunk
-                    self.rows.append((COMPUTE, duration, 0))
+                    for part in step.kind:
+                        kind = _KINDS[part] * num_stages * v
+                        duration = self.durations + kind + stage * v + step.chunk
+                        self.rows.append((COMPUTE, duration, 0))
                 elif isinstance(step, Wait):
                     self.rows.extend((LEFT, *number(message)) for message in step.sent)
                     self.rows.extend((ARRIVED, *number(message)) for message in step.received)

@@ -2,7 +2,8 @@
 
 A program is a stage's list of steps: passes, posted sends and receives, waits. A message is named
 by (direction, hop, microbatch); hop k leads from virtual stage k to k + 1, with activations down
-and gradients up. Neighbours on one stage (P = 1) exchange nothing.
+and gradients up. Neighbours on one stage (P = 1, the turn of a V) exchange nothing. Of joined
+passes both are computed before anything of theirs is sent.
 
 eager: a stage waits for what its next pass needs and for nothing else; receives are always posted
 and sends cost their sender no wait. All schedules.
@@ -15,7 +16,7 @@ rendezvous: as torch.distributed.pipelining (torch 2.13) posts and waits.
             make it wait for itself.
   gpipe     ScheduleGPipe. Receives as above; sends are waited for at the end of the forward
             passes, and of the backward passes.
-  interleaved-1f1b, zb-h1
+  interleaved-1f1b, zb-h1, V schedules
             The runtime that all schedules with several virtual stages or split backward passes
             share (_PipelineScheduleRuntime with its default of early receives). Sends are waited
             for at the end of the step. Receives are posted early: the stages take turns, one pass
@@ -51,6 +52,7 @@ from typing import TypeAlias
 from hetplan.cost.replay.times import Exchange
 from hetplan.cost.schedules import Pass, forwards_first, passes
 from hetplan.errors import InputError
+from hetplan.plans.v_schedules import stage_of, virtual_stage_of
 
 Message: TypeAlias = tuple[int, int, int]
 """Direction, hop, microbatch."""
@@ -105,7 +107,7 @@ def programs(
     ]
     if not rendezvous or num_stages == 1:
         return tuple(
-            tuple(_eager(stage, order, num_stages, virtual_stages))
+            tuple(_eager(stage, order, Row(schedule, num_stages, virtual_stages)))
             for stage, order in enumerate(orders)
         )
     if schedule == "1f1b":
@@ -134,61 +136,82 @@ def programs(
         and num_microbatches % num_stages == 0
     ):
         return tuple(tuple(_batched(s, num_stages, order)) for s, order in enumerate(orders))
-    return tuple(map(tuple, early_receives(orders, virtual_stages)))
+    return tuple(map(tuple, early_receives(orders, virtual_stages, schedule)))
 
 
-def ends_of_hop(message: Message, num_stages: int) -> tuple[int, int]:
+def ends_of_hop(message: Message, num_stages: int, schedule: str = "1f1b") -> tuple[int, int]:
     """Sending and receiving stage."""
     direction, hop, _ = message
-    upper, lower = hop % num_stages, (hop + 1) % num_stages
+    upper, lower = (stage_of(schedule, k, num_stages) for k in (hop, hop + 1))
     return (upper, lower) if direction == DOWN else (lower, upper)
 
 
-def needed(one: Pass, stage: int, num_stages: int, virtual_stages: int) -> Message | None:
-    """The message that this pass waits for; None where its input is made on the stage."""
-    at = one.chunk * num_stages + stage
-    if num_stages == 1 or one.kind == "W":
-        return None
-    if one.kind == "F":
-        return (DOWN, at - 1, one.microbatch) if at > 0 else None
-    return (UP, at, one.microbatch) if at < num_stages * virtual_stages - 1 else None
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The virtual stages of a pipeline, and where they lie."""
+
+    schedule: str
+    num_stages: int
+    virtual_stages: int = 1
+
+    def _message(self, direction: int, hop: int, microbatch: int) -> Message | None:
+        if not 0 <= hop < self.num_stages * self.virtual_stages - 1:
+            return None
+        message = direction, hop, microbatch
+        source, target = ends_of_hop(message, self.num_stages, self.schedule)
+        return None if source == target else message
+
+    def needed(self, one: Pass, stage: int) -> Message | None:
+        """The message that this pass waits for; None where its input is made on the stage."""
+        at = virtual_stage_of(self.schedule, stage, one.chunk, self.num_stages)
+        if one.kind == "W":
+            return None
+        return self._message(*((DOWN, at - 1) if one.kind == "F" else (UP, at)), one.microbatch)
+
+    def made(self, one: Pass, stage: int) -> Message | None:
+        """The message that this pass makes; None where its output is used on the stage."""
+        at = virtual_stage_of(self.schedule, stage, one.chunk, self.num_stages)
+        if one.kind == "W":
+            return None
+        return self._message(*((DOWN, at) if one.kind == "F" else (UP, at - 1)), one.microbatch)
 
 
-def made(one: Pass, stage: int, num_stages: int, virtual_stages: int) -> Message | None:
-    """The message that this pass makes; None where its output is used on the stage."""
-    at = one.chunk * num_stages + stage
-    if num_stages == 1 or one.kind == "W":
-        return None
-    if one.kind == "F":
-        return (DOWN, at, one.microbatch) if at < num_stages * virtual_stages - 1 else None
-    return (UP, at - 1, one.microbatch) if at > 0 else None
-
-
-def _eager(
-    stage: int, order: Sequence[Pass], num_stages: int, virtual_stages: int
-) -> Iterator[Step]:
+def _units(order: Sequence[Pass]) -> Iterator[tuple[Pass, ...]]:
+    """Passes one by one, joined ones together."""
+    unit: tuple[Pass, ...] = ()
     for one in order:
-        source = needed(one, stage, num_stages, virtual_stages)
-        if source is not None:
-            yield Wait(received=(source,))
-        yield one
-        goal = made(one, stage, num_stages, virtual_stages)
-        if goal is not None:
-            yield Send(goal)
+        unit = (*unit, one)
+        if not one.joined:
+            yield unit
+            unit = ()
+
+
+def _eager(stage: int, order: Sequence[Pass], row: Row) -> Iterator[Step]:
+    for unit in _units(order):
+        for one in unit:
+            source = row.needed(one, stage)
+            if source is not None:
+                yield Wait(received=(source,))
+            yield one
+        for one in unit:
+            goal = row.made(one, stage)
+            if goal is not None:
+                yield Send(goal)
 
 
 def _gpipe(stage: int, num_stages: int, order: Sequence[Pass]) -> Iterator[Step]:
+    row = Row("gpipe", num_stages)
     for kind in ("F", "B"):
         sent: list[Message] = []
         for one in order:
             if one.kind != kind:
                 continue
-            source = needed(one, stage, num_stages, 1)
+            source = row.needed(one, stage)
             if source is not None:
                 yield Receive(source)
                 yield Wait(received=(source,))
             yield one
-            goal = made(one, stage, num_stages, 1)
+            goal = row.made(one, stage)
             if goal is not None:
                 yield Send(goal)
                 sent.append(goal)
@@ -281,12 +304,12 @@ def _batched(s: int, num_stages: int, order: Sequence[Pass]) -> Iterator[Step]:
     forward = [one for one in order if one.kind == "F"]
     backward = [one for one in order if one.kind == "B"]
     total, chunks = len(forward), 1 + max(one.chunk for one in order)
-    last = num_stages - 1
+    last, row = num_stages - 1, Row("interleaved-1f1b", num_stages, chunks)
     # The steady state begins with the forward pass of a pair.
     warmup = min(total, forwards_first(order) - (forwards_first(order) < total))
 
     def exchange(sent: Sequence[Pass], received: Sequence[Message | None]) -> Iterator[Step]:
-        out = [made(one, s, num_stages, chunks) for one in sent]
+        out = [row.made(one, s) for one in sent]
         posted = tuple(message for message in out if message is not None)
         awaited = tuple(message for message in received if message is not None)
         yield from map(Send, posted)
@@ -296,14 +319,14 @@ def _batched(s: int, num_stages: int, order: Sequence[Pass]) -> Iterator[Step]:
     def next_input(k: int) -> Message | None:
         """Received after forward pass k."""
         if s > 0:
-            return needed(forward[k + 1], s, num_stages, chunks) if k + 1 < total else None
-        return made(forward[k - last], last, num_stages, chunks) if k >= last else None
+            return row.needed(forward[k + 1], s) if k + 1 < total else None
+        return row.made(forward[k - last], last) if k >= last else None
 
     def next_gradient(k: int) -> Message | None:
         """Received after backward pass k; the first one after pass -1."""
         if s < last:
-            return needed(backward[k + 1], s, num_stages, chunks) if k + 1 < total else None
-        return made(backward[k - last], 0, num_stages, chunks) if k >= last else None
+            return row.needed(backward[k + 1], s) if k + 1 < total else None
+        return row.made(backward[k - last], 0) if k >= last else None
 
     if s > 0:
         yield from exchange((), (next_input(-1),))
@@ -321,34 +344,39 @@ def _batched(s: int, num_stages: int, order: Sequence[Pass]) -> Iterator[Step]:
         yield from exchange((backward[k],), (next_gradient(k),))
 
 
-def early_receives(orders: Sequence[Sequence[Pass]], virtual_stages: int) -> list[list[Step]]:
+def early_receives(
+    orders: Sequence[Sequence[Pass]], virtual_stages: int, schedule: str = "interleaved-1f1b"
+) -> list[list[Step]]:
     """Programs with receives posted as early as _PipelineScheduleRuntime posts them."""
-    num_stages = len(orders)
+    num_stages, row = len(orders), Row(schedule, len(orders), virtual_stages)
+    units = [[*_units(order)] for order in orders]
     found: list[list[Step]] = [[] for _ in orders]
     sent: list[list[Message]] = [[] for _ in orders]
-    posted: set[Message] = set()
+    posted: set[Message | None] = {None}
     at = [0] * num_stages
     moved = True
     while moved:
         moved = False
-        for stage, order in enumerate(orders):
-            if at[stage] == len(order):
+        for stage in range(num_stages):
+            if at[stage] == len(units[stage]):
                 continue
-            one = order[at[stage]]
-            source = needed(one, stage, num_stages, virtual_stages)
-            if source is not None:
-                if source not in posted:
-                    continue
-                found[stage].append(Wait(received=(source,)))
-            found[stage].append(one)
+            unit = units[stage][at[stage]]
+            if not all(row.needed(one, stage) in posted for one in unit):
+                continue
             at[stage] += 1
             moved = True
-            goal = made(one, stage, num_stages, virtual_stages)
-            if goal is not None:
-                found[stage].append(Send(goal))
-                found[ends_of_hop(goal, num_stages)[1]].append(Receive(goal))
-                posted.add(goal)
-                sent[stage].append(goal)
+            for one in unit:
+                source = row.needed(one, stage)
+                if source is not None:
+                    found[stage].append(Wait(received=(source,)))
+                found[stage].append(one)
+            for one in unit:
+                goal = row.made(one, stage)
+                if goal is not None:
+                    found[stage].append(Send(goal))
+                    found[ends_of_hop(goal, num_stages, schedule)[1]].append(Receive(goal))
+                    posted.add(goal)
+                    sent[stage].append(goal)
     for program, messages in zip(found, sent, strict=True):
         program.append(Wait(sent=tuple(messages)))
     return found

@@ -174,7 +174,9 @@ def _stage(
             waits = [left[each] for each in step.sent] + [arrived[each] for each in step.received]
             now = max([now, *map(float, waits)])
         elif isinstance(step, Pass):
-            start, now = now, now + float(seconds[step.kind][s, step.chunk])
+            start = now
+            for part in step.kind:
+                now += float(seconds[part][s, step.chunk])
             operations.append(
                 Operation(
                     stage=s,

@@ -1,7 +1,7 @@
 """What a replay needs to know of one pipeline: its schedule and how long everything takes.
 
-Virtual stage k is chunk k // P of stage k % P; hop k leads from virtual stage k to k + 1. P stages,
-v chunks on each.
+Virtual stage k is chunk k // P of stage k % P, but for V schedules (`hetplan.plans.v_schedules`);
+hop k leads from virtual stage k to k + 1. P stages, v chunks on each.
 
 Also here: the compiled replay of 1F1B with one chunk per stage, which the search calls.
 
@@ -68,7 +68,7 @@ class PipelineTimes:
     """Forward passes of each stage before its first backward pass; read for 1f1b only."""
     forward: Floats
     backward: Floats
-    """Whole backward pass; where the schedule splits it (zb-h1), the part for the inputs."""
+    """Whole backward pass; where the schedule splits it, the part for the inputs."""
     weight: Floats
     """Gradients of the weights; read only where the schedule splits the backward pass."""
     send_forward: Floats

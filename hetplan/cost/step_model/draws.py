@@ -31,7 +31,7 @@ from hetplan.cost.step_model.step import norm_parts, step_of_stages
 from hetplan.cost.step_model.uneven_work import straggler_factor
 from hetplan.cost.step_model.units import Unit
 from hetplan.cost.terms import Part, Source, Term, seconds_of_parts, sources_of
-from hetplan.plans.plan import Plan
+from hetplan.plans.plan import SPLIT_SCHEDULES, Plan
 from hetplan.predict.predictor import Prediction
 from hetplan.predict.regression import NORMAL_90
 
@@ -343,7 +343,7 @@ class _Drawn:
 
 def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
     count = samples.draws.count
-    splits = pipeline.pipeline.schedule.name == "zb-h1"
+    splits = pipeline.pipeline.schedule.name in SPLIT_SCHEDULES
     rows = []
     for stage in pipeline.stages:
         slow = samples.slowest(stage)

@@ -50,6 +50,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import neighbour_link
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import Pipeline, Replica, expand
+from hetplan.plans.v_schedules import is_v, stage_of
 from hetplan.predict.predictor import MEASURED, Predictor, SendLaw, link_cause
 from hetplan.profiling.samples import LinkOperation
 
@@ -527,7 +528,7 @@ def hop_arrays(
     owners: dict[_Wire, set[tuple[int, int]]] = {}
     for p, hops in enumerate(pipelines):
         for k, hop in enumerate(hops):
-            for wire, _ in _wires_crossed(p, k, hop, len(plan[p].stages)):
+            for wire, _ in _wires_crossed(p, k, hop, plan[p]):
                 owners.setdefault(wire, set()).add((p, k if wire[0] != "NIC" else -1))
     numbers = {
         wire: number
@@ -538,7 +539,7 @@ def hop_arrays(
             hops,
             [
                 tuple(
-                    _slowest(_wires_crossed(p, k, hop, len(plan[p].stages), back), numbers)
+                    _slowest(_wires_crossed(p, k, hop, plan[p], back), numbers)
                     for back in (False, True)
                 )
                 for k, hop in enumerate(hops)
@@ -552,11 +553,12 @@ _Wire = tuple[object, ...]
 
 
 def _wires_crossed(
-    p: int, k: int, hop: Hop | None, num_stages: int, back: bool | None = None
+    p: int, k: int, hop: Hop | None, pipeline: Pipeline, back: bool | None = None
 ) -> list[tuple[_Wire, float]]:
     """(name, seconds) of what a hop crosses, in one direction or both."""
     if hop is None:
         return []
+    schedule, num_stages = pipeline.schedule.name, len(pipeline.stages)
     found: list[tuple[_Wire, float]] = []
     for backward, crossed, own in (
         (False, hop.forward_crosses, hop.send_forward_seconds),
@@ -568,7 +570,11 @@ def _wires_crossed(
             (("link" if each.is_link else "NIC", each.segment), each.seconds) for each in crossed
         ]
         # The same two stages again, with virtual stages: the same way.
-        found.append((("hop", p, k % num_stages, backward), own))
+        up = stage_of(schedule, k, num_stages) > stage_of(schedule, k + 1, num_stages)
+        if is_v(schedule) and up:
+            found.append((("hop", p, 2 * num_stages - 2 - k, not backward), own))
+        else:
+            found.append((("hop", p, k % num_stages, backward), own))
     return found
 
 

@@ -37,6 +37,7 @@ from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import (
+    SPLIT_SCHEDULES,
     LayerRange,
     Pipeline,
     Plan,
@@ -46,6 +47,7 @@ from hetplan.plans.plan import (
     Stage,
 )
 from hetplan.plans.targets import target
+from hetplan.plans.v_schedules import is_v, stage_of, virtual_stage_of
 
 
 @dataclass(slots=True)
@@ -189,7 +191,7 @@ class PlanCosts:
             PipelineWork(
                 pipeline,
                 [
-                    _stage(stage, held, delays=pipeline.schedule.name == "zb-h1")
+                    _stage(stage, held, delays=pipeline.schedule.name in SPLIT_SCHEDULES)
                     for stage, held in zip(pipeline.stages, units[p], strict=True)
                 ],
                 arrays[p],
@@ -215,7 +217,7 @@ class PlanCosts:
         """The units beside each other, and the hops between them."""
         key: tuple[object, ...] = tuple(
             (
-                pipeline.schedule.virtual_stages,
+                pipeline.schedule,
                 *units[p],
                 *[boundary.precision for boundary in pipeline.boundaries],
             )
@@ -240,10 +242,12 @@ class PlanCosts:
         stages, found = pipeline.stages, []
         count = len(stages) * len(stages[0].chunks)
         for k in range(count - 1):
-            s, t = k % len(stages), (k + 1) % len(stages)
+            name = pipeline.schedule.name
+            s, t = (stage_of(name, at, len(stages)) for at in (k, k + 1))
             # Back to the first stage, with virtual stages, no boundary says another format.
             own = self.settings.job.precision
-            wire = Precision(pipeline.boundaries[s].precision) if s < t else own
+            between = s < t or (is_v(name) and s != t)
+            wire = Precision(pipeline.boundaries[min(s, t)].precision) if between else own
             scale = wire.bytes_per_element / own.bytes_per_element
             found.append(None if s == t else self.hop(stages[s], stages[t], nics=nics, scale=scale))
         return tuple(found)
@@ -400,7 +404,7 @@ def _beside_sends(work: PipelineWork) -> None:
     for s, stage in enumerate(work.stages):
         delays = []
         for chunk in range(len(stage.ranges)):
-            at = chunk * count + s
+            at = virtual_stage_of(work.pipeline.schedule.name, s, chunk, count)
             forward = backward = 0.0
             for hop in (*row[max(0, at - 1) : at], *row[at : at + 1]):
                 if hop is not None:

@@ -375,7 +375,7 @@ def _shared_buckets(stage: StageWork, seconds: float, count: float) -> Overlap:
 
 def tied_parts(settings: Settings, pipeline: PipelineWork) -> tuple[Part, ...]:
     """The sum of a tied matrix's gradients between first and last stage."""
-    if len(pipeline.stages) == 1:
+    if len(pipeline.pipeline.ends) == 1:
         return ()
     first, last = pipeline.stages[0].unit, pipeline.stages[-1].unit
     # A rank of the stage with the fewest slices sums with every one that holds a part of its own.

@@ -15,6 +15,7 @@ from hetplan.model.layers import Attention, Mlp, Norm
 from hetplan.model.numerics import Activation, RotaryScaling, RotaryScalingKind
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange, Pipeline, Plan
+from hetplan.plans.v_schedules import places
 
 MODULE, FUNCTION = "hetplan_torchtitan", "planned"
 ROTARY_BASE = 500_000
@@ -193,11 +194,10 @@ EMBEDDING, NORM, HEAD = "tok_embeddings", "norm", "lm_head"
 
 def module_names(pipeline: Pipeline, num_layers: int) -> tuple[tuple[str, ...], ...]:
     """Names of every virtual stage, in the order of the model."""
-    rounds = range(pipeline.schedule.virtual_stages)
+    schedule, stages = pipeline.schedule, pipeline.stages
     return tuple(
-        tuple(_names(stage.chunks[chunk], num_layers))
-        for chunk in rounds
-        for stage in pipeline.stages
+        tuple(_names(stages[s].chunks[chunk], num_layers))
+        for s, chunk in places(schedule.name, len(stages), schedule.virtual_stages)
     )
 
 

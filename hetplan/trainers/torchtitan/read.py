@@ -21,6 +21,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import fault_at, shown
 from hetplan.job.spec import ProductFormat, TrainerOptions
 from hetplan.plans.plan import OverlapSettings, Recompute, RecomputeGranularity
+from hetplan.plans.v_schedules import looped
 from hetplan.trainers.launch_values import (
     GIVEN_FILE,
     MAX_STAGES,
@@ -45,7 +46,15 @@ from hetplan.trainers.launch_values import (
     wrong,
 )
 
-_SCHEDULES = {"1f1b": "1f1b", "interleaved1f1b": "interleaved-1f1b", "gpipe": "gpipe"}
+_SCHEDULES = {
+    "1f1b": "1f1b",
+    "interleaved1f1b": "interleaved-1f1b",
+    "gpipe": "gpipe",
+    "interleavedzerobubble": "zb-h1",
+    "zbvzerobubble": "zbv",
+    "dualpipev": "dualpipev",
+}
+"""By torch's names (get_schedule_class), which do not depend on case."""
 """torch.distributed.pipelining's names in small letters, and hetplan's."""
 _LAYER = re.compile(r"layers\.([0-9]{1,6})", re.ASCII)
 
@@ -293,7 +302,7 @@ def _schedule(text: LaunchText, pp: int) -> tuple[str, tuple[Fault, ...]]:
         return "1f1b", ()
     name = _SCHEDULES.get(setting.values[0].lower())
     if name is None:
-        known = "1F1B, Interleaved1F1B and GPipe"
+        known = "1F1B, Interleaved1F1B, GPipe, InterleavedZeroBubble, ZBVZeroBubble and DualPipeV"
         message = f"{shown(setting.values[0])} has no price here; plans have {known}"
         return "1f1b", (fault_of(setting, text, message),)
     return name, ()
@@ -305,7 +314,7 @@ def _layers(
     """Layers of each stage: of module_fqns_per_model_part, or as torchtitan cuts by itself."""
     setting = flag(text, "module-fqns-per-model-part")
     if setting is not None and pp > 1:
-        return listed_layers(text, setting, pp)
+        return listed_layers(text, setting, pp, schedule)
     if num_layers is None:
         return ()
     if pp == 1:
@@ -317,7 +326,7 @@ def _layers(
     if per_stage is not None:
         stages = -(-effective // per_stage)
     else:
-        stages = pp * (1 if schedule != "interleaved-1f1b" else 2)
+        stages = pp * (1 if schedule in ("1f1b", "gpipe") else 2)
     each, more = divmod(effective, stages)
     if stages % pp or stages > effective or max(before, after) > each:
         message = (
@@ -329,15 +338,12 @@ def _layers(
     counts = [each + (stage < more) for stage in range(stages)]
     counts[0] -= before
     counts[-1] -= after
-    return _looped(counts, pp)
+    return looped(counts, schedule, pp)
 
 
-def _looped(counts: list[int], pp: int) -> tuple[tuple[int, ...], ...]:
-    """Loop schedules: stage s is on rank s % pp."""
-    return tuple(tuple(counts[stage::pp]) for stage in range(pp))
-
-
-def listed_layers(text: LaunchText, setting: Setting, pp: int) -> tuple[tuple[int, ...], ...]:
+def listed_layers(
+    text: LaunchText, setting: Setting, pp: int, schedule: str
+) -> tuple[tuple[int, ...], ...]:
     """Layers of each stage in lists of modules; an InputError where they skip or repeat one."""
     counts: list[int] = []
     at = 0
@@ -355,7 +361,7 @@ def listed_layers(text: LaunchText, setting: Setting, pp: int) -> tuple[tuple[in
     if not counts or len(counts) % pp:
         message = f"{len(counts)} lists of modules, which {pp} pipeline ranks do not divide"
         raise InputError(fault_of(setting, text, message))
-    return _looped(counts, pp)
+    return looped(counts, schedule, pp)
 
 
 def module_parts(setting: Setting) -> tuple[tuple[str, ...], ...]:

@@ -28,7 +28,7 @@ def _modules(launch: Launch) -> Iterator[Violation]:
     except InputError:
         return  # a value of the wrong form is refused by the reader's own rule
     try:
-        placed = listed_layers(launch.text, setting, launch.pp or 1)
+        placed = listed_layers(launch.text, setting, launch.pp or 1, "1f1b")  # only counted
     except InputError as error:
         yield violation(error.faults[0].message, setting)
         return

@@ -44,7 +44,13 @@ INIT_TIMEOUT_SECONDS, TRAIN_TIMEOUT_SECONDS = 300, 100
 RECOMPUTE_PREFIX = "activation_checkpoint"
 """Of the word that chooses what is recomputed, which ends the arguments."""
 
-_SCHEDULES = {"1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B"}
+_SCHEDULES = {
+    "1f1b": "1F1B",
+    "interleaved-1f1b": "Interleaved1F1B",
+    "zb-h1": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
