@@ -17,7 +17,6 @@ from evaluation.accuracy.unit_data import Notes
 from evaluation.distil.operators import read_operators
 from evaluation.output import Answer
 from hetplan.files.encoding import encode
-from hetplan.files.shipped import shipped_folder
 from hetplan.files.writing import write_atomically
 from hetplan.predict.fit import SCHEMA, FittedLaws
 from hetplan.predict.operator.laws import fit_operator_laws
@@ -73,8 +72,3 @@ def _without_shapes(law: OperatorLaw) -> OperatorLaw:
         log_halfwidth=law.log_halfwidth * wider,
         large_log_halfwidth=law.large_log_halfwidth * wider,
     )
-
-
-def shipped_samples() -> tuple[ProfileSet, ...]:
-    """The populations that are shipped."""
-    return read_populations(shipped_folder("profiles") / "kinds")

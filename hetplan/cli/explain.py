@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,23 +29,39 @@ PlanFile = Annotated[
 @app.command()
 def limits(
     plan: PlanFile,
+    save: Annotated[
+        bool, typer.Option("--save", help="Write why islands are idle into the plan file.")
+    ] = False,
     predictor: PredictorFile = None,
     store: Stores = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what limits the plan, one change at a time (default)."""
-    from hetplan.reports.explained import Explained, limit_lines
-    from hetplan.search.files import load_legal_plan
+    """Show what limits the plan, and why islands are idle: plan again for each (default).
+
+    What --save has written is shown without planning.
+    """
+    from hetplan.cli.progress import ProgressLine
+    from hetplan.reports.explained import Explained, idle_lines, limit_lines
+    from hetplan.search.files import load_legal_plan, save_result
+    from hetplan.whatif.idle import idle_reasons
     from hetplan.whatif.limits import limits as limits_of
 
     result = load_legal_plan(plan)
     predict, _ = read_predictor(predictor, store)
-    explained = Explained(limits=limits_of(result, predict))
+    idle = result.idle
+    if not idle:
+        with ProgressLine("planning with idle islands") as line:
+            idle = idle_reasons(
+                result, predict, progress=lambda at, of, name: line.show(at, of, None, name)
+            )
+    if save:
+        save_result(replace(result, idle=idle), plan)
+    explained = Explained(limits=limits_of(result, predict), idle=idle)
     if as_json:
         _emit_json(explained)
         return
-    for line in limit_lines(explained.limits):
-        emit(line)
+    for text in (*limit_lines(explained.limits), *idle_lines(idle, result)):
+        emit(text)
 
 
 @app.command()

@@ -89,9 +89,7 @@ def plan(
     native: Annotated[
         bool,
         typer.Option(
-            help="Compare with a trainer that can run more: native, or flagscale where only it "
-            "mixes the cluster's libraries.",
-            rich_help_panel=SEARCH,
+            help="Compare with a trainer that can run more plans.", rich_help_panel=SEARCH
         ),
     ] = True,
     as_json: AsJson = False,

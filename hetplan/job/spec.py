@@ -234,8 +234,8 @@ class TrainerOptions(FileForm):
     """What the library of collectives is held to in sums (all_reduce) of device memory: ring or
     tree. Sums that were measured on a link stay as they are. Left out: the library chooses."""
     mixed_libraries: bool | None = None
-    """Devices of several libraries of collectives (NCCL, RCCL, HCCL, ...) train together, which
-    stock Megatron-LM and torchtitan cannot start: true is for a patched one."""
+    """Devices of several libraries of collectives (NCCL, RCCL, ...) train together, as under a
+    patched Megatron-LM or torchtitan only."""
     gradient_precision: Precision | None = None
     """Number format in which gradients are kept and reduced: float32, or that of the weights."""
     product_format: ProductFormat | None = None

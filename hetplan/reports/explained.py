@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from rich.markup import escape
@@ -12,13 +13,14 @@ from rich.table import Table
 
 from hetplan.plans.ranks import RankRow, rank_rows
 from hetplan.reports.terminal import new_table
-from hetplan.search.result import SearchResult
-from hetplan.units import format_seconds
+from hetplan.search.result import BreakEven, IdleCause, IdleReason, SearchResult
+from hetplan.search.solver import RESOLUTION
+from hetplan.units import format_bytes, format_rate, format_seconds
 from hetplan.whatif.against import Against
 from hetplan.whatif.limits import FASTER, Limits
 from hetplan.whatif.shadow_prices import ShadowPrice
 
-EXPLAIN_SCHEMA = "hetplan.explain/1"
+EXPLAIN_SCHEMA = "hetplan.explain/2"
 RANKS_SCHEMA = "hetplan.ranks/1"
 
 _SHOWN = 5
@@ -30,6 +32,8 @@ class Explained:
     """One answer about a plan, with what limits it."""
 
     limits: Limits
+    idle: tuple[IdleReason, ...] = ()
+    """Only of `hetplan explain limits`."""
     shadow_prices: tuple[ShadowPrice, ...] = ()
     """Only of `hetplan explain prices`."""
     against: Against | None = None
@@ -69,8 +73,65 @@ def limit_lines(limits: Limits) -> Iterator[str]:
             f"  memory of stage {_place(memory.pipeline, memory.stage)} "
             f"({memory.island}): {memory.used:.0%} full, most of it {memory.largest}"
         )
-    for idle in limits.idle:
-        yield f"  idle: {idle.devices} of {idle.usable} of {idle.island}"
+
+
+_CAUSES = {
+    IdleCause.LIBRARY: "{target} has one library of collectives, and {island} another one",
+    IdleCause.BANDWIDTH: "its link to {other} is too narrow",
+    IdleCause.ROUND_TRIP: "the round trip to {other} is too long",
+    IdleCause.MEMORY: "its memory is too small",
+    IdleCause.BATCH: "the batch is too small for it or does not divide over it",
+    IdleCause.DEGREES: "{target} gives all stages the same degrees, which {other} does not",
+}
+
+_FIGURES: dict[str, Callable[[float], str]] = {
+    "bandwidth": lambda value: format_rate(8 * value, "bit/s"),
+    "round_trip": lambda value: f"a round trip of {format_seconds(value)}",
+    "memory": lambda value: f"{format_bytes(value)} per device",
+    "global_batch_size": lambda value: f"a batch of {value:,.0f}",
+}
+
+
+def idle_lines(idle: Iterable[IdleReason], result: SearchResult) -> Iterator[str]:
+    """A sentence for each island with too little to do: why, and from where it pays."""
+    step = result.estimate.step_seconds
+    for each in idle:
+        what = f"{each.idle_devices} of {each.usable_devices} of {each.island} idle"
+        if not each.idle_devices:
+            what = f"{each.island} computes for {each.busy_share:.0%} of the step"
+        words = {"island": each.island, "other": each.other or "the others"}
+        words["target"] = result.inputs.job.target
+        why = ", and ".join(_CAUSES[cause].format(**words) for cause in each.causes)
+        if not why:
+            why = (
+                "no link, memory, batch or trainer that was tried makes the best plan use more of "
+                "it: it is too slow for a share of the work"
+            )
+        parts = [f"{what}: {why}"]
+        if each.break_even is not None:
+            parts.append(_pays(each.break_even))
+        elif each.causes:
+            parts.append(f"without that {each.gain:+.1%} tokens/s")
+        if each.seconds_with_it is not None:
+            more = each.seconds_with_it / step - 1.0
+            parts.append(
+                f"the best plan found with it takes {format_seconds(each.seconds_with_it)} today, "
+                f"{abs(more):.1%} {'longer' if more >= 0 else 'shorter'}"
+            )
+        yield "; ".join(parts)
+
+
+def _pays(even: BreakEven) -> str:
+    """`it pays from 13.4 Gbit/s (today 10 Gbit/s)`, and what the proof leaves open."""
+    words = _FIGURES[even.name]
+    if even.value == even.today:
+        return "a plan with it is as good today, within the gap"
+    other = even.lower if even.value == even.upper else even.upper
+    open_ = f", by at most {even.gap:.1%}" if even.gap > RESOLUTION else ""
+    return (
+        f"it pays from {words(even.value)} on (today {words(even.today)}); at {words(other)} no "
+        f"plan found is faster with it{open_}"
+    )
 
 
 def _place(pipeline: int, stage: int) -> str:
@@ -80,21 +141,28 @@ def _place(pipeline: int, stage: int) -> str:
 def price_table(prices: Iterable[ShadowPrice]) -> Table:
     """What each change is worth."""
     table = new_table(
-        "change | >tokens/s | >known to | >same layout | ",
+        "change | >tokens/s | >same layout | ",
         title="What a change is worth, planned again",
     )
     for price in prices:
         same = "" if price.same_plan_gain is None else f"{price.same_plan_gain:+.1%}"
-        if price.note:
-            table.add_row(escape(price.words), "", "", same, escape(price.note))
-            continue
-        note = "another layout" if price.changed else "today's layout stays best"
-        if abs(price.gain) <= price.uncertain:
-            note = "no more than the gaps of both plans"
-        table.add_row(
-            escape(price.words), f"{price.gain:+.1%}", f"{price.uncertain:.1%}", same, note
-        )
+        note = price.note or ("another layout" if price.changed else "")
+        worth = "" if price.note else worth_words(price)
+        table.add_row(escape(price.words), worth, same, escape(note))
     return table
+
+
+def worth_words(price: ShadowPrice) -> str:
+    """`+18.6% to 19.8%`; what the proof leaves open is never rounded away."""
+    least, most = (f"{gain:.1%}" for gain in (price.least_gain, price.most_gain))
+    sign = "+" if price.least_gain > RESOLUTION else ""
+    if price.most_gain == math.inf:
+        return f"{sign}{least} or more"
+    if price.most_gain <= price.least_gain + RESOLUTION:
+        return f"{sign}{least}"
+    if least == most:
+        return f"{sign}{price.least_gain:.2%} to {price.most_gain:.2%}"
+    return f"{sign}{least} to {most}"
 
 
 def against_lines(compared: Against) -> Iterator[str]:

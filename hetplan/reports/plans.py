@@ -28,6 +28,7 @@ from hetplan.search.result import (
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.units import format_bytes, format_each, format_seconds, format_share
 from hetplan.whatif.lost_nic import LostNic
+from hetplan.whatif.plan_use import idle_islands
 
 
 def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
@@ -413,24 +414,13 @@ def _of_the_able(figure: HomogeneousSum) -> str:
 
 def device_lines(result: SearchResult) -> Iterator[str]:
     """Devices that the plan leaves idle although they may be used, by island."""
-    cluster, forbidden = result.inputs.cluster, result.inputs.job.forbid
-    unused = set(expand(result.plan.unused_devices))
-    idle = []
-    for island in cluster.islands:
-        if island.name in forbidden.islands:
-            continue
-        first = cluster.first_device(island.name)
-        usable = [
-            first + node * island.devices_per_node + local
-            for node in island.usable_nodes
-            if f"{island.name}/{node}" not in forbidden.nodes
-            for local in range(island.devices_per_node)
-        ]
-        count = len(unused.intersection(usable))
-        if count:
-            idle.append(f"{count} of {len(usable)} of {island.name}")
+    cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
+    idle = [
+        f"{left} of {island.num_usable_devices} of {island.name}"
+        for island, left in idle_islands(result.plan, cluster)
+    ]
     if idle:
-        yield f"left idle: {', '.join(idle)}: no plan that uses them was found to be faster"
+        yield f"left idle: {', '.join(idle)}; `hetplan explain` of the plan file says why"
 
 
 def result_lines(result: SearchResult) -> Iterator[str]:

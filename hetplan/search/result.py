@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from hetplan.cluster.spec import Cluster, Island
@@ -203,6 +204,64 @@ class Alternative:
     """In use."""
 
 
+class IdleCause(StrEnum):
+    """What keeps an island out of the best plan: mended, the best plan uses it."""
+
+    LIBRARY = "library"
+    """The trainer has one library of collectives, and the island another than the plan."""
+    BANDWIDTH = "bandwidth"
+    """Of its links to other islands."""
+    ROUND_TRIP = "round trip"
+    """Of the same links."""
+    MEMORY = "memory"
+    """Of its devices: twice as much would do."""
+    BATCH = "batch"
+    """It does not divide over the island's devices, or has too few microbatches for them."""
+    DEGREES = "degrees"
+    """The trainer gives all stages the same tp, dp and microbatch size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """From where an island pays, all else as it is."""
+
+    name: str
+    """What is changed: bandwidth, round_trip, memory or global_batch_size."""
+    unit: str
+    """Of all figures: bytes/s, s, bytes or sequences."""
+    today: float
+    value: float
+    """The nearest to today's at which a plan that was found uses more of the island and is faster
+    than all found that do not."""
+    lower: float
+    """`value` and the nearest on its other side at which no plan found does, in order: the
+    resolution of what was asked."""
+    upper: float
+    gap: float
+    """Part of the step by which a plan could be faster there, by the proof of that search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleReason:
+    """Why a plan leaves an island out or gives it less to do than others."""
+
+    island: str
+    idle_devices: int
+    usable_devices: int
+    busy_share: float
+    """Part of the step in which its usable devices compute, their mean."""
+    causes: tuple[IdleCause, ...]
+    """The fewest changes that were found to make the best plan use more of it; empty: none does."""
+    other: str = ""
+    """The other island of the link, or the target without this cause."""
+    gain: float = 0.0
+    """Part by which tokens/s grow with the causes gone."""
+    seconds_with_it: float | None = None
+    """Step of the best plan that was found to use the island today; None: none was found."""
+    break_even: BreakEven | None = None
+    """None where no single figure would have to change."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """The plan and everything needed to judge, reproduce and launch it."""
@@ -222,6 +281,8 @@ class SearchResult:
     """Other plans worth a look, best first."""
     restriction: Restriction | None = None
     """None where it was not asked, or the target can run all that is searched."""
+    idle: tuple[IdleReason, ...] = ()
+    """Why devices are idle, where it was asked (`hetplan explain --save`)."""
     seal: str = ""
     """sha256 of the file's text without this line's digest; empty in files of forms before 9."""
 

@@ -47,7 +47,7 @@ from hetplan.search.result import Certificate, Inputs, SearchResult
 from hetplan.search.scheduler import Scheduler
 from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
 from hetplan.search.solvers import solvers_of
-from hetplan.search.space.allowed import together
+from hetplan.search.space.allowed import apart
 from hetplan.search.space.family import FamilyTable, table_of
 from hetplan.search.table_maker import TableMaker
 from hetplan.version import __version__
@@ -58,7 +58,10 @@ _MAX_ROUNDS = 3
 """Proofs again for a plan whose whole price is above what the search had."""
 
 _LITTLE_SECONDS = 10.0
-"""Time limits below it: a plan is looked for before every family has been looked at."""
+"""Time limits below it, on up to `_FEW_ISLANDS`: a plan is looked for before every family has been
+looked at. More islands have more shapes to look at."""
+
+_FEW_ISLANDS = 8
 
 _SAMPLED = 32
 """Families that are looked at for such a first plan."""
@@ -241,7 +244,8 @@ def _drive(run: _Run) -> None:
         proven=run.proven,
     )
     limit = run.job.time_limit_seconds
-    if limit is not None and limit < _LITTLE_SECONDS:
+    little = _LITTLE_SECONDS * max(1.0, len(run.maker.cluster.islands) / _FEW_ISLANDS)
+    if limit is not None and limit < little:
         drive.first_plan(range(0, len(run.families), 1 + len(run.families) // _SAMPLED))
     drive.estimates = _order_free(run)
     if run.book.from_start:
@@ -306,7 +310,7 @@ def _result(run: _Run, inputs: Inputs, settled: FinalPlan) -> SearchResult:
                 run.families,
                 job,
                 several=len(run.solvers) > len(run.families),
-                one_library=len(together(run.maker.cluster, job)) > 1,
+                one_library=bool(apart(run.maker.cluster, job)),
             ),
             candidates=run.candidates,
             pruned_by_bound=run.candidates - len(searched.union(still_open)),

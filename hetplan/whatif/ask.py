@@ -19,6 +19,7 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Inputs, Question, SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
+from hetplan.whatif.plan_use import keeps_pins
 
 NO_ANSWER = (InfeasibleError, InputError, LimitError)
 """What `ask` raises where a question has no plan, contradicts itself, or took too long."""
@@ -32,6 +33,8 @@ class Change:
     question: Question
     pin: str = ""
     """The pin that it leaves out, where that is all."""
+    helping: Callable[[Question], Question] | None = None
+    """The change made in another question too, where it can make no plan slower or impossible."""
 
 
 def other_value(question: Question, name: str, value: Any) -> Change:
@@ -52,7 +55,8 @@ def ask(
 ) -> SearchResult:
     """The best plan of the question; one of `NO_ANSWER` where there is none.
 
-    The search starts from those of `known_plans` that are legal for the question. The result of
+    The search starts from those of `known_plans` that are legal for the question and have what it
+    pins. The result of
     `Inputs` has their digests. KeyboardInterrupt after Ctrl-C, even where there is a plan by then.
     """
     found = search(
@@ -61,7 +65,7 @@ def ask(
         question.job,
         predictor,
         sha256=question.sha256 if isinstance(question, Inputs) else (),
-        start=known_plans,
+        start=[plan for plan in known_plans if keeps_pins(plan, question.cluster, question.job)],
         progress=progress,
     )
     if is_interrupted(found):

@@ -21,17 +21,17 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from hetplan.cluster.libraries import island_library, libraries_of
+from hetplan.cluster.libraries import island_library
 from hetplan.cost.model_flops import flops_per_token, product_format
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Pins
-from hetplan.job.trainer import trainer_faults, trainer_settings
+from hetplan.job.trainer import trainer_faults
 from hetplan.plans.check_job import check_job_against
 from hetplan.plans.formats import summed_as
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import HomogeneousSum, KindAlone, Question, Restriction, SearchResult
 from hetplan.search.solver import Progress
-from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.whatif.ask import NO_ANSWER, ask, first_line
 from hetplan.whatif.memory_shortage import room_lines
 
@@ -42,7 +42,7 @@ MIXES = "flagscale"
 """The one that is asked first where the plan's target cannot mix libraries."""
 
 STOCK = "megatron"
-"""What would train a kind alone: its plans for one library are the fastest of a stock trainer."""
+"""What would train a kind alone: of the trainers with one library it has the most choices."""
 
 _WIDER_GAP = 0.02
 """Least gap of that search: the restriction's cost need not be known more closely."""
@@ -67,7 +67,7 @@ def restriction(
     inputs = result.inputs
     if inputs.job.target in (WIDER, "any"):
         return None
-    kept_apart = apart(inputs)
+    kept_apart = apart(allowed_cluster(inputs.cluster, inputs.job), inputs.job)
     for name in (MIXES, WIDER) if kept_apart else (WIDER,):
         asked = replace(inputs.job, target=name)
         if not check_job_against(asked, inputs.model, inputs.cluster):
@@ -96,12 +96,6 @@ def restriction(
         step_seconds=found.estimate.step_seconds,
         lower_bound_seconds=lower,
     )
-
-
-def apart(question: Question) -> tuple[str, ...]:
-    """Libraries of the cluster of which the job's target has one in a plan; empty: it may mix."""
-    found = tuple(libraries_of(allowed_cluster(question.cluster, question.job)))
-    return () if len(found) < 2 or trainer_settings(question.job).mixed_libraries else found
 
 
 _ALONE_GAP = 0.01
@@ -150,12 +144,12 @@ def strongest_alone(
     no kind has a plan alone, or the target cannot mix the cluster's libraries.
     """
     inputs = result.inputs
+    cluster = allowed_cluster(inputs.cluster, inputs.job)
     best = max(figure.kinds, key=lambda kind: kind.tokens_per_second)
-    if not best.tokens_per_second or apart(inputs):
+    if not best.tokens_per_second or apart(cluster, inputs.job):
         return None
     job = replace(inputs.job, target=STOCK)
     if inputs.job.target != STOCK and not any(trainer_faults(job)):
-        cluster = allowed_cluster(inputs.cluster, inputs.job)
         question = inputs.changed(cluster=cluster, job=job)
         stock = _alone(question, best.device, predictor, time_limit_seconds, progress)
         if stock.tokens_per_second > best.tokens_per_second:

@@ -40,7 +40,7 @@ from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Question
 from hetplan.search.solver import Best, Solver
 from hetplan.search.solvers import solvers_of
-from hetplan.search.space.allowed import mesh_matches
+from hetplan.search.space.allowed import allowed_cluster, apart, mesh_matches
 from hetplan.search.space.family import Family
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_bytes
@@ -67,7 +67,19 @@ def constraints(asked: Question) -> tuple[Constraint, ...]:
     A conflict keeps what comes late, so that what the user cannot change is named only where it
     must be.
     """
-    return (*_of_job(asked.job), *_of_cluster(asked.cluster))
+    return (*_of_libraries(asked), *_of_job(asked.job), *_of_cluster(asked.cluster))
+
+
+def _of_libraries(asked: Question) -> Iterator[Constraint]:
+    libraries = apart(allowed_cluster(asked.cluster, asked.job), asked.job)
+    if libraries:
+        words = f"one library of collectives, of {', '.join(libraries)}"
+        yield Constraint(words=words, without=mixing)
+
+
+def mixing(asked: Question) -> Question:
+    """The question with a trainer that mixes libraries of collectives."""
+    return asked.with_job(trainer=replace(asked.job.trainer, mixed_libraries=True))
 
 
 def _of_job(job: Job) -> Iterator[Constraint]:

@@ -19,7 +19,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import Component, ComponentSeconds, Estimate, MemoryUse
 from hetplan.cost.replay.ends import step_ends
@@ -30,7 +29,6 @@ from hetplan.plans.plan import Plan
 from hetplan.plans.v_schedules import is_v
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import SearchResult
-from hetplan.whatif.plan_use import used_devices
 
 FASTER = 0.1
 """Part by which a stage's passes are made shorter."""
@@ -100,15 +98,6 @@ class MemoryLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
-    """Devices of an island that the plan could use and does not."""
-
-    island: str
-    devices: int
-    usable: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Everything that could hold a plan back, what matters most first."""
 
@@ -119,7 +108,6 @@ class Limits:
     ends: tuple[ComponentSeconds, ...]
     """What comes behind the pipeline, on the critical path."""
     memory: tuple[MemoryLimit, ...]
-    idle: tuple[Idle, ...]
 
 
 def limits(result: SearchResult, predictor: Predictor) -> Limits:
@@ -135,16 +123,7 @@ def limits(result: SearchResult, predictor: Predictor) -> Limits:
         boundaries=_by_gain(_boundaries(pricer, plan, cost, islands)),
         ends=tuple(each for each in result.estimate.components if each.component in ENDS),
         memory=tuple(_memory(result.estimate)),
-        idle=tuple(idle_devices(plan, inputs.cluster)),
     )
-
-
-def idle_devices(plan: Plan, cluster: Cluster) -> Iterator[Idle]:
-    """Islands of which usable devices are left over."""
-    for island, mine in used_devices(plan, cluster):
-        left = island.num_usable_devices - int(mine.sum())
-        if left > 0:
-            yield Idle(island=island.name, devices=left, usable=island.num_usable_devices)
 
 
 _Limit = TypeVar("_Limit", StageLimit, BoundaryLimit)

@@ -21,9 +21,10 @@ from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.plans.targets import TARGETS
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question
+from hetplan.search.space.allowed import apart
 from hetplan.units import format_seconds
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, other_value, pins_in_words, with_nodes
-from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict
+from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict, mixing
 from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.plan_use import pinned_values
 
@@ -55,6 +56,9 @@ def _without_devices(asked: Question) -> Iterator[Change]:
     if job.forbid != Forbids():
         allowed = asked.with_job(forbid=Forbids())
         yield Change(words="allowing the forbidden islands and nodes", question=allowed)
+    if apart(asked.cluster, job):
+        words = "a patched trainer that mixes libraries (trainer.mixed_libraries: true)"
+        yield Change(words=words, question=mixing(asked))
     for name, value in _other_values(job):
         yield other_value(asked, name, value)
     if len([*pins_in_words(job)]) > 1:

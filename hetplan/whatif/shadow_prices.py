@@ -1,30 +1,44 @@
 """What would a change be worth? The search is asked again with it.
 
-    gain       1 - (tokens/s now / tokens/s of the best plan with the change)
-    same plan  the same for today's layout under the change
+With S the step of the plan in hand, and S1 and L1 step and lower bound of the search with the
+change, replanning makes
 
-Both are of the best plans found, each within its own gap: a gain is known no better than
-`uncertain`, and a change that helps a plan can never hurt it by more than that. Gains of two
-changes do not add up. Only what exists can be changed: links that join two islands of the cluster,
-islands with usable nodes, pins and forbids that the job has.
+    at least   S / S1 - 1     more tokens per second: that plan was found
+    at most    S / L1 - 1     and no plan of the changed question makes more
+
+Steps are of one batch; where the change is another batch, tokens per second stand for them. Worths
+of two changes do not add up. Only what exists can be changed: links that join two islands of the
+cluster, islands with usable nodes, pins and forbids that the job has.
+
+**One search for many changes.** Wider links, shorter round trips, more memory and more nodes make
+no plan slower and none impossible. So if the search finds nothing better with all of a group made
+at once, its bound holds for each of them alone. Changes of islands that the plan leaves out, and of
+links among these, are such a group: most are worth nothing. Where the search does find something,
+changes under which a plan that is known by now beats today's are asked alone, the others again as a
+group, in the end by halves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from hetplan.cluster.spec import Island, Link
-from hetplan.cost.estimate import estimate_with
+from hetplan.cluster.spec import Link
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.job.spec import Forbids
 from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
+from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question, SearchResult
+from hetplan.search.solver import RESOLUTION
 from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.forwarding_predictor import CachingPredictor
+from hetplan.search.space.plan_evaluator import fits
 from hetplan.units import format_bytes, format_rate, format_seconds
 from hetplan.whatif.ask import (
     NO_ANSWER,
@@ -37,6 +51,7 @@ from hetplan.whatif.ask import (
     relinked,
     with_nodes,
 )
+from hetplan.whatif.plan_use import islands_in_use
 
 _MORE_NODES = 0.1
 """Part of an island's nodes that is added, at least one node."""
@@ -53,6 +68,10 @@ def changes(question: Question) -> Iterator[Change]:
     yield from _demands(question)
 
 
+def _helping(words: str, question: Question, change: Callable[[Question], Question]) -> Change:
+    return Change(words=words, question=change(question), helping=change)
+
+
 def _links(question: Question) -> Iterator[Change]:
     cluster = question.cluster
     usable = [island for island in cluster.islands if island.usable_nodes]
@@ -64,76 +83,120 @@ def _links(question: Question) -> Iterator[Change]:
             if across and (places in done or places[::-1] in done):
                 continue
             done.append(places)
-            named = places if across else (one.name, two.name)
+            named, pairs = (one.name, two.name), [(one.name, two.name)]
+            if across:
+                named = places
+                pairs = [p for p in pairs_between(cluster, places) if not cluster.lists_link(*p)]
             link = cluster.link_between(one.name, two.name)
-            yield Change(
-                words=f"twice the bandwidth between {named[0]} and {named[1]} (+{_rate(link)})",
-                question=_with_links(question, one, two, across, _wider),
+            between = f"between {named[0]} and {named[1]}"
+            more = format_rate(8 * rate_of(link), "bit/s")
+            yield _helping(
+                f"twice the bandwidth {between} (+{more})", question, partial(_wider, pairs)
             )
             if link.round_trip_seconds >= _LONG_SECONDS:
-                yield Change(
-                    words=f"half the round trip between {named[0]} and {named[1]} "
-                    f"(-{format_seconds(link.round_trip_seconds / 2)})",
-                    question=_with_links(question, one, two, across, _nearer),
+                less = format_seconds(link.round_trip_seconds / 2)
+                yield _helping(
+                    f"half the round trip {between} (-{less})", question, partial(_nearer, pairs)
                 )
 
 
-def _rate(link: Link) -> str:
-    shared = link.shared_bandwidth_bytes_per_second
-    return format_rate(8 * (link.bandwidth_bytes_per_second if shared is None else shared), "bit/s")
+def _wider(pairs: Sequence[tuple[str, str]], question: Question) -> Question:
+    return wider(question, pairs, 2.0)
 
 
-def _wider(link: Link) -> Link:
+def _nearer(pairs: Sequence[tuple[str, str]], question: Question) -> Question:
+    return nearer(question, pairs, 0.5)
+
+
+def rate_of(link: Link) -> float:
+    """Bytes per second of all devices that share a link; of one device where none do."""
     shared = link.shared_bandwidth_bytes_per_second
+    return link.bandwidth_bytes_per_second if shared is None else shared
+
+
+def wider(question: Question, pairs: Sequence[tuple[str, str]], factor: float) -> Question:
+    """The question with so many times the bandwidth of the links between these islands; a device
+    still gets no more than its port.
+    """
+    cluster = question.cluster
+    for pair in pairs:
+        ports = (cluster.island(n).inter_node.bandwidth_bytes_per_second for n in pair)
+        cluster = relinked(cluster, [pair], partial(_times, factor=factor, port=min(ports)))
+    return question.changed(cluster=cluster)
+
+
+def _times(link: Link, factor: float, port: float = math.inf) -> Link:
+    """The link so many times as wide, of devices that have such a port."""
+    shared, own = link.shared_bandwidth_bytes_per_second, link.bandwidth_bytes_per_second
+    if shared is not None and own >= min(shared, port):
+        own = shared  # all that one device may take was cut to its port
     return replace(
         link,
-        bandwidth_bytes_per_second=2 * link.bandwidth_bytes_per_second,
-        shared_bandwidth_bytes_per_second=None if shared is None else 2 * shared,
+        bandwidth_bytes_per_second=factor * own,
+        shared_bandwidth_bytes_per_second=None if shared is None else factor * shared,
         samples=None,
     )
 
 
-def _nearer(link: Link) -> Link:
-    return replace(link, latency_seconds=link.latency_seconds / 2, samples=None)
+def nearer(question: Question, pairs: Sequence[tuple[str, str]], factor: float) -> Question:
+    """The question with so many times the round trip of the links between these islands."""
 
+    def changed(link: Link) -> Link:
+        return replace(link, latency_seconds=factor * link.latency_seconds, samples=None)
 
-def _with_links(
-    question: Question, one: Island, two: Island, across: bool, changed: Callable[[Link], Link]
-) -> Question:
-    """The question with this link, or all links between the two regions, changed."""
-    cluster, pairs = question.cluster, [(one.name, two.name)]
-    if across:
-        every = pairs_between(cluster, (one.region, two.region))
-        pairs = [pair for pair in every if not cluster.lists_link(*pair)]
-    return question.changed(cluster=relinked(cluster, pairs, changed))
+    return question.changed(cluster=relinked(question.cluster, pairs, changed))
 
 
 def _islands(question: Question) -> Iterator[Change]:
-    for island in question.cluster.islands:
-        if not island.usable_nodes or island.name in question.job.forbid.islands:
-            continue
+    islands = [
+        island
+        for island in question.cluster.islands
+        if island.usable_nodes and island.name not in question.job.forbid.islands
+    ]
+    for island in islands:
+        name, own = island.name, island.inter_node.bandwidth_bytes_per_second
         if island.nodes > 1:
-            nics = island.nics
-            if nics is not None:
-                nics = replace(nics, bandwidth_bytes_per_second=2 * nics.bandwidth_bytes_per_second)
-            wider = replace(island, inter_node=_wider(island.inter_node), nics=nics)
-            yield Change(
-                words=f"twice the bandwidth between the nodes of {island.name} "
-                f"(+{format_rate(8 * island.inter_node.bandwidth_bytes_per_second, 'bit/s')} "
-                "per device)",
-                question=question.with_island(wider),
+            more = format_rate(8 * own, "bit/s")
+            yield _helping(
+                f"twice the bandwidth between the nodes of {name} (+{more} per device)",
+                question,
+                partial(_with_wider_nodes, name),
             )
-        larger = replace(island, memory_bytes=_MORE_MEMORY * island.memory_bytes)
-        yield Change(
-            words=f"a quarter more memory on {island.name} "
-            f"(+{format_bytes((_MORE_MEMORY - 1) * island.memory_bytes)} per device)",
-            question=question.with_island(larger),
+        more = format_bytes((_MORE_MEMORY - 1) * island.memory_bytes)
+        yield _helping(
+            f"a quarter more memory on {name} (+{more} per device)",
+            question,
+            partial(_with_more_memory, name),
         )
-        more = max(1, round(_MORE_NODES * len(island.usable_nodes)))
-        yield Change(
-            words=f"{more} more node{'s' * (more > 1)} of {island.name}",
-            question=with_nodes(question, island, island.nodes + more),
+        nodes = max(1, round(_MORE_NODES * len(island.usable_nodes)))
+        change = partial(_with_more_nodes, name, nodes)
+        # Stages that lie on two islands are tried in proportion to their nodes.
+        proportional = target(question.job.target).mixed_stages or any(
+            each.device.kind == island.device.kind for each in islands if each is not island
         )
+        yield Change(
+            words=f"{nodes} more node{'s' * (nodes > 1)} of {name}",
+            question=change(question),
+            helping=None if proportional else change,
+        )
+
+
+def _with_wider_nodes(name: str, question: Question) -> Question:
+    island = question.cluster.island(name)
+    nics, link = island.nics, island.inter_node
+    if nics is not None:
+        nics = replace(nics, bandwidth_bytes_per_second=2 * nics.bandwidth_bytes_per_second)
+    return question.with_island(replace(island, inter_node=_times(link, factor=2.0), nics=nics))
+
+
+def _with_more_memory(name: str, question: Question) -> Question:
+    island = question.cluster.island(name)
+    return question.with_island(replace(island, memory_bytes=_MORE_MEMORY * island.memory_bytes))
+
+
+def _with_more_nodes(name: str, nodes: int, question: Question) -> Question:
+    island = question.cluster.island(name)
+    return with_nodes(question, island, island.nodes + nodes)
 
 
 def _demands(question: Question) -> Iterator[Change]:
@@ -146,12 +209,15 @@ def _demands(question: Question) -> Iterator[Change]:
             question=question.with_job(forbid=Forbids()),
         )
     if job.memory_reserve_fraction > 0:
-        yield other_value(question, "memory_reserve_fraction", 0.0)
+        yield replace(
+            other_value(question, "memory_reserve_fraction", 0.0),
+            helping=lambda asked: asked.with_job(memory_reserve_fraction=0.0),
+        )
     yield other_value(question, "global_batch_size", 2 * job.global_batch_size)
 
 
-_LOOSE_GAP = 0.02
-"""Of a search with a change: proofs cost most, and `uncertain` says what is left open."""
+LEAST_GAP = 0.01
+"""Of a search with a change: proofs cost most, and the two ends say what is left open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,14 +225,12 @@ class ShadowPrice:
     """One change and what it is worth."""
 
     words: str
-    tokens_per_second: float
-    """Of the best plan found with the change; 0 where none was found in time."""
-    gain: float
-    """Part by which tokens/s grow; below 0 only within `uncertain`."""
+    least_gain: float
+    """Part by which tokens/s grow with the best plan found; 0 where it is today's."""
+    most_gain: float
+    """No plan with the change is better; infinite where nothing was shown in time."""
     same_plan_gain: float | None
-    """The same where the layout stays; None where it is not legal with the change."""
-    uncertain: float
-    """Sum of the two gaps."""
+    """Of the layout as it is; None where it is not legal with the change."""
     changed: bool
     """Whether another layout than today's is best."""
     note: str = ""
@@ -181,48 +245,161 @@ def shadow_prices(
     time_limit_seconds: float | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> tuple[ShadowPrice, ...]:
-    """Every change's worth, the largest gain first; `time_limit_seconds` is for each search."""
+    """Every change's worth, the largest first; `time_limit_seconds` is for each search.
+
+    `progress` is told how many have a price, and what is asked next.
+    """
     every = tuple(changes(result.inputs) if asked is None else asked)
-    found = []
-    for number, change in enumerate(every):
-        if progress is not None:
-            progress(number, change.words)
-        found.append(_price(result, change, predictor, time_limit_seconds))
-    return tuple(sorted(found, key=lambda each: -each.gain))
+    pricing = _Pricing(
+        result=result,
+        predictor=CachingPredictor(predictor),
+        seconds=time_limit_seconds,
+        progress=progress,
+    )
+    far = [change for change in every if change.helping is not None and pricing.is_far(change)]
+    pricing.together(far)
+    for change in every:
+        if change not in far:
+            pricing.alone(change)
+    return tuple(sorted(pricing.found, key=lambda each: (-each.least_gain, -each.most_gain)))
 
 
-def _price(
-    result: SearchResult, change: Change, predictor: Predictor, seconds: float | None
-) -> ShadowPrice:
-    before, question = result.estimate.tokens_per_second, change.question
-    moved = _same_layout(result, question)
-    same = None
-    if moved is not None:
-        pricer = Pricer(question.model, question.cluster, question.job, predictor)
-        tokens = before * result.estimate.step_seconds
-        same = tokens / estimate_with(pricer, moved).step_seconds
-    row = ShadowPrice(
-        words=change.words,
-        tokens_per_second=0.0,
-        gain=0.0,
-        same_plan_gain=None if same is None else same / before - 1.0,
-        uncertain=1.0,
-        changed=False,
-    )
-    known = () if moved is None else (moved,)
-    try:
-        found = ask(question.looser(_LOOSE_GAP, seconds), predictor, known_plans=known)
-    except NO_ANSWER as error:
-        return replace(row, note=first_line(error))
-    after = found.estimate.tokens_per_second
-    gaps = [each.certificate.gap for each in (result, found) if each.certificate is not None]
-    return replace(
-        row,
-        tokens_per_second=after,
-        gain=after / before - 1.0,
-        uncertain=sum(gaps) if len(gaps) == 2 else 1.0,
-        changed=moved is None or found.plan.pipelines != moved.pipelines,
-    )
+@dataclass(slots=True)
+class _Pricing:
+    """Prices changes, and keeps the plans that were found."""
+
+    result: SearchResult
+    predictor: Predictor
+    seconds: float | None
+    progress: Callable[[int, str], None] | None
+    found: list[ShadowPrice] = field(default_factory=list)
+    known: list[Plan] = field(default_factory=list)
+
+    def is_far(self, change: Change) -> bool:
+        """Whether it changes nothing of the plan's islands, nor a link to one of them."""
+        now, then = self.result.inputs, change.question
+        if then.job != now.job:
+            return False
+        return not any(
+            then.cluster.island(name) != now.cluster.island(name)
+            or any(
+                then.cluster.link_between(name, each.name)
+                != now.cluster.link_between(name, each.name)
+                for each in now.cluster.islands
+                if each.name != name
+            )
+            for name in islands_in_use(self.result.plan, now.cluster)
+        )
+
+    def together(self, group: Sequence[Change]) -> None:
+        """Price changes that only help."""
+        rest = []
+        for change in group:
+            if self._known_gain(change) > RESOLUTION:
+                self.alone(change)
+            else:
+                rest.append(change)
+        if len(rest) < 2:
+            for change in rest:
+                self.alone(change)
+            return
+        question: Question = self.result.inputs
+        for change in rest:
+            assert change.helping is not None
+            question = change.helping(question)
+        self._tell(f"{len(rest)} changes at once")
+        try:
+            answer = self._ask(question)
+        except NO_ANSWER:
+            answer = None
+        if answer is not None and self._gain(answer.estimate.tokens_per_second) <= RESOLUTION:
+            self.found += [
+                ShadowPrice(
+                    words=change.words,
+                    least_gain=0.0,
+                    most_gain=self._most(answer),
+                    same_plan_gain=self._same(change),
+                    changed=False,
+                )
+                for change in rest
+            ]
+        elif answer is not None and any(self._known_gain(each) > RESOLUTION for each in rest):
+            self.together(rest)
+        else:
+            self.together(rest[: len(rest) // 2])
+            self.together(rest[len(rest) // 2 :])
+
+    def alone(self, change: Change) -> None:
+        """Price one change."""
+        self._tell(change.words)
+        row = ShadowPrice(
+            words=change.words,
+            least_gain=0.0,
+            most_gain=math.inf,
+            same_plan_gain=self._same(change),
+            changed=False,
+        )
+        try:
+            answer = self._ask(change.question)
+        except NO_ANSWER as error:
+            self.found.append(replace(row, note=first_line(error)))
+            return
+        today = _same_layout(self.result, change.question)
+        self.found.append(
+            replace(
+                row,
+                least_gain=self._gain(answer.estimate.tokens_per_second),
+                most_gain=self._most(answer),
+                changed=today is None or answer.plan.pipelines != today.pipelines,
+            )
+        )
+
+    def _ask(self, question: Question) -> SearchResult:
+        own = self.result.certificate
+        gap = max(LEAST_GAP, 0.0 if own is None else own.gap) if question.job.gap else 0.0
+        today = _same_layout(self.result, question)
+        known = (*(() if today is None else (today,)), *self.known)
+        answer = ask(question.looser(gap, self.seconds), self.predictor, known_plans=known)
+        own_devices = self.result.inputs.cluster.num_devices
+        if answer.plan not in known and question.cluster.num_devices == own_devices:
+            self.known.append(answer.plan)  # others number their devices otherwise
+        return answer
+
+    def _gain(self, tokens_per_second: float) -> float:
+        return tokens_per_second / self.result.estimate.tokens_per_second - 1.0
+
+    def _most(self, answer: SearchResult) -> float:
+        if answer.certificate is None or answer.certificate.lower_bound_seconds == 0.0:
+            return math.inf
+        estimate = answer.estimate
+        tokens = estimate.tokens_per_second * estimate.step_seconds
+        return self._gain(tokens / answer.certificate.lower_bound_seconds)
+
+    def _same(self, change: Change) -> float | None:
+        """The gain of today's layout under the change."""
+        today = _same_layout(self.result, change.question)
+        return None if today is None else self._priced(change.question, today)
+
+    def _known_gain(self, change: Change) -> float:
+        """The largest gain of a known plan under the change."""
+        gains = [self._same(change) or 0.0]
+        for plan in self.known:
+            question = change.question
+            if not check_plan(plan, question.model, question.cluster, question.job):
+                gains.append(self._priced(question, plan))
+        return max(gains)
+
+    def _priced(self, question: Question, plan: Plan) -> float:
+        """The gain of a plan of today's batch."""
+        pricer = Pricer(question.model, question.cluster, question.job, self.predictor)
+        step = pricer.step(plan)
+        if not fits(step):
+            return -1.0
+        return self.result.estimate.step_seconds / step.step_seconds - 1.0
+
+    def _tell(self, words: str) -> None:
+        if self.progress is not None:
+            self.progress(len(self.found), words)
 
 
 def _same_layout(result: SearchResult, question: Question) -> Plan | None:

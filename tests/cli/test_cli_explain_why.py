@@ -17,7 +17,7 @@ from hetplan.job.spec import Pins
 from hetplan.model.load import load_model
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import EXPLAIN_SCHEMA, Explained
-from hetplan.search.files import save_result
+from hetplan.search.files import load_plan, save_result
 from hetplan.search.search import search
 
 
@@ -64,8 +64,21 @@ def test_shadow_prices_are_a_table_with_what_is_uncertain(folder: Path) -> None:
     done = explain(folder, "prices")
     assert done.exit_code == 0, done.stderr
     text = " ".join(done.stdout.split())
-    for words in ("twice the bandwidth between", "known to", "more node", "without pin tp: 8"):
+    for words in ("twice the bandwidth between", " to ", "more node", "without pin tp: 8"):
         assert words in text
+
+
+def test_reasons_of_idle_islands_are_saved_and_then_shown_without_planning(folder: Path) -> None:
+    result = load_plan(folder / "plan.json")
+    idle = explain(folder, "limits", "--save")
+    assert idle.exit_code == 0, idle.stderr
+    saved = load_plan(folder / "plan.json")
+    assert replace(saved, idle=()) == result
+    assert [each.island for each in saved.idle] == ["a100"]
+    assert "8 of 8 of a100 idle: " in idle.stdout
+    again = explain(folder, "limits")
+    assert again.stdout == idle.stdout
+    assert "planning" not in again.stderr
 
 
 def test_json_is_the_whole_answer(folder: Path) -> None:

@@ -38,14 +38,6 @@ def test_all_that_limits_a_plan_adds_up_to_no_more_than_the_step(found: SearchRe
         assert 0 <= boundary.gain < 1
     gains = [each.gain for each in seen.stages]
     assert gains == sorted(gains, reverse=True)
-    used = sum(
-        replica.num_devices
-        for pipeline in found.plan.pipelines
-        for stage in pipeline.stages
-        for replica in stage.replicas
-    )
-    usable = sum(island.num_usable_devices for island in found.inputs.cluster.islands)
-    assert sum(each.devices for each in seen.idle) == usable - used
 
 
 def test_a_faster_device_kind_is_worth_what_its_limit_says(found: SearchResult) -> None:
@@ -80,7 +72,7 @@ def test_changes_are_single_and_in_words_and_more_nodes_cost_nothing(found: Sear
     assert len(more) == 2
     for price in shadow_prices(found, _PREDICTOR, asked=more):
         assert price.same_plan_gain == pytest.approx(0.0, abs=1e-9)
-        assert price.gain >= -1e-9
+        assert price.most_gain >= price.least_gain >= -1e-9
 
 
 def test_an_unneeded_change_is_worth_nothing_and_a_pin_that_costs_is_found(
@@ -95,9 +87,9 @@ def test_an_unneeded_change_is_worth_nothing_and_a_pin_that_costs_is_found(
     worse = Change(words="half the clock", question=inputs.changed(cluster=slower))
     best, last = shadow_prices(found, _PREDICTOR, asked=(worse, none))
     assert best.words == "nothing"
-    assert abs(best.gain) <= best.uncertain + 1e-9
+    assert -1e-9 <= best.least_gain <= best.most_gain
     assert best.same_plan_gain == pytest.approx(0.0, abs=1e-9)
-    assert last.gain < -0.1
+    assert last.most_gain < -0.1
 
 
 def test_a_plan_against_itself_and_against_a_worse_one(found: SearchResult) -> None:

@@ -35,6 +35,16 @@ def small(gigabytes: float, nodes: int = 2) -> Cluster:
     return cluster(island("small", gigabytes=gigabytes, nodes=nodes))
 
 
+def of_two_makers(gigabytes: float) -> Cluster:
+    islands = [
+        island(name, kind=f"k{name}", nodes=1, gigabytes=gigabytes, teraflops=100.0)
+        for name in ("nvidia", "amd")
+    ]
+    return cluster(
+        *(replace(each, device=replace(each.device, vendor=each.name)) for each in islands)
+    )
+
+
 CASES: dict[str, tuple[ModelSpec, Cluster, Job, str]] = {
     "memory": (model(8), small(0.35), job(4), "devices: 2 of small | memory of fast: 333.8 MiB"),
     "recompute": (
@@ -78,6 +88,12 @@ CASES: dict[str, tuple[ModelSpec, Cluster, Job, str]] = {
         two(),
         replace(job(4, target="torchtitan"), pin=Pins(pp=3, microbatch_size=2)),
         "pin microbatch_size: 2 | pin pp: 3 | target: torchtitan | global_batch_size: 4",
+    ),
+    "library": (
+        model(8),
+        of_two_makers(1.5),
+        replace(job(2), pin=Pins(recompute=True)),
+        "one library of collectives, of nccl, rccl | target: megatron | devices: 1 of nvidia",
     ),
 }
 
@@ -160,7 +176,8 @@ def change(path: Path, old: str, new: str) -> int:
 
 def test_no_plan_exits_with_3_and_writes_nothing(tmp_path: Path) -> None:
     sweep_files(tmp_path)
-    change(tmp_path / "job.yaml", "pin: {", "pin: {embedding_on: a, head_on: b, pp: 1, ")
+    ends = "pin: {embedding_on: a, head_on: b, pp: 1, "
+    change(tmp_path / "job.yaml", "pin: {", f"trainer: {{mixed_libraries: true}}\n{ends}")
     done = plan_command(tmp_path)
     assert done.exit_code == 3, done.output
     for words in ("cannot hold together", "pin pp: 1", "each of these alone gives a plan:"):

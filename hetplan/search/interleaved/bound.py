@@ -180,13 +180,13 @@ def gained_of(
     if away:
         gain = max(gain, below[2] - own[AWAY])
         gain_back = max(gain_back, below[3] - own[AWAY_BACK])
+    stages, head = row.hops.shape[1], below[6]
+    stay = way + (stages - 1) * head
     if row.one_detour:
-        return float(max(gain, gain_back))
+        return float(max(gain, gain_back, stay - own[STAY] if way > 0.0 else 0.0))
     if way <= 0.0:
         return float(gain + gain_back)
-    stages = row.hops.shape[1]
-    groups, head = row.microbatches // stages - 2, below[6]
-    stay = way + (stages - 1) * head
+    groups = row.microbatches // stages - 2
     longer = max(gain, stay - own[SKIP] - own[STAY])
     longer += max(gain_back, stay - own[SKIP_BACK] - own[STAY_BACK])
     longer += groups * max(0.0, stay - own[GROUP], stages * head - own[AROUND])

@@ -71,7 +71,9 @@ its own. Group g has k = g v P + (v - 1) P and y = g v P, d = P - 1 - s:
 The first fits between two groups where 2 d <= (v - 1) P, the second where 2 d >= (3 - v) P. Of m / P
 groups the first and the last belong to the two detours, which stay with the last slot for P turns
 instead of one; the others lie in the steady state. Every slot takes the longest of its chains, with
-circuits or early receives (below, STEADY) only where it stays at home.
+circuits or early receives (below, STEADY) only where it stays at home. With one group only all
+forward passes of s come before backward pass P - 1: the chain goes down from forward pass
+(v - 1) P, and s leaves out the last chunk of the other P - 1 microbatches.
 
 torch's early receives (`early_receives`, rendezvous sends): stages take turns, a pass each, stage 0
 first. By induction forward pass k of s has round k for k < W_s, later 2 k - W_s + 1; backward pass
@@ -82,7 +84,10 @@ behind what the receiver has done by then, so
     forward pass k of s, 0 < k < W_s, s > 0        is received after forward pass k - 1
     backward pass y of s, 0 < y, s < P - 1         is received after backward pass y - 1
 
-and a chain along s has these receives in it: posted by s, then wait, transfer and latency. In the
+and a chain along s has these receives in it: posted by s, then wait, transfer and latency.
+Megatron-LM's batched exchange has the same receives where it is not in lock-step, m = P; there slot
+0 also receives forward passes from the last slot after each of its own from P - 1 on, (v - 1) P of
+them, and the last slot as many gradients from slot 0. In the
 steady state, y <= N - W_s, a forward pass of s lies between and counts where it takes longer.
 """
 
@@ -223,19 +228,25 @@ def in_flight(stages: int, s: int, chunks: int, total: int) -> int:
 
 
 @kernel
-def early_receives_of(hops: Floats, s: int, chunks: int, microbatches: int) -> Floats:
-    """As `slot_exchanges`, of torch's early receives in the warm-up and the cool-down of slot s."""
+def early_receives_of(
+    hops: Floats, s: int, chunks: int, microbatches: int, batched: bool
+) -> Floats:
+    """As `slot_exchanges`, of receives in the warm-up and the cool-down of slot s: torch's, or
+    batched ones without lock-step.
+    """
     stages = hops.shape[1]
+    last, again = stages - 1, (chunks - 1) * stages
     found = np.zeros(6)
     ahead = in_flight(stages, s, chunks, microbatches * chunks) - 1
-    meanwhile = ahead - (chunks - 1) * stages
-    if s > 0:
-        received = hops[3, s - 1] + hops[0, s - 1] + hops[2, s - 1]
-        found[0] += ahead * received
+    meanwhile = ahead - again
+    if s > 0 or batched:
+        above = s - 1 if s > 0 else last
+        received = hops[3, above] + hops[0, above] + hops[2, above]
+        found[0] += (ahead if s > 0 else again) * received
         found[1] = meanwhile * received
-    if s < stages - 1:
+    if s < last or batched:
         received = hops[3, s] + hops[1, s] + hops[2, s]
-        found[0] += ahead * received
+        found[0] += (ahead if s < last else again) * received
         found[2] = meanwhile * received
     return found
 
@@ -304,8 +315,10 @@ class Arrays(NamedTuple):
     chunks: int
     lockstep: bool
     """Megatron-LM's exchanges, in lock-step."""
+    batched: bool
+    """Megatron-LM's exchanges, with sends that wait."""
     early: bool
-    """torch's early receives, with sends that wait."""
+    """Sends that wait for receives, without lock-step."""
     one_detour: bool
     """Chains leave a slot for those below once only (see above)."""
     unit_forward: Floats
@@ -440,12 +453,14 @@ def row_of(
     unit = (table.forward + table.backward).min(axis=0)[at]
     ends = np.stack((table.extra_forward, table.extra_backward))
     batched = exchange is Exchange.MEGATRON and table.rendezvous
+    lockstep = batched and lockstep_applies(slots, table.num_microbatches)
     arrays = Arrays(
         units=table.num_layers,
         microbatches=table.num_microbatches,
         chunks=chunks,
-        lockstep=bool(batched and lockstep_applies(slots, table.num_microbatches)),
-        early=bool(exchange is not Exchange.MEGATRON and table.rendezvous),
+        lockstep=bool(lockstep),
+        batched=bool(batched),
+        early=bool(table.rendezvous and not lockstep),
         one_detour=table.num_microbatches == slots,
         unit_forward=np.ascontiguousarray(table.forward[:, at].T),
         unit_backward=np.ascontiguousarray(table.backward[:, at].T),
@@ -610,22 +625,25 @@ def slot_terms(
 
 @kernel
 def _terms_of_groups(
-    row: Arrays, slot: int, forward: Floats, backward: Floats, longest: float, elsewhere: Floats,
+    row: Arrays, slot: int, forward: Floats, backward: Floats, exchanges: Floats, elsewhere: Floats,
     out: Floats,
 ) -> None:  # fmt: skip
     """The numbers of a slot whose chain stays with the last slot for P turns of a group.
 
-    longest: exchange of the slot; elsewhere: of `turns_elsewhere`.
+    exchanges [6]: of the slot; elsewhere: of `turns_elsewhere`.
     """
-    hops, chunks = row.hops, row.chunks
+    hops, chunks, longest = row.hops, row.chunks, exchanges[5]
     stages = hops.shape[1]
     down = 2 * (stages - 1 - slot)
     last_chunk = forward[chunks - 1] + backward[chunks - 1]
     out[PASS] = last_chunk + _both_ways(hops, (slot - 1) % stages)
     if slot == stages - 1:
         out[HEAD] = last_chunk
-        if row.lockstep:
+        if row.batched:
             out[HEAD] += hops[3, slot - 1] + hops[2, slot - 1] + hops[0, slot - 1]
+    if row.one_detour:
+        out[STAY] = (stages - 1) * last_chunk + exchanges[1] + exchanges[2] + out[STEADY]
+        return
     out[STAY] = out[STAY_BACK] = (stages - 1) * longest
     out[GROUP] = (stages + down - 1) * longest
     out[AROUND] = (3 * stages - down + 1) * longest - _both_ways(hops, stages - 1)
@@ -677,12 +695,14 @@ def row_terms(row: Arrays) -> Floats:
         else:
             passes, circuits = steady_passes(slots, s, row.chunks, row.microbatches)
             if row.early:
-                exchanges = early_receives_of(row.hops, s, row.chunks, row.microbatches)
+                exchanges = early_receives_of(
+                    row.hops, s, row.chunks, row.microbatches, row.batched
+                )
         elsewhere = turns_elsewhere(slots, s, row.chunks, total, held)
         for v in range(variants):
             for n in range(row.chunks, min(row.units, row.most[s, v]) + 1):
                 out = terms[s, v, n]
                 slot_passes(row, s, v, n, forward, backward)
                 slot_terms(row, s, forward, backward, exchanges, passes, circuits, out)
-                _terms_of_groups(row, s, forward, backward, exchanges[5], elsewhere, out)
+                _terms_of_groups(row, s, forward, backward, exchanges, elsewhere, out)
     return terms

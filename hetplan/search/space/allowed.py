@@ -97,12 +97,16 @@ def _nodes_out(island: Island, job: Job) -> tuple[int, ...]:
     return tuple(sorted({*island.nodes_out, *forbidden}))
 
 
+def apart(cluster: Cluster, job: Job) -> tuple[str, ...]:
+    """The cluster's libraries of collectives where a plan may have one of them; empty: all."""
+    found = tuple(libraries_of(cluster))
+    return () if len(found) < 2 or trainer_settings(job).mixed_libraries else found
+
+
 def together(cluster: Cluster, job: Job) -> tuple[frozenset[int], ...]:
-    """Sets of islands with usable nodes, each with all whose devices may be in one plan: those of
-    one library where the job's trainer has one.
-    """
+    """Sets of islands with usable nodes, each with all whose devices may be in one plan."""
     groups = libraries_of(cluster).values()
-    if trainer_settings(job).mixed_libraries:
+    if not apart(cluster, job):
         return (frozenset().union(*groups),)
     return tuple(map(frozenset, groups))
 
