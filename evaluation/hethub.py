@@ -15,6 +15,7 @@ named: devices left idle, and the part of the step in which the others are not b
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.files.shipped import default_stores, shipped_folder
 from hetplan.job.load import load_job
 from hetplan.job.spec import Job
+from hetplan.kernels import clock
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import fit_stores, with_shipped
@@ -39,6 +41,7 @@ from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.units import format_seconds, format_share
 from hetplan.whatif.baselines import homogeneous_sum
+from hetplan.whatif.smaller_questions import Answers
 
 TARGETS = ("megatron", "flagscale", "torchtitan", "native")
 _FIGURES = (
@@ -151,7 +154,9 @@ def _row(mix: Mix, target: str, predictor: Predictor, limit: float | None) -> Ro
     }
     if found is None:
         return row
-    figure = homogeneous_sum(found, predictor, time_limit_seconds=job.time_limit_seconds)
+    limit = math.inf if job.time_limit_seconds is None else job.time_limit_seconds
+    # Each kind alone has the limit that the mix had.
+    figure = homogeneous_sum(found, Answers(predictor, clock() + len(kinds) * limit))
     alone = {each.device: each for each in figure.kinds}
     devices = [
         sum(replica.num_devices for replica in stage.replicas)

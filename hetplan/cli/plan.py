@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,9 +27,9 @@ from hetplan.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
     from hetplan.search.solver import Progress
+    from hetplan.whatif.smaller_questions import Answers
 
 JOB, SEARCH = "Over the job file", "Search and report"
 MAX_ALTERNATIVES = 50
@@ -100,10 +101,12 @@ def plan(
     search that was killed.
     """
     from hetplan.errors import InputError
+    from hetplan.kernels import clock
     from hetplan.model.layer_units import own_numerics_remark
     from hetplan.search.files import SCHEMA, result_text
     from hetplan.trainers.before_search import unknown_kinds
 
+    began = clock()
     _check_journal(journal, resume)
     settings = job_settings(setting, gap=gap, time_limit=time_limit)
     inputs = read_inputs(model, cluster, job, target, settings=settings)
@@ -112,23 +115,19 @@ def plan(
     unknown = tuple(unknown_kinds(inputs, predict, cluster))
     if unknown:
         raise InputError(*unknown)
-    from hetplan.search.journal import JournalFile
-    from hetplan.search.search import search  # last: the import takes a second
+    from hetplan.search.journal import JournalFile  # last: the imports take a second
     from hetplan.whatif.no_plan import with_reasons
+    from hetplan.whatif.smaller_questions import Answers, best_plan
 
-    def run_search(progress: Callable[[Progress], None]) -> SearchResult:
+    inputs = replace(inputs, sha256=(*inputs.sha256, ("predictor", digest)))
+    answers = Answers(predict)
+
+    def run_search() -> SearchResult:
         with with_reasons(inputs, predict):
-            return search(
-                inputs.model,
-                inputs.cluster,
-                inputs.job,
-                predict,
-                sha256=(*inputs.sha256, ("predictor", digest)),
-                progress=progress,
-                journal=None if journal is None else JournalFile(journal, resume),
-            )
+            file = None if journal is None else JournalFile(journal, resume)
+            return best_plan(inputs, answers, journal=file, began=began)
 
-    result = _saved(run_search, predict, top, out)
+    result = _saved(run_search, answers, top, out)
     say(f"wrote {out}{replacing}")
     remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
     if remark:
@@ -141,38 +140,50 @@ def plan(
         raise typer.Exit(INTERRUPTED)
     if not as_json:
         if native:
-            with _comparison("a wider target", out):
-                _show_restriction(result, predict)
-        with _comparison("each kind alone", out):
-            _show_homogeneous(result, predict)
+            with _comparison("a wider target", answers, out):
+                _show_restriction(result, answers)
+        with _comparison("each kind alone", answers, out):
+            _show_homogeneous(result, answers)
 
 
 @contextmanager
-def _comparison(other: str, out: Path) -> Iterator[None]:
+def _shown(answers: Answers) -> Iterator[None]:
+    """Searches show how far they are, in one line after the other."""
+    from hetplan.cli.progress import ProgressLine, shown_on
+
+    with ProgressLine("closing candidates") as line:
+
+        def shown(name: str) -> Callable[[Progress], None]:
+            line.begin(f"closing candidates of {name}")
+            return shown_on(line)
+
+        answers.shown = shown
+        yield
+
+
+@contextmanager
+def _comparison(other: str, answers: Answers, out: Path) -> Iterator[None]:
     """Ctrl-C ends a comparison, and the command with it; the plan was written before."""
     try:
-        yield
+        with _shown(answers):
+            yield
     except KeyboardInterrupt:
         say(f"comparison with {other} interrupted; {out} is kept")
         raise typer.Exit(INTERRUPTED) from None
 
 
 def _saved(
-    run_search: Callable[[Callable[[Progress], None]], SearchResult],
-    predictor: Predictor,
-    top: int,
-    out: Path,
+    run_search: Callable[[], SearchResult], answers: Answers, top: int, out: Path
 ) -> SearchResult:
     """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far."""
-    from hetplan.cli.progress import ProgressLine, shown_on
     from hetplan.search.files import save_result
     from hetplan.whatif.objectives import interrupted
 
     result: SearchResult | None = None
     try:
-        with ProgressLine("closing candidates") as line:
-            result = run_search(shown_on(line))
-        result = _by_objective(result, predictor, top)
+        with _shown(answers):
+            result = run_search()
+        result = _by_objective(result, answers, top)
         save_result(result, out)
     except KeyboardInterrupt:
         if result is None:
@@ -182,7 +193,7 @@ def _saved(
     return result
 
 
-def _by_objective(result: SearchResult, predictor: Predictor, top: int) -> SearchResult:
+def _by_objective(result: SearchResult, answers: Answers, top: int) -> SearchResult:
     from hetplan.cli.progress import ProgressLine
     from hetplan.whatif.objectives import by_objective, has_other_aim, nearby
 
@@ -192,7 +203,7 @@ def _by_objective(result: SearchResult, predictor: Predictor, top: int) -> Searc
     with ProgressLine("planning nearby questions") as line:
         return by_objective(
             result,
-            predictor,
+            answers.predictor,
             top=top,
             progress=lambda number, words: line.show(number, count, None, words),
         )
@@ -233,37 +244,25 @@ def _show(result: SearchResult) -> None:
         print_table(alternatives_table(result))
 
 
-def _show_restriction(result: SearchResult, predictor: Predictor) -> None:
+def _show_restriction(result: SearchResult, answers: Answers) -> None:
     """What a trainer that can run more plans would gain."""
-    from hetplan.cli.progress import ProgressLine, shown_on
     from hetplan.reports.plans import restriction_line, unused_kinds
     from hetplan.whatif.baselines import restriction
 
-    with ProgressLine("closing candidates of a wider target") as line:
-        restricted = restriction(
-            result,
-            predictor,
-            time_limit_seconds=result.inputs.job.time_limit_seconds,
-            progress=shown_on(line),
-        )
+    restricted = restriction(result, answers)
     if restricted is not None:
         emit(restriction_line(restricted, result.estimate.step_seconds, unused_kinds(result)))
 
 
-def _show_homogeneous(result: SearchResult, predictor: Predictor) -> None:
+def _show_homogeneous(result: SearchResult, answers: Answers) -> None:
     """The plan against the sum of its kinds alone, where the cluster mixes kinds."""
-    from hetplan.cli.progress import ProgressLine, shown_on
     from hetplan.reports.plans import homogeneous_lines, mixing_line
     from hetplan.whatif.baselines import homogeneous_sum, strongest_alone
 
     if len({island.device.kind for island in result.inputs.cluster.islands}) < 2:
         return
-    with ProgressLine("closing candidates of each kind alone") as line:
-        limit, progress = result.inputs.job.time_limit_seconds, shown_on(line)
-        figure = homogeneous_sum(result, predictor, time_limit_seconds=limit, progress=progress)
-        best = strongest_alone(
-            result, figure, predictor, time_limit_seconds=limit, progress=progress
-        )
+    figure = homogeneous_sum(result, answers)
+    best = strongest_alone(result, figure, answers)
     for text in homogeneous_lines(figure):
         emit(text)
     if best is not None:

@@ -53,6 +53,12 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.stop()
 
+    def begin(self, verb: str) -> None:
+        """Other work of the same command."""
+        self._verb, self._said_all = verb, False
+        if self._bar is not None:
+            self._bar.update(self._task, description=verb)
+
     def show(self, finished: int, total: int, left_seconds: float | None, what: str) -> None:
         """`finished` of `total` are done; `what` was the last of them, or how things stand."""
         left = f"{format_seconds(left_seconds)} left" if left_seconds is not None else ""

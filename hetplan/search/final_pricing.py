@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.errors import HetplanError, InputError
-from hetplan.plans.build import chosen_of
+from hetplan.plans.build import chosen_of, overlap_of
 from hetplan.plans.check import check_plan
-from hetplan.plans.chosen import ChosenPlan
+from hetplan.plans.chosen import ChosenPlan, Shape
 from hetplan.plans.plan import Plan
 from hetplan.search.solver import Best, Offer
 from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
@@ -122,16 +122,29 @@ def _slower_at_most(step: StepCost, plan: Plan) -> float:
     )
 
 
+def priced_start(plan: Plan, evaluator: PlanEvaluator) -> Offer | None:
+    """The choices of a plan of this or another target, and their step in this job; None where the
+    job does not allow them.
+
+    What follows from the job's trainer (overlap, number formats, padding) is made anew.
+    """
+    job, shapes = evaluator.job, [Shape.of(each) for each in plan.replicas]
+    own = replace(overlap_of(job, shapes, plan.sharding), send=plan.overlap.send)
+    try:
+        asked = replace(plan, overlap=own)
+        chosen = chosen_of(asked, evaluator.cluster, job, evaluator.model)
+    except InputError:
+        return None
+    legal = evaluator.legal(chosen)
+    if legal is None:
+        return None
+    step = evaluator.pricer.step(legal)
+    return Offer(GIVEN, step.step_seconds, chosen) if fits(step) else None
+
+
 def offer_starts(start: Sequence[Plan], best: Best, evaluator: PlanEvaluator) -> None:
     """Plans that the caller knows; those that the job does not allow are left out."""
     for plan in start:
-        try:
-            chosen = chosen_of(plan, evaluator.cluster, evaluator.job)
-        except InputError:
-            continue
-        legal = evaluator.legal(chosen)
-        if legal is None:
-            continue
-        step = evaluator.pricer.step(legal)
-        if fits(step):
-            best.offer(GIVEN, chosen, step.step_seconds)
+        found = priced_start(plan, evaluator)
+        if found is not None:
+            best.offer(GIVEN, found.chosen, found.seconds)

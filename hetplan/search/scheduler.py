@@ -5,10 +5,11 @@
    size that has the best plan;
    then `sharpen` all that are open, and `improve` by bound, lowest first, in the same way: bounds
    know what boundaries cost, estimates do not (each kind of solver for itself);
-2. `prove` by bound, lowest first, as long as a solver's bound is below the target. A solver that
+2. `prove` by bound, lowest first, as long as a solver's bound is below the target; solvers without
+   an estimate (several pipelines) come last, when the target is as low as it gets. A solver that
    stays open is improved, if that has not been done, and proven once more. What is open then is
    proven again with more effort: so no family that is hard to close keeps the others waiting.
-   Solvers without an estimate (several pipelines) are improved in the second round.
+   Solvers without an estimate are improved in the second round.
 
 A step is one `improve` or `prove`. What comes next depends on the bounds and the best plan alone,
 so a search that resumes takes the steps on record and goes on (`hetplan.search.journal`).
@@ -132,14 +133,14 @@ class Scheduler:
         best = self.best
         for best.effort in range(MAX_EFFORT + 1):
             # Bounds only rise: an entry of the heap is at most as high as its solver's bound.
-            heap = [(best.bounds[at], at) for at in self._open()]
+            heap = [(not self._known(at), best.bounds[at], at) for at in self._open()]
             heapq.heapify(heap)
-            while heap and heap[0][0] < best.target:
-                known, at = heapq.heappop(heap)
-                if best.bounds[at] > known:
-                    heapq.heappush(heap, (best.bounds[at], at))
-                    continue
-                self._prove(at)
+            while heap:
+                last, known, at = heapq.heappop(heap)
+                if known < best.bounds[at] < best.target:
+                    heapq.heappush(heap, (last, best.bounds[at], at))
+                elif best.bounds[at] < best.target:
+                    self._prove(at)
 
     def _prove(self, at: int) -> None:
         self._step("prove", at)

@@ -13,7 +13,7 @@ link's capacity its estimate is higher. The bound holds for that too, and the ga
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
@@ -43,7 +43,7 @@ from hetplan.search.journal import (
     read_journal,
     resumable,
 )
-from hetplan.search.result import Certificate, Inputs, SearchResult
+from hetplan.search.result import Certificate, Inputs, Question, SearchResult
 from hetplan.search.scheduler import Scheduler
 from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
 from hetplan.search.solvers import solvers_of
@@ -52,7 +52,7 @@ from hetplan.search.space.family import FamilyTable, table_of
 from hetplan.search.table_maker import TableMaker
 from hetplan.version import __version__
 
-__all__ = ["Progress", "search"]
+__all__ = ["Progress", "check_question", "none_below", "search"]
 
 _MAX_ROUNDS = 3
 """Proofs again for a plan whose whole price is above what the search had."""
@@ -111,10 +111,7 @@ def search(
     `journal` is written while the search runs; one to resume goes on from what is there.
     Legal plans in `start` are known from the beginning.
     """
-    faults = check_job_against(job, model, cluster)
-    if faults:
-        raise InputError(*faults)
-    check_model(model, job)
+    check_question(Question(model=model, cluster=cluster, job=job))
     best = _nothing_yet(job, progress)
     asked = digests(model, cluster, job, sha256)
     inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
@@ -131,9 +128,56 @@ def search(
             line = f"no plan of {model.name} for {job.target} fits the devices and the pins"
             raise InfeasibleError([line]) from None
         raise LimitError(
-            f"the time limit of {job.time_limit_seconds:g} s was reached before any plan was "
-            "found; raise time_limit or pin degrees"
+            "the time limit was reached before any plan was found; raise time_limit or pin degrees"
         ) from None
+
+
+def check_question(question: Question) -> None:
+    """InputError where the question contradicts itself, or asks too much of its target."""
+    faults = check_job_against(question.job, question.model, question.cluster)
+    if faults:
+        raise InputError(*faults)
+    check_model(question.model, question.job)
+
+
+_FEW_OPEN = 64
+"""Families that `none_below` looks at: a search that is far above has a handful left."""
+
+
+def none_below(
+    question: Question,
+    predictor: Predictor,
+    seconds: float,
+    time_limit_seconds: float | None = None,
+) -> bool:
+    """Whether a short proof shows that no plan of the question takes less than `seconds`.
+
+    False where it does not: a plan was found, a family stayed open, too many were left, or the time
+    was over. The proof is the search's own with `seconds` for the step of its best plan and a gap
+    of 0; nothing is improved, and no family is proven twice. InputError as `search`.
+    """
+    check_question(question)
+    maker = TableMaker.of(question, predictor)
+    solvers = solvers_of(maker)
+    best = _nothing_yet(replace(question.job, time_limit_seconds=time_limit_seconds, gap=0.0), None)
+    best.bounds, best.seconds = [0.0] * len(solvers), seconds
+    try:
+        _note_order_free(maker, solvers, best)
+        left = sorted((bound, at) for at, bound in enumerate(best.bounds) if best.open(at))
+        # Several pipelines have no cheap bound, and their own takes longest.
+        left.sort(key=lambda each: each[1] >= len(maker.families))
+        if len(left) > _FEW_OPEN:
+            return False
+        for _, at in left:
+            best.check_time()
+            solvers[at].sharpen(best)
+            if best.open(at):
+                solvers[at].prove(best)
+            if best.chosen is not None or best.open(at):
+                return False
+    except OutOfTimeError:
+        return False
+    return True
 
 
 class _NoPlanError(Exception):
@@ -256,16 +300,24 @@ def _drive(run: _Run) -> None:
 
 def _order_free(run: _Run) -> list[float]:
     """Note the order-free bounds of all solvers; their estimates."""
-    best, one_pipeline = run.best, len(run.families)
-    found = run.maker.order_free_bounds(run.families, best.check_time)
-    run.order_free_seconds = found.bounds
-    others = [run.solvers[at].order_free for at in range(one_pipeline, len(run.solvers))]
-    bounds = [*found.bounds.tolist(), *(each.bound_seconds for each in others)]
-    best.bounds = list(map(max, best.bounds, bounds))
+    best = run.best
+    run.order_free_seconds, estimates = _note_order_free(run.maker, run.solvers, best)
     empty = [bound == float("inf") for bound in best.bounds]
     best.empty = sum(none and at not in run.improved for at, none in enumerate(empty))
     run.candidates = len(run.solvers) - best.empty
-    return [*found.estimates.tolist(), *(each.estimate_seconds for each in others)]
+    return estimates
+
+
+def _note_order_free(
+    maker: TableMaker, solvers: Sequence[Solver], best: Best
+) -> tuple[Floats, list[float]]:
+    """Raise all bounds to the order-free ones; those of families, and all estimates."""
+    families = maker.families
+    found = maker.order_free_bounds(families, best.check_time)
+    others = [solvers[at].order_free for at in range(len(families), len(solvers))]
+    bounds = [*found.bounds.tolist(), *(each.bound_seconds for each in others)]
+    best.bounds = list(map(max, best.bounds, bounds))
+    return found.bounds, [*found.estimates.tolist(), *(each.estimate_seconds for each in others)]
 
 
 def _close_priced(run: _Run, drive: Scheduler) -> None:

@@ -175,7 +175,7 @@ class Best:
 
     def still_open(self, solver: int, crossing: Callable[[float], float]) -> bool:
         """`open` with a bound that takes longer; true where there is nothing to compare with."""
-        if self.chosen is None:
+        if self.seconds == float("inf"):
             return True
         if self.open(solver):
             self.raise_bound(solver, crossing(self.target), Grounds.BOUNDARIES)

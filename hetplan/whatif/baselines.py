@@ -7,7 +7,7 @@ which is what mixes them under Megatron-LM.
 `homogeneous_sum` is HETHUB's figure of merit:
 
     homogeneous_sum_ratio = tokens/s of the plan / sum over kinds of the best tokens/s of that kind
-                            alone, with the same model, batch, sequence and target, to a gap of 1 %
+                            alone, with the same model, batch, sequence and target, to the job's gap
     roofline_ratio        = tokens/s of the plan / sum over devices of peak rate / operations per
                             token
 
@@ -18,22 +18,19 @@ mix and has no plan of its own; it counts with its roofline.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 from hetplan.cluster.libraries import island_library
 from hetplan.cost.model_flops import flops_per_token, product_format
 from hetplan.errors import InfeasibleError
-from hetplan.job.spec import Forbids, Pins
+from hetplan.job.spec import Pins
 from hetplan.job.trainer import trainer_faults
 from hetplan.plans.check_job import check_job_against
-from hetplan.plans.formats import summed_as
-from hetplan.predict.predictor import Predictor
 from hetplan.search.result import HomogeneousSum, KindAlone, Question, Restriction, SearchResult
-from hetplan.search.solver import Progress
 from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.whatif.ask import NO_ANSWER, ask, first_line
 from hetplan.whatif.memory_shortage import room_lines
+from hetplan.whatif.smaller_questions import Answers, alone, usable_islands
 
 WIDER = "native"
 """The target that is asked."""
@@ -51,18 +48,13 @@ _WIDER_SECONDS = 30.0
 """Longest search; it ends with whatever bound it has."""
 
 
-def restriction(
-    result: SearchResult,
-    predictor: Predictor,
-    *,
-    time_limit_seconds: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> Restriction | None:
+def restriction(result: SearchResult, answers: Answers) -> Restriction | None:
     """A wider target's plan of the same model, cluster and job, to the same gap or 2 %, or half a
     minute.
 
-    None where the result is of that target already, it cannot train this model, or it lacks what
-    the job asks of its trainer.
+    Not searched where a short proof shows that it cannot be faster. None where the result is of
+    that target already, it cannot train this model, it lacks what the job asks of its trainer, or
+    no time is left.
     """
     inputs = result.inputs
     if inputs.job.target in (WIDER, "any"):
@@ -75,14 +67,20 @@ def restriction(
     else:
         return None
     wider = inputs.changed(job=asked)
-    limit = math.inf if time_limit_seconds is None else time_limit_seconds
-    known = summed_as(replace(result.plan, target=name), wider.job)
+    if answers.seconds_left <= 0.0:
+        return None
+    step = result.estimate.step_seconds
+    if answers.none_below(wider, step):
+        return Restriction(
+            target=name, libraries=kept_apart, step_seconds=step, lower_bound_seconds=step
+        )
+    left = max(0.0, min(_WIDER_SECONDS, answers.seconds_left))
     try:
         found = ask(
-            wider.looser(_WIDER_GAP, min(_WIDER_SECONDS, limit)),
-            predictor,
-            known_plans=(known,),
-            progress=progress,
+            wider.looser(_WIDER_GAP, left),
+            answers.predictor,
+            known_plans=(result.plan,),
+            progress=answers.shown(name),
         )
     except NO_ANSWER:
         return None
@@ -98,45 +96,28 @@ def restriction(
     )
 
 
-_ALONE_GAP = 0.01
-
-
-def homogeneous_sum(
-    result: SearchResult,
-    predictor: Predictor,
-    *,
-    time_limit_seconds: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> HomogeneousSum:
+def homogeneous_sum(result: SearchResult, answers: Answers) -> HomogeneousSum:
     """The result's plan against each device kind of its cluster alone.
 
-    Forbidden nodes stay out, pins do not count for a kind alone. `time_limit_seconds` is for each
-    kind's own search.
+    Forbidden nodes stay out, pins do not count for a kind alone. Kinds that `answers` does not know
+    are searched.
     """
     inputs = result.inputs
-    cluster = allowed_cluster(inputs.cluster, inputs.job)
-    kinds = dict.fromkeys(island.device.kind for island in cluster.islands if island.usable_nodes)
-    alone = tuple(
-        _alone(inputs.changed(cluster=cluster), kind, predictor, time_limit_seconds, progress)
-        for kind in kinds
-    )
+    kinds = dict.fromkeys(island.device.kind for island in usable_islands(inputs))
+    kinds_alone = tuple(_alone(inputs, kind, answers) for kind in kinds)
     tokens = result.estimate.tokens_per_second
     return HomogeneousSum(
-        kinds=alone,
+        kinds=kinds_alone,
         homogeneous_sum_ratio=_ratio(
-            tokens, [kind.tokens_per_second or kind.roofline_tokens_per_second for kind in alone]
+            tokens,
+            [kind.tokens_per_second or kind.roofline_tokens_per_second for kind in kinds_alone],
         ),
-        roofline_ratio=_ratio(tokens, [kind.roofline_tokens_per_second for kind in alone]),
+        roofline_ratio=_ratio(tokens, [kind.roofline_tokens_per_second for kind in kinds_alone]),
     )
 
 
 def strongest_alone(
-    result: SearchResult,
-    figure: HomogeneousSum,
-    predictor: Predictor,
-    *,
-    time_limit_seconds: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    result: SearchResult, figure: HomogeneousSum, answers: Answers
 ) -> tuple[str, KindAlone] | None:
     """(target, what it reaches) of the best single kind beside a plan that may mix kinds.
 
@@ -151,7 +132,7 @@ def strongest_alone(
     job = replace(inputs.job, target=STOCK)
     if inputs.job.target != STOCK and not any(trainer_faults(job)):
         question = inputs.changed(cluster=cluster, job=job)
-        stock = _alone(question, best.device, predictor, time_limit_seconds, progress)
+        stock = _alone(question, best.device, answers)
         if stock.tokens_per_second > best.tokens_per_second:
             return STOCK, stock
     return inputs.job.target, best
@@ -163,51 +144,29 @@ def _ratio(tokens_per_second: float, parts: list[float | None]) -> float | None:
     return tokens_per_second / math.fsum(known) if len(known) == len(parts) else None
 
 
-def _alone(
-    question: Question,
-    kind: str,
-    predictor: Predictor,
-    time_limit_seconds: float | None,
-    progress: Callable[[Progress], None] | None,
-) -> KindAlone:
-    cluster, model = question.cluster, question.model
-    islands = tuple(
-        island for island in cluster.islands if island.device.kind == kind and island.usable_nodes
-    )
-    names = {island.name for island in islands}
-    part = replace(
-        cluster,
-        islands=islands,
-        links=tuple(link for link in cluster.links if set(link.between) <= names),
-    )
-    job = replace(
-        question.job,
-        gap=min(question.job.gap, _ALONE_GAP),
-        time_limit_seconds=time_limit_seconds,
-        pin=Pins(),
-        forbid=Forbids(),
-    )
-    alone = question.changed(cluster=part, job=job)
-    tokens, gap, reason = 0.0, 0.0, ""
-    try:
-        found = ask(alone, predictor, progress=progress)
-        tokens = found.estimate.tokens_per_second
-        gap = found.certificate.gap if found.certificate is not None else 1.0
-    except InfeasibleError as error:
-        reason = (*room_lines(alone, predictor), first_line(error))[0]
-    # InputError: the kind lacks a rate for the job's precision, and the plan left it unused.
-    except NO_ANSWER as error:
-        reason = first_line(error)
-    devices = sum(len(island.usable_nodes) * island.devices_per_node for island in islands)
-    peaks = dict(islands[0].device.peak_flops_per_second)
-    peak = peaks.get(product_format(job))
+def _alone(question: Question, kind: str, answers: Answers) -> KindAlone:
+    own = alone(question.with_job(pin=Pins()), kind)
+    mine = usable_islands(own)
+    found = answers.of_real_target(f"{kind} alone", own)
+    devices = sum(each.num_usable_devices for each in mine)
+    peak = dict(mine[0].device.peak_flops_per_second).get(product_format(question.job))
+    certificate = None if found is None else found.certificate
     return KindAlone(
         device=kind,
         devices=devices,
-        tokens_per_second=tokens,
+        tokens_per_second=0.0 if found is None else found.estimate.tokens_per_second,
         roofline_tokens_per_second=(
-            None if peak is None else devices * peak / flops_per_token(model, job)
+            None if peak is None else devices * peak / flops_per_token(question.model, question.job)
         ),
-        gap=gap,
-        reason=reason,
+        gap=0.0 if found is None else 1.0 if certificate is None else certificate.gap,
+        reason="" if found is not None else _no_plan(own, answers),
     )
+
+
+def _no_plan(own: Question, answers: Answers) -> str:
+    """Why a kind alone has no plan, in one line."""
+    error = answers.error(own)
+    if isinstance(error, InfeasibleError):
+        return (*room_lines(own, answers.predictor), first_line(error))[0]
+    # InputError: the kind lacks a rate for the job's precision, and the plan left it unused.
+    return "no time was left to look for one" if error is None else first_line(error)

@@ -9,9 +9,9 @@ from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import fit_stores, with_shipped
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question, SearchResult
-from hetplan.search.search import search
 from hetplan.whatif.no_plan import with_reasons
 from hetplan.whatif.objectives import by_objective
+from hetplan.whatif.smaller_questions import Answers, best_plan
 
 
 def plan(
@@ -35,6 +35,7 @@ def plan(
     """
     if predictor is None:
         predictor = with_shipped(fit_stores(*default_stores())[0])
-    with with_reasons(Question(model=model, cluster=cluster, job=job), predictor):
-        found = search(model, cluster, job, predictor)
+    question = Question(model=model, cluster=cluster, job=job)
+    with with_reasons(question, predictor):
+        found = best_plan(question, Answers(predictor))
     return by_objective(found, predictor, top=top)

@@ -17,6 +17,7 @@ from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
 from hetplan.whatif.baselines import homogeneous_sum
+from hetplan.whatif.smaller_questions import Answers
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -103,7 +104,7 @@ def test_the_homogeneous_sum_counts_a_kind_that_cannot_train_with_its_roofline()
         island("tiny", kind="old", teraflops=40.0, gigabytes=0.2, nodes=1),
     )
     result = find(job(8), of)
-    figure = homogeneous_sum(result, PREDICTOR)
+    figure = homogeneous_sum(result, Answers(PREDICTOR))
     big, tiny = figure.kinds
     assert (big.device, big.devices, big.reason) == ("new", 4, "")
     assert tiny.tokens_per_second == 0.0

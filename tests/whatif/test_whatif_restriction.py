@@ -9,6 +9,7 @@ from search_jobs import cluster, island, job, model
 
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Forbids, Pins, TrainerOptions
+from hetplan.kernels import clock
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
@@ -19,6 +20,7 @@ from hetplan.whatif.baselines import (
     restriction,
     strongest_alone,
 )
+from hetplan.whatif.smaller_questions import Answers
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -35,15 +37,16 @@ def _find(trainer: str, options: TrainerOptions | None = None) -> SearchResult:
 @pytest.mark.parametrize("trainer", ["flagscale", "megatron", "torchtitan"])
 def test_more_plans_are_never_slower(trainer: str) -> None:
     result = _find(trainer)
-    # Without time the plan itself is the wider one, where that target can run it as it is.
-    for seconds in (None, 0.0) if trainer == "flagscale" else (None,):
-        found = restriction(result, PREDICTOR, time_limit_seconds=seconds)
-        assert found is not None
-        assert found.target == WIDER
-        # The plan itself is known to the wider search from the beginning.
-        assert found.lower_bound_seconds <= found.step_seconds
-        assert found.step_seconds <= result.estimate.step_seconds * (1.0 + 1e-9)
-        assert seconds is None or found.lower_bound_seconds == 0.0
+    found = restriction(result, Answers(PREDICTOR))
+    assert found is not None
+    assert found.target == WIDER
+    # The plan itself is known to the wider search from the beginning.
+    assert found.lower_bound_seconds <= found.step_seconds
+    assert found.step_seconds <= result.estimate.step_seconds * (1.0 + 1e-9)
+
+
+def test_nothing_is_compared_where_no_time_is_left() -> None:
+    assert restriction(_find("flagscale"), Answers(PREDICTOR, deadline=clock())) is None
 
 
 def _two_makers() -> Cluster:
@@ -57,18 +60,18 @@ def _two_makers() -> Cluster:
 
 def test_what_a_mix_of_libraries_would_give_is_asked_of_flagscale() -> None:
     result = search(model(6), _two_makers(), job(8, gap=0.05), PREDICTOR)
-    found = restriction(result, PREDICTOR)
+    found = restriction(result, Answers(PREDICTOR))
     assert found is not None
     assert (found.target, found.libraries, found.mixed) == (MIXES, ("rccl", "nccl"), True)
     assert found.lower_bound_seconds <= found.step_seconds < result.estimate.step_seconds
-    figure = homogeneous_sum(result, PREDICTOR)
-    assert strongest_alone(result, figure, PREDICTOR) is None
+    figure = homogeneous_sum(result, Answers(PREDICTOR))
+    assert strongest_alone(result, figure, Answers(PREDICTOR)) is None
     # FlagScale has no context parallelism: what pins it is asked of nobody, or of native.
     pinned = replace(result.inputs.job, pin=Pins(cp=2))
     alone = replace(result, inputs=replace(result.inputs, job=pinned))
-    assert restriction(alone, PREDICTOR) is None
+    assert restriction(alone, Answers(PREDICTOR)) is None
     patched = replace(job(8, gap=0.05), trainer=TrainerOptions(mixed_libraries=True))
-    both = restriction(search(model(6), _two_makers(), patched, PREDICTOR), PREDICTOR)
+    both = restriction(search(model(6), _two_makers(), patched, PREDICTOR), Answers(PREDICTOR))
     assert both is not None
     assert (both.target, both.libraries) == (WIDER, ())
 
@@ -76,8 +79,8 @@ def test_what_a_mix_of_libraries_would_give_is_asked_of_flagscale() -> None:
 def test_the_best_kind_alone_is_asked_under_megatron_too() -> None:
     asked = replace(job(8, gap=0.05), target="flagscale")
     result = search(model(6), _two_makers(), asked, PREDICTOR)
-    figure = homogeneous_sum(result, PREDICTOR)
-    found = strongest_alone(result, figure, PREDICTOR)
+    figure = homogeneous_sum(result, Answers(PREDICTOR))
+    found = strongest_alone(result, figure, Answers(PREDICTOR))
     assert found is not None
     target, best = found
     assert best.device == "new"
@@ -94,4 +97,4 @@ def test_the_best_kind_alone_is_asked_under_megatron_too() -> None:
 
 def test_nothing_is_compared_where_the_wider_trainer_lacks_what_the_job_asks_for() -> None:
     result = _find("megatron", TrainerOptions(overlap_grad_reduce=True))
-    assert restriction(result, PREDICTOR) is None
+    assert restriction(result, Answers(PREDICTOR)) is None
