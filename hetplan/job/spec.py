@@ -157,6 +157,9 @@ class Pins(FileForm):
     depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
     """Most microbatches that a stage keeps in flight beyond its schedule's own, with sends that do
     not wait for their receivers; 0: none, and sends wait."""
+    schedule: Name | None = None
+    """Order of passes. Left out: 1f1b and interleaved-1f1b; zb-h1, zbv and dualpipev are searched
+    only where they are pinned, as their lower bounds are weak."""
 
     @property
     def shares(self) -> bool | None:

@@ -12,14 +12,20 @@ from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
 from hetplan.job.kernels import CONTEXT_PARALLEL, FUSED_ATTENTION, kernel_fault, used_kinds
 from hetplan.job.spec import SPLIT_WEIGHTS, Job, Objective
-from hetplan.job.trainer import trainer_faults
+from hetplan.job.trainer import trainer_faults, trainer_settings
 from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_target import copied_heads_fault
-from hetplan.plans.plan import Sharding
+from hetplan.plans.plan import SPLIT_SCHEDULES, Sharding
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, Target
+from hetplan.plans.v_schedules import is_v
+
+SEARCHED_SPLIT = ("zb-h1", "zbv", "dualpipev")
+"""Schedules with split backward passes that are searched, where they are pinned: zb-h1 with one
+chunk per stage. v-half and v-min, which no trainer of the targets has, are only priced."""
+SEARCHED = ("1f1b", "interleaved-1f1b", *SEARCHED_SPLIT)
 
 MIN_INTERLEAVED_STAGES = 3
 """Fewest that are searched: Megatron-LM interleaves no fewer unless sends are overlapped."""
@@ -45,6 +51,7 @@ def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[P
     if can is None:
         return
     yield from _of_target(job, can)
+    yield from _of_schedule(job, model, can)
     yield from _of_heads(job, model, can)
     yield from _of_sequence(job)
     yield from _of_experts(job, model, can)
@@ -72,6 +79,38 @@ def _of_target(job: Job, can: Target) -> Iterator[tuple[Path, str]]:
             ("pin", "sharded_optimizer"),
             f"false with cp {pin.cp}; target {job.target} shards over context-parallel ranks",
         )
+
+
+def _of_schedule(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path, str]]:
+    pin, name = job.pin, job.pin.schedule
+    if name is None:
+        return
+    field = ("pin", "schedule")
+    known = ", ".join(each for each in SEARCHED if each in can.schedules)
+    if name not in SEARCHED or name not in can.schedules:
+        have = [
+            each.name for each in TARGETS.values() if name in SEARCHED and name in each.schedules
+        ]
+        others = f", or plan for {' or '.join(have)}" if have else ""
+        yield field, f"{name!a}; a search for target {job.target} has {known}: use one{others}"
+        return
+    chunks = {"interleaved-1f1b": pin.virtual_stages or 2}.get(name, 2 if is_v(name) else 1)
+    if pin.virtual_stages not in (None, chunks) or (name == "interleaved-1f1b" and chunks == 1):
+        yield field, f"{name} with virtual_stages {pin.virtual_stages}; remove one of them"
+    if (pin.depth or pin.pp == 1 or (pin.pipelines or 1) > 1) and name != "1f1b":
+        yield field, f"{name} goes with one pipeline of two stages or more, without pin.depth"
+    pp, count = pin.pp or 1, _num_microbatches(job)
+    most = model.num_layers // chunks
+    if name in SEARCHED_SPLIT and pp > most:
+        message = f"{pp} with {name}; {model.name} has {model.num_layers} transformer layers for"
+        yield ("pin", "pp"), f"{message} {chunks} or more in each stage: at most {most}"
+    if name == "dualpipev" and count and count < 2 * pp:
+        message = f"{pp} with dualpipev, and the other pins leave {count} microbatches"
+        yield ("pin", "pp"), f"{message}; it needs two per stage: use zbv, or fewer stages"
+    fused = not any(trainer_faults(job)) and trainer_settings(job).fused_elementwise
+    if name in SPLIT_SCHEDULES and fused and not can.splits_compiled_layers:
+        message = f"{name} with trainer.fused_elementwise; target {job.target} cannot split the"
+        yield field, f"{message} backward pass of compiled layers: leave one of them out"
 
 
 def _of_heads(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path, str]]:
@@ -134,7 +173,7 @@ def _of_stages(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path, 
             f"{pp} stages of {model.name}, which ties embedding and head; target {job.target} "
             "trains it in one stage only",
         )
-    if virtual == 1:
+    if virtual == 1 or pin.schedule in SEARCHED_SPLIT:
         return
     if pin.depth:
         yield ("pin", "depth"), f"{pin.depth} with {virtual} virtual stages; it goes with 1f1b"

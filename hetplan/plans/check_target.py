@@ -31,7 +31,7 @@ from hetplan.plans.plan import (
 )
 from hetplan.plans.rules import CheckedPlan, Found
 from hetplan.plans.targets import TARGETS, Target
-from hetplan.plans.v_schedules import chunks_fault
+from hetplan.plans.v_schedules import chunks_fault, is_v, microbatch_multiple
 
 MAX_PASSES = 4_000_000
 """Forward passes of all stages in one step; a batch of 16,384 sequences on 64 stages has a quarter
@@ -325,13 +325,14 @@ def _schedule(field: str, pipeline: Pipeline, trainer: Target, checked: CheckedP
             f"{count} for {stages} stages; target {trainer.name} needs at least one microbatch "
             "per stage",
         )
-    if virtual > 1 and trainer.whole_microbatch_groups and count % stages:
+    group = microbatch_multiple(name, virtual, stages, count)
+    if trainer.whole_microbatch_groups and count % group:
         yield (
             f"{field}.num_microbatches",
-            f"{count} is not a multiple of {stages} stages, as interleaving of target "
+            f"{count} is not a multiple of {group}, as {name} over {stages} stages of target "
             f"{trainer.name} needs it",
         )
-    if virtual > 1:
+    if virtual > 1 and not is_v(name):
         least = trainer.least_interleaved_stages
         overlapped = " on, or from 2 with overlap.send" if least > 2 else " on"
         if stages < (min(least, 2) if checked.plan.overlap.send else least):

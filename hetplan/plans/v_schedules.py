@@ -86,6 +86,16 @@ def chunks_fault(schedule: str, virtual_stages: int) -> str:
     return ""
 
 
+def microbatch_multiple(schedule: str, virtual_stages: int, num_stages: int, count: int) -> int:
+    """What a trainer that interleaves whole groups needs so many microbatches to be a multiple of.
+
+    torch's ScheduleInterleavedZeroBubble has groups of at least P even without chunks.
+    """
+    if schedule == "interleaved-1f1b" or (schedule == "zb-h1" and virtual_stages > 1):
+        return num_stages
+    return max(1, count // num_stages) if schedule == "zb-h1" else 1
+
+
 @lru_cache(maxsize=1024)
 def v_order(schedule: str, stage: int, num_stages: int, num_microbatches: int) -> tuple[Step, ...]:
     """Every pass of one stage under one of `V_SCHEDULES`, in order.

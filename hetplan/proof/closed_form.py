@@ -6,9 +6,10 @@ shorter one takes. For every stage under 1F1B (`hetplan.cost.bounds`, (b))
 
     m K <= T                    S + (m - 1) K - (W - 1) r K <= T
 
-and with several chunks per stage the first one, in which K counts a stage's update on the host as
-well, spread over the microbatches. Both limit K. Where stages of at most that K cannot
-hold all units of layers, no plan is below T. How many they can hold, whatever their order:
+and with several chunks per stage, or split backward passes, the first one, in which K counts a
+stage's update on the host as well, spread over the microbatches. Both limit K. Where stages of at
+most that K cannot hold all units of layers, no plan is below T. How many they can hold, whatever
+their order:
 
     by islands    an island stands in the pipeline once, with one mesh: the most of its meshes
     by places     of the stage at each distance from the end, whose microbatches in flight are
@@ -99,6 +100,9 @@ class ClosedForm:
             return True
         # A stage of n units has m passes of each kind, and then the host updates its optimizer.
         within = self._units_within(limit / m, self.cost + self.update / m)
+        if family.splits:
+            # In flight as under 1F1B, in another order of stages (search/bounds/order_free_bound).
+            return self._most_units(np.minimum(self.holds, within[..., None])) < units
         if family.virtual_stages > 1:
             counts = self.stage_counts(family)
             return all(self._chunked_units(family, at, within) < units for at in counts)

@@ -350,4 +350,6 @@ class _Claim:
 
 
 def _excludes(tables: StageTables, form: ClosedForm, family: Family, seconds: float) -> bool:
-    return form.excludes(family, seconds) or bool(orders.excludes(tables, form, family, seconds))
+    if form.excludes(family, seconds):
+        return True
+    return not family.splits and bool(orders.excludes(tables, form, family, seconds))

@@ -114,8 +114,9 @@ def _interleaved(families: Sequence[Family]) -> bool:
 
 
 def _schedules(families: Sequence[Family]) -> str:
-    chunks = sorted({family.virtual_stages for family in families if family.virtual_stages > 1})
-    found = _words(family.schedule for family in families if family.virtual_stages == 1)
+    several = [family for family in families if family.schedule == "interleaved-1f1b"]
+    chunks = sorted({family.virtual_stages for family in several})
+    found = _words(each.schedule for each in families if each.schedule != "interleaved-1f1b")
     if chunks:
         found += f", interleaved-1f1b with {', '.join(map(str, chunks))} virtual stages"
     return found

@@ -61,7 +61,7 @@ def families_digest(families: FamilyTable) -> str:
 def family_words(family: Family) -> str:
     """What the plans of a family have in common."""
     schedule = family.schedule
-    if family.virtual_stages > 1:
+    if family.schedule == "interleaved-1f1b":
         schedule += f" of {family.virtual_stages} chunks"
     if family.early_sends:
         schedule += f" with early sends, {family.most_extra_depth} deeper"

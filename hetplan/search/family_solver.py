@@ -18,6 +18,7 @@ from functools import cached_property
 
 from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
+from hetplan.plans.v_schedules import stage_of
 from hetplan.search.solver import Best, OrderFreeBound
 from hetplan.search.space.family import Family
 from hetplan.search.space.stage_table import StageTable
@@ -80,11 +81,12 @@ def chosen_of_slots(
     `islands` are the names of the cluster's.
     """
     chunks, stages = family.virtual_stages, []
+    head = stage_of(family.schedule, chunks * len(mesh) - 1, len(mesh))
     for s, at in enumerate(mesh):
         share, rest = divmod(int(units[s]), chunks)
         layers = [(share + (c < rest)) * table.layers_per_unit for c in range(chunks)]
         layers[0] += table.front_layers * (s == 0)
-        layers[-1] += table.back_layers * (s == len(mesh) - 1)
+        layers[-1] += table.back_layers * (s == head)
         recompute = family.recompute[int(variant[s])]
         stages.append(family.meshes[at].stage(islands, tuple(layers), recompute, depth[s]))
     return family.plan(stages)

@@ -172,7 +172,8 @@ def outlines(problem: Problem) -> Iterator[Outline]:
     """
     pin, job = problem.job.pin, problem.job
     beyond = (pin.pipelines, pin.cp, pin.ep, pin.virtual_stages)
-    if any(value not in (None, 1) for value in beyond) or pin.depth not in (None, 0):
+    other = pin.depth not in (None, 0) or pin.schedule not in (None, "1f1b")
+    if any(value not in (None, 1) for value in beyond) or other:
         return
     islands = [island for island in problem.pricer.cluster.islands if _devices(problem, island)]
     for used in range(1, len(islands) + 1):

@@ -13,6 +13,7 @@ from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
 from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.solver import Solver
 from hetplan.search.space.family import Family
+from hetplan.search.split_backward import SplitSolver
 from hetplan.search.table_maker import TableMaker
 
 
@@ -53,17 +54,20 @@ class Solvers(Sequence[Solver]):
 
 def solver_of(index: int, family: Family, maker: TableMaker) -> Solver:
     """The solver of one family."""
+    if family.splits:
+        return SplitSolver(index, family, maker)
     made = OneFOneBSolver if family.schedule == "1f1b" else InterleavedSolver
     return made(index, family, maker)
 
 
 def may_have_several(job: Job) -> bool:
-    """Whether plans of several pipelines are searched: they split the optimizer alone, and keep it
-    on the devices.
+    """Whether plans of several pipelines are searched: they are 1F1B, split the optimizer alone and
+    keep it on the devices.
     """
     pin = job.pin
-    one = pin.pipelines == 1 or pin.sharding in SPLIT_WEIGHTS or bool(pin.optimizer_offload)
-    return target(job.target).several_pipelines and not one
+    plain = pin.schedule in (None, "1f1b") and pin.sharding not in SPLIT_WEIGHTS
+    several = plain and pin.pipelines != 1 and not pin.optimizer_offload
+    return several and target(job.target).several_pipelines
 
 
 def solvers_of(maker: TableMaker) -> Solvers:

@@ -96,6 +96,7 @@ def pinned_values(plan: Plan) -> dict[str, str]:
         "pipelines": (len(pipelines),),
         "microbatch_size": (replica.microbatch_size for replica in replicas),
         "virtual_stages": (pipeline.schedule.virtual_stages for pipeline in pipelines),
+        "schedule": (pipeline.schedule.name for pipeline in pipelines),
         "recompute": (
             stage.recompute.granularity is not RecomputeGranularity.NONE for stage in stages
         ),

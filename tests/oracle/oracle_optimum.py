@@ -207,11 +207,11 @@ def _pipeline(space: SmallSpace, placed: PlacedPipeline, row: Row) -> ChosenPipe
     # Layers of multi-token prediction go with the head.
     islands, last = space.cluster.islands, len(space.model.layers) - 1 - space.model.num_mtp_layers
     m, count = placed.microbatches, len(placed.stages)
-    name = "1f1b" if row.virtual == 1 else "interleaved-1f1b"
+    name = row.split or ("1f1b" if row.virtual == 1 else "interleaved-1f1b")
     stages = []
     for s, (stage, mesh) in enumerate(zip(placed.stages, row.slots, strict=True)):
         depth = stage.depth
-        if row.virtual > 1:
+        if row.virtual > 1 or row.split:
             depth = own_depth(name, s, count, m, row.virtual)
         stages.append(
             ChosenStage(

@@ -256,6 +256,8 @@ class Row:
     """Warm-up depth of every stage."""
     early: bool = False
     """Sends do not hold their stage."""
+    split: str = ""
+    """Schedule that runs the gradients of the weights apart; empty: none."""
 
     @property
     def slots(self) -> tuple[Mesh, ...]:
@@ -438,6 +440,15 @@ class SmallSpace(Meshes):
     ) -> Iterator[Row]:
         stages, pin = sum(held), self.job.pin
         own = [min(stages - s, m) for s in range(stages)]
+        if pin.schedule in ("zb-h1", "zbv", "dualpipev"):
+            # torch's zero bubble takes groups of at least P microbatches.
+            whole = pin.schedule != "zb-h1" or self.job.target == "any"
+            v = 1 if pin.schedule == "zb-h1" else 2
+            enough = m >= 2 * stages or pin.schedule != "dualpipev"
+            enough = enough and (whole or m % max(1, m // stages) == 0)
+            if stages > 1 and stages * v <= self.units.count and enough:
+                yield Row(order, held, m, v, tuple(own), split=pin.schedule)
+            return
         if pin.virtual_stages in (None, 1):
             if not self.trainer.other_warmup or pin.depth in (None, 0):
                 yield Row(order, held, m, 1, tuple(own))
@@ -597,9 +608,10 @@ class SmallSpace(Meshes):
         found: list[list[Range]] = [[] for _ in cut]
         at = 0
         for chunk in range(v):
-            for s, n in enumerate(cut):
+            back = bool(row.split) and chunk == 1  # the V comes back up
+            for s, n in list(enumerate(cut))[:: -1 if back else 1]:
                 stop = at + n // v + (chunk < n % v)
-                head = chunk == v - 1 and s == stages - 1
+                head = chunk == v - 1 and s == (0 if back else stages - 1)
                 a, b = self.units.range(at, stop, embedding=at == 0, head=head)
                 found[s].append((a, end if head else b))
                 at = stop

@@ -17,15 +17,18 @@ from oracle_instances import (
     listed,
     pairs_of,
 )
-from oracle_judge import Verdict, judge
+from oracle_judge import EQUAL, Verdict, judge
 from oracle_optimum import Enumeration
 from oracle_price import Prices
 from oracle_space import SmallSpace
 from random_cases import seeds
 
 from hetplan.cost.step_model.pricer import Pricer
+from hetplan.errors import InfeasibleError, InputError
+from hetplan.plans.check_job import SEARCHED_SPLIT
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
+from hetplan.search.search import search
 from hetplan.search.solver import Best
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.table_maker import TableMaker
@@ -33,6 +36,7 @@ from hetplan.search.table_maker import TableMaker
 SAMPLE = 60
 BLOCKS = 12
 SEVERAL = 29
+SPLIT = 40
 
 
 def _checked(numbers: list[int]) -> list[Verdict]:
@@ -72,6 +76,40 @@ def test_search_equals_the_oracle_where_every_kind_has_a_library_of_its_own(bloc
     found = [judge(row, vendors=True) for row in rows]
     assert not [f"{each.number}: {each.text}" for each in found if each.outcome == "FAULT"]
     assert sum(each.outcome == "equal" for each in found) > len(found) / 2
+
+
+@pytest.mark.parametrize("block", seeds(4))
+@pytest.mark.parametrize("schedule", SEARCHED_SPLIT)
+def test_split_schedules_equal_every_plan(schedule: str, block: int) -> None:
+    """Every plan of the pinned schedule, listed by the oracle and priced by the product."""
+    rows = [row for row in listed() if row.target in ("torchtitan", "any") and row.plans <= 300]
+    proven = plans = 0
+    for row in rows[block :: len(rows) // SPLIT][: SPLIT // 4]:
+        made, predictor = row.instance(), FittedPredictor.datasheet_only()
+        free = {"virtual_stages": None, "depth": None, "pipelines": None}
+        pin = replace(made.job.pin, schedule=schedule, **free)
+        trainer = replace(made.job.trainer, fused_elementwise=None)
+        job = replace(made.job, pin=pin, trainer=trainer, gap=0.0)
+        space = SmallSpace(made.model, made.cluster, job)
+        prices = Prices(made.model, made.cluster, job, predictor)
+        every = Enumeration(space, prices, product=Pricer(made.model, made.cluster, job, predictor))
+        for arranged in space.rows():
+            every._try((arranged,))
+        try:
+            found = search(made.model, made.cluster, job, predictor)
+        except (InfeasibleError, InputError):
+            assert every.best is None, (row.number, every.best)
+            continue
+        assert every.best is not None, row.number
+        assert found.certificate is not None
+        step, best = found.estimate.step_seconds, every.best.seconds
+        assert found.plan.pipelines[0].schedule.name == schedule
+        assert found.certificate.lower_bound_seconds <= best * (1 + EQUAL), row.number
+        assert best * (1 - EQUAL) <= step, row.number
+        assert step * (1 - found.certificate.gap) <= best * (1 + EQUAL), row.number
+        plans += 1
+        proven += found.certificate.gap <= EQUAL and step <= best * (1 + EQUAL)
+    assert proven > plans / 2
 
 
 def test_every_pair_of_axes_is_on_together() -> None:

@@ -396,7 +396,7 @@ class CrossingBounds:
         """
         known = self.order_free_bounds.of(family).bound_seconds
         base = self.order_free_bounds.base(family)
-        if base.arrays is None or known == np.inf:
+        if base.arrays is None or known == np.inf or family.splits:
             return known
         cost, rows, room, first, most = base.arrays
         m, units = family.num_microbatches, self.order_free_bounds.placed.units.count

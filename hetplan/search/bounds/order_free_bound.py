@@ -26,6 +26,13 @@ do not fit.
 The estimate also guesses what boundaries cost, by bytes alone: who uses all islands crosses at
 least the slowest hop of the fastest tree over them (`BottleneckLinks`).
 
+Split backward passes (`SEARCHED_SPLIT`): the first inequality holds, as a stage runs B and W for
+its backward pass. The limits of memory hold too. Before the first backward pass of stage s of P,
+zb-h1 has min(P - s, m) microbatches in flight, as 1F1B. zbv and dualpipev have min(2 P - 1 - s, m)
+of chunk 0 and min(s + 1, m) of chunk 1, so at least min(s + 1, m) of the whole stage; then the last
+unit of chunk 1 runs backward, which needs what the last unit of the stage does. Over all stages
+that is one stage with w in flight for each w from 1 to P: as by position, in another order.
+
 With several chunks a stage keeps more in flight (`least_chunked`). Of P stages of v chunks the w-th
 from the end has 2 (w - 1) + (v - 1) P + 1 chunk passes in flight before its first backward
 pass (at most m v), and has them in its first chunks, which are the larger ones: with n units at

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.job.spec import SPLIT_WEIGHTS
 from hetplan.kernels import kernel
-from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
+from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES, SEARCHED_SPLIT
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.search.bounds.order_free_bound import (
@@ -133,6 +133,8 @@ def chunked(
 
 
 _Recompute = tuple[RecomputeGranularity, ...]
+_IDLE_SPLIT = 0.25
+"""A guess at what split passes leave of 1F1B's bubble: 1/3 zb-h1, 1/6 zbv with F = B = W."""
 
 
 class _Way(NamedTuple):
@@ -245,7 +247,9 @@ class Columns:
             place[bases.at] = np.arange(len(bases.at))
             mine = mine[place[table.block[mine]] >= 0]
             kind = table.kind[mine]
+            splits = np.array([each.schedule in SEARCHED_SPLIT for each in table.kinds])[kind]
             virtual = np.array([each.virtual_stages for each in table.kinds])[kind]
+            virtual = np.where(splits, 1, virtual)
             many = np.zeros(len(table.blocks), dtype=np.int64)
             np.maximum.at(many, table.block[mine], virtual)
             self.check()
@@ -257,6 +261,7 @@ class Columns:
                 np.array([each.most_extra_depth for each in table.kinds])[kind],
                 np.array([each.early_sends for each in table.kinds])[kind],
                 virtual,
+                splits,
             )
         loading = self.costs.placed.job.data_loading_seconds
         return OrderFreeTable(bounds=bounds + loading, estimates=estimates + loading)
@@ -484,10 +489,12 @@ def _bounds(
     depth: Ints,
     early: Bools,
     virtual: Ints,
+    splits: Bools,
 ) -> tuple[Floats, Floats]:
     """(bounds, estimates) of families whose bases stand `at` these places, without data loading.
 
-    Of every family: microbatches, extra depth, early sends and virtual stages.
+    Of every family: microbatches, extra depth, early sends, virtual stages (1 where backward passes
+    are split) and whether they are.
     """
     longest, whole, positions = bases.longest[at], bases.whole[at], bases.positions[at]
     in_flight = np.minimum(positions + depth, m)
@@ -497,6 +504,9 @@ def _bounds(
     estimate = m * longest + np.maximum(0.0, whole - longest)
     waits = 2.0 * m * bases.hop[at] * np.minimum(1.0, BESIDE_SLOW_HOP / positions)
     estimate = np.where(early, estimate, estimate + waits)
+    bound = np.where(splits, m * longest, bound)
+    idle = _IDLE_SPLIT * np.maximum(0.0, whole - longest)
+    estimate = np.where(splits, m * longest + idle, estimate)
     several = np.flatnonzero(virtual > 1)
     if several.size:
         longest = longest.copy()
@@ -547,7 +557,7 @@ class OrderFreeBounds:
 
     def of(self, family: Family) -> OrderFreeBound:
         """Bound and estimate; both infinite where no plan fits in memory."""
-        base, v = self.base(family), family.virtual_stages
+        base, v = self.base(family), 1 if family.splits else family.virtual_stages
         if not len(base.bases.at):
             return OrderFreeBound(bound_seconds=math.inf, estimate_seconds=math.inf)
         chunks = np.zeros((1, 1, 2))
@@ -565,6 +575,7 @@ class OrderFreeBounds:
             np.array([family.most_extra_depth]),
             np.array([family.early_sends]),
             np.array([v]),
+            np.array([family.splits]),
         )
         loading = self.placed.job.data_loading_seconds
         return OrderFreeBound(
@@ -582,6 +593,7 @@ class OrderFreeBounds:
                 meshes=family.meshes,
             )
             kind = Kind(
+                schedule="1f1b",
                 virtual_stages=1,
                 early_sends=False,
                 most_extra_depth=0,

@@ -22,6 +22,7 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
 from hetplan.kernels import kernel
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
+from hetplan.plans.v_schedules import microbatch_multiple as multiple
 from hetplan.search.interleaved.bound import CutBound, borders_of, gained_of
 from hetplan.search.interleaved.rows import OWN, PASS, RISE, TURN, TURN_BACK, Arrays, cut_seconds
 from hetplan.search.space.family import Family
@@ -41,9 +42,13 @@ _LOOKED_PER_ROW = 10
 def stage_counts(space: StageTable, family: Family) -> tuple[int, ...]:
     """Numbers of stages that the family can have, increasing; `space` may be of other chunks."""
     m, chunks = family.num_microbatches, family.virtual_stages
-    most = min(space.num_layers // chunks, space.stage_limit, int(space.max_stages.sum()), m)
-    every = range(MIN_INTERLEAVED_STAGES, most + 1)
-    return tuple(p for p in every if m % p == 0 and space.stages in (0, p))
+    most = min(space.num_layers // chunks, space.stage_limit, int(space.max_stages.sum()))
+    if family.splits:
+        most = min(most, m // 2) if family.schedule == "dualpipev" else most
+        every = [p for p in range(2, most + 1) if m % multiple(family.schedule, chunks, p, m) == 0]
+    else:
+        every = [p for p in range(MIN_INTERLEAVED_STAGES, min(most, m) + 1) if m % p == 0]
+    return tuple(p for p in every if space.stages in (0, p))
 
 
 def meshes_of(runs: Runs) -> tuple[int, ...]:
@@ -126,14 +131,14 @@ def rows(
     space: StageTable,
     family: Family,
     most_units: MostUnits,
-    exchange: Exchange,
+    exchange: Exchange | None,
     limit: float,
     most: int,
 ) -> list[tuple[int, ...]] | None:
     """Meshes of every slot of all rows, by number of stages; None where there are more than `most`.
 
     Without rows that no step below `limit` has: by what their slots can hold, by memory and by
-    time, and by their boundaries (`bound.borders_of`).
+    time, and by their boundaries (`bound.borders_of`; None as `exchange`: those count nothing).
     """
     by_time = np.array(most_by_time(space, limit))
     found: list[tuple[int, ...]] = []
@@ -142,14 +147,16 @@ def rows(
         fits = [most_units((mesh,) * stages).max(axis=1) for mesh in range(len(by_time))]
         held = np.minimum(np.array(fits), by_time[:, None]).T
         behind = held.max(axis=1)[::-1].cumsum()[::-1].tolist()
-        borders = borders_of(space, family.virtual_stages, exchange, stages)
-        follows = [np.flatnonzero(each).tolist() for each in ~borders.blocked(limit)]
-        rings = borders.rings(limit)
+        may_follow = rings = np.ones((len(by_time), len(by_time)), dtype=np.bool_)
+        if exchange is not None:
+            borders = borders_of(space, family.virtual_stages, exchange, stages)
+            may_follow, rings = ~borders.blocked(limit), borders.rings(limit)
+        follows = [np.flatnonzero(each).tolist() for each in may_follow]
         begins = np.flatnonzero(rings.any(axis=0)).tolist()
         listing = RowListing(
             masks=space.island_mask.tolist(),
             most_stages=space.max_stages.tolist(),
-            ends=rings.any(axis=1).tolist(),
+            ends=np.asarray(rings.any(axis=1)).tolist(),
             held=held.tolist(),
             chunks=family.virtual_stages,
             next_meshes=partial(_next_meshes, space, follows, begins),

@@ -18,6 +18,7 @@ import numpy as np
 
 from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
+from hetplan.plans.v_schedules import stage_of
 from hetplan.search.interleaved.enumerate import Runs, stage_counts
 from hetplan.search.interleaved.rows import Row, passes_of
 from hetplan.search.solver import RESOLUTION
@@ -212,8 +213,9 @@ def runs_of(row: Sequence[int]) -> Runs:
 
 def units_of(space: StageTable, chosen: ChosenPlan) -> list[int]:
     """Layer units of the stages of a plan's first pipeline."""
-    stages = chosen.pipelines[0].stages
+    stages, schedule = chosen.pipelines[0].stages, chosen.pipelines[0].schedule
     layers = [sum(stage.layers) for stage in stages]
     layers[0] -= space.front_layers
-    layers[-1] -= space.back_layers
+    head = stage_of(schedule.name, schedule.virtual_stages * len(stages) - 1, len(stages))
+    layers[head] -= space.back_layers
     return [held // space.layers_per_unit for held in layers]

@@ -9,6 +9,7 @@ per schedule, per sharding, with and without an optimizer in host memory (where 
 what hosts can keep) and, where all stages must recompute alike, per recomputation; for a trainer
 with one library of collectives once per library of the cluster.
 
+Schedules with split backward passes are searched where they are pinned, from 2 stages on.
 Interleaving is searched with 2 to `Target.most_virtual_stages` chunks of at least one layer per
 stage, from 3 stages on, of which microbatches are a multiple. Deeper warm-up hides latency before a
 boundary between meshes, so it needs two islands, and is no deeper than a step has microbatches. It
@@ -29,12 +30,13 @@ from hetplan.job.kernels import context_parallel_fault, job_on
 from hetplan.job.spec import SPLIT_WEIGHTS, Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
+from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES, SEARCHED_SPLIT
 from hetplan.plans.check_target import copied_heads_fault
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import Target, target
+from hetplan.plans.v_schedules import is_v
 from hetplan.search.space.allowed import (
     Room,
     Rooms,
@@ -52,8 +54,8 @@ from hetplan.search.space.family import Block, FamilyTable, Kind, Mesh, table_of
 class Variant:
     """What is neither mesh nor sharding nor recomputation."""
 
-    virtual_stages: int
-    """1: plain 1F1B."""
+    schedule: str
+    virtual_stages: int = 1
     early_sends: bool = False
     most_extra_depth: int = 0
 
@@ -373,19 +375,32 @@ class Families:
     def _variants(self, num_microbatches: int, meshes: Sequence[Mesh]) -> Iterator[Variant]:
         """What the target and the pins allow, plain 1F1B first."""
         trainer, pin = self._trainer, self.job.pin
-        if pin.virtual_stages in (None, 1):
+        if pin.virtual_stages in (None, 1) and pin.schedule in (None, "1f1b"):
             if not pin.depth:
-                yield Variant(virtual_stages=1)
+                yield Variant(schedule="1f1b")
             if trainer.most_extra_depth and pin.depth != 0:
                 depth = self._extra_depth(num_microbatches, meshes)
-                yield Variant(virtual_stages=1, early_sends=True, most_extra_depth=depth)
-        if "interleaved-1f1b" not in trainer.schedules or pin.depth:
+                yield Variant(schedule="1f1b", early_sends=True, most_extra_depth=depth)
+        yield from self._split_backward(num_microbatches, meshes)
+        interleaves = pin.schedule in (None, "interleaved-1f1b")
+        if "interleaved-1f1b" not in trainer.schedules or pin.depth or not interleaves:
             return
         choices = range(2, trainer.most_virtual_stages + 1)
         stages = self._interleaved_stages(num_microbatches, meshes)
         for virtual in choices if pin.virtual_stages is None else [pin.virtual_stages]:
             if virtual > 1 and stages and stages * virtual <= self.model.num_layers:
-                yield Variant(virtual_stages=virtual)
+                yield Variant(schedule="interleaved-1f1b", virtual_stages=virtual)
+
+    def _split_backward(self, num_microbatches: int, meshes: Sequence[Mesh]) -> Iterator[Variant]:
+        """The pinned schedule where it delays the gradients of the weights, from two stages on."""
+        name, pp = self.job.pin.schedule, self.job.pin.pp
+        if name not in SEARCHED_SPLIT or pp == 1:
+            return
+        chunks = 2 if is_v(name) else 1
+        most = min(_capacity(meshes), stage_limit(self.job, self.model, num_microbatches))
+        most = min(most, num_microbatches // 2) if name == "dualpipev" else most
+        if min(most, self.model.num_layers // chunks) >= (pp or 2):
+            yield Variant(schedule=name, virtual_stages=chunks)
 
     def _extra_depth(self, num_microbatches: int, meshes: Sequence[Mesh]) -> int:
         pin = self.job.pin.depth
@@ -410,6 +425,7 @@ class Families:
             recompute = (self.recompute,) if per_stage else tuple((one,) for one in self.recompute)
             found = self._kinds_found[variants, states] = tuple(
                 Kind(
+                    schedule=each.schedule,
                     virtual_stages=each.virtual_stages,
                     early_sends=each.early_sends,
                     most_extra_depth=each.most_extra_depth,
@@ -420,7 +436,7 @@ class Families:
                 )
                 for each in variants
                 for state in states
-                if state.sharding not in SPLIT_WEIGHTS or each == Variant(virtual_stages=1)
+                if state.sharding not in SPLIT_WEIGHTS or each == Variant(schedule="1f1b")
                 for choices in recompute
             )
         return found

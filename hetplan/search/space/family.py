@@ -24,6 +24,7 @@ import numpy as np
 from hetplan.cost.arrays import Ints
 from hetplan.cost.memory.lines import Lines, StageBytes
 from hetplan.job.spec import SPLIT_WEIGHTS
+from hetplan.plans.check_job import SEARCHED_SPLIT
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
@@ -75,7 +76,7 @@ class Family:
     """Sequences of one microbatch over all data-parallel ranks of a stage, the same for all."""
     num_microbatches: int
     schedule: str
-    """`1f1b` or `interleaved-1f1b`."""
+    """`1f1b`, `interleaved-1f1b`, or one of `SEARCHED_SPLIT` of `hetplan.plans.check_job`."""
     virtual_stages: int = 1
     sharding: Sharding
     recompute: tuple[RecomputeGranularity, ...]
@@ -97,6 +98,11 @@ class Family:
         (torch/distributed/pipelining/stage.py; DeepSpeed's pipelines refuse ZeRO-2 and -3).
         """
         return self.sharding in SPLIT_WEIGHTS
+
+    @property
+    def splits(self) -> bool:
+        """Whether the gradients of the weights are passes of their own."""
+        return self.schedule in SEARCHED_SPLIT
 
     def shards(self, mesh: Mesh, part: int) -> tuple[int, int]:
         """Ranks that share optimizer state, and that of routed experts (`cost.memory.device`)."""
@@ -147,6 +153,7 @@ class Block:
 class Kind:
     """What the families of a block differ in."""
 
+    schedule: str
     virtual_stages: int
     early_sends: bool
     most_extra_depth: int
@@ -154,11 +161,6 @@ class Kind:
     recompute: tuple[RecomputeGranularity, ...]
     offload: float = 0.0
     sharing_ranks: int = 0
-
-    @property
-    def schedule(self) -> str:
-        """Of plans of this kind."""
-        return "1f1b" if self.virtual_stages == 1 else "interleaved-1f1b"
 
     @property
     def order(self) -> tuple[object, ...]:

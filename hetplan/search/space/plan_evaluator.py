@@ -67,9 +67,13 @@ class PlanEvaluator:
         """The step of a legal plan; infinite where it does not fit; kept."""
         found = self._known.get(chosen)
         if found is None:
-            step = self.pricer.step(self.place(chosen))
+            step = self.step(chosen)
             found = self._known[chosen] = step.step_seconds if fits(step) else math.inf
         return found
+
+    def step(self, chosen: ChosenPlan) -> StepCost:
+        """The step of a legal plan and its memory."""
+        return self.pricer.step(self.place(chosen))
 
 
 def fits(step: StepCost) -> bool:
