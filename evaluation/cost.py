@@ -136,9 +136,9 @@ def random_plans(count: int, seed: int = 0) -> tuple[Pricer, list[Plan]]:
     model = load_model(configs / "models" / "llama-140b.yaml")
     cluster = load_cluster(configs / "clusters" / "mixed-768.yaml")
     layout = Layout(tp=8, dp=4, islands=("mi210",) * 4 + ("a100",) * (STAGES - 4))
-    job = replace(
-        load_job(configs / "jobs" / "llama-140b.yaml"), global_batch_size=MICROBATCHES * 4
-    )
+    job = load_job(configs / "jobs" / "llama-140b.yaml")
+    mixed = replace(job.trainer, mixed_libraries=True)
+    job = replace(job, global_batch_size=MICROBATCHES * 4, trainer=mixed)
     drawn = random.Random(seed)
     plans = []
     for _ in range(count):

@@ -40,7 +40,7 @@ from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, Link, RegionLink, Transport
 from hetplan.errors import HetplanError, InfeasibleError, InputError, LimitError
-from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.job.spec import Job, Optimizer, Precision, TrainerOptions
 from hetplan.model.layers import Attention, Experts, LayerRun, Mlp, Norm, TransformerLayer
 from hetplan.model.spec import ModelSpec
 from hetplan.search.result import Inputs
@@ -112,6 +112,8 @@ def instance_inputs(
             target=target,
             gap=gap,
             time_limit_seconds=time_limit_seconds,
+            # What is measured is the search of mixes, whoever could start them.
+            trainer=TrainerOptions(mixed_libraries=True),
         ),
         sha256=(),
     )

@@ -153,7 +153,7 @@ def plan_at_scale(files: LoopFiles, say: Say) -> Path:
         *("--cluster", str(configs / "clusters" / "mixed-768.yaml")),
         *("--job", str(configs / "jobs" / "llama-140b.yaml")),
         *("--predictor", str(files.predictor)),
-        *("--out", str(out), "--no-native"),
+        *("--out", str(out), "--target", "flagscale", "--no-native"),
     )
     return out
 

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.arrays import Ints
 from hetplan.cost.replay.times import Exchange
 from hetplan.cost.step_model.plan import exchange_of
 from hetplan.job.spec import Job
@@ -132,6 +133,10 @@ class TableMaker:
     def order_free_bounds(self, families: FamilyTable, check: Callable[[], None]) -> OrderFreeTable:
         """The same of all families at once; `check` is called every few milliseconds."""
         return Columns(self._order_free.costs, families, check).order_free()
+
+    def with_room(self) -> Ints:
+        """Numbers of the families whose meshes have room for the whole model."""
+        return Columns(self._order_free.costs, self.families, lambda: None).with_room()
 
     def likely(self, family: Family) -> Family:
         """The family with those of its meshes that are worth a local search

@@ -13,8 +13,9 @@ solver's own set of sufficient assumptions does not: it may hold what plays no p
 time is minimised. A 1F1B family has a plan if one row of stages holds all layers: the program over
 orders of meshes answers that exactly (`OrderProgram.least` without a limit). Interleaved families
 are left to their own solver, which may leave it open; then a plan is assumed (`uncertain`), so that
-no conflict is claimed that was not seen. Plans of several pipelines count where one is found: jobs
-that have none but those are rare (one copy needs less memory than several).
+no conflict is claimed that was not seen. Plans of several pipelines are looked for where a pin
+wants them: one of their pipelines alone, with all microbatches, needs the memory that it needs
+there, but for microbatches in flight where its share has fewer than it has stages.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Forbids, Job
 from hetplan.plans.build import check_model
 from hetplan.plans.check_job import check_job_against
+from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.plans.rules import some
 from hetplan.predict.predictor import Predictor
 from hetplan.search.interleaved.solver import InterleavedSolver
@@ -41,7 +43,7 @@ from hetplan.search.result import Question
 from hetplan.search.solver import Best, Solver
 from hetplan.search.solvers import solvers_of
 from hetplan.search.space.allowed import allowed_cluster, apart, mesh_matches
-from hetplan.search.space.family import Family
+from hetplan.search.space.family import Family, FamilyTable
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_bytes
 from hetplan.whatif.ask import pins_in_words
@@ -182,18 +184,29 @@ def find_conflict(
     feasible: Callable[[Question], bool],
 ) -> Conflict:
     """A smallest conflict of a question without a plan."""
+    met: list[frozenset[int]] = []
 
     def holds(kept: Sequence[Constraint]) -> bool:
-        """Whether a plan meets these constraints, all others taken away."""
+        """Whether a plan meets these constraints, all others taken away; so it does any of them."""
+        names = frozenset(map(id, kept))
+        if any(names <= known for known in met):
+            return True
         question = asked
         for each in every:
-            if each not in kept:
+            if id(each) not in names:
                 question = each.without(question)
-        return feasible(question)
+        found = feasible(question)
+        if found:
+            met.append(names)
+        return found
 
-    if not holds(()):
-        return Conflict(constraints=(), smallest=True)
     core = _irreducible(every, holds)
+    if not core:
+        return Conflict(constraints=(), smallest=True)
+    if len(core) > 2:
+        # Where these hold, they answer for most of the small sets.
+        for one in core:
+            holds([each for each in every if each is not one])
     for size in range(1, min(_TRIED_BY_SIZE, len(core) - 1) + 1):
         for kept in combinations(every, size):
             if not holds(kept):
@@ -238,17 +251,18 @@ class Feasible:
     def _any(self, asked: Question) -> bool:
         maker = TableMaker.of(asked, self.predictor)
         families, solvers, seed = maker.families, solvers_of(maker), asked.job.seed
+        may = sorted(maker.with_room().tolist(), key=lambda at: _greed(families, at))
+        if not len(families) and solvers.several is not None:
+            may = [solvers.several.index]
         tried = 0
-        for solver in solvers:
-            if solver.index < len(families) and not _ends_meet(families[solver.index], asked):
-                continue
-            if solver.order_free.bound_seconds == math.inf:
+        for at in may:
+            if at < len(families) and not _ends_meet(families[at], asked):
                 continue
             if tried == _MAX_TRIED:
                 self.uncertain = True
                 return True
             tried += 1
-            if self._has_plan(solver, len(solvers), seed):
+            if self._has_plan(solvers[at], len(solvers), seed):
                 return True
         return False
 
@@ -265,6 +279,16 @@ class Feasible:
             self.uncertain = True
             return True
         return best.chosen is not None
+
+
+def _greed(families: FamilyTable, at: int) -> tuple[object, ...]:
+    """What needs least memory comes first: full recomputation, shards, few samples, few chunks."""
+    kind, block = families.kinds[families.kind[at]], families.blocks[families.block[at]]
+    full = RecomputeGranularity.FULL in kind.recompute
+    return (
+        not full, kind.sharding is Sharding.NONE, kind.virtual_stages, kind.early_sends,
+        block.samples,
+    )  # fmt: skip
 
 
 def _ends_meet(family: Family, asked: Question) -> bool:

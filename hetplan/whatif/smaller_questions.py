@@ -22,7 +22,7 @@ families hold theirs: not for stages of two kinds on three islands, so there eac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetplan.cluster.spec import Island
@@ -57,10 +57,12 @@ def best_plan(
     question: Question,
     answers: Answers,
     *,
+    known_plans: Sequence[Plan] = (),
     journal: JournalFile | None = None,
     began: float | None = None,
 ) -> SearchResult:
-    """The best plan of the question; its search starts from the answers of smaller ones.
+    """The best plan of the question; its search starts from the answers of smaller ones, and from
+    the known plans.
 
     The job's time limit is for all searches together, from `began` on (`hetplan.kernels.clock`).
     Ctrl-C ends them with the best plan so far. Errors as `search`.
@@ -70,9 +72,9 @@ def best_plan(
     answers.deadline = end if limit is None else clock() + _SHARE * (end - clock())
     stopped = False
     try:
-        start = answers.start(question)
+        start = (*answers.start(question), *known_plans)
     except KeyboardInterrupt:
-        start, stopped = tuple(answers.plans), True
+        start, stopped = (*answers.plans, *known_plans), True
         if not start:
             raise
     if limit is not None or stopped:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import threading
 import time
@@ -25,14 +26,21 @@ from typing import Any
 from hetplan.errors import Fault, HetplanError, InfeasibleError, InputError, LimitError
 from hetplan.files.shipped import default_stores
 from hetplan.files.writing import write_atomically
+from hetplan.plans.build import chosen_of, plan_of
+from hetplan.plans.plan import Plan
 from hetplan.predict.fit import fit_stores, with_shipped
 from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import devices_in_use, layout_words
 from hetplan.search.files import save_result
-from hetplan.search.result import SearchResult
+from hetplan.search.final_pricing import priced_start
+from hetplan.search.result import Question, SearchResult
+from hetplan.search.solver import RESOLUTION
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_rate, format_seconds
-from hetplan.whatif.ask import ask, first_line, is_interrupted
+from hetplan.whatif.ask import NO_ANSWER, first_line, is_interrupted
 from hetplan.whatif.objectives import by_objective
+from hetplan.whatif.smaller_questions import Answers, best_plan
 from hetplan.whatif.sweep_grid import Point, Sweep, question
 
 
@@ -179,27 +187,50 @@ def run_sweep(
         left = [point for point in points if point.key not in out.done]
         if plans is not None:
             plans.mkdir(parents=True, exist_ok=True)
-        for number, row in enumerate(_rows(sweep, left, asked)):
+        missing = {point.key for point in left}
+        rows = (row for rows in _answered(sweep, points, missing, asked) for row in rows)
+        new = (row for row in rows if row.key in missing)
+        for number, row in enumerate(new):
             out.add(row)
             if progress is not None:
                 progress(number + 1, len(left), row)
     return len(left)
 
 
-def _rows(sweep: Sweep, points: Sequence[Point], asked: SweepContext) -> Iterator[Row]:
+def _answered(
+    sweep: Sweep, points: Sequence[Point], missing: set[str], asked: SweepContext
+) -> Iterator[list[Row]]:
+    """The rows of all neighbours of what is missing: a row depends on theirs."""
     from joblib import Parallel, delayed
 
+    groups = [each for each in neighbours(points) if any(p.key in missing for p in each)]
     workers = sweep.workers or os.cpu_count() or 1
     # On a cluster of workers their number is the cluster's.
-    jobs = min(workers, len(points)) if sweep.backend == "processes" else -1
-    if not points:
+    jobs = min(workers, len(groups)) if sweep.backend == "processes" else -1
+    if not groups:
         return
     if jobs == 1:
-        yield from (answer(point, asked) for point in points)
+        yield from (answer(group, asked) for group in groups)
         return
     with _backend(sweep):
         parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-        yield from parallel(delayed(answer)(point, asked) for point in points)
+        yield from parallel(delayed(answer)(group, asked) for group in groups)
+
+
+_MOST_NEIGHBOURS = 16
+"""Questions whose plans are priced for each other: the square of it is a few seconds of pricing."""
+
+
+def neighbours(points: Sequence[Point]) -> list[tuple[Point, ...]]:
+    """The questions of one model, cluster, job, target, batch and length, in groups of some."""
+    alike: dict[Point, list[Point]] = {}
+    for point in points:
+        alike.setdefault(replace(point, links=(), nodes=()), []).append(point)
+    return [
+        tuple(group[at : at + _MOST_NEIGHBOURS])
+        for group in alike.values()
+        for at in range(0, len(group), _MOST_NEIGHBOURS)
+    ]
 
 
 @contextmanager
@@ -273,11 +304,89 @@ def _end_with(parent: int) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def answer(point: Point, asked: SweepContext) -> Row:
-    """The row of one question."""
+def answer(points: Sequence[Point], asked: SweepContext) -> list[Row]:
+    """The rows of neighbours, which hand each other their plans until none is any better off.
+
+    Then no row is slower than the plan of another one would be for it: what a faster link, more
+    memory or more nodes allow at no higher price is never slower there.
+    """
     if asked.parent is not None:
         _end_with(asked.parent)
-    row = Row(
+    rows = [_row(point) for point in points]
+    questions: dict[int, Question] = {}
+    results: dict[int, SearchResult] = {}
+    for at, point in enumerate(points):
+        try:
+            questions[at] = found = question(point)
+            rows[at] = replace(
+                rows[at],
+                target=found.job.target,
+                global_batch_size=found.job.global_batch_size,
+                sequence_length=found.job.sequence_length,
+            )
+            known = [_carried(each, found) for each in results.values()]
+            results[at] = _best(found, [each for each in known if each is not None], asked)
+        except InfeasibleError as error:
+            rows[at] = replace(rows[at], status="infeasible", reason=first_line(error))
+        except LimitError as error:
+            rows[at] = replace(rows[at], status="limit", reason=first_line(error))
+        except HetplanError as error:
+            rows[at] = replace(rows[at], reason=first_line(error))
+    for _ in points:  # a plan wanders from neighbour to neighbour at most once around
+        if not any([_bettered(at, questions, results, asked) for at in questions]):
+            break
+    for at, result in results.items():
+        result = by_objective(result, asked.predictor)
+        if is_interrupted(result):
+            raise KeyboardInterrupt  # half of the nearby questions make no row
+        if asked.plans is not None:
+            save_result(result, Path(asked.plans) / f"{points[at].key}.json")
+        rows[at] = _filled(rows[at], result)
+    return rows
+
+
+def _best(question: Question, known: Sequence[Plan], asked: SweepContext) -> SearchResult:
+    found = best_plan(question, Answers(asked.predictor), known_plans=known)
+    if is_interrupted(found):
+        raise KeyboardInterrupt
+    return found
+
+
+def _carried(result: SearchResult, question: Question) -> Plan | None:
+    """The result's plan for another question, on the same islands; None where it has no room."""
+    old = result.inputs
+    try:
+        chosen = chosen_of(result.plan, old.cluster, old.job, old.model)
+        cluster = allowed_cluster(question.cluster, question.job)
+        return plan_of(question.model, cluster, question.job, chosen)
+    except InputError:
+        return None
+
+
+def _bettered(
+    at: int, questions: dict[int, Question], results: dict[int, SearchResult], asked: SweepContext
+) -> bool:
+    """Whether the plan of a neighbour is better for this question than its own; it is taken."""
+    question, own = questions[at], results.get(at)
+    evaluator = TableMaker.of(question, asked.predictor).evaluator
+    least, best = math.inf if own is None else own.estimate.step_seconds, None
+    for other, result in results.items():
+        plan = None if other == at else _carried(result, question)
+        offer = None if plan is None else priced_start(plan, evaluator)
+        if offer is not None and offer.seconds < least * (1.0 - RESOLUTION):
+            least, best = offer.seconds, plan
+    if best is None:
+        return False
+    try:
+        results[at] = _best(question, [best], asked)
+    except NO_ANSWER:
+        return False
+    return True
+
+
+def _row(point: Point) -> Row:
+    """Before there is an answer."""
+    return Row(
         key=point.key,
         model=Path(point.model).name,
         cluster=Path(point.cluster).name,
@@ -289,26 +398,6 @@ def answer(point: Point, asked: SweepContext) -> Row:
         nodes="; ".join(f"{name} {count}" for name, count in point.nodes),
         status="error",
     )
-    try:
-        found = question(point)
-        row = replace(
-            row,
-            target=found.job.target,
-            global_batch_size=found.job.global_batch_size,
-            sequence_length=found.job.sequence_length,
-        )
-        result = by_objective(ask(found, asked.predictor), asked.predictor)
-    except InfeasibleError as error:
-        return replace(row, status="infeasible", reason=first_line(error))
-    except LimitError as error:
-        return replace(row, status="limit", reason=first_line(error))
-    except HetplanError as error:
-        return replace(row, reason=first_line(error))
-    if is_interrupted(result):
-        raise KeyboardInterrupt  # half of the nearby questions make no row
-    if asked.plans is not None:
-        save_result(result, Path(asked.plans) / f"{point.key}.json")
-    return _filled(row, result)
 
 
 def _link_words(point: Point) -> Iterator[str]:
@@ -332,4 +421,5 @@ def _filled(row: Row, result: SearchResult) -> Row:
         lower_bound_seconds="" if certificate is None else repr(certificate.lower_bound_seconds),
         devices_in_use=str(devices_in_use(result.plan)),
         layout=layout_words(result.plan),
+        reason="",
     )

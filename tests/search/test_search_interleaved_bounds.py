@@ -11,11 +11,15 @@ from interleaved_cases import Case, cuts, every_plan, every_row, random_case
 from random_cases import seeds
 from synthetic_spaces import Scale, family_of, large_space
 
+from hetplan.cost.replay.programs import Message, Receive, needed, programs
 from hetplan.cost.replay.times import Exchange
+from hetplan.cost.schedules import Pass
 from hetplan.search.interleaved.bound import borders_of, capacity_bound, least_bound
+from hetplan.search.interleaved.chains import in_flight
 from hetplan.search.interleaved.enumerate import list_cuts, stage_counts
+from hetplan.search.interleaved.heuristic import polish
 from hetplan.search.interleaved.island_bound import island_program, least_open
-from hetplan.search.interleaved.rows import row_of
+from hetplan.search.interleaved.rows import Row, row_of
 from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.solver import Best
 from hetplan.search.space.row import NEVER
@@ -29,9 +33,10 @@ def test_row_bounds_are_below_the_best_cut(seed: int) -> None:
         case.space.num_layers,
         case.family.virtual_stages,
     )
-    for mesh in list(every_row(case))[:3]:
+    for at, mesh in enumerate(list(every_row(case))[:3]):
         most = case.most_units(mesh)
-        row = row_of(numbers, mesh, most, chunks, case.exchange)
+        eager = at == 1 and seed % 2 == 0
+        row = row_of(numbers._replace(rendezvous=not eager), mesh, most, chunks, case.exchange)
         steps = {
             (variant, units): row.seconds(np.array(variant), np.array(units))
             for units in cuts(layers, len(mesh), chunks)
@@ -45,6 +50,9 @@ def test_row_bounds_are_below_the_best_cut(seed: int) -> None:
             assert bound.seconds >= NEVER
             continue
         assert row.seconds(bound.variant, bound.units) < NEVER
+        for limit in (1.05 * best, 1.5 * best):
+            assert row.least_seconds(limit) <= best * (1 + 1e-12)
+        assert row.least_seconds(0.5 * bound.seconds) >= 0.5 * bound.seconds
         limit = best * 1.05
         bound = least_bound(row.arrays, limit)
         listed, count, whole = list_cuts(row.arrays, bound, limit, 5000, 1_000_000)
@@ -52,6 +60,76 @@ def test_row_bounds_are_below_the_best_cut(seed: int) -> None:
         found = {(tuple(cut[0].tolist()), tuple(cut[1].tolist())) for cut in listed[:count]}
         assert len(found) == count
         assert {cut for cut, step in steps.items() if step < limit} <= found
+
+
+def _row(exchange: Exchange, head: float, hop: float, microbatches: int) -> Row:
+    """8 equal slots of three chunks, a unit of 1 + 2 seconds; a head on the last slot, one long hop
+    between slots 3 and 4.
+    """
+    space = large_space(5, Scale(islands=2, stages=8, layers=48, microbatches=microbatches))
+    links = np.zeros_like(space.links)
+    links[:, 0, 1] = links[:, 1, 0] = hop
+    extra = np.zeros_like(space.extra_forward)
+    extra[2:] = head
+    space = space._replace(
+        forward=np.ones_like(space.forward)[:1],
+        backward=np.full_like(space.backward, 2.0)[:1],
+        links=links,
+        node_links=np.zeros_like(space.node_links),
+        extra_forward=extra[:, :1],
+        extra_backward=extra[:, :1],
+        rendezvous=True,
+    )
+    mesh = (0,) * 4 + (1,) * 4
+    most = np.full((8, 1), 48)
+    return row_of(space, mesh, most, 3, exchange)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "head", "hop", "microbatches", "close"),
+    [
+        (Exchange.TORCH, 12.0, 0.0, 32, 0.96),
+        (Exchange.MEGATRON, 12.0, 0.0, 32, 0.96),
+        (Exchange.TORCH, 3.0, 0.0, 8, 0.99),
+        (Exchange.MEGATRON, 3.0, 0.0, 8, 0.99),
+        (Exchange.MEGATRON, 0.0, 1.0, 8, 0.8),
+        (Exchange.TORCH, 0.0, 4.0, 32, 0.8),
+    ],
+)
+def test_heads_and_long_hops_are_in_the_bound(
+    exchange: Exchange, head: float, hop: float, microbatches: int, close: float
+) -> None:
+    """Chains that know neither have 0.77 to 0.86 of the step, and 0.37 of the last one."""
+    row = _row(exchange, head, hop, microbatches)
+    found = least_bound(row.arrays, NEVER)
+    step, *_ = polish(row, found.variant, found.units, 300)
+    assert close * step <= found.seconds <= step
+
+
+@pytest.mark.parametrize(("stages", "chunks"), [(3, 2), (3, 4), (4, 3), (5, 2), (6, 3)])
+@pytest.mark.parametrize("groups", [1, 2, 3, 5])
+def test_receives_are_posted_behind_the_pass_before(stages: int, chunks: int, groups: int) -> None:
+    """What `early_receives_of` counts: nothing hides these receives."""
+    m = stages * groups
+    total = m * chunks
+    for exchange in Exchange.TORCH, Exchange.MEGATRON:
+        every = programs("interleaved-1f1b", stages, m, chunks, None, True, exchange)
+        for s, steps in enumerate(every):
+            ahead = in_flight(stages, s, chunks, total)
+            posted: dict[Message, dict[str, int]] = {}
+            done = {"F": 0, "B": 0}
+            for step in steps:
+                if isinstance(step, Receive):
+                    posted[step.message] = dict(done)
+                if not isinstance(step, Pass):
+                    continue
+                source, number = needed(step, s, stages, chunks), done[step.kind]
+                warm = step.kind == "F" and 0 < number < ahead and s > 0
+                back = step.kind == "B" and number > 0 and s < stages - 1
+                if warm or back:
+                    assert source is not None
+                    assert posted[source][step.kind] == number
+                done[step.kind] += 1
 
 
 @pytest.mark.parametrize("seed", seeds(60))

@@ -9,7 +9,7 @@ of block k are those from start[k] to start[k + 1].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -238,10 +238,7 @@ class Columns:
         """All bounds and guesses."""
         table = self.table
         bounds, estimates = np.full((2, len(table)), np.inf)
-        ways = [_Way.of(each) for each in table.kinds]
-        for way in dict.fromkeys(ways):
-            mine = np.flatnonzero(np.array([each == way for each in ways])[table.kind])
-            self.check()
+        for way, mine in self._alike():
             bases = self.bases(way, mine)
             place = np.full(len(table.blocks), -1)
             place[bases.at] = np.arange(len(bases.at))
@@ -266,19 +263,42 @@ class Columns:
         loading = self.costs.placed.job.data_loading_seconds
         return OrderFreeTable(bounds=bounds + loading, estimates=estimates + loading)
 
-    def bases(self, way: _Way, families: Ints) -> _Bases:
-        """Of the blocks of these families that have room for all units."""
-        table, count = self.table, self.costs.placed.units.count
-        held = self._memory(way)
-        blocks = np.unique(table.block[families])
-        meshes = (held.rows, held.room, self.first, self.most, count)
-        positions = self.positions
-        if way.sharding in SPLIT_WEIGHTS:
-            positions = np.ones_like(positions)  # `Family.one_stage`
+    def with_room(self) -> Ints:
+        """Families whose meshes have room for all units; no time is priced for that."""
+        table, found = self.table, []
+        for way, mine in self._alike():
+            _, blocks = self._fitting(way, mine)
+            found.append(mine[np.isin(table.block[mine], blocks)])
+        return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+
+    def _alike(self) -> Iterator[tuple[_Way, Ints]]:
+        """(way, families) of every way."""
+        ways = [_Way.of(each) for each in self.table.kinds]
+        for way in dict.fromkeys(ways):
+            self.check()
+            same = np.array([each == way for each in ways])
+            yield way, np.flatnonzero(same[self.table.kind])
+
+    def _positions(self, way: _Way) -> Ints:
+        one = way.sharding in SPLIT_WEIGHTS
+        return np.ones_like(self.positions) if one else self.positions  # `Family.one_stage`
+
+    def _fitting(self, way: _Way, families: Ints) -> tuple[_Fits, Ints]:
+        """What fits on each mesh, and the blocks of these families with room for all units."""
+        held, positions = self._memory(way), self._positions(way)
+        blocks = np.unique(self.table.block[families])
+        meshes = (held.rows, held.room, self.first, self.most, self.costs.placed.units.count)
         may = fitting(
             blocks, self._start, *meshes, self._microbatches, positions, held.some
         )  # fmt: skip
-        blocks = blocks[may]
+        return held, blocks[may]
+
+    def bases(self, way: _Way, families: Ints) -> _Bases:
+        """Of the blocks of these families that have room for all units."""
+        table, count = self.table, self.costs.placed.units.count
+        held, blocks = self._fitting(way, families)
+        positions = self._positions(way)
+        meshes = (held.rows, held.room, self.first, self.most, count)
         self.check()
         cost, least, ends = self._costs(way.recompute, held, blocks)
         after = np.where(held.some, self._after(way), np.inf)

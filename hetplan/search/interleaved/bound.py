@@ -3,13 +3,13 @@
 Of one row, and of one boundary; `island_bound` bounds families with too many rows to list.
 
 `capacity_bound` looks at every slot by itself. A slot of n units takes its own chain
-(`interleaved.rows`) after the rise of the slots above, each of which has at least a unit per chunk.
-So for a step T every slot has a largest n, and a row whose slots together hold too few has no cut
-below T. Cheap, and blind to detours.
+(`interleaved.chains`) after the rise of the slots above, each of which has at least a unit per
+chunk. So for a step T every slot has a largest n, and a row whose slots together hold too few has
+no cut below T. Cheap, and blind to detours.
 
 `least_bound` is the least over all cuts: a program over slots, from the last to the first. Of the
 slots from s on that hold l layer units, a label has what the chains of
-`hetplan.search.interleaved.rows` need of them:
+`hetplan.search.interleaved.chains` need of them:
 
     turn, turn'   sums of what the two detours of slots above s run here
     away, away'   what the last slot runs while slot 0 is away
@@ -17,8 +17,8 @@ slots from s on that hold l layer units, a label has what the chains of
     pass          sum of last chunks and hops on the way to the last slot and back
     head          H, a turn of the last slot with its last chunk
 
-All of them only make steps longer, so a label that is nowhere below another one is left out. Where a
-place has more labels than it has room for, two are replaced by the least of both, entry by entry:
+All of them only make steps longer, so a label that is nowhere below another one is left out. Where
+a place has more labels than it has room for, two are replaced by the least of both, entry by entry:
 the bound stays valid and loses a little.
 
 `borders_of` says which meshes can stand next to each other in an interleaved pipeline with a step
@@ -39,7 +39,7 @@ more, c is what these take, and `after` follows the last pass of a slot:
 
 with latencies and waits of rendezvous sends on what is received. Otherwise, N = m v passes of each
 kind, f the least forward pass, `unit` both passes of a layer unit, W the most passes in flight
-(symbols and chains: `hetplan.search.interleaved.rows`):
+(symbols and chains: `hetplan.search.interleaved.chains`):
 
     m c + (N - 2) max(0, wait + gradient - f) + after < T      the slot above, early receives
     m c + (N - 1 - W) / 3 (unit of the other slot + both ways - 2 unit) + after < T        both
@@ -55,7 +55,7 @@ import numpy.typing as npt
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
 from hetplan.kernels import kernel
-from hetplan.search.interleaved.rows import (
+from hetplan.search.interleaved.chains import (
     AROUND,
     AWAY,
     AWAY_BACK,

@@ -24,7 +24,8 @@ from hetplan.kernels import kernel
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.plans.v_schedules import microbatch_multiple as multiple
 from hetplan.search.interleaved.bound import CutBound, borders_of, gained_of
-from hetplan.search.interleaved.rows import OWN, PASS, RISE, TURN, TURN_BACK, Arrays, cut_seconds
+from hetplan.search.interleaved.chains import OWN, PASS, RISE, TURN, TURN_BACK, Arrays
+from hetplan.search.interleaved.rows import cut_seconds
 from hetplan.search.space.family import Family
 from hetplan.search.space.row import INSIDE, NEVER, region_follows
 from hetplan.search.space.stage_table import StageTable
@@ -153,10 +154,11 @@ def rows(
             may_follow, rings = ~borders.blocked(limit), borders.rings(limit)
         follows = [np.flatnonzero(each).tolist() for each in may_follow]
         begins = np.flatnonzero(rings.any(axis=0)).tolist()
+        ends = np.asarray(rings.any(axis=1)).tolist()
         listing = RowListing(
             masks=space.island_mask.tolist(),
             most_stages=space.max_stages.tolist(),
-            ends=np.asarray(rings.any(axis=1)).tolist(),
+            ends=ends,
             held=held.tolist(),
             chunks=family.virtual_stages,
             next_meshes=partial(_next_meshes, space, follows, begins),

@@ -1,8 +1,8 @@
 """Bound of interleaved families with too many rows to list: over sets of islands.
 
 Is any plan of the family faster than T, whichever rows of slots it has? P stages; symbols and
-chains as in `hetplan.search.interleaved.rows`. In a plan below T the chain of every slot s is below
-T, so with lower bounds of what the other slots add to it,
+chains as in `hetplan.search.interleaved.chains`. In a plan below T the chain of every slot s is
+below T, so with lower bounds of what the other slots add to it,
 
     prefix_s <= sum of rise_i (i < s)     drain_s <= sum of turn_j (j > s)     the same with turn'
 
@@ -44,8 +44,7 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
 from hetplan.kernels import kernel
 from hetplan.search.interleaved.bound import Borders, borders_of, least_level
-from hetplan.search.interleaved.enumerate import MostUnits, RowListing
-from hetplan.search.interleaved.rows import (
+from hetplan.search.interleaved.chains import (
     OF_ISLANDS,
     OWN,
     RISE,
@@ -53,8 +52,9 @@ from hetplan.search.interleaved.rows import (
     SKIP_BACK,
     TURN,
     TURN_BACK,
-    row_of,
 )
+from hetplan.search.interleaved.enumerate import MostUnits, RowListing
+from hetplan.search.interleaved.rows import row_of
 from hetplan.search.space.family import Family
 from hetplan.search.space.row import NEVER, norm_levels
 from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
