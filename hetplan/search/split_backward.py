@@ -3,8 +3,8 @@
 Every plan that is looked at is placed and priced whole (`space.plan_evaluator`): the replay says
 what its order of passes takes, and what its stages keep. `improve` begins with the rows of the best
 plan so far and of the fastest meshes, deals layers out by speed, and moves them, and recomputation,
-one by one. `prove` prices every plan of a small family that its busiest stage does not exclude;
-other families keep their order-free bound (`bounds.order_free_bound`): m K, K the longest stage.
+one by one. `prove` bounds every row (`row_bound`) and prices every plan of a small family that its
+busiest stage does not exclude. Families with too many rows keep their order-free bound.
 
 A stage's layers are dealt over its chunks as evenly as possible, the first one more.
 """
@@ -38,6 +38,8 @@ _MOST_PASSES = 400_000
 """Of a step; the first replay of longer ones takes more than a second (measured)."""
 _LISTED = 300
 """Plans of a family that are priced in a proof, four times more with each `Best.effort`."""
+_HALVINGS = 30
+"""Of the range of a row's longest stage."""
 _LOOKED = 20_000
 """Beginnings of cuts that are looked at for them."""
 
@@ -88,11 +90,15 @@ class SplitSolver(FamilySolver):
         known = rows(self.space, self.family, self._room, None, target, most)
         if known is None:
             return
+        loading = self._maker.job.data_loading_seconds
+        bounds = [loading + row_bound(self.space, self.family.schedule, mesh) for mesh in known]
+        best.raise_bound(self.index, min([target, *bounds]))
+        left = [mesh for mesh, bound in zip(known, bounds, strict=True) if bound < target]
         try:
-            cuts = [(mesh, cut) for mesh in known for cut in self._below(mesh, target, most)]
+            cuts = [(mesh, cut) for mesh in left for cut in self._below(mesh, target, most)]
         except _TooManyError:
             return
-        if len(cuts) > most:
+        if not left or len(cuts) > most:
             return
         least = target
         for mesh, cut in cuts:
@@ -226,6 +232,51 @@ class SplitSolver(FamilySolver):
         units, variant = (np.array(each, dtype=np.int64) for each in cut)
         names = self._maker.island_names
         return chosen_of_slots(family, self.space, names, mesh, variant, units, depth)
+
+
+def row_bound(space: StageTable, schedule: str, mesh: Sequence[int]) -> float:
+    """Seconds of no shorter step of P slots of these meshes, whatever their layers.
+
+    Of a stage s f, i and w are the seconds of all its forward passes, gradients of inputs and of
+    weights of one microbatch, c = f + i + w; m microbatches. Every term below has a factor of at
+    least 0, so ends of the model, which only add to the units' seconds, are left out. The busiest
+    stage has c >= K, K the least with which all units find room. T >= m c for all schedules.
+
+    zb-h1: stage s cannot run backward before the first microbatch has gone down to the last stage
+    and up to s. From there to the end of its last backward pass it has m of those, all but
+    min(P - s, m) of its forward passes and max(0, m - 1 - s) gradients of weights. Then that
+    microbatch goes up. Both ways together are one round trip:
+
+        T >= sum (f + i) + (m - 1) c_s - (min(P - s, m) - 1) f_s - min(s, m - 1) w_s
+
+    Of a unit w is at most half of i + w (`LayerPricer.transformer`), and the right side falls with
+    w, so w = (i + w) / 2 is the least.
+
+    V schedules: stage s begins backward when the first microbatch has gone down and up again, and
+    has run a = min(m, 2 P - 1 - s) forward passes of chunk 0 and b = min(m, s + 1) of chunk 1:
+
+        T >= sum f + m c_s - a f0_s - b f1_s,     f0 at most (f + a unit's) / 2
+    """
+    at, m, slots = np.array(mesh), space.num_microbatches, len(mesh)
+    forward, backward = space.forward[:, at], space.backward[:, at]
+    both, place = forward + backward, np.arange(slots)
+    fastest = both.min(axis=0)
+    low, high = 0.0, float(fastest.min()) * space.num_layers
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        short = np.floor(middle / fastest * (1.0 + INSIDE)).sum() < space.num_layers
+        low, high = (middle, high) if short else (low, middle)
+    if is_v(schedule):
+        first, second = np.minimum(m, 2 * slots - 1 - place), np.minimum(m, place + 1)
+        once = space.num_layers * float(forward.min())
+        once -= float((np.maximum(first - second, 0) * forward.max(axis=0)).max()) / 2
+        turns = m - float(((first + second) / 2 * forward / both).max())
+    else:
+        once = space.num_layers * float((forward + backward / 2).min())
+        early = np.minimum(slots - place, m) - 1
+        late = np.minimum(place, m - 1)
+        turns = m - 1 - float(((early * forward + late * backward / 2) / both).max())
+    return max(m * low, once + low * max(0.0, turns))
 
 
 def _with(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:

@@ -36,10 +36,11 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.final_pricing import priced_start
 from hetplan.search.journal import JournalFile
 from hetplan.search.result import Inputs, Question, SearchResult
-from hetplan.search.search import none_below, search
+from hetplan.search.search import check_question, none_below, search
 from hetplan.search.solver import Progress
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.plan_evaluator import PlanEvaluator
+from hetplan.search.table_maker import TableMaker
 from hetplan.whatif.ask import NO_ANSWER, is_interrupted
 from hetplan.whatif.objectives import interrupted
 
@@ -177,8 +178,10 @@ class Answers:
 
     def start(self, question: Question) -> tuple[Plan, ...]:
         """The fastest plan of the smaller questions, by its price for this one; none or one."""
-        known, evaluator = math.inf, self._evaluator(question)
         fastest: tuple[Plan, ...] = ()
+        if not self._has_room(question):
+            return fastest  # what has no plan has none in a part of it
+        known, evaluator = math.inf, self._evaluator(question)
         for name, smaller in smaller_questions(question):
             if self.seconds_left < _LEAST_SECONDS:
                 break
@@ -252,6 +255,13 @@ class Answers:
         fewer = [each for _, each in _with_fewer_islands(question)]
         mixed = target(question.job.target).mixed_stages and len(fewer) > 2
         return not mixed or all(self.none_below(each, seconds) for each in fewer)
+
+    def _has_room(self, question: Question) -> bool:
+        try:
+            check_question(question)
+            return len(TableMaker.of(question, self.predictor).with_room()) > 0
+        except InputError:
+            return False
 
     def _unknown(self, question: Question) -> bool:
         return _timeless(question.job) not in self._found

@@ -5,7 +5,8 @@ one torn line, which is dropped when the sweep goes on. Questions that are in th
 asked again. A question that fails is a row with its reason, not the end of the sweep.
 
 Workers are processes of this machine (joblib's loky), or those of a Dask or Ray cluster through
-joblib's backend of that name.
+joblib's backend of that name. One worker answers questions that differ in their cluster alone: they
+hand each other their plans (`answer`).
 """
 
 from __future__ import annotations
@@ -222,10 +223,14 @@ _MOST_NEIGHBOURS = 16
 
 
 def neighbours(points: Sequence[Point]) -> list[tuple[Point, ...]]:
-    """The questions of one model, cluster, job, target, batch and length, in groups of some."""
+    """The questions of one model, job, target, batch and length, in groups of some.
+
+    Clusters are neighbours where islands of the same names have room for each other's plans.
+    """
     alike: dict[Point, list[Point]] = {}
     for point in points:
-        alike.setdefault(replace(point, links=(), nodes=()), []).append(point)
+        key = replace(point, cluster="", digest="", links=(), nodes=())
+        alike.setdefault(key, []).append(point)
     return [
         tuple(group[at : at + _MOST_NEIGHBOURS])
         for group in alike.values()

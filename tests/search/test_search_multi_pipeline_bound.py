@@ -34,11 +34,12 @@ def test_the_cheapest_path_is_the_cheapest_of_all(seed: int) -> None:
     allowed = rng.random((phases, num_options)) < 0.8
     most = float(rng.uniform(0.8, 2.5))
     least = most * 0.95
+    shortest = least if rng.random() < 0.5 else 0.0
 
     values = np.empty((phases, 8, rows + 1, num_layers + 1))
     chosen = np.empty(values.shape, np.int64)
     stages = Stages(layer, wire, serial, most_layers, price, allowed)
-    weigh_turns(values, chosen, stages, least, most, down, bonus)
+    weigh_turns(values, chosen, stages, least, shortest, most, down, bonus)
     path = np.empty((2, rows), np.int64)
     found = cheapest_path(values, chosen, fewest, path)
 
@@ -54,7 +55,10 @@ def test_the_cheapest_path_is_the_cheapest_of_all(seed: int) -> None:
             return np.inf
         for at, (o, n) in enumerate(zip(options, layers, strict=True)):
             role, below = _role(at, count), at < turn
-            if n > most_layers[role, o, at + 1] or n * layer[o] + serial[role, o] > most:
+            turn_seconds = n * layer[o] + serial[role, o]
+            if n > most_layers[role, o, at + 1] or turn_seconds > most:
+                return np.inf
+            if at == turn and turn_seconds < shortest:
                 return np.inf
             way = (n * layer[o] + wire[role, o]) / least
             total += price[o]

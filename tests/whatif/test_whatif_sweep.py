@@ -65,6 +65,28 @@ def test_every_question_has_one_row_and_its_plan(sweep: Path, tmp_path: Path) ->
     assert rows_of(again) == rows
 
 
+_MONOTONE = SWEEP.replace("[2, 4]", "[4]").replace(
+    "[1 Gbit/s, 100 Gbit/s]",
+    "[100 Gbit/s, 1 Gbit/s, 10 Gbit/s]\nnodes:\n  - {island: a, nodes: [2, 1]}",
+)
+
+
+def test_faster_links_more_memory_and_more_nodes_are_never_slower(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    assert plan_all(sweep_files(tmp_path, _MONOTONE), table) == 12
+    found = {}
+    for row in rows_of(table):
+        assert float(row["lower_bound_seconds"]) <= float(row["step_seconds"])
+        gigabits = float(row["links"].split()[1])
+        memory, nodes = row["cluster"] == "one.yaml", int(row["nodes"].split()[1])
+        found[gigabits, memory, nodes] = float(row["step_seconds"])
+    assert len(found) == 12
+    for less, slower in found.items():
+        for more, faster in found.items():
+            if all(a <= b for a, b in zip(less, more, strict=True)):
+                assert faster <= slower * (1.0 + 1e-9), (less, more)
+
+
 @pytest.mark.slow
 def test_workers_of_dask_give_the_same_rows(sweep: Path, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")

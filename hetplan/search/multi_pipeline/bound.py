@@ -33,9 +33,13 @@ one G is found by a program over positions and layers (`multi_pipeline.paths`), 
 interval: its lower end stands for K, as the sum of all multiples of K is not negative where m >= r;
 where a pipeline may have fewer microbatches than stages its upper end does in what is taken off.
 
-A pipeline has at most N_k devices of class k. For any multiplier lambda_k >= 0 it weighs no less
-than with prices pi_k + lambda_k and without lambda_k N_k / G; multipliers are raised where the
-program's path has more devices than there are (`hetplan.search.multi_pipeline.paths`).
+The stages of a pipeline on an island are of one mesh, of which it can have M at most. So each
+counts as N_k / M devices of a class k of one island, no fewer than its own, and as its own
+devices elsewhere; all stages together count as at most N_k (`MeshOptions.room`). For any multiplier
+lambda_k >= 0 a pipeline weighs no less with lambda_k for each that is counted, and without
+lambda_k N_k / G; multipliers are raised where the program's path counts as more than there are
+(`hetplan.search.multi_pipeline.paths`). The bottleneck's stage takes no less than the lower end of
+K's interval: no other stage stands for it.
 
 Memory is that of as many microbatches as the price asks for (`paths._Interval._needed`: a pipeline
 that is worth its price has at least as many as the cheapest one with the memory of one microbatch
@@ -260,14 +264,17 @@ def multi_pipeline_bound(
             break
         # Prices that prove nothing are no better than the last ones.
         center = np.array(best.prices) if best.seconds > 0.0 else prices
-        prices, upper = _next_prices(paths, devices, batch, center, reach)
-        if best.seconds >= upper * (1 - _TOLERANCE):
+        last, prices = prices, _next_prices(paths, devices, batch, center, reach)
+        if np.allclose(prices, last, rtol=_TOLERANCE):
+            prices = 0.5 * (prices + center)
+        if np.allclose(prices, center, rtol=_TOLERANCE):
             break
     return MultiPipelineBound(seconds=best.seconds, prices=best.prices, paths=tuple(paths))
 
 
 _TOLERANCE = 1e-3
-"""Prices that could raise the bound by no more than this part are not looked for."""
+"""Prices that move by no more than this part are not tried. The program's own value says nothing:
+other surcharges and inequalities may weigh its paths more."""
 
 _REACH = 0.3
 """How far prices may move at once; half of it after a move that was none for the better: a linear
@@ -292,8 +299,8 @@ def _first_prices(pricers: Sequence[PathPricer], batch: int) -> Floats:
 
 def _next_prices(
     paths: Sequence[Path], devices: Floats, batch: int, center: Floats, reach: float
-) -> tuple[Floats, float]:
-    """(prices not far from these at which the known paths allow the longest step, that step)."""
+) -> Floats:
+    """Prices not far from these at which the known paths allow the longest step."""
     count = len(devices)
     rows = [[*(-path.bottleneck_seconds * np.array(path.use)), 1.0] for path in paths]
     right = [path.bottleneck_seconds * path.weight_without_price for path in paths]
@@ -306,5 +313,5 @@ def _next_prices(
         bounds=[(price / (1 + reach), price * (1 + reach)) for price in center] + [(None, None)],
         method="highs",
     )
-    prices = np.array(found.x, dtype=np.float64)
-    return prices[:count], float(prices[count])
+    prices: Floats = np.array(found.x, dtype=np.float64)[:count]
+    return prices

@@ -62,9 +62,12 @@ def _table(
     role: int,
     slope: float,
     bonus: float,
+    least: float,
     most: float,
 ) -> None:
-    """[r][n] least weight of a stage of n layers at position r, and whose option it is."""
+    """[r][n] least weight of a stage of n layers at position r, and whose option it is; of stages
+    that take `least` to `most` seconds.
+    """
     weights[:] = np.inf
     which[:] = -1
     rows, layers = weights.shape[0] - 1, weights.shape[1] - 1
@@ -80,6 +83,8 @@ def _table(
                 row -= 1
             if row < 1:
                 break
+            if (n * layer[o] + serial[role, o]) * (1 + 1e-12) < least:
+                continue
             value = price[o] + slope * (n * layer[o] + wire[role, o]) - bonus
             if value < weights[row, n]:
                 weights[row, n] = value
@@ -106,6 +111,7 @@ def weigh_turns(
     chosen: Ints,
     stages: Stages,
     least: float,
+    bottleneck: float,
     most: float,
     down: float,
     bonus: float,
@@ -126,6 +132,7 @@ def weigh_turns(
                 roles[kind],
                 slopes[kind],
                 bonus if kind in (BELOW, LAST_BELOW) else 0.0,
+                bottleneck if kind in (TURN, FIRST_TURN, LAST_TURN, ONLY) else 0.0,
                 most,
             )
 
@@ -276,6 +283,8 @@ class Path:
     """Least stage time that was assumed of the bottleneck."""
     use: tuple[float, ...]
     """Devices of each class that one sequence of a microbatch occupies."""
+    room: tuple[float, ...]
+    """The same, of stages that take their part of the stages that their meshes can have."""
     weight: float
     """At prices and surcharges."""
     weight_without_price: float
@@ -425,13 +434,15 @@ class _Interval:
         if value == np.inf:
             return None
         count = int(np.count_nonzero(np.cumprod(path[0] >= 0)))
-        use = options.use[path[0, :count]].sum(axis=0)
+        chosen = path[0, :count]
+        use, room = options.use[chosen].sum(axis=0), options.room[chosen].sum(axis=0)
         return Path(
             samples=options.samples,
             options=tuple(path[0, :count].tolist()),
             layers=tuple(path[1, :count].tolist()),
             bottleneck_seconds=self.least,
             use=tuple(use.tolist()),
+            room=tuple(room.tolist()),
             weight=value - off,
             weight_without_price=value - off - float(use @ self.prices),
             microbatches=self.microbatches,
@@ -440,14 +451,14 @@ class _Interval:
         )
 
     def _charged(self, surcharge: Sequence[float]) -> tuple[Floats, float]:
-        """(price of every option, what is taken off): a device of class k costs lambda_k more, and
-        all that a pipeline may have of them are paid for already.
+        """(price of every option, what is taken off): a counted device of class k costs lambda_k
+        more, and all that a pipeline may have of them are paid for already.
         """
-        use = self.pricer.options.use
+        priced = self.pricer.options.use @ self.prices
         if not surcharge:
-            return use @ self.prices, 0.0
+            return priced, 0.0
         more = np.array(surcharge)
-        return use @ (self.prices + more), float(more @ self._room)
+        return priced + self.pricer.options.room @ more, float(more @ self._room)
 
     def _raised(self, start: Path) -> Path | None:
         """With surcharges on classes of which the path has more devices than there are, and lower
@@ -455,7 +466,7 @@ class _Interval:
         """
         best, room = start, self._room
         for _ in range(_CLASSES_RAISED):
-            over = np.array(best.use) / room - 1
+            over = np.array(best.room) / room - 1
             charged = np.array(best.surcharge) > 0
             weigh = np.where(over > _FEW, over, np.where(charged & (over < -_FEW), -over, 0.0))
             place = int(np.argmax(weigh))
@@ -483,7 +494,7 @@ class _Interval:
         best = low if high is None or low.weight >= high.weight else high
         step = max(float(self.prices.max()), 1e-6)
         for _ in range(_RAISES):
-            over = low.use[place] - room
+            over = low.room[place] - room
             if over <= room * _FEW or best.weight >= self._enough:
                 break
             if high is None:
@@ -491,7 +502,7 @@ class _Interval:
                 step *= 4
             else:
                 # Weights are linear in the surcharge, with the paths' devices beyond the room.
-                spare = room - high.use[place]
+                spare = room - high.room[place]
                 apart = high.surcharge[place] - low.surcharge[place]
                 at = low.surcharge[place] + (high.weight - low.weight + spare * apart) / (
                     over + spare
@@ -504,7 +515,7 @@ class _Interval:
                 best = weighed
             if settled:
                 break
-            if weighed.use[place] > room * (1 + _FEW):
+            if weighed.room[place] > room * (1 + _FEW):
                 low = weighed
             else:
                 high = weighed
@@ -518,7 +529,7 @@ class _Interval:
         shape = (len(self.allowed), 8, self.most_stages + 1, layers + 1)
         values, chosen = np.empty(shape), np.empty(shape, np.int64)
         stages = self.pricer.stages(microbatches, price, self.allowed)
-        weigh_turns(values, chosen, stages, least, self.most, mode.down, mode.bonus)
+        weigh_turns(values, chosen, stages, least, self.least, self.most, mode.down, mode.bonus)
         return cheapest_path(values, chosen, fewest, path), path
 
     def _needed(self, surcharge: Sequence[float]) -> int:

@@ -24,7 +24,7 @@ from hetplan.search.solver import Best, Grounds, OrderFreeBound
 from hetplan.search.table_maker import TableMaker
 
 _ROUGH_RATIO, _ROUGH_ROUNDS = 0.03, 1
-_RATIO, _ROUNDS = 3e-3, 6
+_RATIO, _ROUNDS = 3e-3, 12
 """Width of the intervals of the bottleneck's time, and linear programs, of the bound."""
 
 _RISE = 0.003

@@ -209,6 +209,8 @@ class MeshOptions(StageCosts):
     """[O] position in what the job may recompute."""
     use: Floats
     """[O, C] devices that one sequence of a microbatch occupies."""
+    room: Floats
+    """[O, C] the same, of a stage that takes its part of the stages that its mesh can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,6 +355,11 @@ class OptionsMaker:
         for o, stage in enumerate(stages):
             for island, shape in stage.parts:
                 use[o, self.class_of[island]] += shape.num_devices / samples
+        alone = np.array([len(each.islands) == 1 for each in classes])
+        devices = np.array([each.devices for each in classes], dtype=np.float64)
+        stages_of = np.array([every[m][0].max_stages for m, _ in variants])[:, None]
+        shared = devices / (samples * stages_of)
+        room = np.where((use > 0) & alone, np.maximum(use, shared), use)
         units, fewest = self.pricer.units.count, job.pin.pp or 1
         most_stages = min(units, job.pin.pp or units, self._room(use * samples))
         if not fits or most_stages < fewest:
@@ -363,13 +370,14 @@ class OptionsMaker:
             most_microbatches=(job.global_batch_size - 1) // samples,
             fewest_stages=fewest,
             most_stages=most_stages,
-            devices=np.array([each.devices for each in classes], dtype=np.float64),
-            alone=np.array([len(each.islands) == 1 for each in classes]),
+            devices=devices,
+            alone=alone,
             meshes=tuple(alike[0] for alike in every),
             alike={mesh: m for m, alike in enumerate(every) for mesh in alike},
             mesh=np.array([variants[o][0] for o in fits], dtype=np.int64),
             recompute=np.array([variants[o][1] for o in fits], dtype=np.int64),
             use=use[fits],
+            room=room[fits],
         )
 
     def _alike(self, meshes: Sequence[Mesh]) -> list[list[Mesh]]:

@@ -1,0 +1,124 @@
+"""A question is never slower than a smaller one: targets, islands, pins, links, on random jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from search_jobs import cluster, island, job, model
+
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import HetplanError
+from hetplan.job.spec import Pins
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.final_pricing import priced_start
+from hetplan.search.result import Question, SearchResult
+from hetplan.search.search import none_below
+from hetplan.search.table_maker import TableMaker
+from hetplan.whatif.ask import NO_ANSWER, ask
+from hetplan.whatif.smaller_questions import Answers, best_plan, smaller_questions
+
+PREDICTOR = FittedPredictor.datasheet_only()
+SAME = 1.0 + 1e-9
+
+
+def _cluster(random: Random, *, tiny: bool) -> Cluster:
+    kinds = [("old", 40.0), ("new", 120.0)]
+    islands = []
+    for at in range(2 if tiny else random.choice((1, 2, 2, 3))):
+        kind, teraflops = random.choice(kinds)
+        islands.append(
+            island(
+                "abc"[at],
+                kind=kind,
+                teraflops=teraflops,
+                gigabytes=random.choice((2.0, 16.0)),
+                nodes=1 if tiny else random.choice((1, 2)),
+                per_node=1 if tiny else random.choice((1, 1, 2)),
+            )
+        )
+    return cluster(*islands, gigabytes_per_second=random.choice((0.2, 2.0, 20.0)))
+
+
+def drawn(seed: int, *, tiny: bool) -> Question:
+    """A job of 2 to 4 layers on 1 to 3 islands, with a gap that leaves room for being beaten; tiny:
+    on two devices.
+    """
+    random = Random(seed)
+    targets = ("megatron", "flagscale", "torchtitan", "native", "any")
+    target, batch = random.choice(targets), random.choice((1, 2) if tiny else (2, 4, 6))
+    asked = job(batch, target=target, gap=random.choice((0.01, 0.2)))
+    layers = random.choice((2, 3) if tiny else (2, 3, 4))
+    return Question(model=model(layers), cluster=_cluster(random, tiny=tiny), job=asked)
+
+
+def answer(question: Question) -> SearchResult | None:
+    """As `hetplan plan` asks it; None where there is no plan."""
+    try:
+        return best_plan(question, Answers(PREDICTOR))
+    except HetplanError:
+        return None
+
+
+def price(question: Question, found: SearchResult) -> float | None:
+    """Of another question's plan for this one; None where it does not allow it."""
+    offer = priced_start(found.plan, TableMaker.of(question, PREDICTOR).evaluator)
+    return None if offer is None else offer.seconds
+
+
+def never_slower(question: Question) -> int:
+    """Check it against all of its smaller questions; how many it was compared with."""
+    whole, compared = answer(question), 0
+    for name, smaller in smaller_questions(question):
+        part = answer(smaller)
+        if part is None:
+            continue
+        here, own = price(question, part), part.estimate.step_seconds
+        if here is not None and here <= own * SAME:
+            assert whole is not None, name
+            assert whole.estimate.step_seconds <= own * SAME, (name, question.job.target)
+            compared += 1
+    return compared
+
+
+def test_no_job_is_slower_than_a_smaller_one() -> None:
+    assert sum(never_slower(drawn(seed, tiny=True)) for seed in range(8)) > 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tiny", [True, False])
+def test_no_job_of_many_is_slower_than_a_smaller_one(tiny: bool) -> None:
+    seeds = range(100, 400) if tiny else range(40)
+    assert sum(never_slower(drawn(seed, tiny=tiny)) for seed in seeds) > len(seeds)
+
+
+def test_a_short_proof_never_denies_a_plan() -> None:
+    shown = 0
+    for seed in range(12):
+        question = drawn(seed, tiny=True)
+        try:
+            least = ask(question.with_job(gap=0.0), PREDICTOR).estimate.step_seconds
+        except NO_ANSWER:
+            continue
+        assert not none_below(question, PREDICTOR, least * (1.0 + 1e-6))
+        shown += none_below(question, PREDICTOR, 0.5 * least)
+    assert shown >= 5
+
+
+def test_a_relaxed_pin_is_never_slower() -> None:
+    for seed in range(12):
+        free = drawn(seed, tiny=True)
+        pinned = replace(free, job=replace(free.job, pin=Pins(pp=1 + seed % 2, dp=1)))
+        found = answer(pinned)
+        if found is not None:
+            relaxed = ask(free, PREDICTOR, known_plans=(found.plan,))
+            assert relaxed.estimate.step_seconds <= found.estimate.step_seconds * SAME
+
+
+def test_without_time_the_smaller_questions_are_left_out() -> None:
+    question = drawn(2, tiny=True)
+    answers = Answers(PREDICTOR, deadline=0.0)
+    assert answers.start(question) == ()
+    for name, smaller in smaller_questions(question):
+        assert answers.answer(name, smaller) is None
