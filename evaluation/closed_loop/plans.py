@@ -159,7 +159,7 @@ def _stage_name(stage: ChosenStage) -> str:
     )
     if len(stage.parts) > 1:
         islands += f"({':'.join(str(part.shape.samples) for part in stage.parts)})"
-    again = "" if stage.recompute == "none" else f" recompute {stage.recompute}"
+    again = "" if stage.recompute.words == "none" else f" recompute {stage.recompute.words}"
     return f"{islands} {'/'.join(map(str, stage.layers))}{again}"
 
 

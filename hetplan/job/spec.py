@@ -102,6 +102,21 @@ class Objective(StrEnum):
     """Money; every device that may be used needs a price."""
 
 
+class RecomputeModule(StrEnum):
+    """Part of a transformer layer that selective recomputation runs again."""
+
+    CORE_ATTENTION = "core_attn"
+    """Scores and context, without the projections (arXiv 2205.05198, section 5)."""
+    MLP = "mlp"
+    """The dense MLP."""
+    EXPERTS = "moe"
+    """Router, experts and their transfers."""
+    NORMS = "layernorm"
+    """Norm outputs."""
+    ACTIVATION = "moe_act"
+    """The product between up and down projection, of MLPs and experts."""
+
+
 class Sharding(StrEnum):
     """What the ranks of a sharding group split among themselves (arXiv 1910.02054)."""
 
@@ -132,6 +147,9 @@ class Pins(FileForm):
     """Sequences per microbatch and data-parallel rank."""
     recompute: bool | None = None
     """Whether transformer layers are computed again in the backward pass."""
+    recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(min_length=1)] | None = None
+    """Only these parts of transformer layers are computed again: core_attn, mlp, moe, layernorm,
+    moe_act."""
     embedding_on: Name | None = None
     """Island or device kind of the first stage."""
     head_on: Name | None = None

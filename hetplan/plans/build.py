@@ -34,9 +34,6 @@ from hetplan.plans.plan import (
     OverlapSettings,
     Pipeline,
     Plan,
-    Recompute,
-    RecomputeGranularity,
-    RecomputeModule,
     Replica,
     Schedule,
     Sharding,
@@ -45,16 +42,13 @@ from hetplan.plans.plan import (
 from hetplan.plans.targets import target
 from hetplan.plans.v_schedules import places
 
-SELECTIVE_MODULES = (RecomputeModule.CORE_ATTENTION,)
-"""What a chosen stage that recomputes selectively runs again."""
-
 
 def chosen_of(plan: Plan, cluster: Cluster, job: Job, model: ModelSpec | None = None) -> ChosenPlan:
     """The choices that make this plan, but for the numbers of its devices.
 
     Without a model the only layer behind the transformer layers is the head. An InputError names
-    what no choices can say: recomputation of other parts than attention, another overlap than that
-    of the job's trainer.
+    what no choices can say: recomputation of some layers of a stage, another overlap than that of
+    the job's trainer.
     """
     faults = tuple(_beyond_choices(plan, job))
     if faults:
@@ -90,7 +84,7 @@ def _chosen_stage(cluster: Cluster, stage: Stage, end: int) -> ChosenStage:
         ),
         # Position 0 is the embedding; what stands behind the transformer layers is not counted.
         layers=tuple(min(chunk.stop, end) - max(chunk.start, 1) for chunk in stage.chunks),
-        recompute=stage.recompute.granularity,
+        recompute=stage.recompute,
         warmup_depth=stage.warmup_depth,
     )
 
@@ -101,9 +95,6 @@ def _beyond_choices(plan: Plan, job: Job) -> Iterator[Fault]:
         if asks.layers is not None:
             message = f"{asks.layers}; searched plans recompute all layers of a stage or none"
             yield Fault(field=f"{field}.recompute.layers", message=message)
-        if asks.modules not in ((), SELECTIVE_MODULES):
-            message = f"{', '.join(asks.modules)}; searched plans recompute core_attn alone"
-            yield Fault(field=f"{field}.recompute.modules", message=message)
     shapes = [Shape.of(each) for stage in plan.stages for each in stage.replicas]
     if replace(plan.overlap, send=False) != overlap_of(job, shapes, plan.sharding):
         message = (
@@ -141,7 +132,7 @@ def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) ->
             Stage(
                 chunks=chunks[s],
                 replicas=tuple(replica_of(part.shape, next(places)) for part in stage.parts),
-                recompute=_recompute(stage.recompute),
+                recompute=stage.recompute,
                 warmup_depth=stage.warmup_depth,
             )
             for s, stage in enumerate(pipeline.stages)
@@ -214,11 +205,6 @@ def chunks_of(
         found[s].append(LayerRange(start=at, stop=stop))
         at = stop
     return [tuple(ranges) for ranges in found]
-
-
-def _recompute(granularity: RecomputeGranularity) -> Recompute:
-    selective = granularity is RecomputeGranularity.SELECTIVE
-    return Recompute(granularity=granularity, modules=SELECTIVE_MODULES if selective else ())
 
 
 def replica_of(shape: Shape, devices: tuple[DeviceRange, ...]) -> Replica:

@@ -11,7 +11,7 @@ from hetplan.errors import Fault
 from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
 from hetplan.job.kernels import CONTEXT_PARALLEL, FUSED_ATTENTION, kernel_fault, used_kinds
-from hetplan.job.spec import SPLIT_WEIGHTS, Job, Objective
+from hetplan.job.spec import SPLIT_WEIGHTS, Job, Objective, RecomputeModule
 from hetplan.job.trainer import trainer_faults, trainer_settings
 from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.layers import Experts
@@ -58,6 +58,7 @@ def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[P
     yield from _of_stages(job, model, can)
     yield from _of_pipelines(job, cluster)
     yield from _of_libraries(job, cluster, can)
+    yield from _of_modules(job, model, can)
     yield from _of_sharding(job, can)
     yield from _of_offload(job, cluster, can)
     yield from _prices(job, cluster)
@@ -249,13 +250,29 @@ def _of_libraries(job: Job, cluster: Cluster, can: Target) -> Iterator[tuple[Pat
         )
 
 
+def _of_modules(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path, str]]:
+    pin, path = job.pin, ("pin", "recompute_modules")
+    if pin.recompute_modules is None:
+        return
+    names, known = ", ".join(pin.recompute_modules), ", ".join(can.recompute_modules) or "none"
+    mlps = {type(run.layer.mlp) for run in model.layer_runs}
+    if not {*pin.recompute_modules} <= {*can.recompute_modules}:
+        yield path, f"{names}; target {job.target} can recompute {known} alone"
+    elif pin.recompute is not None:
+        yield path, f"{names} with recompute {str(pin.recompute).lower()}; leave one of them out"
+    elif RecomputeModule.EXPERTS in pin.recompute_modules and Experts not in mlps:
+        yield path, f"{names}; {model.name} has no experts: leave moe out"
+    elif len({*pin.recompute_modules}) < len(pin.recompute_modules):
+        yield path, f"{names}; one is named twice"
+
+
 def _of_sharding(job: Job, can: Target) -> Iterator[tuple[Path, str]]:
     pin, path = job.pin, ("pin", "sharding")
     if pin.sharding is None:
         return
     if pin.sharding not in can.shardings(job.optimizer):
         known = ", ".join(can.shardings(job.optimizer))
-        yield path, f"{pin.sharding}; target {job.target} with {job.optimizer} has {known}"
+        yield path, f"{pin.sharding}; target {job.target} with {job.optimizer} has {known}: pin one"
     elif pin.sharded_optimizer not in (None, pin.sharding is not Sharding.NONE):
         yield path, f"{pin.sharding} with sharded_optimizer {str(pin.sharded_optimizer).lower()}"
     elif pin.sharding is Sharding.NONE and can.context_shards and (pin.cp or 1) > 1:

@@ -237,8 +237,8 @@ def recompute(checked: CheckedPlan) -> Found:
             )
         elif len(set(asks.modules)) != len(asks.modules):
             yield f"{where}.modules", f"{', '.join(asks.modules)} names a module twice"
-        elif RecomputeModule.EXPERTS in asks.modules and not checked.experts_in(stage):
-            yield f"{where}.modules", f"{RecomputeModule.EXPERTS}: the stage has no experts"
+        elif RecomputeModule.EXPERTS in asks.modules and not checked.experts:
+            yield f"{where}.modules", f"{RecomputeModule.EXPERTS}: the model has no experts"
         if asks.layers is not None:
             yield from _recomputed_layers(checked, where, stage, asks.layers)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hetplan.plans.plan import RecomputeGranularity, Replica, Schedule, Sharding
+from hetplan.plans.plan import NO_RECOMPUTE, Recompute, Replica, Schedule, Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -72,9 +72,18 @@ class ChosenStage:
     """One per island; several share every microbatch between them."""
     layers: tuple[int, ...]
     """Transformer layers of each chunk (virtual stage); embedding and head are not counted."""
-    recompute: RecomputeGranularity = RecomputeGranularity.NONE
+    recompute: Recompute = NO_RECOMPUTE
     warmup_depth: int
     """Most microbatches in flight (`hetplan.plans.plan.Stage.warmup_depth`)."""
+
+    @staticmethod
+    def from_older_form(data: dict[str, object]) -> dict[str, object]:
+        """Data of journals before form 2, whose stages have a word."""
+        word = data.get("recompute")
+        if not isinstance(word, str):
+            return data
+        modules = ["core_attn"] if word == "selective" else []
+        return {**data, "recompute": {"granularity": word, "modules": modules}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

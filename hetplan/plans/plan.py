@@ -19,11 +19,13 @@ from enum import StrEnum
 from itertools import chain
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision, Sharding, TrainerOptions
+from hetplan.job.spec import Precision, RecomputeModule, Sharding, TrainerOptions
 from hetplan.job.trainer import trainer_settings_of
 from hetplan.plans.v_schedules import V_SCHEDULES, stage_of
 
 __all__ = [
+    "FULL_RECOMPUTE",
+    "NO_RECOMPUTE",
     "SCHEDULES",
     "Boundary",
     "DeviceRange",
@@ -112,22 +114,7 @@ class RecomputeGranularity(StrEnum):
     """Whole transformer layers, of which only the input is kept."""
 
 
-class RecomputeModule(StrEnum):
-    """Part of a transformer layer that selective recomputation runs again."""
-
-    CORE_ATTENTION = "core_attn"
-    """Scores and context, without the projections (arXiv 2205.05198, section 5)."""
-    MLP = "mlp"
-    """The dense MLP."""
-    EXPERTS = "moe"
-    """Router, experts and their transfers."""
-    NORMS = "layernorm"
-    """Norm outputs."""
-    ACTIVATION = "moe_act"
-    """The product between up and down projection, of MLPs and experts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Recompute:
     """Recomputation of one stage."""
 
@@ -136,6 +123,15 @@ class Recompute:
     """What selective recomputation runs again; empty otherwise."""
     layers: int | None = None
     """Transformer layers of each chunk that recompute, its first ones; None: all."""
+
+    @property
+    def words(self) -> str:
+        """`none`, `full` or the modules, as in `core_attn+mlp`."""
+        return "+".join(self.modules) or self.granularity.value
+
+
+NO_RECOMPUTE = Recompute()
+FULL_RECOMPUTE = Recompute(granularity=RecomputeGranularity.FULL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from hetplan.cost.step_model.end_of_step import host_update_seconds
 from hetplan.model.layers import Experts
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity
+from hetplan.plans.plan import FULL_RECOMPUTE, NO_RECOMPUTE
 from hetplan.plans.targets import target
 from hetplan.search.space.allowed import divisors, is_one_stage, most_stages_of
 from hetplan.search.space.family import Family, Mesh
@@ -256,7 +256,7 @@ def several_pipelines_bound(pricer: StagePricer) -> float:
         rate = max(
             (
                 shape.microbatch_size
-                / (shape.tp * float(np.sum(pricer.unit_passes(at, shape, (_NONE,)))))
+                / (shape.tp * float(np.sum(pricer.unit_passes(at, shape, (NO_RECOMPUTE,)))))
                 for shape in _shapes(pricer, at)
             ),
             default=0.0,
@@ -265,9 +265,6 @@ def several_pipelines_bound(pricer: StagePricer) -> float:
     if rates <= 0.0:
         return math.inf
     return pricer.units.count * job.global_batch_size / rates + job.data_loading_seconds
-
-
-_NONE = RecomputeGranularity.NONE
 
 
 def _shapes(pricer: StagePricer, island: int) -> Iterator[Shape]:
@@ -288,7 +285,7 @@ def _shapes(pricer: StagePricer, island: int) -> Iterator[Shape]:
             )
             kept = [
                 pricer.stage_bytes(island, shape, each, 0).kept.each
-                for each in RecomputeGranularity
+                for each in (NO_RECOMPUTE, FULL_RECOMPUTE)
             ]
             if min(kept) > place.memory_bytes:
                 break  # larger ones keep more

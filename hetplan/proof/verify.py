@@ -297,11 +297,11 @@ class _Claim:
         """How many of these families have no room; InputError where one is not excluded."""
         without_room = done = 0
 
-        def base(at: int) -> tuple[int, str, str, float]:
+        def base(at: int) -> tuple[object, ...]:
             """What families share that differ in their schedule alone."""
             kind = families.kinds[families.kind[at]]
-            block = int(families.block[at])
-            return block, " ".join(kind.recompute), str(kind.sharding), kind.offload
+            state = (kind.sharding, kind.offload, kind.sharing_ranks)
+            return int(families.block[at]), kind.recompute, *state
 
         for _, group in groupby(sorted(numbers, key=base), base):
             alike = [families[at] for at in group]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hetplan.job.spec import Job, Pins
-from hetplan.plans.plan import Plan, RecomputeGranularity, Stage
+from hetplan.plans.plan import Plan, Stage
 from hetplan.plans.targets import target
 from hetplan.search.solver import RESOLUTION, Solver
 from hetplan.search.space.family import Family, FamilyTable, Mesh
@@ -31,12 +31,8 @@ def describe_space(
             ("microbatch size", "microbatch_size"),
         )
     ]
-    recompute = [
-        each.value
-        for each in RecomputeGranularity
-        if any(each in family.recompute for family in families)
-    ]
-    searched.append(f"recompute {', '.join(recompute)}{_each(trainer.recompute_per_stage)}")
+    recompute = _words(each.words for family in families for each in family.recompute)
+    searched.append(f"recompute {recompute}{_each(trainer.recompute_per_stage)}")
     searched.append(f"schedules {_schedules(families)}")
     searched.append(f"sharding {_words(family.sharding.value for family in families)}")
     if any(family.offload for family in families):
@@ -135,7 +131,7 @@ def describe_solver(solver: Solver) -> str:
             f" {name} {value}" for name, value in (("cp", shape.cp), ("ep", shape.ep)) if value > 1
         )
         degrees = f" tp {shape.tp}{more} dp {shape.dp} microbatch size {shape.microbatch_size}"
-    recompute = "/".join(each.value for each in family.recompute)
+    recompute = "/".join(each.words for each in family.recompute)
     return (
         f"{family.schedule}{chunks} tick {family.samples}{degrees} recompute {recompute} "
         f"sharding {family.sharding.value}"
@@ -161,7 +157,7 @@ def layout_words(plan: Plan) -> str:
     chunks = "/".join(dict.fromkeys(str(p.schedule.virtual_stages) for p in plan.pipelines))
     if chunks != "1":
         words.append(f"{chunks} chunks")
-    recompute = "/".join(dict.fromkeys(stage.recompute.granularity.value for stage in stages))
+    recompute = "/".join(dict.fromkeys(stage.recompute.words for stage in stages))
     if recompute != "none":
         words.append(f"recompute {recompute}")
     if plan.optimizer_offload:

@@ -65,7 +65,7 @@ def family_words(family: Family) -> str:
         schedule += f" of {family.virtual_stages} chunks"
     if family.early_sends:
         schedule += f" with early sends, {family.most_extra_depth} deeper"
-    choices = " or ".join(family.recompute)
+    choices = " or ".join(each.words for each in family.recompute)
     return (
         f"{schedule}, {family.num_microbatches} x {family.samples} samples, "
         f"recompute {choices}, sharding {family.sharding}"

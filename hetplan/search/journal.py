@@ -35,7 +35,7 @@ from hetplan.search.descriptions import describe_solver
 from hetplan.search.solver import Best, Grounds, Offer, Solver
 from hetplan.version import __version__
 
-SCHEMA = "hetplan.journal/1"
+SCHEMA = "hetplan.journal/2"
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ against each other.
 6. The validator checks an answer from its devices and layers, without the search
 
 What it leaves out: interleaving, several pipelines, stages over several islands, context and expert
-parallelism, deeper warm-up than 1F1B's own, selective recomputation, layers that are not alike.
+parallelism, deeper warm-up than 1F1B's own, optimizers in host memory, layers that are not alike.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from hetplan.model.layers import Experts
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.plan import Plan, RecomputeGranularity, Schedule, Sharding, expand
+from hetplan.plans.plan import Plan, Recompute, Schedule, Sharding, expand
 from hetplan.plans.targets import Target, target
+from hetplan.search.space.families import Families
 
-NONE, FULL = RecomputeGranularity.NONE, RecomputeGranularity.FULL
 SAME_SECONDS = 1e-9
 """Relative difference of two sums of the same numbers in another order."""
 
@@ -101,14 +101,10 @@ class Problem:
                     yield island.name, node
 
     @cached_property
-    def recomputation(self) -> tuple[RecomputeGranularity, ...]:
+    def recomputation(self) -> tuple[Recompute, ...]:
         """What a stage may recompute."""
-        pin, choices = self.job.pin.recompute, []
-        if pin is not True:
-            choices.append(NONE)
-        if pin is not False and self.trainer.full_recompute:
-            choices.append(FULL)
-        return tuple(choices)
+        pricer = self.pricer
+        return Families(model=pricer.model, cluster=pricer.cluster, job=self.job).recompute
 
 
 # ---- 2. Outlines
@@ -138,9 +134,7 @@ class Outline:
             Part(island=run.island, shape=run.shape) for run in self.runs for _ in range(run.stages)
         )
 
-    def chosen(
-        self, layers: tuple[int, ...], recompute: tuple[RecomputeGranularity, ...]
-    ) -> ChosenPlan:
+    def chosen(self, layers: tuple[int, ...], recompute: tuple[Recompute, ...]) -> ChosenPlan:
         """The plan with these transformer layers and this recomputation per stage."""
         stages, m = len(layers), self.num_microbatches
         return ChosenPlan(
@@ -273,9 +267,7 @@ class StageSeconds:
         return self.fixed + layers * self.per_layer
 
 
-def stage_seconds(
-    problem: Problem, plan: Plan
-) -> tuple[dict[RecomputeGranularity, StageSeconds], ...]:
+def stage_seconds(problem: Problem, plan: Plan) -> tuple[dict[Recompute, StageSeconds], ...]:
     """Of every stage, by recomputation; `plan` is any plan of the outline.
 
     Each stage alone: what stages take from each other makes a step longer, never shorter.
@@ -285,14 +277,13 @@ def stage_seconds(
     tables = []
     for s, stage in enumerate(stages):
         table = {}
-        for granularity in problem.recomputation:
-            recompute = replace(stage.recompute, granularity=granularity)
+        for recompute in problem.recomputation:
             unit = make_unit(settings, stage.replicas[0], recompute)
             total = [sum(row) for row in zip(unit.forward, unit.backward, unit.again, strict=True)]
             after = 1 + problem.num_layers
             first = total[1] if s == 0 else 0.0
             last = total[-1] - total[after] if s == len(stages) - 1 else 0.0
-            table[granularity] = StageSeconds(total[2] - total[1], first + last)
+            table[recompute] = StageSeconds(total[2] - total[1], first + last)
         tables.append(table)
     return tuple(tables)
 
@@ -305,14 +296,14 @@ class Partial:
     """The first stages of a pipeline, decided."""
 
     layers: tuple[int, ...] = ()
-    recompute: tuple[RecomputeGranularity, ...] = ()
+    recompute: tuple[Recompute, ...] = ()
     round_trip_seconds: float = 0.0
     """One microbatch, forward and backward, through the stages decided."""
     bound_seconds: float = 0.0
     """Below every step of a plan that begins like this."""
 
     def with_stage(
-        self, layers: int, recompute: RecomputeGranularity, seconds: float, num_microbatches: int
+        self, layers: int, recompute: Recompute, seconds: float, num_microbatches: int
     ) -> Partial:
         """One stage more, which takes `seconds` per microbatch.
 
@@ -374,7 +365,7 @@ class _Prepared:
     """An outline with its stages' seconds."""
 
     outline: Outline
-    tables: tuple[dict[RecomputeGranularity, StageSeconds], ...]
+    tables: tuple[dict[Recompute, StageSeconds], ...]
     bound_seconds: float
 
     @property

@@ -166,7 +166,7 @@ def _described(plan: Plan, cluster: Cluster) -> dict[str, str]:
         "sequence parallelism": different(
             "yes" if replica.sequence_parallel else "no" for replica in replicas
         ),
-        "recompute": different(stage.recompute.granularity for stage in stages),
+        "recompute": different(stage.recompute.words for stage in stages),
         "schedule": different(
             f"{pipeline.schedule.name} x {pipeline.schedule.virtual_stages}"
             for pipeline in plan.pipelines

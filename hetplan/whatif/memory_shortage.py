@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.errors import InputError
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.plan import FULL_RECOMPUTE, Sharding
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question
 from hetplan.search.space.family import Family, Mesh
@@ -78,7 +78,7 @@ def _leanest(families: Sequence[Family]) -> list[Family]:
 
 def _greed(family: Family) -> tuple[object, ...]:
     return (
-        RecomputeGranularity.FULL not in family.recompute,
+        FULL_RECOMPUTE not in family.recompute,
         family.sharding is Sharding.NONE,
         -family.offload,
         family.virtual_stages,
@@ -131,8 +131,8 @@ def _island_line(asked: Question, placed: StagePricer, family: Family, held: _He
     mesh = held.mesh
     shape = mesh.shapes[0]
     recompute = family.recompute[-1]
-    if RecomputeGranularity.FULL in family.recompute:
-        recompute = RecomputeGranularity.FULL
+    if FULL_RECOMPUTE in family.recompute:
+        recompute = FULL_RECOMPUTE
     needed = placed.stage_bytes(mesh.islands[0], shape, recompute, held.role, family.virtual_stages)
     lines = family.lines(needed, mesh, 0)
     islands = [placed.cluster.islands[at] for at in mesh.islands]
@@ -159,7 +159,7 @@ def _degrees(family: Family, meshes: Sequence[Mesh]) -> str:
     words = [f"tp {some('tp')}"]
     words += [f"{name} {some(name)}" for name in ("cp", "ep") if some(name) != "1"]
     words += [f"dp {some('dp')}", f"microbatch size {some('microbatch_size')}"]
-    full = RecomputeGranularity.FULL in family.recompute
+    full = FULL_RECOMPUTE in family.recompute
     words.append("full recompute" if full else "no full recompute")
     if family.sharding is not Sharding.NONE:
         words.append("sharded optimizer")

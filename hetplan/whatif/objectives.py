@@ -277,7 +277,7 @@ def layout(plan: Plan) -> tuple[object, ...]:
     return (
         len(plan.pipelines),
         tuple(sorted({(r.tp, r.cp, r.ep, r.dp, r.microbatch_size) for r in plan.replicas})),
-        tuple(sorted({stage.recompute.granularity.value for stage in plan.stages})),
+        tuple(sorted({stage.recompute.words for stage in plan.stages})),
         tuple(sorted({(p.schedule.name, p.schedule.virtual_stages) for p in plan.pipelines})),
         plan.sharding.value,
         plan.optimizer_offload,

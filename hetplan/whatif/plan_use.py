@@ -101,6 +101,7 @@ def pinned_values(plan: Plan) -> dict[str, str]:
             stage.recompute.granularity is not RecomputeGranularity.NONE for stage in stages
         ),
         "sharded_optimizer": (plan.sharding is not Sharding.NONE,),
+        "recompute_modules": (stage.recompute.words for stage in stages),
         "sharding": (plan.sharding.value,),
         "optimizer_offload": (f"{plan.optimizer_offload:g}",),
     }

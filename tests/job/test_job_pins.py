@@ -13,7 +13,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_document
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
-from hetplan.job.spec import Job, Pins
+from hetplan.job.spec import Job, Pins, RecomputeModule, Sharding
 from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
@@ -63,7 +63,8 @@ def test_every_pin_is_read(tmp_path: Path) -> None:
     pin = (
         "{tp: 4, cp: 2, ep: 1, dp: 3, pp: 8, microbatch_size: 2, virtual_stages: 2, "
         "recompute: false, sequence_parallel: true, sharded_optimizer: true, pipelines: 1, "
-        "same_degrees: true, depth: 0, embedding_on: a100, head_on: mi250x}"
+        "same_degrees: true, depth: 0, embedding_on: a100, head_on: mi250x, "
+        "sharding: optimizer, optimizer_offload: 0.5, recompute_modules: [core_attn, mlp]}"
     )
     assert load(tmp_path, pin).pin == Pins(
         tp=4,
@@ -81,6 +82,9 @@ def test_every_pin_is_read(tmp_path: Path) -> None:
         depth=0,
         embedding_on="a100",
         head_on="mi250x",
+        sharding=Sharding.OPTIMIZER,
+        optimizer_offload=0.5,
+        recompute_modules=(RecomputeModule.CORE_ATTENTION, RecomputeModule.MLP),
     )
 
 
@@ -124,6 +128,49 @@ def test_quantiles_outside_are_refused_with_their_line(tmp_path: Path, quantile:
             False,
             "pin.virtual_stages",
             "3 on 16 stages are 48 parts, llama-2-7b has 32 transformer layers",
+        ),
+        (
+            "megatron",
+            "{optimizer_offload: 1}",
+            False,
+            "pin.optimizer_offload",
+            'add host_memory (of one node, as in "host_memory: 256 GiB"), or remove the pin',
+        ),
+        (
+            "torchtitan",
+            "{optimizer_offload: 0.5}",
+            False,
+            "pin.optimizer_offload",
+            "plan for megatron or any",
+        ),
+        ("megatron", "{sharding: gradients}", False, "pin.sharding", "has none, optimizer: pin"),
+        (
+            "torchtitan",
+            "{sharding: parameters, pp: 2}",
+            False,
+            "pin.sharding",
+            "parameters with pp 2; it is searched in one stage",
+        ),
+        (
+            "any",
+            "{sharding: none, sharded_optimizer: true}",
+            False,
+            "pin.sharding",
+            "none with sharded_optimizer true",
+        ),
+        (
+            "native",
+            "{recompute_modules: [mlp]}",
+            False,
+            "pin.recompute_modules",
+            "can recompute none alone",
+        ),
+        (
+            "megatron",
+            "{recompute_modules: [moe]}",
+            False,
+            "pin.recompute_modules",
+            "has no experts: leave moe out",
         ),
         ("native", "{virtual_stages: 2, depth: 1}", False, "pin.depth", "it goes with 1f1b"),
         ("megatron", "{schedule: zbv}", False, "pin.schedule", "or plan for torchtitan or any"),

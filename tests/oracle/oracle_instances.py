@@ -6,7 +6,7 @@ the job leave it at least two values. `table.csv` lists the instances of `make o
 axes are drawn at random until there are enough instances and every pair of axes is on together
 often enough, without jobs that the oracle cannot try in full:
 
-    python tests/oracle/oracle_instances.py     draw a new table.csv (minutes)
+    python tests/oracle/oracle_instances.py     draw what table.csv lacks (minutes)
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ AXES = {
     "depth": "warm-up depths beyond the schedule's own",
     "recompute": "none or full",
     "selective": "recomputation of core attention",
+    "modules": "recomputation of norms, activations, MLPs and experts",
     "sharding": "optimizer state split or not",
     "split": "gradients, or parameters too, split among copies, or those of a node",
     "offload": "optimizer on the devices or in their hosts' memory",
@@ -129,6 +130,7 @@ def possible(target: str, wanted: frozenset[str]) -> bool:
         "cp": wide,
         "ep": wide,
         "selective": core,
+        "modules": core,
         "offload": trainer.optimizer_offload,
         "split": Sharding.PARAMETERS in trainer.sharding,
         "interleaving": "interleaved-1f1b" in trainer.schedules,
@@ -188,6 +190,7 @@ def axes_of(one: Instance) -> frozenset[str]:
         and pin.sharded_optimizer is None
         and (wide or bool(same))
         and (pin.dp != 1 or pin.cp != 1),
+        "modules": bool(trainer.recompute_modules) and pin.recompute is None,
         "split": Sharding.PARAMETERS in trainer.sharding
         and pin.sharding is None
         and pin.sharded_optimizer is not False
@@ -361,6 +364,8 @@ def _island(
     region: str,
 ) -> Island:
     memory = _one_of(rng, 0.5, 0.8, 1.3, 2.5) if "tight" in wanted else 60.0
+    if {"tight", "modules"} <= wanted:
+        memory = float(rng.uniform(0.3, 1.2))  # what modules keep is some of it
     between = _one_of(rng, 0.5, 5.0, 50.0)
     out: tuple[int, ...] = ()
     if "limits" in wanted and nodes > 1 and rng.random() < 0.2:
@@ -485,6 +490,8 @@ MIN_INSTANCES = 2000
 MIN_TOGETHER = 100
 MIN_PRICED = 25
 """Of pairs with an axis that the product prices."""
+FEW = ("modules", "split", "offload", *PRICED)
+"""Axes whose pairs need no more than that."""
 MAX_PRICED_PLANS = 400
 MAX_PLANS = 10_000
 MAX_DEVICES = 6
@@ -516,16 +523,17 @@ def every_pair() -> Iterator[Pair]:
 
 def least_of(pair: Pair) -> int:
     """In how many instances a pair has to be on."""
-    return MIN_PRICED if set(pair) & set(PRICED) else MIN_TOGETHER
+    return MIN_PRICED if set(pair) & set(FEW) else MIN_TOGETHER
 
 
 def draw() -> list[Listed]:
-    """Enough instances; equal for equal code."""
-    rng = np.random.default_rng(20261121)
+    """The table's instances, and more until there are enough; equal for equal code and table."""
+    found = listed() if TABLE.is_file() else []
+    rng = np.random.default_rng([20261121, len(found)])
     predictor = FittedPredictor.datasheet_only()
-    found: list[Listed] = []
-    together: Counter[Pair] = Counter()
-    empty = seed = 0
+    together = pairs_of([axes_of(row.instance()) for row in found])
+    empty = sum(not row.plans for row in found)
+    seed = max((row.seed for row in found), default=0)
     while (
         len(found) < MIN_INSTANCES
         or min(together[pair] - least_of(pair) for pair in every_pair()) < 0

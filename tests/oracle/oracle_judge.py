@@ -62,7 +62,7 @@ def placed_of(plan: Plan) -> tuple[PlacedPipeline, ...]:
                 PlacedStage(
                     stage.replicas,
                     tuple((chunk.start, chunk.stop) for chunk in stage.chunks),
-                    stage.recompute.granularity,
+                    stage.recompute,
                     stage.warmup_depth,
                 )
                 for stage in each.stages

@@ -20,7 +20,7 @@ from hetplan.job.spec import Job, Precision
 from hetplan.model.layers import Attention, Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule, Sharding
 
 MIB = 2**20
 
@@ -73,7 +73,7 @@ class Held:
     shape: Shape
     chunks: tuple[tuple[int, int], ...]
     """Layer positions, half open; 0 is the embedding."""
-    recompute: RecomputeGranularity
+    recompute: Recompute
     copies: int
     """Ranks over which a dense weight's optimizer state is split; 1: not at all."""
     stage: int
@@ -224,9 +224,7 @@ def _chunk(
     return kept, working
 
 
-def _layer(
-    model: ModelSpec, job: Job, shape: Shape, recompute: RecomputeGranularity, at: int
-) -> _Layer:
+def _layer(model: ModelSpec, job: Job, shape: Shape, recompute: Recompute, at: int) -> _Layer:
     habits, e, h = HABITS[job.target], job.precision.bytes_per_element, model.hidden_size
     apart = 1.0 if habits.keeps_more else 0.0
     vocabulary = float(e * model.vocabulary_matrix(shape.tp))
@@ -245,9 +243,7 @@ def _layer(
     return _transformer(model, job, shape, recompute, at)
 
 
-def _transformer(
-    model: ModelSpec, job: Job, shape: Shape, recompute: RecomputeGranularity, at: int
-) -> _Layer:
+def _transformer(model: ModelSpec, job: Job, shape: Shape, recompute: Recompute, at: int) -> _Layer:
     habits, e, h = HABITS[job.target], job.precision.bytes_per_element, model.hidden_size
     apart = 1.0 if habits.keeps_more else 0.0
     layer = model.layer_at(at)
@@ -273,32 +269,41 @@ def _transformer(
     gradients = (2 * (query + 2 * keys) + result) * e + 4 * query
     attends = max(ring, output + gradients + 2 * scores + whole)
     again = 0.0
-    if recompute is RecomputeGranularity.SELECTIVE:
+    modules = recompute.modules
+    if RecomputeModule.CORE_ATTENTION in modules:
         again, core = core, 0.0
-    mlp_kept, mlp_working = _mlp(model, job, shape, at, output, whole)
-    kept = norms + around + core + mlp_kept
-    working = max(mlp_working, attends + again - mlp_kept)
-    if recompute is RecomputeGranularity.FULL:
+    outputs = 2 * output if RecomputeModule.NORMS in modules else 0.0
+    mlp_kept, mlp_working, product = _mlp(model, job, shape, at, output, whole)
+    mine = RecomputeModule.EXPERTS if isinstance(layer.mlp, Experts) else RecomputeModule.MLP
+    mlp_again = mlp_kept if mine in modules else 0.0
+    if RecomputeModule.ACTIVATION in modules and mine not in modules:
+        mlp_again = product
+    mlp_kept -= mlp_again
+    kept = norms - outputs + around + core + mlp_kept
+    working = max(mlp_working + mlp_again, attends + again - mlp_kept) + outputs
+    if recompute.granularity is RecomputeGranularity.FULL:
         return _Layer(output, working + kept - output, matrix=apart * _largest(model, shape, at, e))
     return _Layer(kept, working, matrix=apart * _largest(model, shape, at, e))
 
 
 def _mlp(
     model: ModelSpec, job: Job, shape: Shape, at: int, output: float, whole: float
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
+    """(kept, needed besides, of what is kept the product of gate and up)."""
     habits, e, h = HABITS[job.target], job.precision.bytes_per_element, model.hidden_size
     mlp = model.layer_at(at).mlp
     if not isinstance(mlp, Experts):
         width = mlp.ffn_hidden_size // shape.tp * e
         working = max(output + whole + width, output + 2 * width, output + h * e + whole - width)
-        return habits.columns * width, working
+        return habits.columns * width, working, width
     cut = 1.0 / shape.tp if shape.sequence_parallel else 1.0
     busiest = job.expert_load_factor if shape.ep > 1 else 1.0
     copies = mlp.experts_per_token * cut * shape.etp * busiest
     width = mlp.expert_ffn_hidden_size // shape.etp * e
     each = h * e + habits.columns * width + 4 + (h * e if habits.keeps_more else 0.0)
     kept = 8.0 * mlp.num_experts * cut + copies * each
-    return kept, output + copies * max(2.0 * h * e, h * e + width, 2 * width)
+    working = output + copies * max(2.0 * h * e, h * e + width, 2 * width)
+    return kept, working, copies * width
 
 
 def _largest(model: ModelSpec, shape: Shape, at: int, e: int) -> float:

@@ -122,7 +122,10 @@ class Enumeration:
             return
         ranks = [sum(one.dp * one.cp for one in each) for row in placed for each in row]
         tps = [one.tp for row in placed for each in row for one in each]
-        counts = [len(space.cuts(row)) * len(space.recomputes(row)) for row in rows]
+        several = len(rows) > 1
+        counts = [
+            len(space.cuts(row)) * len(space.recomputes(row, several=several)) for row in rows
+        ]
         for state in space.states(rows, ranks):
             self.plans += math.prod(counts)
             if self.plans > self.most_plans:
@@ -130,7 +133,7 @@ class Enumeration:
             if self.only_count:
                 continue
             pairs = zip(rows, placed, strict=True)
-            every = [[*self._all(row, replicas)] for row, replicas in pairs]
+            every = [[*self._all(row, replicas, several=several)] for row, replicas in pairs]
             if self.product is not None:
                 for pipelines in product(*every):
                     self._product(rows, pipelines, state)
@@ -140,8 +143,11 @@ class Enumeration:
                 pipelines, slow, ends = zip(*ended, strict=True)
                 self._offer(prices.compose(costs, pipelines, slow, ends), pipelines, rows, state)
 
-    def _all(self, row: Row, replicas: tuple[Replicas, ...]) -> Iterator[PlacedPipeline]:
-        for cut, recompute in product(self.space.cuts(row), self.space.recomputes(row)):
+    def _all(
+        self, row: Row, replicas: tuple[Replicas, ...], *, several: bool
+    ) -> Iterator[PlacedPipeline]:
+        choices = self.space.recomputes(row, several=several)
+        for cut, recompute in product(self.space.cuts(row), choices):
             yield self.space.pipeline(row, replicas, cut, recompute)
 
     def _ended(self, costs: Costs, pipelines: list[PlacedPipeline]) -> Iterator[_Ended]:

@@ -34,8 +34,6 @@ from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import (
     OverlapSettings,
     Recompute,
-    RecomputeGranularity,
-    RecomputeModule,
     Replica,
     Sharding,
     expand,
@@ -48,13 +46,6 @@ Range = tuple[int, int]
 Replicas = tuple[Replica, ...]
 Holders = tuple[tuple[tuple[int, ...], int], ...]
 """(devices, tp) of replicas."""
-GRANULARITIES = {
-    RecomputeGranularity.NONE: Recompute(),
-    RecomputeGranularity.FULL: Recompute(granularity=RecomputeGranularity.FULL),
-    RecomputeGranularity.SELECTIVE: Recompute(
-        granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.CORE_ATTENTION,)
-    ),
-}
 
 
 class State(NamedTuple):
@@ -83,7 +74,7 @@ class PlacedStage:
     replicas: tuple[Replica, ...]
     chunks: tuple[Range, ...]
     """Positions in the row of layers; 0 is the embedding."""
-    recompute: RecomputeGranularity
+    recompute: Recompute
     depth: int
 
 
@@ -174,14 +165,12 @@ class Costs:
             known=self.known,
         )
 
-    def layers(
-        self, replica: Replica, recompute: RecomputeGranularity
-    ) -> tuple[Unit, Floats, Floats]:
+    def layers(self, replica: Replica, recompute: Recompute) -> tuple[Unit, Floats, Floats]:
         """(its unit, forward and backward seconds of the layers before each position)."""
         key = (replica, recompute, self.vocabulary, self.state)
         found = self.rows.get(key)
         if found is None:
-            unit = make_unit(self.settings, replica, GRANULARITIES[recompute])
+            unit = make_unit(self.settings, replica, recompute)
             each = [unit.costs[kind] for kind in unit.kind_at]
             forward = [one.forward_seconds for one in each]
             backward = [one.backward_seconds + one.again_seconds for one in each]

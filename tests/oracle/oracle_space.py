@@ -17,15 +17,21 @@ from itertools import combinations, pairwise, permutations, product
 from oracle_price import PlacedPipeline, PlacedStage, Range, State
 
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.job.spec import Job, Optimizer
+from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.layers import Attention, Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Replica, Sharding, compress
+from hetplan.plans.plan import (
+    Recompute,
+    RecomputeGranularity,
+    RecomputeModule,
+    Replica,
+    Sharding,
+    compress,
+)
 from hetplan.plans.targets import TARGETS, Target
 
-NONE, FULL = RecomputeGranularity.NONE, RecomputeGranularity.FULL
-SELECTIVE = RecomputeGranularity.SELECTIVE
+NONE, FULL = Recompute(), Recompute(granularity=RecomputeGranularity.FULL)
 MAX_CONTEXT = 16
 MAX_PER_UNION = 4
 MAX_EXTRA_DEPTH = 8
@@ -488,20 +494,38 @@ class SmallSpace(Meshes):
             found.append(tuple(b - a + row.virtual - 1 for a, b in pairwise(edges)))
         return found
 
-    def recomputes(self, row: Row) -> list[tuple[RecomputeGranularity, ...]]:
+    def recomputes(self, row: Row, *, several: bool = False) -> list[tuple[Recompute, ...]]:
         """Of every stage."""
         trainer, pin = self.trainer, self.job.pin.recompute
+        named = self.job.pin.recompute_modules
         choices = [NONE] if pin in (None, False) else []
         if trainer.full_recompute and pin in (None, True):
             choices.append(FULL)
-        unfused = self.job.trainer.fused_attention is False
-        core = RecomputeModule.CORE_ATTENTION in trainer.recompute_modules
-        if unfused and core and pin is None:
-            choices.append(SELECTIVE)
+        if trainer.recompute_modules and pin is None:
+            choices += self._selective(several=several)
+        if named:
+            choices = [Recompute(granularity=RecomputeGranularity.SELECTIVE, modules=named)]
         slots = sum(row.stages)
         if trainer.recompute_per_stage:
             return list(product(choices, repeat=slots))
         return [(one,) * slots for one in choices]
+
+    def _selective(self, *, several: bool) -> list[Recompute]:
+        """Scores where they are written; then activations, with norms where no trainer fuses them;
+        then MLPs and experts whole. Of several pipelines scores alone."""
+        module = RecomputeModule
+        unfused = self.job.trainer.fused_attention is False
+        scores = (module.CORE_ATTENTION,) if unfused else ()
+        mlps = {type(run.layer.mlp) for run in self.model.layer_runs}
+        routed = mlps == {Experts} and self.job.precision is Precision.BFLOAT16
+        light = (module.ACTIVATION,) if routed else ()
+        norms = (module.NORMS,) if self.job.target == "any" else ()
+        if self.job.target == "any":
+            light = (module.NORMS, module.ACTIVATION)
+        whole = [module.MLP] * (mlps != {Experts}) + [module.EXPERTS] * (Experts in mlps)
+        sets = [scores, (*scores, *light), (*scores, *norms, *whole)]
+        sets = [each for each in dict.fromkeys(sets[: 1 if several else 3]) if each]
+        return [Recompute(granularity=RecomputeGranularity.SELECTIVE, modules=s) for s in sets]
 
     def states(self, rows: Sequence[Row], copies: list[int]) -> list[State]:
         """Ways to share the optimizer's state, on the devices or in the memory of their hosts."""
@@ -622,7 +646,7 @@ class SmallSpace(Meshes):
         row: Row,
         replicas: tuple[tuple[Replica, ...], ...],
         cut: tuple[int, ...],
-        recompute: tuple[RecomputeGranularity, ...],
+        recompute: tuple[Recompute, ...],
     ) -> PlacedPipeline:
         """The pipeline with all that was open."""
         ranges = self.ranges(row, cut)

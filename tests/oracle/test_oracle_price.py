@@ -43,7 +43,7 @@ def _some(space: SmallSpace, prices: Prices, rng: np.random.Generator) -> list[F
             continue
         pipelines = []
         for row, replicas in zip(chosen, placed, strict=True):
-            cuts, choices = space.cuts(row), space.recomputes(row)
+            cuts, choices = space.cuts(row), space.recomputes(row, several=len(chosen) > 1)
             cut, choice = cuts[rng.integers(len(cuts))], choices[rng.integers(len(choices))]
             pipelines.append(space.pipeline(row, replicas, cut, choice))
         ranks = [sum(one.dp * one.cp for one in each) for row in placed for each in row]

@@ -11,7 +11,13 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import own_depth
-from hetplan.plans.plan import Plan, RecomputeGranularity, Schedule, Sharding
+from hetplan.plans.plan import (
+    FULL_RECOMPUTE,
+    NO_RECOMPUTE,
+    Plan,
+    Schedule,
+    Sharding,
+)
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import target
 
@@ -41,7 +47,7 @@ def build_plan(
         microbatch_size=degrees.microbatch_size,
         etp=degrees.tp if experts_of(model, 0, len(model.layers)) else 1,
     )
-    full = RecomputeGranularity.FULL if full_recompute else RecomputeGranularity.NONE
+    full = FULL_RECOMPUTE if full_recompute else NO_RECOMPUTE
     stages = tuple(
         ChosenStage(
             parts=(Part(island=choice.island, shape=shape),),

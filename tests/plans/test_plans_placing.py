@@ -13,7 +13,13 @@ from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import own_depth
-from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding, expand
+from hetplan.plans.plan import (
+    FULL_RECOMPUTE,
+    NO_RECOMPUTE,
+    Schedule,
+    Sharding,
+    expand,
+)
 
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8, 16, 24]), max_size=12), st.integers(1, 8))
@@ -71,7 +77,7 @@ def several(*rows: list[tuple[str, Shape, tuple[int, ...]]], counts: tuple[int, 
                         parts=(Part(island=island, shape=shape),),
                         layers=layers,
                         warmup_depth=own_depth("1f1b", s, len(row), count),
-                        recompute=RecomputeGranularity.FULL if s else RecomputeGranularity.NONE,
+                        recompute=FULL_RECOMPUTE if s else NO_RECOMPUTE,
                     )
                     for s, (island, shape, layers) in enumerate(row)
                 ),

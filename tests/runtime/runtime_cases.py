@@ -17,7 +17,13 @@ from hetplan.plans import build
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import own_depth
-from hetplan.plans.plan import Plan, RecomputeGranularity, Schedule, Sharding
+from hetplan.plans.plan import (
+    FULL_RECOMPUTE,
+    NO_RECOMPUTE,
+    Plan,
+    Schedule,
+    Sharding,
+)
 
 gpt = partial(profiling_models.gpt, num_layers=4)
 llama = partial(profiling_models.llama, num_layers=4)
@@ -107,9 +113,7 @@ def pipeline_of(
             ChosenStage(
                 parts=parts(text),
                 layers=layers,
-                recompute=RecomputeGranularity.FULL
-                if recompute[at : at + 1] == "f"
-                else RecomputeGranularity.NONE,
+                recompute=FULL_RECOMPUTE if recompute[at : at + 1] == "f" else NO_RECOMPUTE,
                 warmup_depth=own_depth(name, at, len(stages), count, virtual)
                 + (deeper[at] if deeper else 0),
             )

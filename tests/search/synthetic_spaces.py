@@ -8,7 +8,11 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.plan import (
+    FULL_RECOMPUTE,
+    NO_RECOMPUTE,
+    Sharding,
+)
 from hetplan.search.space.family import Family, Mesh
 from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable, num_islands
 
@@ -250,7 +254,7 @@ def family_of(table: StageTable, *, virtual_stages: int = 1) -> Family:
         schedule="1f1b" if virtual_stages == 1 else "interleaved-1f1b",
         virtual_stages=virtual_stages,
         sharding=Sharding.NONE,
-        recompute=tuple(RecomputeGranularity)[: len(table.forward)],
+        recompute=(NO_RECOMPUTE, FULL_RECOMPUTE)[: len(table.forward)],
         meshes=tuple(meshes),
     )
 

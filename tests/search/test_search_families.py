@@ -26,7 +26,11 @@ from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.plan import (
+    FULL_RECOMPUTE,
+    NO_RECOMPUTE,
+    Sharding,
+)
 from hetplan.plans.targets import target
 from hetplan.search.space.allowed import allowed_cluster, divisors
 from hetplan.search.space.families import Families
@@ -84,7 +88,7 @@ def test_every_plan_of_a_family_is_legal_and_comes_back_as_it_was_chosen(trainer
             met |= {family.schedule, plan.sharding}
     assert made > 150
     able = target(trainer)
-    wanted = {1, 2, RecomputeGranularity.FULL, *able.sharding, *able.schedules[:1]}
+    wanted = {1, 2, FULL_RECOMPUTE, *able.sharding, *able.schedules[:1]}
     assert wanted <= met
     assert ("interleaved-1f1b" in met) == ("interleaved-1f1b" in able.schedules)
 
@@ -246,7 +250,7 @@ def test_pins_leave_the_families_that_keep_them(trainer: str, pin: Pins) -> None
     def keeps(family: Family, mesh: Mesh) -> bool:
         shapes, dp = mesh.shapes, sum(shape.dp for shape in mesh.shapes)
         one_copy = dp * shapes[0].cp == 1
-        full = (RecomputeGranularity.FULL,) if pin.recompute else (RecomputeGranularity.NONE,)
+        full = (FULL_RECOMPUTE,) if pin.recompute else (NO_RECOMPUTE,)
         sharded = family.sharding is not Sharding.NONE
         return (
             {pin.tp or s.tp for s in shapes} == {s.tp for s in shapes}

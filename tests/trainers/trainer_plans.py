@@ -24,6 +24,8 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
+    FULL_RECOMPUTE,
+    NO_RECOMPUTE,
     OverlapSettings,
     Plan,
     Recompute,
@@ -42,7 +44,10 @@ from hetplan.trainers.megatron.write import TRAINER as MEGATRON
 
 A100, H100, MI300 = "nvidia-a100-80gb-sxm", "nvidia-h100-80gb-sxm", "amd-mi300x"
 ASCEND = "huawei-ascend-910b2-64gb"
-FULL, NONE = RecomputeGranularity.FULL, RecomputeGranularity.NONE
+FULL, NONE = FULL_RECOMPUTE, NO_RECOMPUTE
+CORE = Recompute(
+    granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.CORE_ATTENTION,)
+)
 NO_OPTIONS = EmissionOptions()
 JOB = Job(
     name="test",
@@ -106,7 +111,7 @@ def job_of(batch: int) -> Job:
 # ---- plans
 
 
-def stage(where: str, *layers: int, recompute: RecomputeGranularity = NONE, **shape: int | bool):
+def stage(where: str, *layers: int, recompute: Recompute = NONE, **shape: int | bool):
     """A stage on one island with so many layers in each virtual stage."""
     part = Part(island=where, shape=Shape(**shape))  # type: ignore[arg-type]
     return ChosenStage(parts=(part,), layers=layers, recompute=recompute, warmup_depth=0)
@@ -361,7 +366,7 @@ def flagscale_stage(
     *,
     tp: int,
     dp: int,
-    recompute: RecomputeGranularity = NONE,
+    recompute: Recompute = NONE,
     sequence_parallel: bool | None = None,
 ) -> ChosenStage:
     """A microbatch has four samples over all data-parallel ranks."""
@@ -397,6 +402,8 @@ def torchtitan(rng: Random) -> SearchResult | None:
     if stages == 1 and dp * cp > 1 and rng.random() < 0.5:
         sharding = Sharding.PARAMETERS
     planned = one_pipeline(*rows, microbatches=64 // (dp * size), sharding=sharding)
+    if sharding is Sharding.PARAMETERS and dp % 2 == 0 and rng.random() < 0.5:
+        planned = replace(planned, sharing_ranks=cp * dp // 2)
     return _drawn(machines, planned, MODEL, replace(JOB, target="torchtitan"))
 
 
@@ -425,7 +432,7 @@ def megatron(rng: Random) -> SearchResult | None:
     # Stages of an island are next to each other.
     homes = sorted(rng.choices(range(len(machines.islands)), k=pp))
     order = rng.sample([each.name for each in machines.islands], len(machines.islands))
-    recompute = rng.choice(tuple(RecomputeGranularity))
+    recompute = rng.choice((NONE, CORE, FULL))
     stages = one_pipeline(
         *(
             ChosenStage(

@@ -32,14 +32,18 @@ from functools import lru_cache
 
 from hetplan.cost.memory.values import (
     FLOAT32_BYTES,
-    NO_RECOMPUTE,
     MemoryLayout,
     TrainerMemory,
 )
 from hetplan.model.layers import Attention, Experts, LatentAttention, Mlp, Norm, TransformerLayer
 from hetplan.model.spec import ModelSpec
 from hetplan.model.work import largest_matrix
-from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule
+from hetplan.plans.plan import (
+    NO_RECOMPUTE,
+    Recompute,
+    RecomputeGranularity,
+    RecomputeModule,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,6 @@ from hetplan.cost.memory.activations import (
 )
 from hetplan.cost.memory.values import (
     FLOAT32_BYTES,
-    NO_RECOMPUTE,
     RESERVED_OVER_ALLOCATED,
     MemoryLayout,
     TrainerMemory,
@@ -72,7 +71,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.layers import Experts, LatentAttention, TransformerLayer
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.plan import LayerRange, Sharding
+from hetplan.plans.plan import NO_RECOMPUTE, LayerRange, Sharding
 from hetplan.plans.v_schedules import is_v
 
 

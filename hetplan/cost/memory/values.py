@@ -18,12 +18,11 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision, TrainerOptions
 from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_settings_of
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import LayerRange, Recompute, Sharding
+from hetplan.plans.plan import NO_RECOMPUTE, LayerRange, Recompute, Sharding
 from hetplan.plans.targets import target
 
 MEBIBYTE = 2**20
 FLOAT32_BYTES = Precision.FLOAT32.bytes_per_element
-NO_RECOMPUTE = Recompute()
 RESERVED_OVER_ALLOCATED = 1.040
 """Median of 43 runs on B200 (SimuMax v1.2's reports, reserved over allocated; 1.028 to 1.093)."""
 

@@ -45,7 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -54,8 +54,8 @@ from hetplan.cost.memory.device import gradient_bytes_per_parameter
 from hetplan.cost.step_model.end_of_step import host_update_seconds
 from hetplan.kernels import kernel, order_of, sum_of
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity, Sharding
-from hetplan.search.space.family import Mesh
+from hetplan.plans.plan import NO_RECOMPUTE, Recompute, Sharding
+from hetplan.search.space.family import Family, Kind, Mesh
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import FIRST, LAST, MIDDLE
 
@@ -280,6 +280,20 @@ class BottleneckLinks:
         return tuple(found)
 
 
+class Way(NamedTuple):
+    """What of a family's kind decides memory and passes."""
+
+    recompute: tuple[Recompute, ...]
+    sharding: Sharding
+    offload: float
+    sharing_ranks: int
+
+    @classmethod
+    def of(cls, each: Family | Kind) -> Way:
+        """Of a family or its kind."""
+        return cls(each.recompute, each.sharding, each.offload, each.sharing_ranks)
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """One unit of layers on one part of a mesh, by recomputation."""
@@ -298,7 +312,7 @@ CHUNKS = 8
 BESIDE_SLOW_HOP = 2.0
 """Stages that wait for the slowest hop twice a microbatch. A guess."""
 
-_Recompute = tuple[RecomputeGranularity, ...]
+_Recompute = tuple[Recompute, ...]
 _Line = tuple[float, ...]
 """What the memory of a middle stage is made of, see `UnitCosts._middle`."""
 
@@ -351,7 +365,7 @@ class UnitCosts:
             self._bytes[key] = found
         return found
 
-    def _middle(self, island: int, shape: Shape, recompute: RecomputeGranularity) -> _Line:
+    def _middle(self, island: int, shape: Shape, recompute: Recompute) -> _Line:
         """Bytes of this microbatch size from those of 1 and 2: all but a maximum are linear."""
         one, two = (
             self.placed.stage_bytes(
@@ -405,7 +419,7 @@ class UnitCosts:
         key = (island, shape.tp, shape.ep, shape.etp, shape.sequence_parallel)
         found = self._ratios.get(key)
         if found is None:
-            none = (RecomputeGranularity.NONE,)
+            none = (NO_RECOMPUTE,)
             one = replace(shape, cp=1, dp=shape.cp * shape.dp, microbatch_size=1)
             passes = self.placed.passes(island, one, none)
             both = passes.extra_forward + passes.extra_backward

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +21,12 @@ from hetplan.job.spec import SPLIT_WEIGHTS
 from hetplan.kernels import kernel
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES, SEARCHED_SPLIT
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.plan import Recompute, Sharding
 from hetplan.search.bounds.order_free_bound import (
     BESIDE_SLOW_HOP,
     CHUNKS,
     UnitCosts,
+    Way,
     caps,
     holds,
     least_bottleneck,
@@ -132,23 +132,8 @@ def chunked(
     return found
 
 
-_Recompute = tuple[RecomputeGranularity, ...]
 _IDLE_SPLIT = 0.25
 """A guess at what split passes leave of 1F1B's bubble: 1/3 zb-h1, 1/6 zbv with F = B = W."""
-
-
-class _Way(NamedTuple):
-    """What of a family's kind decides memory and passes."""
-
-    recompute: _Recompute
-    sharding: Sharding
-    offload: float
-    sharing_ranks: int
-
-    @classmethod
-    def of(cls, each: Family | Kind) -> _Way:
-        """Of a family or its kind."""
-        return cls(each.recompute, each.sharding, each.offload, each.sharing_ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -212,7 +197,7 @@ class _Bases:
     after: Floats
     """Seconds per part of the model that a stage holds: a guess."""
     passes: Floats
-    """Least part of `updated` that is passes, over the meshes."""
+    """[2, B] K and S of passes alone."""
     hop: Floats
     """Seconds of a transfer over the slowest hop between islands that all of them need: a guess."""
     cost: Floats
@@ -271,19 +256,19 @@ class Columns:
             found.append(mine[np.isin(table.block[mine], blocks)])
         return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
-    def _alike(self) -> Iterator[tuple[_Way, Ints]]:
+    def _alike(self) -> Iterator[tuple[Way, Ints]]:
         """(way, families) of every way."""
-        ways = [_Way.of(each) for each in self.table.kinds]
+        ways = [Way.of(each) for each in self.table.kinds]
         for way in dict.fromkeys(ways):
             self.check()
             same = np.array([each == way for each in ways])
             yield way, np.flatnonzero(same[self.table.kind])
 
-    def _positions(self, way: _Way) -> Ints:
+    def _positions(self, way: Way) -> Ints:
         one = way.sharding in SPLIT_WEIGHTS
         return np.ones_like(self.positions) if one else self.positions  # `Family.one_stage`
 
-    def _fitting(self, way: _Way, families: Ints) -> tuple[_Fits, Ints]:
+    def _fitting(self, way: Way, families: Ints) -> tuple[_Fits, Ints]:
         """What fits on each mesh, and the blocks of these families with room for all units."""
         held, positions = self._memory(way), self._positions(way)
         blocks = np.unique(self.table.block[families])
@@ -293,7 +278,7 @@ class Columns:
         )  # fmt: skip
         return held, blocks[may]
 
-    def bases(self, way: _Way, families: Ints) -> _Bases:
+    def bases(self, way: Way, families: Ints) -> _Bases:
         """Of the blocks of these families that have room for all units."""
         table, count = self.table, self.costs.placed.units.count
         held, blocks = self._fitting(way, families)
@@ -307,8 +292,9 @@ class Columns:
         longest, whole = bottlenecks(
             blocks, self._start, updated, *meshes, self._microbatches, positions
         )
-        part = np.ones_like(cost)
-        np.divide(cost, updated, out=part, where=np.isfinite(cost))
+        passes = np.stack((longest, whole))
+        if way.offload:
+            passes = bottlenecks(blocks, self._start, cost, *meshes, self._microbatches, positions)
         hop = np.array([self.costs.hops.of(table.blocks[at].meshes) for at in blocks.tolist()])
         return _Bases(
             at=blocks,
@@ -319,7 +305,7 @@ class Columns:
             grown=1.0 + _each(np.maximum, ends, start, stop) / count,
             after=_each(np.minimum, after, start, stop),
             hop=hop,
-            passes=_each(np.minimum, part.min(axis=0), start, stop),
+            passes=passes,
             cost=cost,
             updated=updated,
             rows=held.rows,
@@ -337,7 +323,7 @@ class Columns:
         )  # fmt: skip
 
     def _costs(
-        self, recompute: _Recompute, held: _Fits, blocks: Ints
+        self, recompute: tuple[Recompute, ...], held: _Fits, blocks: Ints
     ) -> tuple[Floats, Floats, Floats]:
         """(cost [V, M] of a unit, least [M], ends [M]) of the meshes that fit in these blocks."""
         wanted = np.zeros(len(held.some), dtype=np.bool_)
@@ -356,7 +342,7 @@ class Columns:
         found[~wanted, :-2], found[~wanted, -2:] = np.inf, 0.0
         return found[:, :-2].T.copy(), found[:, -2].copy(), found[:, -1].copy()
 
-    def _memory(self, way: _Way) -> _Fits:
+    def _memory(self, way: Way) -> _Fits:
         """Of every mesh the part with least room counts, and the shortest update on the host."""
         alone = way.sharding is Sharding.NONE
         base = np.array([self.costs.bytes_of(*each, way.recompute) for each in self._parts.lines])
@@ -386,7 +372,7 @@ class Columns:
             host = np.minimum.reduceat(seconds, self._part_start)
         return _Fits(rows=rows, room=room, some=some, host=host)
 
-    def _after(self, way: _Way) -> Floats:
+    def _after(self, way: Way) -> Floats:
         """[M] a guess at the reduction of the whole model, by bytes alone."""
         times = np.repeat(self._microbatches, np.diff(self._start))
         passes = self.costs.passes_of_gradients(way.sharding, times)
@@ -517,10 +503,10 @@ def _bounds(
     are split) and whether they are.
     """
     longest, whole, positions = bases.longest[at], bases.whole[at], bases.positions[at]
+    busy, every = bases.passes[:, at]
     in_flight = np.minimum(positions + depth, m)
-    other = whole + (m - 1) * longest - (in_flight - 1) * bases.least[at] * longest
-    # S and K of the passes alone are at least this part of those of a', and W no more than m.
-    bound = np.maximum(m * longest, bases.passes[at] * other)
+    other = every + (m - 1) * busy - (in_flight - 1) * bases.least[at] * busy
+    bound = np.maximum(m * longest, other)
     estimate = m * longest + np.maximum(0.0, whole - longest)
     waits = 2.0 * m * bases.hop[at] * np.minimum(1.0, BESIDE_SLOW_HOP / positions)
     estimate = np.where(early, estimate, estimate + waits)
@@ -623,7 +609,7 @@ class OrderFreeBounds:
                 sharing_ranks=family.sharing_ranks,
             )
             columns = Columns(self.costs, table_of([(block, (kind,))]), _unchecked)
-            way = _Way.of(family)
+            way = Way.of(family)
             bases = columns.bases(way, np.zeros(1, dtype=np.int64))
             found = self._bases[key] = Base(columns, bases)
         return found
@@ -631,7 +617,7 @@ class OrderFreeBounds:
 
 def _key(family: Family) -> tuple[object, ...]:
     """Equal for families with one base, which share the objects; the base keeps them."""
-    return id(family.meshes), id(family.recompute), *_Way.of(family)[1:]
+    return id(family.meshes), id(family.recompute), *Way.of(family)[1:]
 
 
 def _unchecked() -> None:

@@ -29,7 +29,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.kernels import kernel
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, Shape
-from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
+from hetplan.plans.plan import FULL_RECOMPUTE, NO_RECOMPUTE, Recompute, Schedule, Sharding
 from hetplan.plans.targets import target
 from hetplan.search.multi_pipeline.stage_options import MeshOptions, OptionsMaker
 from hetplan.search.space.allowed import matches
@@ -132,7 +132,9 @@ class RowTables:
     def number_of_variants(self, row: Row) -> int:
         """Cuts and recomputations of a pipeline with as many stages."""
         units, stages = self.maker.pricer.units.count, len(row.slots)
-        return math.comb(units - 1, stages - 1) * int(len(self.maker.legal.recompute) ** stages)
+        return math.comb(units - 1, stages - 1) * int(
+            len(self.maker.legal.plain_recompute) ** stages
+        )
 
     def variants(self, row: Row, sharding: Sharding, limit: float) -> Variants:
         """Those below the limit, or below that of an earlier call; limits do not rise."""
@@ -150,7 +152,7 @@ class RowTables:
     def _below(self, row: Row, options: MeshOptions, limit: float) -> Variants:
         slots, m = row.slots, row.microbatches
         units = cuts(options.num_layers, len(slots))
-        kinds = range(len(self.maker.legal.recompute))
+        kinds = range(len(self.maker.legal.plain_recompute))
         choices = np.array([*product(kinds, repeat=len(slots))])
         most = options.memory.most_layers(m, options.num_layers)
         shape = (len(units), len(choices))
@@ -349,12 +351,12 @@ def keeps_pins(chosen: ChosenPlan, cluster: Cluster, job: Job) -> bool:
     return not pin.depth and (pin.shares in (None, shards) or not (copied or shards))
 
 
-_AS_PINNED = {RecomputeGranularity.FULL: True, RecomputeGranularity.NONE: False}
+_AS_PINNED = {FULL_RECOMPUTE: True, NO_RECOMPUTE: False}
 
 
 def pipeline_of(
     pricer: StagePricer,
-    stages: Sequence[tuple[Mesh, int, RecomputeGranularity]],
+    stages: Sequence[tuple[Mesh, int, Recompute]],
     num_microbatches: int,
 ) -> ChosenPipeline:
     """The pipeline of these stages (mesh, layer units, recomputation), with the usual depths."""

@@ -41,7 +41,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.plans.plan import LayerRange, Plan, RecomputeGranularity, Sharding
+from hetplan.plans.plan import LayerRange, Plan, Recompute, Sharding
 from hetplan.plans.targets import target
 from hetplan.search.multi_pipeline.assembly import (
     Assembler,
@@ -55,7 +55,6 @@ from hetplan.search.multi_pipeline.stage_options import OptionsMaker
 from hetplan.search.solver import Best
 from hetplan.search.space.allowed import mesh_matches
 from hetplan.search.space.family import Mesh
-from hetplan.search.space.stage_pricer import RECOMPUTE
 from hetplan.search.space.transfers import Transfers
 
 _SURE = 1e-7
@@ -269,7 +268,7 @@ class _Placed:
     variants: Sequence[Variants]
     starts: Sequence[Sequence[Sequence[int]]]
     """Of every variant of each row the layers where its stages begin, and the number of layers."""
-    legal: Sequence[RecomputeGranularity]
+    legal: Sequence[Recompute]
     """What the job may recompute."""
     last: list[Floats] = field(default_factory=list)
     """[V] when the first pipelines have reduced their weights, at least."""
@@ -303,7 +302,7 @@ class _Placed:
                 replace(
                     stage,
                     chunks=(LayerRange(start=begin, stop=stop),),
-                    recompute=RECOMPUTE[self.legal[again]],
+                    recompute=self.legal[again],
                 )
                 for stage, (begin, stop), again in pieces
             )
@@ -480,7 +479,7 @@ class Enumeration:
                     costs=evaluator.pricer.costs(plan),
                     variants=variants,
                     starts=[self._tables.positions(each.units).tolist() for each in variants],
-                    legal=self.maker.legal.recompute,
+                    legal=self.maker.legal.plain_recompute,
                 )
         if len(self._known) < _MAX_KEPT:
             self._known[key] = placed
@@ -501,7 +500,7 @@ class Enumeration:
         variants: Sequence[Variants],
         picks: Sequence[int],
     ) -> ChosenPlan:
-        legal, pipelines = self.maker.legal.recompute, []
+        legal, pipelines = self.maker.legal.plain_recompute, []
         for row, each, v in zip(rows, variants, picks, strict=True):
             units, again = each.units[v].tolist(), [legal[k] for k in each.recompute[v]]
             stages = [*zip(row.slots, units, again, strict=True)]

@@ -37,7 +37,7 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import StageTimes, pipeline_ends
 from hetplan.kernels import kernel
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, Shape
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.plan import NO_RECOMPUTE, Sharding
 from hetplan.search.multi_pipeline.assembly import Assembler, PricedPlan, pipeline_of
 from hetplan.search.multi_pipeline.paths import Path
 from hetplan.search.multi_pipeline.stage_options import MeshOptions, OptionsMaker, PartOptions
@@ -506,7 +506,7 @@ def _neighbours(chosen: ChosenPlan, maker: OptionsMaker) -> Iterator[ChosenPlan]
     step = maker.pricer.units.layers_per_unit
     for p, pipeline in enumerate(chosen.pipelines):
         changed = [*_moved_layers(pipeline, step)]
-        if RecomputeGranularity.NONE in maker.legal.recompute:
+        if NO_RECOMPUTE in maker.legal.plain_recompute:
             changed += _less_recompute(pipeline)
         for each in changed:
             yield replace(
@@ -533,8 +533,8 @@ def _moved_layers(pipeline: ChosenPipeline, step: int) -> Iterator[ChosenPipelin
 
 def _less_recompute(pipeline: ChosenPipeline) -> Iterator[ChosenPipeline]:
     """One stage recomputes nothing."""
-    none, stages = RecomputeGranularity.NONE, pipeline.stages
+    none, stages = NO_RECOMPUTE, pipeline.stages
     for s, stage in enumerate(stages):
-        if stage.recompute is not none:
+        if stage.recompute != none:
             less = replace(stage, recompute=none)
             yield replace(pipeline, stages=(*stages[:s], less, *stages[s + 1 :]))

@@ -30,7 +30,7 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.lines import most_units
 from hetplan.cost.step_model.hops import boundary_costs_over
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.plan import Recompute, Sharding
 from hetplan.plans.targets import target
 from hetplan.search.space.allowed import divisors, kept, matches, mesh_matches
 from hetplan.search.space.families import Families
@@ -170,7 +170,7 @@ class Option:
     """Position in the classes."""
     shape: Shape
     """With one data-parallel rank."""
-    recompute: RecomputeGranularity
+    recompute: Recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -275,7 +275,7 @@ class OptionsMaker:
         stages = [
             _Stage(
                 parts=((self.classes[option.place].islands[0], option.shape),),
-                recompute=self.legal.recompute.index(option.recompute),
+                recompute=self.legal.plain_recompute.index(option.recompute),
                 shards=_EVERYBODY,
                 may_be_first=any(matches(islands[at], pin.embedding_on) for at in members),
                 may_be_last=any(matches(islands[at], pin.head_on) for at in members),
@@ -310,7 +310,7 @@ class OptionsMaker:
             for tp, size in product(self.legal.tensor_degrees, sizes):
                 shape = self.legal.plain_shape(tp, 1, size)
                 if shape is not None and island.devices_per_node % tp == 0:
-                    for recompute in self.legal.recompute:
+                    for recompute in self.legal.plain_recompute:
                         yield Option(place=place, shape=shape, recompute=recompute)
 
     # ---- whole stages
@@ -348,7 +348,9 @@ class OptionsMaker:
         """None where no unit fits."""
         job, classes = self.pricer.job, self.classes
         every = self._alike(meshes)
-        variants = [(m, v) for m in range(len(every)) for v in range(len(self.legal.recompute))]
+        variants = [
+            (m, v) for m in range(len(every)) for v in range(len(self.legal.plain_recompute))
+        ]
         stages = [self._stage(every[m], v) for m, v in variants]
         fits, costs = self._costs(stages, self._memory(stages, sharding))
         use = np.zeros((len(stages), len(classes)))
@@ -416,7 +418,10 @@ class OptionsMaker:
         lines, received = np.empty((ROLES, len(parts), 8)), np.empty((ROLES, len(parts)))
         known: dict[object, tuple[list[tuple[float, ...]], list[float]]] = {}
         for q, (o, island, shape) in enumerate(parts):
-            recompute, shards = self.legal.recompute[stages[o].recompute], stages[o].shards
+            recompute, shards = (
+                self.legal.plain_recompute[stages[o].recompute],
+                stages[o].shards,
+            )
             key = (pricer.memory_class(island), replace(shape, dp=1), recompute, shards)
             if key not in known:
                 roles = [
@@ -475,7 +480,7 @@ class OptionsMaker:
         first, alone = self.classes[place].islands[0], replace(shape, dp=1)
         found = self._priced.get((place, alone))
         if found is None:
-            passes = self.pricer.passes(first, alone, self.legal.recompute)
+            passes = self.pricer.passes(first, alone, self.legal.plain_recompute)
             found = self._priced[place, alone] = passes, least_arrival(self.pricer, first, alone)
         return found
 

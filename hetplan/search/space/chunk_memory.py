@@ -21,7 +21,7 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.kernels import kernel
-from hetplan.plans.plan import RecomputeGranularity
+from hetplan.plans.plan import Recompute
 from hetplan.search.space.family import Family, Mesh
 from hetplan.search.space.row import INSIDE
 from hetplan.search.space.stage_pricer import StagePricer
@@ -233,7 +233,7 @@ class ChunkMemory:
             )
         return parts
 
-    def _part(self, mesh: Mesh, number: int, recompute: RecomputeGranularity, role: int) -> _Part:
+    def _part(self, mesh: Mesh, number: int, recompute: Recompute, role: int) -> _Part:
         pricer, family, shape = self.pricer, self.family, mesh.shapes[number]
         island = mesh.islands[number]
         own = pricer.stage_bytes(island, shape, recompute, role, _SEVERAL)

@@ -27,13 +27,20 @@ from typing import NamedTuple
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.job.kernels import context_parallel_fault, job_on
-from hetplan.job.spec import SPLIT_WEIGHTS, Job
+from hetplan.job.spec import SPLIT_WEIGHTS, Job, Precision, RecomputeModule
 from hetplan.job.trainer import trainer_settings
+from hetplan.model.layers import Experts, Mlp
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES, SEARCHED_SPLIT
 from hetplan.plans.check_target import copied_heads_fault
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
+from hetplan.plans.plan import (
+    FULL_RECOMPUTE,
+    NO_RECOMPUTE,
+    Recompute,
+    RecomputeGranularity,
+    Sharding,
+)
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import Target, target
 from hetplan.plans.v_schedules import is_v
@@ -134,16 +141,66 @@ class Families:
         return kept(pin, [1, *(cp for cp in tried if length % (2 * cp) == 0)])
 
     @cached_property
-    def recompute(self) -> tuple[RecomputeGranularity, ...]:
-        """What a stage may recompute; a pin leaves one."""
-        trainer, pin = self._trainer, self.job.pin.recompute
-        found = [] if pin else [RecomputeGranularity.NONE]
-        attention = RecomputeModule.CORE_ATTENTION in trainer.recompute_modules
-        if pin is None and attention and any(map(self._keeps_scores, self.cluster.islands)):
-            found.append(RecomputeGranularity.SELECTIVE)
-        if pin is not False and trainer.full_recompute:
-            found.append(RecomputeGranularity.FULL)
-        return tuple(found)
+    def recompute(self) -> tuple[Recompute, ...]:
+        """What a stage may recompute; a pin leaves one. Modules come in one chain, each step with
+        those of the step before, in the order of the bytes that they give back for a second of
+        compute: sets that leave out an earlier module, and take a later one, keep more and take
+        longer than a step of the chain or lie between two of them.
+        """
+        pin = self.job.pin
+        if pin.recompute_modules:
+            return (_selective(pin.recompute_modules),)
+        free = pin.recompute is None
+        return (
+            *([NO_RECOMPUTE] if not pin.recompute else []),
+            *([_selective(each) for each in self._module_sets()] if free else []),
+            *([FULL_RECOMPUTE] if pin.recompute is not False and self._can_repeat else []),
+        )
+
+    @property
+    def _can_repeat(self) -> bool:
+        return self._trainer.full_recompute
+
+    @cached_property
+    def plain_recompute(self) -> tuple[Recompute, ...]:
+        """The same of plans of several pipelines, which are searched without MLPs and norms."""
+        if self.job.pin.recompute_modules:
+            return self.recompute
+        core = (RecomputeModule.CORE_ATTENTION,)
+        return tuple([each for each in self.recompute if each.modules in ((), core)])
+
+    def _module_sets(self) -> Iterator[tuple[RecomputeModule, ...]]:
+        """The chain: scores, which are most of a layer where they are written; what is elementwise,
+        almost for nothing; MLPs and experts, which are most of a layer's compute.
+        """
+        can, found = self._trainer.recompute_modules, tuple[RecomputeModule, ...]()
+        if RecomputeModule.CORE_ATTENTION in can and any(
+            map(self._keeps_scores, self.cluster.islands)
+        ):
+            found = (RecomputeModule.CORE_ATTENTION,)
+            yield found
+        light = self._elementwise() if can else ()
+        if light:
+            found = (*found, *light)
+            yield found
+        mlps = {type(run.layer.mlp) for run in self.model.layer_runs}
+        whole = [RecomputeModule.MLP] if Mlp in mlps else []
+        whole += [RecomputeModule.EXPERTS] if Experts in mlps else []
+        if can:
+            yield (*(each for each in found if each is not RecomputeModule.ACTIVATION), *whole)
+
+    def _elementwise(self) -> tuple[RecomputeModule, ...]:
+        """Norms and activations; with Megatron-LM activations of routed experts alone that run as
+        one grouped product (transformer_config.py), and no norms: those of Transformer Engine that
+        are fused with the product behind them are not recomputed (gpt_layer_specs.py).
+        """
+        if self._trainer.other_formats:
+            return RecomputeModule.NORMS, RecomputeModule.ACTIVATION
+        mlps = [run.layer.mlp for run in self.model.layer_runs]
+        grouped = self.job.precision is Precision.BFLOAT16
+        if grouped and all(isinstance(mlp, Experts) and mlp.shared is None for mlp in mlps):
+            return (RecomputeModule.ACTIVATION,)
+        return ()
 
     def _keeps_scores(self, island: Island) -> bool:
         return not trainer_settings(job_on(island.device, self.job)).fused_attention
@@ -440,6 +497,10 @@ class Families:
                 for choices in recompute
             )
         return found
+
+
+def _selective(modules: tuple[RecomputeModule, ...]) -> Recompute:
+    return Recompute(granularity=RecomputeGranularity.SELECTIVE, modules=modules)
 
 
 def _alone(rooms: Sequence[Room]) -> list[Room]:

@@ -27,7 +27,7 @@ from hetplan.job.spec import SPLIT_WEIGHTS
 from hetplan.plans.check_job import SEARCHED_SPLIT
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.pieces import experts_as_the_rest
-from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
+from hetplan.plans.plan import Recompute, Schedule, Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -55,7 +55,7 @@ class Mesh:
         self,
         island_names: Sequence[str],
         layers: tuple[int, ...],
-        recompute: RecomputeGranularity,
+        recompute: Recompute,
         warmup_depth: int,
     ) -> ChosenStage:
         """One stage of this mesh; `island_names` are those of the cluster."""
@@ -79,7 +79,7 @@ class Family:
     """`1f1b`, `interleaved-1f1b`, or one of `SEARCHED_SPLIT` of `hetplan.plans.check_job`."""
     virtual_stages: int = 1
     sharding: Sharding
-    recompute: tuple[RecomputeGranularity, ...]
+    recompute: tuple[Recompute, ...]
     """What every stage may choose by itself; one entry where all stages must do the same."""
     early_sends: bool = False
     """Sends do not wait for their receivers (`OverlapSettings.send`)."""
@@ -158,7 +158,7 @@ class Kind:
     early_sends: bool
     most_extra_depth: int
     sharding: Sharding
-    recompute: tuple[RecomputeGranularity, ...]
+    recompute: tuple[Recompute, ...]
     offload: float = 0.0
     sharing_ranks: int = 0
 

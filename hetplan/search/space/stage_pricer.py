@@ -29,14 +29,16 @@ from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits, layer_units, planning_faults
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import device_ranges
-from hetplan.plans.build import SELECTIVE_MODULES, overlap_of, replica_of
+from hetplan.plans.build import overlap_of, replica_of
 from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import (
+    FULL_RECOMPUTE,
     LayerRange,
     OverlapSettings,
     Recompute,
     RecomputeGranularity,
+    RecomputeModule,
     Replica,
     Sharding,
 )
@@ -48,16 +50,7 @@ from hetplan.search.space.stage_table import BOTH, FIRST, LAST, ROLES
 Sharing: TypeAlias = tuple[Sharding, int]
 """What is split of weights that microbatches reduce or gather, and among how many ranks."""
 
-_FORWARD, _BACKWARD, _SELECTIVE, _FULL = range(4)
-
-RECOMPUTE = {
-    RecomputeGranularity.NONE: Recompute(),
-    RecomputeGranularity.SELECTIVE: Recompute(
-        granularity=RecomputeGranularity.SELECTIVE, modules=SELECTIVE_MODULES
-    ),
-    RecomputeGranularity.FULL: Recompute(granularity=RecomputeGranularity.FULL),
-}
-"""What a plan's stage says for each choice."""
+_FORWARD, _BACKWARD, _AGAIN = range(3)
 
 
 class Passes(NamedTuple):
@@ -179,7 +172,7 @@ class StagePricer:
         self,
         island: int,
         shape: Shape,
-        recompute: Sequence[RecomputeGranularity],
+        recompute: Sequence[Recompute],
         padded_for: int = 0,
         sharing: Sharing | None = None,
     ) -> Passes:
@@ -199,7 +192,7 @@ class StagePricer:
         )
 
     def unit_passes(
-        self, island: int, shape: Shape, recompute: Sequence[RecomputeGranularity]
+        self, island: int, shape: Shape, recompute: Sequence[Recompute]
     ) -> tuple[Floats, Floats]:
         """(forward, backward) of one layer unit, [V] each; no other layers are priced."""
         unit = self._kinds[1]
@@ -211,22 +204,23 @@ class StagePricer:
         self,
         island: int,
         shape: Shape,
-        recompute: Sequence[RecomputeGranularity],
+        recompute: Sequence[Recompute],
         kinds: tuple[int, ...],
         padded_for: int = 0,
         sharing: Sharing | None = None,
     ) -> tuple[Floats, Floats]:
         """Passes [V, kinds] of these kinds of layers."""
-        selective = RecomputeGranularity.SELECTIVE in recompute
         model = self.padded(padded_for or shape.tp)
-        found = self._kind_seconds(island, shape, kinds, model, sharing, selective=selective)
-        again = {
-            RecomputeGranularity.NONE: np.zeros(len(kinds)),
-            RecomputeGranularity.SELECTIVE: found[_SELECTIVE],
-            RecomputeGranularity.FULL: found[_FULL],
-        }
-        backward = np.array([found[_BACKWARD] + again[each] for each in recompute])
-        return np.array([found[_FORWARD] for _ in recompute]), backward
+        every = [
+            self._kind_seconds(island, shape, kinds, model, sharing, each.modules)
+            for each in recompute
+        ]
+        full = [each.granularity is RecomputeGranularity.FULL for each in recompute]
+        backward = [
+            seconds[_BACKWARD] + seconds[_AGAIN] * (whole or bool(each.modules))
+            for seconds, each, whole in zip(every, recompute, full, strict=True)
+        ]
+        return np.array([seconds[_FORWARD] for seconds in every]), np.array(backward)
 
     def _kind_seconds(
         self,
@@ -235,10 +229,9 @@ class StagePricer:
         kinds: tuple[int, ...],
         model: ModelSpec,
         sharing: Sharing | None,
-        *,
-        selective: bool,
+        modules: tuple[RecomputeModule, ...],
     ) -> Floats:
-        """[forward, backward, repeated selectively, repeated whole][kinds]."""
+        """[forward, backward, of that modules, or whole layers, once more][kinds]."""
         place = self.cluster.islands[island]
         groups = self.groups(island, shape)
         key = (
@@ -252,12 +245,12 @@ class StagePricer:
             groups,
             shape.num_devices if place.speed_spread or sharing else 0,
             sharing,
-            selective,
+            modules,
             kinds,
             model.vocab_size,
         )
         if key not in self._seconds:
-            pricer = self._pricer(place, shape, groups, model, selective=selective)
+            pricer = self._pricer(place, shape, groups, model, modules)
             shared = self._shared(island, shape, model, sharing) if sharing else None
             positions = self._kinds[0]
             self._seconds[key] = np.array(
@@ -266,9 +259,14 @@ class StagePricer:
         return self._seconds[key]
 
     def _pricer(
-        self, place: Island, shape: Shape, groups: Groups, model: ModelSpec, *, selective: bool
+        self,
+        place: Island,
+        shape: Shape,
+        groups: Groups,
+        model: ModelSpec,
+        modules: tuple[RecomputeModule, ...],
     ) -> LayerPricer:
-        choice = RecomputeGranularity.SELECTIVE if selective else RecomputeGranularity.NONE
+        selective = Recompute(granularity=RecomputeGranularity.SELECTIVE, modules=modules)
         beside = trainer_settings(self.job).tp_comm_overlap and shape.sequence_parallel
         return LayerPricer(
             model=model,
@@ -276,7 +274,7 @@ class StagePricer:
             island=place,
             job=job_on(place.device, self.job),
             shape=shape,
-            recompute=RECOMPUTE[choice],
+            recompute=selective if modules else FULL_RECOMPUTE,
             overlap=OverlapSettings(tensor_parallel=beside),
             groups=groups,
             known=self.known,
@@ -317,24 +315,19 @@ class StagePricer:
         pricer: LayerPricer,
         position: int,
         shared: Callable[[LayerCost, int], LayerCost] | None,
-    ) -> tuple[float, float, float, float]:
-        """Forward, backward, repeated selectively and as a whole."""
+    ) -> tuple[float, float, float]:
+        """Forward, backward, and what is repeated."""
         model = self.model
         if position in (0, len(model.layers) - 1):
             cost = pricer.head() if position else pricer.embedding()
             cost = shared(cost, position) if shared else cost
-            return cost.forward_seconds, cost.backward_seconds, 0.0, 0.0
+            return cost.forward_seconds, cost.backward_seconds, 0.0
         layer = model.layer_at(position).at(self.job.sequence_length)
         inside = pricer.transformer(layer)
         cost = inside if position <= model.num_layers else pricer.multi_token_prediction(layer)
         cost = shared(cost, position) if shared else cost
         # What is repeated of a multi-token prediction is its transformer layer.
-        return (
-            cost.forward_seconds,
-            cost.backward_seconds,
-            inside.again_seconds,
-            inside.forward_seconds,
-        )
+        return cost.forward_seconds, cost.backward_seconds, inside.again_seconds
 
     def weights(self, shape: Shape) -> Weights:
         """Parameters of stages of this shape, as their gradients are reduced."""
@@ -356,7 +349,7 @@ class StagePricer:
         self,
         island: int,
         shape: Shape,
-        recompute: RecomputeGranularity,
+        recompute: Recompute,
         role: int,
         chunks: int = 1,
     ) -> StageBytes:
@@ -379,7 +372,7 @@ class StagePricer:
                 chunks=(LayerRange(start=0, stop=1),) * chunks,
                 shape=shape,
                 num_microbatches=1,
-                recompute=RECOMPUTE[recompute],
+                recompute=recompute,
             )
             found = self._bytes[key] = stage_bytes(
                 self.padded(shape.tp), self._jobs[island], layout, self.units, role
