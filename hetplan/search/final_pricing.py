@@ -21,7 +21,7 @@ from hetplan.plans.plan import Plan
 from hetplan.search.solver import Best, Offer
 from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
 
-_SETTLED = 8
+_SETTLED = 32
 """Offers that are priced whole."""
 
 AGREEMENT = 1e-6
@@ -54,9 +54,11 @@ def final_plan(best: Best, evaluator: PlanEvaluator) -> FinalPlan:
     """
     found: Plan | None = None
     least = math.inf
-    for offer in _nearest(best):
+    for number, offer in enumerate(_nearest(best)):
         if found is not None and offer.seconds >= least * (1.0 - AGREEMENT):
             break
+        if number >= _SETTLED and offer.solver != GIVEN:
+            continue  # what the caller gave is never lost
         plan = _placed(offer, evaluator)
         step = _agreeing(offer, plan, evaluator.pricer)
         if fits(step) and step.step_seconds < least:
@@ -71,7 +73,7 @@ def _nearest(best: Best) -> list[Offer]:
     found: dict[ChosenPlan, Offer] = {}
     for offer in sorted((*best.offers, *best.own.values()), key=lambda offer: offer.seconds):
         found.setdefault(offer.chosen, offer)
-    return list(found.values())[:_SETTLED]
+    return list(found.values())
 
 
 def _placed(offer: Offer, evaluator: PlanEvaluator) -> Plan:

@@ -30,6 +30,9 @@ _PATIENCE = 5
 _FAR = 1.25
 """Estimates this much above the best step are not improved before the proofs."""
 
+_MORE = 16
+"""Solvers that are asked for plans which share fewer links than the best one."""
+
 _FIRST = 8
 """Solvers that are tried for a first plan."""
 
@@ -85,6 +88,24 @@ class Scheduler:
             if best.chosen is None:
                 self._improve(at)
         best.deadline -= _GRACE_SECONDS
+
+    def improve_below(self, seconds: float) -> None:
+        """Plans of the likeliest solvers that may have some below this price of the best plan.
+
+        The best plan shares links, so that it takes longer than the solvers know; one that they
+        have as slower may share less.
+        """
+        best = self.best
+        if seconds * (1.0 - best.gap) <= best.seconds:
+            return
+        known = best.seconds, best.solver, best.chosen
+        best.seconds = seconds
+        try:
+            open_ones = [at for at in self._open() if at not in best.own and self._known(at)]
+            for at in _by(self.estimates, open_ones)[:_MORE]:
+                self._improve(at)
+        finally:
+            best.seconds, best.solver, best.chosen = known
 
     def prove_again(self) -> None:
         """The proofs once more, for a target that has moved up."""

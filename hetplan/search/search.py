@@ -321,11 +321,15 @@ def _note_order_free(
 
 
 def _close_priced(run: _Run, drive: Scheduler) -> None:
-    """Where the priced plan is slower than the search has it, raise the bounds to match."""
+    """Where the priced plan is slower than the search has it, look at plans in between, and raise
+    the bounds to match.
+    """
     best, job = run.best, run.job
-    for _ in range(_MAX_ROUNDS):
+    for turn in range(_MAX_ROUNDS):
         if best.chosen is None:
             return
+        if turn == 0:
+            drive.improve_below(_settled(run).estimate.step_seconds)
         step = _settled(run).estimate.step_seconds
         wanted = step * (1.0 - job.gap)
         if best.lower_bound >= wanted * (1.0 - AGREEMENT) or wanted >= best.seconds:

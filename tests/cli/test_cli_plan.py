@@ -87,14 +87,14 @@ def test_an_interrupted_comparison_keeps_the_plan_says_so_and_exits_with_130(
     from hetplan.cli.progress import ProgressLine
 
     def stop(self: object, finished: int, total: int, left: None, what: str) -> None:
-        # Native begins with the plan that is written already.
+        # A comparison begins with what is known already.
         if (folder / "plan.json").exists() and what.startswith("best"):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(ProgressLine, "show", stop)
     done = run(folder, "--gap", "0.1")
     assert done.exit_code == 130, done.output
-    assert "comparison with a wider target interrupted" in done.output
+    assert " interrupted; " in done.output.partition("comparison with ")[2]
     assert load_plan(folder / "plan.json").certificate.status == "optimal"
 
 

@@ -12,7 +12,7 @@ from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
-from hetplan.job.spec import Forbids, Job, LengthShare
+from hetplan.job.spec import Forbids, Job, LengthShare, Pins, RecomputeModule
 from hetplan.model.layers import (
     Attention,
     Experts,
@@ -94,6 +94,9 @@ def special_fields(hint):
         alone = st.builds(LengthShare, length=st.integers(1, 2**20), share=st.just(1.0))
         lengths = st.lists(alone, max_size=1).map(tuple)
         return {"sequence_length": st.just(2**20), "sequence_lengths": lengths}
+    if hint is Pins:
+        some = st.lists(st.sampled_from(RecomputeModule), min_size=1, max_size=2).map(tuple)
+        return {"recompute_modules": st.none() | some}
     if hint is Forbids:
         return {"nodes": st.sampled_from([(), ("a/0",), ("a/0", "b/17")])}
     if hint is SearchResult:

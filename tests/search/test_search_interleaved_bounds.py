@@ -11,7 +11,8 @@ from interleaved_cases import Case, cuts, every_plan, every_row, random_case
 from random_cases import seeds
 from synthetic_spaces import Scale, family_of, large_space
 
-from hetplan.cost.replay.programs import Message, Receive, needed, programs
+from hetplan.cost.replay import programs as orders
+from hetplan.cost.replay.programs import Message, Receive, programs
 from hetplan.cost.replay.times import Exchange
 from hetplan.cost.schedules import Pass
 from hetplan.search.interleaved.bound import borders_of, capacity_bound, least_bound
@@ -114,6 +115,7 @@ def test_receives_are_posted_behind_the_pass_before(stages: int, chunks: int, gr
     total = m * chunks
     for exchange in Exchange.TORCH, Exchange.MEGATRON:
         every = programs("interleaved-1f1b", stages, m, chunks, None, True, exchange)
+        line = orders.Row("interleaved-1f1b", stages, chunks)
         for s, steps in enumerate(every):
             ahead = in_flight(stages, s, chunks, total)
             posted: dict[Message, dict[str, int]] = {}
@@ -123,7 +125,7 @@ def test_receives_are_posted_behind_the_pass_before(stages: int, chunks: int, gr
                     posted[step.message] = dict(done)
                 if not isinstance(step, Pass):
                     continue
-                source, number = needed(step, s, stages, chunks), done[step.kind]
+                source, number = line.needed(step, s), done[step.kind]
                 warm = step.kind == "F" and 0 < number < ahead and s > 0
                 back = step.kind == "B" and number > 0 and s < stages - 1
                 if warm or back:

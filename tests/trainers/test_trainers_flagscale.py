@@ -134,7 +134,7 @@ def files(launch: TrainerLaunch) -> list[str]:
 def check_recompute(found: SearchResult, launch: TrainerLaunch) -> None:
     args = read(words(launch))
     pipeline = found.plan.pipelines[0]
-    asked = [each.recompute.granularity is FULL for each in pipeline.stages]
+    asked = [each.recompute == FULL for each in pipeline.stages]
     rows = args.recompute_granularity_per_stage_micro_batch
     if not any(asked):
         assert args.recompute_granularity is None

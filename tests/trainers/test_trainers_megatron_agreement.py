@@ -68,7 +68,7 @@ def check_agreement(result: SearchResult, trainer: Trainer = TRAINER) -> RankLay
 @pytest.mark.parametrize("count", [60, pytest.param(320, marks=pytest.mark.slow)])
 def test_megatron_makes_of_random_plans_what_they_say(count: int) -> None:
     seen: Counter[str] = Counter()
-    for result in random_results(megatron, seed=7, count=count):
+    for result in random_results(megatron, seed=2, count=count):
         check_agreement(result)
         degrees = degrees_of(result.plan)
         stages = result.plan.pipelines[0].stages

@@ -288,7 +288,7 @@ def test_what_torchtitan_does_and_plans_do_not(tmp_path: Path) -> None:
     facts = facts_of(read(tmp_path, "torchtitan", toml, given, "t.toml"), 32)
     assert facts.sharded_parameters
     assert not facts.refusals
-    stages = text.replace("ZBVZeroBubble", "1F1B --parallelism.fsdp_reshard_after_forward always")
+    stages = text.replace("LoopedBFS", "1F1B --parallelism.fsdp_reshard_after_forward always")
     assert "frees the parameters after forward passes alone" in str(
         [each.message for each in facts_of(read(tmp_path, "torchtitan", stages), 32).refusals]
     )

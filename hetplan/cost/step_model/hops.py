@@ -25,7 +25,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -42,7 +41,7 @@ from hetplan.cost.network.segments import (
     shared_link,
 )
 from hetplan.cost.step_model.groups import KnownCollectives, group_among
-from hetplan.cost.step_model.pairs import Entry, Way, longest, runs_between, way
+from hetplan.cost.step_model.pairs import Entry, Route, StagePart, Way, longest, routes_between
 from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
@@ -92,32 +91,6 @@ class Sides:
     """Gathering of scattered activations by the receivers, before a transfer counts as arrived."""
     ports: tuple[Port, ...] = ()
     """The NICs that the senders cross; none of a link inside a node."""
-
-
-class StagePart(NamedTuple):
-    """A replica entry of a stage and where it lies."""
-
-    island: Island
-    entry: Entry
-    ends: tuple[int, int]
-    """Least and greatest device; they lie in one node where all do."""
-    gathering_seconds: float
-    """Of scattered activations, by its ranks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """A link between two neighbouring stages, and what crosses it."""
-
-    link: Link
-    islands: tuple[Island, Island]
-    """Of the first pair of parts."""
-    segments: tuple[Segment | None, Segment | None]
-    """What all pairs share, there and back, where the link says so."""
-    there: Way
-    back: Way
-    gathering_seconds: float
-    """Longest of any part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,36 +348,6 @@ def parts_of(
         )
         start = stop
     return tuple(found)
-
-
-def routes_between(
-    cluster: Cluster, left: Sequence[StagePart], right: Sequence[StagePart]
-) -> tuple[Route, ...]:
-    """Links that the samples of a microbatch cross; pairs of islands that share one are a route."""
-    found: dict[tuple[Link, Segment | None], list[tuple[int, int, int, int]]] = {}
-    for run in runs_between([each.entry for each in left], [each.entry for each in right]):
-        one, two = left[run[0]], right[run[1]]
-        if one.island is two.island:
-            link, shared = neighbour_link(cluster, one.ends, two.ends)[0], None
-        else:
-            link = cluster.link_between(one.island.name, two.island.name)
-            shared = shared_link(cluster, one.island, two.island)
-        found.setdefault((link, shared), []).append(run)
-    waits, routes = max(each.gathering_seconds for each in (*left, *right)), []
-    for (link, shared), runs in found.items():
-        ends = left[runs[0][0]].island, right[runs[0][1]].island
-        pairs = [(left[i].entry, right[j].entry, start, stop) for i, j, start, stop in runs]
-        routes.append(
-            Route(
-                link=link,
-                islands=ends,
-                segments=(shared, None if shared is None else shared_link(cluster, *ends[::-1])),
-                there=way(pairs),
-                back=way([(two, one, start, stop) for one, two, start, stop in pairs]),
-                gathering_seconds=waits,
-            )
-        )
-    return tuple(routes)
 
 
 def over_several(routes: Sequence[Route], priced: Callable[[Link, Sides], Hop]) -> Hop:

@@ -148,7 +148,8 @@ def rows(
         fits = [most_units((mesh,) * stages).max(axis=1) for mesh in range(len(by_time))]
         held = np.minimum(np.array(fits), by_time[:, None]).T
         behind = held.max(axis=1)[::-1].cumsum()[::-1].tolist()
-        may_follow = rings = np.ones((len(by_time), len(by_time)), dtype=np.bool_)
+        may_follow = np.ones((len(by_time), len(by_time)), dtype=np.bool_)
+        rings = space.may_be_last[:, None] & space.may_be_first
         if exchange is not None:
             borders = borders_of(space, family.virtual_stages, exchange, stages)
             may_follow, rings = ~borders.blocked(limit), borders.rings(limit)

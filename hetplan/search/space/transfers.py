@@ -20,15 +20,14 @@ from hetplan.cost.step_model.end_of_step import tied_embedding_parts
 from hetplan.cost.step_model.hops import (
     Hop,
     Sides,
-    StagePart,
     gathered_seconds,
     hop_between,
     hop_over,
     over_several,
     parts_of,
     received_bytes,
-    routes_between,
 )
+from hetplan.cost.step_model.pairs import StagePart, routes_between
 from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.terms import seconds_of_parts
 from hetplan.plans.build import replica_of, stage_link
