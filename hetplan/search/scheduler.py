@@ -3,9 +3,10 @@
 1. `improve` by estimate, likeliest first, until several in a row have brought nothing better;
    estimates of one size of tick err alike, so then the likeliest of every size, and more of the
    size that has the best plan;
-   then `sharpen` all that are open, and `improve` by bound, lowest first, in the same way: bounds
-   know what boundaries cost, estimates do not (each kind of solver for itself);
-2. `prove` by bound, lowest first, as long as a solver's bound is below the target; solvers without
+   then `improve` by bound, lowest first, in the same way: bounds know what boundaries cost once
+   they are sharpened, estimates do not (each kind of solver for itself). Only what is lowest is
+   sharpened: a better plan closes most of the others before it is their turn;
+2. `prove` by bound, lowest first, as long as a sharpened bound is below the target; solvers without
    an estimate (several pipelines) come last, when the target is as low as it gets. A solver that
    stays open is improved, if that has not been done, and proven once more. What is open then is
    proven again with more effort: so no family that is hard to close keeps the others waiting.
@@ -56,19 +57,14 @@ class Scheduler:
     """Samples of a tick of the first solvers, those of families."""
     improved: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
+    sharpened: set[int] = field(default_factory=set)
 
     def run(self) -> None:
         """Both phases; OutOfTimeError at the deadline."""
         likeliest = _by(self.estimates, range(len(self.solvers)))
         self._plans(likeliest, _FAR)
         self._other_ticks(likeliest)
-        self._sharpen()
-        lowest = _by(self.best.bounds, [at for at in self._open() if self._known(at)])
-        # Bounds of one kind of solver are comparable, so each has its own patience.
-        kinds = [type(self.solvers[at]) for at in lowest]
-        for kind in dict.fromkeys(kinds):
-            mine = [at for at, each in zip(lowest, kinds, strict=True) if each is kind]
-            self._plans(mine, float("inf"))
+        self._plans_by_bound()
         self._proofs()
         self.best.report()
 
@@ -131,12 +127,37 @@ class Scheduler:
             tick = self.ticks[self.best.solver]
             self._plans([at for at in of_families if self.ticks[at] == tick], _FAR)
 
-    def _sharpen(self) -> None:
+    def _plans_by_bound(self) -> None:
+        """Improve solvers of each kind by bound, as long as that brings something."""
         best = self.best
-        for at in self._open():
-            if best.open(at):
-                best.check_time()
-                self.solvers[at].sharpen(best)
+        # Bounds of one kind of solver are comparable, so each has its own patience.
+        heaps: dict[type, list[tuple[float, int]]] = {}
+        for at in _by(best.bounds, [at for at in self._open() if self._known(at)]):
+            heaps.setdefault(type(self.solvers[at]), []).append((best.bounds[at], at))
+        for heap in heaps.values():
+            patience = _PATIENCE
+            while heap and patience:
+                _, at = heapq.heappop(heap)
+                if at in self.improved or not best.open(at):
+                    continue
+                if self._sharpens(at):
+                    heapq.heappush(heap, (best.bounds[at], at))
+                    continue
+                before = best.seconds
+                self._improve(at)
+                if best.seconds < float("inf"):
+                    patience = _PATIENCE if best.seconds < before else patience - 1
+
+    def _sharpens(self, at: int) -> bool:
+        """Sharpen the solver's bound, if that has not been done since there are plans; whether."""
+        best = self.best
+        if at in self.sharpened or best.seconds == float("inf"):
+            return False
+        best.check_time()
+        self.sharpened.add(at)
+        self.solvers[at].sharpen(best)
+        best.report_now_and_then()
+        return True
 
     def _plans(self, order: Sequence[int], far: float, most: int = _PATIENCE) -> None:
         best, patience = self.best, most
@@ -161,7 +182,10 @@ class Scheduler:
                 if known < best.bounds[at] < best.target:
                     heapq.heappush(heap, (last, best.bounds[at], at))
                 elif best.bounds[at] < best.target:
-                    self._prove(at)
+                    if self._sharpens(at):
+                        heapq.heappush(heap, (last, best.bounds[at], at))
+                    else:
+                        self._prove(at)
 
     def _prove(self, at: int) -> None:
         self._step("prove", at)

@@ -63,6 +63,9 @@ looked at. More islands have more shapes to look at."""
 
 _FEW_ISLANDS = 8
 
+_MANY_FAMILIES = 300_000
+"""From so many on a plan is looked for first, too: bounds of all of them take half a minute."""
+
 _SAMPLED = 32
 """Families that are looked at for such a first plan."""
 
@@ -289,7 +292,7 @@ def _drive(run: _Run) -> None:
     )
     limit = run.job.time_limit_seconds
     little = _LITTLE_SECONDS * max(1.0, len(run.maker.cluster.islands) / _FEW_ISLANDS)
-    if limit is not None and limit < little:
+    if len(run.families) > _MANY_FAMILIES or (limit is not None and limit < little):
         drive.first_plan(range(0, len(run.families), 1 + len(run.families) // _SAMPLED))
     drive.estimates = _order_free(run)
     if run.book.from_start:

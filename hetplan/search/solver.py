@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+import numpy as np
+
 from hetplan.kernels import clock
 from hetplan.plans.chosen import ChosenPlan
 
@@ -22,8 +24,9 @@ the order of their additions."""
 MAX_EFFORT = 2
 """Last effort of a proof (`Best.effort`)."""
 
-_TELL_SECONDS = 0.1
-"""Between two reports of a search that has found nothing better."""
+_TELL_SECONDS = 0.5
+"""Between two reports of a search that has found nothing better: one looks at every bound, 10 ms
+for 300,000 of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +134,7 @@ class Best:
     @property
     def lower_bound(self) -> float:
         """No plan of any solver has a shorter step."""
-        return min(self.seconds, *self.bounds, float("inf"))
+        return min(self.seconds, min(self.bounds, default=float("inf")))
 
     def offer(self, solver: int, chosen: ChosenPlan, seconds: float) -> bool:
         """Keep the plan if it is faster than the best so far, or its solver's; whether the former.
@@ -183,8 +186,7 @@ class Best:
 
     def closed(self) -> int:
         """Solvers that hold no plan better than the best by more than the gap."""
-        target = self.target
-        return sum(bound >= target for bound in self.bounds)
+        return int(np.count_nonzero(np.array(self.bounds) >= self.target))
 
     def check_time(self) -> None:
         """Raise OutOfTimeError past the deadline."""

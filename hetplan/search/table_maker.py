@@ -45,7 +45,9 @@ class TableMaker:
     """With the forbidden nodes out."""
     job: Job
     predictor: Predictor = field(repr=False)
-    _unchunked: dict[Family, StageTable] = field(default_factory=dict, repr=False, compare=False)
+    _unchunked: dict[tuple[Family, bool], StageTable] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, question: Question, predictor: Predictor) -> TableMaker:
@@ -57,13 +59,21 @@ class TableMaker:
     @cached_property
     def families(self) -> FamilyTable:
         """The families of plans with one pipeline."""
-        return Families(model=self.model, cluster=self.cluster, job=self.job).families()
+        return self._families.families()
+
+    @cached_property
+    def _families(self) -> Families:
+        return Families(model=self.model, cluster=self.cluster, job=self.job)
 
     @cached_property
     def stage_pricer(self) -> StagePricer:
         """Prices stages of the job."""
         return StagePricer(
-            model=self.model, cluster=self.cluster, job=self.job, predictor=self.predictor
+            model=self.model,
+            cluster=self.cluster,
+            job=self.job,
+            predictor=self.predictor,
+            chain=tuple(dict.fromkeys(each.modules for each in self._families.recompute)),
         )
 
     @property
@@ -99,7 +109,11 @@ class TableMaker:
         """
         return self.stage_tables.of(family)
 
-    def unchunked_space(self, family: Family) -> StageTable:
+    def passes_space(self, family: Family) -> StageTable:
+        """The same where nothing follows the last pass: no plan costs more by it."""
+        return self.stage_tables.of(family, ends=False)
+
+    def unchunked_space(self, family: Family, *, ends: bool = True) -> StageTable:
         """The space of an interleaved family's meshes as if its stages had one chunk each.
 
         Families that differ in their chunks only have one. What its ends hide is what stages of
@@ -107,9 +121,10 @@ class TableMaker:
         the limit of stages are the interleaved family's own.
         """
         plain = replace(family, schedule="1f1b", virtual_stages=1, most_extra_depth=0)
-        found = self._unchunked.get(plain)
+        found = self._unchunked.get((plain, ends))
         if found is None:
-            found = self._unchunked[plain] = self.stage_tables.of(plain, chunked=True)
+            found = self.stage_tables.of(plain, chunked=True, ends=ends)
+            self._unchunked[plain, ends] = found
         return found
 
     def chunk_memory(self, family: Family) -> ChunkMemory:

@@ -43,9 +43,12 @@ class Case:
         """Neither."""
         return 0.0
 
-    def unchunked_space(self, family: Family) -> StageTable:
+    def unchunked_space(self, family: Family, *, ends: bool = True) -> StageTable:
         """The case is the `TableMaker` of its solver: the same for all."""
-        return self.space
+        space = self.space
+        if ends:
+            return space
+        return space._replace(after=0.0 * space.after, leaving=0.0 * space.leaving)
 
     def chunk_memory(self, family: Family) -> Case:
         """See `most_units`."""

@@ -22,11 +22,13 @@ from hetplan.cost.step_model.groups import Groups, KnownCollectives, groups_of, 
 from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerCost, LayerPricer
 from hetplan.cost.step_model.units import Settings, copies_within, layer_kinds, with_sharding
+from hetplan.cost.terms import Part, seconds_of_parts
 from hetplan.errors import InputError
 from hetplan.job.kernels import job_on
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits, layer_units, planning_faults
+from hetplan.model.layers import TransformerLayer
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import device_ranges
 from hetplan.plans.build import overlap_of, replica_of
@@ -66,6 +68,39 @@ class Passes(NamedTuple):
     """[4, V]"""
 
 
+Modules: TypeAlias = tuple[RecomputeModule, ...]
+"""What a stage repeats in its backward pass; none: whole layers, if anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ChainPricer(LayerPricer):
+    """Prices layers once for all sets of modules: only what is repeated differs."""
+
+    chain: tuple[Modules, ...]
+    seconds: dict[tuple[TransformerLayer, Modules], float] = field(default_factory=dict)
+    """Of what is repeated of a layer, once that is priced."""
+
+    def _again(
+        self,
+        layer: TransformerLayer,
+        compute: tuple[Part, ...],
+        forward: tuple[Part, ...],
+        experts: tuple[Part, ...],
+    ) -> tuple[Part, ...]:
+        for modules in self.chain:
+            each = replace(self, recompute=_recompute(modules))
+            parts = LayerPricer._again(each, layer, compute, forward, experts)
+            self.seconds[layer, modules] = seconds_of_parts(parts)
+        return ()
+
+
+def _recompute(modules: Modules) -> Recompute:
+    """Of these modules, or of whole layers."""
+    if not modules:
+        return FULL_RECOMPUTE
+    return Recompute(granularity=RecomputeGranularity.SELECTIVE, modules=modules)
+
+
 class Weights(NamedTuple):
     """Parameters on one rank: (all but experts that are cut or copied otherwise, those)."""
 
@@ -82,6 +117,8 @@ class StagePricer:
     cluster: Cluster
     job: Job
     predictor: Predictor = field(repr=False)
+    chain: tuple[Modules, ...] = ((),)
+    """Sets of modules that will be asked for: they are priced together."""
     _groups: dict[tuple[int, ...], Groups] = field(default_factory=dict, repr=False, compare=False)
     _seconds: dict[tuple[object, ...], Floats] = field(
         default_factory=dict, repr=False, compare=False
@@ -229,7 +266,7 @@ class StagePricer:
         kinds: tuple[int, ...],
         model: ModelSpec,
         sharing: Sharing | None,
-        modules: tuple[RecomputeModule, ...],
+        modules: Modules,
     ) -> Floats:
         """[forward, backward, of that modules, or whole layers, once more][kinds]."""
         place = self.cluster.islands[island]
@@ -245,18 +282,19 @@ class StagePricer:
             groups,
             shape.num_devices if place.speed_spread or sharing else 0,
             sharing,
-            modules,
             kinds,
             model.vocab_size,
         )
-        if key not in self._seconds:
-            pricer = self._pricer(place, shape, groups, model, modules)
+        found = self._seconds.get((modules, key))
+        if found is None:
+            chain = self.chain if modules in self.chain else (modules,)
+            pricer = self._pricer(place, shape, groups, model, chain)
             shared = self._shared(island, shape, model, sharing) if sharing else None
-            positions = self._kinds[0]
-            self._seconds[key] = np.array(
-                [self._priced(pricer, positions[k], shared) for k in kinds]
-            ).T
-        return self._seconds[key]
+            every = [self._priced(pricer, self._kinds[0][k], shared) for k in kinds]
+            for at, each in enumerate(chain):
+                self._seconds[each, key] = np.array([(*both, again[at]) for both, again in every]).T
+            found = self._seconds[modules, key]
+        return found
 
     def _pricer(
         self,
@@ -264,21 +302,21 @@ class StagePricer:
         shape: Shape,
         groups: Groups,
         model: ModelSpec,
-        modules: tuple[RecomputeModule, ...],
-    ) -> LayerPricer:
-        selective = Recompute(granularity=RecomputeGranularity.SELECTIVE, modules=modules)
+        chain: tuple[Modules, ...],
+    ) -> _ChainPricer:
         beside = trainer_settings(self.job).tp_comm_overlap and shape.sequence_parallel
-        return LayerPricer(
+        return _ChainPricer(
             model=model,
             real_vocab_size=self.model.vocab_size,
             island=place,
             job=job_on(place.device, self.job),
             shape=shape,
-            recompute=selective if modules else FULL_RECOMPUTE,
+            recompute=FULL_RECOMPUTE,
             overlap=OverlapSettings(tensor_parallel=beside),
             groups=groups,
             known=self.known,
             predictor=self._caching,
+            chain=chain,
         )
 
     def _shared(
@@ -312,22 +350,23 @@ class StagePricer:
 
     def _priced(
         self,
-        pricer: LayerPricer,
+        pricer: _ChainPricer,
         position: int,
         shared: Callable[[LayerCost, int], LayerCost] | None,
-    ) -> tuple[float, float, float]:
-        """Forward, backward, and what is repeated."""
+    ) -> tuple[tuple[float, float], list[float]]:
+        """(forward, backward), and what is repeated of each set of modules."""
         model = self.model
         if position in (0, len(model.layers) - 1):
             cost = pricer.head() if position else pricer.embedding()
             cost = shared(cost, position) if shared else cost
-            return cost.forward_seconds, cost.backward_seconds, 0.0
+            return (cost.forward_seconds, cost.backward_seconds), [0.0] * len(pricer.chain)
         layer = model.layer_at(position).at(self.job.sequence_length)
         inside = pricer.transformer(layer)
         cost = inside if position <= model.num_layers else pricer.multi_token_prediction(layer)
         cost = shared(cost, position) if shared else cost
         # What is repeated of a multi-token prediction is its transformer layer.
-        return cost.forward_seconds, cost.backward_seconds, inside.again_seconds
+        again = [pricer.seconds[layer, modules] for modules in pricer.chain]
+        return (cost.forward_seconds, cost.backward_seconds), again
 
     def weights(self, shape: Shape) -> Weights:
         """Parameters of stages of this shape, as their gradients are reduced."""

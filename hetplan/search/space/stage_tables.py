@@ -65,14 +65,15 @@ class StageTables:
         """Ends of the step of the job's meshes."""
         return Ends(self.stage_pricer)
 
-    def of(self, family: Family, *, chunked: bool = False) -> StageTable:
+    def of(self, family: Family, *, chunked: bool = False, ends: bool = True) -> StageTable:
         """Costs of every stage, boundary and end of step of the family's plans.
 
         They add up to the step of the plan without shared links (`hetplan.cost.step_model`), or to
         a little less: where parts of a stage take turns at being the slowest, plans with several tp
         pad the vocabulary further than a stage's own tp asks, early sends take compute units of the
         passes beside them, or ends of the step run beside compute (`is_exact`). `chunked`: ends
-        are those of stages with several chunks, too.
+        are those of stages with several chunks, too. Without `ends` nothing follows the last pass:
+        all costs are lower, and the table is made in a fraction of the time.
         An InputError for models without units, and where the predictor lacks something.
         """
         meshes, units = family.meshes, self.units
@@ -88,7 +89,10 @@ class StageTables:
         most_layers = self._memory(family, flights)
         chunked = chunked or family.virtual_stages > 1
         fits = most_layers[..., 1].max(axis=0)
-        after, leaving = self._after(family, waited_for, fits, chunked=chunked)
+        after = np.full((ROLES, len(meshes), units.count + 1), self.job.data_loading_seconds)
+        leaving = np.zeros_like(after)
+        if ends:
+            after, leaving = self._after(family, waited_for, fits, chunked=chunked)
         after += float(norm_inside.min())
         masks = np.array([mesh.mask for mesh in meshes], dtype=np.int64)
         pin, trainer = self.job.pin, target(self.job.target)
