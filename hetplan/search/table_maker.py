@@ -19,7 +19,8 @@ from hetplan.model.spec import ModelSpec
 from hetplan.predict.predictor import Predictor
 from hetplan.search.bounds.crossing_bound import CrossingBounds
 from hetplan.search.bounds.order_free_bound import BottleneckLinks, UnitCosts, caps
-from hetplan.search.bounds.order_free_table import Columns, OrderFreeBounds, OrderFreeTable
+from hetplan.search.bounds.order_free_families import OrderFreeBounds
+from hetplan.search.bounds.order_free_table import Columns, OrderFreeTable
 from hetplan.search.one_f_one_b.heuristic import IN_FLIGHT, MANY, likely_meshes
 from hetplan.search.result import Question
 from hetplan.search.solver import OrderFreeBound

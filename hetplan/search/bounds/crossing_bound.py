@@ -55,7 +55,7 @@ from hetplan.cost.step_model.plan import exchange_of
 from hetplan.kernels import kernel, sum_of
 from hetplan.plans.targets import target
 from hetplan.search.bounds.order_free_bound import caps
-from hetplan.search.bounds.order_free_table import OrderFreeBounds
+from hetplan.search.bounds.order_free_families import OrderFreeBounds
 from hetplan.search.space.family import Family
 from hetplan.search.space.optimizer_phase import Ends
 from hetplan.search.space.stage_table import (

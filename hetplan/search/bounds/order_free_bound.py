@@ -328,8 +328,13 @@ class UnitCosts:
     _ratios: dict[tuple[object, ...], float] = field(default_factory=dict, repr=False)
 
     def host_seconds(self, island: int) -> float:
-        """For each parameter of which the host updates the optimizer: the time is in proportion."""
+        """For each parameter of which the host updates the optimizer: the time is in proportion.
+
+        0 where hosts cannot: no mesh of an offloading family lies there.
+        """
         job, place = self.placed.job, self.placed.cluster.islands[island]
+        if not place.can_offload:
+            return 0.0
         return sum(host_update_seconds(place, job, 1.0))
 
     def passes_of_gradients(self, sharding: Sharding, microbatches: Ints) -> Floats:

@@ -1,4 +1,4 @@
-"""The order-free bounds of thousands of families at once; a single family is a table of one.
+"""The order-free bounds of thousands of families at once.
 
 Families that differ in schedule only have a base in common: a block of the table, a way to
 recompute, shard and offload. Memory is that of all blocks in a few array operations; only shapes
@@ -8,9 +8,8 @@ of block k are those from start[k] to start[k + 1].
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -33,10 +32,8 @@ from hetplan.search.bounds.order_free_bound import (
     least_chunked,
     lines_of,
 )
-from hetplan.search.solver import OrderFreeBound
 from hetplan.search.space.allowed import is_one_stage, most_stages_of
-from hetplan.search.space.family import Block, Family, FamilyTable, Kind, Mesh, table_of
-from hetplan.search.space.stage_pricer import StagePricer
+from hetplan.search.space.family import FamilyTable, Mesh
 
 Bools = npt.NDArray[np.bool_]
 
@@ -179,7 +176,7 @@ class _Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Bases:
+class Bases:
     """What families have in common that differ in schedule only, [B] each."""
 
     at: Ints
@@ -235,7 +232,7 @@ class Columns:
             many = np.zeros(len(table.blocks), dtype=np.int64)
             np.maximum.at(many, table.block[mine], virtual)
             self.check()
-            bounds[mine], estimates[mine] = _bounds(
+            bounds[mine], estimates[mine] = family_bounds(
                 bases,
                 self.chunks(bases, many),
                 place[table.block[mine]],
@@ -278,7 +275,7 @@ class Columns:
         )  # fmt: skip
         return held, blocks[may]
 
-    def bases(self, way: Way, families: Ints) -> _Bases:
+    def bases(self, way: Way, families: Ints) -> Bases:
         """Of the blocks of these families that have room for all units."""
         table, count = self.table, self.costs.placed.units.count
         held, blocks = self._fitting(way, families)
@@ -296,7 +293,7 @@ class Columns:
         if way.offload:
             passes = bottlenecks(blocks, self._start, cost, *meshes, self._microbatches, positions)
         hop = np.array([self.costs.hops.of(table.blocks[at].meshes) for at in blocks.tolist()])
-        return _Bases(
+        return Bases(
             at=blocks,
             positions=positions[blocks],
             longest=longest,
@@ -312,7 +309,7 @@ class Columns:
             room=held.room,
         )
 
-    def chunks(self, bases: _Bases, many: Ints) -> Floats:
+    def chunks(self, bases: Bases, many: Ints) -> Floats:
         """[B, v + 1, 2] of `chunked`; `many`: [blocks] most virtual stages, 1 or less: none."""
         most = many[bases.at]
         return chunked(
@@ -487,8 +484,8 @@ class Columns:
         return np.array([sum(self.costs.placed.weights(m.shapes[0]).unit) for m in self._meshes])
 
 
-def _bounds(
-    bases: _Bases,
+def family_bounds(
+    bases: Bases,
     chunks: Floats,
     at: Ints,
     m: Floats,
@@ -523,105 +520,6 @@ def _bounds(
     fits = longest < np.inf
     more = bases.after[at] * np.where(fits, longest, 0.0) / whole
     return bound, np.where(fits, estimate + more, np.inf)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Base:
-    """What families have in common that differ in their schedules only."""
-
-    columns: Columns
-    """Of one block, whose meshes it keeps: their identity is the key."""
-    bases: _Bases
-    """Of that block; empty where its meshes have no room for all units."""
-
-    @property
-    def arrays(self) -> tuple[Floats, Floats, Floats, Ints, Ints] | None:
-        """cost, rows, room, first and most, as `least_chunked` takes them."""
-        if not len(self.bases.at):
-            return None
-        bases, columns = self.bases, self.columns
-        return bases.cost, bases.rows, bases.room, columns.first, columns.most
-
-    @property
-    def positions(self) -> int:
-        """Most stages of a plan."""
-        return int(self.bases.positions[0])
-
-
-@dataclass(frozen=True, slots=True)
-class OrderFreeBounds:
-    """Order-free bounds of single families of a job; keeps what they share."""
-
-    costs: UnitCosts
-    _bases: dict[tuple[object, ...], Base] = field(default_factory=dict, repr=False)
-    _chunks: dict[tuple[object, ...], Floats] = field(default_factory=dict, repr=False)
-
-    @property
-    def placed(self) -> StagePricer:
-        """Prices stages of the job."""
-        return self.costs.placed
-
-    def of(self, family: Family) -> OrderFreeBound:
-        """Bound and estimate; both infinite where no plan fits in memory."""
-        base, v = self.base(family), 1 if family.splits else family.virtual_stages
-        if not len(base.bases.at):
-            return OrderFreeBound(bound_seconds=math.inf, estimate_seconds=math.inf)
-        chunks = np.zeros((1, 1, 2))
-        if v > 1:
-            key = (*_key(family), max(v, CHUNKS))
-            chunks = self._chunks.get(key, chunks)
-            if key not in self._chunks:
-                chunks = base.columns.chunks(base.bases, np.array([v]))
-                self._chunks[key] = chunks
-        bound, estimate = _bounds(
-            base.bases,
-            chunks,
-            np.zeros(1, dtype=np.int64),
-            np.array([float(family.num_microbatches)]),
-            np.array([family.most_extra_depth]),
-            np.array([family.early_sends]),
-            np.array([v]),
-            np.array([family.splits]),
-        )
-        loading = self.placed.job.data_loading_seconds
-        return OrderFreeBound(
-            bound_seconds=float(bound[0]) + loading, estimate_seconds=float(estimate[0]) + loading
-        )
-
-    def base(self, family: Family) -> Base:
-        """What the family has in common with those that differ in their schedules only."""
-        key = _key(family)
-        found = self._bases.get(key)
-        if found is None:
-            block = Block(
-                samples=family.samples,
-                num_microbatches=family.num_microbatches,
-                meshes=family.meshes,
-            )
-            kind = Kind(
-                schedule="1f1b",
-                virtual_stages=1,
-                early_sends=False,
-                most_extra_depth=0,
-                sharding=family.sharding,
-                recompute=family.recompute,
-                offload=family.offload,
-                sharing_ranks=family.sharing_ranks,
-            )
-            columns = Columns(self.costs, table_of([(block, (kind,))]), _unchecked)
-            way = Way.of(family)
-            bases = columns.bases(way, np.zeros(1, dtype=np.int64))
-            found = self._bases[key] = Base(columns, bases)
-        return found
-
-
-def _key(family: Family) -> tuple[object, ...]:
-    """Equal for families with one base, which share the objects; the base keeps them."""
-    return id(family.meshes), id(family.recompute), *Way.of(family)[1:]
-
-
-def _unchecked() -> None:
-    """No deadline: of one family."""
 
 
 def _each(least_or_most: np.ufunc, values: Floats, start: Ints, stop: Ints) -> Floats:

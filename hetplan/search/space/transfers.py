@@ -112,15 +112,17 @@ class Transfers:
         """
         sides = [self.side(mesh) for mesh in meshes]
         count = len(meshes)
-        rows = np.empty((count, count, 5))
         nodes = np.empty((count, 5))
-        firsts = back = np.arange(count * count)
+        firsts = alike = np.arange(count)
         if count > _FEW_MESHES:
-            # Of many pairs few differ.
-            keys = _keys(meshes, sides).reshape(count * count, -1)
-            _, firsts, back = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        priced = np.array([self._pair(meshes, sides, *divmod(int(k), count)) for k in firsts])
-        rows[:] = priced[back.reshape(-1)].reshape(count, count, 5)
+            # Of many meshes few differ in what counts.
+            _, firsts, alike = np.unique(
+                _keys(meshes, sides), axis=0, return_index=True, return_inverse=True
+            )
+        each = firsts.tolist()
+        priced = np.array([[self._pair(meshes, sides, i, j) for j in each] for i in each])
+        alike = alike.reshape(-1)
+        rows = priced[alike[:, None], alike]
         for i, (mesh, side) in enumerate(zip(meshes, sides, strict=True)):
             nodes[i] = self._own(mesh, side, inside=False)
             rows[i, i] = nodes[i]
@@ -315,9 +317,8 @@ def _needs_devices(link: Link, ends: tuple[Island, Island]) -> bool:
 
 
 def _keys(meshes: Sequence[Mesh], sides: Sequence[Side]) -> Floats:
-    """[M, M, 10] what a transfer between two meshes depends on; one of several islands on all."""
-    count = len(sides)
-    each = np.array(
+    """[M, 5] what transfers of a mesh depend on; one of several islands on all."""
+    return np.array(
         [
             (
                 *(side.island, side.devices, side.received_bytes, side.gathering_seconds),
@@ -326,6 +327,3 @@ def _keys(meshes: Sequence[Mesh], sides: Sequence[Side]) -> Floats:
             for at, (mesh, side) in enumerate(zip(meshes, sides, strict=True))
         ]
     )
-    found = np.empty((count, count, 10))
-    found[..., :5], found[..., 5:] = each[:, None], each[None]
-    return found
