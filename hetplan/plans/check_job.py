@@ -98,6 +98,11 @@ def _of_schedule(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path
     chunks = {"interleaved-1f1b": pin.virtual_stages or 2}.get(name, 2 if is_v(name) else 1)
     if pin.virtual_stages not in (None, chunks) or (name == "interleaved-1f1b" and chunks == 1):
         yield field, f"{name} with virtual_stages {pin.virtual_stages}; remove one of them"
+    if name == "interleaved-1f1b" and (pin.pp or MIN_INTERLEAVED_STAGES) < MIN_INTERLEAVED_STAGES:
+        yield (
+            field,
+            f"{name} with pp {pin.pp}; it is searched from {MIN_INTERLEAVED_STAGES} stages on",
+        )
     if (pin.depth or pin.pp == 1 or (pin.pipelines or 1) > 1) and name != "1f1b":
         yield field, f"{name} goes with one pipeline of two stages or more, without pin.depth"
     pp, count = pin.pp or 1, _num_microbatches(job)

@@ -109,7 +109,8 @@ def idle_lines(idle: Iterable[IdleReason], result: SearchResult) -> Iterator[str
             )
         parts = [f"{what}: {why}"]
         if each.break_even is not None:
-            parts.append(_pays(each.break_even))
+            others = "with the other causes gone, " if len(each.causes) > 1 else ""
+            parts.append(f"{others}{_pays(each.break_even)}")
         elif each.causes:
             parts.append(f"without that {each.gain:+.1%} tokens/s")
         if each.seconds_with_it is not None:

@@ -72,6 +72,7 @@ def load_legal_plan(path: str | Path) -> SearchResult:
     result = _result(document)
     inputs = result.inputs
     unfit = [("inputs", fault) for fault in _name_faults(inputs)]
+    unfit += [("idle", fault) for fault in _idle_faults(result)]
     if unfit:
         # Other faults would print these names.
         raise InputError(*(_placed(document, part, fault) for part, fault in unfit))
@@ -89,6 +90,17 @@ def load_legal_plan(path: str | Path) -> SearchResult:
     return result
 
 
+def _idle_faults(result: SearchResult) -> Iterator[Fault]:
+    """Reasons that name no island of the cluster, or more devices than it has."""
+    usable = {each.name: each.num_usable_devices for each in result.inputs.cluster.islands}
+    for at, each in enumerate(result.idle):
+        if each.island not in usable:
+            yield Fault(field=f"[{at}].island", message="no such island; ask for the reasons again")
+        elif not 0 <= each.idle_devices <= each.usable_devices <= usable[each.island]:
+            message = f"of the island's {usable[each.island]}; ask for the reasons again"
+            yield Fault(field=f"[{at}].idle_devices", message=message)
+
+
 def placed_faults(path: str | Path, faults: Iterable[Fault]) -> tuple[Fault, ...]:
     """Faults whose fields are places in a plan file, with that file and their lines."""
     document = read_document(Path(path))
@@ -101,7 +113,7 @@ def placed_faults(path: str | Path, faults: Iterable[Fault]) -> tuple[Fault, ...
 
 def _placed(document: Document, part: str, fault: Fault) -> Fault:
     """The fault of one part with its file and line."""
-    field = f"{part}.{fault.field}".rstrip(".")
+    field = f"{part}.{fault.field}".rstrip(".").replace(".[", "[")
     steps = (int(number) if number else word for number, word in _STEPS.findall(field))
     return replace(fault, file=document.file, line=document.line(tuple(steps)), field=field)
 
