@@ -40,7 +40,7 @@ def test_without_orders_the_bound_of_all_orders_holds(monkeypatch: pytest.Monkey
 def test_sixteen_islands_are_searched_with_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exact bound of fewer islands is no lower than the coarse one."""
     many = cluster(*[island(f"i{k}", kind=f"k{k % 2}", nodes=1) for k in range(16)])
-    asked = replace(job(16), time_limit_seconds=4.0)
+    asked = replace(job(16), time_limit_seconds=1.5)
     found = search(model(12), many, asked, PREDICTOR)
     assert found.certificate is not None
     assert 0.0 < found.certificate.lower_bound_seconds <= found.estimate.step_seconds

@@ -27,6 +27,7 @@ PREDICTOR = fit_populations(())
 FEW = 50_000
 
 
+@pytest.mark.slow
 def test_late_slots_bound_every_row() -> None:
     """Ends of the step that are long, and grow with the units, on some of the meshes."""
     seen, higher = 0, 0

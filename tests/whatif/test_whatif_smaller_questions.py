@@ -88,7 +88,7 @@ def test_no_job_is_slower_than_a_smaller_one(seed: int) -> None:
 
 
 def test_enough_of_them_are_compared() -> None:
-    assert sum(never_slower(drawn(seed, tiny=True)) for seed in range(8)) > 14
+    assert sum(never_slower(drawn(seed, tiny=True)) for seed in range(4)) > 5
 
 
 @pytest.mark.slow
