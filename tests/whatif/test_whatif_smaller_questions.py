@@ -82,7 +82,9 @@ def never_slower(question: Question) -> int:
     return compared
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(s, marks=pytest.mark.slow) if s in (38, 163) else s for s in range(302)]
+)
 def test_no_job_is_slower_than_a_smaller_one(seed: int) -> None:
     never_slower(drawn(seed, tiny=True))
 
@@ -110,7 +112,7 @@ def test_a_short_proof_never_denies_a_plan() -> None:
 
 
 def test_a_relaxed_pin_is_never_slower() -> None:
-    for seed in range(12):
+    for seed in range(8):
         free = drawn(seed, tiny=True)
         pinned = replace(free, job=replace(free.job, pin=Pins(pp=1 + seed % 2, dp=1)))
         found = answer(pinned)
