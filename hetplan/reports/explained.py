@@ -17,6 +17,7 @@ from hetplan.search.result import BreakEven, IdleCause, IdleReason, SearchResult
 from hetplan.search.solver import RESOLUTION
 from hetplan.units import format_bytes, format_rate, format_seconds
 from hetplan.whatif.against import Against
+from hetplan.whatif.idle import MOST_OPEN
 from hetplan.whatif.limits import FASTER, Limits
 from hetplan.whatif.shadow_prices import ShadowPrice
 
@@ -95,6 +96,7 @@ _FIGURES: dict[str, Callable[[float], str]] = {
 def idle_lines(idle: Iterable[IdleReason], result: SearchResult) -> Iterator[str]:
     """A sentence for each island with too little to do: why, and from where it pays."""
     step = result.estimate.step_seconds
+    open_ = 0.0 if result.certificate is None else result.certificate.gap
     for each in idle:
         what = f"{each.idle_devices} of {each.usable_devices} of {each.island} idle"
         if not each.idle_devices:
@@ -102,7 +104,9 @@ def idle_lines(idle: Iterable[IdleReason], result: SearchResult) -> Iterator[str
         words = {"island": each.island, "other": each.other or "the others"}
         words["target"] = result.inputs.job.target
         why = ", and ".join(_CAUSES[cause].format(**words) for cause in each.causes)
-        if not why:
+        if not why and open_ > MOST_OPEN:
+            why = f"why is not known, as the search of this plan left {open_:.0%} open; plan longer"
+        elif not why:
             why = (
                 "no link, memory, batch or trainer that was tried makes the best plan use more of "
                 "it: it is too slow for a share of the work"

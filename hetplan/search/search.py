@@ -337,6 +337,8 @@ def _close_priced(run: _Run, drive: Scheduler) -> None:
         wanted = step * (1.0 - job.gap)
         if best.lower_bound >= wanted * (1.0 - AGREEMENT) or wanted >= best.seconds:
             return
+        if wanted <= best.target * (1.0 + AGREEMENT):
+            return  # all was proven for this target: what is open was left open
         best.gap = 1.0 - wanted / best.seconds
         drive.prove_again()
 

@@ -56,8 +56,8 @@ def ask(
     """The best plan of the question; one of `NO_ANSWER` where there is none.
 
     The search starts from those of `known_plans` that are legal for the question and have what it
-    pins. The result of
-    `Inputs` has their digests. KeyboardInterrupt after Ctrl-C, even where there is a plan by then.
+    pins. The result of `Inputs` has their digests. KeyboardInterrupt after Ctrl-C, even where there
+    is a plan by then.
     """
     found = search(
         question.model,

@@ -61,6 +61,8 @@ _PRECISION = 0.01
 """Relative resolution of a break-even: links are not known better, and it saves searches."""
 _FORCED_GAP = 0.1
 """Of plans that must use an island: what one costs is wanted, no proof that it is the best."""
+MOST_OPEN = 0.1
+"""Gap of the plan above which nothing is asked: other searches to that gap would end with it."""
 _MOST_ASKED = 8
 """Searches of one break-even; every one but the last finds a better plan. 2 or 3 are usual."""
 
@@ -80,7 +82,8 @@ def idle_reasons(
     None of a plan that was given, or chosen by another aim than its step: no search says that
     another one would be worse. `progress` is told (number, of how many, island).
     """
-    if result.certificate is None or result.objective:
+    certificate = result.certificate
+    if certificate is None or result.objective:
         return ()
     cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
     shares = busy_shares(result.plan, result.estimate, cluster.islands, result.inputs)
@@ -93,8 +96,17 @@ def idle_reasons(
         if progress is not None:
             progress(number, len(named), name)
         island = cluster.island(name)
-        asker = _Asker(result=result, predictor=predictor, island=island, known=known)
-        found.append(_reason(asker, idle.get(name, 0), shares[name]))
+        reason = IdleReason(
+            island=name,
+            idle_devices=idle.get(name, 0),
+            usable_devices=island.num_usable_devices,
+            busy_share=shares[name],
+            causes=(),
+        )
+        if certificate.gap <= MOST_OPEN:
+            asker = _Asker(result=result, predictor=predictor, island=island, known=known)
+            reason = _explained(reason, asker)
+        found.append(reason)
     return tuple(found)
 
 
@@ -184,18 +196,11 @@ def _rate(found: SearchResult) -> float:
     return found.estimate.tokens_per_second
 
 
-def _reason(asker: _Asker, idle: int, busy: float) -> IdleReason:
-    """Ask until a change helps."""
+def _explained(reason: IdleReason, asker: _Asker) -> IdleReason:
+    """The reason with its causes: asked until a change helps."""
     result, island = asker.result, asker.island
     base: Question = result.inputs
     first: tuple[IdleCause, ...] = ()
-    reason = IdleReason(
-        island=island.name,
-        idle_devices=idle,
-        usable_devices=island.num_usable_devices,
-        busy_share=busy,
-        causes=(),
-    )
     if _has_other_library(base, result.plan, island):
         first, base = (IdleCause.LIBRARY,), _changed(asker, base, IdleCause.LIBRARY)
         found = asker.ask(base)

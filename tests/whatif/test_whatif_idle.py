@@ -9,6 +9,7 @@ from search_jobs import cluster, island, job, model
 
 from hetplan.job.spec import Pins
 from hetplan.predict.fit import FittedPredictor
+from hetplan.reports.explained import idle_lines
 from hetplan.search.result import BreakEven, IdleCause, IdleReason, Question, SearchResult
 from hetplan.search.search import search
 from hetplan.whatif.ask import ask
@@ -94,6 +95,17 @@ def test_an_island_that_is_too_slow_has_no_cause_and_what_it_costs() -> None:
     assert reason.causes == ()
     assert reason.break_even is None
     assert reason.seconds_with_it is not None
+
+
+def test_of_a_plan_whose_search_was_ended_no_reason_is_made_up() -> None:
+    found = planned(asked(gbit=0.2))
+    assert found.certificate is not None
+    ended = replace(found, certificate=replace(found.certificate, status="limit", gap=1.0))
+    (reason,) = idle_reasons(ended, _PREDICTOR)
+    assert (reason.island, reason.idle_devices, reason.causes) == ("b", 1, ())
+    (line,) = idle_lines((reason,), ended)
+    assert "left 100% open" in line
+    assert "too slow" not in line
 
 
 def test_a_library_is_a_cause_by_itself_or_beside_a_link() -> None:
