@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.one_f_one_b.order_program import Order, OrderProgram
@@ -392,8 +393,18 @@ def apart(
         is_late[:, 0] = False
         can = part.most_layers.max(axis=(0, 1, 3))
         if (is_late & (np.arange(ends.shape[1]) <= can[:, None])).any():
-            found.append((OrderProgram(part, ending=(low, is_late)), meshes[some]))
+            found.append((_likelier(part, (low, is_late), seconds), meshes[some]))
     return tuple(found)
+
+
+def _likelier(
+    table: StageTable, ending: tuple[float, npt.NDArray[np.bool_]], seconds: float
+) -> OrderProgram:
+    """Of two bounds of pipelines with a late slot the one that is higher without regard to order:
+    with the end of the first slot and all backward passes, or with that of the late slot.
+    """
+    every, late = OrderProgram(table), OrderProgram(table, ending=ending)
+    return every if every.free(seconds) > late.free(seconds) else late
 
 
 def _edges(ends: Floats, width: float, most: int) -> list[float]:
