@@ -35,6 +35,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from hetplan.interrupts import held
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -91,12 +93,8 @@ class Kernel(Generic[_P, _R]):
         """Run it, one way or the other."""
         if self._compiled is None:
             return self._interpret(*args, **kwargs)
-        try:
+        with held:
             return self._compiled(*args, **kwargs)
-        except SystemError as error:  # what numba makes of a signal while it reads the arguments
-            if isinstance(error.__cause__, KeyboardInterrupt):
-                raise KeyboardInterrupt from error
-            raise
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
         return _kernel_named, (self.function.__module__, self.function.__qualname__)
@@ -156,12 +154,17 @@ class Kernel(Generic[_P, _R]):
         self._compiled = dispatcher
         return dispatcher
 
+    def _compile_and_run(self, *args: Any, **kwargs: Any) -> _R:
+        compiled = self.compile()
+        with held:
+            return compiled(*args, **kwargs)
+
     def _interpret(self, *args: Any, **kwargs: Any) -> _R:
         """Run in Python; compiled where that takes too long."""
         if not self._started:
             self._started, self._left = True, self._allowance()
         if self._left < 0 or _counter.at_once:
-            return self.compile()(*args, **kwargs)
+            return self._compile_and_run(*args, **kwargs)
         _counter.left = self._left
         before = []
         for array in _arrays((*args, *kwargs.values())):
@@ -174,7 +177,7 @@ class Kernel(Generic[_P, _R]):
         except _TooLongError:
             for array, values in before:
                 array[...] = values
-            return self.compile()(*args, **kwargs)
+            return self._compile_and_run(*args, **kwargs)
         self._left = _counter.left
         return result
 

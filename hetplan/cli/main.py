@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from hetplan.cli.options import INTERRUPTED, tell
 from hetplan.errors import Fault, HetplanError, InputError
+from hetplan.interrupts import interrupt, interrupts_wait
 from hetplan.version import __version__
 
 _P = ParamSpec("_P")
@@ -36,7 +37,8 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(command)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
-            return command(*args, **kwargs)
+            with interrupts_wait():
+                return command(*args, **kwargs)
         except InputError as error:
             tell(*error.faults)
             raise typer.Exit(error.exit_code) from None
@@ -265,4 +267,4 @@ def _end_like_ctrl_c() -> None:
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, interrupt)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
 from hetplan.errors import InfeasibleError, InputError, LimitError
+from hetplan.interrupts import interrupts_wait
 from hetplan.job.spec import Job
 from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
@@ -125,7 +126,8 @@ def search(
         book=_journal(journal, best, asked, job.gap),
     )
     try:
-        return _answer(run, inputs, start)
+        with interrupts_wait():
+            return _answer(run, inputs, start)
     except _NoPlanError:
         if run.status == "optimal":
             line = f"no plan of {model.name} for {job.target} fits the devices and the pins"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import pytest
 
 from hetplan import kernels
+from hetplan.interrupts import held, interrupts_wait
 from hetplan.kernels import Kernel, clock, kernel, order_of, sum_of
 from hetplan.search.solver import Best, OutOfTimeError
 
@@ -172,18 +174,24 @@ def test_a_search_gives_the_same_in_python_and_compiled(tmp_path: Path) -> None:
     assert plans[0] == plans[1]
 
 
-def test_signal_while_arguments_are_read_is_an_interrupt() -> None:
+def test_an_interrupt_waits_until_a_kernel_has_returned() -> None:
+    ended = []
+
     def compiled() -> None:
-        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.append(True)
 
     made = fresh(doubled)
     made._compiled = compiled
-    with pytest.raises(KeyboardInterrupt):
-        made()
-
-    def broken() -> None:
-        raise SystemError("something else")
-
-    made._compiled = broken
-    with pytest.raises(SystemError, match="something else"):
-        made()
+    with interrupts_wait():
+        with pytest.raises(KeyboardInterrupt):
+            made()
+        assert len(ended) == 1
+        # Between kernels, and a second time within one, it does not wait.
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        with held:
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

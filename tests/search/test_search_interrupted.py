@@ -145,7 +145,7 @@ def test_a_signal_from_outside_ends_a_long_search(tmp_path: Path) -> None:
         *(sys.executable, "-m", "hetplan", "plan"),
         *("--model", str(CONFIGS / "models/llama-140b.yaml")),
         *("--cluster", str(CONFIGS / "clusters/mixed-768.yaml")),
-        *("--job", str(CONFIGS / "jobs/llama-140b.yaml")),
+        *("--job", str(CONFIGS / "jobs/llama-140b.yaml"), "--target", "native"),
         *("--store", str(tmp_path / "store"), "--out", str(out), "--journal", str(journal)),
         *("--gap", "0", "--json"),
     ]
