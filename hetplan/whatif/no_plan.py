@@ -18,11 +18,12 @@ from typing import Any
 from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Job, Pins
-from hetplan.plans.targets import TARGETS
+from hetplan.plans.rules import some
+from hetplan.plans.targets import TARGETS, target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question
 from hetplan.search.space.allowed import apart
-from hetplan.units import format_seconds
+from hetplan.units import format_bytes, format_seconds
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, other_value, pins_in_words, with_nodes
 from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict, mixing
 from hetplan.whatif.memory_shortage import room_lines
@@ -32,6 +33,9 @@ _RESERVES = (0.05, 0.0)
 """Values of `memory_reserve_fraction` that are tried where they are below the job's."""
 _CHEAP_PINS = ("recompute", "sharded_optimizer", "microbatch_size", "sequence_parallel")
 """In the order in which they are left out, before the others."""
+_HOST_BYTES = float(1 << 40)
+"""Of a node whose host memory is not known: half of what nodes of eight accelerators are sold with
+(2 TB in a DGX H100)."""
 _MAX_BATCH_CHANGE = 2
 """A batch is changed to at most so many times, or that part of, what was asked."""
 
@@ -59,6 +63,7 @@ def _without_devices(asked: Question) -> Iterator[Change]:
     if apart(asked.cluster, job):
         words = "a patched trainer that mixes libraries (trainer.mixed_libraries: true)"
         yield Change(words=words, question=mixing(asked))
+    yield from _in_host_memory(asked)
     for name, value in _other_values(job):
         yield other_value(asked, name, value)
     if len([*pins_in_words(job)]) > 1:
@@ -70,6 +75,28 @@ def _without_devices(asked: Question) -> Iterator[Change]:
                 words=f"the {len(island.nodes_out)} nodes of {island.name} that are out",
                 question=asked.with_island(back),
             )
+
+
+def _in_host_memory(asked: Question) -> Iterator[Change]:
+    """The optimizer beside the devices, where the cluster file does not say whether there is room.
+
+    A pin of it without that is refused before a search.
+    """
+    silent = [
+        island
+        for island in asked.cluster.islands
+        if island.host_memory_bytes is None and island.device.host is not None
+    ]
+    if not silent or not target(asked.job.target).optimizer_offload:
+        return
+    known = asked
+    for island in silent:
+        known = known.with_island(replace(island, host_memory_bytes=_HOST_BYTES))
+    words = (
+        f"the optimizer in host memory (host_memory of {some([i.name for i in silent], 3)} in the "
+        f"cluster file; tried with {format_bytes(_HOST_BYTES)} a node)"
+    )
+    yield Change(words=words, question=known)
 
 
 def _other_values(job: Job) -> Iterator[tuple[str, Any]]:

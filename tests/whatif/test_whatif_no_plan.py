@@ -9,6 +9,7 @@ import pytest
 from search_jobs import cluster, island, job, model
 from sweep_files import plan_command, sweep_files
 
+from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Job, Pins
@@ -136,6 +137,24 @@ def test_the_smallest_conflict_is_named_and_every_offer_has_a_plan(name: str) ->
         found = [each for text, each in possible.items() if offer.strip().startswith(text)]
         assert found, change
         assert has_plan(found[0]), change
+
+
+def test_host_memory_that_no_file_mentions_is_offered() -> None:
+    there, host = (
+        island("small", gigabytes=1.45, nodes=1),
+        HostInterface(pcie_generation=4, lanes=16),
+    )
+    hosted = replace(there, device=replace(there.device, host=host))
+    asked = Question(model=model(8), cluster=cluster(hosted), job=job(2, gap=0.2))
+    assert not has_plan(asked)
+    offers = [
+        each for each in relaxations(asked, Feasible(_PREDICTOR)) if "host_memory" in each.words
+    ]
+    assert len(offers) == 1
+    assert has_plan(offers[0].question)
+    known = replace(hosted, host_memory_bytes=1e6)  # too little, and the file says so
+    said = relaxations(asked.with_island(known), Feasible(_PREDICTOR))
+    assert not any("host_memory" in each.words for each in said)
 
 
 # That pinned ends leave no plan for any target, with any devices, takes the search a minute.
