@@ -183,7 +183,7 @@ def against_lines(compared: Against) -> Iterator[str]:
         yield "it cannot be priced"
         return
     more = compared.other_seconds / compared.found_seconds - 1.0
-    words = "slower" if more >= 0 else "faster"
+    words = "longer" if more >= 0 else "shorter"
     yield (
         f"this plan {format_seconds(compared.found_seconds)}, the other one "
         f"{format_seconds(compared.other_seconds)}: {abs(more):.1%} {words}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -325,20 +326,22 @@ def _ended(certificate: Certificate) -> str:
 def restriction_line(
     restriction: Restriction, step_seconds: float, left_out: Sequence[str] = ()
 ) -> str:
-    """What the target costs, against a trainer that can run more, or mix libraries.
+    """What the target costs, in tokens per second, against a trainer that can run more, or mix
+    libraries.
 
     left_out: kinds that the plan does not use.
     """
-    gain = 1.0 - restriction.step_seconds / step_seconds
-    most = 1.0 - restriction.lower_bound_seconds / step_seconds
+    gain = step_seconds / restriction.step_seconds - 1.0
+    least = restriction.lower_bound_seconds
+    most = step_seconds / least - 1.0 if least > 0.0 else math.inf
     name, mix, advice = restriction.target, " and ".join(restriction.libraries), ""
     if mix and (gain <= 0.0 or most <= 0.0):
         name += f", which can mix {mix},"
         advice = f"; leave {', '.join(left_out)} out" if left_out else ""
     if most <= 0.0:
-        least = format_seconds(restriction.lower_bound_seconds)
-        return f"{name} cannot be faster: no plan of it takes less than {least}{advice}"
-    bound = f"at most {most:.1%}" if restriction.lower_bound_seconds > 0.0 else ""
+        no_less = format_seconds(least)
+        return f"{name} cannot be faster: no plan of it takes less than {no_less}{advice}"
+    bound = f"at most {most:.1%}" if least > 0.0 else ""
     if gain <= 0.0:
         limit = f"{bound} faster" if bound else "no bound was found"
         return f"{name} has no faster plan as far as was searched ({limit}){advice}"
@@ -391,7 +394,7 @@ def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:
 
 
 def mixing_line(result: SearchResult, target: str, best: KindAlone) -> str:
-    """The plan against the best single kind under this target."""
+    """The plan against the best single kind under this target, in tokens per second."""
     used = dict.fromkeys(island.device.kind for island in result.used_islands)
     plan = "the mix" if len(used) > 1 else "this plan"
     alone = f"{best.devices} x {best.device} alone under {target}"

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetplan.cluster.spec import Island
-from hetplan.errors import HetplanError, InputError
+from hetplan.errors import HetplanError, InputError, LimitError
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_faults
 from hetplan.kernels import clock
@@ -80,16 +80,21 @@ def best_plan(
             raise
     if limit is not None or stopped:
         job = replace(job, time_limit_seconds=0.0 if stopped else max(0.0, end - clock()))
-    found = search(
-        question.model,
-        question.cluster,
-        job,
-        answers.predictor,
-        sha256=question.sha256 if isinstance(question, Inputs) else (),
-        progress=answers.shown(job.target),
-        journal=journal,
-        start=start,
-    )
+    try:
+        found = search(
+            question.model,
+            question.cluster,
+            job,
+            answers.predictor,
+            sha256=question.sha256 if isinstance(question, Inputs) else (),
+            progress=answers.shown(job.target),
+            journal=journal,
+            start=start,
+        )
+    except LimitError:
+        if stopped:  # the plans of smaller questions are none of this one
+            raise KeyboardInterrupt from None
+        raise
     answers.deadline = end
     found = replace(found, inputs=replace(found.inputs, job=question.job))
     return interrupted(found) if stopped else found

@@ -135,9 +135,9 @@ def test_a_mix_of_libraries_is_a_gain_or_advice_in_one_line() -> None:
         step_seconds=0.88, lower_bound_seconds=0.85,
     )  # fmt: skip
     line = restriction_line(faster, 1.0, ("amd-mi210",))
-    assert line == "flagscale can mix nccl and rccl: 12.0% faster, at least (at most 15.0%)"
+    assert line == "flagscale can mix nccl and rccl: 13.6% faster, at least (at most 17.6%)"
     # Faster, and not by a mix.
-    assert "flagscale would be 12.0% faster" in restriction_line(replace(faster, mixed=False), 1.0)
+    assert "flagscale would be 13.6% faster" in restriction_line(replace(faster, mixed=False), 1.0)
     slower = replace(faster, step_seconds=1.1)
     line = restriction_line(slower, 1.0, ("amd-mi210",))
     assert line.startswith("flagscale, which can mix nccl and rccl, has no faster plan")
@@ -176,10 +176,10 @@ def test_a_plan_beside_the_best_kind_alone(
 @pytest.mark.parametrize(
     ("step", "lower", "words"),
     [
-        (0.9, 0.8, "native would be 10.0% faster (at most 20.0%)"),
-        (1.0, 0.95, "native has no faster plan as far as was searched (at most 5.0% faster)"),
+        (0.9, 0.8, "native would be 11.1% faster (at most 25.0%)"),
+        (1.0, 0.95, "native has no faster plan as far as was searched (at most 5.3% faster)"),
         (1.2, 1.1, "native cannot be faster"),
-        (0.9, 0.0, "native would be 10.0% faster (no bound was found)"),
+        (0.9, 0.0, "native would be 11.1% faster (no bound was found)"),
         (1.1, 0.0, "native has no faster plan as far as was searched (no bound was found)"),
     ],
 )

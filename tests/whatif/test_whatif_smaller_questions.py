@@ -9,13 +9,14 @@ import pytest
 from search_jobs import cluster, island, job, model
 
 from hetplan.cluster.spec import Cluster
-from hetplan.errors import HetplanError
+from hetplan.errors import HetplanError, LimitError
 from hetplan.job.spec import Pins
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.final_pricing import priced_start
 from hetplan.search.result import Question, SearchResult
 from hetplan.search.search import none_below
 from hetplan.search.table_maker import TableMaker
+from hetplan.whatif import smaller_questions as room
 from hetplan.whatif.ask import NO_ANSWER, ask
 from hetplan.whatif.smaller_questions import Answers, best_plan, smaller_questions
 
@@ -127,3 +128,24 @@ def test_without_time_the_smaller_questions_are_left_out() -> None:
     assert answers.start(question) == ()
     for name, smaller in smaller_questions(question):
         assert answers.answer(name, smaller) is None
+
+
+def test_an_interrupt_before_there_is_a_plan_is_no_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there, asked = cluster(island("a"), island("b")), job(2, target="flagscale")
+    question = Question(model=model(2), cluster=there, job=asked)
+    plan = best_plan(question.with_job(target="megatron"), Answers(PREDICTOR)).plan
+
+    def once(name: str) -> None:
+        if name != question.job.target:
+            raise KeyboardInterrupt
+
+    def none_in_time(*_: object, **__: object) -> SearchResult:
+        raise LimitError("no plan in time")
+
+    monkeypatch.setattr(room, "search", none_in_time)
+    with pytest.raises(KeyboardInterrupt):
+        best_plan(question, Answers(PREDICTOR, shown=once, plans=[plan]))
+    with pytest.raises(LimitError):
+        best_plan(question, Answers(PREDICTOR))
