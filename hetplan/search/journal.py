@@ -147,6 +147,9 @@ def read_journal(path: Path) -> Record | None:
     if not lines:
         return None
     header = _decoded(path, 1, lines[0], Header)
+    if header.schema != SCHEMA:
+        message = f"found {header.schema}, of an older hetplan; start again without --resume"
+        raise InputError(Fault(file=str(path), line=1, field="schema", message=message))
     steps: list[Step] = []
     reserve: list[Event] = []
     pending: list[Event] = []

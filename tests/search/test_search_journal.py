@@ -106,6 +106,7 @@ def test_a_search_without_time_gives_the_plan_on_record(
         (lambda data: b"no json\n" + data, "line of a journal"),
         (lambda data: data.replace(b'"event": "step"', b'"event": 3', 1), "event"),
         (lambda data: data.replace(b'"hetplan_version": "', b'"hetplan_version": "0.', 1), "0."),
+        (lambda data: data.replace(b"hetplan.journal/2", b"hetplan.journal/1", 1), "older hetplan"),
         (lambda data: data.replace(b'["predictor", "00', b'["predictor", "11', 1), "predictor"),
     ],
 )
