@@ -364,7 +364,13 @@ def check_job_against(
 
 
 def _islands(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
-    left = [each for each in cluster.islands if each.name not in job.forbid.islands]
+    nodes = {*job.forbid.nodes}
+    left = [
+        each
+        for each in cluster.islands
+        if each.name not in job.forbid.islands
+        and any(f"{each.name}/{node}" not in nodes for node in each.usable_nodes)
+    ]
     if len(left) > MAX_SEARCHED_ISLANDS:
         yield (
             ("forbid", "islands"),

@@ -34,7 +34,7 @@ from hetplan.cost.bounds import downstream_room_seconds, wait_once_seconds
 from hetplan.kernels import kernel
 from hetplan.plans.targets import target
 from hetplan.proof.closed_form import ROUNDING, ClosedForm, passes_in_flight
-from hetplan.search.space.family import Family
+from hetplan.search.space.family import Family, island_masks
 from hetplan.search.space.stage_table import (
     FIRST,
     LAST,
@@ -233,7 +233,7 @@ def excludes(
     tables: StageTables, form: ClosedForm, family: Family, limit_seconds: float
 ) -> bool | None:
     """Whether no plan of the family has a step below the limit; None: the program is too large."""
-    states = 1 << max(mesh.mask for mesh in family.meshes).bit_length()
+    states = 1 << int(island_masks(family.meshes).max()).bit_length()
     if states > _MOST_STATES:
         return None
     table = tables.of(family)

@@ -27,7 +27,7 @@ from hetplan.search.solver import OrderFreeBound
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.chunk_memory import ChunkMemory
 from hetplan.search.space.families import Families
-from hetplan.search.space.family import Family, FamilyTable
+from hetplan.search.space.family import Family, FamilyTable, island_masks
 from hetplan.search.space.plan_evaluator import PlanEvaluator, is_exact
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import (
@@ -164,7 +164,7 @@ class TableMaker:
         cost, rows, room, _, most = base.arrays
         units = self.units().count
         held = caps(rows, room, units, family.num_microbatches, min(IN_FLIGHT, base.positions))
-        masks = np.array([mesh.mask for mesh in family.meshes], dtype=np.int64)
+        masks = island_masks(family.meshes)
         kept = likely_meshes(masks, cost, held[:, :, -1], most, units)
         return replace(family, meshes=tuple([family.meshes[at] for at in kept.tolist()]))
 

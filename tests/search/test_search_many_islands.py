@@ -59,5 +59,16 @@ def test_more_islands_than_are_searched_are_refused_by_name_and_number() -> None
     (fault,) = check_job_against(job(), model(), many)
     assert fault.field == "forbid.islands"
     assert f"leave {MAX_SEARCHED_ISLANDS + 1} islands" in fault.message
-    fewer = replace(job(), forbid=replace(job().forbid, islands=("i0",)))
-    assert check_job_against(fewer, model(), many) == ()
+    for forbid in ({"islands": ("i0",)}, {"nodes": ("i0/0", "i0/1")}):
+        fewer = replace(job(), forbid=replace(job().forbid, **forbid))
+        assert check_job_against(fewer, model(), many) == ()
+
+
+@pytest.mark.parametrize("target", ["megatron", "native"])
+def test_the_last_of_more_islands_are_searched_as_if_they_were_alone(target: str) -> None:
+    many = cluster(*[island(f"i{k}", kind=f"k{k % 2}") for k in range(70)])
+    out = replace(job().forbid, islands=tuple(f"i{k}" for k in range(68)))
+    some = search(model(4), many, replace(job(target=target, gap=0.1), forbid=out), PREDICTOR)
+    few = replace(many, islands=many.islands[68:])
+    alone = search(model(4), few, job(target=target, gap=0.1), PREDICTOR)
+    assert some.estimate.step_seconds == alone.estimate.step_seconds

@@ -68,6 +68,13 @@ class Mesh:
         )
 
 
+def island_masks(meshes: Sequence[Mesh]) -> Ints:
+    """[M] the islands of each mesh as bits, numbered among those of all of them."""
+    used = sorted({island for mesh in meshes for island in mesh.islands})
+    bit = {island: 1 << at for at, island in enumerate(used)}
+    return np.array([sum(map(bit.__getitem__, mesh.islands)) for mesh in meshes], dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Family:
     """Plans of one pipeline that share tick, schedule and sharding."""

@@ -25,7 +25,7 @@ from hetplan.search.space.allowed import (
     mesh_matches,
     most_stages_of,
 )
-from hetplan.search.space.family import Family, Mesh
+from hetplan.search.space.family import Family, Mesh, island_masks
 from hetplan.search.space.optimizer_phase import Ends
 from hetplan.search.space.stage_passes import Bools, stage_passes
 from hetplan.search.space.stage_pricer import StagePricer
@@ -94,7 +94,7 @@ class StageTables:
         if ends:
             after, leaving = self._after(family, waited_for, fits, chunked=chunked)
         after += float(norm_inside.min())
-        masks = np.array([mesh.mask for mesh in meshes], dtype=np.int64)
+        masks = island_masks(meshes)
         pin, trainer = self.job.pin, target(self.job.target)
         return StageTable(
             num_layers=units.count,
