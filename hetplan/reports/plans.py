@@ -20,6 +20,7 @@ from hetplan.plans.ranks import limits_of, pins_line
 from hetplan.reports.terminal import new_table
 from hetplan.search.descriptions import layout_words
 from hetplan.search.result import (
+    NO_TIME,
     Certificate,
     HomogeneousSum,
     KindAlone,
@@ -382,7 +383,9 @@ def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:
     """The plan against the sum of what its kinds reach alone."""
     for kind in figure.kinds:
         alone = f"{kind.tokens_per_second:,.0f} tokens/s alone (gap {kind.gap:.1%})"
-        if kind.reason:
+        if kind.reason == NO_TIME:
+            alone = NO_TIME
+        elif kind.reason:
             alone = f"no plan alone ({kind.reason}); its roofline counts"
         peak = kind.roofline_tokens_per_second
         roofline = "no peak rate known" if peak is None else f"roofline {peak:,.0f} tokens/s"

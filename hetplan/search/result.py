@@ -89,6 +89,10 @@ class Certificate:
         return {key: each for key, each in data.items() if key != "integer_model_bound_seconds"}
 
 
+NO_TIME = "not searched alone: no time was left"
+"""Reason of a kind of which nothing is known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindAlone:
     """Best plan of one device kind by itself, for the homogeneous sum."""
@@ -114,7 +118,8 @@ class HomogeneousSum:
 
     kinds: tuple[KindAlone, ...]
     homogeneous_sum_ratio: float | None
-    """None where a kind that cannot train alone has no peak rate to stand in for it."""
+    """None where a kind was not searched, or cannot train alone and has no peak rate to stand in
+    for it."""
     roofline_ratio: float | None
     """None where a kind has no peak rate."""
 

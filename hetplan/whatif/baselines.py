@@ -26,7 +26,14 @@ from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Pins
 from hetplan.job.trainer import trainer_faults
 from hetplan.plans.check_job import check_job_against
-from hetplan.search.result import HomogeneousSum, KindAlone, Question, Restriction, SearchResult
+from hetplan.search.result import (
+    NO_TIME,
+    HomogeneousSum,
+    KindAlone,
+    Question,
+    Restriction,
+    SearchResult,
+)
 from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.whatif.ask import NO_ANSWER, ask, first_line
 from hetplan.whatif.memory_shortage import room_lines
@@ -106,12 +113,15 @@ def homogeneous_sum(result: SearchResult, answers: Answers) -> HomogeneousSum:
     kinds = dict.fromkeys(island.device.kind for island in usable_islands(inputs))
     kinds_alone = tuple(_alone(inputs, kind, answers) for kind in kinds)
     tokens = result.estimate.tokens_per_second
+    parts = [
+        None
+        if kind.reason == NO_TIME
+        else kind.tokens_per_second or kind.roofline_tokens_per_second
+        for kind in kinds_alone
+    ]
     return HomogeneousSum(
         kinds=kinds_alone,
-        homogeneous_sum_ratio=_ratio(
-            tokens,
-            [kind.tokens_per_second or kind.roofline_tokens_per_second for kind in kinds_alone],
-        ),
+        homogeneous_sum_ratio=_ratio(tokens, parts),
         roofline_ratio=_ratio(tokens, [kind.roofline_tokens_per_second for kind in kinds_alone]),
     )
 
@@ -169,4 +179,4 @@ def _no_plan(own: Question, answers: Answers) -> str:
     if isinstance(error, InfeasibleError):
         return (*room_lines(own, answers.predictor), first_line(error))[0]
     # InputError: the kind lacks a rate for the job's precision, and the plan left it unused.
-    return "no time was left to look for one" if error is None else first_line(error)
+    return NO_TIME if error is None else first_line(error)

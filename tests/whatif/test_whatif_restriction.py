@@ -11,6 +11,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Forbids, Pins, TrainerOptions
 from hetplan.kernels import clock
 from hetplan.predict.fit import FittedPredictor
+from hetplan.reports.plans import homogeneous_lines
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.whatif.baselines import (
@@ -93,6 +94,17 @@ def test_the_best_kind_alone_is_asked_under_megatron_too() -> None:
     )
     assert target in ("megatron", "flagscale")
     assert best.tokens_per_second <= stock.estimate.tokens_per_second * (1 + 1e-9)
+
+
+def test_kinds_that_no_time_was_left_for_have_no_ratio() -> None:
+    asked = replace(job(8, gap=0.05), target="flagscale")
+    result = search(model(6), _two_makers(), asked, PREDICTOR)
+    figure = homogeneous_sum(result, Answers(PREDICTOR, deadline=0.0))
+    assert figure.homogeneous_sum_ratio is None
+    first, *_, ratio = homogeneous_lines(figure)
+    assert "not searched alone" in first
+    assert "counts" not in first
+    assert "unknown" in ratio
 
 
 def test_nothing_is_compared_where_the_wider_trainer_lacks_what_the_job_asks_for() -> None:
