@@ -119,6 +119,37 @@ def test_a_library_is_a_cause_by_itself_or_beside_a_link() -> None:
         assert reason_of(question.with_island(foreign)).causes == causes
 
 
+def _of_two(a: int, b: int, slow: float, layers: int, batch: int) -> Question:
+    of = cluster(
+        island("a", teraflops=5.0, nodes=1, per_node=a),
+        island("b", kind="other", teraflops=slow, nodes=1, per_node=b),
+        gigabytes_per_second=10,
+    )
+    chosen = replace(job(batch), pin=Pins(cp=1, virtual_stages=1, tp=1))
+    return Question(model=model(layers), cluster=of, job=chosen)
+
+
+def test_batch_from_which_an_island_pays() -> None:
+    """Two sequences keep two of three devices busy, so the other island's two are as good."""
+    question = _of_two(3, 2, 5.0, layers=1, batch=2)
+    (reason,) = idle_reasons(planned(question), _PREDICTOR)
+    assert (reason.island, reason.causes) == ("a", (IdleCause.BATCH,))
+    even = even_of(reason)
+    assert (even.name, even.today, even.value, even.lower) == ("global_batch_size", 2, 3, 2)
+    larger = question.with_job(global_batch_size=3)
+    assert islands_in_use(planned(larger).plan, question.cluster) == ("a",)
+    assert islands_in_use(planned(question).plan, question.cluster) == ("b",)
+
+
+def test_degrees_that_stages_must_share_leave_an_island_idle() -> None:
+    """A stage on four devices and one on a single fast device need degrees of their own."""
+    question = _of_two(4, 1, 20.0, layers=2, batch=8)
+    (reason,) = idle_reasons(planned(question), _PREDICTOR)
+    assert (reason.island, reason.causes) == ("b", (IdleCause.DEGREES,))
+    assert (reason.other, reason.break_even) == ("flagscale", None)
+    assert uses_b(question.with_job(target="flagscale"))
+
+
 def test_known_plans_that_break_a_pin_are_no_start() -> None:
     question = asked()
     plan = planned(question).plan
