@@ -133,7 +133,7 @@ def recompute_arguments(plan: Plan) -> Iterator[tuple[str, ...]]:
 def overlap_arguments(plan: Plan) -> Iterator[tuple[str, ...]]:
     """What runs beside compute; what cannot be there at these degrees is left out."""
     degrees, overlap = degrees_of(plan), plan.overlap
-    if overlap.reduction and degrees.copies > 1:
+    if overlap.reduction and plan.reduction_groups:
         yield ("--overlap-grad-reduce",)
         if overlap.gathering and plan.optimizer_shards > 1:
             yield ("--overlap-param-gather",)
