@@ -33,14 +33,14 @@ Pipelines with and without such meshes are proven apart (`apart`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.search.one_f_one_b.order_numbers import Ending
 from hetplan.search.one_f_one_b.order_program import Order, OrderProgram
 from hetplan.search.one_f_one_b.order_relaxation import NONE
 from hetplan.search.space.stage_table import (
@@ -348,74 +348,84 @@ def prove(
     return Walk(program, target, check, on_met, most=budget).run(budget)
 
 
+def prove_by_any(
+    programs: Sequence[OrderProgram],
+    target: float,
+    budget: float = NONE,
+    *,
+    check: Callable[[], None] | None = None,
+    on_met: Callable[[Met], float] | None = None,
+) -> Proof:
+    """As `prove`, by the highest of several bounds of the same pipelines; the others are not asked
+    once the target is reached.
+    """
+    found: list[Proof] = []
+    for program in programs:
+        found.append(prove(program, target, budget, check=check, on_met=on_met))
+        if found[-1].proven:
+            break
+    return replace(
+        max(found, key=lambda each: each.bound_seconds),
+        finished=all(each.finished for each in found),
+        programs=sum(each.programs for each in found),
+        operations=sum(each.operations for each in found),
+    )
+
+
 _LONG = 0.05
 """Part of the step from which an end of it is long."""
 
-_ALIKE = 2e-3
-"""Part of the step by which ends of one program differ at least, where they are told apart."""
+_MOST_LEVELS, _FEW_LEVELS = 32, 8
+"""Of lateness. It is rounded down to one of them; fewer say too little."""
 
-MOST_LATE = 12
-"""Programs of pipelines with long ends: each takes as long as one of all pipelines."""
+_MOST_ENTRIES = 20_000_000
+"""Of tables with levels of lateness, at 8 bytes each."""
 
 
-def apart(
-    table: StageTable, seconds: float, most: int = MOST_LATE
-) -> tuple[tuple[OrderProgram, Ints], ...]:
-    """(program, its meshes in the table) that together have all pipelines of such a step: without
-    long ends, and at most so many by the longest end of a slot, from shorter to longer ones.
+def apart(table: StageTable, seconds: float) -> tuple[tuple[tuple[OrderProgram, ...], Ints], ...]:
+    """(programs of the same pipelines, their meshes in the table) that together have all pipelines
+    of such a step: those without long ends, and the others, where ends of all slots are counted by
+    the second program.
     """
-    every = np.arange(len(table.max_stages))
     ends = table.after.min(axis=0)
     ends[:, 0] = ends[:, 1]
-    # Growing with the units, so that a slot is late from some number of them on.
+    # Growing with the units, so that a slot is long from some number of them on.
     ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
-    long = ends[:, 1] > _LONG * seconds
-    if not long.any() or table.most_extra_depth:
-        return (together(table, seconds),)
-    light, found = np.flatnonzero(~long), []
-    if len(light):
-        held, meshes = _held(table.of_meshes(light), light, seconds)
-        found.append((OrderProgram(held), meshes))
-    held, meshes = _held(_beside(table, seconds, float(ends[long].min())), every, seconds)
-    ends, long = ends[meshes], long[meshes]
-    can = held.most_layers.max(axis=(0, 1, 3))
-    there = (np.arange(ends.shape[1]) <= can[:, None]) & long[:, None]
-    there[:, 0] = False
-    edges = _edges(ends[there], _ALIKE * seconds, most)
-    for low, high in pairwise([*edges, np.inf]):
-        # Units with which no end is as long as those of the next program.
-        few = np.where(long, np.count_nonzero(ends[:, 1:] < high, axis=1), held.num_layers)
-        limited = np.minimum(held.most_layers, few[:, None])
-        part, some = _held(
-            _beside(held._replace(most_layers=limited), seconds, low), np.arange(len(few)), seconds
-        )
-        is_late = (ends[some] >= low) & long[some, None]
-        is_late[:, 0] = False
-        can = part.most_layers.max(axis=(0, 1, 3))
-        if (is_late & (np.arange(ends.shape[1]) <= can[:, None])).any():
-            found.append((_likelier(part, (low, is_late), seconds), meshes[some]))
+    held, meshes = _held(table, np.arange(len(ends)), seconds)
+    ends, program = ends[meshes], OrderProgram(held)
+    levels = program.levels_within(_MOST_ENTRIES)
+    long = ends > _LONG * seconds
+    if levels < _FEW_LEVELS:
+        long[:] = long[:, [1]]  # told apart by meshes alone
+    long[:, 0] = False
+    if not (long & _can(held)).any() or table.most_extra_depth:
+        return (((program,), meshes),)
+    few = np.count_nonzero(~long[:, 1:], axis=1)
+    short = held._replace(most_layers=np.minimum(held.most_layers, few[:, None]))
+    found: list[tuple[tuple[OrderProgram, ...], Ints]] = []
+    for part, every_slot in ((short, False), (_beside(held, seconds, ends[long].min()), True)):
+        part, some = _held(part, np.arange(len(few)), seconds)
+        if not _can(part)[:, 1:].any():
+            continue
+        programs = [OrderProgram(part)]
+        if every_slot and levels >= _FEW_LEVELS:
+            ending = _ending(part, ends[some], min(levels, _MOST_LEVELS))
+            programs.append(OrderProgram(part, ending=ending))
+        found.append((tuple(programs), meshes[some]))
     return tuple(found)
 
 
-def _likelier(
-    table: StageTable, ending: tuple[float, npt.NDArray[np.bool_]], seconds: float
-) -> OrderProgram:
-    """Of two bounds of pipelines with a late slot the one that is higher without regard to order:
-    with the end of the first slot and all backward passes, or with that of the late slot.
-    """
-    every, late = OrderProgram(table), OrderProgram(table, ending=ending)
-    return every if every.free(seconds) > late.free(seconds) else late
+def _can(table: StageTable) -> npt.NDArray[np.bool_]:
+    """[M, L + 1] whether a slot can hold so many units."""
+    units = np.arange(table.num_layers + 1)
+    can: npt.NDArray[np.bool_] = units <= table.most_layers.max(axis=(0, 1, 3))[:, None]
+    return can
 
 
-def _edges(ends: Floats, width: float, most: int) -> list[float]:
-    """The least of at most so many groups of these ends, each at least so wide."""
-    found: list[float] = []
-    if ends.size:
-        width = max(width, float(ends.max() - ends.min()) * (1.0 + 1e-9) / most)
-    for end in np.unique(ends).tolist():
-        if not found or end > found[-1] + width:
-            found.append(end)
-    return found
+def _ending(table: StageTable, ends: Floats, levels: int) -> Ending:
+    """Ends of all slots; edges up to the longest one that a slot can have."""
+    longest = float(ends[_can(table)].max())
+    return Ending(np.ascontiguousarray(ends), np.linspace(0.0, longest, levels))
 
 
 def together(table: StageTable, seconds: float) -> tuple[OrderProgram, Ints]:

@@ -33,6 +33,7 @@ from hetplan.search.one_f_one_b.order_slots import (
     depths,
     end_seconds,
     fronted,
+    lateness,
     link_between,
     link_inside,
     link_of_last,
@@ -99,8 +100,8 @@ def extend(
         low, high = below_band[0, row], below_band[1, row]
         if low > high:
             continue
-        turning = turning_of(o, row)
-        top = levels if link.joins else row % levels + 1
+        turning, upstream, by_end = turning_of(o, row), False, o.edges.shape[0] > 0
+        top = levels if link.joins and not by_end else row % levels + 1
         for level in range(row % levels, top):
             flight, held = depths(o, row, level)
             goal = (row // levels + 1) * levels + level
@@ -119,20 +120,22 @@ def extend(
                     last = -1
                     for n in range(fewest[v], most + 1):
                         f, b = extra_f + n * forward, extra_b + n * backward
-                        late = o.is_late[a, n]
-                        room = slot_room(out.limit, m, f, b, one, flight, turning, late)
+                        if by_end:
+                            to, upstream = lateness(o, a, n, level, link.back + b)
+                            goal = (row // levels + 1) * levels + to
+                        room = slot_room(out.limit, m, f, b, one, flight, turning, upstream)
                         done += _OF_A_SLOT
                         if room < 0.0:
                             break
                         at = parts[k] if parts[k] >= 0 else bucket_of(f + b, slowest)
                         stop = min(high, layers - 1 - n)
-                        own = slot_own(one, f, b, late)
+                        own = slot_own(one, f, b)
                         _shift(below[row], low, stop, n, room, own, into.values[at, goal])
                         done += stop - low + 1
-                        if parts[k] < 0:
+                        if parts[k] < 0 or by_end:
                             widen(into.band[at], goal, low + n, stop + n)
                         last = stop + n
-                    if last >= 0 and parts[k] >= 0:
+                    if last >= 0 and parts[k] >= 0 and not by_end:
                         widen(into.band[parts[k]], goal, low + fewest[v], last)
     return done
 
@@ -143,15 +146,13 @@ def finish(o: OrderNumbers, out: Outline, move: int, link: Link, table: Table, g
     levels, variants, a = o.level_bound.shape[0], o.table.forward.shape[0], o.states.mesh[move]
     below, below_band = table
     rows = below.shape[0]
-    if o.tail > 0.0 and not (link.trails or o.trails[a]):
-        return  # pipelines without a late slot are looked at apart
     for row in range(below_band[0, rows], min(below_band[1, rows] + 1, rows - levels)):
         low, high = below_band[0, row], below_band[1, row]
         stages = row // levels + 1
         if low > high or (o.table.stages and stages != o.table.stages):
             continue
-        turning = turning_of(o, row)
-        top = levels if link.joins else row % levels + 1
+        turning, upstream, by_end = turning_of(o, row), False, o.edges.shape[0] > 0
+        top = levels if link.joins and not by_end else row % levels + 1
         for level in range(row % levels, top):
             flight, held = depths(o, row, level)
             for v in range(variants):
@@ -163,11 +164,12 @@ def finish(o: OrderNumbers, out: Outline, move: int, link: Link, table: Table, g
                     f = o.table.extra_forward[link.role, v, a] + n * o.table.forward[v, a]
                     b = o.table.extra_backward[link.role, v, a] + n * o.table.backward[v, a]
                     m = o.table.num_microbatches
-                    late = o.is_late[a, n]
-                    if value > slot_room(out.limit, m, f, b, link, flight, turning, late):
+                    if by_end:
+                        _, upstream = lateness(o, a, n, level, link.back + b)
+                    if value > slot_room(out.limit, m, f, b, link, flight, turning, upstream):
                         continue
-                    value += slot_own(link, f, b, late)
-                    value += end_seconds(o, move, link.role, n, stages)
+                    value += slot_own(link, f, b)
+                    value += end_seconds(o, move, link.role, n, row, link.back + b)
                     if value < goal.seconds[0]:
                         goal.seconds[0] = value
                         goal.place[0], goal.place[1] = move, row + levels - row % levels + level
@@ -271,7 +273,7 @@ def starts(
                 if pool.start[under, d] >= 0 and same_boundary(o, a, c, d):
                     seen[d] = True
                     load(pool, under, d, bucket if far else o.slice_of[a, d], w.below)
-            link = link_between(o, a, c, bucket, out.slowest, under)
+            link = link_between(o, a, c, bucket, out.slowest)
             done += _first_slots(o, out, move, link, ahead, w, goal)
     return done
 
@@ -296,7 +298,7 @@ def add_mesh(
     done = starts(o, out, move, ahead, pool, w, goal)
     if done == 0:
         return 0
-    one, two, link, within = w.one, w.two, link_inside(o, a, under), inside(o, a)
+    one, two, link, within = w.one, w.two, link_inside(o, a), inside(o, a)
     most = o.table.max_stages[a]
     for r in range(1, most):
         room = out.room[t] + (most - r) * out.units[a]

@@ -26,11 +26,12 @@ to the first slot:
     T >= Sigma - (B' upstream of q) + X + after(q)
 
 with those X whose chains pass it: of a slot upstream of q all but the chains that end with backward
-passes of that slot (`order_slots.slot_room`). Where every pipeline has a late slot, one whose end
-takes at least `tail`, let q be the first of them. A slot of which no mesh downstream can be late
-has q in front, or is q: it adds F' + B', as does a late slot. Any other adds F', no more than it
-adds on either side of q. So what a program adds up is no more than the right side without X and
-`tail`, nor is it more than D, on which rooms depend.
+passes of that slot (`order_slots.slot_room`). The latest slot is the q with the largest after(q) -
+(B' upstream of q). Among the slots that are placed that number is the larger one of after(slot in
+front) and what it was before, less B' of the slot in front. Tables have a level for each of some
+edges (`Ending`); it is rounded down to one of them (`order_slots.lateness`). A slot in front that
+is not the latest so far loses chains; should it turn out to be downstream of the latest one, it
+has more of them.
 
 Meshes whose boundaries to everything upstream cost the same are one class: once their stages are
 placed nothing in front can tell them apart. What a mesh upstream of a class needs to know is
@@ -96,11 +97,9 @@ class OrderStates(NamedTuple):
     """By move: the state to which it is added."""
     bridge: Ints
     """[M] the bit that is set once the mesh is used, where it lies in several regions; else -1."""
-    trails: npt.NDArray[np.bool_]
-    """[S] whether a mesh of the state's pipelines trails."""
 
 
-def order_states(table: StageTable, mesh_class: Ints, trails: npt.NDArray[np.bool_]) -> OrderStates:
+def order_states(table: StageTable, mesh_class: Ints) -> OrderStates:
     """States of the table; moves into a state are sorted by the class of their mesh.
 
     Where regions are apart an island of a region that was left stays unused. Where states are more
@@ -115,9 +114,7 @@ def order_states(table: StageTable, mesh_class: Ints, trails: npt.NDArray[np.boo
         regions = [int(r) if r >= 0 else _FAR for r in table.region]
     earlier = _earlier_equals(table, masks)
     bridge = _bridges(table, masks, every.bit_length())
-    late = max(every.bit_length(), max(bridge) + 1)
-    late_bits = [int(trails[i]) << late for i in range(len(masks))]
-    left = _left(masks, regions, late + 1)
+    left = _left(masks, regions, max(every.bit_length(), max(bridge) + 1))
     moves: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {(0, _NOWHERE): []}
     pending = [(0, _NOWHERE)]
     if max([every, *left.values()]).bit_length() > _BITS:
@@ -137,7 +134,7 @@ def order_states(table: StageTable, mesh_class: Ints, trails: npt.NDArray[np.boo
                 continue  # its region was left
             if region < 0 or region == regions[i]:
                 bit = 1 << bridge[i] if bridge[i] >= 0 else 0
-                found.append((i, (blocked | mask | bit | late_bits[i], regions[i])))
+                found.append((i, (blocked | mask | bit, regions[i])))
         for mesh, goal in found:
             if goal not in moves:
                 moves[goal] = []
@@ -160,7 +157,6 @@ def order_states(table: StageTable, mesh_class: Ints, trails: npt.NDArray[np.boo
         mesh=np.array(mesh_of, dtype=np.int64),
         below=np.array(below, dtype=np.int64),
         bridge=np.array(bridge, dtype=np.int64),
-        trails=np.array([key[0] >> late & 1 == 1 for key in keys]),
     )
 
 
@@ -169,7 +165,7 @@ def _no_order(bridge: list[int]) -> OrderStates:
     none = np.zeros(0, dtype=np.int64)
     first = np.zeros(2, dtype=np.int64)
     bridges = np.array(bridge, dtype=np.int64)
-    return OrderStates(np.zeros(1, np.int64), first, none, none, bridges, np.zeros(1, np.bool_))
+    return OrderStates(np.zeros(1, np.int64), first, none, none, bridges)
 
 
 def _left(masks: list[int], regions: list[int], first: int) -> dict[int, int]:
@@ -336,6 +332,15 @@ _LONG = 0.05
 """Transfers of a boundary over one unit's passes from which its circuit is worth a bound."""
 
 
+class Ending(NamedTuple):
+    """Ends of the step that count for every slot (see above)."""
+
+    ends: Floats
+    """[M, L + 1] by units."""
+    edges: Floats
+    """[E] increasing, from 0 on."""
+
+
 class OrderNumbers(NamedTuple):
     """Arrays of one space; M meshes, C classes, V variants, S states, E levels of depth."""
 
@@ -378,12 +383,10 @@ class OrderNumbers(NamedTuple):
     already in the entry below it (eager, inside a mesh)."""
     posts: Floats
     """[2, M] least serial parts of a slot with neighbours on both sides."""
-    tail: float
-    """Every pipeline has a late slot, whose end takes so long; 0: ends of first slots count."""
-    is_late: npt.NDArray[np.bool_]
-    """[M, L + 1] by units."""
-    trails: npt.NDArray[np.bool_]
-    """[M] whether a slot can be late."""
+    ends: Floats
+    """[M, L + 1] what a slot of so many units adds after its last pass."""
+    edges: Floats
+    """[E] of levels of lateness; empty: levels are of extra depth, ends of first slots count."""
     states: OrderStates
 
 
@@ -392,12 +395,12 @@ def order_numbers(
     levels: tuple[tuple[int, int], ...],
     *,
     last: npt.NDArray[np.bool_] | None = None,
-    ending: tuple[float, npt.NDArray[np.bool_]] | None = None,
+    ending: Ending | None = None,
 ) -> OrderNumbers:
     """Numbers of a space; levels: (extra depth of bounds, of memory), the first one (0, 0).
 
     last: only pipelines that end on these meshes, and begin where their tied matrix can be.
-    ending: (`tail`, `is_late`) of pipelines that have a late slot (see above).
+    ending: ends of all slots count (see above), with as many levels of no extra depth as edges.
     """
     count = len(table.max_stages)
     ends = table.may_be_last if last is None else table.may_be_last & last
@@ -419,9 +422,7 @@ def order_numbers(
         slices = np.where(is_long.any(axis=0), 1 + BUCKETS, 1)
         slice_in = np.zeros((classes, int(slices.max()), 2))
     wires, wire_once, posts = _least_wires(numbers, known, inner, rendezvous=table.rendezvous)
-    tail, is_late = ending or (0.0, np.zeros((count, table.num_layers + 1), dtype=np.bool_))
-    trails = np.array([each.any() for each in is_late], dtype=np.bool_)
-    states = order_states(table, mesh_class, trails)
+    states = order_states(table, mesh_class)
     after, first = _after_first(table, ends)
     return OrderNumbers(
         table=table._replace(may_be_first=first, may_be_last=ends),
@@ -444,9 +445,8 @@ def order_numbers(
         wires=wires,
         wire_once=wire_once,
         posts=posts,
-        tail=tail,
-        is_late=is_late,
-        trails=trails,
+        ends=np.zeros((0, 0)) if ending is None else ending.ends,
+        edges=np.zeros(0) if ending is None else ending.edges,
         states=states,
     )
 

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.kernels import kernel
 from hetplan.search.one_f_one_b.order_kernel import Goal, add_mesh, run
-from hetplan.search.one_f_one_b.order_numbers import BUCKETS, OrderNumbers, order_numbers
+from hetplan.search.one_f_one_b.order_numbers import BUCKETS, Ending, OrderNumbers, order_numbers
 from hetplan.search.one_f_one_b.order_relaxation import NONE, Outline, outline
 from hetplan.search.one_f_one_b.order_slots import (
     Link,
@@ -39,6 +39,7 @@ from hetplan.search.one_f_one_b.order_slots import (
     depths,
     end_seconds,
     fronted,
+    lateness,
     link_between,
     link_inside,
     link_of_last,
@@ -71,9 +72,11 @@ def _nearest(
     row, at, bucket, first = place
     levels = o.level_bound.shape[0]
     level, nearest = row % levels, (np.inf, 0, 0, 0)
-    for source in range(0 if link.joins else level, level + 1):
+    by_end, upstream, is_first = o.edges.shape[0] > 0, False, link.role & FIRST > 0
+    lowest, highest = (0, levels) if by_end else (0 if link.joins else level, level + 1)
+    for source in range(lowest, highest):
         under = (row // levels - 1) * levels + source
-        flight, held = depths(o, under, level)
+        flight, held = depths(o, under, source if by_end else level)
         turning = turning_of(o, under)
         for v in range(o.table.forward.shape[0]):
             for n in range(1, min(at, o.table.most_layers[v, link.role, a, held]) + 1):
@@ -81,15 +84,18 @@ def _nearest(
                 f = o.table.extra_forward[link.role, v, a] + n * o.table.forward[v, a]
                 b = o.table.extra_backward[link.role, v, a] + n * o.table.backward[v, a]
                 m = o.table.num_microbatches
-                late = o.is_late[a, n]
-                room = slot_room(out.limit, m, f, b, link, flight, turning, late)
+                if by_end:
+                    to, upstream = lateness(o, a, n, source, link.back + b)
+                    if (source if is_first else to) != level:
+                        continue
+                room = slot_room(out.limit, m, f, b, link, flight, turning, upstream)
                 if value >= NONE or value > room:
                     continue
                 if bucket > 0 and bucket_of(f + b, out.slowest) != bucket:
                     continue
-                value += slot_own(link, f, b, late)
-                if link.role & FIRST:
-                    value += end_seconds(o, first, link.role, n, row // levels)
+                value += slot_own(link, f, b)
+                if is_first:
+                    value += end_seconds(o, first, link.role, n, under, link.back + b)
                 if abs(value - goal) < nearest[0]:
                     nearest = (abs(value - goal), under, v, n)
     return nearest
@@ -99,23 +105,23 @@ def _nearest(
 def least_limit(o: OrderNumbers, numbers: Ints, links: Floats, below: Floats, high: float) -> float:
     """Least X with which every slot of a pipeline stays within its room, at most `high`.
 
-    numbers: [P, 8] mesh, variant, units, W, W of the slot below, role, joins, trails; links: [P, 6]
-    the other entries of `Link`; below: [P] seconds downstream.
+    numbers: [P, 8] mesh, variant, units, W, W of the slot below, role, joins, level below; links:
+    [P, 6] the other entries of `Link`; below: [P] seconds downstream.
     """
     low = 0.0
     for _ in range(60):
         middle = (low + high) / 2.0
         fits = True
         for s in range(below.shape[0]):
-            a, v, n, flight, turning, role, joins, trails = numbers[s]
+            a, v, n, flight, turning, role, joins, level = numbers[s]
             wire_in, post_in, late, back, post_back, beside = links[s]
-            link = Link(
-                role, wire_in, post_in, late, back, post_back, beside, joins > 0, trails > 0
-            )
+            link = Link(role, wire_in, post_in, late, back, post_back, beside, joins > 0)
             f = o.table.extra_forward[role, v, a] + n * o.table.forward[v, a]
             b = o.table.extra_backward[role, v, a] + n * o.table.backward[v, a]
-            m, is_late = o.table.num_microbatches, o.is_late[a, n]
-            if below[s] > slot_room(middle, m, f, b, link, flight, turning, is_late):
+            m, upstream = o.table.num_microbatches, False
+            if o.edges.shape[0]:
+                _, upstream = lateness(o, a, n, level, back + b)
+            if below[s] > slot_room(middle, m, f, b, link, flight, turning, upstream):
                 fits = False
                 break
         if fits:
@@ -184,9 +190,9 @@ class Tracer:
         for slot in slots:
             flight, _ = depths(o, slot.below.row, slot.level)
             turning = turning_of(o, slot.below.row)
-            role, *times, joins, trails = slot.link
+            role, *times, joins = slot.link
             each = slot.mesh, slot.variant, slot.units, flight, turning, role, int(joins)
-            numbers.append((*each, int(trails)))
+            numbers.append((*each, slot.below.row % len(o.level_bound)))
             links.append(times)
         below = np.array([slot.below.value for slot in slots])
         return float(least_limit(o, np.array(numbers), np.array(links), below, self._out.limit))
@@ -234,7 +240,7 @@ class Tracer:
     def _inner(self, move: int, entry: _Entry, behind: int, *, first: bool) -> list[Slot]:
         """Slots in front of blocks of the same mesh; of any length where `behind` is negative."""
         a = int(self._o.states.mesh[move])
-        inner = link_inside(self._o, a, int(self._o.states.below[move]))
+        inner = link_inside(self._o, a)
         link, bucket = self._ahead(a, entry, inner, first)
         lengths = range(1, len(self._keep)) if behind < 0 else range(behind, behind + 1)
         return [
@@ -261,7 +267,7 @@ class Tracer:
             far = bool(o.is_long[a, c])
             for part in range(1, BUCKETS + 1) if far else (int(o.slice_of[a, c]),):
                 load(self._pool, under, c, part, table)
-                link = link_between(o, a, c, part, self._out.slowest, under)
+                link = link_between(o, a, c, part, self._out.slowest)
                 link, bucket = self._ahead(a, entry, link, first)
                 found.append(self._slot(a, link, table.values, entry, bucket, (0, c, part)))
                 clean(table)
@@ -366,7 +372,7 @@ class OrderProgram:
     """The dynamic program of one table.
 
     prune: whether entries that cannot end below a cutoff are dropped (the results
-    are the same). levels: see `depth_levels`; ending: see `order_numbers`.
+    are the same). levels: see `depth_levels`; ending: of tables without extra depth.
     """
 
     def __init__(
@@ -375,10 +381,12 @@ class OrderProgram:
         *,
         levels: tuple[tuple[int, int], ...] | None = None,
         prune: bool = True,
-        ending: tuple[float, npt.NDArray[np.bool_]] | None = None,
+        ending: Ending | None = None,
     ) -> None:
         self._prune = prune
         depth = levels or depth_levels(table.most_extra_depth, table.num_layers)
+        if ending is not None:
+            depth = ((0, 0),) * len(ending.edges)
         self.parts = [
             order_numbers(table, depth, last=last, ending=ending) for last in _last_groups(table)
         ]
@@ -399,6 +407,12 @@ class OrderProgram:
     def has_orders(self) -> bool:
         """Whether `least` knows anything: not of more states than can be gone through."""
         return len(self.parts[0].states.blocked) > 1
+
+    def levels_within(self, entries: int) -> int:
+        """How many times as many entries its tables may have."""
+        part = self.parts[0]
+        own = len(part.states.blocked) * (part.most_stages + 1) * (part.table.num_layers + 1)
+        return entries // own
 
     def free(self, limit: float) -> float:
         """At most `least(limit)`, without regard to order or places; NONE where it is NONE."""

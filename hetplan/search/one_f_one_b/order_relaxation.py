@@ -93,7 +93,7 @@ def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
         return Outline(limit, NONE, capacity > 0, units, need, left, slowest, 0.0)
     base, head = _ends(o, live)
     owner, slope, width = _segments(o, live, units, capacity, islands)
-    base -= o.wire_once if o.tail <= 0.0 else 0.0
+    base -= o.wire_once
     for t in range(states):
         left[t] = 0.0
         for at in range(owner.shape[0]):
@@ -103,7 +103,7 @@ def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
     free = need[0, layers]
     if free < NONE:
         # A last slot has nothing downstream, so it may not have any transfer.
-        free += head - (o.wires.max() if meshes and o.tail <= 0.0 else 0.0)
+        free += head - (o.wires.max() if meshes else 0.0)
     return Outline(limit, NONE, live, units, need, left, slowest, free)
 
 
@@ -152,7 +152,7 @@ def _capacities(o: OrderNumbers, limit: float) -> tuple[Ints, Ints, float]:
                             flight,
                             most,
                             top,
-                            o.tail > 0.0,
+                            o.edges.shape[0] > 0,
                         )
                         if n > most:
                             most = n
@@ -174,10 +174,10 @@ def _most(
     flight: int,
     known: int,
     top: int,
-    trails: bool,
+    upstream: bool,
 ) -> int:
-    """Most units, from `known` to `top`, with which (b) of a slot stays within the limit; where
-    slots trail, its chain that passes all of them.
+    """Most units, from `known` to `top`, with which (b) of a slot stays within the limit; upstream:
+    of a later slot (`order_slots.lateness`).
 
     It takes numbers: tuples would be made for every slot.
     """
@@ -186,7 +186,7 @@ def _most(
     while n < top:
         one, two = f + (n + 1) * forward, b + (n + 1) * backward
         more = wait_once_seconds(one, two, microbatches, flight)
-        if trails:
+        if upstream:
             more -= (flight - 1) * max(0.0, two - one)
         if more > limit * SLACK:
             break
@@ -202,17 +202,13 @@ def _ends(o: OrderNumbers, live: npt.NDArray[np.bool_]) -> tuple[float, float]:
         if not live[a]:
             continue
         for v in range(o.table.forward.shape[0]):
-            extra = o.table.extra_forward[:, v, a].copy()
-            if o.tail <= 0.0:
-                extra += o.table.extra_backward[:, v, a]
+            extra = o.table.extra_forward[:, v, a] + o.table.extra_backward[:, v, a]
             if o.table.may_be_first[a]:
-                after = max(o.tail, o.after_first[0, a, 1:].min())
-                base = min(base, extra[FIRST] + after)
+                base = min(base, extra[FIRST] + o.after_first[0, a, 1:].min())
             if o.table.may_be_last[a]:
                 head = min(head, extra[LAST])
             if o.may_be_only[a]:
-                after = max(o.tail, o.after_first[1, a, 1:].min())
-                only = min(only, extra[BOTH] + after)
+                only = min(only, extra[BOTH] + o.after_first[1, a, 1:].min())
     if base == np.inf:
         # Only pipelines of one stage are left; nothing is ever put in front of another stage.
         return only, 0.0
@@ -229,10 +225,8 @@ def _segments(
     for a in range(meshes):
         price[a] = np.inf
         for v in range(o.table.forward.shape[0]):
-            backward = o.table.backward[v, a] if o.tail <= 0.0 else 0.0
-            price[a] = min(price[a], o.table.forward[v, a] + backward)
-        if o.tail <= 0.0:
-            price[a] += o.wires[a] / max(1, units[a])
+            price[a] = min(price[a], o.table.forward[v, a] + o.table.backward[v, a])
+        price[a] += o.wires[a] / max(1, units[a])
     owner, slope = np.zeros(meshes * islands, np.int64), np.zeros(meshes * islands)
     width = np.zeros(meshes * islands)
     count = 0

@@ -41,42 +41,48 @@ class Link(NamedTuple):
     """F' + B of the slot downstream where the boundary is long, else negative."""
     joins: bool
     """Whether the slot downstream is of another mesh, so that the depth may grow."""
-    trails: bool = False
-    """Whether a mesh that trails is downstream (`order_numbers`)."""
 
 
 @kernel
 def fronted(link: Link, role: int, wire_in: float, post_in: float) -> Link:
     """The same with another boundary upstream."""
     return Link(
-        role, wire_in, post_in, link.late, link.back, link.post_back, link.beside, link.joins,
-        link.trails,
-    )  # fmt: skip
+        role, wire_in, post_in, link.late, link.back, link.post_back, link.beside, link.joins
+    )
 
 
 @kernel
 def link_of_last() -> Link:
     """Of a slot with nothing downstream."""
-    return Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False, False)
+    return Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False)
 
 
 @kernel
-def link_inside(o: OrderNumbers, a: int, under: int) -> Link:
-    """Of a slot with one of the same mesh downstream, in front of a state."""
-    trails = o.trails[a] or o.states.trails[under]
-    return Link(MIDDLE, 0.0, 0.0, 0.0, o.inner[2, a], o.inner[3, a], -1.0, False, trails)
+def link_inside(o: OrderNumbers, a: int) -> Link:
+    """Of a slot with one of the same mesh downstream."""
+    return Link(MIDDLE, 0.0, 0.0, 0.0, o.inner[2, a], o.inner[3, a], -1.0, False)
 
 
 @kernel
-def link_between(o: OrderNumbers, a: int, c: int, bucket: int, slowest: float, under: int) -> Link:
-    """Of a slot with class c of a state downstream; bucket: of that slot's passes, where the
-    boundary is long.
+def link_between(o: OrderNumbers, a: int, c: int, bucket: int, slowest: float) -> Link:
+    """Of a slot with class c downstream; bucket: of that slot's passes, where the boundary is
+    long.
     """
     beside = bucket_seconds(bucket, slowest) + o.late[a, c] if o.is_long[a, c] else -1.0
-    return Link(
-        MIDDLE, 0.0, 0.0, o.late[a, c], o.back[a, c], o.post[a, c], beside, True,
-        o.states.trails[under],
-    )  # fmt: skip
+    return Link(MIDDLE, 0.0, 0.0, o.late[a, c], o.back[a, c], o.post[a, c], beside, True)
+
+
+@kernel
+def lateness(o: OrderNumbers, a: int, n: int, level: int, back: float) -> tuple[int, bool]:
+    """(level with a slot of mesh a and n units in front of one, whether the slot is upstream of the
+    latest one); back: what passes of gradients add to Sigma there.
+    """
+    before = o.edges[level] - back
+    upstream = o.ends[a, n] < before
+    late, found = before if upstream else o.ends[a, n], 0
+    while found + 1 < o.edges.shape[0] and o.edges[found + 1] <= late:
+        found += 1
+    return found, upstream
 
 
 # What is called per slot takes numbers, not the tuples: those are large and passed by value.
@@ -91,16 +97,16 @@ def slot_room(
     link: Link,
     flight: int,
     turning: int,
-    late: bool,
+    upstream: bool,
 ) -> float:
     """Most D with which a slot stays within the limit; negative where none does.
 
-    f, b: seconds of its passes alone; late: as of `OrderNumbers.is_late`.
+    f, b: seconds of its passes alone; upstream: of the latest slot (`lateness`).
     """
     x = limit * SLACK
     serial_f, serial_b, back = f + link.post_in, b + link.post_back, b + link.back
-    # Chains that end with backward passes of this slot do not pass the late one, if it is below.
-    lost = max(0.0, serial_b - serial_f) if link.trails and not late else 0.0
+    # Chains that end with backward passes of this slot do not pass the latest one.
+    lost = max(0.0, serial_b - serial_f) if upstream else 0.0
     if wait_once_seconds(serial_f, serial_b, microbatches, flight) - (flight - 1) * lost > x:
         return -1.0
     room = downstream_room_seconds(x, serial_f, serial_b, back, microbatches, flight)
@@ -117,18 +123,21 @@ def slot_room(
 
 
 @kernel
-def slot_own(link: Link, f: float, b: float, late: bool) -> float:
-    """What a slot adds to Sigma; in front of a late one only its forward pass counts."""
-    if link.trails and not late:
-        return float(link.wire_in + link.late + f)
+def slot_own(link: Link, f: float, b: float) -> float:
+    """What a slot adds to Sigma."""
     return float(link.wire_in + link.late + link.back + (f + b))
 
 
 @kernel
-def end_seconds(o: OrderNumbers, move: int, role: int, n: int, stages: int) -> float:
-    """What the first slot of a pipeline, of the mesh of a move, adds behind Sigma."""
-    after = max(o.tail, o.after_first[1 if role == BOTH else 0, o.states.mesh[move], n])
-    return float(after + norm_levels(stages) * o.norm_hop[move])
+def end_seconds(o: OrderNumbers, move: int, role: int, n: int, row: int, back: float) -> float:
+    """What the first slot of a pipeline, of the mesh of a move, adds behind Sigma, in front of an
+    entry of this row; back: as of `lateness`.
+    """
+    levels = o.level_bound.shape[0]
+    after = o.after_first[1 if role == BOTH else 0, o.states.mesh[move], n]
+    if o.edges.shape[0]:
+        after = max(after, o.edges[row % levels] - back)
+    return float(after + norm_levels(row // levels + 1) * o.norm_hop[move])
 
 
 @kernel

@@ -15,7 +15,7 @@ import numpy as np
 from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.family_solver import FamilySolver, chosen_of_slots
-from hetplan.search.one_f_one_b.bound import Met, apart, prove, together
+from hetplan.search.one_f_one_b.bound import Met, apart, prove, prove_by_any, together
 from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, kept_cuts
 from hetplan.search.one_f_one_b.heuristic import MANY, expand, kept_rows, polish, search_rows
 from hetplan.search.one_f_one_b.order_program import OrderProgram
@@ -179,25 +179,21 @@ class OneFOneBSolver(FamilySolver):
         many = len(self.family.meshes) > MANY
         whole = many and best.effort == 0
         if whole:
-            return self._walk_over((together(self.space, ceiling),), best, again=again)
-        # Most families with long ends are closed by one program of all of them.
-        few = apart(self.space, ceiling, 1)
-        if self._walk_over(few, best, again=again) or len(few) == 1:
-            return not best.open(self.index)
-        several = apart(self.space, ceiling)
-        return len(several) > len(few) and self._walk_over(several, best, again=again)
+            program, meshes = together(self.space, ceiling)
+            return self._walk_over((((program,), meshes),), best, again=again)
+        return self._walk_over(apart(self.space, ceiling), best, again=again)
 
     def _walk_over(
-        self, programs: Sequence[tuple[OrderProgram, Ints]], best: Best, *, again: bool
+        self, parts: Sequence[tuple[Sequence[OrderProgram], Ints]], best: Best, *, again: bool
     ) -> bool:
-        """Whether these programs, which have all plans of the family, close it."""
+        """Whether the programs of these parts, which have all plans of the family, close it."""
         ceiling, many = min(best.target, NEVER), len(self.family.meshes) > MANY
         while best.open(self.index):
             before = best.target
             bound, finished = ceiling, True
-            for program, meshes in programs:
-                proof = prove(
-                    program,
+            for programs, meshes in parts:
+                proof = prove_by_any(
+                    programs,
                     min(best.target if many else before, NEVER),
                     _PROGRAM_BUDGETS[best.effort],
                     check=best.check_time,
@@ -236,9 +232,9 @@ class OneFOneBSolver(FamilySolver):
         low, high = best.bounds[self.index], best.target
         while high - low > _LIFTED * high:
             middle, bound = 0.5 * (low + high), NEVER
-            for program, _ in apart(self.space, middle):
+            for programs, _ in apart(self.space, middle):
                 budget = _PROGRAM_BUDGETS[best.effort]
-                proof = prove(program, middle, budget, check=best.check_time)
+                proof = prove_by_any(programs, middle, budget, check=best.check_time)
                 best.explored += proof.programs
                 bound = min(bound, proof.bound_seconds)
             high = middle if bound < middle else high
