@@ -291,8 +291,12 @@ class TransformerLayer:
         """Why it cannot be cut into `tp` tensor-parallel slices; empty where it can."""
         return (*self.attention.slicing_faults(tp), *self.mlp.slicing_faults(tp))
 
-    def features(self) -> tuple[str, ...]:
-        """What hetplan's own gpt and llama layers do not have, in words."""
+    def features(self, *, trained: bool = False) -> tuple[str, ...]:
+        """What hetplan's own gpt and llama layers do not have, in words.
+
+        trained: what its trainer does not have either: it has norms of heads, and experts, beside
+        llama's attention.
+        """
         attention, mlp = self.attention, self.mlp
         own_biases = self.norm is Norm.LAYER_NORM
         found = {
@@ -304,13 +308,15 @@ class TransformerLayer:
             found["latent attention"] = True
         else:
             found[f"attention window {attention.window}"] = attention.window is not None
-            found["query and key norms"] = attention.qk_norm
+            found["query and key norms"] = attention.qk_norm and (own_biases or not trained)
             found["rotary positions with LayerNorm"] = own_biases and attention.rotary
             found["RMSNorm without rotary positions"] = not own_biases and not attention.rotary
             biases = (attention.qkv_bias, attention.output_bias)
             found["attention biases that differ"] = biases != (own_biases, own_biases)
         if isinstance(mlp, Experts):
-            found[f"{mlp.num_experts} experts"] = True
+            plain = mlp.gated and not mlp.bias and not mlp.shared_gate and not own_biases
+            found[f"{mlp.num_experts} experts"] = not trained
+            found["experts other than gated ones without biases"] = trained and not plain
         else:
             found["MLP biases that differ"] = mlp.bias != own_biases
             found["gated MLP with LayerNorm"] = mlp.gated and own_biases

@@ -54,12 +54,16 @@ def rotary_tables(s: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
-def attention(qkv: Tensor, query: int, head_dim: int, tables: Any = None) -> Tensor:
-    """Causal attention of a rank's heads: [b, s, q + 2 kv] -> [b, s, q]; `tables`: rotary."""
+def attention(
+    qkv: Tensor, query: int, head_dim: int, tables: Any = None, scales: Any = None
+) -> Tensor:
+    """Causal attention of heads, [b, s, q + 2 kv] -> [b, s, q]; rotary tables, scales of norms."""
     b, s, width = qkv.shape
     kv = (width - query) // 2
     parts = torch.split(qkv, [query, kv, kv], dim=-1)
     q, k, v = (part.view(b, s, -1, head_dim).transpose(1, 2) for part in parts)
+    if scales is not None:
+        q, k = norm(q, scales[:head_dim], None), norm(k, scales[head_dim:], None)
     if tables is not None:
         q, k = rotate(q, *tables), rotate(k, *tables)
     grouped: dict[str, Any] = {}
@@ -115,7 +119,6 @@ class CrossEntropy(torch.autograd.Function):
 
 class LayerBody(torch.nn.Module):
     """Forward passes of a rank's slice of a layer; parameters are attributes, None where absent.
-
     The methods up to `row_product` communicate in a trained layer; alone nothing is communicated.
     """
 
@@ -137,6 +140,10 @@ class LayerBody(torch.nn.Module):
     def shared_kv(self, parameter: Tensor | None) -> Tensor | None:
         """A fused query-key-value parameter, whose key-value heads several ranks may hold."""
         return parameter
+
+    def head_norms(self) -> Tensor | None:
+        """Scales of the norms of query and key heads; None: there are none."""
+        return None
 
     def row_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """A row-parallel product, whose partial results are summed."""
@@ -165,15 +172,20 @@ class LayerBody(torch.nn.Module):
         weight, bias = self.shared_kv(own.qkv_weight), self.shared_kv(own.qkv_bias)
         qkv = functional.linear(y, weight, bias)  # type: ignore[arg-type]
         tables = None if self.is_gpt else self._rotary(qkv)
-        y = attention(qkv, self.query, self.head_dim, tables)
+        y = attention(qkv, self.query, self.head_dim, tables, self.head_norms())
         x = x + self.row_product(y, own.out_weight, own.out_bias)
-        y = self.replicated(norm(x, own.mlp_norm_weight, own.mlp_norm_bias))
+        return x + self.mlp(norm(x, own.mlp_norm_weight, own.mlp_norm_bias))
+
+    def mlp(self, y: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]: a dense MLP."""
+        own: Any = self
+        y = self.replicated(y)
         if self.is_gpt:
             y = functional.gelu(functional.linear(y, own.up_weight, own.up_bias))
         else:
             gate = functional.silu(functional.linear(y, own.gate_weight))
             y = gate * functional.linear(y, own.up_weight)
-        return x + self.row_product(y, own.down_weight, own.down_bias)
+        return self.row_product(y, own.down_weight, own.down_bias)
 
     def logits(self, x: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, rows of the vocabulary that the rank has]."""

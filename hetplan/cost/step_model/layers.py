@@ -132,7 +132,7 @@ class LayerPricer(LayerCompute):
         )
         beside_backward = (
             *self._sums_backward(calls, layer, backward, products),
-            *self._communication(calls.copied_heads(layer)),
+            *self._communication(calls.partial_gradients(layer)),
             *self._ring(layer, 2.0, backward, core),
             *back,
         )
