@@ -181,7 +181,7 @@ def _word(value: object) -> str:
 
 def own_layer_fault(model: ModelSpec, *, trained: bool = False) -> str:
     """Why hetplan's profiler cannot time the model's layers, or, if `trained`, why its trainer
-    cannot build them; empty where it can. The trainer's layers may differ in their MLP.
+    cannot build them; empty where it can. The trainer's layers may differ in their MLPs.
     """
     found: list[str] = []
     layer: TransformerLayer = model.layer_runs[0].layer
@@ -191,7 +191,8 @@ def own_layer_fault(model: ModelSpec, *, trained: bool = False) -> str:
     for run in model.layer_runs:
         found += [word for word in run.layer.features(trained=trained) if word not in found]
     if model.num_mtp_layers:
-        found.append("multi-token prediction")
+        advice = " (leave it out of the model file to train without)" if trained else ""
+        found.append(f"multi-token prediction{advice}")
     gpt = layer.norm is Norm.LAYER_NORM
     if model.learned_positions != (model.max_sequence_length if gpt else 0):
         found.append(f"{model.learned_positions} learned positions")

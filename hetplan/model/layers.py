@@ -69,6 +69,11 @@ class Attention:
                 f"num_attention_heads {self.num_heads}"
             )
 
+    @property
+    def rotated_head_dim(self) -> int:
+        """Width of a head's part that is rotated, where positions are."""
+        return self.head_dim
+
     def slice_sizes(self, tp: int) -> tuple[int, int]:
         """Widths of the queries and of the keys that one of `tp` ranks holds."""
         kv_heads = max(1, self.num_kv_heads // tp)
@@ -122,6 +127,16 @@ class LatentAttention(LatentSizes):
         check_limits(self)
 
     @property
+    def rotated_head_dim(self) -> int:
+        """Width of a head's part that is rotated."""
+        return self.rope_head_dim
+
+    @property
+    def latent_size(self) -> int:
+        """Width of the keys' and values' latent and of the keys' shared rotated part."""
+        return self.kv_rank + self.rope_head_dim
+
+    @property
     def key_head_dim(self) -> int:
         """Width of one query or key head."""
         return self.nope_head_dim + self.rope_head_dim
@@ -135,7 +150,7 @@ class LatentAttention(LatentSizes):
         """Weights of the matrices; those from h to the latents are whole on every rank."""
         query, value = self.slice_sizes(tp)
         keys = self.num_heads // tp * self.nope_head_dim
-        from_hidden = hidden * (self.kv_rank + self.rope_head_dim)
+        from_hidden = hidden * self.latent_size
         if self.query_rank is None:
             queries = hidden * query
         else:
@@ -294,8 +309,8 @@ class TransformerLayer:
     def features(self, *, trained: bool = False) -> tuple[str, ...]:
         """What hetplan's own gpt and llama layers do not have, in words.
 
-        trained: what its trainer does not have either: it has norms of heads, and experts, beside
-        llama's attention.
+        trained: what its trainer does not have either: with RMSNorm it has norms of heads, latent
+        attention and experts, too.
         """
         attention, mlp = self.attention, self.mlp
         own_biases = self.norm is Norm.LAYER_NORM
@@ -305,7 +320,7 @@ class TransformerLayer:
             f"{self.norm} norms": self.norm is Norm.UNSCALED,
         }
         if isinstance(attention, LatentAttention):
-            found["latent attention"] = True
+            found["latent attention"] = not trained or own_biases or attention.bias
         else:
             found[f"attention window {attention.window}"] = attention.window is not None
             found["query and key norms"] = attention.qk_norm and (own_biases or not trained)

@@ -54,9 +54,7 @@ def rotary_tables(s: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
-def attention(
-    qkv: Tensor, query: int, head_dim: int, tables: Any = None, scales: Any = None
-) -> Tensor:
+def attention(qkv: Tensor, query: int, head_dim: int, tables: Any, scales: Any = None) -> Tensor:
     """Causal attention of heads, [b, s, q + 2 kv] -> [b, s, q]; rotary tables, scales of norms."""
     b, s, width = qkv.shape
     kv = (width - query) // 2
@@ -141,10 +139,6 @@ class LayerBody(torch.nn.Module):
         """A fused query-key-value parameter, whose key-value heads several ranks may hold."""
         return parameter
 
-    def head_norms(self) -> Tensor | None:
-        """Scales of the norms of query and key heads; None: there are none."""
-        return None
-
     def row_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """A row-parallel product, whose partial results are summed."""
         return functional.linear(x, weight, bias)
@@ -168,13 +162,20 @@ class LayerBody(torch.nn.Module):
         gpt: LayerNorm, biases, GELU; llama: RMSNorm, rotary positions, gated SiLU.
         """
         own: Any = self
-        y = self.replicated(norm(x, own.attention_norm_weight, own.attention_norm_bias))
+        x = x + self.attend(norm(x, own.attention_norm_weight, own.attention_norm_bias))
+        return x + self.mlp(norm(x, own.mlp_norm_weight, own.mlp_norm_bias))
+
+    def attend(self, y: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]: attention with its projections."""
+        own: Any = self
+        y = self.replicated(y)
         weight, bias = self.shared_kv(own.qkv_weight), self.shared_kv(own.qkv_bias)
         qkv = functional.linear(y, weight, bias)  # type: ignore[arg-type]
         tables = None if self.is_gpt else self._rotary(qkv)
-        y = attention(qkv, self.query, self.head_dim, tables, self.head_norms())
-        x = x + self.row_product(y, own.out_weight, own.out_bias)
-        return x + self.mlp(norm(x, own.mlp_norm_weight, own.mlp_norm_bias))
+        scales = getattr(self, "qk_norm_weight", None)
+        scales = None if scales is None else self.replicated(scales)
+        y = attention(qkv, self.query, self.head_dim, tables, scales)
+        return self.row_product(y, own.out_weight, own.out_bias)
 
     def mlp(self, y: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]: a dense MLP."""

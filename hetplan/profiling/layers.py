@@ -28,17 +28,16 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from hetplan.errors import InputError
-from hetplan.model.layers import Experts, Mlp
+from hetplan.model.layers import Experts, LatentAttention, Mlp
 from hetplan.model.numerics import Router, ScoreFunction
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
-from hetplan.profiling.bodies import ONLY_GPT, CrossEntropy, LayerBody
+from hetplan.profiling.bodies import ONLY_GPT, CrossEntropy, LayerBody, norm, rotate
 from hetplan.profiling.weights import (
     EXPERT_PREFIX,
     Cut,
     ParameterSlice,
     initial_value,
     kv_block,
-    own_attention,
     parameter_slices,
 )
 
@@ -248,9 +247,8 @@ class Layer(LayerBody):
         super().__init__()
         self.model, self.position, self.tp, self.tp_rank = model, position, cut.tp, cut.tp_rank
         self.is_gpt = model.architecture is Architecture.GPT
-        attention = own_attention(model)
-        self.query, self.head_dim = attention.slice_sizes(cut.tp)[0], attention.head_dim
-        self.num_kv_heads = attention.num_kv_heads
+        self.attention = attention = model.layer_runs[0].layer.attention
+        self.query, self.head_dim = attention.slice_sizes(cut.tp)[0], attention.rotated_head_dim
         inner = model.kind_at(position) is LayerKind.TRANSFORMER
         mlp = model.layer_at(position).mlp if inner else None
         self.num_experts = mlp.num_experts if isinstance(mlp, Experts) else 0
@@ -277,14 +275,17 @@ class Layer(LayerBody):
 
     def shared_kv(self, parameter: Tensor | None) -> Tensor | None:
         """The parameter, whose replicated part sums its gradient."""
-        copies = self.num_kv_heads
-        if parameter is None or self.tp <= copies:
+        attention = self.attention
+        if parameter is None or isinstance(attention, LatentAttention):
+            return parameter
+        copies = attention.num_kv_heads
+        if self.tp <= copies:
             return parameter
         return sum_replicas(
             parameter,
             self.communication,
             start=self.query,
-            copy=kv_block(self.model, self.tp, self.tp_rank),
+            copy=kv_block(attention, self.tp, self.tp_rank),
             copies=copies,
         )
 
@@ -319,10 +320,45 @@ class TransformerLayer(Layer):
         """One pre-norm transformer layer."""
         return self.transformer(x)
 
-    def head_norms(self) -> Tensor | None:
-        """Their scales, the same on every rank, whose heads each add to the gradient."""
-        scales: Tensor | None = getattr(self, "qk_norm_weight", None)
-        return None if scales is None else self.replicated(scales)
+    def attend(self, y: Tensor) -> Tensor:
+        """Attention of whole keys and values, or of latent ones."""
+        if isinstance(self.attention, LatentAttention):
+            return self._latent(y, self.attention)
+        return super().attend(y)
+
+    def _latent(self, y: Tensor, sizes: LatentAttention) -> Tensor:
+        """Latent attention (arXiv 2405.04434, equations 9 to 19); every rank has whole latents."""
+        own: Any = self
+        b, s, _ = y.shape
+        kv = functional.linear(y, own.kv_latent_weight)
+        kv, key = torch.split(kv, [sizes.kv_rank, sizes.rope_head_dim], dim=-1)
+        queries = y
+        if sizes.query_rank is not None:
+            queries = functional.linear(y, own.query_latent_weight)
+            queries = norm(queries, own.query_latent_norm_weight, None)
+        widths = [queries.shape[-1], sizes.kv_rank, sizes.rope_head_dim]
+        latents = torch.cat((queries, norm(kv, own.kv_latent_norm_weight, None), key), dim=-1)
+        queries, kv, key = torch.split(self.replicated(latents), widths, dim=-1)
+        q, q_rotated = self._heads(functional.linear(queries, own.query_weight), self.head_dim)
+        k, v = self._heads(functional.linear(kv, own.kv_weight), sizes.value_head_dim)
+        tables = self._rotary(y)
+        q_rotated = rotate(q_rotated.transpose(1, 2), *tables).transpose(1, 2)
+        key = rotate(key, *tables).unsqueeze(2).expand(-1, -1, q.shape[2], -1)
+        q, k = torch.cat((q, q_rotated), dim=-1), torch.cat((k, key), dim=-1)
+        # With one width torch's kernel for CPUs writes no scores; zeros change nothing. Otherwise
+        # values are copied so that the keys beside them are freed.
+        width = v.shape[-1]
+        missing = q.shape[-1] - width if y.device.type == "cpu" else 0
+        v = functional.pad(v, (0, missing)) if missing > 0 else v.contiguous()
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        context = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        context = context[..., :width].transpose(1, 2).reshape(b, s, -1)
+        return self.row_product(context, own.out_weight, None)
+
+    def _heads(self, x: Tensor, last: int) -> tuple[Tensor, Tensor]:
+        """Heads [b, s, heads, d] of projections [b, s, heads d], cut before their `last` part."""
+        split = x.view(*x.shape[:2], self.attention.num_heads // self.tp, -1)
+        return split[..., :-last], split[..., -last:]
 
     def mlp(self, y: Tensor) -> Tensor:
         """Dense, or the experts that a router chooses for every token."""

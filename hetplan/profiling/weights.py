@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer
-from hetplan.model.layer_units import own_layer_fault
-from hetplan.model.layers import Attention, Experts, Mlp
+from hetplan.model.layers import Attention, Experts, LatentAttention, Mlp
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
 from hetplan.profiling.bodies import INITIAL_STD
 
@@ -102,29 +101,21 @@ class ParameterSlice:
         return (sum(part.shape[0] for part in self.parts), *first[1:])
 
 
-def own_attention(model: ModelSpec) -> Attention:
-    """The attention of every transformer layer."""
-    attention = model.layer_runs[0].layer.attention
-    if not isinstance(attention, Attention):
-        raise InputError(own_layer_fault(model, trained=True))
-    return attention
-
-
 def check_slices(model: ModelSpec, tp: int, tp_rank: int) -> None:
     """Raise an InputError unless the model can be cut into `tp` slices and `tp_rank` is one."""
     if not 0 <= tp_rank < tp:
         raise InputError(f"tp_rank is {tp_rank}; with tp {tp} it is 0 to {tp - 1}")
     faults = list(model.slicing_faults(tp))
-    head_dim = own_attention(model).head_dim
+    head_dim = model.layer_runs[0].layer.attention.rotated_head_dim
     if model.architecture is Architecture.LLAMA and head_dim % 2:
         faults.append(f"head_dim is {head_dim}; rotary positions need an even one")
     if faults:
         raise InputError(*faults)
 
 
-def kv_block(model: ModelSpec, tp: int, tp_rank: int) -> int:
+def kv_block(attention: Attention, tp: int, tp_rank: int) -> int:
     """Which of the min(tp, num_kv_heads) blocks of key-value heads the rank holds."""
-    return tp_rank * min(tp, own_attention(model).num_kv_heads) // tp
+    return tp_rank * min(tp, attention.num_kv_heads) // tp
 
 
 def parameter_slices(model: ModelSpec, position: int, cut: Cut) -> tuple[ParameterSlice, ...]:
@@ -136,8 +127,14 @@ def parameter_slices(model: ModelSpec, position: int, cut: Cut) -> tuple[Paramet
     check_slices(model, tp, tp_rank)
     kind = model.kind_at(position)
     if kind is LayerKind.TRANSFORMER:
-        mlp = model.layer_at(position).mlp
-        attention, norms = _attention(model, tp, tp_rank), _norm("mlp_norm", model)
+        layer = model.layer_at(position)
+        mlp, latent = layer.mlp, layer.attention
+        attention: Iterable[ParameterSlice] = (
+            _latent_attention(model, latent, tp, tp_rank)
+            if isinstance(latent, LatentAttention)
+            else _attention(model, latent, tp, tp_rank)
+        )
+        norms = _norm("mlp_norm", model)
         if isinstance(mlp, Mlp):
             return (*attention, *norms, *_mlp(model, mlp, tp, tp_rank))
         router = (mlp.num_experts, model.hidden_size)
@@ -206,12 +203,52 @@ def _residual_std(model: ModelSpec) -> float:
     return INITIAL_STD / math.sqrt(2 * model.num_layers)
 
 
-def _attention(model: ModelSpec, tp: int, tp_rank: int) -> tuple[ParameterSlice, ...]:
+def _latent_attention(
+    model: ModelSpec, attention: LatentAttention, tp: int, tp_rank: int
+) -> Iterator[ParameterSlice]:
+    """Projections to the latents are whole on every rank, those from them are cut by heads."""
+    h, rank = model.hidden_size, attention.query_rank
+
+    def heads(name: str, width: int, columns: int) -> ParameterSlice:
+        rows = attention.num_heads // tp * width
+        full = (attention.num_heads * width, columns)
+        part = WeightPart(
+            name=name, full_shape=full, start=tp_rank * rows, length=rows, std=INITIAL_STD
+        )
+        return ParameterSlice(name=name, parts=(part,))
+
+    yield from _norm("attention_norm", model)
+    if rank is not None:
+        yield _whole("query_latent_weight", (rank, h), std=INITIAL_STD)
+        yield _whole("query_latent_norm_weight", (rank,), mean=1.0)
+    yield heads("query_weight", attention.key_head_dim, h if rank is None else rank)
+    yield _whole("kv_latent_weight", (attention.latent_size, h), std=INITIAL_STD)
+    yield _whole("kv_latent_norm_weight", (attention.kv_rank,), mean=1.0)
+    width = attention.nope_head_dim + attention.value_head_dim
+    yield heads("kv_weight", width, attention.kv_rank)
+    yield _out(model, attention.slice_sizes(tp)[1], tp, tp_rank)
+
+
+def _out(model: ModelSpec, width: int, tp: int, tp_rank: int) -> ParameterSlice:
+    """The output projection, of which a rank has `width` columns."""
+    part = WeightPart(
+        name="out_weight",
+        full_shape=(model.hidden_size, width * tp),
+        dim=1,
+        start=tp_rank * width,
+        length=width,
+        std=_residual_std(model),
+    )
+    return ParameterSlice(name="out_weight", parts=(part,))
+
+
+def _attention(
+    model: ModelSpec, attention: Attention, tp: int, tp_rank: int
+) -> tuple[ParameterSlice, ...]:
     h, gpt = model.hidden_size, model.architecture is Architecture.GPT
-    attention = own_attention(model)
     query, kv = attention.slice_sizes(tp)
     attention_size, kv_size = attention.slice_sizes(1)
-    kv_start = kv_block(model, tp, tp_rank) * kv
+    kv_start = kv_block(attention, tp, tp_rank) * kv
     cuts = (
         ("query", attention_size, tp_rank * query, query),
         ("key", kv_size, kv_start, kv),
@@ -231,19 +268,11 @@ def _attention(model: ModelSpec, tp: int, tp_rank: int) -> tuple[ParameterSlice,
         )
         return ParameterSlice(name=f"qkv_{suffix}", parts=parts)
 
-    out = WeightPart(
-        name="out_weight",
-        full_shape=(h, attention_size),
-        dim=1,
-        start=tp_rank * query,
-        length=query,
-        std=_residual_std(model),
-    )
     return (
         *_norm("attention_norm", model),
         fused("weight", (h,), INITIAL_STD),
         *((fused("bias", (), 0.0),) if gpt else ()),
-        ParameterSlice(name="out_weight", parts=(out,)),
+        _out(model, query, tp, tp_rank),
         *((_whole("out_bias", (h,)),) if gpt else ()),
         *((_head_norms(attention.head_dim),) if attention.qk_norm else ()),
     )

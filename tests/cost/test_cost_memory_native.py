@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from hetplan.cost.memory.device import device_memory
 from hetplan.cost.memory.values import MemoryLayout
 from hetplan.job.spec import Optimizer
-from hetplan.model.layers import Experts
+from hetplan.model.layers import Experts, LatentAttention
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity
@@ -52,7 +52,7 @@ class LiveBytes(TorchDispatchMode):
         self.now -= self._sizes.pop(key)
 
 
-def shape(architecture: Architecture, experts: bool = False) -> ModelSpec:
+def shape(architecture: Architecture, other: str) -> ModelSpec:
     gpt = architecture is Architecture.GPT
     model = plain_model(
         name="small",
@@ -67,9 +67,17 @@ def shape(architecture: Architecture, experts: bool = False) -> ModelSpec:
         max_sequence_length=LENGTH,
     )
     mlp = Experts(num_experts=4, experts_per_token=2, expert_ffn_hidden_size=176)
+    latent = LatentAttention(
+        num_heads=4, query_rank=24, kv_rank=16, nope_head_dim=16, rope_head_dim=8, value_head_dim=24
+    )
     (run,) = model.layer_runs
-    routed = replace(run, layer=replace(run.layer, mlp=mlp))
-    return replace(model, layer_runs=(routed,)) if experts else model
+    changed = {
+        "": {},
+        "experts": {"mlp": mlp},
+        "latents": {"attention": latent},
+        "norms": {"attention": replace(run.layer.attention, qk_norm=True)},
+    }[other]
+    return replace(model, layer_runs=(replace(run, layer=replace(run.layer, **changed)),))
 
 
 def live_bytes(model: ModelSpec, layers: LayerRange, full_recompute: bool) -> float:
@@ -107,15 +115,18 @@ def live_bytes(model: ModelSpec, layers: LayerRange, full_recompute: bool) -> fl
 
 
 @pytest.mark.parametrize(
-    ("architecture", "experts"),
-    [(Architecture.GPT, False), (Architecture.LLAMA, False), (Architecture.LLAMA, True)],
+    ("architecture", "other"),
+    [
+        (Architecture.GPT, ""),
+        *((Architecture.LLAMA, other) for other in ("", "experts", "latents", "norms")),
+    ],
 )
 @pytest.mark.parametrize("full_recompute", [False, True])
 @pytest.mark.parametrize(("start", "stop"), [(0, 6), (1, 5)])
 def test_a_stage_needs_what_the_formula_says(
-    architecture: Architecture, experts: bool, full_recompute: bool, start: int, stop: int
+    architecture: Architecture, other: str, full_recompute: bool, start: int, stop: int
 ) -> None:
-    model, layers = shape(architecture, experts), LayerRange(start=start, stop=stop)
+    model, layers = shape(architecture, other), LayerRange(start=start, stop=stop)
     recompute = Recompute(granularity=RecomputeGranularity.FULL) if full_recompute else Recompute()
     use = device_memory(
         model,
@@ -139,4 +150,5 @@ def test_a_stage_needs_what_the_formula_says(
     measured = live_bytes(model, layers, full_recompute)
     # 0.995 to 1.023 when this was written. Too little is worse than too much.
     # Experts that are computed again: 1.165.
-    assert measured * 0.99 <= predicted <= measured * (1.17 if experts else 1.04)
+    least, most = {"experts": (0.99, 1.17), "latents": (0.98, 1.04)}.get(other, (0.99, 1.04))
+    assert measured * least <= predicted <= measured * most

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from profiling_models import GPT, LLAMA, gpt, llama
+from runtime_cases import LATENT, LATENT_KEYS, MOE
 from torch import nn
 
 from hetplan.errors import InputError
@@ -19,6 +20,11 @@ from hetplan.profiling.weights import Cut, parameter_slices
 
 MODELS = (GPT, LLAMA)
 ODD_VOCABULARY = tuple(replace(model, vocab_size=61) for model in MODELS)
+
+
+def named(model: ModelSpec) -> str:
+    layer = model.layer_runs[-1].layer
+    return f"{model.name}-{model.vocab_size}-{'-'.join(layer.features())}"
 
 
 def built(
@@ -58,21 +64,17 @@ def merged(
     return full
 
 
-@pytest.mark.parametrize(
-    "model", [*MODELS, *ODD_VOCABULARY], ids=lambda m: f"{m.name}-{m.vocab_size}"
-)
+@pytest.mark.parametrize("model", [*MODELS, *ODD_VOCABULARY, MOE, LATENT, LATENT_KEYS], ids=named)
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_parameter_count_is_the_specs(model: ModelSpec, tp: int) -> None:
-    for position, kind in enumerate(model.layers):
+    for position in range(len(model.layers)):
         for rank in range(tp):
             layer = built(model, position, tp=tp, rank=rank)
             count = sum(parameter.numel() for parameter in layer.parameters())
-            assert count == model.parameters(kind, tp)
+            assert count == model.parameters_at(position, tp)
 
 
-@pytest.mark.parametrize(
-    "model", [*MODELS, *ODD_VOCABULARY], ids=lambda m: f"{m.name}-{m.vocab_size}"
-)
+@pytest.mark.parametrize("model", [*MODELS, *ODD_VOCABULARY, MOE, LATENT, LATENT_KEYS], ids=named)
 @pytest.mark.parametrize("tp", [2, 4])
 def test_slices_together_are_the_whole_layer(model: ModelSpec, tp: int) -> None:
     for position in range(len(model.layers)):

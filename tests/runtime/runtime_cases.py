@@ -12,7 +12,7 @@ from search_jobs import cluster
 
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Job, Optimizer, Precision
-from hetplan.model.layers import Experts, LayerRun
+from hetplan.model.layers import Experts, LatentAttention, LayerRun
 from hetplan.model.spec import ModelSpec
 from hetplan.plans import build
 from hetplan.plans.check import check_plan
@@ -187,6 +187,18 @@ def _with_experts(model: ModelSpec) -> ModelSpec:
 
 
 MOE = _with_experts(LLAMA)
+_LATENT = LatentAttention(
+    num_heads=4, query_rank=12, kv_rank=8, nope_head_dim=6, rope_head_dim=4, value_head_dim=10
+)
+
+
+def _with_latents(model: ModelSpec, query_rank: int | None) -> ModelSpec:
+    attention = replace(_LATENT, query_rank=query_rank)
+    runs = (replace(run, layer=replace(run.layer, attention=attention)) for run in model.layer_runs)
+    return replace(model, layer_runs=tuple(runs))
+
+
+LATENT, LATENT_KEYS = _with_latents(MOE, 12), _with_latents(LLAMA, None)
 TIED_GPT = replace(GPT, tied_embeddings=True)
 TIED_LLAMA = replace(LLAMA, tied_embeddings=True)
 PLAIN = (
@@ -287,6 +299,12 @@ UNLIKE = (
         machines=REGIONS,
     ),
 )
+MIXED = _unlike(
+    "ep2 and tp2 in one stage, tied, clipped",
+    replace(MOE, tied_embeddings=True),
+    pipeline_of(3, ("a 1 2 1 2 + b 2 1 1 1", 4)),
+    job=replace(CLIPPED, global_batch_size=9),
+)
 EXPERTS = (
     _unlike("ep2 of 4 copies, clipped", MOE, pipeline_of(2, ("a 1 4 1 2", 4)), job=CLIPPED),
     _unlike(
@@ -310,13 +328,17 @@ EXPERTS = (
         pipeline_of(2, ("a 1 2 1 2", 4)),
         pipeline_of(4, ("b 1 1 1 1", 2), ("b 1 1 1 1", 2)),
     ),
+    MIXED,
+    _unlike("latent attention, ep2 x tp2", LATENT, pipeline_of(4, ("a 2 2 1 2", 4)), job=CLIPPED),
+)
+LATENTS = (
     _unlike(
-        "ep2 and tp2 in one stage, tied, clipped",
-        replace(MOE, tied_embeddings=True),
-        pipeline_of(3, ("a 1 2 1 2 + b 2 1 1 1", 4)),
-        job=replace(CLIPPED, global_batch_size=9),
+        "latent keys, tp2 to tp1",
+        LATENT_KEYS,
+        pipeline_of(4, ("a 2 1 2", 2), ("b 1 2 1", 2)),
+        job=CLIPPED,
     ),
 )
-CASES = PLAIN + UNLIKE + EXPERTS
+CASES = PLAIN + UNLIKE + EXPERTS + LATENTS
 SMOKE = CASES[::3]
 """Trained at once; the others are slow."""

@@ -97,7 +97,7 @@ class LayerCalls:
         """Forward and backward pass of one layer, recomputation left out."""
         if layer is not None:
             yield from self.forward(layer)
-            yield from (*self.sums(layer), *self.gathered_again(layer))
+            yield from (*self.sums(layer, backward=True), *self.gathered_again(layer))
             yield from (*self.partial_gradients(layer), *self.context(layer, 2.0))
             yield from self.exchange(layer)
         if kind is LayerKind.EMBEDDING:
@@ -147,10 +147,10 @@ class LayerCalls:
         for count in (1, 1, 1) if apart else (1, 2):
             yield self._tensor(LinkOperation.ALL_REDUCE, count * softmax)
 
-    def sums(self, layer: TransformerLayer) -> Iterator[Call]:
+    def sums(self, layer: TransformerLayer, *, backward: bool = False) -> Iterator[Call]:
         """Tensor-parallel sums of one pass of a transformer layer."""
-        mlp = layer.mlp
-        yield from self._sums(attention_input(layer, self.model.hidden_size))
+        mlp, read = layer.mlp, attention_input(layer, self.model.hidden_size)
+        yield from self._sums(read, read if backward else 1.0)
         if not isinstance(mlp, Experts) or (mlp.shared is not None and self._gathers_copies):
             # Shared experts are cut over tp like any MLP.
             yield from self._sums()
@@ -253,14 +253,14 @@ class LayerCalls:
         projections, norms of heads, and the weights of a token's experts.
         """
         attention, mlp = layer.attention, layer.mlp
-        if not isinstance(attention, Attention) or not target(self.job.target).own_layers_only:
+        if not target(self.job.target).own_layers_only:
             return
         elements = list[float]()
-        if self.shape.tp > attention.num_kv_heads:
-            heads = 2 * attention.num_kv_heads * attention.head_dim
-            elements += [heads * self.model.hidden_size, heads if attention.qkv_bias else 0]
-        if attention.qk_norm:
-            elements.append(2 * attention.head_dim)
+        if isinstance(attention, Attention):
+            if self.shape.tp > attention.num_kv_heads:
+                heads = 2 * attention.num_kv_heads * attention.head_dim
+                elements += [heads * self.model.hidden_size, heads if attention.qkv_bias else 0]
+            elements += [2 * attention.head_dim] if attention.qk_norm else []
         if isinstance(mlp, Experts):
             elements.append(self.tokens * mlp.experts_per_token)
         size = self.job.precision.bytes_per_element
@@ -269,10 +269,12 @@ class LayerCalls:
                 LinkOperation.ALL_REDUCE, count * size, component=Component.COPIED_HEADS
             )
 
-    def _sums(self, gathered: float = 1.0) -> Iterator[Call]:
-        """One sum; `gathered`: what is gathered before it, over the activations of a layer."""
+    def _sums(self, gathered: float = 1.0, summed: float = 1.0) -> Iterator[Call]:
+        """One sum, over the activations of a layer; with sequence parallelism of all of them, and
+        `gathered`: what is gathered before it.
+        """
         if not self.shape.sequence_parallel:
-            yield self._tensor(LinkOperation.ALL_REDUCE, self.hidden_bytes)
+            yield self._tensor(LinkOperation.ALL_REDUCE, self.hidden_bytes * summed)
             return
         yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes * gathered)
         yield self._tensor(LinkOperation.REDUCE_SCATTER, self.hidden_bytes)
@@ -325,5 +327,4 @@ def attention_input(layer: TransformerLayer, hidden: int) -> float:
     attention = layer.attention
     if not isinstance(attention, LatentAttention):
         return 1.0
-    latents = attention.kv_rank + attention.rope_head_dim
-    return (latents + (attention.query_rank or hidden)) / hidden
+    return (attention.latent_size + (attention.query_rank or hidden)) / hidden
