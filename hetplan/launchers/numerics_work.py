@@ -37,6 +37,7 @@ from hetplan.launchers.numerics import (
     merge_numerics,
     numerics_faults,
 )
+from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.operators import (
     WITH_WEIGHTS,
     Operator,
@@ -49,7 +50,7 @@ from hetplan.plans.plan import expand
 from hetplan.profiling.backends import PLUGINS, AcceleratorBackend, Backend, CpuBackend
 from hetplan.profiling.bodies import DTYPES
 from hetplan.profiling.layers import Head, HeadWithLoss, build_layer
-from hetplan.profiling.weights import make_rule, rule_state, set_updates
+from hetplan.profiling.weights import Cut, make_rule, rule_state, set_updates
 from hetplan.runtime.data import MarkovTokens, sample_numbers
 from hetplan.search.result import SearchResult
 from hetplan.units import format_bytes
@@ -155,6 +156,9 @@ def numerics_setup(result: SearchResult, tokens: int | None = None) -> NumericsS
     references allow.
     """
     model, job, plan = result.inputs.model, result.inputs.job, result.plan
+    fault = own_layer_fault(model)
+    if fault:
+        raise InputError(fault)
     setup = NumericsSetup(
         model=model.name,
         precision=job.precision,
@@ -370,8 +374,7 @@ class _Layer:
         layer: nn.Module = build_layer(
             self.model,
             self.model.layers.index(self.kind),
-            tp=self.tp,
-            tp_rank=0,
+            cut=Cut(tp=self.tp),
             group=None,
             seed=self.setup.seed,
             dtype=DTYPES[self.setup.precision],

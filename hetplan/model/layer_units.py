@@ -14,7 +14,7 @@ every stage are linear in its number of units.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -179,16 +179,20 @@ def _word(value: object) -> str:
     return word or ("none" if value is None else str(value))
 
 
-def own_layer_fault(model: ModelSpec) -> str:
-    """Why hetplan's own layers cannot build the model; empty where they can."""
+def own_layer_fault(model: ModelSpec, *, trained: bool = False) -> str:
+    """Why hetplan's profiler cannot time the model's layers, or, if `trained`, why its trainer
+    cannot build them; empty where it can. The trainer's layers may differ in their MLPs.
+    """
     found: list[str] = []
-    if len(dict.fromkeys(run.layer for run in model.layer_runs)) > 1:
-        found.append("transformer layers that are not all equal")
     layer: TransformerLayer = model.layer_runs[0].layer
+    same = [replace(run.layer, mlp=layer.mlp) if trained else run.layer for run in model.layer_runs]
+    if len(dict.fromkeys(same)) > 1:
+        found.append("transformer layers that are not all equal")
     for run in model.layer_runs:
-        found += [word for word in run.layer.features() if word not in found]
+        found += [word for word in run.layer.features(trained=trained) if word not in found]
     if model.num_mtp_layers:
-        found.append("multi-token prediction")
+        advice = " (leave it out of the model file to train without)" if trained else ""
+        found.append(f"multi-token prediction{advice}")
     gpt = layer.norm is Norm.LAYER_NORM
     if model.learned_positions != (model.max_sequence_length if gpt else 0):
         found.append(f"{model.learned_positions} learned positions")
@@ -201,10 +205,11 @@ def own_layer_fault(model: ModelSpec) -> str:
     if not found:
         return ""
     return (
-        f"{model.name} has {', '.join(found[:6])}; hetplan's own trainer and profiler have plain "
-        "gpt and llama layers only; target megatron can be planned from datasheet figures, or from "
-        f"measurements of plain layers (`hetplan profile layers --architecture "
-        f"{'gpt' if gpt else 'llama'} --hidden {model.hidden_size}`)"
+        f"{model.name} has {', '.join(found[:6])}; hetplan's own "
+        f"{'trainer has' if trained else 'profiler has plain'} gpt and llama layers only"
+        f"{', with plain experts or without' if trained else ''}; target megatron can be planned "
+        "from datasheet figures, or from measurements of plain layers (`hetplan profile layers "
+        f"--architecture {'gpt' if gpt else 'llama'} --hidden {model.hidden_size}`)"
     )
 
 
@@ -224,6 +229,15 @@ def own_numerics_differences(model: ModelSpec) -> tuple[str, ...]:
     if model.rotary_scaling is not None:
         kind = model.rotary_scaling.kind
         found.append(f"rotary positions that are not stretched instead of {kind} stretching")
+    router = model.router
+    if router is not None:
+        other = {
+            "groups of experts": router.num_groups,
+            "a correction bias": router.correction_bias,
+            "a balancing loss": router.loss_coefficient,
+        }
+        words = [word for word, value in other.items() if value]
+        found += [f"a router without {' and '.join(words)}"] if words else []
     own = Activation.GELU if gpt else Activation.SILU
     if model.activation not in (None, own):
         found.append(f"activation {own} instead of {model.activation}")

@@ -69,6 +69,11 @@ class Attention:
                 f"num_attention_heads {self.num_heads}"
             )
 
+    @property
+    def rotated_head_dim(self) -> int:
+        """Width of a head's part that is rotated, where positions are."""
+        return self.head_dim
+
     def slice_sizes(self, tp: int) -> tuple[int, int]:
         """Widths of the queries and of the keys that one of `tp` ranks holds."""
         kv_heads = max(1, self.num_kv_heads // tp)
@@ -122,6 +127,16 @@ class LatentAttention(LatentSizes):
         check_limits(self)
 
     @property
+    def rotated_head_dim(self) -> int:
+        """Width of a head's part that is rotated."""
+        return self.rope_head_dim
+
+    @property
+    def latent_size(self) -> int:
+        """Width of the keys' and values' latent and of the keys' shared rotated part."""
+        return self.kv_rank + self.rope_head_dim
+
+    @property
     def key_head_dim(self) -> int:
         """Width of one query or key head."""
         return self.nope_head_dim + self.rope_head_dim
@@ -135,7 +150,7 @@ class LatentAttention(LatentSizes):
         """Weights of the matrices; those from h to the latents are whole on every rank."""
         query, value = self.slice_sizes(tp)
         keys = self.num_heads // tp * self.nope_head_dim
-        from_hidden = hidden * (self.kv_rank + self.rope_head_dim)
+        from_hidden = hidden * self.latent_size
         if self.query_rank is None:
             queries = hidden * query
         else:
@@ -291,8 +306,12 @@ class TransformerLayer:
         """Why it cannot be cut into `tp` tensor-parallel slices; empty where it can."""
         return (*self.attention.slicing_faults(tp), *self.mlp.slicing_faults(tp))
 
-    def features(self) -> tuple[str, ...]:
-        """What hetplan's own gpt and llama layers do not have, in words."""
+    def features(self, *, trained: bool = False) -> tuple[str, ...]:
+        """What hetplan's own gpt and llama layers do not have, in words.
+
+        trained: what its trainer does not have either: with RMSNorm it has norms of heads, latent
+        attention and experts, too.
+        """
         attention, mlp = self.attention, self.mlp
         own_biases = self.norm is Norm.LAYER_NORM
         found = {
@@ -301,16 +320,18 @@ class TransformerLayer:
             f"{self.norm} norms": self.norm is Norm.UNSCALED,
         }
         if isinstance(attention, LatentAttention):
-            found["latent attention"] = True
+            found["latent attention"] = not trained or own_biases or attention.bias
         else:
             found[f"attention window {attention.window}"] = attention.window is not None
-            found["query and key norms"] = attention.qk_norm
+            found["query and key norms"] = attention.qk_norm and (own_biases or not trained)
             found["rotary positions with LayerNorm"] = own_biases and attention.rotary
             found["RMSNorm without rotary positions"] = not own_biases and not attention.rotary
             biases = (attention.qkv_bias, attention.output_bias)
             found["attention biases that differ"] = biases != (own_biases, own_biases)
         if isinstance(mlp, Experts):
-            found[f"{mlp.num_experts} experts"] = True
+            plain = mlp.gated and not mlp.bias and not mlp.shared_gate and not own_biases
+            found[f"{mlp.num_experts} experts"] = not trained
+            found["experts other than gated ones without biases"] = trained and not plain
         else:
             found["MLP biases that differ"] = mlp.bias != own_biases
             found["gated MLP with LayerNorm"] = mlp.gated and own_biases

@@ -258,7 +258,11 @@ class ModelSpec:
     @property
     def architecture(self) -> Architecture:
         """Which of hetplan's own layers the model is made of; an InputError where it is not."""
-        return Architecture.LLAMA if self._own_layer()[1].gated else Architecture.GPT
+        fault = own_layer_fault(self, trained=True)
+        if fault:
+            raise InputError(fault)
+        gpt = self.layer_runs[0].layer.norm is Norm.LAYER_NORM
+        return Architecture.GPT if gpt else Architecture.LLAMA
 
     @property
     def ffn_hidden_size(self) -> int:
@@ -284,16 +288,6 @@ class ModelSpec:
     def attention_size(self) -> int:
         """Width of all query heads together: a * d."""
         return self.num_attention_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        """Width of all key (or value) heads together: k * d."""
-        return self.num_kv_heads * self.head_dim
-
-    def slice_sizes(self, tp: int) -> tuple[int, int, int]:
-        """(queries, keys, MLP): widths that one of `tp` ranks holds; values are as wide as keys."""
-        attention, mlp = self._own_layer()
-        return (*attention.slice_sizes(tp), mlp.ffn_hidden_size // tp)
 
 
 class OwnLayerSizes(TypedDict):

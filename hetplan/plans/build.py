@@ -273,7 +273,7 @@ def check_model(model: ModelSpec, job: Job) -> None:
     faults = planning_faults(model, job.sequence_length)
     trainer = target(job.target)
     if trainer.own_layers_only and not faults:
-        own = own_layer_fault(model)
+        own = own_layer_fault(model, trained=True)
         faults = (f"target {trainer.name} cannot train it: {own}",) if own else ()
     if faults:
         raise InputError(*(Fault(field="model", message=fault) for fault in faults))

@@ -150,12 +150,11 @@ def _of_experts(job: Job, model: ModelSpec, can: Target) -> Iterator[tuple[Path,
         if count % ep:
             yield ("pin", "ep"), f"{ep} does not divide the {count} experts of {model.name}"
     if ep > 1 and None not in (pin.tp, pin.dp, pin.cp):
-        ranks = (pin.tp or 1) * (pin.dp or 1) * (pin.cp or 1)
+        ranks, names = (pin.dp or 1) * (pin.cp or 1), f"cp {pin.cp} x dp {pin.dp}"
+        if can.sequence_parallel:
+            ranks, names = ranks * (pin.tp or 1), f"tp {pin.tp} x {names}"
         if ranks % ep:
-            yield (
-                ("pin", "ep"),
-                f"{ep} does not divide tp {pin.tp} x cp {pin.cp} x dp {pin.dp} = {ranks} ranks",
-            )
+            yield ("pin", "ep"), f"{ep} does not divide {names} = {ranks} ranks"
     needs = can.experts_need_sequence_parallel and experts and (pin.tp or 1) > 1
     if needs and pin.sequence_parallel is False:
         yield (
@@ -434,7 +433,7 @@ def _kernels(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
 def _own_layers(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:
     """Why hetplan's own trainer cannot build the model."""
     can = TARGETS.get(job.target)
-    fault = own_layer_fault(model) if can is not None and can.own_layers_only else ""
+    fault = own_layer_fault(model, trained=True) if can is not None and can.own_layers_only else ""
     if fault:
         yield ("target",), f"{job.target} cannot train the model: {fault}"
 

@@ -203,7 +203,7 @@ def target_limits(checked: CheckedPlan) -> Found:
     if trainer is None:
         return
     plan = checked.plan
-    own = own_layer_fault(checked.model) if trainer.own_layers_only else ""
+    own = own_layer_fault(checked.model, trained=True) if trainer.own_layers_only else ""
     if own:
         yield "target", f"{trainer.name} cannot train the model: {own}"
     if len(plan.pipelines) > 1 and not trainer.several_pipelines:
@@ -501,6 +501,12 @@ def _parallelism(checked: CheckedPlan, trainer: Target) -> Found:
         ):
             if used and not can:
                 yield f"{field}.{name}", f"target {trainer.name} does not have it"
+        if experts and not trainer.sequence_parallel and replica.etp != replica.tp:
+            yield (
+                f"{field}.etp",
+                f"etp {replica.etp} with tp {replica.tp}; target {trainer.name} cuts experts like "
+                "the other weights",
+            )
         if (
             experts
             and trainer.experts_need_sequence_parallel

@@ -149,6 +149,13 @@ def _shards(plan: Plan) -> Iterator[LaunchLimit]:
         return
     stages = plan.pipelines[0].stages
     for index, stage in enumerate(stages):
+        dealt = sorted({replica.ep for replica in stage.replicas})
+        if len(dealt) > 1:
+            yield LaunchLimit(
+                field=f"pipelines[0].stages[{index}].replicas",
+                message=f"ep {dealt} with a sharded optimizer; the trainer needs one ep per stage",
+                pin=pin,
+            )
         found = sorted({replica.tp for replica in stage.replicas})
         if len(found) > 1:
             yield LaunchLimit(
@@ -217,9 +224,8 @@ def _stage(place: str, stage: Stage, virtual_stages: int) -> Iterator[LaunchLimi
             message="the trainer recomputes all transformer layers of a stage or none",
         )
     for at, replica in enumerate(stage.replicas):
-        if (replica.cp, replica.ep, replica.etp) != (1, 1, 1) or replica.sequence_parallel:
+        if replica.cp != 1 or replica.sequence_parallel:
             yield LaunchLimit(
                 field=f"{place}.replicas[{at}]",
-                message="the trainer has no context, expert or sequence parallelism; use cp, ep, "
-                "etp 1",
+                message="the trainer has no context or sequence parallelism; use cp 1",
             )

@@ -56,7 +56,8 @@ class Target:
     `sharding` has what is possible."""
     full_recompute: bool
     own_layers_only: bool = False
-    """It has hetplan's own gpt and llama layers and no others."""
+    """It has hetplan's own gpt and llama layers and no others, whose partial gradients it sums in
+    every backward pass (`hetplan.cost.step_model.layer_calls`)."""
     other_padding: bool = False
     """A plan may pad the vocabulary further than `vocab_multiple` asks."""
     stages_differ: bool
@@ -112,9 +113,6 @@ class Target:
     separate_loss_sums: bool = False
     """The sums of the vocabulary-parallel loss are three messages: maximum, target's logit, sum
     (megatron/core/tensor_parallel/cross_entropy.py); otherwise the last two are one."""
-    sums_copied_heads: bool = False
-    """Ranks that hold the same key-value head add up its gradients; Megatron-LM gives each the
-    whole projection instead."""
     other_formats: bool
     """A boundary may have another number format than the plan, and a sum of gradients another than
     the trainer's own."""
@@ -195,6 +193,8 @@ _MEGATRON = Target(
 
 TARGETS: dict[str, Target] = {
     "native": Target(
+        # hetplan.profiling.layers: experts are cut like the other weights.
+        expert_parallel=True,
         # torch.distributed.pipelining's Schedule1F1B, whose order it is, refuses fewer microbatches
         # than stages.
         several_pipelines=True,
@@ -208,8 +208,6 @@ TARGETS: dict[str, Target] = {
         optimizer_sharding=False,
         full_recompute=True,
         own_layers_only=True,
-        # hetplan.profiling.layers._SumReplicas.
-        sums_copied_heads=True,
         # What the reference trainer is made for; what of it `hetplan launch` does not run yet
         # is in hetplan.plans.ranks.
         stages_differ=True,

@@ -54,12 +54,14 @@ def rotary_tables(s: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
-def attention(qkv: Tensor, query: int, head_dim: int, tables: Any = None) -> Tensor:
-    """Causal attention of a rank's heads: [b, s, q + 2 kv] -> [b, s, q]; `tables`: rotary."""
+def attention(qkv: Tensor, query: int, head_dim: int, tables: Any, scales: Any = None) -> Tensor:
+    """Causal attention of heads, [b, s, q + 2 kv] -> [b, s, q]; rotary tables, scales of norms."""
     b, s, width = qkv.shape
     kv = (width - query) // 2
     parts = torch.split(qkv, [query, kv, kv], dim=-1)
     q, k, v = (part.view(b, s, -1, head_dim).transpose(1, 2) for part in parts)
+    if scales is not None:
+        q, k = norm(q, scales[:head_dim], None), norm(k, scales[head_dim:], None)
     if tables is not None:
         q, k = rotate(q, *tables), rotate(k, *tables)
     grouped: dict[str, Any] = {}
@@ -115,7 +117,6 @@ class CrossEntropy(torch.autograd.Function):
 
 class LayerBody(torch.nn.Module):
     """Forward passes of a rank's slice of a layer; parameters are attributes, None where absent.
-
     The methods up to `row_product` communicate in a trained layer; alone nothing is communicated.
     """
 
@@ -161,19 +162,31 @@ class LayerBody(torch.nn.Module):
         gpt: LayerNorm, biases, GELU; llama: RMSNorm, rotary positions, gated SiLU.
         """
         own: Any = self
-        y = self.replicated(norm(x, own.attention_norm_weight, own.attention_norm_bias))
+        x = x + self.attend(norm(x, own.attention_norm_weight, own.attention_norm_bias))
+        return x + self.mlp(norm(x, own.mlp_norm_weight, own.mlp_norm_bias))
+
+    def attend(self, y: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]: attention with its projections."""
+        own: Any = self
+        y = self.replicated(y)
         weight, bias = self.shared_kv(own.qkv_weight), self.shared_kv(own.qkv_bias)
         qkv = functional.linear(y, weight, bias)  # type: ignore[arg-type]
         tables = None if self.is_gpt else self._rotary(qkv)
-        y = attention(qkv, self.query, self.head_dim, tables)
-        x = x + self.row_product(y, own.out_weight, own.out_bias)
-        y = self.replicated(norm(x, own.mlp_norm_weight, own.mlp_norm_bias))
+        scales = getattr(self, "qk_norm_weight", None)
+        scales = None if scales is None else self.replicated(scales)
+        y = attention(qkv, self.query, self.head_dim, tables, scales)
+        return self.row_product(y, own.out_weight, own.out_bias)
+
+    def mlp(self, y: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]: a dense MLP."""
+        own: Any = self
+        y = self.replicated(y)
         if self.is_gpt:
             y = functional.gelu(functional.linear(y, own.up_weight, own.up_bias))
         else:
             gate = functional.silu(functional.linear(y, own.gate_weight))
             y = gate * functional.linear(y, own.up_weight)
-        return x + self.row_product(y, own.down_weight, own.down_bias)
+        return self.row_product(y, own.down_weight, own.down_bias)
 
     def logits(self, x: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, rows of the vocabulary that the rank has]."""

@@ -1,12 +1,13 @@
-"""The weights of one tensor-parallel rank: which it holds, what they start from, how they change.
+"""The weights of one rank: which it holds, what they start from, how they change.
 
 Every parameter is cut from a full weight whose values depend on the seed, the layer's position
 and the weight's name alone. So every tp degree, every partition into stages and every device kind
 starts from the same model. Full weights are drawn in float32 on the CPU for that reason.
 
 All parameters of a rank and all their gradients lie one after the other in one vector each; the
-layers' own parameters are views. So gradients are reduced in one message, and the update is one
-pass over memory. Element for element it is what the rule does to each parameter alone.
+layers' own parameters are views, those of routed experts last. So gradients are reduced in one
+message, and the update is one pass over memory. Element for element it is what the rule does to
+each parameter alone.
 
 In bfloat16 the rule works on a float32 copy of the weights, from which the weights are rounded
 after each update; gradients are accumulated and reduced in bfloat16.
@@ -16,16 +17,48 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer
+from hetplan.model.layers import Attention, Experts, LatentAttention, Mlp
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
 from hetplan.profiling.bodies import INITIAL_STD
+
+
+class ExpertShare(NamedTuple):
+    """Which of a layer's routed experts a rank holds, as parts of their number."""
+
+    start: Fraction = Fraction(0)
+    stop: Fraction = Fraction(1)
+
+    def of(self, num_experts: int) -> range:
+        """The numbers of these experts; an InputError where they are not whole."""
+        low, high = self.start * num_experts, self.stop * num_experts
+        if low.denominator != 1 or high.denominator != 1:
+            raise InputError(f"{num_experts} experts cannot be dealt out at {self}")
+        return range(int(low), int(high))
+
+
+ALL_EXPERTS = ExpertShare()
+EXPERT_PREFIX = "expert_"
+"""Of the names of routed experts' parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What of every layer a rank holds."""
+
+    tp: int = 1
+    tp_rank: int = 0
+    experts: ExpertShare = ALL_EXPERTS
+    """Of its routed experts, if it has any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +91,8 @@ class ParameterSlice:
     name: str
     """Attribute of the layer's module."""
     parts: tuple[WeightPart, ...]
+    expert: int | None = None
+    """Number of the routed expert that it belongs to; None: to none."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,24 +106,45 @@ def check_slices(model: ModelSpec, tp: int, tp_rank: int) -> None:
     if not 0 <= tp_rank < tp:
         raise InputError(f"tp_rank is {tp_rank}; with tp {tp} it is 0 to {tp - 1}")
     faults = list(model.slicing_faults(tp))
-    if model.architecture is Architecture.LLAMA and model.head_dim % 2:
-        faults.append(f"head_dim is {model.head_dim}; rotary positions need an even one")
+    head_dim = model.layer_runs[0].layer.attention.rotated_head_dim
+    if model.architecture is Architecture.LLAMA and head_dim % 2:
+        faults.append(f"head_dim is {head_dim}; rotary positions need an even one")
     if faults:
         raise InputError(*faults)
 
 
-def kv_block(model: ModelSpec, tp: int, tp_rank: int) -> int:
+def kv_block(attention: Attention, tp: int, tp_rank: int) -> int:
     """Which of the min(tp, num_kv_heads) blocks of key-value heads the rank holds."""
-    return tp_rank * min(tp, model.num_kv_heads) // tp
+    return tp_rank * min(tp, attention.num_kv_heads) // tp
 
 
-def parameter_slices(
-    model: ModelSpec, kind: LayerKind, *, tp: int, tp_rank: int
-) -> tuple[ParameterSlice, ...]:
-    """Every parameter that rank `tp_rank` of `tp` holds of one layer of this kind, in order."""
+def parameter_slices(model: ModelSpec, position: int, cut: Cut) -> tuple[ParameterSlice, ...]:
+    """Every parameter that a rank holds of the layer at this position, in order.
+
+    Those of its routed experts come last.
+    """
+    tp, tp_rank = cut.tp, cut.tp_rank
     check_slices(model, tp, tp_rank)
+    kind = model.kind_at(position)
     if kind is LayerKind.TRANSFORMER:
-        return (*_attention(model, tp, tp_rank), *_mlp(model, tp, tp_rank))
+        layer = model.layer_at(position)
+        mlp, latent = layer.mlp, layer.attention
+        attention: Iterable[ParameterSlice] = (
+            _latent_attention(model, latent, tp, tp_rank)
+            if isinstance(latent, LatentAttention)
+            else _attention(model, latent, tp, tp_rank)
+        )
+        norms = _norm("mlp_norm", model)
+        if isinstance(mlp, Mlp):
+            return (*attention, *norms, *_mlp(model, mlp, tp, tp_rank))
+        router = (mlp.num_experts, model.hidden_size)
+        return (
+            *attention,
+            *norms,
+            _whole("router_weight", router, std=INITIAL_STD),
+            *(_mlp(model, mlp.shared, tp, tp_rank) if mlp.shared else ()),
+            *_routed(model, mlp, cut),
+        )
     vocabulary = model.vocabulary_slice(tp)
     matrix = WeightPart(
         name="vocabulary",
@@ -147,14 +203,56 @@ def _residual_std(model: ModelSpec) -> float:
     return INITIAL_STD / math.sqrt(2 * model.num_layers)
 
 
-def _attention(model: ModelSpec, tp: int, tp_rank: int) -> tuple[ParameterSlice, ...]:
+def _latent_attention(
+    model: ModelSpec, attention: LatentAttention, tp: int, tp_rank: int
+) -> Iterator[ParameterSlice]:
+    """Projections to the latents are whole on every rank, those from them are cut by heads."""
+    h, rank = model.hidden_size, attention.query_rank
+
+    def heads(name: str, width: int, columns: int) -> ParameterSlice:
+        rows = attention.num_heads // tp * width
+        full = (attention.num_heads * width, columns)
+        part = WeightPart(
+            name=name, full_shape=full, start=tp_rank * rows, length=rows, std=INITIAL_STD
+        )
+        return ParameterSlice(name=name, parts=(part,))
+
+    yield from _norm("attention_norm", model)
+    if rank is not None:
+        yield _whole("query_latent_weight", (rank, h), std=INITIAL_STD)
+        yield _whole("query_latent_norm_weight", (rank,), mean=1.0)
+    yield heads("query_weight", attention.key_head_dim, h if rank is None else rank)
+    yield _whole("kv_latent_weight", (attention.latent_size, h), std=INITIAL_STD)
+    yield _whole("kv_latent_norm_weight", (attention.kv_rank,), mean=1.0)
+    width = attention.nope_head_dim + attention.value_head_dim
+    yield heads("kv_weight", width, attention.kv_rank)
+    yield _out(model, attention.slice_sizes(tp)[1], tp, tp_rank)
+
+
+def _out(model: ModelSpec, width: int, tp: int, tp_rank: int) -> ParameterSlice:
+    """The output projection, of which a rank has `width` columns."""
+    part = WeightPart(
+        name="out_weight",
+        full_shape=(model.hidden_size, width * tp),
+        dim=1,
+        start=tp_rank * width,
+        length=width,
+        std=_residual_std(model),
+    )
+    return ParameterSlice(name="out_weight", parts=(part,))
+
+
+def _attention(
+    model: ModelSpec, attention: Attention, tp: int, tp_rank: int
+) -> tuple[ParameterSlice, ...]:
     h, gpt = model.hidden_size, model.architecture is Architecture.GPT
-    query, kv, _ = model.slice_sizes(tp)
-    kv_start = kv_block(model, tp, tp_rank) * kv
+    query, kv = attention.slice_sizes(tp)
+    attention_size, kv_size = attention.slice_sizes(1)
+    kv_start = kv_block(attention, tp, tp_rank) * kv
     cuts = (
-        ("query", model.attention_size, tp_rank * query, query),
-        ("key", model.kv_size, kv_start, kv),
-        ("value", model.kv_size, kv_start, kv),
+        ("query", attention_size, tp_rank * query, query),
+        ("key", kv_size, kv_start, kv),
+        ("value", kv_size, kv_start, kv),
     )
 
     def fused(suffix: str, tail: tuple[int, ...], std: float) -> ParameterSlice:
@@ -170,25 +268,35 @@ def _attention(model: ModelSpec, tp: int, tp_rank: int) -> tuple[ParameterSlice,
         )
         return ParameterSlice(name=f"qkv_{suffix}", parts=parts)
 
-    out = WeightPart(
-        name="out_weight",
-        full_shape=(h, model.attention_size),
-        dim=1,
-        start=tp_rank * query,
-        length=query,
-        std=_residual_std(model),
-    )
     return (
         *_norm("attention_norm", model),
         fused("weight", (h,), INITIAL_STD),
         *((fused("bias", (), 0.0),) if gpt else ()),
-        ParameterSlice(name="out_weight", parts=(out,)),
+        _out(model, query, tp, tp_rank),
         *((_whole("out_bias", (h,)),) if gpt else ()),
+        *((_head_norms(attention.head_dim),) if attention.qk_norm else ()),
     )
 
 
-def _mlp(model: ModelSpec, tp: int, tp_rank: int) -> tuple[ParameterSlice, ...]:
-    h, f, gpt = model.hidden_size, model.ffn_hidden_size, model.architecture is Architecture.GPT
+def _head_norms(head_dim: int) -> ParameterSlice:
+    """Scales of the norms of query heads and key heads, one vector."""
+    scales = (_whole(f"{name}_norm_weight", (head_dim,), mean=1.0) for name in ("query", "key"))
+    return ParameterSlice(
+        name="qk_norm_weight", parts=tuple(part for scale in scales for part in scale.parts)
+    )
+
+
+def _routed(model: ModelSpec, mlp: Experts, cut: Cut) -> Iterator[ParameterSlice]:
+    """Gate, up and down matrices of every routed expert that a rank holds, cut like an MLP's."""
+    for number in cut.experts.of(mlp.num_experts):
+        for matrix in _mlp(model, mlp.expert, cut.tp, cut.tp_rank):
+            name = f"{EXPERT_PREFIX}{number}_{matrix.name}"
+            (part,) = matrix.parts
+            yield ParameterSlice(name=name, parts=(replace(part, name=name),), expert=number)
+
+
+def _mlp(model: ModelSpec, mlp: Mlp, tp: int, tp_rank: int) -> tuple[ParameterSlice, ...]:
+    h, f, gpt = model.hidden_size, mlp.ffn_hidden_size, model.architecture is Architecture.GPT
     ffn = f // tp
 
     def column(name: str, tail: tuple[int, ...], std: float) -> ParameterSlice:
@@ -206,7 +314,6 @@ def _mlp(model: ModelSpec, tp: int, tp_rank: int) -> tuple[ParameterSlice, ...]:
         std=_residual_std(model),
     )
     return (
-        *_norm("mlp_norm", model),
         *(() if gpt else (column("gate_weight", (h,), INITIAL_STD),)),
         column("up_weight", (h,), INITIAL_STD),
         *((column("up_bias", (), 0.0),) if gpt else ()),
@@ -269,7 +376,13 @@ class FlatParameters:
     """The parameters of a module as views into one vector, with the rule that updates it."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
-        parameters = list(module.parameters())
+        experts, dense = list[nn.Parameter](), list[nn.Parameter]()
+        for name, parameter in module.named_parameters():
+            of_expert = name.rpartition(".")[2].startswith(EXPERT_PREFIX)
+            (experts if of_expert else dense).append(parameter)
+        parameters = [*dense, *experts]
+        self.num_dense = sum(parameter.numel() for parameter in dense)
+        """Elements that belong to no routed expert; they come first."""
         like = parameters[0]
         total = sum(parameter.numel() for parameter in parameters)
         self.weights = torch.empty(total, dtype=like.dtype, device=like.device)

@@ -6,6 +6,9 @@ hold: rank i of t has the part from i / t to (i + 1) / t, so with degrees that d
 in the finest common slices, and a rank of a coarse cut takes part in several sums. What is the same
 on all tensor-parallel ranks (norms, the biases of row-parallel products) is in each of them.
 
+Routed experts that are dealt out (ep above 1) are summed apart from the other weights: each run of
+experts that the same ranks hold, over these ranks.
+
 A tied matrix is then summed once more between the first and the last stage of each pipeline. All
 exchanges of a plan have one order, so that no two ranks wait for each other in different ones.
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import group_shape
@@ -25,9 +29,10 @@ from hetplan.cost.collectives.direct_levels import summed_by_messages
 from hetplan.cost.collectives.rings import ISLAND, NODE
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import LayerRange, Plan
+from hetplan.profiling.weights import ALL_EXPERTS, ExpertShare
 from hetplan.runtime.communicator.levels import GroupSum
 from hetplan.runtime.placement import RankPlace, place_ranks
-from hetplan.runtime.weight_slices import ParameterPart, common_parts
+from hetplan.runtime.weight_slices import ALL_WEIGHTS, ParameterPart, Summed, common_parts
 
 _Column = tuple[RankPlace, ...]
 """The tensor-parallel ranks of one copy."""
@@ -46,6 +51,8 @@ class Exchange:
     """Empty: of a tied matrix."""
     transport: str
     """A `hetplan.cluster.spec.Transport` value."""
+    weights: Summed = ALL_WEIGHTS
+    """Of the layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +103,35 @@ def exchanges(plan: Plan, places: Sequence[RankPlace]) -> tuple[Exchange, ...]:
 
     Layers that the same ranks hold are summed together.
     """
-    layers_of_row: dict[tuple[_Column, str], list[LayerRange]] = {}
+    layers_of_row: dict[tuple[_Column, str, Summed], list[LayerRange]] = {}
     for group in plan.reduction_groups:
         columns = [column for stage in _holders(places, group.layers) for column in _columns(stage)]
-        for row in _rows(columns):
-            layers_of_row.setdefault((row, group.transport), []).append(group.layers)
+        for weights in _apart([column[0].experts for column in columns], expert=group.expert):
+            holders = [each for each in columns if _holds(each[0], weights)]
+            for row in _rows(holders):
+                layers_of_row.setdefault((row, group.transport, weights), []).append(group.layers)
     return tuple(
-        _exchange(row, transport, tuple(layers))
-        for (row, transport), layers in layers_of_row.items()
+        _exchange(row, transport, tuple(layers), weights)
+        for (row, transport, weights), layers in layers_of_row.items()
+    )
+
+
+def _apart(held: Sequence[ExpertShare], *, expert: bool) -> Iterator[Summed]:
+    """The weights that copies with these experts sum together."""
+    if not expert:
+        whole = all(share == ALL_EXPERTS for share in held)
+        yield ALL_WEIGHTS if whole else Summed(experts=None)
+        return
+    cuts = sorted({end for share in held for end in share})
+    yield from (Summed(dense=False, experts=ExpertShare(*ends)) for ends in pairwise(cuts))
+
+
+def _holds(place: RankPlace, weights: Summed) -> bool:
+    experts, held = weights.experts, place.experts
+    return (
+        weights.dense
+        or experts is None
+        or (held.start <= experts.start and experts.stop <= held.stop)
     )
 
 
@@ -155,31 +183,33 @@ def _rows(columns: Sequence[_Column]) -> Iterator[_Column]:
     yield from dict.fromkeys(rows)
 
 
-def _exchange(row: _Column, transport: str, layers: tuple[LayerRange, ...]) -> Exchange:
+def _exchange(
+    row: _Column, transport: str, layers: tuple[LayerRange, ...], weights: Summed = ALL_WEIGHTS
+) -> Exchange:
     return Exchange(
         ranks=tuple(place.rank for place in row),
         cuts=tuple(dict.fromkeys((place.tp, place.tp_index) for place in row)),
         layers=layers,
         transport=transport,
+        weights=weights,
     )
 
 
 def exchanged_parts(
-    model: ModelSpec, exchange: Exchange, *, tp: int, tp_index: int, holds: Sequence[LayerRange]
+    model: ModelSpec, exchange: Exchange, place: RankPlace
 ) -> Iterator[ParameterPart]:
-    """What a rank that holds these layers puts into an exchange, in the order of all its ranks."""
+    """What a rank puts into an exchange, in the order of all its ranks."""
+    cuts = exchange.cuts
     if exchange.layers:
         for layers in exchange.layers:
             for position in range(layers.start, layers.stop):
-                yield from common_parts(
-                    model, position, tp=tp, tp_index=tp_index, cuts=exchange.cuts
-                )
+                yield from common_parts(model, position, place.cut, cuts=cuts, of=exchange.weights)
         return
     for position, kind in enumerate(model.layers):
         if kind in (LayerKind.EMBEDDING, LayerKind.HEAD) and any(
-            held.start <= position < held.stop for held in holds
+            held.start <= position < held.stop for held in place.chunks
         ):
-            for part in common_parts(model, position, tp=tp, tp_index=tp_index, cuts=exchange.cuts):
+            for part in common_parts(model, position, place.cut, cuts=cuts):
                 if part.name == "weight":
                     yield part
 

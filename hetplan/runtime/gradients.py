@@ -8,12 +8,13 @@ summed: a gradient that takes part in several sums goes into each of them as it 
 `Shard`: with ZeRO-1 (arXiv 1910.02054) each rank of a sharding group gets the sum of its part
 alone and updates that part; then the updated weights are gathered. With several sharding groups
 (arXiv 2205.00119) the parts are summed once more between the groups. All weights of a rank are one
-vector; its parts are equally long, the last one is filled up with zeros.
+vector, or two where its experts have other copies; its parts are equally long, the last one is
+filled up with zeros.
 
 `clip`: the global norm counts every weight of the model once: the copy of the first pipeline's
 first data-parallel rank; the lowest tensor-parallel rank's where several hold the same; a tied
-matrix as the embedding's. Gradients are scaled where the norm is above `MAX_NORM`, as
-torch.nn.utils.clip_grad_norm_ does.
+matrix as the embedding's; of an expert its first copy. Gradients are scaled where the norm is
+above `MAX_NORM`, as torch.nn.utils.clip_grad_norm_ does.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from hetplan.job.spec import Optimizer
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.layers import Layer
-from hetplan.profiling.weights import make_rule, rule_state, set_updates
+from hetplan.profiling.weights import FlatParameters, make_rule, rule_state, set_updates
 from hetplan.runtime.communicator.channels import Channel
 from hetplan.runtime.placement import RankPlace
-from hetplan.runtime.weight_slices import ParameterPart, slices_of
+from hetplan.runtime.weight_slices import ParameterPart, Slice, slices_of
 
 Named = Mapping[tuple[int, str], nn.Parameter]
 """Parameters by the position of their layer and their name; a tied one under both of its names."""
@@ -151,32 +152,36 @@ class Shard:
 
     def __init__(
         self,
-        weights: Tensor,
-        gradients: Tensor,
+        parameters: FlatParameters,
+        elements: slice,
         optimizer: Optimizer,
         *,
-        inside: Channel,
+        inside: Channel | None,
         across: Channel | None,
-        index: int,
     ) -> None:
-        """`inside`: the ranks that split the vector, of which this one has part `index`;
-        `across`: those of other groups with the same part.
+        """Of these elements of the rank's parameters. `inside`: the ranks that split them, in the
+        order of their parts; None: this rank has all. `across`: those with the same part.
         """
-        self._weights, self._gradients = weights, gradients
+        weights = parameters.weights[elements]
+        self._weights, self._gradients = weights, parameters.gradients[elements]
+        gradients = self._gradients
         self._inside = inside
-        total, self.parts = weights.numel(), len(inside.ranks)
+        total, self.parts = weights.numel(), 1 if inside is None else len(inside.ranks)
         parts = self.parts
         size = -(-total // parts)
-        self.start = min(total, index * size)
-        """Of this rank's part in the vector."""
-        stop = min(total, self.start + size)
+        start = 0 if inside is None else min(total, inside.ranks.index(inside.rank) * size)
+        stop = min(total, start + size)
+        self.start = elements.start + start
+        """Of this rank's part in all its parameters."""
+        self._stop = elements.start + stop
+        self._base = parameters.gradients.data_ptr()
         self._padded = weights.new_zeros(parts * size) if parts * size != total else None
         self.gradients = gradients.new_zeros(size)
         """Of this rank's part, after `reduce`."""
         self._across = (
             None if across is None else across.sum_of(self.gradients, TrafficClass.DATA_PARALLEL)
         )
-        mine = weights[self.start : stop]
+        mine = weights[start:stop]
         exact = weights.dtype == torch.float32
         self._updated = nn.Parameter(mine if exact else mine.float())
         self._mine = mine
@@ -199,9 +204,8 @@ class Shard:
         """What of these stretches of the gradient vector lies in this part, as views of it."""
         own = []
         for view in views:
-            at = (view.data_ptr() - self._gradients.data_ptr()) // view.element_size()
-            start = max(at, self.start)
-            stop = min(at + view.numel(), self.start + self.gradients.numel())
+            at = (view.data_ptr() - self._base) // view.element_size()
+            start, stop = max(at, self.start), min(at + view.numel(), self._stop)
             if start < stop:
                 own.append(self.gradients[start - self.start : stop - self.start])
         return tuple(own)
@@ -214,10 +218,17 @@ class Shard:
     def reduce(self) -> None:
         """Sum the gradients over all copies."""
         message = self._gradients
+        if self._inside is None:
+            self.gradients.copy_(message)
+            self._sum_across()
+            return
         if self._padded is not None:
             self._padded[: message.numel()].copy_(message)
             message = self._padded
         self._inside.scatter_sum(message, self.gradients)
+        self._sum_across()
+
+    def _sum_across(self) -> None:
         if self._across is not None:
             self._across.start().wait()
 
@@ -228,6 +239,8 @@ class Shard:
         self._rule.step()
         if self._updated.data_ptr() != self._mine.data_ptr():
             self._mine.copy_(self._updated.detach())
+        if self._inside is None:
+            return
         if self._padded is None:
             self._inside.gather(self._mine, self._weights)
             return
@@ -243,11 +256,20 @@ EPSILON = 1e-6
 """Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
 
 
-def counted_parts(model: ModelSpec, place: RankPlace) -> Iterator[ParameterPart]:
-    """What this rank adds to the norm, the copies of its whole stage left out of account."""
+Parts = tuple[int, int]
+"""Ranks that have one copy together: of experts, and of the other weights."""
+
+
+def parts_of_copies(shards: Sequence[Shard]) -> Parts:
+    """The same of ranks with these shards, of experts last."""
+    return (shards[-1].parts, shards[0].parts) if shards else (1, 1)
+
+
+def counted_parts(model: ModelSpec, place: RankPlace, parts: Parts) -> Iterator[ParameterPart]:
+    """What this rank, or it and those with the other parts together, adds to the norm."""
     for chunk in place.chunks:
-        for part in slices_of(model, chunk, tp=place.tp, tp_index=place.tp_index):
-            if part.first:
+        for part in held_slices(model, place, chunk):
+            if part.first and counts(place, parts, expert=part.expert):
                 yield ParameterPart(
                     position=part.position,
                     name=part.name,
@@ -257,19 +279,28 @@ def counted_parts(model: ModelSpec, place: RankPlace) -> Iterator[ParameterPart]
                 )
 
 
-def counts(place: RankPlace, parts: int = 1) -> bool:
-    """Whether this rank's copy is the one that counts, or has one of the `parts` of it."""
-    return place.pipeline == 0 and place.dp_index < parts
+def held_slices(model: ModelSpec, place: RankPlace, layers: LayerRange) -> Iterator[Slice]:
+    """The slices that a rank holds of these layers."""
+    return slices_of(model, layers, place.cut)
 
 
-def clip(gradients: Tensor, counted: Sequence[Tensor], everyone: Channel | None) -> None:
+def counts(place: RankPlace, parts: Parts, *, expert: bool) -> bool:
+    """Whether this rank's copy, of its experts or of its other weights, is the one that counts, or
+    one of its parts.
+    """
+    copy, of_experts = place.expert_copy if expert else place.dp_index, parts[0]
+    return place.pipeline == 0 and copy < (of_experts if expert else parts[1])
+
+
+def clip(gradients: Sequence[Tensor], counted: Sequence[Tensor], everyone: Channel | None) -> None:
     """Scale all gradients of this rank so that the norm of all ranks' is at most `MAX_NORM`.
 
     `counted` are the views of them that this rank adds to the norm.
     """
-    total = torch.zeros((), dtype=torch.float32, device=gradients.device)
+    total = torch.zeros((), dtype=torch.float32, device=gradients[0].device)
     for view in counted:
         total += torch.linalg.vector_norm(view, dtype=torch.float32).square()
     if everyone is not None:
         everyone.start_sum(total, None).wait()
-    gradients.mul_(torch.clamp(MAX_NORM / (total.sqrt() + EPSILON), max=1.0))
+    for each in gradients:
+        each.mul_(torch.clamp(MAX_NORM / (total.sqrt() + EPSILON), max=1.0))

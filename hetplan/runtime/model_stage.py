@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,11 @@ from hetplan.profiling.layers import (
     Embedding,
     Head,
     HeadWithLoss,
+    Layer,
     build_layer,
 )
 from hetplan.profiling.pacing import Pacer
+from hetplan.profiling.weights import ALL_EXPERTS, Cut, ExpertShare
 from hetplan.runtime.activity import Activity
 from hetplan.runtime.communicator.channels import Channel
 
@@ -31,17 +34,18 @@ class StageShape:
     """Which layers a rank builds, and how."""
 
     layers: LayerRange
-    tp: int
-    tp_index: int
+    cut: Cut
     microbatch_size: int
     full_recompute: bool
     seed: int
     dtype: torch.dtype
     device: torch.device
+    expert_shares: tuple[ExpertShare, ...] = (ALL_EXPERTS,)
+    """Of the ranks of its expert-parallel group."""
 
 
 class _Counted(Communication):
-    """A tensor-parallel group whose bytes are counted and whose sums `activity` records."""
+    """A group whose bytes are counted and whose sums and exchanges `activity` records."""
 
     def __init__(self, channel: Channel, activity: Activity, peers: tuple[int, ...]) -> None:
         super().__init__(channel.group)
@@ -51,6 +55,19 @@ class _Counted(Communication):
         self._channel.count_sum(tensor.nbytes, TrafficClass.TENSOR_PARALLEL)
         with self._activity.within("sum over its tensor-parallel ranks", self._peers):
             super().all_reduce(tensor, operation)
+
+    def exchange(self, into: Tensor, tensor: Tensor, received: list[int], sent: list[int]) -> None:
+        with self._activity.within("exchange of its experts' tokens", self._peers):
+            self._channel.exchange_rows(into, tensor, received, sent)
+
+
+def _deal_out(
+    layer: Layer, shares: Sequence[ExpertShare], group: Channel, activity: Activity
+) -> None:
+    """Let the layer exchange its experts' tokens with the ranks of this group."""
+    others = tuple(rank for rank in group.ranks if rank != group.rank)
+    layer.expert_communication = _Counted(group, activity, others)
+    layer.expert_counts = [len(share.of(layer.num_experts)) for share in shares]
 
 
 class StageModule(nn.Module):
@@ -67,6 +84,7 @@ class StageModule(nn.Module):
         shape: StageShape,
         *,
         group: dist.ProcessGroup | Channel | None,
+        expert_group: Channel | None = None,
         pacer: Pacer | None,
         activity: Activity | None = None,
         peers: tuple[int, ...] = (),
@@ -80,8 +98,7 @@ class StageModule(nn.Module):
             build_layer(
                 model,
                 position,
-                tp=shape.tp,
-                tp_rank=shape.tp_index,
+                cut=shape.cut,
                 group=group.group if isinstance(group, Channel) else group,
                 seed=shape.seed,
                 dtype=shape.dtype,
@@ -89,10 +106,12 @@ class StageModule(nn.Module):
             )
             for position in range(shape.layers.start, shape.layers.stop)
         ]
-        if channel is not None:
-            for layer in built:
-                counted = _Counted(channel, activity or Activity(), peers)
-                setattr(layer, "communication", counted)  # noqa: B010
+        activity = activity or Activity()
+        for layer in built:
+            if channel is not None:
+                layer.communication = _Counted(channel, activity, peers)
+            if expert_group is not None:
+                _deal_out(layer, shape.expert_shares, expert_group, activity)
         first, last = built[0], built[-1]
         self.matrix: nn.Parameter | None = None
         """The vocabulary matrix that another stage holds too, where the model ties it."""
@@ -108,14 +127,14 @@ class StageModule(nn.Module):
         self._recompute = shape.full_recompute
         self._kinds = model.layers[shape.layers.start : shape.layers.stop]
         self._communications = [
-            layer.communication for layer in built if isinstance(layer.communication, Communication)
+            each for layer in built for each in (layer.communication, layer.expert_communication)
         ]
         modules: list[nn.Module] = [
             HeadWithLoss(layer) if isinstance(layer, Head) else layer for layer in built
         ]
         if pacer is not None:
             modules = [
-                pacer.wrap(module, kind, shape.microbatch_size, shape.tp)
+                pacer.wrap(module, kind, shape.microbatch_size, shape.cut.tp)
                 for module, kind in zip(modules, self._kinds, strict=True)
             ]
         self.layers = nn.ModuleList(modules)
@@ -135,5 +154,5 @@ class StageModule(nn.Module):
         return x
 
     def tensor_parallel_seconds(self) -> float:
-        """Time spent in the tensor-parallel group so far."""
+        """Time spent in the tensor-parallel and expert-parallel groups so far."""
         return sum(communication.seconds for communication in self._communications)

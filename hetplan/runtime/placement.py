@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from fractions import Fraction
+from itertools import accumulate, pairwise
 
 from hetplan.errors import Fault, InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange, Pipeline, Plan, Stage, expand
 from hetplan.plans.ranks import launch_faults
+from hetplan.profiling.weights import Cut, ExpertShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +45,24 @@ class RankPlace:
     microbatch_size: int
     tp_ranks: tuple[int, ...]
     """Ranks that hold the other slices of the same layers for the same samples."""
-    dp_ranks: tuple[int, ...]
-    """Ranks of the same replica that hold the same slice for other samples."""
+    experts: ExpertShare
+    """Routed experts of every layer that it holds."""
+    expert_shares: tuple[ExpertShare, ...]
+    """Those of the ranks that hold the other experts, itself included."""
+    expert_ranks: tuple[int, ...]
+    """These ranks, which exchange tokens, in the order of their experts."""
+    expert_copy: int
+    """Of these experts among all copies in the stage."""
 
     @property
     def tp(self) -> int:
         """Slices that the rank's layers are cut into."""
         return len(self.tp_ranks)
+
+    @property
+    def cut(self) -> Cut:
+        """What it holds of every layer of `chunks`."""
+        return Cut(tp=self.tp, tp_rank=self.tp_index, experts=self.experts)
 
     @property
     def last_sample(self) -> int:
@@ -84,11 +97,15 @@ def place_ranks(plan: Plan) -> tuple[RankPlace, ...]:
 def _stage_places(
     stage: Stage, pipeline: int, position: int, number: int, *, first_rank: int
 ) -> Iterator[RankPlace]:
-    first, dp_before, sample = first_rank, 0, 0
+    first, dp_before, copies_before, sample = first_rank, 0, 0, 0
     for replica in stage.replicas:
         tp, dp = replica.tp, replica.dp
+        parts = [Fraction(at, replica.ep) for at in range(replica.ep + 1)]
+        shares = tuple(ExpertShare(*ends) for ends in pairwise(parts))
         for at, device in enumerate(expand(replica.devices)):
             dp_index, tp_index = divmod(at, tp)
+            copy, own = divmod(dp_index, replica.ep)
+            peers = range(copy * replica.ep, (copy + 1) * replica.ep)
             yield RankPlace(
                 rank=first + at,
                 device=device,
@@ -101,9 +118,13 @@ def _stage_places(
                 first_sample=sample + dp_index * replica.microbatch_size,
                 microbatch_size=replica.microbatch_size,
                 tp_ranks=tuple(first + dp_index * tp + other for other in range(tp)),
-                dp_ranks=tuple(first + other * tp + tp_index for other in range(dp)),
+                experts=shares[own],
+                expert_shares=shares,
+                expert_ranks=tuple(first + other * tp + tp_index for other in peers),
+                expert_copy=copies_before + copy,
             )
         first += tp * dp
+        copies_before += dp // replica.ep
         dp_before += dp
         sample += dp * replica.microbatch_size
 

@@ -15,7 +15,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.layers import Embedding, Head, build_layer
-from hetplan.profiling.weights import make_rule
+from hetplan.profiling.weights import Cut, make_rule
 from hetplan.runtime import gradients
 from hetplan.runtime.data import MarkovTokens, sample_numbers
 
@@ -59,8 +59,7 @@ def _layers(model: ModelSpec, job: Job) -> nn.ModuleList:
         build_layer(
             model,
             position,
-            tp=1,
-            tp_rank=0,
+            cut=Cut(),
             group=None,
             seed=job.seed,
             dtype=torch.float32,

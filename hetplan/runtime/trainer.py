@@ -33,7 +33,7 @@ from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.profiling.weights import FlatParameters
 from hetplan.runtime.activity import Activity
-from hetplan.runtime.communicator.channels import Groups
+from hetplan.runtime.communicator.channels import Channel, Groups
 from hetplan.runtime.data import MarkovTokens, block_numbers
 from hetplan.runtime.gradient_groups import (
     Exchange,
@@ -49,9 +49,9 @@ from hetplan.runtime.gradients import (
     Sums,
     clip,
     counted_parts,
-    counts,
     named_parameters,
     parts_of,
+    parts_of_copies,
 )
 from hetplan.runtime.messages import Messages
 from hetplan.runtime.model_stage import StageModule, StageShape
@@ -59,6 +59,7 @@ from hetplan.runtime.passes import Passes, program_of
 from hetplan.runtime.placement import RankPlace, first_samples, samples_of
 from hetplan.runtime.training import Training
 from hetplan.runtime.training_state import TrainingState
+from hetplan.runtime.weight_slices import ALL_WEIGHTS
 
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 """Precisions that the trainer has; float16 would need its loss scaled."""
@@ -81,6 +82,7 @@ class StepTimes:
     pipeline_seconds: float
     busy_seconds: float
     tensor_parallel_seconds: float
+    """The exchange of experts' tokens included."""
     reduction_seconds: float
     """Waiting for the others included, and clipping where the job clips."""
     optimizer_seconds: float
@@ -132,17 +134,17 @@ class Trainer:
         self.module = own
         self.parameters = FlatParameters(own, job.optimizer)
         self._named = named_parameters(self._modules, place.chunks)
-        self._shard = self._make_shard(reduction, groups)
+        self._shards = self._make_shards(reduction, groups)
         # Of a sharded sum no rank has all: a tied matrix is summed over its ends before. What the
         # shards sum needs no second message, which would be as large as all gradients.
-        copies = () if self._shard is not None else reduction.sums
+        copies = () if self._shards else reduction.sums
         self._sums = (
             self._joined(model, copies, groups, TrafficClass.DATA_PARALLEL),
             self._joined(model, reduction.tied, groups, TrafficClass.EMBEDDING),
         )
         self._clips, self._everyone = clips_gradients(job), groups.everyone
         self._counted = self._counted_views(model, place)
-        self.state = TrainingState(model, place, self._named, self.parameters, self._shard)
+        self.state = TrainingState(model, place, self._named, self.parameters, self._shards)
         self._data = MarkovTokens.of(model.vocab_size, job.seed)
         self._marks: list[Any] = []
         self._passes = self._make_passes(model, places, groups)
@@ -157,15 +159,16 @@ class Trainer:
                 model,
                 StageShape(
                     layers=chunk,
-                    tp=place.tp,
-                    tp_index=place.tp_index,
+                    cut=place.cut,
                     microbatch_size=place.microbatch_size,
                     full_recompute=recompute.granularity is RecomputeGranularity.FULL,
                     seed=self._job.seed,
                     dtype=DTYPES[self._job.precision],
                     device=self._backend.device(),
+                    expert_shares=place.expert_shares,
                 ),
                 group=groups.tensor,
+                expert_group=groups.expert,
                 pacer=pacer,
                 activity=self._activity,
                 peers=_others(place.rank, [place.tp_ranks]),
@@ -182,40 +185,55 @@ class Trainer:
         for exchange in exchanges:
             channel = groups.channel(exchange.ranks)
             if channel is not None:
-                mine = exchanged_parts(
-                    model, exchange, tp=place.tp, tp_index=place.tp_index, holds=place.chunks
-                )
+                mine = exchanged_parts(model, exchange, place)
                 parts.append(Part(channel=channel, views=parts_of(self._named, mine)))
         return Sums(parts, traffic)
 
-    def _make_shard(self, reduction: Reduction, groups: Groups) -> Shard | None:
-        rank = self._place.rank
-        mine = next((exchange for exchange in reduction.sums if rank in exchange.ranks), None)
-        if mine is None or shard_size(reduction.shards, mine) == 1:
-            return None
-        channels = [
-            channel
-            for ranks in shard_groups(mine, shard_size(reduction.shards, mine))
-            if (channel := groups.channel(ranks)) is not None
-        ]
-        inside = channels[0]
+    def _make_shards(self, reduction: Reduction, groups: Groups) -> tuple[Shard, ...]:
+        """Of all weights, or of those of no expert and then of the experts; none where the ranks
+        share no optimizer.
+        """
+        mine = [each for each in reduction.sums if self._place.rank in each.ranks]
+        dense = next((each for each in mine if each.weights.dense), None)
+        if dense is None or shard_size(reduction.shards, dense) == 1:
+            return ()
+        total, apart = self.parameters.weights.numel(), self.parameters.num_dense
+        if dense.weights == ALL_WEIGHTS or apart == total:
+            return (self._shard(reduction.shards, dense, slice(0, total), groups),)
+        experts = next((each for each in mine if not each.weights.dense), None)
+        return (
+            self._shard(reduction.shards, dense, slice(0, apart), groups),
+            self._shard(reduction.shards, experts, slice(apart, total), groups),
+        )
+
+    def _shard(
+        self, shards: int, exchange: Exchange | None, elements: slice, groups: Groups
+    ) -> Shard:
+        """`exchange`: of these elements; None: nobody else holds them."""
+        inside, across = list[Channel](), list[Channel]()
+        if exchange is not None:
+            size = shard_size(shards, exchange)
+            for at, ranks in enumerate(shard_groups(exchange, size)):
+                channel = groups.channel(ranks)
+                if channel is not None:
+                    (inside if at * size < len(exchange.ranks) else across).append(channel)
         return Shard(
-            self.parameters.weights,
-            self.parameters.gradients,
+            self.parameters,
+            elements,
             self._job.optimizer,
-            inside=inside,
-            across=channels[1] if len(channels) > 1 else None,
-            index=inside.ranks.index(rank),
+            inside=inside[0] if inside else None,
+            across=across[0] if across else None,
         )
 
     def _counted_views(self, model: ModelSpec, place: RankPlace) -> Sequence[Tensor]:
         """What this rank adds to the norm."""
-        shard = self._shard
-        copies = 1 if shard is None else shard.parts
-        if not counts(place, copies):
-            return ()
-        views = parts_of(self._named, counted_parts(model, place))
-        return views if shard is None else shard.counted(views)
+        parts = counted_parts(model, place, parts_of_copies(self._shards))
+        views = parts_of(self._named, parts)
+        return (
+            tuple(view for shard in self._shards for view in shard.counted(views))
+            if self._shards
+            else views
+        )
 
     def _make_passes(self, model: ModelSpec, places: Sequence[RankPlace], groups: Groups) -> Passes:
         place, pipeline, job = self._place, self._pipeline, self._job
@@ -275,23 +293,24 @@ class Trainer:
         self.parameters.clear()
         for sums in self._sums:
             sums.expect()
-        if self._shard is not None:
-            self._shard.expect()
+        for shard in self._shards:
+            shard.expect()
         losses = self._passes.run(batch.tokens, batch.targets)
         pipelined = self._backend.mark()
         activity = self._activity
         activity.begin("sum of the gradients", self._copies)
         for sums in self._sums:
             sums.run()
-        if self._shard is not None:
-            self._shard.reduce()
-        held = self.parameters if self._shard is None else self._shard
+        for shard in self._shards:
+            shard.reduce()
+        held = self._shards or (self.parameters,)
         if self._clips:
             activity.begin("norm of the gradients", self._all)
-            clip(held.gradients, self._counted, self._everyone)
+            clip([each.gradients for each in held], self._counted, self._everyone)
         reduced = self._backend.mark()
-        activity.begin("update of the weights", self._copies if self._shard is not None else ())
-        held.update()
+        activity.begin("update of the weights", self._copies if self._shards else ())
+        for each in held:
+            each.update()
         updated = self._backend.mark()
         self._backend.synchronise()
         activity.end()

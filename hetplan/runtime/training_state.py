@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -49,10 +49,10 @@ from hetplan.runtime.checkpoints import (
     step_folder,
     trained_job,
 )
-from hetplan.runtime.gradients import Named, Shard, counts
+from hetplan.runtime.gradients import Named, Shard, counts, held_slices, parts_of_copies
 from hetplan.runtime.placement import RankPlace
 from hetplan.runtime.training import Training
-from hetplan.runtime.weight_slices import Slice, Weight, slices_of
+from hetplan.runtime.weight_slices import Slice, Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +73,11 @@ class TrainingState:
         place: RankPlace,
         named: Named,
         parameters: FlatParameters,
-        shard: Shard | None,
+        shards: Sequence[Shard],
     ) -> None:
-        """`shard`: the rank's part of the optimizer, where its stage shares one."""
+        """`shards`: the rank's parts of the optimizer, where its stage shares one."""
         self._model, self._place, self._named = model, place, named
-        self._parameters, self._shard = parameters, shard
-
-    @property
-    def writes(self) -> bool:
-        """Whether no lower rank holds the same elements for other samples."""
-        return counts(self._place, 1 if self._shard is None else self._shard.parts)
+        self._parameters, self._shards = parameters, shards
 
     def save(
         self, folder: Path, *, step: int, trained: TrainedJob, group: dist.ProcessGroup | None
@@ -91,7 +86,7 @@ class TrainingState:
         held = tuple(self._held())
         chunks = [
             _chunk(vector, piece)
-            for vector in (held if self.writes else ())
+            for vector in held
             for piece in self._pieces(vector)
             if piece.first
         ]
@@ -100,7 +95,7 @@ class TrainingState:
             model=self._model,
             numerics=own_numerics(self._model),
             step=step,
-            states=tuple(vector.state for vector in held),
+            states=tuple(dict.fromkeys(vector.state for vector in held)),
             trained=trained,
         )
         on_first_rank(group, lambda: _finish(folder, manifest), f"finish the checkpoint {folder}")
@@ -111,34 +106,37 @@ class TrainingState:
         States that are not read begin anew. An InputError as `open_checkpoint`.
         """
         manifest, reader = open_checkpoint(folder, self._model, states)
-        if self._shard is not None:
+        if self._shards:
             self._read(reader, _Held(state=WEIGHTS, vector=self._parameters.weights, start=0))
         for vector in self._held():
             if vector.state in states:
                 self._read(reader, vector)
         updates = manifest.step if len(states) > 1 else 0
-        (self._parameters if self._shard is None else self._shard).resume(updates)
+        for source in self._shards or (self._parameters,):
+            source.resume(updates)
 
     def _held(self) -> Iterator[_Held]:
-        source = self._parameters if self._shard is None else self._shard
-        start = 0 if self._shard is None else self._shard.start
-        yield _Held(state=WEIGHTS, vector=source.updated.detach(), start=start)
-        for name, vector in source.state().items():
-            yield _Held(state=name, vector=vector, start=start)
+        for source in self._shards or (self._parameters,):
+            start = source.start if isinstance(source, Shard) else 0
+            yield _Held(state=WEIGHTS, vector=source.updated.detach(), start=start)
+            for name, vector in source.state().items():
+                yield _Held(state=name, vector=vector, start=start)
 
     def _pieces(self, held: _Held) -> Iterator[Piece]:
         base, place = self._parameters.weights, self._place
+        parts = parts_of_copies(self._shards)
         stop = held.start + held.vector.numel()
         seen = set[int]()
         for layers in place.chunks:
-            for part in slices_of(self._model, layers, tp=place.tp, tp_index=place.tp_index):
+            for part in held_slices(self._model, place, layers):
                 parameter = self._named[part.position, part.name]
                 at = (parameter.data_ptr() - base.data_ptr()) // base.element_size()
                 tied = part.weight.position != part.position
                 if tied and at in seen:
                     continue  # the head has the embedding's own matrix, whose slice came first
                 seen.add(at)
-                yield from pieces_of(part, at, start=held.start, stop=stop)
+                first = part.first and counts(place, parts, expert=part.expert)
+                yield from pieces_of(replace(part, first=first), at, start=held.start, stop=stop)
 
     def _read(self, reader: Reader, held: _Held) -> None:
         held.vector.zero_()  # padding of the vocabulary has no place in the checkpoint
@@ -163,7 +161,7 @@ class Piece:
     start: int
     """Its first element in the vector."""
     first: bool
-    """As `Slice.first`."""
+    """No lower rank holds the same elements."""
 
     def of(self, vector: Tensor) -> Tensor:
         """The piece as a view of the vector."""

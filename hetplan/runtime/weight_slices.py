@@ -10,11 +10,18 @@ of its own: it is the embedding's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hetplan.model.layers import Experts
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import LayerRange
-from hetplan.profiling.weights import parameter_slices
+from hetplan.profiling.weights import (
+    ALL_EXPERTS,
+    Cut,
+    ExpertShare,
+    ParameterSlice,
+    parameter_slices,
+)
 
 VOCABULARY = "vocabulary"
 """Name of the matrix of embedding and head in `hetplan.profiling.weights`."""
@@ -54,15 +61,17 @@ class Slice:
     """Without padding; a side may be 0."""
     first: bool
     """No rank of lower tp_index, and no other layer, holds the same part."""
+    expert: bool
+    """Of a routed expert."""
 
 
-def slices_of(model: ModelSpec, layers: LayerRange, *, tp: int, tp_index: int) -> Iterator[Slice]:
-    """Every slice that tensor-parallel rank `tp_index` of `tp` holds of these layers."""
+def slices_of(model: ModelSpec, layers: LayerRange, cut: Cut) -> Iterator[Slice]:
+    """Every slice that a rank holds of these layers."""
+    lower = replace(cut, tp_rank=max(0, cut.tp_rank - 1))
     for position in range(layers.start, layers.stop):
         kind = model.layers[position]
-        lower = max(0, tp_index - 1)
-        mine = parameter_slices(model, kind, tp=tp, tp_rank=tp_index)
-        below = parameter_slices(model, kind, tp=tp, tp_rank=lower)
+        mine = parameter_slices(model, position, cut)
+        below = parameter_slices(model, position, lower)
         for parameter, lower_parameter in zip(mine, below, strict=True):
             row = 0
             for part, lower_part in zip(parameter.parts, lower_parameter.parts, strict=True):
@@ -82,7 +91,8 @@ def slices_of(model: ModelSpec, layers: LayerRange, *, tp: int, tp_index: int) -
                     offsets=tuple(offsets),
                     shape=tuple(shape),
                     # Slices of equal start follow each other: starts never fall with tp_index.
-                    first=not tied and (tp_index == 0 or lower_part.start != part.start),
+                    first=not tied and (cut.tp_rank == 0 or lower_part.start != part.start),
+                    expert=parameter.expert is not None,
                 )
                 row += part.shape[0]
 
@@ -93,12 +103,34 @@ def weights_of(model: ModelSpec) -> tuple[Weight, ...]:
     An InputError where the trainer's layers are not those of the model.
     """
     layers = LayerRange(start=0, stop=len(model.layers))
-    slices = slices_of(model, layers, tp=1, tp_index=0)
+    slices = slices_of(model, layers, Cut())
     return tuple(part.weight for part in slices if part.first)
 
 
 def _is_tied_head(model: ModelSpec, kind: LayerKind) -> bool:
     return kind is LayerKind.HEAD and model.tied_embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summed:
+    """Which weights of layers a sum is about."""
+
+    dense: bool = True
+    """Those that belong to no routed expert."""
+    experts: ExpertShare | None = ALL_EXPERTS
+    """None: no routed expert's."""
+
+    def has(self, model: ModelSpec, position: int, parameter: ParameterSlice) -> bool:
+        """Whether this parameter of the layer is one of them."""
+        if parameter.expert is None:
+            return self.dense
+        mlp = model.layer_at(position).mlp
+        if self.experts is None or not isinstance(mlp, Experts):
+            return False
+        return parameter.expert in self.experts.of(mlp.num_experts)
+
+
+ALL_WEIGHTS = Summed()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,17 +146,26 @@ class ParameterPart:
 
 
 def common_parts(
-    model: ModelSpec, position: int, *, tp: int, tp_index: int, cuts: Sequence[tuple[int, int]]
+    model: ModelSpec,
+    position: int,
+    cut: Cut,
+    *,
+    cuts: Sequence[tuple[int, int]],
+    of: Summed = ALL_WEIGHTS,
 ) -> Iterator[ParameterPart]:
-    """What slice `tp_index` of `tp` of a layer has in common with all of these (tp, tp_index).
+    """What a rank's part of a layer has in common with all of these (tp, tp_rank), as far as it is
+    `of` these weights.
 
     In the order of the layer's parameters; where a part is a whole parameter, it is one part.
     """
-    kind = model.layers[position]
-    own = parameter_slices(model, kind, tp=tp, tp_rank=tp_index)
-    others = [parameter_slices(model, kind, tp=degree, tp_rank=at) for degree, at in cuts]
+
+    def slices(tp: int, tp_rank: int) -> list[ParameterSlice]:
+        found = parameter_slices(model, position, replace(cut, tp=tp, tp_rank=tp_rank))
+        return [each for each in found if of.has(model, position, each)]
+
+    own, others = slices(cut.tp, cut.tp_rank), [slices(*each) for each in cuts]
     for number, parameter in enumerate(own):
-        if set(cuts) <= {(tp, tp_index)}:
+        if set(cuts) <= {(cut.tp, cut.tp_rank)}:
             rows = parameter.shape[0]
             yield ParameterPart(position=position, name=parameter.name, dim=0, start=0, length=rows)
             continue

@@ -121,12 +121,9 @@ class Counting:
 
     @staticmethod
     def gathers_copies(replica: Replica) -> bool:
-        return replica.ep > 1 or replica.etp != replica.tp or replica.sequence_parallel
+        return replica.etp != replica.tp or replica.sequence_parallel
 
     def experts(self, replica: Replica, mlp: Experts, tokens: float) -> None:
-        if not self.gathers_copies(replica):
-            self.sum_activations(replica)
-            return
         own = tokens / (replica.tp if replica.sequence_parallel else 1)
         copies = own * mlp.experts_per_token * self.model.hidden_size * self.element
         for ranks in self.expert_groups(replica, lambda copy, ep, etp: (copy, etp)):
@@ -134,6 +131,9 @@ class Counting:
                 for target in ranks:
                     if source != target:
                         self.send(source, target, 2 * copies / len(ranks), "ep")
+        if not self.gathers_copies(replica):
+            self.sum_activations(replica)
+            return
         for ranks in self.expert_groups(replica, lambda copy, ep, etp: (copy, ep)):
             self.gather(ranks, copies * replica.etp, "tp")
             self.gather(ranks, copies * replica.etp, "tp")

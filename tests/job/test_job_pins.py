@@ -116,6 +116,13 @@ def test_quantiles_outside_are_refused_with_their_line(tmp_path: Path, quantile:
         ("megatron", "{cp: 3}", False, "pin.cp", "not a multiple of 2 x cp 3"),
         ("megatron", "{ep: 3}", True, "pin.ep", "3 does not divide the 8 experts"),
         (
+            "native",
+            "{ep: 4, tp: 2, cp: 1, dp: 2}",
+            True,
+            "pin.ep",
+            "4 does not divide cp 1 x dp 2 = 2 ranks",
+        ),
+        (
             "torchtitan",
             "{pp: 16, dp: 8, microbatch_size: 1}",
             False,

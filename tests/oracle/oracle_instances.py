@@ -123,12 +123,11 @@ def listed() -> list[Listed]:
 def possible(target: str, wanted: frozenset[str]) -> bool:
     """Whether a target has all of these axes."""
     trainer = TARGETS[target]
-    wide = trainer.context_parallel and trainer.expert_parallel
     core = RecomputeModule.CORE_ATTENTION in trainer.recompute_modules
     own = trainer.own_layers_only
     has = {
-        "cp": wide,
-        "ep": wide,
+        "cp": trainer.context_parallel,
+        "ep": trainer.expert_parallel,
         "selective": core,
         "modules": core,
         "offload": trainer.optimizer_offload,
@@ -138,7 +137,6 @@ def possible(target: str, wanted: frozenset[str]) -> bool:
         "shapes": trainer.stages_differ,
         "pipelines": trainer.several_pipelines,
         "mixed": trainer.mixed_stages,
-        "units": not own,
         "mtp": not own,
     }
     return all(has.get(name, True) for name in wanted)
@@ -403,8 +401,7 @@ def _model(rng: np.random.Generator, wanted: frozenset[str], target: str) -> Mod
     untied = "interleaving" in wanted and not TARGETS[target].tied_stages
     found: ModelSpec = model(layers, tied="tied" in wanted and not untied)
     found = replace(found, name="oracle", vocab_size=int(rng.choice([4096, 4000, 4001])))
-    experts = "ep" in wanted or ("units" in wanted and not TARGETS[target].own_layers_only)
-    if not experts:
+    if not {"ep", "units"} & wanted:
         return found
     plain = found.layer_runs[0].layer
     routed = replace(

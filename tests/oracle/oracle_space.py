@@ -179,7 +179,7 @@ class Meshes:
         if not (alike and self.trainer.expert_parallel):
             return
         for ep in range(2, self.experts.num_experts + 1):
-            for etp in sorted({1, tp}):
+            for etp in sorted({1, tp}) if self.trainer.sequence_parallel else (tp,):
                 ranks = cp * dp * tp
                 fits = self.experts.num_experts % ep == 0 and ranks % etp == 0
                 if fits and (ranks // etp) % ep == 0 and pin in (None, ep):

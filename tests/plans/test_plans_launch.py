@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from plans_mutations import with_pipeline, with_replica, with_stage
 from plans_of_many import Case, plain_case, two_pipelines
+from runtime_cases import FOURS, MOE, job, pipeline_of, unlike_plan
 
 from hetplan.errors import InputError
 from hetplan.plans.build import chosen_of
+from hetplan.plans.check import check_plan
 from hetplan.plans.formats import summed_as
 from hetplan.plans.plan import OverlapSettings, Plan, Schedule, Sharding
 from hetplan.plans.ranks import launch_faults, limits_of, pins_line
@@ -101,3 +103,13 @@ def test_choices_of_plans_that_no_search_makes_are_refused() -> None:
     plan = replace(case.plan, overlap=beside)
     with pytest.raises(InputError, match="let the job say the same"):
         chosen_of(plan, case.cluster, case.job)
+
+
+def test_experts_are_cut_like_the_other_weights_and_sharded_alike_in_a_stage() -> None:
+    plan = unlike_plan(MOE, job(), pipeline_of(4, ("a 2 2 1 2", 4)))
+    assert not list(limits_of(plan))
+    (fault,) = check_plan(with_replica(plan, 0, 0, etp=1, ep=4), MOE, FOURS, job())[:1]
+    assert "native cuts experts like the other weights" in fault.message
+    both = pipeline_of(2, ("a 1 2 1 2 + b 1 2 1 1", 4))
+    (limit,) = limits_of(unlike_plan(MOE, job(), both, sharded=True))
+    assert "ep [1, 2] with a sharded optimizer" in limit.message

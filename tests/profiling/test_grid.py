@@ -7,7 +7,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind
 from hetplan.profiling.grid import job_grid, neighbour_models
-from hetplan.profiling.weights import check_slices, parameter_slices
+from hetplan.profiling.weights import Cut, check_slices, parameter_slices
 
 JOB = Job(
     name="tiny",
@@ -81,7 +81,7 @@ def test_accepted_slices_hold_every_weight_equally_often(tp, heads, kv, ffn) -> 
         return
     held: dict[str, list[int]] = {}
     for rank in range(tp):
-        for parameter in parameter_slices(model, LayerKind.TRANSFORMER, tp=tp, tp_rank=rank):
+        for parameter in parameter_slices(model, 1, Cut(tp=tp, tp_rank=rank)):
             for part in parameter.parts:
                 counts = held.setdefault(part.name, [0] * part.full_shape[part.dim])
                 for place in range(part.start, part.start + part.length):

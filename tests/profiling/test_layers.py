@@ -8,15 +8,23 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from profiling_models import GPT, LLAMA, gpt, llama
+from runtime_cases import LATENT, LATENT_KEYS, MOE
 from torch import nn
 
 from hetplan.errors import InputError
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.layers import Experts, LayerRun
+from hetplan.model.numerics import Router, ScoreFunction
+from hetplan.model.spec import ModelSpec
 from hetplan.profiling.layers import Communication, HeadWithLoss, build_layer, cross_entropy
-from hetplan.profiling.weights import parameter_slices
+from hetplan.profiling.weights import Cut, parameter_slices
 
 MODELS = (GPT, LLAMA)
 ODD_VOCABULARY = tuple(replace(model, vocab_size=61) for model in MODELS)
+
+
+def named(model: ModelSpec) -> str:
+    layer = model.layer_runs[-1].layer
+    return f"{model.name}-{model.vocab_size}-{'-'.join(layer.features())}"
 
 
 def built(
@@ -25,8 +33,7 @@ def built(
     return build_layer(
         model,
         position,
-        tp=tp,
-        tp_rank=rank,
+        cut=Cut(tp=tp, tp_rank=rank),
         group=group,
         seed=seed,
         dtype=torch.float64,
@@ -35,13 +42,13 @@ def built(
 
 
 def merged(
-    model: ModelSpec, kind: LayerKind, ranks: list[dict[str, torch.Tensor]]
+    model: ModelSpec, position: int, ranks: list[dict[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
     """Full weights by name, put together from each rank's parameters (or gradients)."""
     full: dict[str, torch.Tensor] = {}
     tp = len(ranks)
     for rank in range(tp):
-        for parameter in parameter_slices(model, kind, tp=tp, tp_rank=rank):
+        for parameter in parameter_slices(model, position, Cut(tp=tp, tp_rank=rank)):
             rows = 0
             for part in parameter.parts:
                 piece = ranks[rank][parameter.name].detach().narrow(0, rows, part.shape[0])
@@ -57,28 +64,24 @@ def merged(
     return full
 
 
-@pytest.mark.parametrize(
-    "model", [*MODELS, *ODD_VOCABULARY], ids=lambda m: f"{m.name}-{m.vocab_size}"
-)
+@pytest.mark.parametrize("model", [*MODELS, *ODD_VOCABULARY, MOE, LATENT, LATENT_KEYS], ids=named)
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_parameter_count_is_the_specs(model: ModelSpec, tp: int) -> None:
-    for position, kind in enumerate(model.layers):
+    for position in range(len(model.layers)):
         for rank in range(tp):
             layer = built(model, position, tp=tp, rank=rank)
             count = sum(parameter.numel() for parameter in layer.parameters())
-            assert count == model.parameters(kind, tp)
+            assert count == model.parameters_at(position, tp)
 
 
-@pytest.mark.parametrize(
-    "model", [*MODELS, *ODD_VOCABULARY], ids=lambda m: f"{m.name}-{m.vocab_size}"
-)
+@pytest.mark.parametrize("model", [*MODELS, *ODD_VOCABULARY, MOE, LATENT, LATENT_KEYS], ids=named)
 @pytest.mark.parametrize("tp", [2, 4])
 def test_slices_together_are_the_whole_layer(model: ModelSpec, tp: int) -> None:
-    for position, kind in enumerate(model.layers):
+    for position in range(len(model.layers)):
         one = built(model, position)
         many = [built(model, position, tp=tp, rank=rank) for rank in range(tp)]
-        expected = merged(model, kind, [dict(one.named_parameters())])
-        found = merged(model, kind, [dict(layer.named_parameters()) for layer in many])
+        expected = merged(model, position, [dict(one.named_parameters())])
+        found = merged(model, position, [dict(layer.named_parameters()) for layer in many])
         assert expected.keys() == found.keys()
         for name, value in expected.items():
             assert torch.equal(value, found[name]), name
@@ -175,9 +178,41 @@ def test_tensor_parallel_training_equals_one_rank(tmp_path) -> None:
         loss, layers = _whole_pass(model, 1, 0, None)
         for rank in range(tp):
             assert ranks[rank][index][0] == pytest.approx(loss, rel=1e-6)
-        for position, kind in enumerate(model.layers):
+        for position in range(len(model.layers)):
             gradients = {name: each.grad for name, each in layers[position].named_parameters()}
-            expected = merged(model, kind, [gradients])
-            found = merged(model, kind, [rank[index][1][position] for rank in ranks])
+            expected = merged(model, position, [gradients])
+            found = merged(model, position, [rank[index][1][position] for rank in ranks])
             for name, value in expected.items():
                 assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-9), (position, name)
+
+
+@pytest.mark.parametrize(
+    "router",
+    [None, Router(score_function=ScoreFunction.SIGMOID, normalized=False, scaling_factor=2.5)],
+)
+def test_experts_are_those_that_the_router_chooses(router: Router | None) -> None:
+    """Every token by itself through its experts, in plain torch."""
+    plain = LLAMA.layer_runs[0].layer
+    mlp = Experts(
+        num_experts=4, experts_per_token=2, expert_ffn_hidden_size=24, shared_ffn_hidden_size=16
+    )
+    runs = (LayerRun(count=2, layer=replace(plain, mlp=mlp)),)
+    layer = built(replace(LLAMA, layer_runs=runs, router=router), 1)
+    count = sum(parameter.numel() for parameter in layer.parameters())
+    assert count == runs[0].layer.parameters(LLAMA.hidden_size)
+    tokens = torch.randn(1, 5, 32, dtype=torch.float64)
+    weights = dict(layer.named_parameters())
+
+    def expert(x: torch.Tensor, prefix: str) -> torch.Tensor:
+        gate, up, down = (weights[f"{prefix}{name}_weight"] for name in ("gate", "up", "down"))
+        return down @ (nn.functional.silu(gate @ x) * (up @ x))
+
+    for x, found in zip(tokens[0], layer.mlp(tokens)[0], strict=True):
+        logits = weights["router_weight"] @ x
+        scores = torch.sigmoid(logits) if router else torch.softmax(logits, 0)
+        chosen = scores.argsort(descending=True)[:2].tolist()
+        factor = 2.5 if router else 1 / sum(scores[at] for at in chosen)
+        expected = expert(x, "") + sum(
+            scores[at] * factor * expert(x, f"expert_{at}_") for at in chosen
+        )
+        assert torch.allclose(found, expected, rtol=1e-5)

@@ -115,7 +115,13 @@ def test_its_layers_compute_what_trained_layers_compute(model, tp) -> None:
         row_ |= {"microbatch_size": 2, "sequence_length": 8, "precision": "float32"}
         alone = bodies.LayerSlice(row_, cpu)
         trained = build_layer(
-            model, position, tp=tp, tp_rank=0, group=None, seed=1, dtype=torch.float32, device=cpu
+            model,
+            position,
+            cut=weights.Cut(tp=tp),
+            group=None,
+            seed=1,
+            dtype=torch.float32,
+            device=cpu,
         )
         with torch.no_grad():
             for mine, its in zip(alone.parameters(), trained.parameters(), strict=True):

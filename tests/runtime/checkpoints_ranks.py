@@ -15,6 +15,7 @@ from runtime_cases import (
     CASES_NORM,
     CLIPPED,
     LLAMA,
+    MOE,
     ODD_GPT,
     ODD_LLAMA,
     TIED_GPT,
@@ -90,6 +91,12 @@ MOVES = (
         unlike_plan(ODD_GPT, job(9), pipeline_of(3, ("a 1 2 1 + b 1 1 1", 4)), sharded=True),
         unlike_plan(ODD_GPT, job(9), pipeline_of(3, ("a 2 1 3", 1), ("b 1 1 3", 3))),
         job(9),
+    ),
+    _move(
+        "experts, sharded ep2 of 4 copies to ep2 x tp2",
+        MOE,
+        unlike_plan(MOE, job(), pipeline_of(2, ("a 1 4 1 2", 4)), sharded=True),
+        unlike_plan(MOE, job(), pipeline_of(4, ("a 2 2 1 2", 4))),
     ),
     _move(
         "bfloat16, sharded to whole",

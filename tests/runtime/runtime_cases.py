@@ -12,6 +12,7 @@ from search_jobs import cluster
 
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.model.layers import Experts, LatentAttention, LayerRun
 from hetplan.model.spec import ModelSpec
 from hetplan.plans import build
 from hetplan.plans.check import check_plan
@@ -85,11 +86,15 @@ def plan_of(
 
 
 def parts(text: str) -> tuple[Part, ...]:
-    """Parts of a stage, `ISLAND tp dp microbatch_size` each, as in "a 2 1 1 + b 1 1 2"."""
+    """Parts of a stage, `ISLAND tp dp microbatch_size [ep]` each, as in "a 2 1 1 + b 1 1 2"; with
+    ep of models with experts.
+    """
     found = []
     for each in text.split("+"):
-        name, tp, dp, size = each.split()
+        name, tp, dp, size, *ep = each.split()
         shape = Shape(tp=int(tp), dp=int(dp), microbatch_size=int(size))
+        if ep:
+            shape = replace(shape, ep=int(ep[0]), etp=int(tp))
         found.append(Part(island=name, shape=shape))
     return tuple(found)
 
@@ -167,6 +172,33 @@ def _case(name: str, model: ModelSpec, layers: tuple[int, ...], **degrees: objec
 
 ODD_GPT = replace(GPT, vocab_size=61)
 ODD_LLAMA = replace(LLAMA, vocab_size=61)
+_ROUTED = Experts(
+    num_experts=4, experts_per_token=2, expert_ffn_hidden_size=24, shared_ffn_hidden_size=16
+)
+
+
+def _with_experts(model: ModelSpec) -> ModelSpec:
+    """One dense layer, then layers with experts; norms of heads in all."""
+    plain = model.layer_runs[0].layer
+    plain = replace(plain, attention=replace(plain.attention, qk_norm=True))
+    routed = replace(plain, mlp=_ROUTED)
+    runs = (LayerRun(count=1, layer=plain), LayerRun(count=3, layer=routed))
+    return replace(model, layer_runs=runs)
+
+
+MOE = _with_experts(LLAMA)
+_LATENT = LatentAttention(
+    num_heads=4, query_rank=12, kv_rank=8, nope_head_dim=6, rope_head_dim=4, value_head_dim=10
+)
+
+
+def _with_latents(model: ModelSpec, query_rank: int | None) -> ModelSpec:
+    attention = replace(_LATENT, query_rank=query_rank)
+    runs = (replace(run, layer=replace(run.layer, attention=attention)) for run in model.layer_runs)
+    return replace(model, layer_runs=tuple(runs))
+
+
+LATENT, LATENT_KEYS = _with_latents(MOE, 12), _with_latents(LLAMA, None)
 TIED_GPT = replace(GPT, tied_embeddings=True)
 TIED_LLAMA = replace(LLAMA, tied_embeddings=True)
 PLAIN = (
@@ -267,6 +299,46 @@ UNLIKE = (
         machines=REGIONS,
     ),
 )
-CASES = PLAIN + UNLIKE
+MIXED = _unlike(
+    "ep2 and tp2 in one stage, tied, clipped",
+    replace(MOE, tied_embeddings=True),
+    pipeline_of(3, ("a 1 2 1 2 + b 2 1 1 1", 4)),
+    job=replace(CLIPPED, global_batch_size=9),
+)
+EXPERTS = (
+    _unlike("ep2 of 4 copies, clipped", MOE, pipeline_of(2, ("a 1 4 1 2", 4)), job=CLIPPED),
+    _unlike(
+        "ep2 of 4 copies, sharded, clipped",
+        MOE,
+        pipeline_of(2, ("a 1 4 1 2", 4)),
+        sharded=True,
+        job=CLIPPED,
+    ),
+    _unlike("ep4, sharded", MOE, pipeline_of(2, ("a 1 4 1 4", 4)), sharded=True, job=CLIPPED),
+    _unlike("ep2, shards of 2", MOE, pipeline_of(2, ("a 1 4 1 2", 4)), shards=2),
+    _unlike(
+        "ep2, then ep1, recompute",
+        MOE,
+        pipeline_of(4, ("a 1 2 1 2", 2), ("b 1 2 1 1", 2), recompute="fn"),
+    ),
+    _unlike("ep2 x tp2", MOE, pipeline_of(4, ("a 2 2 1 2", 4)), job=CLIPPED),
+    _unlike(
+        "ep2 and ep1 of two pipelines",
+        MOE,
+        pipeline_of(2, ("a 1 2 1 2", 4)),
+        pipeline_of(4, ("b 1 1 1 1", 2), ("b 1 1 1 1", 2)),
+    ),
+    MIXED,
+    _unlike("latent attention, ep2 x tp2", LATENT, pipeline_of(4, ("a 2 2 1 2", 4)), job=CLIPPED),
+)
+LATENTS = (
+    _unlike(
+        "latent keys, tp2 to tp1",
+        LATENT_KEYS,
+        pipeline_of(4, ("a 2 1 2", 2), ("b 1 2 1", 2)),
+        job=CLIPPED,
+    ),
+)
+CASES = PLAIN + UNLIKE + EXPERTS + LATENTS
 SMOKE = CASES[::3]
 """Trained at once; the others are slow."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from forked_ranks import run_ranks
-from runtime_cases import CASES, CASES_NORM, GPT, SMOKE, Case
+from runtime_cases import CASES, CASES_NORM, EXPERTS, GPT, MIXED, SMOKE, Case
 from runtime_ranks import main
 
 from hetplan.cost.network.segments import TrafficClass
@@ -94,6 +94,9 @@ MORE_OR_LESS = {
     # The ledger lets ranks of the same position talk; samples come from whoever has them.
     "one stage on two islands, unlike microbatches": {"pp"},
     "one stage on two islands, unlike tp, copied kv heads": {"pp", "dp", "embedding"},
+    MIXED.name: {"dp", "ep"},
+    # Where tokens go their router says; the ledger deals them out evenly.
+    **{case.name: {"ep"} for case in EXPERTS if case.name != MIXED.name},
 }
 """Traffic that is not the cost model's, by case: its ledger rounds unlike cuts."""
 

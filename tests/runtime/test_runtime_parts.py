@@ -12,7 +12,7 @@ from hetplan.job.spec import Optimizer
 from hetplan.model.spec import TRAINED_KINDS, ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.pacing import PacedKind, PaceEntry, Pacer
-from hetplan.profiling.weights import FlatParameters, make_rule
+from hetplan.profiling.weights import Cut, FlatParameters, make_rule
 from hetplan.runtime.data import MarkovTokens
 from hetplan.runtime.model_stage import StageModule, StageShape
 
@@ -27,8 +27,7 @@ def stage(
 ) -> StageModule:
     shape = StageShape(
         layers=LayerRange(start=start, stop=stop),
-        tp=1,
-        tp_index=0,
+        cut=Cut(),
         microbatch_size=2,
         full_recompute=full_recompute,
         seed=0,

@@ -19,6 +19,7 @@ from runtime_cases import (
 )
 
 from hetplan.errors import InputError
+from hetplan.profiling.weights import ALL_EXPERTS
 from hetplan.runtime.messages import transfers
 from hetplan.runtime.placement import RankPlace, place_ranks, vocabulary_faults
 
@@ -39,7 +40,10 @@ def held(rank: int, start: int, stop: int, tp: int, tp_index: int) -> RankPlace:
         first_sample=start,
         microbatch_size=stop - start,
         tp_ranks=tuple(range(tp)),
-        dp_ranks=(rank,),
+        experts=ALL_EXPERTS,
+        expert_shares=(ALL_EXPERTS,),
+        expert_ranks=(rank,),
+        expert_copy=0,
     )
 
 

@@ -196,7 +196,7 @@ def _attention(
     attention: Attention | LatentAttention, h: int, cut: Cut, habits: TrainerMemory
 ) -> _Part:
     e = cut.element_bytes
-    query, keys, value, result, latents = _attention_widths(attention, cut)
+    query, keys, value, result, latents = _attention_widths(attention, cut, habits)
     kept = (query + keys + value + result + latents) * e
     heads = attention.num_heads / cut.tp
     core = heads * FLOAT32_BYTES if habits.norm_statistics else 0.0
@@ -229,14 +229,14 @@ def _attention(
 
 
 def _attention_widths(
-    attention: Attention | LatentAttention, cut: Cut
+    attention: Attention | LatentAttention, cut: Cut, habits: TrainerMemory
 ) -> tuple[float, float, float, float, float]:
     """Elements per token: queries, keys, values, result, and what leads to them."""
     if isinstance(attention, LatentAttention):
         query, value = attention.slice_sizes(cut.tp)
         # the latents before and after their norms.
-        latents = 2.0 * ((attention.query_rank or 0) + attention.kv_rank) * cut.replicated
-        return query, query, value, value, latents
+        latents = ((attention.query_rank or 0) + attention.kv_rank) * cut.replicated
+        return query, query, value, value, latents * (2.0 + habits.normed_copies)
     query, kv = attention.slice_sizes(cut.tp)
     return query, kv, kv, query, float(query + kv) if attention.qk_norm else 0.0
 

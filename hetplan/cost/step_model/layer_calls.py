@@ -12,8 +12,9 @@ tp   forward 2 and backward 2 all_reduces of [b, s / cp, h] (arXiv 1909.08053, s
      own part was kept (same section; Megatron-LM, megatron/core/tensor_parallel/layers.py).
      The embedding has one forward; the head one backward and, forward, those of the softmax's
      [b, s] maximum and [2, b, s] sums in float32 (Megatron-LM's over a float32 copy sums the
-     two apart: three of [b, s]). Where tp exceeds the key-value heads the native trainer sums
-     the gradients of their copies in every backward pass (others are not charged).
+     two apart: three of [b, s]). In every backward pass the native trainer sums the gradients of
+     copied key-value heads, of the scales of their norms and of the router's weights of tokens
+     (others are not charged).
 cp   ring attention (arXiv 2310.01889): cp - 1 sends of keys and values, [b, s / cp, keys + values
      of one rank], forward, and twice the bytes backward (their gradients travel along); each hides
      behind the attention of one of cp blocks where the trainer overlaps them. Or, where the trainer
@@ -96,8 +97,8 @@ class LayerCalls:
         """Forward and backward pass of one layer, recomputation left out."""
         if layer is not None:
             yield from self.forward(layer)
-            yield from (*self.sums(layer), *self.gathered_again(layer))
-            yield from (*self.copied_heads(layer), *self.context(layer, 2.0))
+            yield from (*self.sums(layer, backward=True), *self.gathered_again(layer))
+            yield from (*self.partial_gradients(layer), *self.context(layer, 2.0))
             yield from self.exchange(layer)
         if kind is LayerKind.EMBEDDING:
             yield from (*self.embedding(backward=False), *self.embedding(backward=True))
@@ -146,10 +147,10 @@ class LayerCalls:
         for count in (1, 1, 1) if apart else (1, 2):
             yield self._tensor(LinkOperation.ALL_REDUCE, count * softmax)
 
-    def sums(self, layer: TransformerLayer) -> Iterator[Call]:
+    def sums(self, layer: TransformerLayer, *, backward: bool = False) -> Iterator[Call]:
         """Tensor-parallel sums of one pass of a transformer layer."""
-        mlp = layer.mlp
-        yield from self._sums(attention_input(layer, self.model.hidden_size))
+        mlp, read = layer.mlp, attention_input(layer, self.model.hidden_size)
+        yield from self._sums(read, read if backward else 1.0)
         if not isinstance(mlp, Experts) or (mlp.shared is not None and self._gathers_copies):
             # Shared experts are cut over tp like any MLP.
             yield from self._sums()
@@ -185,7 +186,11 @@ class LayerCalls:
 
     @property
     def _gathers_copies(self) -> bool:
-        """Whether ranks that cut experts gather copies of tokens; otherwise the tokens, once."""
+        """Whether ranks that cut experts gather copies of tokens; otherwise the tokens, once, or
+        nothing: without sequence parallelism all of them have the same.
+        """
+        if self.shape.etp == self.shape.tp and not self.shape.sequence_parallel:
+            return False
         if not experts_as_the_rest(self.shape):
             return True
         dispatcher = trainer_settings(self.job).expert_dispatcher
@@ -243,22 +248,33 @@ class LayerCalls:
             what="context-parallel send",
         )
 
-    def copied_heads(self, layer: TransformerLayer) -> Iterator[Call]:
-        """Sums of the gradients of key and value projections that several ranks hold."""
-        attention = layer.attention
-        if not isinstance(attention, Attention) or not target(self.job.target).sums_copied_heads:
+    def partial_gradients(self, layer: TransformerLayer) -> Iterator[Call]:
+        """Sums of the gradients of what several ranks hold or compute alike: key and value
+        projections, norms of heads, and the weights of a token's experts.
+        """
+        attention, mlp = layer.attention, layer.mlp
+        if not target(self.job.target).own_layers_only:
             return
-        if self.shape.tp <= attention.num_kv_heads:
-            return
-        width = attention.num_kv_heads * attention.head_dim
-        biases = float(2 * width * self.job.precision.bytes_per_element)
-        for message in (biases * self.model.hidden_size, biases if attention.qkv_bias else 0.0):
-            yield self._tensor(LinkOperation.ALL_REDUCE, message, component=Component.COPIED_HEADS)
+        elements = list[float]()
+        if isinstance(attention, Attention):
+            if self.shape.tp > attention.num_kv_heads:
+                heads = 2 * attention.num_kv_heads * attention.head_dim
+                elements += [heads * self.model.hidden_size, heads if attention.qkv_bias else 0]
+            elements += [2 * attention.head_dim] if attention.qk_norm else []
+        if isinstance(mlp, Experts):
+            elements.append(self.tokens * mlp.experts_per_token)
+        size = self.job.precision.bytes_per_element
+        for count in elements:
+            yield self._tensor(
+                LinkOperation.ALL_REDUCE, count * size, component=Component.COPIED_HEADS
+            )
 
-    def _sums(self, gathered: float = 1.0) -> Iterator[Call]:
-        """One sum; `gathered`: what is gathered before it, over the activations of a layer."""
+    def _sums(self, gathered: float = 1.0, summed: float = 1.0) -> Iterator[Call]:
+        """One sum, over the activations of a layer; with sequence parallelism of all of them, and
+        `gathered`: what is gathered before it.
+        """
         if not self.shape.sequence_parallel:
-            yield self._tensor(LinkOperation.ALL_REDUCE, self.hidden_bytes)
+            yield self._tensor(LinkOperation.ALL_REDUCE, self.hidden_bytes * summed)
             return
         yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes * gathered)
         yield self._tensor(LinkOperation.REDUCE_SCATTER, self.hidden_bytes)
@@ -311,5 +327,4 @@ def attention_input(layer: TransformerLayer, hidden: int) -> float:
     attention = layer.attention
     if not isinstance(attention, LatentAttention):
         return 1.0
-    latents = attention.kv_rank + attention.rope_head_dim
-    return (latents + (attention.query_rank or hidden)) / hidden
+    return (attention.latent_size + (attention.query_rank or hidden)) / hidden

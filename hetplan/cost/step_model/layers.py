@@ -132,7 +132,7 @@ class LayerPricer(LayerCompute):
         )
         beside_backward = (
             *self._sums_backward(calls, layer, backward, products),
-            *self._communication(calls.copied_heads(layer)),
+            *self._communication(calls.partial_gradients(layer)),
             *self._ring(layer, 2.0, backward, core),
             *back,
         )
@@ -282,11 +282,13 @@ class LayerPricer(LayerCompute):
         """
         again = self._communication(calls.gathered_again(layer))
         if trainer_settings(self.job).summed_overlap:
-            sums = self._communication(calls.sums(layer))
+            sums = self._communication(calls.sums(layer, backward=True))
             return self._beside((*sums, *again), compute, matrix_share)
         gathering = LinkOperation.ALL_GATHER
-        gathers = [call for call in calls.sums(layer) if call.operation is gathering]
-        others = [call for call in calls.sums(layer) if call.operation is not gathering]
+        gathers = [call for call in calls.sums(layer, backward=True) if call.operation is gathering]
+        others = [
+            call for call in calls.sums(layer, backward=True) if call.operation is not gathering
+        ]
         return (
             *self._beside(self._communication(gathers), compute, matrix_share),
             *self._communication(others),

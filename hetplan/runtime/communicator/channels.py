@@ -64,7 +64,7 @@ class Channel:
         the backend moves the host's memory and the tensors are an accelerator's; `levels`: how the
         ranks lie, where they sum level by level; None: the backend sums.
         """
-        self.group, self.ranks, self._rank = group, tuple(ranks), rank
+        self.group, self.ranks, self.rank = group, tuple(ranks), rank
         self._sent, self.staged = sent, staged
         self._levels, self._tags = levels, 0
 
@@ -122,7 +122,7 @@ class Channel:
             tensor,
             group=self.group,
             ranks=self.ranks,
-            rank=self._rank,
+            rank=self.rank,
             levels=self._levels,
             first_tag=self._tags,
             staged=self.staged,
@@ -151,6 +151,20 @@ class Channel:
         self._ring(into.nbytes, 1, TrafficClass.DATA_PARALLEL)
         self._on_host(tensor, into, _all_gather)
 
+    def exchange_rows(
+        self, into: Tensor, tensor: Tensor, received: list[int], sent: list[int]
+    ) -> None:
+        """Send rows of the tensor to the ranks of the group, in its order; `into` gets theirs."""
+        row = tensor[:1].nbytes if tensor.numel() else 0
+        sizes = {to: float(row * count) for to, count in zip(self.ranks, sent, strict=True)}
+        del sizes[self.rank]
+        self.count_sent(sizes, TrafficClass.EXPERT_PARALLEL)
+
+        def call(into: Tensor, tensor: Tensor, group: dist.ProcessGroup) -> None:
+            dist.all_to_all_single(into, tensor, received, sent, group=group)
+
+        self._on_host(tensor.contiguous(), into, call)
+
     def _on_host(self, tensor: Tensor, into: Tensor, call: Callable[..., object]) -> None:
         if not self.staged:
             call(into, tensor, group=self.group)
@@ -170,7 +184,7 @@ class Channel:
 
     def _ring(self, message_bytes: float, rounds: int, traffic: TrafficClass) -> None:
         count = len(self.ranks)
-        after = self.ranks[(self.ranks.index(self._rank) + 1) % count]
+        after = self.ranks[(self.ranks.index(self.rank) + 1) % count]
         self._sent[traffic, after] += rounds * message_bytes * (count - 1) / count
 
 
@@ -231,6 +245,8 @@ class Groups:
     """Groups of one rank; None where the rank would be alone."""
 
     tensor: Channel | None
+    expert: Channel | None
+    """Ranks that share the routed experts of a layer."""
     boundaries: tuple[Channel, ...]
     """All ranks of the rank's pipeline, for messages over each of its boundaries; one channel
     where their transports are served alike."""
@@ -309,14 +325,13 @@ def open_groups(
 
     def own(groups: Iterable[tuple[tuple[int, ...], str]]) -> list[Channel]:
         """Open all of these groups (ranks, transport); the channels of which this rank is one."""
-        channels = [
-            opened(ranks, backend_of(transport, collectives)) for ranks, transport in groups
-        ]
+        channels = (opened(ranks, backend_of(each, collectives)) for ranks, each in groups)
         return [channel for channel in channels if channel is not None]
 
     members = tuple(place.rank for place in places)
     control = open_channel(members, rank, sent, backend="gloo", timeout=timeout)
     tensor = own((place.tp_ranks, "") for place in places)
+    expert = own((place.expert_ranks, "") for place in places)
     boundaries = own(_boundary_groups(places, transports))
     channels = own(reduction_groups)
     everyone = opened(members, backend_of("", collectives))
@@ -324,6 +339,7 @@ def open_groups(
         return None
     return Groups(
         tensor=tensor[0] if tensor else None,
+        expert=expert[0] if expert else None,
         boundaries=tuple(boundaries),
         channels=tuple(dict.fromkeys(channels)),
         everyone=everyone,

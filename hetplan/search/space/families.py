@@ -281,13 +281,15 @@ class Families:
                     yield from self._varied(dp * size, batch // (dp * size), meshes)
 
     def _expert_degrees(self, tp: int, copies: int) -> Iterator[tuple[int, int]]:
-        """(ep, etp); without expert parallelism experts are cut like the other weights."""
+        """(ep, etp); without expert parallelism experts are cut like the other weights, and with
+        it too where tensor-parallel ranks have the same tokens (no sequence parallelism).
+        """
         pin, experts = self.job.pin.ep, self._experts
         if pin in (None, 1):
             yield 1, 1 if experts is None else tp
         if experts is None or not self._trainer.expert_parallel:
             return
-        for etp in sorted({1, tp}):
+        for etp in sorted({1, tp}) if self._trainer.sequence_parallel else (tp,):
             for ep in kept(pin, divisors(experts)):
                 if ep > 1 and copies * tp // etp % ep == 0:
                     yield ep, etp
