@@ -100,10 +100,6 @@ class OneFOneBSolver(FamilySolver):
             type(self)(self.index, part, self._maker)._search_rows(best)
             return
         self._search_rows(best)
-        if self.space.regions_apart:
-            # Where the meshes of a region stand together, most steps of a local search lead
-            # nowhere; the programs meet plans on their way.
-            self._walk(best, again=False)
 
     def _search_rows(self, best: Best) -> None:
         """Offer the best rows of all meshes, and of those of each region: from a plan over several
@@ -182,11 +178,8 @@ class OneFOneBSolver(FamilySolver):
         best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
         return not best.open(self.index)
 
-    def _walk(self, best: Best, *, again: bool = True) -> bool:
-        """Whether the programs over orders close the family; what they meet is offered.
-
-        again: as long as that makes the target lower.
-        """
+    def _walk(self, best: Best) -> bool:
+        """Whether the programs over orders close the family; what they meet is offered."""
         ceiling = min(best.target, NEVER)
         if best.stalled_at.get(self.index, float("inf")) <= ceiling * (1.0 + _SAME_TARGET):
             return best.effort == 1 and self._lift(best)
@@ -194,17 +187,15 @@ class OneFOneBSolver(FamilySolver):
         many = len(self.family.meshes) > MANY
         whole = many and best.effort == 0
         if whole:
-            return self._walk_over((together(self.space, ceiling),), best, again=again)
+            return self._walk_over((together(self.space, ceiling),), best)
         # Most families with long ends are closed by one program of all of them.
         few = apart(self.space, ceiling, 1)
-        if self._walk_over(few, best, again=again) or len(few) == 1:
+        if self._walk_over(few, best) or len(few) == 1:
             return not best.open(self.index)
         several = apart(self.space, ceiling)
-        return len(several) > len(few) and self._walk_over(several, best, again=again)
+        return len(several) > len(few) and self._walk_over(several, best)
 
-    def _walk_over(
-        self, programs: Sequence[tuple[OrderProgram, Ints]], best: Best, *, again: bool
-    ) -> bool:
+    def _walk_over(self, programs: Sequence[tuple[OrderProgram, Ints]], best: Best) -> bool:
         """Whether these programs, which have all plans of the family, close it."""
         ceiling, many = min(best.target, NEVER), len(self.family.meshes) > MANY
         while best.open(self.index):
@@ -226,7 +217,7 @@ class OneFOneBSolver(FamilySolver):
             settled = best.target >= before or many
             if finished and settled and best.open(self.index):
                 best.stalled_at[self.index] = best.target
-            if settled or not again:
+            if settled:
                 return not best.open(self.index)
         return True
 
