@@ -17,6 +17,7 @@ from hetplan.errors import HetplanError, InputError
 from hetplan.plans.build import chosen_of, overlap_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPlan, Shape
+from hetplan.plans.pinned import keeps_pins
 from hetplan.plans.plan import Plan
 from hetplan.search.solver import Best, Offer
 from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
@@ -126,7 +127,7 @@ def _slower_at_most(step: StepCost, plan: Plan) -> float:
 
 def priced_start(plan: Plan, evaluator: PlanEvaluator) -> Offer | None:
     """The choices of a plan of this or another target, and their step in this job; None where the
-    job does not allow them.
+    job does not allow them, or pins others.
 
     What follows from the job's trainer (overlap, number formats, padding) is made anew.
     """
@@ -138,7 +139,7 @@ def priced_start(plan: Plan, evaluator: PlanEvaluator) -> Offer | None:
     except InputError:
         return None
     legal = evaluator.legal(chosen)
-    if legal is None:
+    if legal is None or not keeps_pins(legal, evaluator.cluster, job):
         return None
     step = evaluator.pricer.step(legal)
     return Offer(GIVEN, step.step_seconds, chosen) if fits(step) else None

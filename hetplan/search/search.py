@@ -121,7 +121,7 @@ def search(
     inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
     run = _Run(
         job=job,
-        maker=TableMaker.of(inputs, predictor),
+        maker=TableMaker.of(inputs, predictor, best.check_time),
         best=best,
         book=_journal(journal, best, asked, job.gap),
     )
@@ -162,9 +162,9 @@ def none_below(
     of 0; nothing is improved, and no family is proven twice. InputError as `search`.
     """
     check_question(question)
-    maker = TableMaker.of(question, predictor)
-    solvers = solvers_of(maker)
     best = _nothing_yet(replace(question.job, time_limit_seconds=time_limit_seconds, gap=0.0), None)
+    maker = TableMaker.of(question, predictor, best.check_time)
+    solvers = solvers_of(maker)
     best.bounds, best.seconds = [0.0] * len(solvers), seconds
     try:
         _note_order_free(maker, solvers, best)

@@ -46,16 +46,23 @@ class TableMaker:
     """With the forbidden nodes out."""
     job: Job
     predictor: Predictor = field(repr=False)
+    check: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    """Called every few milliseconds while tables are made; may raise."""
     _unchunked: dict[tuple[Family, bool], StageTable] = field(
         default_factory=dict, repr=False, compare=False
     )
 
     @classmethod
-    def of(cls, question: Question, predictor: Predictor) -> TableMaker:
+    def of(
+        cls,
+        question: Question,
+        predictor: Predictor,
+        check: Callable[[], None] = lambda: None,
+    ) -> TableMaker:
         """Of a question, whose forbidden islands and nodes are left out."""
         job = question.job
         cluster = allowed_cluster(question.cluster, job)
-        return cls(model=question.model, cluster=cluster, job=job, predictor=predictor)
+        return cls(model=question.model, cluster=cluster, job=job, predictor=predictor, check=check)
 
     @cached_property
     def families(self) -> FamilyTable:
@@ -102,7 +109,7 @@ class TableMaker:
     @cached_property
     def stage_tables(self) -> StageTables:
         """Makes the stage tables of the job."""
-        return StageTables(self.stage_pricer)
+        return StageTables(self.stage_pricer, self.check)
 
     def space(self, family: Family) -> StageTable:
         """The family's stage table; an InputError for models without units, and where the predictor

@@ -15,12 +15,12 @@ from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.check import check_plan
+from hetplan.plans.pinned import different, pinned_values
 from hetplan.plans.plan import Plan, Replica, Sharding, Stage
 from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import SearchResult
 from hetplan.units import format_bytes
-from hetplan.whatif.plan_use import different, pinned_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Inputs, Question, SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
-from hetplan.whatif.plan_use import keeps_pins
 
 NO_ANSWER = (InfeasibleError, InputError, LimitError)
 """What `ask` raises where a question has no plan, contradicts itself, or took too long."""
@@ -65,7 +64,7 @@ def ask(
         question.job,
         predictor,
         sha256=question.sha256 if isinstance(question, Inputs) else (),
-        start=[plan for plan in known_plans if keeps_pins(plan, question.cluster, question.job)],
+        start=known_plans,
         progress=progress,
     )
     if is_interrupted(found):

@@ -18,6 +18,7 @@ from typing import Any
 from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Job, Pins
+from hetplan.plans.pinned import pinned_values
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, target
 from hetplan.predict.predictor import Predictor
@@ -27,7 +28,6 @@ from hetplan.units import format_bytes, format_seconds
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, other_value, pins_in_words, with_nodes
 from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict, mixing
 from hetplan.whatif.memory_shortage import room_lines
-from hetplan.whatif.plan_use import pinned_values
 
 _RESERVES = (0.05, 0.0)
 """Values of `memory_reserve_fraction` that are tried where they are below the job's."""

@@ -12,6 +12,7 @@ from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, kept_
 from hetplan.search.one_f_one_b.heuristic import (
     expand,
     kept_rows,
+    neighbour,
     polish,
     search_rows,
     violations,
@@ -102,6 +103,28 @@ def test_both_solvers_have_the_same_rows() -> None:
             assert legal(space, runs) == allowed
             seen.add(allowed)
     assert seen == {False, True}
+
+
+def test_where_regions_are_apart_every_neighbour_has_them_so() -> None:
+    """From runs that stand by region no move leaves a region in two pieces, and some would have."""
+    rng, moved = np.random.default_rng(3), 0
+    for _ in range(20):
+        space = small_space(rng, Wanted(islands=4, regions=2))._replace(
+            regions_apart=True, stages=0
+        )
+        meshes = len(space.max_stages)
+        space = space._replace(region=np.arange(meshes) % 2)
+        order = [*range(0, meshes, 2), *range(1, meshes, 2)]
+        runs = np.array([(mesh, 1, 0) for mesh in order])
+        for a in range(meshes):
+            for b in range(meshes):
+                found = runs.copy()
+                neighbour(space, 100, runs, meshes, (2, a, b, 1), found)
+                regions = space.region[found[:, 0]]
+                assert np.count_nonzero(np.diff(regions)) == 1
+                assert sorted(found[:, 0]) == list(range(meshes))
+                moved += regions[0] != space.region[order[0]]
+    assert moved
 
 
 class _EnoughError(Exception):

@@ -95,7 +95,7 @@ def test_bounds_of_the_parts_are_below_the_best_plan() -> None:
             solver.__dict__["_priced_whole"] = False
             best = Best(bounds=[0.0])
             solver.improve(best)
-            if best.chosen is None or not solver._list(best):
+            if best.chosen is None or not solver._list(best, np.inf):
                 continue
             for more in (1.02, 1.5):
                 parts = apart(solver.space, more * best.seconds)

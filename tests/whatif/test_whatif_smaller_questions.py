@@ -14,7 +14,7 @@ from hetplan.job.spec import Pins
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.final_pricing import priced_start
 from hetplan.search.result import Question, SearchResult
-from hetplan.search.search import none_below
+from hetplan.search.search import none_below, search
 from hetplan.search.table_maker import TableMaker
 from hetplan.whatif import smaller_questions as room
 from hetplan.whatif.ask import NO_ANSWER, ask
@@ -66,6 +66,18 @@ def price(question: Question, found: SearchResult) -> float | None:
     """Of another question's plan for this one; None where it does not allow it."""
     offer = priced_start(found.plan, TableMaker.of(question, PREDICTOR).evaluator)
     return None if offer is None else offer.seconds
+
+
+def test_a_plan_that_has_not_what_a_job_pins_is_no_start_of_its_search() -> None:
+    question = Question(model=model(4), cluster=cluster(island("a", nodes=4)), job=job(8, gap=0.1))
+    found = ask(question, PREDICTOR)
+    (size,) = {replica.microbatch_size for replica in found.plan.replicas}
+    for pinned in (1, 2, 4):
+        asked = question.with_job(pin=Pins(microbatch_size=pinned))
+        offer = priced_start(found.plan, TableMaker.of(asked, PREDICTOR).evaluator)
+        assert (offer is not None) == (pinned == size)
+        again = search(asked.model, asked.cluster, asked.job, PREDICTOR, start=[found.plan])
+        assert {each.microbatch_size for each in again.plan.replicas} == {pinned}
 
 
 def never_slower(question: Question) -> int:

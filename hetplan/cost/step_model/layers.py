@@ -117,6 +117,14 @@ class LayerPricer(LayerCompute):
 
     def transformer(self, layer: TransformerLayer) -> LayerCost:
         """One transformer layer."""
+        return self.transformer_with(layer, (self.recompute,))[0]
+
+    def transformer_with(
+        self, layer: TransformerLayer, recomputes: Sequence[Recompute]
+    ) -> list[LayerCost]:
+        """One transformer layer with each of these recomputations, priced once: only what is
+        repeated differs.
+        """
         forward = self.parts(LayerKind.TRANSFORMER, layer, backward=False)
         backward = self.parts(LayerKind.TRANSFORMER, layer, backward=True)
         calls = self._calls
@@ -139,17 +147,16 @@ class LayerPricer(LayerCompute):
         forward = without_waits(forward, beside_forward)
         backward = without_waits(backward, beside_backward)
         all_forward = (*forward, *beside_forward)
-        return LayerCost(
-            forward=all_forward,
-            backward=(*backward, *beside_backward),
-            again=self._again(
-                layer,
-                forward,
-                all_forward,
-                (*self._communication(calls.expert_sums(layer)), *exchange),
-            ),
-            weight_seconds=compute_seconds(backward) * products / 2.0,
-        )
+        experts = (*self._communication(calls.expert_sums(layer)), *exchange)
+        return [
+            LayerCost(
+                forward=all_forward,
+                backward=(*backward, *beside_backward),
+                again=self._again(recompute, layer, (forward, all_forward), experts),
+                weight_seconds=compute_seconds(backward) * products / 2.0,
+            )
+            for recompute in recomputes
+        ]
 
     def embedding(self) -> LayerCost:
         """The embedding; all of its backward pass is the gradient of its weights."""
@@ -322,13 +329,13 @@ class LayerPricer(LayerCompute):
 
     def _again(
         self,
+        recompute: Recompute,
         layer: TransformerLayer,
-        compute: tuple[Part, ...],
-        forward: tuple[Part, ...],
+        passed: tuple[tuple[Part, ...], tuple[Part, ...]],
         experts: tuple[Part, ...],
     ) -> tuple[Part, ...]:
-        """`experts`: communication of a forward pass of the experts."""
-        recompute = self.recompute
+        """passed: compute of a forward pass, all of it; experts: communication of its experts."""
+        compute, forward = passed
         if recompute.granularity is RecomputeGranularity.NONE:
             return ()
         if recompute.granularity is RecomputeGranularity.FULL:

@@ -9,8 +9,9 @@ a row the search goes to better neighbours while there are any,
     meshes     a run is on another mesh; a mesh joins or leaves
     depth      a run and all before it keep one microbatch more or fewer in flight
 
-then shakes the best row and goes again. Fixed seed, budget in slots that were cut: equal spaces
-give equal rows.
+then shakes the best row and goes again. Where the meshes of a region stand together, the runs of a
+neighbour are gathered by region. Fixed seed, budget in slots that were cut: equal spaces give equal
+rows.
 
 `polish` moves single layers and changes recomputations of a cut, by replay where the closed forms
 of `rows.estimate` leave a move a chance.
@@ -189,7 +190,22 @@ def neighbour(
         for r in range(a + 1):
             found[r, EXTRA] += c
     _even_out(table, most_slots, found, count, a)
+    if table.regions_apart:
+        _gather(table, found, count)
     return count
+
+
+@kernel
+def _gather(table: StageTable, runs: Ints, count: int) -> None:
+    """Put every run next to the first ones of its region; depths stay in their places."""
+    for r in range(1, count):
+        region, last = table.region[runs[r, MESH]], -1
+        for q in range(r):
+            if region >= 0 and table.region[runs[q, MESH]] == region:
+                last = q
+        for q in range(r, last + 1 if last >= 0 else r, -1):
+            for k in range(2):
+                runs[q, k], runs[q - 1, k] = runs[q - 1, k], runs[q, k]
 
 
 @kernel

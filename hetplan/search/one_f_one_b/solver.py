@@ -100,19 +100,28 @@ class OneFOneBSolver(FamilySolver):
             type(self)(self.index, part, self._maker)._search_rows(best)
             return
         self._search_rows(best)
-        if self.space.regions_apart:
-            # Where the meshes of a region stand together, most steps of a local search lead
-            # nowhere; the programs meet plans on their way.
-            self._walk(best, again=False)
 
     def _search_rows(self, best: Best) -> None:
-        table = self.space
-        most = max(1, min(len(table.max_stages), num_islands(table.island_mask)))
+        """Offer the best rows of all meshes, and of those of each region: from a plan over several
+        regions most steps towards one within a region lead through worse ones.
+        """
+        regions = self.space.region
+        every = np.arange(len(regions))
+        self._search_among(self.space, every, best)
+        for region in np.unique(regions[regions >= 0]).tolist():
+            some = every[regions == region]
+            if len(some) < len(every):
+                self._search_among(self.space.of_meshes(some), some, best)
+
+    def _search_among(self, table: StageTable, meshes: Ints, best: Best) -> None:
+        """Offer the best rows of these meshes of the space, which the table has."""
+        most = max(1, min(len(meshes), num_islands(table.island_mask)))
         kept = kept_rows(_KEPT, most)
         search_rows(table, most_stages(table), best.seed, _ROUNDS, _LOCAL_BUDGET, kept)
         for runs, count, score in zip(kept.runs, kept.counts, kept.scores, strict=True):
             if score < min(_IMPOSSIBLE, best.seconds * _WORTH_POLISHING):
-                self.offer_row(expand(runs, count), best)
+                row = expand(runs, count)
+                self.offer_row(row._replace(mesh=meshes[row.mesh]), best)
                 best.check_time()
 
     def offer_row(self, row: Slots, best: Best) -> None:
@@ -150,8 +159,10 @@ class OneFOneBSolver(FamilySolver):
             part = self._maker.below(self.family, best.target)
             if part is not self.family:
                 walker = type(self)(self.index, part, self._maker)
+        # Plans without the meshes of the part are not below the target.
+        others = best.target if walker is not self else NEVER
         if not walker._walk(best):
-            self._list(best)
+            walker._list(best, others)
 
     def _closed_by_passes(self, best: Best) -> bool:
         """Whether a walk closes the family that leaves out what follows the last pass: most of the
@@ -167,11 +178,8 @@ class OneFOneBSolver(FamilySolver):
         best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
         return not best.open(self.index)
 
-    def _walk(self, best: Best, *, again: bool = True) -> bool:
-        """Whether the programs over orders close the family; what they meet is offered.
-
-        again: as long as that makes the target lower.
-        """
+    def _walk(self, best: Best) -> bool:
+        """Whether the programs over orders close the family; what they meet is offered."""
         ceiling = min(best.target, NEVER)
         if best.stalled_at.get(self.index, float("inf")) <= ceiling * (1.0 + _SAME_TARGET):
             return best.effort == 1 and self._lift(best)
@@ -180,12 +188,10 @@ class OneFOneBSolver(FamilySolver):
         whole = many and best.effort == 0
         if whole:
             program, meshes = together(self.space, ceiling)
-            return self._walk_over((((program,), meshes),), best, again=again)
-        return self._walk_over(apart(self.space, ceiling), best, again=again)
+            return self._walk_over((((program,), meshes),), best)
+        return self._walk_over(apart(self.space, ceiling), best)
 
-    def _walk_over(
-        self, parts: Sequence[tuple[Sequence[OrderProgram], Ints]], best: Best, *, again: bool
-    ) -> bool:
+    def _walk_over(self, parts: Sequence[tuple[Sequence[OrderProgram], Ints]], best: Best) -> bool:
         """Whether the programs of these parts, which have all plans of the family, close it."""
         ceiling, many = min(best.target, NEVER), len(self.family.meshes) > MANY
         while best.open(self.index):
@@ -207,7 +213,7 @@ class OneFOneBSolver(FamilySolver):
             settled = best.target >= before or many
             if finished and settled and best.open(self.index):
                 best.stalled_at[self.index] = best.target
-            if settled or not again:
+            if settled:
                 return not best.open(self.index)
         return True
 
@@ -249,13 +255,16 @@ class OneFOneBSolver(FamilySolver):
         row = Slots(*[np.array(values, dtype=np.int64) for values in arrays])
         self.offer_cut(row._replace(mesh=meshes[row.mesh]), best)
 
-    def _list(self, best: Best) -> bool:
-        """Replay every plan below the target where they are few; whether that was all of them."""
+    def _list(self, best: Best, others: float) -> bool:
+        """Replay every plan below the target where they are few; whether that was all of them.
+
+        others: no plan that is not in the space is below.
+        """
         every = few_plans(self.space, _FEW_PLANS, best.check_time)
         if every is None:
             return False
         spent = np.zeros(3, dtype=np.int64)
-        least = float("inf")
+        least = others
         for row in every:
             best.check_time()
             below = self._list_row(row, best, spent)

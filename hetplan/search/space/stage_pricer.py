@@ -22,13 +22,12 @@ from hetplan.cost.step_model.groups import Groups, KnownCollectives, groups_of, 
 from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerCost, LayerPricer
 from hetplan.cost.step_model.units import Settings, copies_within, layer_kinds, with_sharding
-from hetplan.cost.terms import Part, seconds_of_parts
+from hetplan.cost.terms import seconds_of_parts
 from hetplan.errors import InputError
 from hetplan.job.kernels import job_on
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits, layer_units, planning_faults
-from hetplan.model.layers import TransformerLayer
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import device_ranges
 from hetplan.plans.build import overlap_of, replica_of
@@ -70,28 +69,6 @@ class Passes(NamedTuple):
 
 Modules: TypeAlias = tuple[RecomputeModule, ...]
 """What a stage repeats in its backward pass; none: whole layers, if anything."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ChainPricer(LayerPricer):
-    """Prices layers once for all sets of modules: only what is repeated differs."""
-
-    chain: tuple[Modules, ...]
-    seconds: dict[tuple[TransformerLayer, Modules], float] = field(default_factory=dict)
-    """Of what is repeated of a layer, once that is priced."""
-
-    def _again(
-        self,
-        layer: TransformerLayer,
-        compute: tuple[Part, ...],
-        forward: tuple[Part, ...],
-        experts: tuple[Part, ...],
-    ) -> tuple[Part, ...]:
-        for modules in self.chain:
-            each = replace(self, recompute=_recompute(modules))
-            parts = LayerPricer._again(each, layer, compute, forward, experts)
-            self.seconds[layer, modules] = seconds_of_parts(parts)
-        return ()
 
 
 def _recompute(modules: Modules) -> Recompute:
@@ -288,24 +265,17 @@ class StagePricer:
         found = self._seconds.get((modules, key))
         if found is None:
             chain = self.chain if modules in self.chain else (modules,)
-            pricer = self._pricer(place, shape, groups, model, chain)
+            pricer = self._pricer(place, shape, groups, model)
             shared = self._shared(island, shape, model, sharing) if sharing else None
-            every = [self._priced(pricer, self._kinds[0][k], shared) for k in kinds]
+            every = [self._priced(pricer, self._kinds[0][k], shared, chain) for k in kinds]
             for at, each in enumerate(chain):
                 self._seconds[each, key] = np.array([(*both, again[at]) for both, again in every]).T
             found = self._seconds[modules, key]
         return found
 
-    def _pricer(
-        self,
-        place: Island,
-        shape: Shape,
-        groups: Groups,
-        model: ModelSpec,
-        chain: tuple[Modules, ...],
-    ) -> _ChainPricer:
+    def _pricer(self, place: Island, shape: Shape, groups: Groups, model: ModelSpec) -> LayerPricer:
         beside = trainer_settings(self.job).tp_comm_overlap and shape.sequence_parallel
-        return _ChainPricer(
+        return LayerPricer(
             model=model,
             real_vocab_size=self.model.vocab_size,
             island=place,
@@ -316,7 +286,6 @@ class StagePricer:
             groups=groups,
             known=self.known,
             predictor=self._caching,
-            chain=chain,
         )
 
     def _shared(
@@ -350,22 +319,24 @@ class StagePricer:
 
     def _priced(
         self,
-        pricer: _ChainPricer,
+        pricer: LayerPricer,
         position: int,
         shared: Callable[[LayerCost, int], LayerCost] | None,
+        chain: tuple[Modules, ...],
     ) -> tuple[tuple[float, float], list[float]]:
         """(forward, backward), and what is repeated of each set of modules."""
         model = self.model
         if position in (0, len(model.layers) - 1):
             cost = pricer.head() if position else pricer.embedding()
             cost = shared(cost, position) if shared else cost
-            return (cost.forward_seconds, cost.backward_seconds), [0.0] * len(pricer.chain)
+            return (cost.forward_seconds, cost.backward_seconds), [0.0] * len(chain)
         layer = model.layer_at(position).at(self.job.sequence_length)
-        inside = pricer.transformer(layer)
-        cost = inside if position <= model.num_layers else pricer.multi_token_prediction(layer)
+        inside = pricer.transformer_with(layer, [_recompute(modules) for modules in chain])
+        cost = inside[0] if position <= model.num_layers else pricer.multi_token_prediction(layer)
+        cost = replace(cost, again=())
         cost = shared(cost, position) if shared else cost
         # What is repeated of a multi-token prediction is its transformer layer.
-        again = [pricer.seconds[layer, modules] for modules in pricer.chain]
+        again = [seconds_of_parts(each.again) for each in inside]
         return (cost.forward_seconds, cost.backward_seconds), again
 
     def weights(self, shape: Shape) -> Weights:

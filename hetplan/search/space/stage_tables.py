@@ -7,7 +7,7 @@ One family is one table (`hetplan.search.space.stage_table`). Its numbers are th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,6 +44,8 @@ class StageTables:
     """Stage tables of the families of one job; keeps what they share."""
 
     stage_pricer: StagePricer
+    check: Callable[[], None] = lambda: None
+    """Called now and then; may raise."""
 
     @cached_property
     def job(self) -> Job:
@@ -58,7 +60,7 @@ class StageTables:
     @cached_property
     def transfers(self) -> Transfers:
         """Transfers between the meshes of the job."""
-        return Transfers(self.stage_pricer)
+        return Transfers(self.stage_pricer, self.check)
 
     @cached_property
     def ends(self) -> Ends:

@@ -7,7 +7,8 @@ meshes few differ in that, so each different one is priced once and kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,12 +62,16 @@ class Side:
 _Row = tuple[float, float, float, float, float]
 """Seconds: forward, backward, latency, rendezvous extra, a scalar over the link."""
 
+_NEVER = (math.nan,) * 5
+
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
     """Transfers of a job's meshes; keeps what it has priced."""
 
     placed: StagePricer
+    check: Callable[[], None] = lambda: None
+    """Called now and then; may raise."""
     _rows: dict[tuple[object, ...], _Row] = field(default_factory=dict, repr=False, compare=False)
     _links: dict[tuple[tuple[int, ...], tuple[int, ...]], bool] = field(
         default_factory=dict, repr=False, compare=False
@@ -108,7 +113,9 @@ class Transfers:
         """(links [4, M, M], node links [4, M], norm levels over both).
 
         On the diagonal of the first: between stages of one node; of meshes whose stages fill nodes,
-        or span islands, between nodes.
+        or span islands, between nodes. An island is in one mesh of a pipeline: of two meshes that
+        share one, and of which one has several, no stages are neighbours; those are given the
+        largest seconds of all.
         """
         sides = [self.side(mesh) for mesh in meshes]
         count = len(meshes)
@@ -120,7 +127,8 @@ class Transfers:
                 _keys(meshes, sides), axis=0, return_index=True, return_inverse=True
             )
         each = firsts.tolist()
-        priced = np.array([[self._pair(meshes, sides, i, j) for j in each] for i in each])
+        priced = np.array([self._pairs(meshes, sides, i, each) for i in each])
+        priced = np.where(np.isnan(priced), np.nanmax(priced, axis=(0, 1)), priced)
         alike = alike.reshape(-1)
         rows = priced[alike[:, None], alike]
         for i, (mesh, side) in enumerate(zip(meshes, sides, strict=True)):
@@ -130,6 +138,18 @@ class Transfers:
                 rows[i, i] = self._own(mesh, side, inside=True)
         links, node_links = (np.moveaxis(each[..., :_NORM], -1, 0) for each in (rows, nodes))
         return links, node_links, rows[..., _NORM], nodes[..., _NORM]
+
+    def _pairs(
+        self, meshes: Sequence[Mesh], sides: Sequence[Side], i: int, others: Sequence[int]
+    ) -> list[_Row]:
+        """From mesh i to others; not a number where no stages of theirs are neighbours."""
+        self.check()
+        one, found = meshes[i], []
+        for j in others:
+            two = meshes[j]
+            never = i != j and len(one.islands) + len(two.islands) > 2 and one.mask & two.mask
+            found.append(_NEVER if never else self._pair(meshes, sides, i, j))
+        return found
 
     def _pair(self, meshes: Sequence[Mesh], sides: Sequence[Side], i: int, j: int) -> _Row:
         one, two = sides[i], sides[j]
