@@ -46,7 +46,7 @@ from hetplan.search.space.allowed import allowed_cluster, apart, mesh_matches
 from hetplan.search.space.family import Family, FamilyTable
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_bytes
-from hetplan.whatif.ask import pins_in_words
+from hetplan.whatif.ask import mixing, pins_in_words
 
 ENDLESS_BYTES = 1e18
 """Memory of a device where memory is no constraint; far above any model, far below overflow."""
@@ -77,11 +77,6 @@ def _of_libraries(asked: Question) -> Iterator[Constraint]:
     if libraries:
         words = f"one library of collectives, of {', '.join(libraries)}"
         yield Constraint(words=words, without=mixing)
-
-
-def mixing(asked: Question) -> Question:
-    """The question with a trainer that mixes libraries of collectives."""
-    return asked.with_job(trainer=replace(asked.job.trainer, mixed_libraries=True))
 
 
 def _of_job(job: Job) -> Iterator[Constraint]:

@@ -32,7 +32,6 @@ from dataclasses import dataclass, field, replace
 from hetplan.cluster.libraries import island_library
 from hetplan.cluster.spec import Island
 from hetplan.cost.estimate_values import Estimate
-from hetplan.cost.step_model.pricer import Pricer
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
@@ -42,10 +41,17 @@ from hetplan.search.result import BreakEven, IdleCause, IdleReason, Question, Se
 from hetplan.search.solver import RESOLUTION
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.forwarding_predictor import CachingPredictor
-from hetplan.search.space.plan_evaluator import fits
-from hetplan.whatif.ask import NO_ANSWER, ask
+from hetplan.whatif.ask import (
+    NO_ANSWER,
+    ask,
+    gap_beside,
+    mixing,
+    nearer,
+    rate_of,
+    step_seconds,
+    wider,
+)
 from hetplan.whatif.plan_use import idle_islands, islands_in_use, work_share
-from hetplan.whatif.shadow_prices import LEAST_GAP, nearer, rate_of, wider
 
 _WIDE = 1000.0
 """Times the bandwidth of a link that is in nobody's way: 10 Gbit/s become more than any port."""
@@ -149,12 +155,7 @@ class _Asker:
 
         forced: plans that must use the island.
         """
-        certificate = self.result.certificate
-        gap = max(LEAST_GAP, 0.0 if certificate is None else certificate.gap)
-        if question.job.gap == 0:
-            gap = 0.0  # who asks for an exact plan asks for an exact reason
-        if forced:
-            gap = _FORCED_GAP
+        gap = _FORCED_GAP if forced else gap_beside(self.result, question)
         try:
             found = ask(question.looser(gap), self.predictor, known_plans=self.known)
         except NO_ANSWER:
@@ -178,9 +179,7 @@ class _Asker:
 
     def step(self, question: Question, plan: Plan) -> float:
         """Of a legal plan; infinite where it does not fit."""
-        job, model, cluster = question.job, question.model, question.cluster
-        step = Pricer(model, cluster, job, self.predictor).step(plan)
-        return step.step_seconds if fits(step) else math.inf
+        return step_seconds(plan, question, self.predictor)
 
     def known_of(self, question: Question) -> list[Plan]:
         """Known plans that the question's rules allow, the newest first."""
@@ -242,22 +241,24 @@ def _tried(asker: _Asker, base: Question) -> Iterator[tuple[IdleCause, ...]]:
         yield _HARDWARE
 
 
-def _all_changed(asker: _Asker, question: Question, causes: Sequence[IdleCause]) -> Question:
+def _all_changed(
+    asker: _Asker, question: Question, causes: Sequence[IdleCause], other: str = ""
+) -> Question:
+    """The question without these causes; of links those to the other island, where it is named."""
     for cause in causes:
-        question = _changed(asker, question, cause)
+        question = _changed(asker, question, cause, other)
     return question
 
 
-def _changed(asker: _Asker, question: Question, cause: IdleCause) -> Question:
-    """The question without this cause."""
-    island, job = asker.island, question.job
+def _changed(asker: _Asker, question: Question, cause: IdleCause, other: str = "") -> Question:
+    island = asker.island
     match cause:
         case IdleCause.LIBRARY:
-            return question.with_job(trainer=replace(job.trainer, mixed_libraries=True))
+            return mixing(question)
         case IdleCause.BANDWIDTH:
-            return wider(question, _pairs(asker, question), _WIDE)
+            return wider(question, _pairs(asker, question, other), _WIDE)
         case IdleCause.ROUND_TRIP:
-            return nearer(question, _pairs(asker, question), 0.0)
+            return nearer(question, _pairs(asker, question, other), 0.0)
         case IdleCause.MEMORY:
             more = replace(island, memory_bytes=_MORE_MEMORY * island.memory_bytes)
             return question.with_island(more)
@@ -314,11 +315,7 @@ def _other(asker: _Asker, base: Question, causes: Sequence[IdleCause]) -> str:
         return ""
     plan, now = asker.known[-1], _reference(asker, base)[1]
     for _, other in _pairs(asker, base):
-        pairs, changed = _pairs(asker, base, other), base
-        if IdleCause.BANDWIDTH in causes:
-            changed = wider(changed, pairs, _WIDE)
-        if IdleCause.ROUND_TRIP in causes:
-            changed = nearer(changed, pairs, 0.0)
+        changed = _all_changed(asker, base, causes, other)
         if asker.step(changed, plan) < now * (1.0 - RESOLUTION):
             return other
     return ""
@@ -397,6 +394,11 @@ def _axis(asker: _Asker, base: Question, causes: Sequence[IdleCause], other: str
     )
 
 
+def _open(found: SearchResult | None) -> float:
+    """Gap that a search has left open; 1 where it has shown nothing."""
+    return 1.0 if found is None or found.certificate is None else found.certificate.gap
+
+
 def _least_value(asker: _Asker, axis: _Axis) -> BreakEven | None:
     """The value from which a known plan pays, until no search finds one that does before it."""
     gap, last = 1.0, -1.0
@@ -408,7 +410,7 @@ def _least_value(asker: _Asker, axis: _Axis) -> BreakEven | None:
         if below == last or value == axis.today:
             break
         found, last = asker.ask(axis.at(below)), below
-        gap = 1.0 if found is None or found.certificate is None else found.certificate.gap
+        gap = _open(found)
     else:
         gap = 1.0  # the last search may have found a plan that pays sooner
     lower, upper = sorted((value, below))
@@ -450,17 +452,14 @@ def _least_batch(asker: _Asker, base: Question) -> BreakEven:
     """The least batch that makes the best plan use more of the island, of a few."""
     today, best = base.job.global_batch_size, _better_batch(asker)
     step = max(1, today // _BATCH_PARTS) if best == _MOST_BATCH * today else best - today
-    low, high, gap = today, best, 0.0
-    if asker.result.certificate is not None:
-        gap = asker.result.certificate.gap
+    low, high, gap = today, best, _open(asker.result)
     while high - low > step:
         middle = low + (high - low) // (2 * step) * step
         found = asker.ask(base.with_job(global_batch_size=middle))
         if asker.helps(found) is not None:
             high = middle
         else:
-            low = middle
-            gap = 1.0 if found is None or found.certificate is None else found.certificate.gap
+            low, gap = middle, _open(found)
     return BreakEven(
         name="global_batch_size", unit="sequences", today=today, value=high, lower=low, upper=high,
         gap=gap,

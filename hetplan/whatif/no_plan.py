@@ -24,8 +24,16 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question
 from hetplan.search.space.allowed import apart
 from hetplan.units import format_bytes, format_seconds
-from hetplan.whatif.ask import NO_ANSWER, Change, ask, other_value, pins_in_words, with_nodes
-from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict, mixing
+from hetplan.whatif.ask import (
+    NO_ANSWER,
+    Change,
+    ask,
+    mixing,
+    other_value,
+    pins_in_words,
+    with_nodes,
+)
+from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict
 from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.plan_use import pinned_values
 

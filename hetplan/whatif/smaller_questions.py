@@ -35,13 +35,13 @@ from hetplan.plans.targets import TARGETS, target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.final_pricing import priced_start
 from hetplan.search.journal import JournalFile
-from hetplan.search.result import Inputs, Question, SearchResult
-from hetplan.search.search import check_question, none_below, search
+from hetplan.search.result import Question, SearchResult
+from hetplan.search.search import check_question, none_below
 from hetplan.search.solver import Progress
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.plan_evaluator import PlanEvaluator
 from hetplan.search.table_maker import TableMaker
-from hetplan.whatif.ask import NO_ANSWER, is_interrupted
+from hetplan.whatif.ask import NO_ANSWER, is_interrupted, searched
 from hetplan.whatif.objectives import interrupted
 
 _FEW_ISLANDS = 4
@@ -81,15 +81,12 @@ def best_plan(
     if limit is not None or stopped:
         job = replace(job, time_limit_seconds=0.0 if stopped else max(0.0, end - clock()))
     try:
-        found = search(
-            question.model,
-            question.cluster,
-            job,
+        found = searched(
+            replace(question, job=job),
             answers.predictor,
-            sha256=question.sha256 if isinstance(question, Inputs) else (),
+            start=start,
             progress=answers.shown(job.target),
             journal=journal,
-            start=start,
         )
     except LimitError:
         if stopped:  # the plans of smaller questions are none of this one
@@ -217,14 +214,7 @@ class Answers:
         return found if isinstance(found, SearchResult) else None
 
     def _searched(self, name: str, question: Question, start: tuple[Plan, ...]) -> SearchResult:
-        found = search(
-            question.model,
-            question.cluster,
-            question.job,
-            self.predictor,
-            progress=self.shown(name),
-            start=start,
-        )
+        found = searched(question, self.predictor, start=start, progress=self.shown(name))
         self.plans.append(found.plan)
         if is_interrupted(found):
             raise KeyboardInterrupt
