@@ -31,6 +31,7 @@ from hetplan.search.space.allowed import allowed_cluster
 from hetplan.units import format_bytes, format_each, format_seconds, format_share
 from hetplan.whatif.lost_nic import LostNic
 from hetplan.whatif.plan_use import idle_islands
+from hetplan.whatif.smaller_questions import usable_kinds
 
 
 def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
@@ -354,10 +355,8 @@ def restriction_line(
 
 def unused_kinds(result: SearchResult) -> tuple[str, ...]:
     """Device kinds that the job may use and the plan does not."""
-    cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
-    kinds = dict.fromkeys(each.device.kind for each in cluster.islands if each.usable_nodes)
     used = {island.device.kind for island in result.used_islands}
-    return tuple(kind for kind in kinds if kind not in used)
+    return tuple(kind for kind in usable_kinds(result.inputs) if kind not in used)
 
 
 def launch_lines(plan: Plan) -> Iterator[str]:

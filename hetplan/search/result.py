@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -154,10 +153,11 @@ class Question:
         )
         return self.changed(cluster=replace(self.cluster, islands=islands))
 
-    def without_islands(self, names: Sequence[str]) -> Question:
-        """The question where these islands are forbidden too."""
-        forbid = replace(self.job.forbid, islands=(*self.job.forbid.islands, *names))
-        return self.with_job(forbid=forbid)
+    def without_islands(self, *names: str) -> Question:
+        """The question where these islands are forbidden too; equal questions have equal jobs."""
+        out = {*self.job.forbid.islands, *names}
+        kept = tuple(each.name for each in self.cluster.islands if each.name in out)
+        return self.with_job(forbid=replace(self.job.forbid, islands=kept))
 
     def with_job(self, **values: Any) -> Question:
         """The question with these fields of its job."""

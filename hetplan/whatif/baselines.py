@@ -37,7 +37,7 @@ from hetplan.search.result import (
 from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.whatif.ask import NO_ANSWER, ask, first_line
 from hetplan.whatif.memory_shortage import room_lines
-from hetplan.whatif.smaller_questions import Answers, alone, usable_islands
+from hetplan.whatif.smaller_questions import Answers, alone, usable_islands, usable_kinds
 
 WIDER = "native"
 """The target that is asked."""
@@ -110,8 +110,7 @@ def homogeneous_sum(result: SearchResult, answers: Answers) -> HomogeneousSum:
     are searched.
     """
     inputs = result.inputs
-    kinds = dict.fromkeys(island.device.kind for island in usable_islands(inputs))
-    kinds_alone = tuple(_alone(inputs, kind, answers) for kind in kinds)
+    kinds_alone = tuple(_alone(inputs, kind, answers) for kind in usable_kinds(inputs))
     tokens = result.estimate.tokens_per_second
     parts = [
         None

@@ -59,7 +59,7 @@ def _every(plan: Plan, question: Question, predictor: Predictor, deadline: float
                 yield from _best_of(moved, there, deadline)
     if len(islands) > 1:
         for name in islands_in_use(plan, question.cluster):
-            without = TableMaker.of(question.without_islands((name,)), predictor)
+            without = TableMaker.of(question.without_islands(name), predictor)
             there = _likeliest(without, without.families, _MAX_ELSEWHERE, deadline)
             yield from _best_of(without, there, deadline)
     yield from _best_of(maker, likeliest[_MAX_ELSEWHERE:], deadline)

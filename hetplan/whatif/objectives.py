@@ -96,11 +96,11 @@ def nearby(result: SearchResult) -> Iterator[Change]:
     ]
     if len(usable) > 1:
         for name in islands_in_use(plan, question.cluster):
-            yield Change(words=f"without {name}", question=question.without_islands((name,)))
+            yield Change(words=f"without {name}", question=question.without_islands(name))
         for kind in dict.fromkeys(island.device.kind for island in usable):
             others = tuple(island.name for island in usable if island.device.kind != kind)
             if others:
-                yield Change(words=f"{kind} only", question=question.without_islands(others))
+                yield Change(words=f"{kind} only", question=question.without_islands(*others))
     for part in _PARTS:
         fewer = _fewer_nodes(question.job, usable, part)
         if fewer != question.job:

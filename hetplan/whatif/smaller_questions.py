@@ -119,11 +119,11 @@ def _targets_within(job: Job) -> tuple[str, ...]:
 
 def _with_fewer_islands(question: Question) -> Iterator[tuple[str, Question]]:
     """The weakest island is left out first."""
-    islands = usable_islands(question)
-    kinds = dict.fromkeys(island.device.kind for island in islands)
+    islands, kinds = usable_islands(question), usable_kinds(question)
     if 1 < len(islands) <= _FEW_ISLANDS:
         for island in sorted(islands, key=lambda each: each.num_usable_devices * _peak(each)):
-            yield f"{question.job.target} without {island.name}", without(question, island.name)
+            name = f"{question.job.target} without {island.name}"
+            yield name, question.without_islands(island.name)
     elif len(kinds) > 1:
         for kind in kinds:
             yield f"{question.job.target} on {kind} alone", alone(question, kind)
@@ -135,6 +135,11 @@ def usable_islands(question: Question) -> list[Island]:
     return [each for each in cluster.islands if each.num_usable_devices]
 
 
+def usable_kinds(question: Question) -> tuple[str, ...]:
+    """Device kinds of these islands."""
+    return tuple(dict.fromkeys(each.device.kind for each in usable_islands(question)))
+
+
 def _peak(island: Island) -> float:
     return max((rate for _, rate in island.device.peak_flops_per_second), default=0.0)
 
@@ -142,14 +147,7 @@ def _peak(island: Island) -> float:
 def alone(question: Question, kind: str) -> Question:
     """The question for the devices of one kind."""
     others = (each.name for each in usable_islands(question) if each.device.kind != kind)
-    return without(question, *others)
-
-
-def without(question: Question, *names: str) -> Question:
-    """The question with these islands forbidden too; equal questions have equal jobs."""
-    out = {*question.job.forbid.islands, *names}
-    kept = tuple(each.name for each in question.cluster.islands if each.name in out)
-    return question.with_job(forbid=replace(question.job.forbid, islands=kept))
+    return question.without_islands(*others)
 
 
 def _unheard(name: str) -> None:
