@@ -34,6 +34,7 @@ from hetplan.cluster.spec import Island
 from hetplan.cost.estimate_values import Estimate
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.check import check_plan
+from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
@@ -51,7 +52,7 @@ from hetplan.whatif.ask import (
     step_seconds,
     wider,
 )
-from hetplan.whatif.plan_use import idle_islands, islands_in_use, work_share
+from hetplan.whatif.plan_use import idle_islands, work_share
 
 _WIDE = 1000.0
 """Times the bandwidth of a link that is in nobody's way: 10 Gbit/s become more than any port."""

@@ -27,6 +27,7 @@ from functools import partial
 
 from hetplan.job.spec import Forbids
 from hetplan.plans.check import check_plan
+from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
@@ -51,7 +52,6 @@ from hetplan.whatif.ask import (
     wider,
     with_nodes,
 )
-from hetplan.whatif.plan_use import islands_in_use
 
 _MORE_NODES = 0.1
 """Part of an island's nodes that is added, at least one node."""

@@ -8,13 +8,13 @@ import pytest
 from search_jobs import cluster, island, job, model
 
 from hetplan.job.spec import Pins
+from hetplan.plans.pieces import islands_in_use
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import idle_lines
 from hetplan.search.result import BreakEven, IdleCause, IdleReason, Question, SearchResult
 from hetplan.search.search import search
 from hetplan.whatif.ask import ask, nearer, wider
 from hetplan.whatif.idle import busy_shares, idle_reasons
-from hetplan.whatif.plan_use import islands_in_use
 from hetplan.whatif.shadow_prices import changes, shadow_prices
 
 _PREDICTOR = FittedPredictor.datasheet_only()
