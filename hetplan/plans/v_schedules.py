@@ -74,7 +74,7 @@ def places(schedule: str, num_stages: int, chunks: int) -> list[tuple[int, int]]
 
 
 def looped(layers: Sequence[int], schedule: str, num_stages: int) -> tuple[tuple[int, ...], ...]:
-    """Numbers of the virtual stages, in the order of the model, by stage."""
+    """The layers of the chunks of each stage; they come in the order of the model."""
     rows: list[list[int]] = [[] for _ in range(num_stages)]
     for at, count in enumerate(layers):
         rows[stage_of(schedule, at, num_stages)].append(count)

@@ -24,7 +24,7 @@ from hetplan.search.journal import JournalFile
 from hetplan.search.result import Inputs, Question, SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
-from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.search.space.plan_evaluator import fits
 from hetplan.whatif.plan_use import keeps_pins
 
@@ -118,6 +118,13 @@ def step_seconds(plan: Plan, question: Question, predictor: Predictor) -> float:
     """Step of a legal plan; infinite where it does not fit."""
     step = Pricer(question.model, question.cluster, question.job, predictor).step(plan)
     return step.step_seconds if fits(step) else math.inf
+
+
+def libraries_apart(question: Question) -> tuple[str, ...]:
+    """Libraries of collectives that the job's trainer cannot have in one plan; empty where it can
+    have all that its cluster has.
+    """
+    return apart(allowed_cluster(question.cluster, question.job), question.job)
 
 
 def mixing(question: Question) -> Question:

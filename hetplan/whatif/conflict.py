@@ -41,11 +41,11 @@ from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Question
 from hetplan.search.solver import Best, Solver
 from hetplan.search.solvers import solvers_of
-from hetplan.search.space.allowed import allowed_cluster, apart, mesh_matches
+from hetplan.search.space.allowed import mesh_matches
 from hetplan.search.space.family import Family
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_bytes
-from hetplan.whatif.ask import mixing, pins_in_words
+from hetplan.whatif.ask import libraries_apart, mixing, pins_in_words
 from hetplan.whatif.memory_shortage import greed
 
 ENDLESS_BYTES = 1e18
@@ -73,7 +73,7 @@ def constraints(asked: Question) -> tuple[Constraint, ...]:
 
 
 def _of_libraries(asked: Question) -> Iterator[Constraint]:
-    libraries = apart(allowed_cluster(asked.cluster, asked.job), asked.job)
+    libraries = libraries_apart(asked)
     if libraries:
         words = f"one library of collectives, of {', '.join(libraries)}"
         yield Constraint(words=words, without=mixing)

@@ -28,10 +28,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 from hetplan.cluster.libraries import island_library
 from hetplan.cluster.spec import Island
-from hetplan.cost.estimate_values import Estimate
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.check import check_plan
 from hetplan.plans.pieces import islands_in_use
@@ -53,6 +53,7 @@ from hetplan.whatif.ask import (
     wider,
 )
 from hetplan.whatif.plan_use import idle_islands, work_share
+from hetplan.whatif.smaller_questions import usable_islands
 
 _WIDE = 1000.0
 """Times the bandwidth of a link that is in nobody's way: 10 Gbit/s become more than any port."""
@@ -93,7 +94,7 @@ def idle_reasons(
     if certificate is None or result.objective:
         return ()
     cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
-    shares = busy_shares(result.plan, result.estimate, cluster.islands, result.inputs)
+    shares = busy_shares(result)
     idle = {island.name: left for island, left in idle_islands(result.plan, cluster)}
     fair = _FAIR * max(shares.values())
     named = [name for name, share in shares.items() if name in idle or share < fair]
@@ -117,19 +118,17 @@ def idle_reasons(
     return tuple(found)
 
 
-def busy_shares(
-    plan: Plan, estimate: Estimate, islands: Sequence[Island], question: Question
-) -> dict[str, float]:
+def busy_shares(result: SearchResult) -> dict[str, float]:
     """By island with usable nodes: part of the step in which its usable devices compute."""
-    seconds = {island.name: 0.0 for island in islands if island.num_usable_devices}
-    for stage, cost in zip(plan.stages, estimate.stages, strict=True):
+    estimate, usable = result.estimate, usable_islands(result.inputs)
+    seconds = {island.name: 0.0 for island in usable}
+    for stage, cost in zip(result.plan.stages, estimate.stages, strict=True):
         for replica in stage.replicas:
-            on = question.cluster.island_of_device(replica.devices[0].start).name
+            on = result.inputs.cluster.island_of_device(replica.devices[0].start).name
             seconds[on] += replica.num_devices * cost.busy_seconds
     return {
         island.name: seconds[island.name] / (island.num_usable_devices * estimate.step_seconds)
-        for island in islands
-        if island.name in seconds
+        for island in usable
     }
 
 
@@ -172,11 +171,11 @@ class _Asker:
     def _share(self, plan: Plan) -> float:
         return work_share(plan, self.result.inputs.cluster, self.island.name)
 
-    def helps(self, found: SearchResult | None) -> SearchResult | None:
-        """The answer where its plan gives the island more work and makes more of a second."""
+    def helps(self, found: SearchResult | None) -> TypeGuard[SearchResult]:
+        """Whether the answer's plan gives the island more work and makes more of a second."""
         if found is None or not self.uses_more(found.plan):
-            return None
-        return found if _rate(found) > self.tokens_per_second * (1.0 + RESOLUTION) else None
+            return False
+        return _rate(found) > self.tokens_per_second * (1.0 + RESOLUTION)
 
     def step(self, question: Question, plan: Plan) -> float:
         """Of a legal plan; infinite where it does not fit."""
@@ -204,12 +203,12 @@ def _explained(reason: IdleReason, asker: _Asker) -> IdleReason:
     if _has_other_library(base, result.plan, island):
         first, base = (IdleCause.LIBRARY,), _changed(asker, base, IdleCause.LIBRARY)
         found = asker.ask(base)
-        if asker.helps(found) is not None:
+        if asker.helps(found):
             return _mended(reason, asker, found, first)
         asker.tokens_per_second = asker.tokens_per_second if found is None else _rate(found)
     for causes in _tried(asker, base):
         found = asker.ask(_all_changed(asker, base, causes))
-        if asker.helps(found) is not None:
+        if asker.helps(found):
             other = _other(asker, base, causes)
             reason = replace(
                 _mended(reason, asker, found, (*first, *causes)),
@@ -221,16 +220,16 @@ def _explained(reason: IdleReason, asker: _Asker) -> IdleReason:
 
 
 def _mended(
-    reason: IdleReason, asker: _Asker, found: SearchResult | None, causes: tuple[IdleCause, ...]
+    reason: IdleReason, asker: _Asker, found: SearchResult, causes: tuple[IdleCause, ...]
 ) -> IdleReason:
-    gain = 0.0 if found is None else _rate(found) / asker.tokens_per_second - 1.0
+    gain = _rate(found) / asker.tokens_per_second - 1.0
     return replace(reason, causes=causes, gain=gain)
 
 
 def _tried(asker: _Asker, base: Question) -> Iterator[tuple[IdleCause, ...]]:
     """Sets of changes, likeliest first; the caller stops at the first that helps."""
     yield (IdleCause.BANDWIDTH,)
-    hardware = asker.helps(asker.ask(_all_changed(asker, base, _HARDWARE))) is not None
+    hardware = asker.helps(asker.ask(_all_changed(asker, base, _HARDWARE)))
     if hardware:
         yield (IdleCause.ROUND_TRIP,)
         yield (IdleCause.MEMORY,)
@@ -457,7 +456,7 @@ def _least_batch(asker: _Asker, base: Question) -> BreakEven:
     while high - low > step:
         middle = low + (high - low) // (2 * step) * step
         found = asker.ask(base.with_job(global_batch_size=middle))
-        if asker.helps(found) is not None:
+        if asker.helps(found):
             high = middle
         else:
             low, gap = middle, _open(found)

@@ -163,7 +163,7 @@ def test_an_island_in_use_is_busy_and_all_used_ones_have_no_reason() -> None:
     question = asked()
     found = planned(question)
     assert idle_reasons(found, _PREDICTOR) == ()
-    shares = busy_shares(found.plan, found.estimate, question.cluster.islands, question)
+    shares = busy_shares(found)
     assert set(shares) == {"a", "b"}
     assert all(0.0 < share <= 1.0 for share in shares.values())
     assert idle_reasons(replace(found, certificate=None), _PREDICTOR) == ()
