@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hetplan"
 ORDER = {
     "version": 0,
     "errors": 0,
+    "interrupts": 0,
     "units": 1,
     "kernels": 1,
     "files": 2,
