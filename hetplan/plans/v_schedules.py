@@ -13,6 +13,9 @@ v-half, v-min
             Controllable memory (arXiv 2405.15362, section 4): the passes of one microbatch, as far
             apart from stage to stage as `_OFFSETS` says, are repeated every six passes. About half
             and a third of the activations of 1f1b.
+
+Also here: what is true of all schedules and must be known without costs, passes and places of
+virtual stages.
 """
 
 from __future__ import annotations

@@ -343,11 +343,10 @@ def restriction_line(
     if most <= 0.0:
         no_less = format_seconds(least)
         return f"{name} cannot be faster: no plan of it takes less than {no_less}{advice}"
-    bound = f"at most {most:.1%}" if least > 0.0 else ""
+    limit = f"at most {most:.1%}" if least > 0.0 else "no bound was found"
     if gain <= 0.0:
-        limit = f"{bound} faster" if bound else "no bound was found"
+        limit += " faster" if least > 0.0 else ""
         return f"{name} has no faster plan as far as was searched ({limit}){advice}"
-    limit = bound or "no bound was found"
     if restriction.mixed:
         return f"{name} can mix {mix}: {gain:.1%} faster, at least ({limit})"
     return f"{name} would be {gain:.1%} faster ({limit})"

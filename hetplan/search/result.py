@@ -148,10 +148,7 @@ class Question:
 
     def with_island(self, island: Island) -> Question:
         """The question where this island takes the place of the one of the same name."""
-        islands = tuple(
-            island if each.name == island.name else each for each in self.cluster.islands
-        )
-        return self.changed(cluster=replace(self.cluster, islands=islands))
+        return self.changed(cluster=self.cluster.with_island(island))
 
     def without_islands(self, *names: str) -> Question:
         """The question where these islands are forbidden too; equal questions have equal jobs."""
