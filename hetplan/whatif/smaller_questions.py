@@ -178,10 +178,10 @@ class Answers:
 
     def start(self, question: Question) -> tuple[Plan, ...]:
         """The fastest plan of the smaller questions, by its price for this one; none or one."""
-        fastest: tuple[Plan, ...] = ()
-        if not self._has_room(question):
+        fastest, known = tuple[Plan, ...](), math.inf
+        evaluator = self._evaluator(question)
+        if evaluator is None:
             return fastest  # what has no plan has none in a part of it
-        known, evaluator = math.inf, self._evaluator(question)
         for name, smaller in smaller_questions(question):
             if self.seconds_left < _LEAST_SECONDS:
                 break
@@ -249,19 +249,17 @@ class Answers:
         mixed = target(question.job.target).mixed_stages and len(fewer) > 2
         return not mixed or all(self.none_below(each, seconds) for each in fewer)
 
-    def _has_room(self, question: Question) -> bool:
+    def _evaluator(self, question: Question) -> PlanEvaluator | None:
+        """Prices plans of the question; None where it has none."""
         try:
             check_question(question)
-            return len(TableMaker.of(question, self.predictor).with_room()) > 0
+            maker = TableMaker.of(question, self.predictor)
+            return maker.evaluator if len(maker.with_room()) > 0 else None
         except InputError:
-            return False
+            return None
 
     def _unknown(self, question: Question) -> bool:
         return _timeless(question.job) not in self._found
-
-    def _evaluator(self, question: Question) -> PlanEvaluator:
-        cluster = allowed_cluster(question.cluster, question.job)
-        return PlanEvaluator(question.model, cluster, question.job, self.predictor)
 
 
 def _timeless(job: Job) -> Job:

@@ -307,6 +307,9 @@ def _end_with(parent: int) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
+_STATUS: dict[type, str] = {InfeasibleError: "infeasible", LimitError: "limit"}
+
+
 def answer(points: Sequence[Point], asked: SweepContext) -> list[Row]:
     """The rows of neighbours, which hand each other their plans until none is any better off.
 
@@ -329,12 +332,9 @@ def answer(points: Sequence[Point], asked: SweepContext) -> list[Row]:
             )
             known = [carried(each, found) for each in results.values()]
             results[at] = _best(found, [each for each in known if each is not None], asked)
-        except InfeasibleError as error:
-            rows[at] = replace(rows[at], status="infeasible", reason=first_line(error))
-        except LimitError as error:
-            rows[at] = replace(rows[at], status="limit", reason=first_line(error))
         except HetplanError as error:
-            rows[at] = replace(rows[at], reason=first_line(error))
+            status = _STATUS.get(type(error), "error")
+            rows[at] = replace(rows[at], status=status, reason=first_line(error))
     for _ in points:  # a plan wanders from neighbour to neighbour at most once around
         if not any([_bettered(at, questions, results, asked) for at in questions]):
             break
