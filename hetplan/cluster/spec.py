@@ -255,6 +255,11 @@ class Cluster:
         """The island of this name."""
         return self.islands[self._place(name)]
 
+    def with_island(self, island: Island) -> Cluster:
+        """The cluster where this island takes the place of the one of the same name."""
+        islands = tuple(island if each.name == island.name else each for each in self.islands)
+        return replace(self, islands=islands)
+
     def first_device(self, name: str) -> int:
         """Number of the first device of the island of this name."""
         return self._starts[self._place(name)]

@@ -30,28 +30,12 @@ zbv, dualpipev, v-half, v-min
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, TypeAlias
 
 from hetplan.errors import InputError
 from hetplan.plans.plan import SCHEDULES
-from hetplan.plans.v_schedules import chunks_fault, is_v, v_order
-
-PassKind: TypeAlias = Literal["F", "B", "W", "BW"]
-"""Forward, backward (of the inputs only where `W` passes exist), gradients of the weights, both."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One pass of one microbatch through one chunk of a stage."""
-
-    kind: PassKind
-    chunk: int
-    microbatch: int
-    joined: bool = False
-    """What it made leaves with what the next pass makes."""
+from hetplan.plans.v_schedules import Pass, PassKind, chunks_fault, is_v, v_order
 
 
 def passes(
@@ -141,7 +125,7 @@ def _passes(
     if schedule == "gpipe":
         return tuple(Pass(kind, 0, i) for kind in _FORWARD_THEN_BACKWARD for i in range(m))
     if is_v(schedule):
-        return tuple(Pass(*step) for step in v_order(schedule, stage, num_stages, m))
+        return v_order(schedule, stage, num_stages, m)
     if schedule == "zb-h1":
         return tuple(_zero_bubble(stage, num_stages, m, v))
     if schedule == "interleaved-1f1b" and v > 1:

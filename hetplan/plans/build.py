@@ -55,6 +55,7 @@ def chosen_of(plan: Plan, cluster: Cluster, job: Job, model: ModelSpec | None = 
         raise InputError(*faults)
     total = max(chunk.stop for stage in plan.stages for chunk in stage.chunks)
     end = total - 1 if model is None else 1 + model.num_layers
+    every = plan.optimizer_shards in (1, _all_shards(plan.pipelines))
     return ChosenPlan(
         pipelines=tuple(
             ChosenPipeline(
@@ -67,9 +68,7 @@ def chosen_of(plan: Plan, cluster: Cluster, job: Job, model: ModelSpec | None = 
         sharding=plan.sharding,
         early_sends=plan.overlap.send,
         optimizer_offload=plan.optimizer_offload,
-        sharing_ranks=0
-        if plan.optimizer_shards in (1, _all_shards(plan.pipelines))
-        else (plan.optimizer_shards),
+        sharing_ranks=0 if every else plan.optimizer_shards,
     )
 
 

@@ -145,9 +145,8 @@ def _schedule_faults(field: str, schedule: Schedule) -> Found:
     name, virtual = schedule.name, schedule.virtual_stages
     if name not in SCHEDULES:
         yield f"{field}.name", f"{name!r} is not known; use one of {', '.join(SCHEDULES)}"
-    elif virtual < 1 or chunks_fault(name, virtual):
-        message = chunks_fault(name, virtual) or "; at least 1"
-        yield f"{field}.virtual_stages", f"{virtual} {message}"
+    elif chunks_fault(name, virtual):
+        yield f"{field}.virtual_stages", f"{virtual} {chunks_fault(name, virtual)}"
 
 
 def own_depths(pipeline: Pipeline) -> list[int]:

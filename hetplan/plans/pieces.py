@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from hetplan.cluster.spec import Cluster, Transport
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import DeviceRange, LayerRange, Replica, Stage
+from hetplan.plans.plan import DeviceRange, LayerRange, Plan, Replica, Stage
 from hetplan.plans.v_schedules import is_v, v_order
 
 Devices = NDArray[np.int64]
@@ -204,6 +204,12 @@ def holders(
             layers=LayerRange(start=start, stop=stop),
             stages=tuple(chunks[place[p]][1] for p, chunks in enumerate(owner)),
         )
+
+
+def islands_in_use(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """Names of the islands that the plan uses, in its order."""
+    firsts = (replica.devices[0].start for replica in plan.replicas)
+    return tuple(dict.fromkeys(cluster.island_of_device(first).name for first in firsts))
 
 
 def own_depth(

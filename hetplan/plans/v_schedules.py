@@ -13,6 +13,9 @@ v-half, v-min
             Controllable memory (arXiv 2405.15362, section 4): the passes of one microbatch, as far
             apart from stage to stage as `_OFFSETS` says, are repeated every six passes. About half
             and a third of the activations of 1f1b.
+
+Also here: what is true of all schedules and must be known without costs, passes and places of
+virtual stages.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 V_SCHEDULES = ("zbv", "v-half", "v-min", "dualpipev")
 
@@ -33,14 +36,18 @@ of the others every stage keeps as much (arXiv 2405.15362, section 4.2): 6 (P - 
 _PERIOD = 6
 
 
-class Step(NamedTuple):
+PassKind: TypeAlias = Literal["F", "B", "W", "BW"]
+"""Forward, backward (of the inputs only where `W` passes exist), gradients of the weights, both."""
+
+
+class Pass(NamedTuple):
     """One pass of one microbatch through one chunk of a stage."""
 
-    kind: Literal["F", "B", "W", "BW"]
+    kind: PassKind
     chunk: int
     microbatch: int
     joined: bool = False
-    """Its result leaves with that of the pass after it."""
+    """What it made leaves with what the next pass makes."""
 
 
 def is_v(schedule: str) -> bool:
@@ -70,7 +77,7 @@ def places(schedule: str, num_stages: int, chunks: int) -> list[tuple[int, int]]
 
 
 def looped(layers: Sequence[int], schedule: str, num_stages: int) -> tuple[tuple[int, ...], ...]:
-    """Numbers of the virtual stages, in the order of the model, by stage."""
+    """The layers of the chunks of each stage; they come in the order of the model."""
     rows: list[list[int]] = [[] for _ in range(num_stages)]
     for at, count in enumerate(layers):
         rows[stage_of(schedule, at, num_stages)].append(count)
@@ -81,6 +88,8 @@ def chunks_fault(schedule: str, virtual_stages: int) -> str:
     """What is wrong with so many chunks per stage, to follow their number; empty if nothing is."""
     if is_v(schedule) and virtual_stages != 2:
         return f"with {schedule}; V schedules have 2"
+    if virtual_stages < 1:
+        return f"with {schedule}; at least 1"
     if virtual_stages > 1 and schedule not in ("interleaved-1f1b", "zb-h1", *V_SCHEDULES):
         return f"with {schedule}; at least 1, and more only with interleaved-1f1b and zb-h1"
     return ""
@@ -97,7 +106,7 @@ def microbatch_multiple(schedule: str, virtual_stages: int, num_stages: int, cou
 
 
 @lru_cache(maxsize=1024)
-def v_order(schedule: str, stage: int, num_stages: int, num_microbatches: int) -> tuple[Step, ...]:
+def v_order(schedule: str, stage: int, num_stages: int, num_microbatches: int) -> tuple[Pass, ...]:
     """Every pass of one stage under one of `V_SCHEDULES`, in order.
 
     dualpipev: of at least 2 P microbatches.
@@ -113,7 +122,7 @@ class _Writer:
     """An order while it is written: every kind and chunk counts its own microbatches."""
 
     def __init__(self) -> None:
-        self.order: list[Step] = []
+        self.order: list[Pass] = []
         self.count: Counter[tuple[str, int]] = Counter()
         self.late: deque[tuple[int, int]] = deque()
         """(chunk, microbatch) of which W has not run."""
@@ -130,7 +139,7 @@ class _Writer:
         """The W that has waited longest, if any."""
         if self.late:
             chunk, i = self.late.popleft()
-            self.order.append(Step("W", chunk, i))
+            self.order.append(Pass("W", chunk, i))
 
     def _one(self, word: str, *, joined: bool) -> None:
         kind, chunk = word[:-1], int(word[-1])
@@ -139,10 +148,10 @@ class _Writer:
         self.count[counted, chunk] += 1
         if kind == "B":
             self.late.append((chunk, i))
-        self.order.append(Step(kind, chunk, i, joined))  # type: ignore[arg-type]
+        self.order.append(Pass(kind, chunk, i, joined))  # type: ignore[arg-type]
 
 
-def _zbv(s: int, p: int, m: int) -> tuple[Step, ...]:
+def _zbv(s: int, p: int, m: int) -> tuple[Pass, ...]:
     # With fewer microbatches than 2 P - 1 it is the order of that many without the others.
     total = max(2 * p - 1, m)
     writer = _Writer()
@@ -164,10 +173,10 @@ def _zbv(s: int, p: int, m: int) -> tuple[Step, ...]:
     for chunk in (1, 0):
         while count["W", chunk] < total:
             run(f"W{chunk}")
-    return tuple(step for step in writer.order if step.microbatch < m)
+    return tuple(one for one in writer.order if one.microbatch < m)
 
 
-def _dualpipev(s: int, p: int, m: int) -> tuple[Step, ...]:
+def _dualpipev(s: int, p: int, m: int) -> tuple[Pass, ...]:
     writer = _Writer()
     run, after = writer.run, p - s - 1
     for _ in range(2 * after):
@@ -228,7 +237,7 @@ def _phases(
     return [at % _PERIOD for at in _times(offsets, starts, s, p)]
 
 
-def _repeated(offsets: tuple[int, int, int, int], s: int, p: int, m: int) -> tuple[Step, ...]:
+def _repeated(offsets: tuple[int, int, int, int], s: int, p: int, m: int) -> tuple[Pass, ...]:
     starts = _starts(offsets, p)
     at_f0, at_f1, at_b1, at_b0 = _times(offsets, starts, s, p)
     free = sorted(set(range(_PERIOD)) - set(_phases(offsets, starts, s, p)))
@@ -242,8 +251,8 @@ def _repeated(offsets: tuple[int, int, int, int], s: int, p: int, m: int) -> tup
         (at_w0, "W", 0),
     )  # fmt: skip
     every = sorted(
-        (at + _PERIOD * i, Step(kind, chunk, i))  # type: ignore[arg-type]
+        (at + _PERIOD * i, Pass(kind, chunk, i))  # type: ignore[arg-type]
         for i in range(m)
         for at, kind, chunk in block
     )
-    return tuple(step for _, step in every)
+    return tuple(one for _, one in every)

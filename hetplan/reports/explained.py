@@ -118,12 +118,16 @@ def idle_lines(idle: Iterable[IdleReason], result: SearchResult) -> Iterator[str
         elif each.causes:
             parts.append(f"without that {each.gain:+.1%} tokens/s")
         if each.seconds_with_it is not None:
-            more = each.seconds_with_it / step - 1.0
             parts.append(
                 f"the best plan found with it takes {format_seconds(each.seconds_with_it)} today, "
-                f"{abs(more):.1%} {'longer' if more >= 0 else 'shorter'}"
+                f"{_longer(each.seconds_with_it, step)}"
             )
         yield "; ".join(parts)
+
+
+def _longer(seconds: float, than: float) -> str:
+    more = seconds / than - 1.0
+    return f"{abs(more):.1%} {'longer' if more >= 0 else 'shorter'}"
 
 
 def _pays(even: BreakEven) -> str:
@@ -182,18 +186,17 @@ def against_lines(compared: Against) -> Iterator[str]:
     if compared.other_seconds is None:
         yield "it cannot be priced"
         return
-    more = compared.other_seconds / compared.found_seconds - 1.0
-    words = "longer" if more >= 0 else "shorter"
+    found, other = compared.found_seconds, compared.other_seconds
     yield (
-        f"this plan {format_seconds(compared.found_seconds)}, the other one "
-        f"{format_seconds(compared.other_seconds)}: {abs(more):.1%} {words}"
+        f"this plan {format_seconds(found)}, the other one {format_seconds(other)}: "
+        f"{_longer(other, found)}"
     )
     if compared.below_bound:
         yield (
             "the other plan is faster than this plan's bound: it lies outside of what was searched "
             "(the plan file says what that is)"
         )
-    elif more < 0 and not compared.illegal:
+    elif other < found and not compared.illegal:
         yield "the other plan is better, within the gap that this plan's search left open"
 
 

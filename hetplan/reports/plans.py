@@ -31,6 +31,7 @@ from hetplan.search.space.allowed import allowed_cluster
 from hetplan.units import format_bytes, format_each, format_seconds, format_share
 from hetplan.whatif.lost_nic import LostNic
 from hetplan.whatif.plan_use import idle_islands
+from hetplan.whatif.smaller_questions import usable_kinds
 
 
 def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
@@ -342,11 +343,10 @@ def restriction_line(
     if most <= 0.0:
         no_less = format_seconds(least)
         return f"{name} cannot be faster: no plan of it takes less than {no_less}{advice}"
-    bound = f"at most {most:.1%}" if least > 0.0 else ""
+    limit = f"at most {most:.1%}" if least > 0.0 else "no bound was found"
     if gain <= 0.0:
-        limit = f"{bound} faster" if bound else "no bound was found"
+        limit += " faster" if least > 0.0 else ""
         return f"{name} has no faster plan as far as was searched ({limit}){advice}"
-    limit = bound or "no bound was found"
     if restriction.mixed:
         return f"{name} can mix {mix}: {gain:.1%} faster, at least ({limit})"
     return f"{name} would be {gain:.1%} faster ({limit})"
@@ -354,10 +354,8 @@ def restriction_line(
 
 def unused_kinds(result: SearchResult) -> tuple[str, ...]:
     """Device kinds that the job may use and the plan does not."""
-    cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
-    kinds = dict.fromkeys(each.device.kind for each in cluster.islands if each.usable_nodes)
     used = {island.device.kind for island in result.used_islands}
-    return tuple(kind for kind in kinds if kind not in used)
+    return tuple(kind for kind in usable_kinds(result.inputs) if kind not in used)
 
 
 def launch_lines(plan: Plan) -> Iterator[str]:

@@ -24,9 +24,9 @@ from hetplan.cost.replay.programs import (
     Wait,
     programs,
 )
-from hetplan.cost.schedules import Pass
 from hetplan.errors import InputError
 from hetplan.plans.plan import Pipeline
+from hetplan.plans.v_schedules import Pass
 from hetplan.runtime.activity import Activity
 from hetplan.runtime.messages import Messages
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -149,15 +148,13 @@ class Question:
 
     def with_island(self, island: Island) -> Question:
         """The question where this island takes the place of the one of the same name."""
-        islands = tuple(
-            island if each.name == island.name else each for each in self.cluster.islands
-        )
-        return self.changed(cluster=replace(self.cluster, islands=islands))
+        return self.changed(cluster=self.cluster.with_island(island))
 
-    def without_islands(self, names: Sequence[str]) -> Question:
-        """The question where these islands are forbidden too."""
-        forbid = replace(self.job.forbid, islands=(*self.job.forbid.islands, *names))
-        return self.with_job(forbid=forbid)
+    def without_islands(self, *names: str) -> Question:
+        """The question where these islands are forbidden too; equal questions have equal jobs."""
+        out = {*self.job.forbid.islands, *names}
+        kept = tuple(each.name for each in self.cluster.islands if each.name in out)
+        return self.with_job(forbid=replace(self.job.forbid, islands=kept))
 
     def with_job(self, **values: Any) -> Question:
         """The question with these fields of its job."""

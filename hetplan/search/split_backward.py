@@ -184,9 +184,7 @@ class SplitSolver(FamilySolver):
                 best.check_time()
                 left -= 1
                 found = self._price(mesh, other, best)
-                if found[0] < price[0] or (
-                    found[0] == price[0] and found[1] < price[1] * (1.0 - RESOLUTION)
-                ):
+                if found < price._replace(seconds=price.seconds * (1.0 - RESOLUTION)):
                     cut, price, moved = other, found, True
                     break
                 if left <= 0:

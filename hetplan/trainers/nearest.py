@@ -17,7 +17,7 @@ from hetplan.cost.estimate import estimate
 from hetplan.errors import Fault, HetplanError, InfeasibleError
 from hetplan.job.spec import Job, Pins, TrainerOptions
 from hetplan.plans.check_job import check_job_against
-from hetplan.plans.pieces import Places, stage_array
+from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.schedulers.launch import EmissionOptions
@@ -200,19 +200,6 @@ def _priced(result: SearchResult, job: Job, predictor: Predictor) -> float:
         return result.estimate.step_seconds
 
 
-def _islands_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    """Islands that hold ranks, in the order of the pipeline."""
-    places = Places(cluster=cluster)
-    return tuple(
-        dict.fromkeys(
-            cluster.islands[at].name
-            for pipeline in plan.pipelines
-            for stage in pipeline.stages
-            for at in dict.fromkeys(places.islands(stage_array(stage)).tolist())
-        )
-    )
-
-
 def _described(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """(name, value in words) of everything by which plans are told apart."""
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
@@ -221,7 +208,7 @@ def _described(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
     yield "pipelines", str(len(plan.pipelines))
     yield "stages", str(len(stages))
     yield "layers of the stages", ", ".join(str(stage.num_layers) for stage in stages)
-    yield "islands", ", ".join(_islands_of(plan, cluster))
+    yield "islands", ", ".join(islands_in_use(plan, cluster))
     yield "devices", f"{sum(replica.num_devices for replica in replicas):,}"
     for name in ("tp", "cp", "ep", "dp", "microbatch_size"):
         yield name.replace("_", " "), format_each(getattr(each, name) for each in replicas)

@@ -7,21 +7,31 @@ KeyboardInterrupt: half of a search is nothing to compare with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Job, Pins
+from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
+from hetplan.search.journal import JournalFile
 from hetplan.search.result import Inputs, Question, SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
+from hetplan.search.space.allowed import allowed_cluster, apart
+from hetplan.search.space.plan_evaluator import fits
 
 NO_ANSWER = (InfeasibleError, InputError, LimitError)
 """What `ask` raises where a question has no plan, contradicts itself, or took too long."""
+
+_LEAST_GAP = 0.01
+"""Of a search beside another: proofs cost most, and the two ends say what is left open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +55,27 @@ def other_value(question: Question, name: str, value: Any) -> Change:
     )
 
 
+def searched(
+    question: Question,
+    predictor: Predictor,
+    *,
+    start: Sequence[Plan] = (),
+    progress: Callable[[Progress], None] | None = None,
+    journal: JournalFile | None = None,
+) -> SearchResult:
+    """What `search` ends with; the result of `Inputs` has their digests."""
+    return search(
+        question.model,
+        question.cluster,
+        question.job,
+        predictor,
+        sha256=question.sha256 if isinstance(question, Inputs) else (),
+        progress=progress,
+        journal=journal,
+        start=start,
+    )
+
+
 def ask(
     question: Question,
     predictor: Predictor,
@@ -55,21 +86,48 @@ def ask(
     """The best plan of the question; one of `NO_ANSWER` where there is none.
 
     The search starts from those of `known_plans` that are legal for the question and have what it
-    pins. The result of `Inputs` has their digests. KeyboardInterrupt after Ctrl-C, even where there
-    is a plan by then.
+    pins. KeyboardInterrupt after Ctrl-C, even where there is a plan by then.
     """
-    found = search(
-        question.model,
-        question.cluster,
-        question.job,
-        predictor,
-        sha256=question.sha256 if isinstance(question, Inputs) else (),
-        start=known_plans,
-        progress=progress,
-    )
+    found = searched(question, predictor, start=known_plans, progress=progress)
     if is_interrupted(found):
         raise KeyboardInterrupt
     return found
+
+
+def gap_beside(result: SearchResult, question: Question) -> float:
+    """The gap of a search that is compared with the result; 0 where an exact plan is wanted."""
+    if question.job.gap == 0:
+        return 0.0
+    return max(_LEAST_GAP, 0.0 if result.certificate is None else result.certificate.gap)
+
+
+def carried(result: SearchResult, question: Question) -> Plan | None:
+    """The result's plan for another question, on the same islands; None where it has no room."""
+    old = result.inputs
+    try:
+        chosen = chosen_of(result.plan, old.cluster, old.job, old.model)
+        cluster = allowed_cluster(question.cluster, question.job)
+        return plan_of(question.model, cluster, question.job, chosen)
+    except InputError:
+        return None
+
+
+def step_seconds(plan: Plan, question: Question, predictor: Predictor) -> float:
+    """Step of a legal plan; infinite where it does not fit."""
+    step = Pricer(question.model, question.cluster, question.job, predictor).step(plan)
+    return step.step_seconds if fits(step) else math.inf
+
+
+def libraries_apart(question: Question) -> tuple[str, ...]:
+    """Libraries of collectives that the job's trainer cannot have in one plan; empty where it can
+    have all that its cluster has.
+    """
+    return apart(allowed_cluster(question.cluster, question.job), question.job)
+
+
+def mixing(question: Question) -> Question:
+    """The question with a trainer that mixes libraries of collectives."""
+    return question.with_job(trainer=replace(question.job.trainer, mixed_libraries=True))
 
 
 def with_nodes(question: Question, island: Island, nodes: int) -> Question:
@@ -121,3 +179,42 @@ def pairs_between(cluster: Cluster, regions: tuple[str, str]) -> list[tuple[str,
         for b in cluster.islands
         if (a.region, b.region) == regions
     ]
+
+
+def rate_of(link: Link) -> float:
+    """Bytes per second of all devices that share a link; of one device where none do."""
+    shared = link.shared_bandwidth_bytes_per_second
+    return link.bandwidth_bytes_per_second if shared is None else shared
+
+
+def wider(question: Question, pairs: Sequence[tuple[str, str]], factor: float) -> Question:
+    """The question with so many times the bandwidth of the links between these islands; a device
+    still gets no more than its port.
+    """
+    cluster = question.cluster
+    for pair in pairs:
+        port = min(cluster.island(n).inter_node.bandwidth_bytes_per_second for n in pair)
+        cluster = relinked(cluster, [pair], partial(widened, factor=factor, port=port))
+    return question.changed(cluster=cluster)
+
+
+def widened(link: Link, factor: float, port: float = math.inf) -> Link:
+    """The link so many times as wide, of devices that have such a port."""
+    shared, own = link.shared_bandwidth_bytes_per_second, link.bandwidth_bytes_per_second
+    if shared is not None and own >= min(shared, port):
+        own = shared  # all that one device may take was cut to its port
+    return replace(
+        link,
+        bandwidth_bytes_per_second=factor * own,
+        shared_bandwidth_bytes_per_second=None if shared is None else factor * shared,
+        samples=None,
+    )
+
+
+def nearer(question: Question, pairs: Sequence[tuple[str, str]], factor: float) -> Question:
+    """The question with so many times the round trip of the links between these islands."""
+
+    def changed(link: Link) -> Link:
+        return replace(link, latency_seconds=factor * link.latency_seconds, samples=None)
+
+    return question.changed(cluster=relinked(question.cluster, pairs, changed))

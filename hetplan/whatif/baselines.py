@@ -34,10 +34,9 @@ from hetplan.search.result import (
     Restriction,
     SearchResult,
 )
-from hetplan.search.space.allowed import allowed_cluster, apart
-from hetplan.whatif.ask import NO_ANSWER, ask, first_line
+from hetplan.whatif.ask import NO_ANSWER, ask, first_line, libraries_apart
 from hetplan.whatif.memory_shortage import room_lines
-from hetplan.whatif.smaller_questions import Answers, alone, usable_islands
+from hetplan.whatif.smaller_questions import Answers, alone, usable_islands, usable_kinds
 
 WIDER = "native"
 """The target that is asked."""
@@ -66,7 +65,7 @@ def restriction(result: SearchResult, answers: Answers) -> Restriction | None:
     inputs = result.inputs
     if inputs.job.target in (WIDER, "any"):
         return None
-    kept_apart = apart(allowed_cluster(inputs.cluster, inputs.job), inputs.job)
+    kept_apart = libraries_apart(inputs)
     for name in (MIXES, WIDER) if kept_apart else (WIDER,):
         asked = replace(inputs.job, target=name)
         if not check_job_against(asked, inputs.model, inputs.cluster):
@@ -110,8 +109,7 @@ def homogeneous_sum(result: SearchResult, answers: Answers) -> HomogeneousSum:
     are searched.
     """
     inputs = result.inputs
-    kinds = dict.fromkeys(island.device.kind for island in usable_islands(inputs))
-    kinds_alone = tuple(_alone(inputs, kind, answers) for kind in kinds)
+    kinds_alone = tuple(_alone(inputs, kind, answers) for kind in usable_kinds(inputs))
     tokens = result.estimate.tokens_per_second
     parts = [
         None
@@ -135,13 +133,11 @@ def strongest_alone(
     no kind has a plan alone, or the target cannot mix the cluster's libraries.
     """
     inputs = result.inputs
-    cluster = allowed_cluster(inputs.cluster, inputs.job)
     best = max(figure.kinds, key=lambda kind: kind.tokens_per_second)
-    if not best.tokens_per_second or apart(cluster, inputs.job):
+    if not best.tokens_per_second or libraries_apart(inputs):
         return None
-    job = replace(inputs.job, target=STOCK)
-    if inputs.job.target != STOCK and not any(trainer_faults(job)):
-        question = inputs.changed(cluster=cluster, job=job)
+    question = inputs.with_job(target=STOCK)
+    if inputs.job.target != STOCK and not any(trainer_faults(question.job)):
         stock = _alone(question, best.device, answers)
         if stock.tokens_per_second > best.tokens_per_second:
             return STOCK, stock

@@ -32,7 +32,6 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Forbids, Job
 from hetplan.plans.build import check_model
 from hetplan.plans.check_job import check_job_against
-from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.plans.rules import some
 from hetplan.predict.predictor import Predictor
 from hetplan.search.interleaved.solver import InterleavedSolver
@@ -42,11 +41,12 @@ from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Question
 from hetplan.search.solver import Best, Solver
 from hetplan.search.solvers import solvers_of
-from hetplan.search.space.allowed import allowed_cluster, apart, mesh_matches
-from hetplan.search.space.family import Family, FamilyTable
+from hetplan.search.space.allowed import mesh_matches
+from hetplan.search.space.family import Family
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_bytes
-from hetplan.whatif.ask import pins_in_words
+from hetplan.whatif.ask import libraries_apart, mixing, pins_in_words
+from hetplan.whatif.memory_shortage import greed
 
 ENDLESS_BYTES = 1e18
 """Memory of a device where memory is no constraint; far above any model, far below overflow."""
@@ -73,15 +73,10 @@ def constraints(asked: Question) -> tuple[Constraint, ...]:
 
 
 def _of_libraries(asked: Question) -> Iterator[Constraint]:
-    libraries = apart(allowed_cluster(asked.cluster, asked.job), asked.job)
+    libraries = libraries_apart(asked)
     if libraries:
         words = f"one library of collectives, of {', '.join(libraries)}"
         yield Constraint(words=words, without=mixing)
-
-
-def mixing(asked: Question) -> Question:
-    """The question with a trainer that mixes libraries of collectives."""
-    return asked.with_job(trainer=replace(asked.job.trainer, mixed_libraries=True))
 
 
 def _of_job(job: Job) -> Iterator[Constraint]:
@@ -251,7 +246,7 @@ class Feasible:
     def _any(self, asked: Question) -> bool:
         maker = TableMaker.of(asked, self.predictor)
         families, solvers, seed = maker.families, solvers_of(maker), asked.job.seed
-        may = sorted(maker.with_room().tolist(), key=lambda at: _greed(families, at))
+        may = sorted(maker.with_room().tolist(), key=lambda at: greed(families[at]))
         if not len(families) and solvers.several is not None:
             may = [solvers.several.index]
         tried = 0
@@ -279,16 +274,6 @@ class Feasible:
             self.uncertain = True
             return True
         return best.chosen is not None
-
-
-def _greed(families: FamilyTable, at: int) -> tuple[object, ...]:
-    """What needs least memory comes first: full recomputation, shards, few samples, few chunks."""
-    kind, block = families.kinds[families.kind[at]], families.blocks[families.block[at]]
-    full = RecomputeGranularity.FULL in kind.recompute
-    return (
-        not full, kind.sharding is Sharding.NONE, kind.virtual_stages, kind.early_sends,
-        block.samples,
-    )  # fmt: skip
 
 
 def _ends_meet(family: Family, asked: Question) -> bool:

@@ -28,13 +28,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 from hetplan.cluster.libraries import island_library
 from hetplan.cluster.spec import Island
-from hetplan.cost.estimate_values import Estimate
-from hetplan.cost.step_model.pricer import Pricer
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.check import check_plan
+from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
@@ -42,10 +42,18 @@ from hetplan.search.result import BreakEven, IdleCause, IdleReason, Question, Se
 from hetplan.search.solver import RESOLUTION
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.forwarding_predictor import CachingPredictor
-from hetplan.search.space.plan_evaluator import fits
-from hetplan.whatif.ask import NO_ANSWER, ask
-from hetplan.whatif.plan_use import idle_islands, islands_in_use, work_share
-from hetplan.whatif.shadow_prices import LEAST_GAP, nearer, rate_of, wider
+from hetplan.whatif.ask import (
+    NO_ANSWER,
+    ask,
+    gap_beside,
+    mixing,
+    nearer,
+    rate_of,
+    step_seconds,
+    wider,
+)
+from hetplan.whatif.plan_use import idle_islands, work_share
+from hetplan.whatif.smaller_questions import usable_islands
 
 _WIDE = 1000.0
 """Times the bandwidth of a link that is in nobody's way: 10 Gbit/s become more than any port."""
@@ -86,7 +94,7 @@ def idle_reasons(
     if certificate is None or result.objective:
         return ()
     cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
-    shares = busy_shares(result.plan, result.estimate, cluster.islands, result.inputs)
+    shares = busy_shares(result)
     idle = {island.name: left for island, left in idle_islands(result.plan, cluster)}
     fair = _FAIR * max(shares.values())
     named = [name for name, share in shares.items() if name in idle or share < fair]
@@ -110,19 +118,17 @@ def idle_reasons(
     return tuple(found)
 
 
-def busy_shares(
-    plan: Plan, estimate: Estimate, islands: Sequence[Island], question: Question
-) -> dict[str, float]:
+def busy_shares(result: SearchResult) -> dict[str, float]:
     """By island with usable nodes: part of the step in which its usable devices compute."""
-    seconds = {island.name: 0.0 for island in islands if island.num_usable_devices}
-    for stage, cost in zip(plan.stages, estimate.stages, strict=True):
+    estimate, usable = result.estimate, usable_islands(result.inputs)
+    seconds = {island.name: 0.0 for island in usable}
+    for stage, cost in zip(result.plan.stages, estimate.stages, strict=True):
         for replica in stage.replicas:
-            on = question.cluster.island_of_device(replica.devices[0].start).name
+            on = result.inputs.cluster.island_of_device(replica.devices[0].start).name
             seconds[on] += replica.num_devices * cost.busy_seconds
     return {
         island.name: seconds[island.name] / (island.num_usable_devices * estimate.step_seconds)
-        for island in islands
-        if island.name in seconds
+        for island in usable
     }
 
 
@@ -149,12 +155,7 @@ class _Asker:
 
         forced: plans that must use the island.
         """
-        certificate = self.result.certificate
-        gap = max(LEAST_GAP, 0.0 if certificate is None else certificate.gap)
-        if question.job.gap == 0:
-            gap = 0.0  # who asks for an exact plan asks for an exact reason
-        if forced:
-            gap = _FORCED_GAP
+        gap = _FORCED_GAP if forced else gap_beside(self.result, question)
         try:
             found = ask(question.looser(gap), self.predictor, known_plans=self.known)
         except NO_ANSWER:
@@ -170,17 +171,15 @@ class _Asker:
     def _share(self, plan: Plan) -> float:
         return work_share(plan, self.result.inputs.cluster, self.island.name)
 
-    def helps(self, found: SearchResult | None) -> SearchResult | None:
-        """The answer where its plan gives the island more work and makes more of a second."""
+    def helps(self, found: SearchResult | None) -> TypeGuard[SearchResult]:
+        """Whether the answer's plan gives the island more work and makes more of a second."""
         if found is None or not self.uses_more(found.plan):
-            return None
-        return found if _rate(found) > self.tokens_per_second * (1.0 + RESOLUTION) else None
+            return False
+        return _rate(found) > self.tokens_per_second * (1.0 + RESOLUTION)
 
     def step(self, question: Question, plan: Plan) -> float:
         """Of a legal plan; infinite where it does not fit."""
-        job, model, cluster = question.job, question.model, question.cluster
-        step = Pricer(model, cluster, job, self.predictor).step(plan)
-        return step.step_seconds if fits(step) else math.inf
+        return step_seconds(plan, question, self.predictor)
 
     def known_of(self, question: Question) -> list[Plan]:
         """Known plans that the question's rules allow, the newest first."""
@@ -204,12 +203,12 @@ def _explained(reason: IdleReason, asker: _Asker) -> IdleReason:
     if _has_other_library(base, result.plan, island):
         first, base = (IdleCause.LIBRARY,), _changed(asker, base, IdleCause.LIBRARY)
         found = asker.ask(base)
-        if asker.helps(found) is not None:
+        if asker.helps(found):
             return _mended(reason, asker, found, first)
         asker.tokens_per_second = asker.tokens_per_second if found is None else _rate(found)
     for causes in _tried(asker, base):
         found = asker.ask(_all_changed(asker, base, causes))
-        if asker.helps(found) is not None:
+        if asker.helps(found):
             other = _other(asker, base, causes)
             reason = replace(
                 _mended(reason, asker, found, (*first, *causes)),
@@ -221,16 +220,16 @@ def _explained(reason: IdleReason, asker: _Asker) -> IdleReason:
 
 
 def _mended(
-    reason: IdleReason, asker: _Asker, found: SearchResult | None, causes: tuple[IdleCause, ...]
+    reason: IdleReason, asker: _Asker, found: SearchResult, causes: tuple[IdleCause, ...]
 ) -> IdleReason:
-    gain = 0.0 if found is None else _rate(found) / asker.tokens_per_second - 1.0
+    gain = _rate(found) / asker.tokens_per_second - 1.0
     return replace(reason, causes=causes, gain=gain)
 
 
 def _tried(asker: _Asker, base: Question) -> Iterator[tuple[IdleCause, ...]]:
     """Sets of changes, likeliest first; the caller stops at the first that helps."""
     yield (IdleCause.BANDWIDTH,)
-    hardware = asker.helps(asker.ask(_all_changed(asker, base, _HARDWARE))) is not None
+    hardware = asker.helps(asker.ask(_all_changed(asker, base, _HARDWARE)))
     if hardware:
         yield (IdleCause.ROUND_TRIP,)
         yield (IdleCause.MEMORY,)
@@ -242,22 +241,24 @@ def _tried(asker: _Asker, base: Question) -> Iterator[tuple[IdleCause, ...]]:
         yield _HARDWARE
 
 
-def _all_changed(asker: _Asker, question: Question, causes: Sequence[IdleCause]) -> Question:
+def _all_changed(
+    asker: _Asker, question: Question, causes: Sequence[IdleCause], other: str = ""
+) -> Question:
+    """The question without these causes; of links those to the other island, where it is named."""
     for cause in causes:
-        question = _changed(asker, question, cause)
+        question = _changed(asker, question, cause, other)
     return question
 
 
-def _changed(asker: _Asker, question: Question, cause: IdleCause) -> Question:
-    """The question without this cause."""
-    island, job = asker.island, question.job
+def _changed(asker: _Asker, question: Question, cause: IdleCause, other: str = "") -> Question:
+    island = asker.island
     match cause:
         case IdleCause.LIBRARY:
-            return question.with_job(trainer=replace(job.trainer, mixed_libraries=True))
+            return mixing(question)
         case IdleCause.BANDWIDTH:
-            return wider(question, _pairs(asker, question), _WIDE)
+            return wider(question, _pairs(asker, question, other), _WIDE)
         case IdleCause.ROUND_TRIP:
-            return nearer(question, _pairs(asker, question), 0.0)
+            return nearer(question, _pairs(asker, question, other), 0.0)
         case IdleCause.MEMORY:
             more = replace(island, memory_bytes=_MORE_MEMORY * island.memory_bytes)
             return question.with_island(more)
@@ -314,11 +315,7 @@ def _other(asker: _Asker, base: Question, causes: Sequence[IdleCause]) -> str:
         return ""
     plan, now = asker.known[-1], _reference(asker, base)[1]
     for _, other in _pairs(asker, base):
-        pairs, changed = _pairs(asker, base, other), base
-        if IdleCause.BANDWIDTH in causes:
-            changed = wider(changed, pairs, _WIDE)
-        if IdleCause.ROUND_TRIP in causes:
-            changed = nearer(changed, pairs, 0.0)
+        changed = _all_changed(asker, base, causes, other)
         if asker.step(changed, plan) < now * (1.0 - RESOLUTION):
             return other
     return ""
@@ -397,6 +394,11 @@ def _axis(asker: _Asker, base: Question, causes: Sequence[IdleCause], other: str
     )
 
 
+def _open(found: SearchResult | None) -> float:
+    """Gap that a search has left open; 1 where it has shown nothing."""
+    return 1.0 if found is None or found.certificate is None else found.certificate.gap
+
+
 def _least_value(asker: _Asker, axis: _Axis) -> BreakEven | None:
     """The value from which a known plan pays, until no search finds one that does before it."""
     gap, last = 1.0, -1.0
@@ -408,7 +410,7 @@ def _least_value(asker: _Asker, axis: _Axis) -> BreakEven | None:
         if below == last or value == axis.today:
             break
         found, last = asker.ask(axis.at(below)), below
-        gap = 1.0 if found is None or found.certificate is None else found.certificate.gap
+        gap = _open(found)
     else:
         gap = 1.0  # the last search may have found a plan that pays sooner
     lower, upper = sorted((value, below))
@@ -450,17 +452,14 @@ def _least_batch(asker: _Asker, base: Question) -> BreakEven:
     """The least batch that makes the best plan use more of the island, of a few."""
     today, best = base.job.global_batch_size, _better_batch(asker)
     step = max(1, today // _BATCH_PARTS) if best == _MOST_BATCH * today else best - today
-    low, high, gap = today, best, 0.0
-    if asker.result.certificate is not None:
-        gap = asker.result.certificate.gap
+    low, high, gap = today, best, _open(asker.result)
     while high - low > step:
         middle = low + (high - low) // (2 * step) * step
         found = asker.ask(base.with_job(global_batch_size=middle))
-        if asker.helps(found) is not None:
+        if asker.helps(found):
             high = middle
         else:
-            low = middle
-            gap = 1.0 if found is None or found.certificate is None else found.certificate.gap
+            low, gap = middle, _open(found)
     return BreakEven(
         name="global_batch_size", unit="sequences", today=today, value=high, lower=low, upper=high,
         gap=gap,

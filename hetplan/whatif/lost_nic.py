@@ -75,7 +75,7 @@ def without_nic(cluster: Cluster, island: str, node: int, nic: int) -> LostNic:
     where = f"NIC {nic} of node {node} of {island}"
     before, after, kept = cluster, cluster, kept_bandwidth(count)
     if count == 1:
-        after = _with_island(cluster, replace(found, nodes_out=(*found.nodes_out, node)))
+        after = cluster.with_island(replace(found, nodes_out=(*found.nodes_out, node)))
         notes = [f"{where} is the node's only one: the node is out"]
     else:
         notes = [
@@ -111,8 +111,8 @@ def _slower(
             )
         plain = replace(island.inter_node, samples=None)
         slow = replace(plain, bandwidth_bytes_per_second=most)
-        before = _with_island(before, replace(island, inter_node=plain))
-        after = _with_island(after, replace(island, inter_node=slow))
+        before = before.with_island(replace(island, inter_node=plain))
+        after = after.with_island(replace(island, inter_node=slow))
     plains, slows = [], []
     for other in cluster.islands:
         # What one device could take of a whole line is already limited by its port to the island.
@@ -138,8 +138,3 @@ def _own_figure(cluster: Cluster, one: Island, two: Island) -> Link | None:
         return cluster.link_between(one.name, two.name)
     except InputError:
         return None
-
-
-def _with_island(cluster: Cluster, island: Island) -> Cluster:
-    islands = tuple(island if each.name == island.name else each for each in cluster.islands)
-    return replace(cluster, islands=islands)

@@ -68,7 +68,7 @@ def room_lines(asked: Question, predictor: Predictor) -> tuple[str, ...]:
 def _leanest(families: Sequence[Family]) -> list[Family]:
     """One family of every way to slice: least tick, most recomputed, most sharded."""
     found: dict[tuple[object, ...], Family] = {}
-    for family in sorted(families, key=_greed):
+    for family in sorted(families, key=greed):
         slices = {(shape.tp, shape.cp, shape.ep) for m in family.meshes for shape in m.shapes}
         found.setdefault(tuple(sorted(slices)), family)
         if len(found) == _MAX_LOOKED_AT:
@@ -76,7 +76,8 @@ def _leanest(families: Sequence[Family]) -> list[Family]:
     return list(found.values())
 
 
-def _greed(family: Family) -> tuple[object, ...]:
+def greed(family: Family) -> tuple[object, ...]:
+    """Order of families, what needs least memory first: full recomputation, shards, few chunks."""
     return (
         FULL_RECOMPUTE not in family.recompute,
         family.sharding is Sharding.NONE,

@@ -20,6 +20,7 @@ from contextlib import suppress
 
 from hetplan.errors import InputError
 from hetplan.kernels import clock
+from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question
@@ -28,7 +29,6 @@ from hetplan.search.solvers import solver_of
 from hetplan.search.space.family import Family
 from hetplan.search.space.forwarding_predictor import ShiftedPredictor
 from hetplan.search.table_maker import TableMaker
-from hetplan.whatif.plan_use import islands_in_use
 
 _MAX_RIVALS = 10  # families that are searched in the first world
 _MAX_ELSEWHERE = 3  # and in each other one
@@ -59,7 +59,7 @@ def _every(plan: Plan, question: Question, predictor: Predictor, deadline: float
                 yield from _best_of(moved, there, deadline)
     if len(islands) > 1:
         for name in islands_in_use(plan, question.cluster):
-            without = TableMaker.of(question.without_islands((name,)), predictor)
+            without = TableMaker.of(question.without_islands(name), predictor)
             there = _likeliest(without, without.families, _MAX_ELSEWHERE, deadline)
             yield from _best_of(without, there, deadline)
     yield from _best_of(maker, likeliest[_MAX_ELSEWHERE:], deadline)

@@ -23,10 +23,18 @@ from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question
-from hetplan.search.space.allowed import apart
 from hetplan.units import format_bytes, format_seconds
-from hetplan.whatif.ask import NO_ANSWER, Change, ask, other_value, pins_in_words, with_nodes
-from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict, mixing
+from hetplan.whatif.ask import (
+    NO_ANSWER,
+    Change,
+    ask,
+    libraries_apart,
+    mixing,
+    other_value,
+    pins_in_words,
+    with_nodes,
+)
+from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict
 from hetplan.whatif.memory_shortage import room_lines
 
 _RESERVES = (0.05, 0.0)
@@ -60,7 +68,7 @@ def _without_devices(asked: Question) -> Iterator[Change]:
     if job.forbid != Forbids():
         allowed = asked.with_job(forbid=Forbids())
         yield Change(words="allowing the forbidden islands and nodes", question=allowed)
-    if apart(asked.cluster, job):
+    if libraries_apart(asked):
         words = "a patched trainer that mixes libraries (trainer.mixed_libraries: true)"
         yield Change(words=words, question=mixing(asked))
     yield from _in_host_memory(asked)

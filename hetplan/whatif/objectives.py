@@ -32,12 +32,13 @@ from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic import ledger
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job, Objective
+from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan, RecomputeGranularity
 from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import Alternative, Certificate, Question, SearchResult
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
-from hetplan.whatif.plan_use import islands_in_use, used_devices
+from hetplan.whatif.plan_use import used_devices
 
 _SECONDS_PER_HOUR = 3600.0
 
@@ -96,11 +97,11 @@ def nearby(result: SearchResult) -> Iterator[Change]:
     ]
     if len(usable) > 1:
         for name in islands_in_use(plan, question.cluster):
-            yield Change(words=f"without {name}", question=question.without_islands((name,)))
+            yield Change(words=f"without {name}", question=question.without_islands(name))
         for kind in dict.fromkeys(island.device.kind for island in usable):
             others = tuple(island.name for island in usable if island.device.kind != kind)
             if others:
-                yield Change(words=f"{kind} only", question=question.without_islands(others))
+                yield Change(words=f"{kind} only", question=question.without_islands(*others))
     for part in _PARTS:
         fewer = _fewer_nodes(question.job, usable, part)
         if fewer != question.job:

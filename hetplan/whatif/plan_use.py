@@ -12,12 +12,6 @@ from hetplan.plans.pieces import stage_array
 from hetplan.plans.plan import Plan
 
 
-def islands_in_use(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    """Names of the islands that the plan uses, in its order."""
-    firsts = (replica.devices[0].start for replica in plan.replicas)
-    return tuple(dict.fromkeys(cluster.island_of_device(first).name for first in firsts))
-
-
 def used_devices(plan: Plan, cluster: Cluster) -> Iterator[tuple[Island, npt.NDArray[np.bool_]]]:
     """Every island with [nodes, devices of a node]: whether the plan uses the device."""
     used = np.zeros(cluster.num_devices, dtype=np.bool_)

@@ -25,33 +25,33 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from hetplan.cluster.spec import Link
-from hetplan.cost.step_model.pricer import Pricer
-from hetplan.errors import InputError
 from hetplan.job.spec import Forbids
-from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
+from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question, SearchResult
 from hetplan.search.solver import RESOLUTION
-from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.forwarding_predictor import CachingPredictor
-from hetplan.search.space.plan_evaluator import fits
 from hetplan.units import format_bytes, format_rate, format_seconds
 from hetplan.whatif.ask import (
     NO_ANSWER,
     Change,
     ask,
+    carried,
     first_line,
+    gap_beside,
+    nearer,
     other_value,
     pairs_between,
     pins_in_words,
-    relinked,
+    rate_of,
+    step_seconds,
+    widened,
+    wider,
     with_nodes,
 )
-from hetplan.whatif.plan_use import islands_in_use
 
 _MORE_NODES = 0.1
 """Part of an island's nodes that is added, at least one node."""
@@ -91,60 +91,17 @@ def _links(question: Question) -> Iterator[Change]:
             between = f"between {named[0]} and {named[1]}"
             more = format_rate(8 * rate_of(link), "bit/s")
             yield _helping(
-                f"twice the bandwidth {between} (+{more})", question, partial(_wider, pairs)
+                f"twice the bandwidth {between} (+{more})",
+                question,
+                partial(wider, pairs=pairs, factor=2.0),
             )
             if link.round_trip_seconds >= _LONG_SECONDS:
                 less = format_seconds(link.round_trip_seconds / 2)
                 yield _helping(
-                    f"half the round trip {between} (-{less})", question, partial(_nearer, pairs)
+                    f"half the round trip {between} (-{less})",
+                    question,
+                    partial(nearer, pairs=pairs, factor=0.5),
                 )
-
-
-def _wider(pairs: Sequence[tuple[str, str]], question: Question) -> Question:
-    return wider(question, pairs, 2.0)
-
-
-def _nearer(pairs: Sequence[tuple[str, str]], question: Question) -> Question:
-    return nearer(question, pairs, 0.5)
-
-
-def rate_of(link: Link) -> float:
-    """Bytes per second of all devices that share a link; of one device where none do."""
-    shared = link.shared_bandwidth_bytes_per_second
-    return link.bandwidth_bytes_per_second if shared is None else shared
-
-
-def wider(question: Question, pairs: Sequence[tuple[str, str]], factor: float) -> Question:
-    """The question with so many times the bandwidth of the links between these islands; a device
-    still gets no more than its port.
-    """
-    cluster = question.cluster
-    for pair in pairs:
-        ports = (cluster.island(n).inter_node.bandwidth_bytes_per_second for n in pair)
-        cluster = relinked(cluster, [pair], partial(_times, factor=factor, port=min(ports)))
-    return question.changed(cluster=cluster)
-
-
-def _times(link: Link, factor: float, port: float = math.inf) -> Link:
-    """The link so many times as wide, of devices that have such a port."""
-    shared, own = link.shared_bandwidth_bytes_per_second, link.bandwidth_bytes_per_second
-    if shared is not None and own >= min(shared, port):
-        own = shared  # all that one device may take was cut to its port
-    return replace(
-        link,
-        bandwidth_bytes_per_second=factor * own,
-        shared_bandwidth_bytes_per_second=None if shared is None else factor * shared,
-        samples=None,
-    )
-
-
-def nearer(question: Question, pairs: Sequence[tuple[str, str]], factor: float) -> Question:
-    """The question with so many times the round trip of the links between these islands."""
-
-    def changed(link: Link) -> Link:
-        return replace(link, latency_seconds=factor * link.latency_seconds, samples=None)
-
-    return question.changed(cluster=relinked(question.cluster, pairs, changed))
 
 
 def _islands(question: Question) -> Iterator[Change]:
@@ -186,7 +143,7 @@ def _with_wider_nodes(name: str, question: Question) -> Question:
     nics, link = island.nics, island.inter_node
     if nics is not None:
         nics = replace(nics, bandwidth_bytes_per_second=2 * nics.bandwidth_bytes_per_second)
-    return question.with_island(replace(island, inter_node=_times(link, factor=2.0), nics=nics))
+    return question.with_island(replace(island, inter_node=widened(link, 2.0), nics=nics))
 
 
 def _with_more_memory(name: str, question: Question) -> Question:
@@ -214,10 +171,6 @@ def _demands(question: Question) -> Iterator[Change]:
             helping=lambda asked: asked.with_job(memory_reserve_fraction=0.0),
         )
     yield other_value(question, "global_batch_size", 2 * job.global_batch_size)
-
-
-LEAST_GAP = 0.01
-"""Of a search with a change: proofs cost most, and the two ends say what is left open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,11 +308,10 @@ class _Pricing:
         )
 
     def _ask(self, question: Question) -> SearchResult:
-        own = self.result.certificate
-        gap = max(LEAST_GAP, 0.0 if own is None else own.gap) if question.job.gap else 0.0
         today = _same_layout(self.result, question)
         known = (*(() if today is None else (today,)), *self.known)
-        answer = ask(question.looser(gap, self.seconds), self.predictor, known_plans=known)
+        looser = question.looser(gap_beside(self.result, question), self.seconds)
+        answer = ask(looser, self.predictor, known_plans=known)
         own_devices = self.result.inputs.cluster.num_devices
         if answer.plan not in known and question.cluster.num_devices == own_devices:
             self.known.append(answer.plan)  # others number their devices otherwise
@@ -391,11 +343,8 @@ class _Pricing:
 
     def _priced(self, question: Question, plan: Plan) -> float:
         """The gain of a plan of today's batch."""
-        pricer = Pricer(question.model, question.cluster, question.job, self.predictor)
-        step = pricer.step(plan)
-        if not fits(step):
-            return -1.0
-        return self.result.estimate.step_seconds / step.step_seconds - 1.0
+        seconds = step_seconds(plan, question, self.predictor)
+        return self.result.estimate.step_seconds / seconds - 1.0
 
     def _tell(self, words: str) -> None:
         if self.progress is not None:
@@ -404,12 +353,10 @@ class _Pricing:
 
 def _same_layout(result: SearchResult, question: Question) -> Plan | None:
     """Today's layout on the changed cluster; None where it is not legal there, or not the same."""
-    inputs, job = result.inputs, question.job
-    if job.global_batch_size != inputs.job.global_batch_size:
+    job = question.job
+    if job.global_batch_size != result.inputs.job.global_batch_size:
         return None
-    try:
-        chosen = chosen_of(result.plan, inputs.cluster, inputs.job, inputs.model)
-        plan = plan_of(inputs.model, allowed_cluster(question.cluster, job), job, chosen)
-    except InputError:
+    plan = carried(result, question)
+    if plan is None or check_plan(plan, question.model, question.cluster, job):
         return None
-    return None if check_plan(plan, inputs.model, question.cluster, job) else plan
+    return plan

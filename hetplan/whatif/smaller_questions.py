@@ -35,13 +35,13 @@ from hetplan.plans.targets import TARGETS, target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.final_pricing import priced_start
 from hetplan.search.journal import JournalFile
-from hetplan.search.result import Inputs, Question, SearchResult
-from hetplan.search.search import check_question, none_below, search
+from hetplan.search.result import Question, SearchResult
+from hetplan.search.search import check_question, none_below
 from hetplan.search.solver import Progress
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.plan_evaluator import PlanEvaluator
 from hetplan.search.table_maker import TableMaker
-from hetplan.whatif.ask import NO_ANSWER, is_interrupted
+from hetplan.whatif.ask import NO_ANSWER, is_interrupted, searched
 from hetplan.whatif.objectives import interrupted
 
 _FEW_ISLANDS = 4
@@ -81,15 +81,12 @@ def best_plan(
     if limit is not None or stopped:
         job = replace(job, time_limit_seconds=0.0 if stopped else max(0.0, end - clock()))
     try:
-        found = search(
-            question.model,
-            question.cluster,
-            job,
+        found = searched(
+            replace(question, job=job),
             answers.predictor,
-            sha256=question.sha256 if isinstance(question, Inputs) else (),
+            start=start,
             progress=answers.shown(job.target),
             journal=journal,
-            start=start,
         )
     except LimitError:
         if stopped:  # the plans of smaller questions are none of this one
@@ -122,11 +119,11 @@ def _targets_within(job: Job) -> tuple[str, ...]:
 
 def _with_fewer_islands(question: Question) -> Iterator[tuple[str, Question]]:
     """The weakest island is left out first."""
-    islands = usable_islands(question)
-    kinds = dict.fromkeys(island.device.kind for island in islands)
+    islands, kinds = usable_islands(question), usable_kinds(question)
     if 1 < len(islands) <= _FEW_ISLANDS:
         for island in sorted(islands, key=lambda each: each.num_usable_devices * _peak(each)):
-            yield f"{question.job.target} without {island.name}", without(question, island.name)
+            name = f"{question.job.target} without {island.name}"
+            yield name, question.without_islands(island.name)
     elif len(kinds) > 1:
         for kind in kinds:
             yield f"{question.job.target} on {kind} alone", alone(question, kind)
@@ -138,6 +135,11 @@ def usable_islands(question: Question) -> list[Island]:
     return [each for each in cluster.islands if each.num_usable_devices]
 
 
+def usable_kinds(question: Question) -> tuple[str, ...]:
+    """Device kinds of these islands."""
+    return tuple(dict.fromkeys(each.device.kind for each in usable_islands(question)))
+
+
 def _peak(island: Island) -> float:
     return max((rate for _, rate in island.device.peak_flops_per_second), default=0.0)
 
@@ -145,14 +147,7 @@ def _peak(island: Island) -> float:
 def alone(question: Question, kind: str) -> Question:
     """The question for the devices of one kind."""
     others = (each.name for each in usable_islands(question) if each.device.kind != kind)
-    return without(question, *others)
-
-
-def without(question: Question, *names: str) -> Question:
-    """The question with these islands forbidden too; equal questions have equal jobs."""
-    out = {*question.job.forbid.islands, *names}
-    kept = tuple(each.name for each in question.cluster.islands if each.name in out)
-    return question.with_job(forbid=replace(question.job.forbid, islands=kept))
+    return question.without_islands(*others)
 
 
 def _unheard(name: str) -> None:
@@ -183,10 +178,10 @@ class Answers:
 
     def start(self, question: Question) -> tuple[Plan, ...]:
         """The fastest plan of the smaller questions, by its price for this one; none or one."""
-        fastest: tuple[Plan, ...] = ()
-        if not self._has_room(question):
+        fastest, known = tuple[Plan, ...](), math.inf
+        evaluator = self._evaluator(question)
+        if evaluator is None:
             return fastest  # what has no plan has none in a part of it
-        known, evaluator = math.inf, self._evaluator(question)
         for name, smaller in smaller_questions(question):
             if self.seconds_left < _LEAST_SECONDS:
                 break
@@ -217,14 +212,7 @@ class Answers:
         return found if isinstance(found, SearchResult) else None
 
     def _searched(self, name: str, question: Question, start: tuple[Plan, ...]) -> SearchResult:
-        found = search(
-            question.model,
-            question.cluster,
-            question.job,
-            self.predictor,
-            progress=self.shown(name),
-            start=start,
-        )
+        found = searched(question, self.predictor, start=start, progress=self.shown(name))
         self.plans.append(found.plan)
         if is_interrupted(found):
             raise KeyboardInterrupt
@@ -261,19 +249,17 @@ class Answers:
         mixed = target(question.job.target).mixed_stages and len(fewer) > 2
         return not mixed or all(self.none_below(each, seconds) for each in fewer)
 
-    def _has_room(self, question: Question) -> bool:
+    def _evaluator(self, question: Question) -> PlanEvaluator | None:
+        """Prices plans of the question; None where it has none."""
         try:
             check_question(question)
-            return len(TableMaker.of(question, self.predictor).with_room()) > 0
+            maker = TableMaker.of(question, self.predictor)
+            return maker.evaluator if len(maker.with_room()) > 0 else None
         except InputError:
-            return False
+            return None
 
     def _unknown(self, question: Question) -> bool:
         return _timeless(question.job) not in self._found
-
-    def _evaluator(self, question: Question) -> PlanEvaluator:
-        cluster = allowed_cluster(question.cluster, question.job)
-        return PlanEvaluator(question.model, cluster, question.job, self.predictor)
 
 
 def _timeless(job: Job) -> Job:

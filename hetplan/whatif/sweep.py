@@ -27,7 +27,6 @@ from typing import Any
 from hetplan.errors import Fault, HetplanError, InfeasibleError, InputError, LimitError
 from hetplan.files.shipped import default_stores
 from hetplan.files.writing import write_atomically
-from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import fit_stores, with_shipped
 from hetplan.predict.predictor import Predictor
@@ -36,10 +35,9 @@ from hetplan.search.files import save_result
 from hetplan.search.final_pricing import priced_start
 from hetplan.search.result import Question, SearchResult
 from hetplan.search.solver import RESOLUTION
-from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_rate, format_seconds
-from hetplan.whatif.ask import NO_ANSWER, first_line, is_interrupted
+from hetplan.whatif.ask import NO_ANSWER, carried, first_line, is_interrupted
 from hetplan.whatif.objectives import by_objective
 from hetplan.whatif.smaller_questions import Answers, best_plan
 from hetplan.whatif.sweep_grid import Point, Sweep, question
@@ -309,6 +307,9 @@ def _end_with(parent: int) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
+_STATUS: dict[type, str] = {InfeasibleError: "infeasible", LimitError: "limit"}
+
+
 def answer(points: Sequence[Point], asked: SweepContext) -> list[Row]:
     """The rows of neighbours, which hand each other their plans until none is any better off.
 
@@ -329,14 +330,11 @@ def answer(points: Sequence[Point], asked: SweepContext) -> list[Row]:
                 global_batch_size=found.job.global_batch_size,
                 sequence_length=found.job.sequence_length,
             )
-            known = [_carried(each, found) for each in results.values()]
+            known = [carried(each, found) for each in results.values()]
             results[at] = _best(found, [each for each in known if each is not None], asked)
-        except InfeasibleError as error:
-            rows[at] = replace(rows[at], status="infeasible", reason=first_line(error))
-        except LimitError as error:
-            rows[at] = replace(rows[at], status="limit", reason=first_line(error))
         except HetplanError as error:
-            rows[at] = replace(rows[at], reason=first_line(error))
+            status = _STATUS.get(type(error), "error")
+            rows[at] = replace(rows[at], status=status, reason=first_line(error))
     for _ in points:  # a plan wanders from neighbour to neighbour at most once around
         if not any([_bettered(at, questions, results, asked) for at in questions]):
             break
@@ -357,17 +355,6 @@ def _best(question: Question, known: Sequence[Plan], asked: SweepContext) -> Sea
     return found
 
 
-def _carried(result: SearchResult, question: Question) -> Plan | None:
-    """The result's plan for another question, on the same islands; None where it has no room."""
-    old = result.inputs
-    try:
-        chosen = chosen_of(result.plan, old.cluster, old.job, old.model)
-        cluster = allowed_cluster(question.cluster, question.job)
-        return plan_of(question.model, cluster, question.job, chosen)
-    except InputError:
-        return None
-
-
 def _bettered(
     at: int, questions: dict[int, Question], results: dict[int, SearchResult], asked: SweepContext
 ) -> bool:
@@ -376,7 +363,7 @@ def _bettered(
     evaluator = TableMaker.of(question, asked.predictor).evaluator
     least, best = math.inf if own is None else own.estimate.step_seconds, None
     for other, result in results.items():
-        plan = None if other == at else _carried(result, question)
+        plan = None if other == at else carried(result, question)
         offer = None if plan is None else priced_start(plan, evaluator)
         if offer is not None and offer.seconds < least * (1.0 - RESOLUTION):
             least, best = offer.seconds, plan

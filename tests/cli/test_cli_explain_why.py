@@ -56,7 +56,7 @@ def test_another_plan_is_set_beside_it(folder: Path) -> None:
     assert done.exit_code == 0, done.stderr
     text = " ".join(done.stdout.split())
     assert "note: the other plan was made for another job" in text
-    assert "% slower" in text
+    assert "% longer" in text
     assert "recompute" in text
 
 

@@ -10,7 +10,6 @@ from cost_fakes import job
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.device import device_memory
 from hetplan.cost.memory.values import MemoryLayout
-from hetplan.cost.schedules import Pass
 from hetplan.job.spec import Job, Precision
 from hetplan.model.layers import (
     Experts,
@@ -23,6 +22,7 @@ from hetplan.plans.plan import (
     Recompute,
     RecomputeGranularity,
 )
+from hetplan.plans.v_schedules import Pass
 
 GIBIBYTE = 2**30
 MEGATRON_JOB = job(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from hetplan.cost.replay.programs import Receive, Send, Wait, programs
 from hetplan.cost.replay.times import PipelineTimes
-from hetplan.cost.schedules import Pass
+from hetplan.plans.v_schedules import Pass
 
 
 class Clock:

@@ -16,8 +16,8 @@ from hetplan.cost.replay.programs import (
     one_forward_one_backward,
     programs,
 )
-from hetplan.cost.schedules import Pass, passes
-from hetplan.plans.v_schedules import is_v, virtual_stage_of
+from hetplan.cost.schedules import passes
+from hetplan.plans.v_schedules import Pass, is_v, virtual_stage_of
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from hetplan.cost.schedules import Pass, forwards_first, passes
+from hetplan.cost.schedules import forwards_first, passes
 from hetplan.errors import InputError
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import SCHEDULES, SPLIT_SCHEDULES
-from hetplan.plans.v_schedules import is_v, virtual_stage_of
+from hetplan.plans.v_schedules import Pass, is_v, virtual_stage_of
 
 
 def peak_in_flight(order: Sequence[Pass]) -> int:

@@ -14,7 +14,7 @@ from synthetic_spaces import Scale, family_of, large_space
 from hetplan.cost.replay import programs as orders
 from hetplan.cost.replay.programs import Message, Receive, programs
 from hetplan.cost.replay.times import Exchange
-from hetplan.cost.schedules import Pass
+from hetplan.plans.v_schedules import Pass
 from hetplan.search.interleaved.bound import borders_of, capacity_bound, least_bound
 from hetplan.search.interleaved.chains import in_flight
 from hetplan.search.interleaved.enumerate import list_cuts, stage_counts

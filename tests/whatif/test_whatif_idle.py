@@ -8,14 +8,14 @@ import pytest
 from search_jobs import cluster, island, job, model
 
 from hetplan.job.spec import Pins
+from hetplan.plans.pieces import islands_in_use
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import idle_lines
 from hetplan.search.result import BreakEven, IdleCause, IdleReason, Question, SearchResult
 from hetplan.search.search import search
-from hetplan.whatif.ask import ask
+from hetplan.whatif.ask import ask, nearer, wider
 from hetplan.whatif.idle import busy_shares, idle_reasons
-from hetplan.whatif.plan_use import islands_in_use
-from hetplan.whatif.shadow_prices import changes, nearer, shadow_prices, wider
+from hetplan.whatif.shadow_prices import changes, shadow_prices
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 _PAIR = (("a", "b"),)
@@ -163,7 +163,7 @@ def test_an_island_in_use_is_busy_and_all_used_ones_have_no_reason() -> None:
     question = asked()
     found = planned(question)
     assert idle_reasons(found, _PREDICTOR) == ()
-    shares = busy_shares(found.plan, found.estimate, question.cluster.islands, question)
+    shares = busy_shares(found)
     assert set(shares) == {"a", "b"}
     assert all(0.0 < share <= 1.0 for share in shares.values())
     assert idle_reasons(replace(found, certificate=None), _PREDICTOR) == ()

@@ -156,7 +156,7 @@ def test_an_interrupt_before_there_is_a_plan_is_no_time_limit(
     def none_in_time(*_: object, **__: object) -> SearchResult:
         raise LimitError("no plan in time")
 
-    monkeypatch.setattr(room, "search", none_in_time)
+    monkeypatch.setattr(room, "searched", none_in_time)
     with pytest.raises(KeyboardInterrupt):
         best_plan(question, Answers(PREDICTOR, shown=once, plans=[plan]))
     with pytest.raises(LimitError):

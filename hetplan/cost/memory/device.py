@@ -66,13 +66,13 @@ from hetplan.cost.memory.values import (
     TrainerMemory,
     job_memory,
 )
-from hetplan.cost.schedules import Pass, passes
+from hetplan.cost.schedules import passes
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.layers import Experts, LatentAttention, TransformerLayer
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import NO_RECOMPUTE, LayerRange, Sharding
-from hetplan.plans.v_schedules import is_v
+from hetplan.plans.v_schedules import Pass, is_v
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

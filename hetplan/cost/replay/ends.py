@@ -42,9 +42,9 @@ from numpy.typing import NDArray
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.programs import DOWN, Message, Send, Wait, ends_of_hop, programs
 from hetplan.cost.replay.times import Exchange, PipelineTimes, pipeline_ends
-from hetplan.cost.schedules import Pass
 from hetplan.errors import InputError
 from hetplan.kernels import kernel
+from hetplan.plans.v_schedules import Pass
 
 COMPUTE, SEND, RECEIVE, ARRIVED, LEFT = 0, 1, 2, 3, 4
 

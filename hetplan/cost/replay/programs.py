@@ -50,9 +50,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from hetplan.cost.replay.times import Exchange
-from hetplan.cost.schedules import Pass, forwards_first, passes
+from hetplan.cost.schedules import forwards_first, passes
 from hetplan.errors import InputError
-from hetplan.plans.v_schedules import stage_of, virtual_stage_of
+from hetplan.plans.v_schedules import Pass, stage_of, virtual_stage_of
 
 Message: TypeAlias = tuple[int, int, int]
 """Direction, hop, microbatch."""

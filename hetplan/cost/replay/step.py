@@ -33,7 +33,7 @@ from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.ends import Replayed, replayed
 from hetplan.cost.replay.programs import DOWN, UP, Step, Wait, programs
 from hetplan.cost.replay.times import PipelineTimes
-from hetplan.cost.schedules import Pass, PassKind
+from hetplan.plans.v_schedules import Pass, PassKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

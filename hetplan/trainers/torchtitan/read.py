@@ -55,7 +55,6 @@ _SCHEDULES = {
     "dualpipev": "dualpipev",
 }
 """By torch's names (get_schedule_class), which do not depend on case."""
-"""torch.distributed.pipelining's names in small letters, and hetplan's."""
 _LAYER = re.compile(r"layers\.([0-9]{1,6})", re.ASCII)
 
 
