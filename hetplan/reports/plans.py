@@ -402,6 +402,8 @@ def mixing_line(result: SearchResult, target: str, best: KindAlone) -> str:
     plan = "the mix" if len(used) > 1 else "this plan"
     alone = f"{best.devices} x {best.device} alone under {target}"
     ratio = result.estimate.tokens_per_second / best.tokens_per_second
+    if ratio >= 1.0 and list(used) == [best.device]:
+        return f"no mix that was found is faster than {alone}"
     if ratio >= 1.0:
         return f"{plan} is {ratio - 1.0:.1%} faster than {alone}, the best kind alone"
     others = [kind for kind in used if kind != best.device]

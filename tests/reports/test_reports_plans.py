@@ -153,6 +153,7 @@ def test_a_mix_of_libraries_is_a_gain_or_advice_in_one_line() -> None:
         ("a100,mi300x", 2.0, "the mix is 50.0% slower than 8 x nvidia-a100-80gb-sxm alone under "),
         ("a100,mi300x", 2.0, ": leave amd-mi300x out"),
         ("a100", 2.0, "megatron: plan for megatron"),
+        ("a100", 1.0, "no mix that was found is faster than 8 x nvidia-a100-80gb-sxm alone under "),
     ],
 )
 def test_a_plan_beside_the_best_kind_alone(
