@@ -19,6 +19,7 @@ from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import Question
 from hetplan.search.search import search
 from hetplan.whatif.conflict import Feasible, constraints, find_conflict
+from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.no_plan import relaxations
 from hetplan.whatif.plan import plan
 
@@ -114,6 +115,18 @@ def has_plan(asked: Question) -> bool:
     assert check_plan(found.plan, asked.model, asked.cluster, asked.job) == ()
     assert found.estimate.fits
     return True
+
+
+def test_the_islands_that_hold_most_are_named_where_libraries_keep_them_apart() -> None:
+    little, much = of_two_makers(0.35).islands
+    much = replace(much, memory_bytes=2.0 * little.memory_bytes)
+    shown = [
+        room_lines(Question(model=model(20), cluster=cluster(*islands), job=job(4)), _PREDICTOR)
+        for islands in ((little, much), (much, little))
+    ]
+    for first, *_ in shown:
+        assert f"a device of {much.name} offers" in first
+    assert shown[0][-1] == shown[1][-1]
 
 
 @pytest.mark.parametrize(
