@@ -142,13 +142,13 @@ def _island_line(asked: Question, placed: StagePricer, family: Family, held: _He
     room = min(each.memory_bytes for each in islands) * (1 - asked.job.memory_reserve_fraction)
     each = placed.units.layers_per_unit
     what = "one transformer layer" if each == 1 else f"{each} transformer layers"
-    states = lines.last.each
+    states, hold = lines.last.each, held.units * each
     working = lines.total_bytes(1, 1) - states
     return (
         f"memory: {what} of {asked.model.name} needs {format_bytes(states)} of states and "
         f"{format_bytes(max(0.0, working))} of activations and buffers per device at "
         f"{_degrees(family, (mesh,))}; a device of {' and '.join(i.name for i in islands)} offers "
-        f"{format_bytes(room)}: {held.units * each} layers a stage, "
+        f"{format_bytes(room)}: {hold} {'layer' if hold == 1 else 'layers'} a stage, "
         f"{held.stages} {'stage' if held.stages == 1 else 'stages'}"
     )
 
