@@ -34,22 +34,26 @@ from hetplan.whatif.plan_use import idle_islands
 
 
 def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
-    """One row per stage: where it runs, its layers, its times per microbatch, its memory."""
-    table = new_table(
-        "stage | island | devices | >layers | >forward | >backward | >waits | "
-        ">reduce | >optimizer | >memory",
-        title=_title(plan, estimate),
-    )
+    """One row per stage: where it runs, its layers, its times per microbatch, its memory; and its
+    degrees as far as stages differ in them.
+    """
     stages = [
         (p, s, stage)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
     ]
-    for (p, s, stage), cost in zip(stages, estimate.stages, strict=True):
+    degrees = _unlike_degrees([stage for *_, stage in stages])
+    table = new_table(
+        f"stage | island | devices | {'degrees | ' if any(degrees) else ''}>layers | >forward | "
+        ">backward | >waits | >reduce | >optimizer | >memory",
+        title=_title(plan, estimate),
+    )
+    for (p, s, stage), own, cost in zip(stages, degrees, estimate.stages, strict=True):
         table.add_row(
             str(s) if len(plan.pipelines) == 1 else f"{p}.{s}",
             escape(cost.island),
             f"{sum(replica.num_devices for replica in stage.replicas)} x {escape(cost.device)}",
+            *([own] if any(degrees) else []),
             _layers(model, stage),
             _time(cost, "forward", cost.forward_seconds),
             _time(cost, "backward", cost.backward_seconds),
@@ -59,6 +63,21 @@ def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
             _memory(cost),
         )
     return table
+
+
+def _unlike_degrees(stages: Sequence[Stage]) -> list[str]:
+    """Of every stage what is not the same for all, as in `tp 8, dp 2, microbatch 4`."""
+    words: list[list[str]] = [[] for _ in stages]
+    for name in ("tp", "cp", "ep", "dp", "microbatch_size"):
+        own = [format_each(getattr(each, name) for each in stage.replicas) for stage in stages]
+        if len({*own}) > 1:
+            for text, value in zip(words, own, strict=True):
+                text.append(f"{name.removesuffix('_size')} {value}")
+    recomputed = [stage.recompute.granularity.value for stage in stages]
+    if len({*recomputed}) > 1:
+        for text, value in zip(words, recomputed, strict=True):
+            text.append(f"recompute {value}")
+    return [", ".join(each) for each in words]
 
 
 def _time(cost: StageEstimate, name: str, seconds: float) -> str:

@@ -9,6 +9,7 @@ import pytest
 from command_line import run
 
 from hetplan.launchers.local_loop import even_split
+from hetplan.plans.plan import FULL_RECOMPUTE
 from hetplan.reports.comparison import sparkline
 from hetplan.reports.plans import (
     grouped,
@@ -16,6 +17,7 @@ from hetplan.reports.plans import (
     mixing_line,
     refused_lines,
     restriction_line,
+    stage_table,
 )
 from hetplan.search.files import load_legal_plan
 from hetplan.search.result import HomogeneousSum, KindAlone, Restriction, SearchResult
@@ -172,6 +174,22 @@ def test_a_plan_beside_the_best_kind_alone(
         reason="",
     )
     assert words in mixing_line(result, "megatron", best)
+
+
+def test_the_table_has_the_degrees_in_which_stages_differ(tmp_path: Path) -> None:
+    result = planned(tmp_path, "flagscale", "two-regions.yaml", "a100,mi300x")
+    table = stage_table(result.inputs.model, result.plan, result.estimate)
+    assert "degrees" not in [column.header for column in table.columns]
+    (pipeline,) = result.plan.pipelines
+    first, *others = pipeline.stages
+    more = tuple(replace(each, microbatch_size=4) for each in first.replicas)
+    first = replace(first, replicas=more, recompute=FULL_RECOMPUTE)
+    unlike = replace(result.plan, pipelines=(replace(pipeline, stages=(first, *others)),))
+    table = stage_table(result.inputs.model, unlike, result.estimate)
+    (degrees,) = [column for column in table.columns if column.header == "degrees"]
+    one, two, *_ = degrees.cells
+    assert one == "microbatch 4, recompute full"
+    assert two == "microbatch 1, recompute none"
 
 
 @pytest.mark.parametrize(
