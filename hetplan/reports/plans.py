@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from rich.markup import escape
 from rich.table import Table
@@ -384,10 +386,13 @@ def launch_lines(plan: Plan) -> Iterator[str]:
     if plan.target not in _OWN_TRAINER:
         return
     limits = list(limits_of(plan))
-    for limit in limits[:_MAX_LIMITS]:
-        yield f"`hetplan launch` does not run it yet: {limit.field}: {limit.message}"
-    if len(limits) > _MAX_LIMITS:
-        yield f"and {len(limits) - _MAX_LIMITS} more such limits"
+    places = Counter(limit.message for limit in limits)
+    first = {limit.message: limit.field for limit in reversed(limits)}
+    for message, count in islice(places.items(), _MAX_LIMITS):
+        more = f" and {count - 1} more" if count > 1 else ""
+        yield f"`hetplan launch` does not run it yet: {first[message]}{more}: {message}"
+    if len(places) > _MAX_LIMITS:
+        yield f"and {len(places) - _MAX_LIMITS} more such limits"
     yield from pins_line(limits)
 
 

@@ -14,6 +14,7 @@ from hetplan.reports.comparison import sparkline
 from hetplan.reports.plans import (
     grouped,
     homogeneous_lines,
+    launch_lines,
     mixing_line,
     refused_lines,
     restriction_line,
@@ -174,6 +175,19 @@ def test_a_plan_beside_the_best_kind_alone(
         reason="",
     )
     assert words in mixing_line(result, "megatron", best)
+
+
+def test_what_launch_does_not_run_is_said_once_for_all_stages(tmp_path: Path) -> None:
+    result = planned(tmp_path, "any", "two-regions.yaml", "a100,mi300x")
+    (pipeline,) = result.plan.pipelines
+    stages = tuple(
+        replace(stage, replicas=tuple(replace(r, sequence_parallel=True) for r in stage.replicas))
+        for stage in pipeline.stages
+    )
+    plan = replace(result.plan, pipelines=(replace(pipeline, stages=stages),))
+    places = [line for line in launch_lines(plan) if "sequence parallelism" in line]
+    assert len(places) == 1
+    assert "pipelines[0].stages[0].replicas[0] and 1 more: " in places[0]
 
 
 def test_the_table_has_the_degrees_in_which_stages_differ(tmp_path: Path) -> None:
