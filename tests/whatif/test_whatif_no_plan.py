@@ -117,6 +117,21 @@ def has_plan(asked: Question) -> bool:
     return True
 
 
+@pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("batch", [4, 6])
+def test_microbatches_of_one_sequence_need_least(trainer: str, batch: int) -> None:
+    """Where the smaller question has no plan the whole one has none, with little memory or more."""
+    answers = set()
+    for gigabytes in (0.5, 0.8, 0.9, 1.0, 1.2, 2.0):
+        asked = Question(
+            model=model(8), cluster=small(gigabytes), job=job(batch, target=trainer, gap=0.9)
+        )
+        found = has_plan(asked)
+        assert Feasible(_PREDICTOR)(asked) == found
+        answers.add(found)
+    assert answers == {False, True}
+
+
 def test_the_islands_that_hold_most_are_named_where_libraries_keep_them_apart() -> None:
     little, much = of_two_makers(0.35).islands
     much = replace(much, memory_bytes=2.0 * little.memory_bytes)
