@@ -18,6 +18,7 @@ from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import Question
 from hetplan.search.search import search
+from hetplan.whatif import no_plan
 from hetplan.whatif.conflict import Feasible, constraints, find_conflict
 from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.no_plan import relaxations
@@ -115,6 +116,14 @@ def has_plan(asked: Question) -> bool:
     assert check_plan(found.plan, asked.model, asked.cluster, asked.job) == ()
     assert found.estimate.fits
     return True
+
+
+def test_changes_that_no_time_was_left_for_are_not_denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(no_plan, "_SECONDS", 0.0)
+    asked = Question(model=model(8), cluster=small(0.35), job=job(4))
+    *_, last = no_plan.why_no_plan(asked, _PREDICTOR)
+    assert last.startswith("memory allows these, and no plan was found in 0 s each: ")
+    assert "more nodes of small" in last
 
 
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
