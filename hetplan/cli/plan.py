@@ -255,11 +255,12 @@ def _show_restriction(result: SearchResult, answers: Answers) -> None:
 
 
 def _show_homogeneous(result: SearchResult, answers: Answers) -> None:
-    """The plan against the sum of its kinds alone, where the cluster mixes kinds."""
+    """The plan against the sum of its kinds alone, where the job may use several."""
     from hetplan.reports.plans import homogeneous_lines, mixing_line
     from hetplan.whatif.baselines import homogeneous_sum, strongest_alone
+    from hetplan.whatif.smaller_questions import usable_islands
 
-    if len({island.device.kind for island in result.inputs.cluster.islands}) < 2:
+    if len({island.device.kind for island in usable_islands(result.inputs)}) < 2:
         return
     figure = homogeneous_sum(result, answers)
     best = strongest_alone(result, figure, answers)

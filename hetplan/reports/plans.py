@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from rich.markup import escape
 from rich.table import Table
@@ -35,22 +37,26 @@ from hetplan.whatif.smaller_questions import usable_kinds
 
 
 def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
-    """One row per stage: where it runs, its layers, its times per microbatch, its memory."""
-    table = new_table(
-        "stage | island | devices | >layers | >forward | >backward | >waits | "
-        ">reduce | >optimizer | >memory",
-        title=_title(plan, estimate),
-    )
+    """One row per stage: where it runs, its layers, its times per microbatch, its memory; and its
+    degrees as far as stages differ in them.
+    """
     stages = [
         (p, s, stage)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
     ]
-    for (p, s, stage), cost in zip(stages, estimate.stages, strict=True):
+    degrees = _unlike_degrees([stage for *_, stage in stages])
+    table = new_table(
+        f"stage | island | devices | {'degrees | ' if any(degrees) else ''}>layers | >forward | "
+        ">backward | >waits | >reduce | >optimizer | >memory",
+        title=_title(plan, estimate),
+    )
+    for (p, s, stage), own, cost in zip(stages, degrees, estimate.stages, strict=True):
         table.add_row(
             str(s) if len(plan.pipelines) == 1 else f"{p}.{s}",
             escape(cost.island),
             f"{sum(replica.num_devices for replica in stage.replicas)} x {escape(cost.device)}",
+            *([own] if any(degrees) else []),
             _layers(model, stage),
             _time(cost, "forward", cost.forward_seconds),
             _time(cost, "backward", cost.backward_seconds),
@@ -60,6 +66,21 @@ def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
             _memory(cost),
         )
     return table
+
+
+def _unlike_degrees(stages: Sequence[Stage]) -> list[str]:
+    """Of every stage what is not the same for all, as in `tp 8, dp 2, microbatch 4`."""
+    words: list[list[str]] = [[] for _ in stages]
+    for name in ("tp", "cp", "ep", "dp", "microbatch_size"):
+        own = [format_each(getattr(each, name) for each in stage.replicas) for stage in stages]
+        if len({*own}) > 1:
+            for text, value in zip(words, own, strict=True):
+                text.append(f"{name.removesuffix('_size')} {value}")
+    recomputed = [stage.recompute.granularity.value for stage in stages]
+    if len({*recomputed}) > 1:
+        for text, value in zip(words, recomputed, strict=True):
+            text.append(f"recompute {value}")
+    return [", ".join(each) for each in words]
 
 
 def _time(cost: StageEstimate, name: str, seconds: float) -> str:
@@ -363,10 +384,13 @@ def launch_lines(plan: Plan) -> Iterator[str]:
     if plan.target not in _OWN_TRAINER:
         return
     limits = list(limits_of(plan))
-    for limit in limits[:_MAX_LIMITS]:
-        yield f"`hetplan launch` does not run it yet: {limit.field}: {limit.message}"
-    if len(limits) > _MAX_LIMITS:
-        yield f"and {len(limits) - _MAX_LIMITS} more such limits"
+    places = Counter(limit.message for limit in limits)
+    first = {limit.message: limit.field for limit in reversed(limits)}
+    for message, count in islice(places.items(), _MAX_LIMITS):
+        more = f" and {count - 1} more" if count > 1 else ""
+        yield f"`hetplan launch` does not run it yet: {first[message]}{more}: {message}"
+    if len(places) > _MAX_LIMITS:
+        yield f"and {len(places) - _MAX_LIMITS} more such limits"
     yield from pins_line(limits)
 
 
@@ -400,6 +424,8 @@ def mixing_line(result: SearchResult, target: str, best: KindAlone) -> str:
     plan = "the mix" if len(used) > 1 else "this plan"
     alone = f"{best.devices} x {best.device} alone under {target}"
     ratio = result.estimate.tokens_per_second / best.tokens_per_second
+    if ratio >= 1.0 and list(used) == [best.device]:
+        return f"no mix that was found is faster than {alone}"
     if ratio >= 1.0:
         return f"{plan} is {ratio - 1.0:.1%} faster than {alone}, the best kind alone"
     others = [kind for kind in used if kind != best.device]

@@ -106,10 +106,12 @@ def homogeneous_sum(result: SearchResult, answers: Answers) -> HomogeneousSum:
     """The result's plan against each device kind of its cluster alone.
 
     Forbidden nodes stay out, pins do not count for a kind alone. Kinds that `answers` does not know
-    are searched.
+    are searched. The result's own plan counts where it uses one kind.
     """
     inputs = result.inputs
-    kinds_alone = tuple(_alone(inputs, kind, answers) for kind in usable_kinds(inputs))
+    kinds_alone = tuple(
+        _at_least(result, _alone(inputs, kind, answers)) for kind in usable_kinds(inputs)
+    )
     tokens = result.estimate.tokens_per_second
     parts = [
         None
@@ -142,6 +144,16 @@ def strongest_alone(
         if stock.tokens_per_second > best.tokens_per_second:
             return STOCK, stock
     return inputs.job.target, best
+
+
+def _at_least(result: SearchResult, kind: KindAlone) -> KindAlone:
+    """The kind with the result's plan for its own where that uses no other kind, and is faster."""
+    tokens, certificate = result.estimate.tokens_per_second, result.certificate
+    used = {island.device.kind for island in result.used_islands}
+    if used != {kind.device} or tokens <= kind.tokens_per_second:
+        return kind
+    gap = 1.0 if certificate is None else certificate.gap
+    return replace(kind, tokens_per_second=tokens, gap=gap, reason="")
 
 
 def _ratio(tokens_per_second: float, parts: list[float | None]) -> float | None:

@@ -59,6 +59,15 @@ def test_json_on_stdout_is_the_file(folder: Path) -> None:
     assert result_text(result) == done.stdout
 
 
+@pytest.mark.parametrize(("forbidden", "compared"), [("[]", True), ("[b]", False)])
+def test_kinds_are_compared_where_the_job_may_use_several(
+    folder: Path, forbidden: str, compared: bool
+) -> None:
+    done = run(folder, "--no-native", "--set", f"forbid.islands={forbidden}")
+    assert done.exit_code == 0, done.output
+    assert ("homogeneous-sum ratio" in done.stdout) == compared
+
+
 def test_no_time_exits_with_4_and_writes_nothing(folder: Path) -> None:
     done = run(folder, "--time-limit", "0 s")
     assert done.exit_code == 4

@@ -9,13 +9,16 @@ import pytest
 from command_line import run
 
 from hetplan.launchers.local_loop import even_split
+from hetplan.plans.plan import FULL_RECOMPUTE
 from hetplan.reports.comparison import sparkline
 from hetplan.reports.plans import (
     grouped,
     homogeneous_lines,
+    launch_lines,
     mixing_line,
     refused_lines,
     restriction_line,
+    stage_table,
 )
 from hetplan.search.files import load_legal_plan
 from hetplan.search.result import HomogeneousSum, KindAlone, Restriction, SearchResult
@@ -153,6 +156,7 @@ def test_a_mix_of_libraries_is_a_gain_or_advice_in_one_line() -> None:
         ("a100,mi300x", 2.0, "the mix is 50.0% slower than 8 x nvidia-a100-80gb-sxm alone under "),
         ("a100,mi300x", 2.0, ": leave amd-mi300x out"),
         ("a100", 2.0, "megatron: plan for megatron"),
+        ("a100", 1.0, "no mix that was found is faster than 8 x nvidia-a100-80gb-sxm alone under "),
     ],
 )
 def test_a_plan_beside_the_best_kind_alone(
@@ -171,6 +175,35 @@ def test_a_plan_beside_the_best_kind_alone(
         reason="",
     )
     assert words in mixing_line(result, "megatron", best)
+
+
+def test_what_launch_does_not_run_is_said_once_for_all_stages(tmp_path: Path) -> None:
+    result = planned(tmp_path, "any", "two-regions.yaml", "a100,mi300x")
+    (pipeline,) = result.plan.pipelines
+    stages = tuple(
+        replace(stage, replicas=tuple(replace(r, sequence_parallel=True) for r in stage.replicas))
+        for stage in pipeline.stages
+    )
+    plan = replace(result.plan, pipelines=(replace(pipeline, stages=stages),))
+    places = [line for line in launch_lines(plan) if "sequence parallelism" in line]
+    assert len(places) == 1
+    assert "pipelines[0].stages[0].replicas[0] and 1 more: " in places[0]
+
+
+def test_the_table_has_the_degrees_in_which_stages_differ(tmp_path: Path) -> None:
+    result = planned(tmp_path, "flagscale", "two-regions.yaml", "a100,mi300x")
+    table = stage_table(result.inputs.model, result.plan, result.estimate)
+    assert "degrees" not in [column.header for column in table.columns]
+    (pipeline,) = result.plan.pipelines
+    first, *others = pipeline.stages
+    more = tuple(replace(each, microbatch_size=4) for each in first.replicas)
+    first = replace(first, replicas=more, recompute=FULL_RECOMPUTE)
+    unlike = replace(result.plan, pipelines=(replace(pipeline, stages=(first, *others)),))
+    table = stage_table(result.inputs.model, unlike, result.estimate)
+    (degrees,) = [column for column in table.columns if column.header == "degrees"]
+    one, two, *_ = degrees.cells
+    assert one == "microbatch 4, recompute full"
+    assert two == "microbatch 1, recompute none"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import Question
 from hetplan.search.search import search
+from hetplan.whatif import no_plan
 from hetplan.whatif.conflict import Feasible, constraints, find_conflict
+from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.no_plan import relaxations
 from hetplan.whatif.plan import plan
 
@@ -114,6 +116,41 @@ def has_plan(asked: Question) -> bool:
     assert check_plan(found.plan, asked.model, asked.cluster, asked.job) == ()
     assert found.estimate.fits
     return True
+
+
+def test_changes_that_no_time_was_left_for_are_not_denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(no_plan, "_SECONDS", 0.0)
+    asked = Question(model=model(8), cluster=small(0.35), job=job(4))
+    *_, last = no_plan.why_no_plan(asked, _PREDICTOR)
+    assert last.startswith("memory allows these, and no plan was found in 0 s each: ")
+    assert "more nodes of small" in last
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("batch", [4, 6])
+def test_microbatches_of_one_sequence_need_least(trainer: str, batch: int) -> None:
+    """Where the smaller question has no plan the whole one has none, with little memory or more."""
+    answers = set()
+    for gigabytes in (0.5, 0.8, 0.9, 1.0, 1.2, 2.0):
+        asked = Question(
+            model=model(8), cluster=small(gigabytes), job=job(batch, target=trainer, gap=0.9)
+        )
+        found = has_plan(asked)
+        assert Feasible(_PREDICTOR)(asked) == found
+        answers.add(found)
+    assert answers == {False, True}
+
+
+def test_the_islands_that_hold_most_are_named_where_libraries_keep_them_apart() -> None:
+    little, much = of_two_makers(0.35).islands
+    much = replace(much, memory_bytes=2.0 * little.memory_bytes)
+    shown = [
+        room_lines(Question(model=model(20), cluster=cluster(*islands), job=job(4)), _PREDICTOR)
+        for islands in ((little, much), (much, little))
+    ]
+    for first, *_ in shown:
+        assert f"a device of {much.name} offers" in first
+    assert shown[0][-1] == shown[1][-1]
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,16 @@ def test_the_best_kind_alone_is_asked_under_megatron_too() -> None:
     assert best.tokens_per_second <= stock.estimate.tokens_per_second * (1 + 1e-9)
 
 
+def test_a_plan_of_one_kind_is_what_this_kind_reaches_alone() -> None:
+    only_new = replace(job(8, gap=0.05), forbid=Forbids(islands=("slow",)))
+    found = search(model(6), _two_makers(), only_new, PREDICTOR)
+    result = replace(found, inputs=replace(found.inputs, job=job(8, gap=0.05)))
+    slow, new = homogeneous_sum(result, Answers(PREDICTOR, deadline=0.0)).kinds
+    assert "not searched" in slow.reason
+    assert new.tokens_per_second == result.estimate.tokens_per_second
+    assert (new.reason, new.gap) == ("", found.certificate.gap if found.certificate else 1.0)
+
+
 def test_kinds_that_no_time_was_left_for_have_no_ratio() -> None:
     asked = replace(job(8, gap=0.05), target="flagscale")
     result = search(model(6), _two_makers(), asked, PREDICTOR)
