@@ -169,7 +169,7 @@ def none_below(
     try:
         _note_order_free(maker, solvers, best)
         left = sorted((bound, at) for at, bound in enumerate(best.bounds) if best.open(at))
-        # Several pipelines have no cheap bound, and their own takes longest.
+        # The proof of several pipelines takes longest.
         left.sort(key=lambda each: each[1] >= len(maker.families))
         if len(left) > _FEW_OPEN:
             return False

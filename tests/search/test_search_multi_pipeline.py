@@ -94,6 +94,8 @@ def test_what_is_found_is_legal_and_takes_what_is_said() -> None:
     found.prove(best)
     assert best.bounds[0] <= best.seconds
     assert best.bounds[0] > 0.5 * best.seconds
+    # What a search has that is ended before this proof.
+    assert 0.4 * best.seconds < found.order_free.bound_seconds <= best.seconds
 
 
 def test_a_kind_that_is_used_only_beside_another_has_a_price() -> None:

@@ -23,6 +23,7 @@ from hetplan.search.multi_pipeline.enumerate import (
     least_prices,
     least_step,
 )
+from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
 from hetplan.search.multi_pipeline.stage_options import OptionsMaker
 from hetplan.search.solver import Best
 from hetplan.search.table_maker import TableMaker
@@ -112,6 +113,9 @@ def test_pins_are_kept_and_plans_found_where_there_are(pin: Pins) -> None:
         assert keeps_pins(best.chosen, where, wanted)
         assert len(best.chosen.pipelines) == pin.pipelines
         assert bound == pytest.approx(best.seconds, rel=1e-8)
+        maker = TableMaker(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
+        order_free = MultiPipelineSolver(0, maker).order_free.bound_seconds
+        assert 0.0 < order_free <= best.seconds
 
 
 def test_too_many_rows_prove_nothing() -> None:

@@ -220,6 +220,18 @@ def _edges(pricer: PathPricer, limit: float) -> list[float]:
     return [float(edge) for edge in np.geomspace(shortest * 0.999, longest * 1.001, count)]
 
 
+def busy_seconds(pricers: Sequence[PathPricer], batch: int) -> float:
+    """Seconds in which no plan can be done, were all devices busy all the time; made at once.
+
+    Proof. With prices as above, a stage of option o occupies devices worth w_o for a sequence of a
+    microbatch, for c_o seconds per layer unit. So all B sequences through all L units take at least
+    B L min w_o c_o of price times seconds; a step of T seconds has T B.
+    """
+    prices = _first_prices(pricers, batch)
+    least = min(float((each.layer * (each.options.use @ prices)).min()) for each in pricers)
+    return pricers[0].options.num_layers * least
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiPipelineBound:
     """A bound, the prices that prove it, and the paths that came nearest to it."""

@@ -15,7 +15,11 @@ import numpy as np
 
 from hetplan.errors import InputError
 from hetplan.search.multi_pipeline.assembly import Assembler, PricedPlan
-from hetplan.search.multi_pipeline.bound import MultiPipelineBound, multi_pipeline_bound
+from hetplan.search.multi_pipeline.bound import (
+    MultiPipelineBound,
+    busy_seconds,
+    multi_pipeline_bound,
+)
 from hetplan.search.multi_pipeline.enumerate import Enumeration
 from hetplan.search.multi_pipeline.heuristic import Primal, improved, known_rows
 from hetplan.search.multi_pipeline.paths import PathPricer
@@ -31,7 +35,7 @@ _RISE = 0.003
 """A bound is told once it has risen by this part of itself."""
 
 _LIKELY = 1.05
-"""A step over its coarse bound, where the first columns are made."""
+"""A step over what is known of its bound, where the first columns are made."""
 
 _LOCAL_BUDGET = 100
 """Whole plans priced by one local search: of many stages about 50 ms each."""
@@ -78,11 +82,12 @@ class MultiPipelineSolver:
 
     @cached_property
     def order_free(self) -> OrderFreeBound:
-        """Whether two pipelines are possible; the bound, seconds of work, comes with a proof."""
-        return OrderFreeBound(
-            bound_seconds=0.0 if self._possible and self._parts is not None else math.inf,
-            estimate_seconds=math.inf,
-        )
+        """All devices busy all the time; infinite where two pipelines are not possible."""
+        bound = math.inf
+        if self._parts is not None and self._pricers:
+            batch, after = self._job.global_batch_size, self._job.data_loading_seconds
+            bound = busy_seconds(self._pricers, batch) + after
+        return OrderFreeBound(bound_seconds=bound, estimate_seconds=math.inf)
 
     def improve(self, best: Best) -> None:
         """Offer plans made of columns, and what a local search makes of the best of them."""
@@ -106,7 +111,8 @@ class MultiPipelineSolver:
             on_whole=offer,
         )
         before = self._assembler.replays
-        for whole in primal.plans(coarse.seconds * _LIKELY)[:_KEPT]:
+        guess = max(coarse.seconds, self.order_free.bound_seconds) * _LIKELY
+        for whole in primal.plans(guess)[:_KEPT]:
             best.check_time()
             if whole.seconds > best.seconds * _FAR:
                 break
