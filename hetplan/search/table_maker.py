@@ -50,6 +50,13 @@ class TableMaker:
         default_factory=dict, repr=False, compare=False
     )
 
+    walked: dict[int, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
+    """(target, bound) of walks over loosest families, by their id: the table of families keeps
+    them.
+    """
+    _shared: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+    """Bounds of loosest families, by their id too."""
+
     @classmethod
     def of(cls, question: Question, predictor: Predictor) -> TableMaker:
         """Of a question, whose forbidden islands and nodes are left out."""
@@ -184,8 +191,17 @@ class TableMaker:
     def crossing_bound(self, family: Family, enough: float = math.inf) -> float:
         """A valid bound that knows the boundaries between islands, no less than the order-free one.
 
-        Less work where it is `enough` soon.
+        Less work where it is `enough` soon: for most families the bound that they share with those
+        which differ in recomputation, sharding and chunks is (`FamilyTable.loosest`).
         """
+        loosest = self.families.loosest(family)
+        if loosest is family or enough == math.inf:
+            return self._crossing_bound.seconds(family, enough)
+        shared = self._shared.get(id(loosest))
+        if shared is None:
+            shared = self._shared[id(loosest)] = self._crossing_bound.of_all(loosest, enough)
+        if shared >= enough:
+            return shared
         return self._crossing_bound.seconds(family, enough)
 
     def exact(self, family: Family) -> bool:

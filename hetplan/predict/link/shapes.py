@@ -16,7 +16,7 @@ Beyond the largest size the last segment goes on: alpha + bytes * beta of the la
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 
 from hetplan.errors import InputError
@@ -87,7 +87,10 @@ class ShapeLaw:
     @property
     def coefficients(self) -> tuple[float, ...]:
         """In the order of `shape_columns`."""
-        return astuple(self)
+        return (
+            *(self.base_seconds, self.step_seconds, self.crossing_seconds),
+            *(self.seconds_per_byte, self.seconds_per_byte_over_ranks),
+        )
 
     def latency_seconds(self, operation: str, group_size: int, nodes: int = 1) -> float:
         """What an empty message takes."""

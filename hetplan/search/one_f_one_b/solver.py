@@ -59,6 +59,9 @@ _PROGRAM_BUDGETS = (1e9, 4e9, 2e10)
 _PASSES_BUDGET = 2e7
 """The same of a first proof without ends of the step, about 0.1 s."""
 
+_LOWER_TARGET = 0.01
+"""A walk over families that are alike is tried again where the target has fallen by so much."""
+
 _SAME_TARGET = 1e-3
 """A walk that has ended below a target ends there again where the target falls by less."""
 
@@ -155,17 +158,32 @@ class OneFOneBSolver(FamilySolver):
 
     def _closed_by_passes(self, best: Best) -> bool:
         """Whether a walk closes the family that leaves out what follows the last pass: most of the
-        time of a stage table goes into that. A lower cost of every plan, so a valid bound.
+        time of a stage table goes into that. A lower cost of every plan, so a valid bound. First a
+        walk over all families that are alike (`FamilyTable.loosest`): stages of the loosest one
+        have equal passes and transfers and room for as much, so its bound is one of all of them.
         """
         if best.effort or len(self.family.meshes) > MANY:
             return False
         ceiling = min(best.target, NEVER)
-        program, _ = together(self._maker.passes_space(self.family), ceiling)
+        loosest = self._maker.families.loosest(self.family)
+        if loosest is not self.family:
+            tried, shared = self._maker.walked.get(id(loosest), (float("inf"), 0.0))
+            if shared < ceiling < tried * (1.0 - _LOWER_TARGET):
+                shared = self._passes_bound(loosest, best)
+                self._maker.walked[id(loosest)] = ceiling, shared
+            best.raise_bound(self.index, shared if shared < NEVER else float("inf"))
+        if best.open(self.index):
+            bound = self._passes_bound(self.family, best)
+            best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
+        return not best.open(self.index)
+
+    def _passes_bound(self, family: Family, best: Best) -> float:
+        """No plan of the family has a shorter step, by one walk without ends of the step."""
+        ceiling = min(best.target, NEVER)
+        program, _ = together(self._maker.passes_space(family), ceiling)
         proof = prove(program, ceiling, _PASSES_BUDGET, check=best.check_time)
         best.explored += proof.programs
-        bound = proof.bound_seconds
-        best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
-        return not best.open(self.index)
+        return proof.bound_seconds
 
     def _walk(self, best: Best, *, again: bool = True) -> bool:
         """Whether the programs over orders close the family; what they meet is offered.
