@@ -171,11 +171,18 @@ class Scheduler:
 
     def _plans(self, order: Sequence[int], far: float, most: int = _PATIENCE) -> None:
         best, patience = self.best, most
-        for at in order:
+        # A sharpened bound can be above the estimate, which knows little of boundaries.
+        heap = [(self.estimates[at], number, at) for number, at in enumerate(order)]
+        heapq.heapify(heap)
+        while heap:
+            estimate, number, at = heapq.heappop(heap)
             if not best.open(at) or at in self.improved:
                 continue
-            if patience == 0 or self.estimates[at] > far * best.seconds:
+            if patience == 0 or estimate > far * best.seconds:
                 break
+            if self._sharpens(at) and best.bounds[at] > estimate:
+                heapq.heappush(heap, (best.bounds[at], number, at))
+                continue
             before = best.seconds
             self._improve(at)
             if best.seconds < float("inf"):

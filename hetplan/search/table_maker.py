@@ -51,11 +51,11 @@ class TableMaker:
     )
 
     walked: dict[int, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
-    """(target, bound) of walks over loosest families, by their id: the table of families keeps
-    them.
+    """Last (target, bound) of walks over loosest families, by their id: the table of families keeps
+    them. Of another target the bound is found again, so that a resumed search has the same.
     """
-    _shared: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
-    """Bounds of loosest families, by their id too."""
+    _shared: dict[int, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
+    """The same of their bounds that know boundaries."""
 
     @classmethod
     def of(cls, question: Question, predictor: Predictor) -> TableMaker:
@@ -197,11 +197,14 @@ class TableMaker:
         loosest = self.families.loosest(family)
         if loosest is family or enough == math.inf:
             return self._crossing_bound.seconds(family, enough)
-        shared = self._shared.get(id(loosest))
-        if shared is None:
-            shared = self._shared[id(loosest)] = self._crossing_bound.of_all(loosest, enough)
-        if shared >= enough:
-            return shared
+        known = self._shared.get(id(loosest))
+        if known is None or known[0] != enough:
+            known = self._shared[id(loosest)] = (
+                enough,
+                self._crossing_bound.of_all(loosest, enough),
+            )
+        if known[1] >= enough:
+            return known[1]
         return self._crossing_bound.seconds(family, enough)
 
     def exact(self, family: Family) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.family_solver import FamilySolver, chosen_of_slots
-from hetplan.search.one_f_one_b.bound import Met, apart, prove, together
+from hetplan.search.one_f_one_b.bound import Met, Proof, apart, prove, together
 from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, kept_cuts
 from hetplan.search.one_f_one_b.heuristic import MANY, expand, kept_rows, polish, search_rows
 from hetplan.search.one_f_one_b.order_program import OrderProgram
@@ -58,9 +58,6 @@ _PROGRAM_BUDGETS = (1e9, 4e9, 2e10)
 
 _PASSES_BUDGET = 2e7
 """The same of a first proof without ends of the step, about 0.1 s."""
-
-_LOWER_TARGET = 0.01
-"""A walk over families that are alike is tried again where the target has fallen by so much."""
 
 _SAME_TARGET = 1e-3
 """A walk that has ended below a target ends there again where the target falls by less."""
@@ -167,23 +164,23 @@ class OneFOneBSolver(FamilySolver):
         ceiling = min(best.target, NEVER)
         loosest = self._maker.families.loosest(self.family)
         if loosest is not self.family:
-            tried, shared = self._maker.walked.get(id(loosest), (float("inf"), 0.0))
-            if shared < ceiling < tried * (1.0 - _LOWER_TARGET):
-                shared = self._passes_bound(loosest, best)
+            target, shared = self._maker.walked.get(id(loosest), (0.0, 0.0))
+            if target != ceiling:
+                shared = self._passes_proof(loosest, best).bound_seconds
                 self._maker.walked[id(loosest)] = ceiling, shared
             best.raise_bound(self.index, shared if shared < NEVER else float("inf"))
         if best.open(self.index):
-            bound = self._passes_bound(self.family, best)
+            proof = self._passes_proof(self.family, best)
+            best.explored += proof.programs
+            bound = proof.bound_seconds
             best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
         return not best.open(self.index)
 
-    def _passes_bound(self, family: Family, best: Best) -> float:
-        """No plan of the family has a shorter step, by one walk without ends of the step."""
+    def _passes_proof(self, family: Family, best: Best) -> Proof:
+        """One walk over the family without ends of the step."""
         ceiling = min(best.target, NEVER)
         program, _ = together(self._maker.passes_space(family), ceiling)
-        proof = prove(program, ceiling, _PASSES_BUDGET, check=best.check_time)
-        best.explored += proof.programs
-        return proof.bound_seconds
+        return prove(program, ceiling, _PASSES_BUDGET, check=best.check_time)
 
     def _walk(self, best: Best, *, again: bool = True) -> bool:
         """Whether the programs over orders close the family; what they meet is offered.
