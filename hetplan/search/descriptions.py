@@ -20,7 +20,7 @@ def describe_space(
     """
     trainer = target(job.target)
     families, meshes = table.first_of_each_kind(), table.meshes()
-    shapes = [shape for mesh in meshes for shape in mesh.shapes]
+    shapes = {id(shape): shape for mesh in meshes for shape in mesh.shapes}.values()
     searched = [
         f"{name} {_values(getattr(shape, field) for shape in shapes)}"
         for name, field in (

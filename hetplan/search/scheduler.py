@@ -2,7 +2,8 @@
 
 1. `improve` by estimate, likeliest first, until several in a row have brought nothing better;
    estimates of one size of tick err alike, so then the likeliest of every size, and more of the
-   size that has the best plan;
+   size that has the best plan; then families near that of the best plan, from one best plan to the
+   next: estimates of like shapes err alike;
    then `improve` by bound, lowest first, in the same way: bounds know what boundaries cost once
    they are sharpened, estimates do not (each kind of solver for itself). Only what is lowest is
    sharpened: a better plan closes most of the others before it is their turn;
@@ -19,7 +20,7 @@ so a search that resumes takes the steps on record and goes on (`hetplan.search.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetplan.search.journal import Journal
@@ -55,6 +56,8 @@ class Scheduler:
     """Per solver, infinite where there is none."""
     ticks: Sequence[int] = ()
     """Samples of a tick of the first solvers, those of families."""
+    near: Callable[[int], Sequence[int]] = lambda at: ()
+    """Solvers of families like that of this one."""
     improved: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
     sharpened: set[int] = field(default_factory=set)
@@ -64,6 +67,7 @@ class Scheduler:
         likeliest = _by(self.estimates, range(len(self.solvers)))
         self._plans(likeliest, _FAR)
         self._other_ticks(likeliest)
+        self._near_best()
         self._plans_by_bound()
         self._proofs()
         self.best.report()
@@ -109,8 +113,7 @@ class Scheduler:
 
     def _open(self) -> list[int]:
         """Solvers whose bounds are below the target; of no plan, all that may have one."""
-        target = self.best.target
-        return [at for at, bound in enumerate(self.best.bounds) if bound < target]
+        return self.best.open_ones()
 
     def _known(self, at: int) -> bool:
         return self.estimates[at] < _UNKNOWN
@@ -126,6 +129,13 @@ class Scheduler:
         if self.best.seconds < before:
             tick = self.ticks[self.best.solver]
             self._plans([at for at in of_families if self.ticks[at] == tick], _FAR)
+
+    def _near_best(self) -> None:
+        """Improve what is near the best plan, as long as that brings something."""
+        best, before = self.best, float("inf")
+        while best.seconds < before and 0 <= best.solver < len(self.ticks):
+            before = best.seconds
+            self._plans(_by(self.estimates, self.near(best.solver)), _FAR)
 
     def _plans_by_bound(self) -> None:
         """Improve solvers of each kind by bound, as long as that brings something."""
@@ -161,11 +171,18 @@ class Scheduler:
 
     def _plans(self, order: Sequence[int], far: float, most: int = _PATIENCE) -> None:
         best, patience = self.best, most
-        for at in order:
+        # A sharpened bound can be above the estimate, which knows little of boundaries.
+        heap = [(self.estimates[at], number, at) for number, at in enumerate(order)]
+        heapq.heapify(heap)
+        while heap:
+            estimate, number, at = heapq.heappop(heap)
             if not best.open(at) or at in self.improved:
                 continue
-            if patience == 0 or self.estimates[at] > far * best.seconds:
+            if patience == 0 or estimate > far * best.seconds:
                 break
+            if self._sharpens(at) and best.bounds[at] > estimate:
+                heapq.heappush(heap, (best.bounds[at], number, at))
+                continue
             before = best.seconds
             self._improve(at)
             if best.seconds < float("inf"):

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
 from hetplan.errors import InfeasibleError, InputError, LimitError
@@ -288,7 +290,8 @@ def _drive(run: _Run) -> None:
         best=run.best,
         journal=run.book,
         solvers=run.solvers,
-        ticks=[run.families.blocks[at].samples for at in run.families.block.tolist()],
+        ticks=run.families.samples(),
+        near=run.families.near,
         improved=run.improved,
         proven=run.proven,
     )
@@ -307,8 +310,8 @@ def _order_free(run: _Run) -> list[float]:
     """Note the order-free bounds of all solvers; their estimates."""
     best = run.best
     run.order_free_seconds, estimates = _note_order_free(run.maker, run.solvers, best)
-    empty = [bound == float("inf") for bound in best.bounds]
-    best.empty = sum(none and at not in run.improved for at, none in enumerate(empty))
+    empty = np.flatnonzero(np.array(best.bounds) == np.inf).tolist()
+    best.empty = sum(at not in run.improved for at in empty)
     run.candidates = len(run.solvers) - best.empty
     return estimates
 
@@ -355,7 +358,7 @@ def _result(run: _Run, inputs: Inputs, settled: FinalPlan) -> SearchResult:
         # Bounds that no program could raise, or stages and boundaries that share links.
         status = "open"
     searched = {*run.improved, *run.proven}
-    still_open = [index for index in range(len(best.bounds)) if best.open(index)]
+    still_open = best.open_ones()
     closed = sum(not best.open(index) for index in searched)
     listed = min(best.listed, closed)  # proofs for a higher target may list a family again
     return SearchResult(

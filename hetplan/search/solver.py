@@ -176,6 +176,11 @@ class Best:
         """Whether a plan of this solver could be better than the best by more than the gap."""
         return self.bounds[solver] < self.target
 
+    def open_ones(self) -> list[int]:
+        """Every solver that is open."""
+        found: list[int] = np.flatnonzero(np.array(self.bounds) < self.target).tolist()
+        return found
+
     def still_open(self, solver: int, crossing: Callable[[float], float]) -> bool:
         """`open` with a bound that takes longer; true where there is nothing to compare with."""
         if self.seconds == float("inf"):

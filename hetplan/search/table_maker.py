@@ -52,6 +52,13 @@ class TableMaker:
         default_factory=dict, repr=False, compare=False
     )
 
+    walked: dict[int, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
+    """Last (target, bound) of walks over loosest families, by their id: the table of families keeps
+    them. Of another target the bound is found again, so that a resumed search has the same.
+    """
+    _shared: dict[int, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
+    """The same of their bounds that know boundaries."""
+
     @classmethod
     def of(
         cls,
@@ -191,8 +198,20 @@ class TableMaker:
     def crossing_bound(self, family: Family, enough: float = math.inf) -> float:
         """A valid bound that knows the boundaries between islands, no less than the order-free one.
 
-        Less work where it is `enough` soon.
+        Less work where it is `enough` soon: for most families the bound that they share with those
+        which differ in recomputation, sharding and chunks is (`FamilyTable.loosest`).
         """
+        loosest = self.families.loosest(family)
+        if loosest is family or enough == math.inf:
+            return self._crossing_bound.seconds(family, enough)
+        known = self._shared.get(id(loosest))
+        if known is None or known[0] != enough:
+            known = self._shared[id(loosest)] = (
+                enough,
+                self._crossing_bound.of_all(loosest, enough),
+            )
+        if known[1] >= enough:
+            return known[1]
         return self._crossing_bound.seconds(family, enough)
 
     def exact(self, family: Family) -> bool:

@@ -114,6 +114,44 @@ def test_no_best_interleaved_plan_is_below(target: str) -> None:
     assert near > 0.5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["megatron", "native"])
+def test_alike_families_share_a_bound_that_is_above_none_of_theirs(target: str) -> None:
+    """Of jobs with experts; some bound is near, and both kinds of schedule are among them."""
+    seen = {True: 0, False: 0}
+    near = 0.0
+    for seed in range(2):
+        rng = np.random.default_rng([7, seed])
+        cluster = slowed(regions_cluster(rng, [0, 1]), 10.0 ** -(seed + 1))
+        model, asked = unlike_model("experts", 6, tied=False), job(8, target=target)
+        asked = replace(asked, pin=replace(asked.pin, pipelines=1))
+        maker = TableMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+        families = maker.families
+        for at in rng.permutation(len(families))[:14].tolist():
+            family = families[at]
+            loosest = families.loosest(family)
+            own = maker.crossing_bound(family)
+            if loosest is family or own == math.inf:
+                continue
+            assert families.loosest(replace(family)) is loosest
+            shared = maker._crossing_bound.of_all(loosest, math.inf)
+            assert shared <= own * (1.0 + 2e-3)
+            best = Best(bounds=[0.0], gap=0.0)
+            solver = solver_of(0, family, maker)
+            solver.improve(best)
+            if best.chosen is None:
+                continue
+            for part in (0.3, 0.9, 1.0):
+                assert maker.crossing_bound(family, part * own) <= best.seconds
+            solver.prove(best)  # by what alike families share first
+            assert best.bounds[0] <= best.seconds * (1.0 + 1e-9)
+            assert shared <= best.seconds
+            seen[family.virtual_stages > 1] += 1
+            near = max(near, shared / best.seconds)
+    assert seen[False] > 3
+    assert near > 0.3
+
+
 def test_islands_are_joined_where_any_set_of_them_is() -> None:
     """Against all sets, one by one; regions that cannot be reached are among them."""
     answers = {True: 0, False: 0}

@@ -55,7 +55,7 @@ from hetplan.cost.step_model.plan import exchange_of
 from hetplan.kernels import kernel, sum_of
 from hetplan.plans.targets import target
 from hetplan.search.bounds.order_free_bound import caps
-from hetplan.search.bounds.order_free_families import OrderFreeBounds
+from hetplan.search.bounds.order_free_families import Base, OrderFreeBounds
 from hetplan.search.space.family import Family
 from hetplan.search.space.optimizer_phase import Ends
 from hetplan.search.space.stage_table import (
@@ -389,6 +389,22 @@ class CrossingBounds:
     ends: Ends
     _wires: dict[tuple[object, ...], _Wires] = field(default_factory=dict, repr=False)
 
+    def of_all(self, loosest: Family, enough: float) -> float:
+        """No plan has a shorter step of all families that the loosest one is for (`FamilyTable`).
+
+        What it takes of a family is no more for the loosest one: the cost of a unit is that of its
+        cheapest recomputation and its room that of the smallest; S and the shorter pass likewise;
+        with fewer chunks there are fewer messages, exchanges and units that a stage must hold. What
+        follows the last pass is left out, and so is what the order-free bound knows of chunks.
+        """
+        base = self.order_free_bounds.base(loosest)
+        if base.arrays is None:
+            return np.inf
+        loading = self.order_free_bounds.placed.job.data_loading_seconds
+        busy = float(base.bases.longest[0]) * loosest.num_microbatches
+        held = self._inputs(loosest, base)
+        return loading + float(least_step(held, busy, _MORE * (enough - loading)))
+
     def seconds(self, family: Family, enough: float = np.inf) -> float:
         """No plan of the family has a shorter step; not below the order-free bound.
 
@@ -398,7 +414,19 @@ class CrossingBounds:
         base = self.order_free_bounds.base(family)
         if base.arrays is None or known == np.inf or family.splits:
             return known
-        cost, rows, room, first, most = base.arrays
+        loading = self.order_free_bounds.placed.job.data_loading_seconds
+        held = self._inputs(family, base)
+        much = _MORE * (enough - loading)
+        found = float(least_step(held, known - loading, much))
+        if found < much and self._may_close(family, held, found, enough - loading):
+            self._after(family, held)
+            found = float(least_step(held, found, much))
+        return max(known, loading + found)
+
+    def _inputs(self, family: Family, base: Base) -> CrossingInputs:
+        """Without what follows the last pass."""
+        cost, rows, room = base.bases.cost, base.bases.rows, base.bases.room
+        first, most = base.columns.first, base.columns.most
         m, units = family.num_microbatches, self.order_free_bounds.placed.units.count
         single = family.virtual_stages == 1
         waits = (
@@ -412,8 +440,7 @@ class CrossingBounds:
             into, back, least = wires.batched
         elif not (single and waits):
             into, back, least = (np.zeros_like(each) for each in (into, back, least))
-        loading = self.order_free_bounds.placed.job.data_loading_seconds
-        held = CrossingInputs(
+        return CrossingInputs(
             cost=cost,
             cap=caps(rows, room, units, m, base.positions),
             first=first,
@@ -432,12 +459,6 @@ class CrossingBounds:
             chunks=family.virtual_stages,
             exchanges=m * family.virtual_stages - 1 if batched else 0,
         )
-        much = _MORE * (enough - loading)
-        found = float(least_step(held, known - loading, much))
-        if found < much and self._may_close(family, held, found, enough - loading):
-            self._after(family, held)
-            found = float(least_step(held, found, much))
-        return max(known, loading + found)
 
     def _far(self, family: Family, held: CrossingInputs) -> list[int]:
         """Meshes over several regions that fit."""

@@ -15,7 +15,7 @@ import numpy as np
 from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.family_solver import FamilySolver, chosen_of_slots
-from hetplan.search.one_f_one_b.bound import Met, apart, prove, prove_by_any, together
+from hetplan.search.one_f_one_b.bound import Met, Proof, apart, prove, prove_by_any, together
 from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, kept_cuts
 from hetplan.search.one_f_one_b.heuristic import MANY, expand, kept_rows, polish, search_rows
 from hetplan.search.one_f_one_b.order_program import OrderProgram
@@ -166,17 +166,32 @@ class OneFOneBSolver(FamilySolver):
 
     def _closed_by_passes(self, best: Best) -> bool:
         """Whether a walk closes the family that leaves out what follows the last pass: most of the
-        time of a stage table goes into that. A lower cost of every plan, so a valid bound.
+        time of a stage table goes into that. A lower cost of every plan, so a valid bound. First a
+        walk over all families that are alike (`FamilyTable.loosest`): stages of the loosest one
+        have equal passes and transfers and room for as much, so its bound is one of all of them.
         """
         if best.effort or len(self.family.meshes) > MANY:
             return False
         ceiling = min(best.target, NEVER)
-        program, _ = together(self._maker.passes_space(self.family), ceiling)
-        proof = prove(program, ceiling, _PASSES_BUDGET, check=best.check_time)
-        best.explored += proof.programs
-        bound = proof.bound_seconds
-        best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
+        loosest = self._maker.families.loosest(self.family)
+        if loosest is not self.family:
+            target, shared = self._maker.walked.get(id(loosest), (0.0, 0.0))
+            if target != ceiling:
+                shared = self._passes_proof(loosest, best).bound_seconds
+                self._maker.walked[id(loosest)] = ceiling, shared
+            best.raise_bound(self.index, shared if shared < NEVER else float("inf"))
+        if best.open(self.index):
+            proof = self._passes_proof(self.family, best)
+            best.explored += proof.programs
+            bound = proof.bound_seconds
+            best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
         return not best.open(self.index)
+
+    def _passes_proof(self, family: Family, best: Best) -> Proof:
+        """One walk over the family without ends of the step."""
+        ceiling = min(best.target, NEVER)
+        program, _ = together(self._maker.passes_space(family), ceiling)
+        return prove(program, ceiling, _PASSES_BUDGET, check=best.check_time)
 
     def _walk(self, best: Best) -> bool:
         """Whether the programs over orders close the family; what they meet is offered."""

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import eq
 from typing import overload
 
 import numpy as np
 
-from hetplan.cost.arrays import Ints
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.lines import Lines, StageBytes
 from hetplan.job.spec import SPLIT_WEIGHTS
 from hetplan.plans.check_job import SEARCHED_SPLIT
@@ -189,6 +189,10 @@ class FamilyTable(Sequence[Family]):
     kind: Ints
     """[N]"""
     _made: dict[int, Family] = field(default_factory=dict, repr=False)
+    _degrees: list[Floats] = field(default_factory=list, repr=False)
+    """[blocks, 6] as of `_doublings`, once they are known."""
+    _loosest: dict[tuple[object, ...], Family] = field(default_factory=dict, repr=False)
+    _kinds_of: dict[tuple[object, ...], list[Kind]] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.block)
@@ -234,6 +238,52 @@ class FamilyTable(Sequence[Family]):
             meshes=block.meshes,
         )
 
+    def samples(self) -> list[int]:
+        """[N] sequences of one microbatch."""
+        every = np.array([block.samples for block in self.blocks], dtype=np.int64)
+        found: list[int] = every[self.block].tolist()
+        return found
+
+    def near(self, at: int) -> list[int]:
+        """Families of one shape whose degrees are, in all, at most `_NEAR` doublings or halvings
+        away from those of this family; none where it has meshes of several shapes.
+        """
+        if not self._degrees:
+            self._degrees.append(np.array([_doublings(block) for block in self.blocks]))
+        degrees = self._degrees[0]
+        away = np.abs(degrees - degrees[self.block[at]]).sum(axis=1)
+        found: list[int] = np.flatnonzero((away <= _NEAR)[self.block]).tolist()
+        return found
+
+    def loosest(self, family: Family) -> Family:
+        """One family for all of this one's meshes that differ in recomputation, in whether the
+        optimizer is sharded, and in the number of chunks, if that is not 1.
+
+        Its stages recompute what any of them may, each for itself; the optimizer is sharded where
+        one of them does that; and it has the fewest chunks. So a plan of any of them has a twin
+        here with equal passes, no more state per device and no more messages. Its end of the step
+        and its activations in flight are another matter.
+        """
+        if family.one_stage or family.splits:
+            return family
+        alike = _alike(family)
+        key = (id(family.meshes), *alike)
+        found = self._loosest.get(key)
+        if found is None:
+            kinds = self._kinds_of.get(alike)
+            if kinds is None:
+                kinds = self._kinds_of[alike] = [k for k in self.kinds if _alike(k) == alike]
+            if len(kinds) == 1:
+                return family
+            sharded = any(kind.sharding is Sharding.OPTIMIZER for kind in kinds)
+            found = self._loosest[key] = replace(
+                family,
+                recompute=tuple(dict.fromkeys(each for k in kinds for each in k.recompute)),
+                sharding=Sharding.OPTIMIZER if sharded else Sharding.NONE,
+                virtual_stages=min(kind.virtual_stages for kind in kinds),
+            )
+        return found
+
     def first_of_each_kind(self) -> tuple[Family, ...]:
         """The first family of every kind, in the table's order."""
         _, first = np.unique(self.kind, return_index=True)
@@ -242,6 +292,27 @@ class FamilyTable(Sequence[Family]):
     def meshes(self) -> tuple[Mesh, ...]:
         """Those of all blocks; one may come several times."""
         return tuple(mesh for block in self.blocks for mesh in block.meshes)
+
+
+_NEAR = 2.0
+"""Doublings: a degree moves to another one, or two change by themselves."""
+
+
+def _doublings(block: Block) -> tuple[float, ...]:
+    """How often 1 is doubled for each degree of the block's shape; not a number for several."""
+    shape = block.meshes[0].shapes[0]
+    if any(each is not shape for mesh in block.meshes for each in mesh.shapes):
+        return (math.nan,) * 6
+    degrees = (shape.tp, shape.cp, shape.dp, shape.microbatch_size, shape.ep, shape.etp)
+    return tuple(map(math.log2, degrees))
+
+
+def _alike(each: Family | Kind) -> tuple[object, ...]:
+    """Equal for what `FamilyTable.loosest` makes one family of."""
+    return (
+        *(each.schedule, each.early_sends, each.most_extra_depth),
+        *(each.offload, each.sharing_ranks, each.sharding in SPLIT_WEIGHTS),
+    )
 
 
 def table_of(blocks: Sequence[tuple[Block, Sequence[Kind]]]) -> FamilyTable:
