@@ -126,10 +126,10 @@ CASES: dict[str, tuple[Make, str, tuple[str, ...]]] = {
         "job.yaml",
         ("pin.ep", "no expert parallelism", "megatron"),
     ),
-    "experts-of-native": (
-        case(MIXTRAL, MI300X, target="native"),
+    "prediction-layer-of-native": (
+        case("deepseek-v3.yaml", MI300X, target="native"),
         "job.yaml",
-        ("target: native", "8 experts", "megatron"),
+        ("target: native", "multi-token prediction", "megatron"),
     ),
     "two-libraries": (
         case(LLAMA, MI300X, pin={"embedding_on": "a100", "head_on": "mi300x"}),

@@ -128,6 +128,7 @@ class MultiPipelineSolver:
     def prove(self, best: Best) -> None:
         """Raise the bound; list all plans where they are few."""
         if self.order_free.bound_seconds == math.inf:
+            best.raise_bound(self.index, math.inf)
             return
         scale = _LISTED.get(best.effort)
         if scale is not None:
