@@ -15,20 +15,21 @@ with X between F and U is below A, and F is the next U: small strides, each of a
 
 The bound is valid for whatever aim, samples and strides; they decide only how long the walk takes.
 
-Slots hold no more than a step below the target allows. The programs over orders add what the first
-slot does after its last pass; what a slot behind it does they leave out. Sums of gradients between
-regions can take a good part of the step. Whatever else happens, a slot has m passes of each kind
-and then its own end of the step:
+Slots hold no more than a step below the target allows. What a slot does after its last pass, as
+sums of gradients between regions or of experts, can take a good part of the step. The programs over
+orders add that of the first slot; a second one, where ends are long and tables small, that of the
+latest slot (`order_numbers`). Whatever else happens, a slot has m passes of each kind and then its
+own end of the step:
 
     m (c + n a) + after(n) <= T
 
-so it holds no more units than that. Where a mesh q with a long end is in the pipeline, slots in
+so it holds no more units than that. Where a slot q with a long end is in the pipeline, slots in
 front of it, which have W microbatches in flight, have begun their last forward pass before q ends,
 and slots behind it have ended before; so for every slot
 
-    (m - W) (c + n a + i + g) + after_q(1) <= T
+    (m - W) (c + n a + i + g) + after(q) <= T
 
-Pipelines with and without such meshes are proven apart (`apart`).
+Pipelines with and without such slots are proven apart (`apart`).
 """
 
 from __future__ import annotations
