@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -174,6 +174,16 @@ def test_a_search_gives_the_same_in_python_and_compiled(tmp_path: Path) -> None:
     assert plans[0] == plans[1]
 
 
+@pytest.fixture
+def _python_interrupts() -> Iterator[None]:
+    """Python's own handler: a run in the background of a script ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_python_interrupts")
 def test_an_interrupt_waits_until_a_kernel_has_returned() -> None:
     ended = []
 
