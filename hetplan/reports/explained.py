@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetplan.plans.ranks import RankRow, rank_rows
+from hetplan.plans.targets import target
 from hetplan.reports.terminal import new_table
 from hetplan.search.result import BreakEven, IdleCause, IdleReason, SearchResult
 from hetplan.search.solver import RESOLUTION
@@ -105,7 +106,11 @@ def idle_lines(idle: Iterable[IdleReason], result: SearchResult) -> Iterator[str
         words["target"] = result.inputs.job.target
         why = ", and ".join(_CAUSES[cause].format(**words) for cause in each.causes)
         if not why and open_ > MOST_OPEN:
-            why = f"why is not known, as the search of this plan left {open_:.0%} open; plan longer"
+            closes = target(result.inputs.job.target).several_pipelines
+            why = (
+                f"why is not known, as the search of this plan left {open_:.0%} open; plan longer"
+                + (", or for flagscale or megatron, whose searches close sooner" if closes else "")
+            )
         elif not why:
             why = (
                 "no link, memory, batch or trainer that was tried makes the best plan use more of "

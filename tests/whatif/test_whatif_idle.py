@@ -105,6 +105,11 @@ def test_of_a_plan_whose_search_was_ended_no_reason_is_made_up() -> None:
     assert (reason.island, reason.idle_devices, reason.causes) == ("b", 1, ())
     (line,) = idle_lines((reason,), ended)
     assert "left 100% open" in line
+    assert "for flagscale or megatron" not in line
+    several = replace(
+        ended, inputs=replace(ended.inputs, job=replace(found.inputs.job, target="any"))
+    )
+    assert "for flagscale or megatron" in next(idle_lines((reason,), several))
     assert "too slow" not in line
 
 
