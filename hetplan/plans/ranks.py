@@ -149,20 +149,15 @@ def _shards(plan: Plan) -> Iterator[LaunchLimit]:
         return
     stages = plan.pipelines[0].stages
     for index, stage in enumerate(stages):
-        dealt = sorted({replica.ep for replica in stage.replicas})
-        if len(dealt) > 1:
-            yield LaunchLimit(
-                field=f"pipelines[0].stages[{index}].replicas",
-                message=f"ep {dealt} with a sharded optimizer; the trainer needs one ep per stage",
-                pin=pin,
-            )
-        found = sorted({replica.tp for replica in stage.replicas})
-        if len(found) > 1:
-            yield LaunchLimit(
-                field=f"pipelines[0].stages[{index}].replicas",
-                message=f"tp {found} with a sharded optimizer; the trainer needs one tp per stage",
-                pin=pin,
-            )
+        for degree in ("ep", "tp"):
+            found = sorted({getattr(replica, degree) for replica in stage.replicas})
+            if len(found) > 1:
+                yield LaunchLimit(
+                    field=f"pipelines[0].stages[{index}].replicas",
+                    message=f"{degree} {found} with a sharded optimizer; the trainer needs one "
+                    f"{degree} per stage",
+                    pin=pin,
+                )
     ends = {(stage.replicas[0].tp, data_ranks(stage)) for stage in (stages[0], stages[-1])}
     if plan.tied_embedding_devices and len(ends) > 1:
         yield LaunchLimit(

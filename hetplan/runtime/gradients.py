@@ -34,7 +34,7 @@ from hetplan.profiling.layers import Layer
 from hetplan.profiling.weights import FlatParameters, make_rule, rule_state, set_updates
 from hetplan.runtime.communicator.channels import Channel
 from hetplan.runtime.placement import RankPlace
-from hetplan.runtime.weight_slices import ParameterPart, Slice, slices_of
+from hetplan.runtime.weight_slices import ParameterPart, slices_of
 
 Named = Mapping[tuple[int, str], nn.Parameter]
 """Parameters by the position of their layer and their name; a tied one under both of its names."""
@@ -268,7 +268,7 @@ def parts_of_copies(shards: Sequence[Shard]) -> Parts:
 def counted_parts(model: ModelSpec, place: RankPlace, parts: Parts) -> Iterator[ParameterPart]:
     """What this rank, or it and those with the other parts together, adds to the norm."""
     for chunk in place.chunks:
-        for part in held_slices(model, place, chunk):
+        for part in slices_of(model, chunk, place.cut):
             if part.first and counts(place, parts, expert=part.expert):
                 yield ParameterPart(
                     position=part.position,
@@ -277,11 +277,6 @@ def counted_parts(model: ModelSpec, place: RankPlace, parts: Parts) -> Iterator[
                     start=part.row,
                     length=part.rows,
                 )
-
-
-def held_slices(model: ModelSpec, place: RankPlace, layers: LayerRange) -> Iterator[Slice]:
-    """The slices that a rank holds of these layers."""
-    return slices_of(model, layers, place.cut)
 
 
 def counts(place: RankPlace, parts: Parts, *, expert: bool) -> bool:

@@ -49,10 +49,10 @@ from hetplan.runtime.checkpoints import (
     step_folder,
     trained_job,
 )
-from hetplan.runtime.gradients import Named, Shard, counts, held_slices, parts_of_copies
+from hetplan.runtime.gradients import Named, Shard, counts, parts_of_copies
 from hetplan.runtime.placement import RankPlace
 from hetplan.runtime.training import Training
-from hetplan.runtime.weight_slices import Slice, Weight
+from hetplan.runtime.weight_slices import Slice, Weight, slices_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class TrainingState:
         stop = held.start + held.vector.numel()
         seen = set[int]()
         for layers in place.chunks:
-            for part in held_slices(self._model, place, layers):
+            for part in slices_of(self._model, layers, place.cut):
                 parameter = self._named[part.position, part.name]
                 at = (parameter.data_ptr() - base.data_ptr()) // base.element_size()
                 tied = part.weight.position != part.position
