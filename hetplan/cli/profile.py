@@ -344,9 +344,9 @@ def _measuring(
     import shlex
     import sys
 
-    from hetplan.cli.progress import ProgressLine
     from hetplan.files.shipped import default_store
     from hetplan.profiling.run import Measuring
+    from hetplan.reports.progress import ProgressLine
 
     try:
         with ProgressLine("measuring") as line:

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetplan.cluster.load import load_cluster
+from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import Document, decode, read_document
 from hetplan.files.settings import Setting, with_settings
 from hetplan.files.writing import write_atomically
 from hetplan.job.load import read_job
+from hetplan.job.spec import Job
 from hetplan.model.load import load_model
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
 from hetplan.plans.check_job import check_job_against
 from hetplan.plans.targets import TARGETS
@@ -171,14 +174,15 @@ _T = TypeVar("_T")
 
 
 def load_inputs(
-    model: Path,
-    cluster: Path,
-    job: Path,
+    model: Path | ModelSpec,
+    cluster: Path | Cluster,
+    job: Path | Job,
     *,
     settings: Sequence[Setting] = (),
     searched: bool = True,
 ) -> Inputs:
-    """The three inputs, checked one by one and against each other; settings replace the job's.
+    """The three inputs, checked one by one and against each other; settings replace the job
+    file's. What is no path is at hand already.
 
     One InputError with the faults of all three files. Not searched: models that can be priced but
     not searched are read.
@@ -192,29 +196,31 @@ def load_inputs(
             faults.extend(error.faults)
             return None
 
-    model_spec = attempt(load_model, model)
-    cluster_spec = attempt(load_cluster, cluster)
-    document = attempt(read_document, job)
+    model_spec = attempt(load_model, model) if isinstance(model, Path) else model
+    cluster_spec = attempt(load_cluster, cluster) if isinstance(cluster, Path) else cluster
+    document, job_spec = None, job if isinstance(job, Job) else None
+    if isinstance(job, Path):
+        document = attempt(read_document, job)
     if document is not None:
         document = with_settings(document, settings)
-    job_spec = None if document is None else attempt(read_job, document)
-    if model_spec is None or cluster_spec is None or document is None or job_spec is None:
+        job_spec = attempt(read_job, document)
+    if model_spec is None or cluster_spec is None or job_spec is None:
         raise InputError(*faults)
     against = check_job_against(job_spec, model_spec, cluster_spec, document, searched=searched)
     if against:
+        file = str(model) if isinstance(model, Path) else ""
         raise InputError(
             *(
-                replace(fault, file=str(model), field="") if fault.field == "model" else fault
+                replace(fault, file=file, field="") if file and fault.field == "model" else fault
                 for fault in against
             )
         )
+    files = (("model", model), ("cluster", cluster), ("job", job))
     return Inputs(
         model=model_spec,
         cluster=cluster_spec,
         job=job_spec,
-        sha256=(
-            ("model", read_document(model).sha256),
-            ("cluster", read_document(cluster).sha256),
-            ("job", document.sha256),
+        sha256=tuple(
+            (name, read_document(file).sha256) for name, file in files if isinstance(file, Path)
         ),
     )

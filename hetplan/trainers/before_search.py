@@ -38,13 +38,15 @@ def lacks_figures(question: Question) -> bool:
     )
 
 
-def unknown_kinds(question: Question, predictor: Predictor, cluster: Path) -> Iterator[Fault]:
+def unknown_kinds(
+    question: Question, predictor: Predictor, cluster: Path | None
+) -> Iterator[Fault]:
     """Every kind that a plan may use and of whose layers nothing is known: neither figures nor
-    measurements. In the cluster's file, at its first island.
+    measurements. In the cluster's file, where it came from one, at its first island.
     """
     if not lacks_figures(question):
         return
-    document, job = read_document(cluster), question.job
+    document, job = None if cluster is None else read_document(cluster), question.job
     for kind in used_kinds(question.cluster, job):
         query = LayerQuery(
             model=question.model,
@@ -59,7 +61,10 @@ def unknown_kinds(question: Question, predictor: Predictor, cluster: Path) -> It
             predictor.layer(kind, query)
         except InputError as error:
             message = f"{error}; or forbid the islands of {kind.kind}"
-            yield document.fault(_first_place(document, kind.kind), message)
+            if document is None:
+                yield Fault(field="cluster", message=message)
+            else:
+                yield document.fault(_first_place(document, kind.kind), message)
 
 
 def _first_place(document: Document, kind: str) -> tuple[str | int, ...]:
