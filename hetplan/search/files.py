@@ -46,13 +46,18 @@ def result_text(result: SearchResult) -> str:
 def priced_result(
     inputs: Inputs, plan: Plan, estimate: Estimate, predictor_sha256: str
 ) -> SearchResult:
-    """A plan that was given and priced, as a plan file holds it: without a certificate."""
+    """A plan that was given and priced, as a plan file holds it: without a certificate.
+
+    The digest is empty where the predictor has no text.
+    """
     files = tuple(entry for entry in inputs.sha256 if entry[0] != "predictor")
+    if predictor_sha256:
+        files += (("predictor", predictor_sha256),)
     return SearchResult(
         schema=SCHEMA,
         hetplan_version=__version__,
         seed=inputs.job.seed,
-        inputs=replace(inputs, sha256=(*files, ("predictor", predictor_sha256))),
+        inputs=replace(inputs, sha256=files),
         plan=plan,
         estimate=estimate,
         certificate=None,

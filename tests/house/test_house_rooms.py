@@ -41,6 +41,7 @@ ORDER = {
     "launchers": 10,
     "comparison": 11,
     "reports": 12,
+    "library": 13,
     "cli": 14,
     "__main__": 15,
     "__init__": 15,
@@ -60,7 +61,7 @@ NODES = {
     path: [
         node
         for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.If | ast.FunctionDef)
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.If | ast.FunctionDef | ast.ClassDef)
     ]
     for path, text in FILES.items()
 }
@@ -205,7 +206,9 @@ def test_every_public_name_is_defined_where_it_is_looked_up() -> None:
 
     for name, module in hetplan._HOMES.items():
         path = PACKAGE.parent / f"{module.replace('.', '/')}.py"
-        assert any(isinstance(n, ast.FunctionDef) and n.name == name for n in NODES[path]), name
+        assert any(
+            isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name for n in NODES[path]
+        ), name
     assert set(hetplan.__all__) >= set(hetplan._HOMES)
 
 
