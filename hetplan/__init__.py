@@ -24,14 +24,13 @@ from hetplan.errors import (
 from hetplan.version import __version__
 
 if TYPE_CHECKING:
-    from hetplan.cluster.load import load_cluster
-    from hetplan.cluster.spec import Cluster
     from hetplan.comparison.compare import compare
     from hetplan.importers.table import import_file
     from hetplan.job.load import load_job
     from hetplan.job.spec import Job
     from hetplan.library.inputs import make_job
     from hetplan.library.result import Result
+    from hetplan.library.values import Cluster, load_cluster
     from hetplan.library.verbs import estimate, load_plan, plan, sweep
     from hetplan.model.load import load_model
     from hetplan.model.spec import ModelSpec
@@ -67,7 +66,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Cluster": "hetplan.cluster.spec",
+    "Cluster": "hetplan.library.values",
     "Job": "hetplan.job.spec",
     "ModelSpec": "hetplan.model.spec",
     "Plan": "hetplan.plans.plan",
@@ -77,7 +76,7 @@ _HOMES = {
     "estimate": "hetplan.library.verbs",
     "fit": "hetplan.predict.fit",
     "import_file": "hetplan.importers.table",
-    "load_cluster": "hetplan.cluster.load",
+    "load_cluster": "hetplan.library.values",
     "load_job": "hetplan.job.load",
     "load_model": "hetplan.model.load",
     "load_plan": "hetplan.library.verbs",

@@ -6,7 +6,7 @@ import hashlib
 import re
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
@@ -15,6 +15,7 @@ from hetplan.files.settings import keywords
 from hetplan.files.shipped import default_stores
 from hetplan.job.load import JOB_SCHEMA, read_job
 from hetplan.job.spec import Job
+from hetplan.library.values import File
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import (
     FittedPredictor,
@@ -27,8 +28,6 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.files import load_inputs
 from hetplan.search.result import Inputs
 from hetplan.trainers.before_search import question_faults, unknown_kinds
-
-File: TypeAlias = str | PathLike[str]
 
 T = TypeVar("T")
 

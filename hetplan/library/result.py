@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetplan.files.writing import write_atomically
-from hetplan.library.inputs import File, predictor_of
+from hetplan.library.inputs import predictor_of
+from hetplan.library.values import File, fields_of, short
 from hetplan.predict.predictor import Predictor
+from hetplan.reports.terminal import printable
 from hetplan.search.files import save_result
 from hetplan.search.result import SearchResult
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
     from hetplan.reports.summary import StageRow
     from hetplan.whatif.limits import Limits
-
-_MOST_LINES = 20
-"""Of a result that is shown without being asked for; `summary` has all."""
 
 
 class Result(SearchResult):
@@ -38,7 +36,7 @@ class Result(SearchResult):
     @classmethod
     def of(cls, result: SearchResult, predictor: Predictor | None = None) -> Result:
         """The result with these methods; those that price again ask the predictor."""
-        own = cls(**{each.name: getattr(result, each.name) for each in fields(result)})
+        own = cls(**fields_of(result))
         if predictor is not None:
             object.__setattr__(own, "_predictor", predictor)
         return own
@@ -87,20 +85,15 @@ class Result(SearchResult):
         """The ten lines: what was found, what it costs, its stages, what limits it, how good it is
         and what it rests on. `width` in columns.
         """
-        return "\n".join(self._lines(width))
+        return "\n".join(map(printable, self._lines(width)))
 
     def _lines(self, width: int = 80) -> Iterator[str]:
         from hetplan.reports.summary import summarize
-        from hetplan.reports.terminal import printable
 
-        return map(printable, summarize(self).lines(width))
+        return summarize(self).lines(width)
 
     def __repr__(self) -> str:
-        lines = [*self._lines()]
-        if len(lines) > _MOST_LINES:
-            more = len(lines) - _MOST_LINES + 1
-            lines = [*lines[: _MOST_LINES - 1], f"and {more} more lines: print(result.summary())"]
-        return "\n".join(lines)
+        return short(self._lines(), more=": print(result.summary())")
 
     def _repr_html_(self) -> str:
         """For notebooks: the pipeline as a picture over the lines of `repr`."""
@@ -109,11 +102,8 @@ class Result(SearchResult):
         return result_html(self.stages, repr(self))
 
     def __eq__(self, other: object) -> bool:
-        """Equal fields, whether the other one has these methods or not."""
-        if not isinstance(other, SearchResult):
-            return NotImplemented
-        names = (each.name for each in fields(SearchResult))
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+        same = isinstance(other, SearchResult) and fields_of(self) == fields_of(other)
+        return same if isinstance(other, SearchResult) else NotImplemented
 
     __hash__ = SearchResult.__hash__
 

@@ -18,8 +18,9 @@ from hetplan.files.reading import decode
 from hetplan.files.settings import keywords
 from hetplan.job.spec import Job
 from hetplan.job.sweep_form import SWEEP_SCHEMA
-from hetplan.library.inputs import File, check_before_search, predictor_of, question_of
+from hetplan.library.inputs import check_before_search, predictor_of, question_of
 from hetplan.library.result import Result
+from hetplan.library.values import File
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.plans.plan import Plan

@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 
 import hetplan
 from hetplan.cli.main import app
+from hetplan.cluster.load import load_cluster as load_plain
 from hetplan.errors import HetplanError, InputError
+from hetplan.files.encoding import encode
 from hetplan.library.inputs import predictor_of
 from hetplan.plans.layout import Layout
 from hetplan.predict.fit import FittedPredictor
@@ -265,6 +267,23 @@ def test_repr_is_short_and_the_summary(result: hetplan.Result, folder: Path) -> 
     assert len(priced.summary().splitlines()) > 40
     assert len(lines) == 20
     assert lines[-1].endswith("more lines: print(result.summary())")
+
+
+def test_a_cluster_is_the_plain_cluster_and_shown_in_short(folder: Path) -> None:
+    cluster, plain = hetplan.load_cluster(folder / "one.yaml"), load_plain(folder / "one.yaml")
+    assert isinstance(cluster, hetplan.Cluster)
+    assert cluster == plain
+    assert plain == cluster
+    assert hash(cluster) == hash(plain)
+    assert cluster != replace(plain, name="other")
+    assert encode(cluster, schema="x/1") == encode(plain, schema="x/1")
+    assert "a in here: 2 x 1 nvidia-a100-80gb-sxm, 80 GiB each" in repr(cluster)
+    many = replace(cluster, islands=tuple(
+        replace(cluster.islands[0], name=f"i{at}\x1b") for at in range(100)
+    ))  # fmt: skip
+    assert len(repr(many).splitlines()) == 20
+    assert repr(many).endswith("and 82 more lines")
+    assert "\x1b" not in repr(many)
 
 
 class _Tags(HTMLParser):
