@@ -1,4 +1,4 @@
-"""Writes the reference pages of docs: commands, file forms and rules.
+"""Writes the reference pages of docs: commands, library, file forms and rules.
 
 `make docs` calls it. The pages follow from the commands, the JSON Schemas of the input files and
 the rules of `hetplan check`; a test fails where a page differs.
@@ -7,14 +7,16 @@ the rules of `hetplan check`; a test fails where a page differs.
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_overloads
 
+import hetplan
 from hetplan.cli.main import ENTRIES, load_command
 from hetplan.job.schemas import input_schemas
 from hetplan.lint.registry import RULES
@@ -108,6 +110,66 @@ def commands_page() -> str:
             also = [f"`{option_name(option)}`" for option in found if option in elsewhere]
             lines += [f"- also {', '.join(also)}"] if also else []
     return _page(lines)
+
+
+# Library
+
+
+def api_page() -> str:
+    """docs/api.md."""
+    lines = [
+        "# The library",
+        "",
+        "`make docs` writes this page from docstrings; `help(hetplan.plan)` says units, shapes and",
+        "errors. Models, clusters, jobs and predictors are values or paths of their files.",
+        "",
+        "## Functions",
+        "",
+    ]
+    names = sorted(set(hetplan.__all__) - {"__version__"})
+    public = {name: getattr(hetplan, name) for name in names}
+    kinds = [name for name in names if isinstance(public[name], type)]
+    lines += [_api_item(name, public[name]) for name in names if name not in kinds]
+    for title, members in (
+        ("Result", vars(hetplan.Result)),
+        ("Cluster", vars(hetplan.Cluster)),
+    ):
+        lines += ["", f"## {title}", "", f"{first_sentence(_doc(public[title]))}.", ""]
+        shown = {name: each for name, each in members.items() if name[0] != "_" and name != "of"}
+        lines += [_api_item(name, each) for name, each in sorted(shown.items())]
+    lines += ["", "## Other values, and errors", ""]
+    others = [name for name in kinds if name not in ("Result", "Cluster")]
+    lines += [_item(name, first_sentence(_doc(public[name]))) for name in others]
+    return _page(lines)
+
+
+def _api_item(name: str, value: Any) -> str:
+    """A function with its arguments, or a property, in a sentence."""
+    if isinstance(value, property):
+        return _item(name, first_sentence(_doc(value)))
+    function = getattr(value, "__func__", value)
+    overloads = get_overloads(function)
+    written = ", ".join(_arguments(overloads[-1] if overloads else function))
+    return _item(f"{name}({written})", first_sentence(_doc(value)))
+
+
+def _arguments(function: Any) -> Iterator[str]:
+    """As they are written in a call: defaults, no types."""
+    keyword = False
+    for each in inspect.signature(function).parameters.values():
+        if each.name in ("self", "cls"):
+            continue
+        if each.kind is each.KEYWORD_ONLY and not keyword:
+            keyword = True
+            yield "*"
+        keyword = keyword or each.kind is each.VAR_POSITIONAL
+        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        default = "" if each.default is each.empty else f"={each.default!r}"
+        yield f"{stars}{each.name}{default}"
+
+
+def _doc(value: Any) -> str:
+    return inspect.getdoc(value) or ""
 
 
 # Input files
@@ -222,7 +284,12 @@ def _page(lines: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"commands.md": commands_page, "file-forms.md": forms_page, "rules.md": rules_page}
+PAGES = {
+    "api.md": api_page,
+    "commands.md": commands_page,
+    "file-forms.md": forms_page,
+    "rules.md": rules_page,
+}
 
 if __name__ == "__main__":
     for name, text in PAGES.items():
