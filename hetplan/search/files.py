@@ -220,11 +220,11 @@ def load_inputs(
             faults.extend(error.faults)
             return None
 
-    model_spec = attempt(load_model, model) if isinstance(model, Path) else model
-    cluster_spec = attempt(load_cluster, cluster) if isinstance(cluster, Path) else cluster
-    document, job_spec = None, job if isinstance(job, Job) else None
-    if isinstance(job, Path):
-        document = attempt(read_document, job)
+    model_spec = model if isinstance(model, ModelSpec) else attempt(load_model, model)
+    cluster_spec = cluster if isinstance(cluster, Cluster) else attempt(load_cluster, cluster)
+    job_spec, document = (
+        (job, None) if isinstance(job, Job) else (None, attempt(read_document, job))
+    )
     if document is not None:
         document = with_settings(document, settings)
         job_spec = attempt(read_job, document)
@@ -232,19 +232,20 @@ def load_inputs(
         raise InputError(*faults)
     against = check_job_against(job_spec, model_spec, cluster_spec, document, searched=searched)
     if against:
-        file = str(model) if isinstance(model, Path) else ""
-        raise InputError(
-            *(
-                replace(fault, file=file, field="") if file and fault.field == "model" else fault
+        if not isinstance(model, ModelSpec):
+            file = str(model)
+            against = tuple(
+                replace(fault, file=file, field="") if fault.field == "model" else fault
                 for fault in against
             )
-        )
-    files = (("model", model), ("cluster", cluster), ("job", job))
+        raise InputError(*against)
     return Inputs(
         model=model_spec,
         cluster=cluster_spec,
         job=job_spec,
         sha256=tuple(
-            (name, read_document(file).sha256) for name, file in files if isinstance(file, Path)
+            (name, read_document(file).sha256)
+            for name, file in (("model", model), ("cluster", cluster), ("job", job))
+            if not isinstance(file, ModelSpec | Cluster | Job)
         ),
     )
