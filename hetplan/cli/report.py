@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hetplan.comparison.compare import Comparison
+    from hetplan.errors import Fault
     from hetplan.search.result import SearchResult
 
 MARK = "<!-- hetplan report -->"
@@ -93,7 +94,7 @@ def _compared(
     from hetplan.comparison.compare import compare
     from hetplan.errors import InputError
 
-    faults = {}
+    faults: dict[Fault, None] = {}
     for at, result in enumerate(results):
         try:
             return at, compare(log, result)

@@ -56,6 +56,10 @@ class Browser:
     def run(self, script: str, *arguments: Any) -> Any:
         return self.ask("POST", "/execute/sync", {"script": script, "args": [*arguments]})
 
+    def wait(self, script: str) -> Any:
+        """What the script gives to its last argument, a function."""
+        return self.ask("POST", "/execute/async", {"script": script, "args": []})
+
     def log(self, kind: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.ask("POST", "/se/log", {"type": kind})
         return found
@@ -82,7 +86,8 @@ def browser() -> Iterator[Browser]:
     driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, text=True)
     try:
         assert driver.stdout is not None
-        port = next(line.rsplit(" ", 1)[1].strip(". \n") for line in driver.stdout if "successfully on port" in line)
+        said = next(line for line in driver.stdout if "successfully on port" in line)
+        port = said.rsplit(" ", 1)[1].strip(". \n")
         opened = None
         for _ in range(50):
             try:

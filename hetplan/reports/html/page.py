@@ -20,13 +20,24 @@ from hetplan.comparison.compare import Comparison
 from hetplan.cost.estimate_values import Estimate, KindUse, MemoryUse
 from hetplan.reports.explained import idle_lines, limit_lines
 from hetplan.reports.html import charts
+from hetplan.reports.html.answer import facts, headline
 from hetplan.reports.html.values import LinkUse, PlanView, StageRun, distinct
+from hetplan.reports.html.words import (
+    StepRange,
+    bytes_words,
+    decimal_bytes,
+    number_runs,
+    plural,
+    seconds_words,
+    share_words,
+    ticks,
+)
 from hetplan.reports.plans import grouped
 from hetplan.reports.timeline import PipelineTimeline
-from hetplan.search.descriptions import devices_in_use, layout_words
+from hetplan.search.descriptions import layout_words
 from hetplan.search.result import SearchResult
 from hetplan.search.space.allowed import allowed_cluster
-from hetplan.units import UNITS, Dimension, format_bytes, format_rate, format_seconds
+from hetplan.units import format_rate
 from hetplan.version import __version__
 from hetplan.whatif.plan_use import idle_islands, used_devices
 
@@ -62,7 +73,7 @@ def report_text(views: Sequence[PlanView]) -> str:
     )
     environment.filters |= {
         "seconds": seconds_words,
-        "bytes": format_bytes,
+        "bytes": bytes_words,
         "share": share_words,
         "decimal_bytes": decimal_bytes,
     }
@@ -89,45 +100,6 @@ def _file(name: str) -> Markup:
     return Markup((Path(__file__).parent / name).read_text(encoding="utf-8"))  # our own text
 
 
-# ---- words
-
-
-def share_words(part: float | None) -> str:
-    """`41.2 %`, or that it is not known."""
-    return "not known" if part is None else f"{_three(100 * part)}\u00a0%"
-
-
-def seconds_words(seconds: float, like: float | None = None) -> str:
-    """A time with three digits, in the unit of another one where that is given."""
-    unit = format_seconds(seconds if like is None else like).split()[1]
-    return f"{_three(seconds / UNITS[Dimension.TIME][unit])}\u00a0{unit}"
-
-
-def _three(number: float) -> str:
-    """Three digits, zeros at the end too."""
-    if number == 0 or abs(number) >= 999.5:
-        return f"{number:,.0f}"
-    if abs(number) < 1e-4:
-        return f"{number:.2e}"
-    return f"{number:#.3g}".rstrip(".")
-
-
-def decimal_bytes(size: float) -> str:
-    """As networks count, with three digits."""
-    return format_rate(float(f"{size:.3g}"), "B")
-
-
-def _range(estimate: Estimate) -> tuple[float, float, str]:
-    """Lower and upper end of the step's interval, and which one it is."""
-    if estimate.p5_seconds is not None and estimate.p95_seconds is not None:
-        return estimate.p5_seconds, estimate.p95_seconds, "90 %"
-    return estimate.interval.p10_seconds, estimate.interval.p90_seconds, "80 %"
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
 # ---- one plan
 
 
@@ -141,14 +113,15 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
         "result": result,
         "estimate": result.estimate,
         "kinds": kinds,
-        "headline": _headline(result),
-        "facts": dict(_facts(view)),
+        "headline": headline(result),
+        "facts": dict(facts(view)),
         "stages": [_stage(run, result) for run in view.runs],
-        "anew": view.timeline.step_seconds if view.is_priced_anew else None,
+        "anew": view.priced_seconds if view.is_priced_anew else None,
+        "stragglers": view.straggler_seconds,
         "timelines": [*_timelines(view, kinds, most)],
         "memory": [*_memory(view.runs)],
         "components": [*_components(result.estimate)],
-        "use": [*_use(result.estimate)],
+        "use": [*_use(result.estimate, kinds)],
         "map": _map(view, kinds),
         "links": [*_links(view.links, step)],
         "limits": [line.strip() for line in limit_lines(view.limits)][1:],
@@ -174,105 +147,10 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
     return own
 
 
-def _together(facts: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
+def _together(every: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
     """(name, value of every plan), in the order of the first plan that has it."""
-    names = dict.fromkeys(name for each in facts for name in each)
-    return [(name, [each.get(name, "") for each in facts]) for name in names]
-
-
-def _headline(result: SearchResult) -> str:
-    """What the plan is and what it costs, in two sentences."""
-    estimate, inputs, plan = result.estimate, result.inputs, result.plan
-    low, high, name = _range(estimate)
-    cluster = allowed_cluster(inputs.cluster, inputs.job)
-    usable = sum(island.num_usable_devices for island in cluster.islands)
-    mfu = "" if estimate.mfu is None else f", MFU {share_words(estimate.mfu)}"
-    stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
-    several = len(plan.pipelines) > 1
-    where = f"{stages} stages of {len(plan.pipelines)} pipelines" if several else (
-        _plural(stages, "stage")
-    )  # fmt: skip
-    trainer = "any trainer" if plan.target == "any" else plan.target
-    fits = "" if estimate.fits else " It does not fit in memory."
-    return (
-        f"{inputs.model.name} trains under {trainer} in {where} on {devices_in_use(plan):,} of "
-        f"{_plural(usable, 'device')} of {inputs.cluster.name}. A step is predicted to take "
-        f"{seconds_words(estimate.step_seconds)} ({name} interval: {seconds_words(low, high)} to "
-        f"{seconds_words(high)}): {estimate.tokens_per_second:,.0f} tokens/s{mfu}.{fits}"
-    )
-
-
-def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
-    """The table below the answer, most asked first."""
-    result = view.result
-    estimate, job, plan = result.estimate, result.inputs.job, result.plan
-    step = estimate.step_seconds
-    low, high, name = _range(estimate)
-    tokens = job.global_batch_size * job.sequence_length
-    yield (
-        "Step",
-        f"{seconds_words(step)} ({seconds_words(low, step)} to {seconds_words(high, step)}, {name})",
-    )
-    yield (
-        "Tokens per second",
-        f"{estimate.tokens_per_second:,.0f} ({tokens / high:,.0f} to {tokens / low:,.0f}, {name})",
-    )
-    if estimate.kinds:
-        rate = f"{estimate.flops_per_second / 1e12:,.3g} TFLOP/s per device"
-        if estimate.mfu is None:
-            yield "MFU", f"not known: a kind has no peak rate; {rate}"
-        else:
-            least, most = (share_words(estimate.mfu * step / end) for end in (high, low))
-            yield "MFU", f"{share_words(estimate.mfu)} ({least} to {most}, {name}); {rate}"
-    if job.total_tokens is not None:
-        times = [job.total_tokens / tokens * each for each in (step, low, high)]
-        own, least, most = (seconds_words(each, times[0]) for each in times)
-        yield f"Time for {job.total_tokens:,} tokens", f"{own} ({least} to {most}, {name})"
-    if view.usd_per_step is not None:
-        yield "Price", f"{view.usd_per_step:,.4g} USD per step"
-    yield "Trainer", plan.target
-    yield "Layout", layout_words(plan)
-    yield (
-        "Batch",
-        f"{job.global_batch_size:,} sequences of {job.sequence_length:,} tokens, {job.precision.value}",
-    )
-    yield "Devices", _devices(result)
-    s, fullest = max(
-        enumerate(estimate.stages),
-        key=lambda each: each[1].memory.total_bytes / each[1].memory.available_bytes,
-    )
-    use = fullest.memory
-    yield (
-        "Fullest stage",
-        f"{format_bytes(use.total_bytes)} of {format_bytes(use.available_bytes)} ({_place(estimate, s)})"
-        + ("" if estimate.fits else "; DOES NOT FIT"),
-    )
-    if result.certificate is None:
-        yield "Proof", "none: the layout was given, not searched"
-    else:
-        yield (
-            "Proof",
-            f"at most {share_words(result.certificate.gap)} above the best plan; no plan takes less than {seconds_words(result.certificate.lower_bound_seconds)}",
-        )
-    yield "Predicted from", ", ".join(estimate.sources) + " figures"
-
-
-def _place(estimate: Estimate, index: int) -> str:
-    """`stage 3`, or `pipeline 1, stage 3`, of the stage at this place of the estimate."""
-    stage = estimate.stages[index]
-    first = next(n for n, each in enumerate(estimate.stages) if each.pipeline == stage.pipeline)
-    several = estimate.stages[-1].pipeline > 0
-    return (f"pipeline {stage.pipeline}, " if several else "") + f"stage {index - first}"
-
-
-def _devices(result: SearchResult) -> str:
-    """`640 x a100, 128 x mi210`."""
-    found = [
-        f"{int(mine.sum()):,} x {island.device.kind} of {island.name}"
-        for island, mine in used_devices(result.plan, result.inputs.cluster)
-        if mine.any()
-    ]
-    return ", ".join(found)
+    names = dict.fromkeys(name for each in every for name in each)
+    return [(name, [each.get(name, "") for each in every]) for name in names]
 
 
 def _left_idle(result: SearchResult) -> Iterator[str]:
@@ -286,17 +164,6 @@ def _run_name(run: StageRun) -> str:
     return stages
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    """`0, 2-5`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{r[0]}" if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
-
-
 def _stage(run: StageRun, result: SearchResult) -> dict[str, Any]:
     """A row of the table of stages."""
     cost, stage = run.cost, run.stage
@@ -307,7 +174,7 @@ def _stage(run: StageRun, result: SearchResult) -> dict[str, Any]:
     least, most = (f"{100 * part:.0f}" for part in run.busy)
     return {
         "name": _run_name(run),
-        "pipelines": _numbers(run.pipelines) if len(result.plan.pipelines) > 1 else "",
+        "pipelines": number_runs(run.pipelines) if len(result.plan.pipelines) > 1 else "",
         "island": cost.island,
         "device": cost.device,
         "devices": sum(each.num_devices for each in stage.replicas),
@@ -338,15 +205,14 @@ def _timelines(view: PlanView, kinds: Sequence[str], most: int) -> Iterator[dict
         drawn = charts.drawn(pipeline, most // len(shown))
         several = len(view.timeline.pipelines) > 1
         yield {
-            "name": f"Pipeline{'s' if len(numbers) > 1 else ''} {_numbers(numbers)}" if several else "",
+            "name": f"{plural(len(numbers), 'pipeline')}: {number_runs(numbers)}" * several,
             "svg": charts.timeline_svg(pipeline, drawn, step, kinds),
             "rows": [
-                {"stage": s, "kind": charts.kind_number(kinds, stage.device), "island": stage.island,
-                 "devices": stage.num_devices}
-                for s, stage in enumerate(pipeline.stages)
+                {"kind": charts.kind_number(kinds, stage.device), "island": stage.island}
+                for stage in pipeline.stages
             ],
             "phases": [*_phases(pipeline, step)],
-            "ticks": [*ticks(0.0, step)],
+            "ticks": [*ticks(step)],
             "height": len(pipeline.stages) * charts.ROW,
             "left_out": drawn.left_out,
             "cut": (drawn.cut_from_seconds, drawn.cut_to_seconds),
@@ -370,12 +236,12 @@ def _timelines(view: PlanView, kinds: Sequence[str], most: int) -> Iterator[dict
 
 def _picture_words(pipeline: PipelineTimeline, step: float) -> str:
     """What the picture of a pipeline shows, for those who do not see it."""
+    microbatches = plural(pipeline.num_microbatches, "microbatch", "es")
     return (
-        f"{_plural(len(pipeline.stages), 'stage')}, {_plural(pipeline.num_microbatches, 'microbatch')}"
-        f"{'es' if pipeline.num_microbatches > 1 else ''}, schedule {pipeline.schedule}: from the "
-        f"start of the step to its end at {seconds_words(step)}. The pipeline is empty after "
-        f"{seconds_words(pipeline.end_seconds, step)}."
-    ).replace("microbatchs", "microbatch")
+        f"{plural(len(pipeline.stages), 'stage')}, {microbatches}, schedule {pipeline.schedule}: "
+        f"from the start of the step to its end at {seconds_words(step)}. The pipeline is empty "
+        f"after {seconds_words(pipeline.end_seconds, step)}."
+    )
 
 
 def _phases(pipeline: PipelineTimeline, step: float) -> Iterator[dict[str, Any]]:
@@ -390,32 +256,20 @@ def _phases(pipeline: PipelineTimeline, step: float) -> Iterator[dict[str, Any]]
         at = max(at, to)
 
 
-def ticks(start: float, end: float, count: int = 6) -> Iterator[tuple[float, str]]:
-    """(part of the way, words) of round times between the two, about so many."""
-    unit = format_seconds(end).split()[1]
-    factor = UNITS[Dimension.TIME][unit]
-    span = (end - start) / factor
-    size = 10.0 ** math.floor(math.log10(span / count))
-    size = next(size * each for each in (1, 2, 5, 10) if span / (size * each) <= count)
-    number = math.ceil(start / factor / size)
-    while number * size * factor <= end * (1 + 1e-9):
-        at = number * size
-        yield (at * factor - start) / (end - start), f"{float(f'{at:.6g}'):,.10g} {unit}"
-        number += 1
-
-
 # ---- charts with a row each
 
 
 def _memory(runs: Sequence[StageRun]) -> Iterator[dict[str, Any]]:
     """Bytes on one device of every stage, by component, against what is there."""
-    whole = max(max(run.cost.memory.total_bytes, run.cost.memory.available_bytes) for run in runs)
+    whole = 1.01 * max(
+        max(run.cost.memory.total_bytes, run.cost.memory.available_bytes) for run in runs
+    )
     for run in runs:
         use = run.cost.memory
         parts = [(name, float(getattr(use, field))) for name, field in MEMORY_PARTS]
         yield {
             "name": _run_name(run),
-            "pipelines": _numbers(run.pipelines),
+            "pipelines": number_runs(run.pipelines),
             "kind": run.cost.device,
             "island": run.cost.island,
             "bar": charts.bar([(f"m-{n}", size) for n, size in parts], whole, use.available_bytes),
@@ -454,13 +308,15 @@ def _components(estimate: Estimate) -> Iterator[dict[str, Any]]:
         }
 
 
-def _use(estimate: Estimate) -> Iterator[dict[str, Any]]:
+def _use(estimate: Estimate, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
     """MFU of every kind."""
     for each in estimate.kinds:
         yield {
             "name": each.device,
             "use": each,
-            "bar": "" if each.mfu is None else charts.bar([("part", each.mfu)], 1.0),
+            "bar": ""
+            if each.mfu is None
+            else charts.bar([(f"k{charts.kind_number(kinds, each.device)}", each.mfu)], 1.0),
             "again": each.recomputed_flops / each.model_flops if each.model_flops else 0.0,
             "data": _use_data(each),
         }
@@ -509,14 +365,15 @@ def _search(result: SearchResult) -> dict[str, Any] | None:
     certificate, step = result.certificate, result.estimate.step_seconds
     if certificate is None:
         return None
-    low, high, name = _range(result.estimate)
+    within = StepRange.of(result.estimate)
+    low, high = within.low, within.high
     whole = max(high, step)
     proof = certificate.proof
     return {
         "bound": charts.bar([("part", certificate.lower_bound_seconds)], whole),
         "best": charts.bar([("part", step)], whole),
         "interval": charts.span(low, step, high, whole),
-        "interval_name": name,
+        "interval_name": within.name,
         "low": low,
         "high": high,
         "certificate": certificate,

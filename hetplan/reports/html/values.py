@@ -17,6 +17,7 @@ from hetplan.cluster.spec import Cluster, Link
 from hetplan.comparison.compare import Comparison
 from hetplan.cost.estimate_values import StageEstimate
 from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
+from hetplan.cost.step_model.draws import straggler_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic import Ledger, ledger
 from hetplan.plans.pieces import Devices, Places, device_array, stage_array
@@ -82,6 +83,9 @@ class PlanView:
     result: SearchResult
     runs: tuple[StageRun, ...]
     timeline: Timeline
+    """Of devices of mean speed."""
+    straggler_seconds: float
+    """What the slowest ranks add to its step."""
     limits: Limits
     links: tuple[LinkUse, ...]
     usd_per_step: float | None
@@ -92,7 +96,12 @@ class PlanView:
     def is_priced_anew(self) -> bool:
         """Whether timeline, links and limits are of another predictor than the estimate."""
         step = self.result.estimate.step_seconds
-        return abs(self.timeline.step_seconds - step) > SAME_STEP * step
+        return abs(self.priced_seconds - step) > SAME_STEP * step
+
+    @property
+    def priced_seconds(self) -> float:
+        """The step by this report's predictor."""
+        return self.timeline.step_seconds + self.straggler_seconds
 
 
 def plan_view(
@@ -110,6 +119,7 @@ def plan_view(
         result=result,
         runs=tuple(stage_runs(result)),
         timeline=timeline_of(plan, pricer),
+        straggler_seconds=straggler_wait(plan, pricer.costs(plan), pricer.step(plan)),
         limits=limits(result, predictor),
         links=tuple(link_uses(plan, inputs.cluster, counted)),
         usd_per_step=usd_per_step(pricer, plan, result.estimate.step_seconds),
