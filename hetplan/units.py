@@ -183,6 +183,28 @@ def format_seconds(seconds: float) -> str:
     return f"{float(f'{seconds / UNITS[Dimension.TIME][unit]:.4g}'):.10g} {unit}"
 
 
+def digits(number: float) -> str:
+    """Three digits, or all of a larger number: `44.0`, `0.123`, `1,235`."""
+    return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:#.3g}"
+
+
+def format_count(number: int) -> str:
+    """As in `2T`, `1.5B`, `120`; what four digits cannot say is written out."""
+    for letter, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
+        short = number * 1000 // size
+        if number >= size and short * size == number * 1000:
+            return f"{short / 1000:g}{letter}"
+    return f"{number:,}"
+
+
+def format_range(seconds: float, low: float, high: float, share: str) -> str:
+    """A step with its interval in one unit: `29.3 s a step (90 %: 22.3 to 48.1 s)`."""
+    unit = format_seconds(seconds).split()[1]
+    scale = UNITS[Dimension.TIME][unit]
+    own, least, most = (digits(each / scale) for each in (seconds, low, high))
+    return f"{own} {unit} a step ({share}: {least} to {most} {unit})"
+
+
 def format_about(seconds: float) -> str:
     """An estimate's two digits and no more, as in `4.5 min`."""
     number, unit = format_seconds(seconds).split()

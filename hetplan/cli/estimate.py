@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,20 +13,19 @@ from hetplan.cli.options import (
     Settings,
     Stores,
     TargetName,
+    Verbose,
     check_replaceable,
     emit,
     job_settings,
     read_inputs,
     read_predictor,
     say,
+    show_summary,
 )
 
 if TYPE_CHECKING:
     from hetplan.cluster.spec import Cluster
-    from hetplan.cost.estimate_values import Estimate
-    from hetplan.model.spec import ModelSpec
-    from hetplan.plans.plan import Plan
-    from hetplan.search.result import Inputs
+    from hetplan.search.result import SearchResult
     from hetplan.whatif.lost_nic import LostNic
 
 ESTIMATE_SCHEMA = "hetplan.estimate/5"
@@ -63,7 +61,10 @@ def estimate(
     ] = None,
     islands: Annotated[
         str | None,
-        _layout("Island of each stage, as in a,a,b, or one for all. Default: where they fit."),
+        _layout(
+            "Island of each stage, as in a,a,b, or one for all. Default: where they fit.",
+            hidden=True,
+        ),
     ] = None,
     schedule: Annotated[
         str | None,
@@ -113,6 +114,7 @@ def estimate(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", hidden=True, help="Timeline (Perfetto) to write.")
     ] = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Price a layout or a plan without a search.
@@ -121,9 +123,10 @@ def estimate(
 
     Exit code 3 where a stage does not fit in memory; it is priced all the same.
 
-    More of the layout: --schedule, --virtual-stages, --cp, --ep, --etp, --sequence-parallel,
-    --recompute, --recompute-layers, --recompute-modules, --sharding, --shards, --offload,
-    --overlap. Beside it: --trace FILE writes a timeline, --what-if lost-nic=ISLAND/NODE/NIC.
+    More of the layout: --islands, --schedule, --virtual-stages, --cp, --ep, --etp,
+    --sequence-parallel, --recompute, --recompute-layers, --recompute-modules, --sharding,
+    --shards, --offload, --overlap. Beside it: --trace FILE writes a timeline, --what-if
+    lost-nic=ISLAND/NODE/NIC.
     All are explained in docs/cost.md.
     """
     from hetplan.cost.estimate import estimate_with, misfits
@@ -131,7 +134,7 @@ def estimate(
     from hetplan.errors import InfeasibleError, InputError
     from hetplan.files.writing import check_writable
     from hetplan.plans.layout import Layout, plan_of_layout
-    from hetplan.search.files import SCHEMA, load_legal_plan
+    from hetplan.search.files import SCHEMA, load_legal_plan, priced_result, save_result
     from hetplan.search.space.allowed import allowed_cluster
 
     layout = Layout(
@@ -160,8 +163,8 @@ def estimate(
             raise InputError(
                 f"{plan} holds its own model, cluster, job and layout; leave those options out"
             )
-        result = load_legal_plan(plan)
-        inputs, usable, priced = result.inputs, result.inputs.cluster, result.plan
+        loaded = load_legal_plan(plan)
+        inputs, usable, priced = loaded.inputs, loaded.inputs.cluster, loaded.plan
     elif model is None or cluster is None or job is None:
         raise InputError("give a plan file, or all of --model, --cluster and --job")
     else:
@@ -176,8 +179,9 @@ def estimate(
     predict, digest = read_predictor(predictor, store)
     pricer = Pricer(inputs.model, usable, inputs.job, predict)
     estimated = estimate_with(pricer, priced)
+    result = priced_result(inputs, priced, estimated, digest)
     if out is not None:
-        _write(out, inputs, digest, priced, estimated)
+        save_result(result, out)
         say(f"wrote {out}{replacing}")
     if trace is not None:
         from hetplan.files.writing import write_atomically
@@ -190,7 +194,7 @@ def estimate(
 
         for line in lost_nic_lines(lost, pricer, priced):
             say(f"what if: {line}")
-    show_estimate(inputs.model, priced, estimated, as_json=as_json)
+    show_estimate(result, verbose=verbose, as_json=as_json)
     unfit = misfits(estimated)
     if unfit:
         raise InfeasibleError(unfit)
@@ -229,41 +233,11 @@ def _lost_nic(text: str, cluster: Cluster) -> LostNic:
     return without_nic(cluster, island, node, nic)
 
 
-def _write(out: Path, inputs: Inputs, digest: str, plan: Plan, estimated: Estimate) -> None:
-    """A plan file without a certificate: the layout was given, not searched."""
-    from hetplan.search.files import SCHEMA, save_result
-    from hetplan.search.result import SearchResult
-    from hetplan.version import __version__
-
-    files = tuple(entry for entry in inputs.sha256 if entry[0] != "predictor")
-    save_result(
-        SearchResult(
-            schema=SCHEMA,
-            hetplan_version=__version__,
-            seed=inputs.job.seed,
-            inputs=replace(inputs, sha256=(*files, ("predictor", digest))),
-            plan=plan,
-            estimate=estimated,
-            certificate=None,
-        ),
-        out,
-    )
-
-
-def show_estimate(model: ModelSpec, plan: Plan, estimated: Estimate, *, as_json: bool) -> None:
-    """Stages, components, memory and times of a plan."""
+def show_estimate(result: SearchResult, *, verbose: bool, as_json: bool) -> None:
+    """The ten lines of a priced plan, or its estimate as JSON."""
     if as_json:
         from hetplan.files.encoding import encode
 
-        emit(encode(estimated, schema=ESTIMATE_SCHEMA))
-        return
-    from hetplan.reports.plans import component_table, estimate_lines, memory_line, stage_table
-    from hetplan.reports.terminal import print_table
-
-    print_table(stage_table(model, plan, estimated))
-    print_table(component_table(estimated))
-    memory = memory_line(estimated)
-    if memory is not None:
-        emit(memory)
-    for line in estimate_lines(estimated):
-        emit(line)
+        emit(encode(result.estimate, schema=ESTIMATE_SCHEMA))
+    else:
+        show_summary(result, verbose=verbose)

@@ -11,6 +11,7 @@ from hetplan.cli.options import (
     AsJson,
     PredictorFile,
     TargetName,
+    Verbose,
     emit,
     name_values,
     read_predictor,
@@ -70,6 +71,7 @@ def launch(
             help="Folder for the launch's model.yaml and job.yaml.", rich_help_panel=_OUTPUT
         ),
     ] = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace files that exist.", hidden=True)
@@ -102,7 +104,7 @@ def launch(
     _write(outputs, imported, priced)
     if not as_json:
         emit(imported.title)
-    show_estimate(imported.model, imported.plan, priced.estimate, as_json=as_json)
+    show_estimate(priced, verbose=verbose, as_json=as_json)
     unfit = misfits(priced.estimate)
     if unfit:
         raise InfeasibleError(unfit)

@@ -6,7 +6,7 @@ Only the standard library and typer are imported here: `hetplan --help` must ans
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hetplan.errors import Fault
     from hetplan.files.settings import Setting
     from hetplan.predict.predictor import Predictor
-    from hetplan.search.result import Inputs
+    from hetplan.search.result import Inputs, SearchResult
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -73,6 +73,9 @@ Settings = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print everything that is known of the result.")
+]
 
 
 def say(text: str) -> None:
@@ -104,6 +107,33 @@ def emit(text: str) -> None:
     """A result, on stdout."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     sys.stdout.flush()
+
+
+def emit_lines(lines: Iterable[str]) -> None:
+    """Sentences of a result, on stdout, folded to the terminal."""
+    from hetplan.reports.terminal import folded, text_width
+
+    for line in folded(lines, text_width()):
+        emit(line)
+
+
+def show_summary(result: SearchResult, *, verbose: bool) -> None:
+    """The ten lines of a plan; verbose: each stage, each component and every note below them."""
+    from hetplan.reports.summary import summarize
+    from hetplan.reports.terminal import text_width
+
+    for line in summarize(result).lines(text_width()):
+        emit(line)
+    if not verbose:
+        return
+    from hetplan.reports.plans import component_table, detail_lines, stage_table
+    from hetplan.reports.terminal import print_table
+
+    emit("")
+    print_table(stage_table(result.inputs.model, result.plan, result.estimate))
+    print_table(component_table(result.estimate))
+    for line in detail_lines(result):
+        emit(line)
 
 
 def check_replaceable(out: Path, schema: str, what: str) -> str:

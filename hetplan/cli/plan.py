@@ -17,13 +17,16 @@ from hetplan.cli.options import (
     Settings,
     Stores,
     TargetName,
+    Verbose,
     check_replaceable,
     emit,
+    emit_lines,
     job_settings,
     note,
     read_inputs,
     read_predictor,
     say,
+    show_summary,
 )
 
 if TYPE_CHECKING:
@@ -90,9 +93,12 @@ def plan(
     native: Annotated[
         bool,
         typer.Option(
-            help="Compare with a trainer that can run more plans.", rich_help_panel=SEARCH
+            help="Compare with a trainer that can run more plans.",
+            rich_help_panel=SEARCH,
+            hidden=True,
         ),
     ] = True,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest plan for a model, a cluster and a job.
@@ -135,15 +141,16 @@ def plan(
     if as_json:
         emit(result_text(result))
     else:
-        _show(result)
+        _show(result, verbose)
     if result.certificate is not None and result.certificate.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not as_json:
         if native:
             with _comparison("a wider target", answers, out):
-                _show_restriction(result, answers)
+                _show_restriction(result, answers, verbose)
         with _comparison("each kind alone", answers, out):
-            _show_homogeneous(result, answers)
+            _show_homogeneous(result, answers, verbose)
+        _show_next(result, out)
 
 
 @contextmanager
@@ -226,36 +233,34 @@ def _check_journal(journal: Path | None, resume: bool) -> None:
         raise InputError(Fault(file=str(journal), message=message))
 
 
-def _show(result: SearchResult) -> None:
-    from hetplan.reports.plans import (
-        alternatives_table,
-        launch_lines,
-        refused_lines,
-        result_lines,
-        stage_table,
-    )
+def _show_next(result: SearchResult, out: Path) -> None:
+    from hetplan.reports.summary import next_lines
+
+    emit_lines(next_lines(result, out))
+
+
+def _show(result: SearchResult, verbose: bool) -> None:
+    from hetplan.reports.plans import alternatives_table, launch_lines, refused_lines
     from hetplan.reports.terminal import print_table
 
-    print_table(stage_table(result.inputs.model, result.plan, result.estimate))
-    for lines in (result_lines(result), launch_lines(result.plan), refused_lines(result)):
-        for line in lines:
-            emit(line)
+    show_summary(result, verbose=verbose)
+    emit_lines((*launch_lines(result.plan), *refused_lines(result)))
     if result.alternatives:
         print_table(alternatives_table(result))
 
 
-def _show_restriction(result: SearchResult, answers: Answers) -> None:
-    """What a trainer that can run more plans would gain."""
+def _show_restriction(result: SearchResult, answers: Answers, verbose: bool) -> None:
+    """What a trainer that can run more plans would gain; nothing only where all is wanted."""
     from hetplan.reports.plans import restriction_line, unused_kinds
     from hetplan.whatif.baselines import restriction
 
-    restricted = restriction(result, answers)
-    if restricted is not None:
-        emit(restriction_line(restricted, result.estimate.step_seconds, unused_kinds(result)))
+    restricted, step = restriction(result, answers), result.estimate.step_seconds
+    if restricted is not None and (verbose or restricted.step_seconds < step):
+        emit_lines([restriction_line(restricted, step, unused_kinds(result))])
 
 
-def _show_homogeneous(result: SearchResult, answers: Answers) -> None:
-    """The plan against the sum of its kinds alone, where the job may use several."""
+def _show_homogeneous(result: SearchResult, answers: Answers, verbose: bool) -> None:
+    """The plan against the best kind alone, and the sum of all, where the job may use several."""
     from hetplan.reports.plans import homogeneous_lines, mixing_line
     from hetplan.whatif.baselines import homogeneous_sum, strongest_alone
     from hetplan.whatif.smaller_questions import usable_islands
@@ -264,7 +269,7 @@ def _show_homogeneous(result: SearchResult, answers: Answers) -> None:
         return
     figure = homogeneous_sum(result, answers)
     best = strongest_alone(result, figure, answers)
-    for text in homogeneous_lines(figure):
-        emit(text)
+    if verbose:
+        emit_lines(homogeneous_lines(figure))
     if best is not None:
-        emit(mixing_line(result, *best))
+        emit_lines([mixing_line(result, *best)])

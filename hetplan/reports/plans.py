@@ -29,10 +29,8 @@ from hetplan.search.result import (
     Restriction,
     SearchResult,
 )
-from hetplan.search.space.allowed import allowed_cluster
 from hetplan.units import format_bytes, format_each, format_seconds, format_share
 from hetplan.whatif.lost_nic import LostNic
-from hetplan.whatif.plan_use import idle_islands
 from hetplan.whatif.smaller_questions import usable_kinds
 
 
@@ -442,30 +440,14 @@ def _of_the_able(figure: HomogeneousSum) -> str:
     return f"; {format_share(figure.homogeneous_sum_ratio * whole / able)} without rooflines"
 
 
-def device_lines(result: SearchResult) -> Iterator[str]:
-    """Devices that the plan leaves idle although they may be used, by island."""
-    cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
-    idle = [
-        f"{left} of {island.num_usable_devices} of {island.name}"
-        for island, left in idle_islands(result.plan, cluster)
-    ]
-    if idle:
-        yield f"left idle: {', '.join(idle)}; `hetplan explain` of the plan file says why"
-
-
-def result_lines(result: SearchResult) -> Iterator[str]:
-    """Everything about a search result below its stage table."""
+def detail_lines(result: SearchResult) -> Iterator[str]:
+    """What the ten lines of a result leave out, below its tables."""
+    memory = memory_line(result.estimate)
+    if memory is not None:
+        yield memory
     yield from estimate_lines(result.estimate)
-    yield from device_lines(result)
-    tokens = result.inputs.job.total_tokens
-    if tokens is not None:
-        duration = format_seconds(tokens / result.estimate.tokens_per_second)
-        yield f"{tokens:,} tokens take {duration} at this step time, without a pause"
     if result.certificate is None:
-        yield "no certificate: the layout was given, not searched"
         return
-    if result.objective:
-        yield f"chosen by {result.objective}"
     yield certificate_line(
         result.certificate, result.estimate.step_seconds, other_aim=bool(result.objective)
     )
@@ -504,17 +486,11 @@ def refused_lines(result: SearchResult) -> Iterator[str]:
     name = result.plan.target
     if name not in TRAINERS:
         return
-    named, nameless = _with_node_names(result)
+    named = _with_node_names(result)
     try:
         faults = plan_faults(refusals(named, trainer_named(name), EmissionOptions()))
     except InputError as error:
         faults = error.faults
-    if nameless:
-        yield (
-            f"`hetplan emit` needs node_names of {', '.join(nameless[:_MAX_LIMITS])}"
-            + (" and more" if len(nameless) > _MAX_LIMITS else "")
-            + ": give them in the cluster file, or to emit with --cluster FILE"
-        )
     for fault in faults[:_MAX_LIMITS]:
         place = f"{fault.field}: " if fault.field else ""
         yield f"`hetplan emit --target {name}` refuses this plan: {place}{fault.message}"
@@ -524,13 +500,11 @@ def refused_lines(result: SearchResult) -> Iterator[str]:
         yield "`hetplan emit --nearest FILE` finds the fastest plan that it takes"
 
 
-def _with_node_names(result: SearchResult) -> tuple[SearchResult, tuple[str, ...]]:
-    """The result with a name for every node, and the islands whose nodes had none.
-
-    Node names can be given later, so only the other reasons are about the plan.
+def _with_node_names(result: SearchResult) -> SearchResult:
+    """The result with a name for every node: names can be given later, so only the other reasons
+    are about the plan.
     """
     cluster = result.inputs.cluster
-    nameless = tuple(island.name for island in cluster.islands if not island.node_names)
     islands = tuple(
         island
         if island.node_names
@@ -538,7 +512,7 @@ def _with_node_names(result: SearchResult) -> tuple[SearchResult, tuple[str, ...
         for at, island in enumerate(cluster.islands)
     )
     inputs = replace(result.inputs, cluster=replace(cluster, islands=islands))
-    return replace(result, inputs=inputs), nameless
+    return replace(result, inputs=inputs)
 
 
 def lost_nic_lines(lost: LostNic, pricer: Pricer, plan: Plan) -> Iterator[str]:

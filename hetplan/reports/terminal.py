@@ -1,8 +1,14 @@
-"""Tables on stdout: as wide as the terminal, or as wide as they need into a file or a pipe."""
+"""Text on stdout: sentences of 80 to 100 columns, tables as wide as the terminal.
+
+Into a file or a pipe tables are as wide as they need.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.console import Console
@@ -10,6 +16,25 @@ from rich.table import Table
 
 # Wider than any table that is printed; tables are not stretched to it.
 _WIDTH_WITHOUT_TERMINAL = 1000
+
+
+_NARROW, _WIDE = 80, 100
+"""Columns that are read in comfort."""
+
+
+def text_width() -> int:
+    """Columns for sentences: those of the terminal, at most 100; 80 into a file or a pipe."""
+    if not sys.stdout.isatty():
+        return _NARROW
+    return min(shutil.get_terminal_size().columns, _WIDE)
+
+
+def folded(lines: Iterable[str], width: int) -> Iterator[str]:
+    """Long lines folded between words, what follows the first part two columns to the right."""
+    for line in lines:
+        yield from textwrap.wrap(
+            line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
 
 
 def print_table(table: Table) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetplan.cluster.load import load_cluster
+from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import Document, decode, read_document
@@ -20,8 +21,10 @@ from hetplan.job.load import read_job
 from hetplan.model.load import load_model
 from hetplan.plans.check import check_plan
 from hetplan.plans.check_job import check_job_against
+from hetplan.plans.plan import Plan
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
+from hetplan.version import __version__
 
 SCHEMA = "hetplan.plan/12"
 
@@ -35,6 +38,22 @@ def result_text(result: SearchResult) -> str:
     """Canonical JSON text of a result in the newest form; equal results give equal bytes."""
     result = replace(result, schema=SCHEMA)
     return encode(replace(result, seal=seal_of(result)), schema=SCHEMA)
+
+
+def priced_result(
+    inputs: Inputs, plan: Plan, estimate: Estimate, predictor_sha256: str
+) -> SearchResult:
+    """A plan that was given and priced, as a plan file holds it: without a certificate."""
+    files = tuple(entry for entry in inputs.sha256 if entry[0] != "predictor")
+    return SearchResult(
+        schema=SCHEMA,
+        hetplan_version=__version__,
+        seed=inputs.job.seed,
+        inputs=replace(inputs, sha256=(*files, ("predictor", predictor_sha256))),
+        plan=plan,
+        estimate=estimate,
+        certificate=None,
+    )
 
 
 def seal_of(result: SearchResult) -> str:

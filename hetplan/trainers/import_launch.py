@@ -30,7 +30,7 @@ from hetplan.model.spec import Architecture, ModelSpec
 from hetplan.plans.check_job import check_job_against
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.search.files import SCHEMA, load_legal_plan
+from hetplan.search.files import load_legal_plan, priced_result
 from hetplan.search.result import Inputs, SearchResult
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.trainers.flagscale.read import hosts_of_file
@@ -38,7 +38,6 @@ from hetplan.trainers.launch_plan import launch_plan
 from hetplan.trainers.launch_values import Given, LaunchText
 from hetplan.trainers.megatron.read_model import launch_model
 from hetplan.trainers.read import PLAN_FILE, read_launch
-from hetplan.version import __version__
 
 _T = TypeVar("_T")
 _TITLE = "# Drafted by hetplan import; read it before you plan with it.\n"
@@ -123,20 +122,13 @@ def price_launch(
     """The launch with its estimate, as a plan file holds it: without a certificate."""
     pricer = Pricer(imported.model, imported.cluster, imported.job, predictor)
     estimate: Estimate = estimate_with(pricer, imported.plan)
-    return SearchResult(
-        schema=SCHEMA,
-        hetplan_version=__version__,
-        seed=imported.job.seed,
-        inputs=Inputs(
-            model=imported.model,
-            cluster=imported.cluster,
-            job=imported.job,
-            sha256=(*imported.sha256, ("predictor", predictor_sha256)),
-        ),
-        plan=imported.plan,
-        estimate=estimate,
-        certificate=None,
+    inputs = Inputs(
+        model=imported.model,
+        cluster=imported.cluster,
+        job=imported.job,
+        sha256=imported.sha256,
     )
+    return priced_result(inputs, imported.plan, estimate, predictor_sha256)
 
 
 def _inputs(

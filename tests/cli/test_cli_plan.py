@@ -63,9 +63,19 @@ def test_json_on_stdout_is_the_file(folder: Path) -> None:
 def test_kinds_are_compared_where_the_job_may_use_several(
     folder: Path, forbidden: str, compared: bool
 ) -> None:
-    done = run(folder, "--no-native", "--set", f"forbid.islands={forbidden}")
+    done = run(folder, "--no-native", "-v", "--set", f"forbid.islands={forbidden}")
     assert done.exit_code == 0, done.output
     assert ("homogeneous-sum ratio" in done.stdout) == compared
+
+
+def test_the_answer_fits_on_a_screen(folder: Path) -> None:
+    done = run(folder)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.replace(str(folder), "").splitlines()
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 80
+    assert "searched: " not in done.stdout  # only with -v
+    assert [line for line in lines if line.startswith("next: hetplan report")]
 
 
 def test_no_time_exits_with_4_and_writes_nothing(folder: Path) -> None:

@@ -9,8 +9,10 @@ from hetplan.errors import InputError
 from hetplan.units import (
     EXAMPLES,
     Dimension,
+    digits,
     format_bandwidth,
     format_bytes,
+    format_count,
     format_seconds,
     parse_quantity,
     pattern,
@@ -92,3 +94,18 @@ def test_examples_are_right():
         for example in examples:
             assert parse_quantity(example, dimension) > 0
             assert re.fullmatch(pattern(dimension), example)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(2 * 10**12, "2T"), (1_500_000_000, "1.5B"), (1_048_576, "1,048,576"), (120, "120")],
+)
+def test_counts_are_short_only_where_they_stay_exact(number: int, text: str) -> None:
+    assert format_count(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(44.0, "44.0"), (0.1234, "0.123"), (99.96, "100"), (1234.5, "1,234")]
+)
+def test_three_digits(number: float, text: str) -> None:
+    assert digits(number) == text

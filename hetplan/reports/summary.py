@@ -1,0 +1,390 @@
+"""A plan on ten lines: what was found, what it costs, what limits it, how good it is.
+
+`summarize` takes everything from the result, so a plan file says what the search said. More is
+in `hetplan plan -v`, `hetplan explain` and the report.
+"""
+
+from __future__ import annotations
+
+import io
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hetplan.cluster.libraries import island_library
+from hetplan.cluster.spec import Cluster, Island
+from hetplan.cost.estimate_values import Estimate
+from hetplan.plans.plan import NO_RECOMPUTE, Sharding, Stage
+from hetplan.predict.predictor import MEASURED
+from hetplan.reports.explained import idle_lines
+from hetplan.reports.terminal import folded
+from hetplan.search.descriptions import devices_in_use
+from hetplan.search.result import Certificate, SearchResult
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.trainers import TRAINERS
+from hetplan.units import digits, format_count, format_each, format_range, format_seconds
+from hetplan.whatif.ask import libraries_apart
+from hetplan.whatif.plan_use import idle_islands
+
+_GIBIBYTE = float(1 << 30)
+
+_WORTH_SAYING = 0.02
+"""Parts of a step below this one are not in the ten lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """Neighbouring stages of a pipeline that differ in their layers only.
+
+    They lie on the same islands, with the same degrees, microbatch size and recomputation.
+    """
+
+    pipeline: int
+    first: int
+    """Of the stages, counted from 0 in the pipeline."""
+    last: int
+    islands: tuple[Island, ...]
+    """All of one device kind."""
+    devices_per_stage: int
+    tp: tuple[int, ...]
+    """One value, or one for each part of a stage whose parts differ; so the next four."""
+    cp: tuple[int, ...]
+    ep: tuple[int, ...]
+    dp: tuple[int, ...]
+    microbatch_size: tuple[int, ...]
+    """Sequences of a microbatch on one data-parallel rank."""
+    num_microbatches: int
+    recompute: str
+    layers: tuple[int, ...]
+    """Transformer layers of each stage."""
+    least_memory_bytes: float
+    """Of the stages, on one device."""
+    most_memory_bytes: float
+    available_bytes: float
+    least_busy: float
+    """Part of the step in forward and backward passes."""
+    most_busy: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether all its stages have room on their devices."""
+        return self.most_memory_bytes <= self.available_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A result and its stages, alike neighbours together."""
+
+    result: SearchResult
+    rows: tuple[StageRow, ...]
+
+    def lines(self, width: int = 80) -> Iterator[str]:
+        """The answer, the stages as a table and how good it is, in at most `width` columns."""
+        yield from folded(_answer(self.result), width)
+        yield ""
+        yield from _table(self, width)
+        yield ""
+        yield from folded(_judgement(self.result), width)
+
+
+def summarize(result: SearchResult) -> Summary:
+    """The result with its runs of alike stages."""
+    return Summary(result=result, rows=tuple(_rows(result)))
+
+
+def short_kind(island: Island) -> str:
+    """The device kind without its maker: `h100-80gb-sxm`."""
+    return island.device.kind.removeprefix(f"{island.device.vendor}-")
+
+
+def _rows(result: SearchResult) -> Iterator[StageRow]:
+    cluster, step = result.inputs.cluster, result.estimate.step_seconds
+    costs = iter(result.estimate.stages)
+    for p, pipeline in enumerate(result.plan.pipelines):
+        stages = [(s, stage, next(costs)) for s, stage in enumerate(pipeline.stages)]
+        for _, run in groupby(stages, key=lambda each: _shape(each[1], cluster)):
+            members = list(run)
+            first, stage, cost = members[0]
+            memory = [each.memory.total_bytes for *_, each in members]
+            busy = [each.busy_seconds / step for *_, each in members]
+            yield StageRow(
+                pipeline=p,
+                first=first,
+                last=members[-1][0],
+                islands=_islands(stage, cluster),
+                devices_per_stage=sum(each.num_devices for each in stage.replicas),
+                tp=_degrees(stage, "tp"),
+                cp=_degrees(stage, "cp"),
+                ep=_degrees(stage, "ep"),
+                dp=_degrees(stage, "dp"),
+                microbatch_size=_degrees(stage, "microbatch_size"),
+                num_microbatches=pipeline.num_microbatches,
+                recompute=stage.recompute.words,
+                layers=tuple(each.transformer_layers for *_, each in members),
+                least_memory_bytes=min(memory),
+                most_memory_bytes=max(memory),
+                available_bytes=cost.memory.available_bytes,
+                least_busy=min(busy),
+                most_busy=max(busy),
+            )
+
+
+def _islands(stage: Stage, cluster: Cluster) -> tuple[Island, ...]:
+    firsts = (replica.devices[0].start for replica in stage.replicas)
+    return tuple(dict.fromkeys(map(cluster.island_of_device, firsts)))
+
+
+def _degrees(stage: Stage, name: str) -> tuple[int, ...]:
+    """Of every part of the stage, once where they agree; copies of the parts add up."""
+    values = tuple(getattr(each, name) for each in stage.replicas)
+    if name == "dp" and len({(each.tp, each.cp) for each in stage.replicas}) == 1:
+        return (sum(values),)
+    return values[:1] if len({*values}) == 1 else values
+
+
+def _shape(stage: Stage, cluster: Cluster) -> object:
+    """What the stages of one row have in common."""
+    parts = [(each.tp, each.cp, each.ep, each.dp, each.microbatch_size) for each in stage.replicas]
+    return [each.name for each in _islands(stage, cluster)], parts, stage.recompute
+
+
+def _answer(result: SearchResult) -> Iterator[str]:
+    """What the plan is and what it costs."""
+    estimate, job = result.estimate, result.inputs.job
+    yield _plan_words(result)
+    words = [f"{format_range(*_interval(estimate))}", f"{estimate.tokens_per_second:,.0f} tokens/s"]
+    if job.total_tokens is not None:
+        whole = job.total_tokens / estimate.tokens_per_second
+        words.append(f"{format_seconds(whole)} for {format_count(job.total_tokens)} tokens")
+    yield ", ".join(words)
+    if estimate.kinds:
+        yield _use(result)
+
+
+def _interval(estimate: Estimate) -> tuple[float, float, float, str]:
+    """Step, lower and upper end, and which interval it is."""
+    low, high, name = estimate.p5_seconds, estimate.p95_seconds, "90 %"
+    if low is None or high is None:
+        low, high, name = estimate.interval.p10_seconds, estimate.interval.p90_seconds, "80 %"
+    return estimate.step_seconds, low, high, name
+
+
+def _plan_words(result: SearchResult) -> str:
+    """`megatron on 64 of 112 devices: 8 stages, 64 microbatches of 1, recompute full`."""
+    plan, cluster = result.plan, allowed_cluster(result.inputs.cluster, result.inputs.job)
+    pipelines = plan.pipelines
+    used, usable = devices_in_use(plan), sum(each.num_usable_devices for each in cluster.islands)
+    where = f"{used:,} of {usable:,}" if used < usable else f"all {usable:,}"
+    stages = format_each(len(each.stages) for each in pipelines)
+    batches = format_each(each.num_microbatches for each in pipelines)
+    sizes = format_each(each.microbatch_size for each in plan.replicas)
+    words = [
+        *([f"{len(pipelines)} pipelines"] if len(pipelines) > 1 else []),
+        f"{stages} stage{'' if stages == '1' else 's'}",
+        f"{batches} microbatch{'' if batches == '1' else 'es'}"
+        + (f" of {sizes}" if sizes.isdecimal() else ""),
+    ]
+    schedules = _different(each.schedule.name for each in pipelines)
+    if schedules != "1f1b":
+        chunks = format_each(each.schedule.virtual_stages for each in pipelines)
+        words.append(schedules + (f" with {chunks} chunks" if chunks != "1" else ""))
+    recompute = _different(stage.recompute.words for stage in plan.stages)
+    if recompute != NO_RECOMPUTE.words:
+        words.append(f"recompute {recompute}")
+    if plan.sharding is not Sharding.NONE:
+        words.append(f"{plan.sharding.value} sharded")
+    if plan.optimizer_offload:
+        words.append("optimizer in host memory")
+    trainer = "any trainer" if plan.target == "any" else plan.target
+    return f"{trainer} on {where} devices: {', '.join(words)}"
+
+
+def _different(words: Iterable[str]) -> str:
+    """Different words in their order, as in `none/full`."""
+    return "/".join(dict.fromkeys(words))
+
+
+def _use(result: SearchResult) -> str:
+    """`MFU 56.7% (166 TFLOP/s per device): a100-80gb-sxm 57.7% (180), mi210 46.4% (83.9)`."""
+    estimate = result.estimate
+    whole, rate = estimate.mfu, f"{digits(estimate.flops_per_second / 1e12)} TFLOP/s per device"
+    line = rate if whole is None else f"MFU {whole:.1%} ({rate})"
+    if len(estimate.kinds) == 1:
+        return line
+    names = {island.device.kind: short_kind(island) for island in result.used_islands}
+    own = (
+        f"{names[each.device]} {'' if each.mfu is None else f'{each.mfu:.1%} '}"
+        f"({digits(each.flops_per_second / 1e12)})"
+        for each in estimate.kinds
+    )
+    return f"{line}: {', '.join(own)}"
+
+
+def _table(summary: Summary, width: int) -> Iterator[str]:
+    """One line for each row; layers are folded where there is no room for all columns."""
+    rows, pipelines = summary.rows, summary.result.plan.pipelines
+    degrees = [name for name in ("tp", "cp", "ep", "dp") if name in _ALWAYS or _varies(rows, name)]
+    sizes = len({row.microbatch_size for row in rows}) > 1
+    recomputes = len({row.recompute for row in rows}) > 1
+    places = {island.name for row in rows for island in row.islands}
+    named = len(places) > len({row.islands[0].device.kind for row in rows})
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    table.add_column("stages", no_wrap=True)
+    table.add_column("devices", no_wrap=True)
+    table.add_column(" x ".join(degrees), no_wrap=True)
+    if sizes:
+        table.add_column("microbatch", no_wrap=True, justify="right")
+    if recomputes:
+        table.add_column("recompute", no_wrap=True)
+    table.add_column("layers", overflow="fold")
+    table.add_column("memory, GiB", no_wrap=True, justify="right")
+    table.add_column("busy", no_wrap=True, justify="right")
+    for row in rows:
+        kind = f"{row.devices_per_stage:,} {short_kind(row.islands[0])}"
+        place = f" {'+'.join(island.name for island in row.islands)}" if named else ""
+        full = "" if row.fits else " TOO FULL"
+        table.add_row(
+            _stages(row, len(pipelines) > 1),
+            escape(kind + place),
+            " x ".join("/".join(map(str, getattr(row, name))) for name in degrees),
+            *(["/".join(map(str, row.microbatch_size))] if sizes else []),
+            *([row.recompute] if recomputes else []),
+            _layers(row.layers),
+            f"{_gibibytes(row.most_memory_bytes)} of {_gibibytes(row.available_bytes)}{full}",
+            f"{_span(100 * row.least_busy, 100 * row.most_busy)} %",
+        )
+    text = io.StringIO()
+    Console(file=text, width=width, highlight=False, color_system=None).print(table)
+    yield from (line.rstrip() for line in text.getvalue().splitlines())
+
+
+_ALWAYS = ("tp", "dp")
+"""Degrees that are shown even where they are 1."""
+
+
+def _varies(rows: Iterable[StageRow], name: str) -> bool:
+    return any({*getattr(row, name)} != {1} for row in rows)
+
+
+def _gibibytes(size: float) -> str:
+    number = size / _GIBIBYTE
+    return f"{number:.0f}" if number >= 10.0 else f"{number:.2g}"
+
+
+def _stages(row: StageRow, several: bool) -> str:
+    words = f"{row.first}" if row.first == row.last else f"{row.first}-{row.last}"
+    return f"{row.pipeline}: {words}" if several else words
+
+
+def _layers(layers: tuple[int, ...]) -> str:
+    """`10, 11, 5 x 10, 9`."""
+    runs = ((number, len(list(run))) for number, run in groupby(layers))
+    return ", ".join(f"{number}" if count == 1 else f"{count} x {number}" for number, count in runs)
+
+
+def _span(least: float, most: float) -> str:
+    low, high = f"{least:.0f}", f"{most:.0f}"
+    return low if low == high else f"{low}-{high}"
+
+
+def _judgement(result: SearchResult) -> Iterator[str]:
+    """What limits the plan, what it leaves out, how good it is and what it rests on."""
+    yield from _limit(result.estimate)
+    yield from _left_out(result)
+    if result.certificate is None:
+        yield "priced, not searched: `hetplan plan` finds the fastest"
+    else:
+        if result.objective:
+            yield f"chosen by {result.objective}"
+        yield _proof(result, result.certificate)
+    yield _basis(result.estimate)
+
+
+def _limit(estimate: Estimate) -> Iterator[str]:
+    """The largest parts of the step along its critical path, and the busiest stage."""
+    step = estimate.step_seconds
+    parts = sorted(estimate.components, key=lambda each: -each.seconds)
+    words = ", ".join(
+        f"{each.component.value} {each.seconds / step:.0%}"
+        for each in parts
+        if each.seconds >= _WORTH_SAYING * step
+    )
+    s, busiest = max(enumerate(estimate.stages), key=lambda each: each[1].busy_seconds)
+    first = next(k for k, each in enumerate(estimate.stages) if each.pipeline == busiest.pipeline)
+    place = f"{busiest.pipeline}: {s - first}" if estimate.stages[-1].pipeline else f"{s - first}"
+    yield (
+        f"where the step goes: {words}"
+        + (f"; stage {place} is the busiest" if len(estimate.stages) > 1 else "")
+    )
+
+
+def _left_out(result: SearchResult) -> Iterator[str]:
+    """Idle devices by island, and why as far as that is known without another search."""
+    if result.idle:
+        yield from idle_lines(result.idle, result)
+        return
+    cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
+    idle = list(idle_islands(result.plan, cluster))
+    if not idle:
+        return
+    names = ", ".join(f"{left:,} {short_kind(island)}" for island, left in idle[:_MOST_NAMED])
+    more = f" and devices of {len(idle) - _MOST_NAMED} more islands" * (len(idle) > _MOST_NAMED)
+    libraries = {island_library(island) for island, _ in idle}
+    used = {island_library(island) for island in result.used_islands}
+    if libraries_apart(result.inputs) and not libraries & used:
+        why = f"{result.plan.target} has one library of collectives, here {' '.join(sorted(used))}"
+    else:
+        why = "`hetplan explain` says why, and from where they pay"
+    yield f"left idle: {names}{more}: {why}"
+
+
+_MOST_NAMED = 6
+"""Islands that a line names."""
+
+
+def _proof(result: SearchResult, certificate: Certificate) -> str:
+    """How far the plan can be from the best one."""
+    least = format_seconds(float(f"{certificate.lower_bound_seconds:.4g}"))
+    if certificate.status == "optimal":
+        return f"proven within {certificate.gap:.1%} of the best: no plan takes less than {least}"
+    ended = {
+        "limit": "its time limit ended the search: plan longer",
+        "interrupted": "the search was interrupted: plan again, or resume its journal",
+    }.get(certificate.status, "the search could not close what is left")
+    if not certificate.lower_bound_seconds:
+        return f"not proven: no bound was found, {ended}"
+    return f"a plan up to {certificate.gap:.1%} shorter could exist (bound {least}); {ended}"
+
+
+def _basis(estimate: Estimate) -> str:
+    """What the predictions rest on."""
+    *others, last = estimate.sources
+    sources = f"{', '.join(others)} and {last}" if others else last
+    if MEASURED in estimate.sources:
+        return f"predicted from {sources} figures"
+    return (
+        f"predicted from {sources} figures; nothing was measured here: `hetplan profile for-job` "
+        "says what to measure first"
+    )
+
+
+def next_lines(result: SearchResult, file: Path) -> Iterator[str]:
+    """The commands that a reader of the plan in this file wants next."""
+    name = shlex.quote(str(file))
+    yield f"next: hetplan report {name}, or hetplan explain {name}"
+    nameless = [each.name for each in result.used_islands if not each.node_names]
+    if result.plan.target not in TRAINERS:
+        return
+    if nameless:
+        yield (
+            f"to start it: give node_names of {', '.join(nameless[:_MOST_NAMED])} in the cluster "
+            f"file, then hetplan emit {name} --cluster FILE --out DIR"
+        )
+    else:
+        yield f"to start it: hetplan emit {name} --out DIR"
