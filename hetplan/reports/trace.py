@@ -19,6 +19,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from hetplan.comparison.compare import ComparedRun
+from hetplan.comparison.logs import is_run_log, last_run
+from hetplan.comparison.parts import TimerRow
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.plan import LayerRange, Plan
@@ -30,6 +32,7 @@ from hetplan.reports.timeline import (
     Track,
     timeline_of,
 )
+from hetplan.runtime.measured import RankMeasure
 
 Event = dict[str, object]
 
@@ -179,29 +182,51 @@ def _memory(
         }
 
 
+# ---- measured
+
+
 def measured_events(run: ComparedRun, first: int) -> Iterator[Event]:
-    """A measured run's steps one behind the other, and the medians of the timers of each."""
-    comparison = run.comparison
-    yield _named("process_name", f"measured: {comparison.trainer}, steps that count", first)
+    """Steps one behind the other, then what is known of one step: its ranks, or its timers."""
+    yield _named("process_name", f"measured: {run.comparison.trainer}, steps that count", first)
     yield _named("thread_name", "steps", first)
     at = 0.0
     for timed in run.chosen.used:
         known: dict[str, object] = {"iteration": timed.step.iteration}
         yield _slice(first, 0, "step", (at, at + timed.seconds), known)
         at += timed.seconds
-    timers = comparison.timers
-    if timers:
-        name = "measured: timers of a step, medians over its steps; their order is not measured"
-        yield _named("process_name", name, first + 1)
-    for number, (label, spans) in enumerate(
-        (
-            ("least over ranks", [(row.timer, row.measured_least_seconds) for row in timers]),
-            ("most over ranks", [(row.timer, row.measured_most_seconds) for row in timers]),
+    log = run.files.logs[0]
+    if is_run_log(log):
+        yield from _ranks(last_run(log, run.result)[0].ranks, first + 1)
+    elif run.comparison.timers:
+        yield from _timers(run.comparison.timers, first + 1)
+
+
+def _ranks(ranks: Sequence[RankMeasure], first: int) -> Iterator[Event]:
+    """A process per stage, a thread per rank."""
+    for stage in sorted({rank.stage for rank in ranks}):
+        yield _named(
+            "process_name", f"measured: stage {stage}, medians; in no order", first + stage
         )
-    ):
-        if timers:
-            yield _named("thread_name", label, first + 1, number)
-            yield from _behind_each_other(first + 1, number, spans)
+    for rank in ranks:
+        process = first + rank.stage
+        yield _named("thread_name", f"rank {rank.rank}, {rank.device_kind}", process, rank.rank)
+        spans = (
+            ("forward and backward", rank.busy_seconds),
+            ("waits", rank.wait_seconds),
+            ("gradient reduction", rank.reduction_seconds),
+            ("optimizer", rank.optimizer_seconds),
+        )
+        yield from _behind_each_other(process, rank.rank, spans)
+
+
+def _timers(timers: Sequence[TimerRow], process: int) -> Iterator[Event]:
+    """A trainer's timers, of its fastest and of its slowest rank."""
+    yield _named("process_name", "measured: timers of a step, medians; in no order", process)
+    least = [(row.timer, row.measured_least_seconds) for row in timers]
+    most = [(row.timer, row.measured_most_seconds) for row in timers]
+    for thread, (name, spans) in enumerate((("least of all ranks", least), ("most", most))):
+        yield _named("thread_name", name, process, thread)
+        yield from _behind_each_other(process, thread, spans)
 
 
 def _behind_each_other(

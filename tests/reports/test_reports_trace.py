@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run
+from compare_cases import run_text, small_result
 from cost_fakes import LinearPredictor, job, model
 from estimate_plans import CLUSTER, plan_of
+from test_comparison_compare import own_log
 from trace_format import trace_faults
 
 from hetplan.cost.replay.step import replay_step
@@ -16,6 +20,7 @@ from hetplan.cost.step_model.plan import sends_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.plan import OverlapSettings, Plan, Sharding
 from hetplan.reports.trace import MICROSECONDS, trace_text
+from hetplan.search.files import save_result
 
 SHAPE = model(tied_embeddings=True)
 ASKED = job(target="any", gradient_clipping=True, data_loading_seconds=0.01)
@@ -116,3 +121,31 @@ def test_the_validator_notices_what_is_wrong() -> None:
     assert broken("C", ts=0.0)
     assert broken("M", ph="Q")
     assert trace_faults("[]")
+
+
+def test_a_trainers_run_stands_behind_its_plan(tmp_path: Path) -> None:
+    result, log, out = small_result(), tmp_path / "train.log", tmp_path / "trace.json"
+    save_result(result, tmp_path / "plan.json")
+    log.write_text(run_text(result))
+    words = ("compare", str(log), "--plan", str(tmp_path / "plan.json"), "--trace", str(out))
+    assert run(*words).exit_code == 0
+    text = out.read_text()
+    assert trace_faults(text) == []
+    measured = [e["dur"] / MICROSECONDS for e in slices(text, "step")]
+    assert len(measured) == 19  # the first was slow
+    assert measured == pytest.approx([result.estimate.step_seconds] * 19, rel=1e-3)
+    assert slices(text, "forward-compute")
+    assert slices(text, "forward")
+    assert run(*words[:2], "--runs", "x.yaml", "--trace", str(out)).exit_code == 2
+
+
+def test_a_run_of_the_reference_trainer_has_a_process_per_stage(tmp_path: Path) -> None:
+    save_result(small_result(), tmp_path / "plan.json")
+    log, out = own_log(tmp_path), tmp_path / "trace.json"
+    words = ("compare", str(log), "--plan", str(tmp_path / "plan.json"), "--trace", str(out))
+    assert run(*words).exit_code == 0
+    text = out.read_text()
+    assert trace_faults(text) == []
+    ranks = slices(text, "forward and backward")
+    assert len(ranks) == sum(stage.replicas[0].num_devices for stage in small_result().plan.stages)
+    assert len({e["pid"] for e in ranks}) == len(small_result().plan.stages)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetplan.cost.estimate_values import Estimate
-from hetplan.units import UNITS, Dimension, format_bytes, format_rate, format_seconds
+from hetplan.units import UNITS, Dimension, digits, format_bytes, format_rate, format_seconds
 
 SPACE = "\u00a0"
 """Between a number and its unit: it breaks no line."""
@@ -15,28 +15,19 @@ SPACE = "\u00a0"
 
 def share_words(part: float | None) -> str:
     """`41.2 %`, or that it is not known."""
-    return "not known" if part is None else f"{_three(100 * part)}{SPACE}%"
+    return "not known" if part is None else f"{digits(100 * part)}{SPACE}%"
 
 
 def seconds_words(seconds: float, like: float | None = None) -> str:
     """A time with three digits, in the unit of another one where that is given."""
     unit = format_seconds(seconds if like is None else like).split()[1]
-    return f"{_three(seconds / UNITS[Dimension.TIME][unit])}{SPACE}{unit}"
-
-
-def _three(number: float) -> str:
-    """Three digits, zeros at the end too."""
-    if number == 0 or abs(number) >= 999.5:
-        return f"{number:,.0f}"
-    if abs(number) < 1e-4:
-        return f"{number:.2e}"
-    return f"{number:#.3g}".rstrip(".")
+    return f"{digits(seconds / UNITS[Dimension.TIME][unit])}{SPACE}{unit}"
 
 
 def bytes_words(size: float) -> str:
     """As memory is counted, with three digits."""
     number, unit = format_bytes(size).split()
-    return f"{_three(float(number))}{SPACE}{unit}"
+    return f"{digits(float(number))}{SPACE}{unit}"
 
 
 def decimal_bytes(size: float) -> str:
