@@ -17,6 +17,7 @@ from hetplan.cli.options import (
     Settings,
     Stores,
     TargetName,
+    TraceFile,
     Verbose,
     check_replaceable,
     emit,
@@ -27,6 +28,7 @@ from hetplan.cli.options import (
     read_predictor,
     say,
     show_summary,
+    write_trace,
 )
 
 if TYPE_CHECKING:
@@ -97,15 +99,17 @@ def plan(
             hidden=True,
         ),
     ] = True,
+    trace: TraceFile = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest plan for a model, a cluster and a job.
 
     Ctrl-C ends the search, writes the best plan so far and exits with 130. --resume continues a
-    search that was killed.
+    search that was killed. --trace FILE writes the plan's timeline for ui.perfetto.dev.
     """
     from hetplan.errors import InputError
+    from hetplan.files.writing import check_writable
     from hetplan.kernels import clock
     from hetplan.model.layer_units import own_numerics_remark
     from hetplan.search.files import SCHEMA, result_text
@@ -116,6 +120,8 @@ def plan(
     settings = job_settings(setting, gap=gap, time_limit=time_limit)
     inputs = read_inputs(model, cluster, job, target, settings=settings)
     replacing = check_replaceable(out, SCHEMA, "plan")
+    if trace is not None:
+        check_writable(trace)
     predict, digest = read_predictor(predictor, store)
     unknown = tuple(unknown_kinds(inputs, predict, cluster))
     if unknown:
@@ -134,6 +140,7 @@ def plan(
 
     result = _saved(run_search, answers, top, out)
     say(f"wrote {out}{replacing}")
+    write_trace(trace, result, predict)
     remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
     if remark:
         note(remark)
