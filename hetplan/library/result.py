@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,15 +43,17 @@ class Result(SearchResult):
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs of a step over what the plan's devices could do in it at their dense peaks,
-        0 to 1; None where a peak is not known. By kind: `estimate.kinds`.
+        """Model FLOPs over the peaks of the plan's devices, 0 to 1.
+
+        None where a peak in the products' number format is not known. By kind: `estimate.kinds`.
         """
         return self.estimate.mfu
 
     @property
     def step_seconds(self) -> float:
-        """Predicted time of one optimizer step. Its 90 % interval: `estimate.p5_seconds` and
-        `estimate.p95_seconds`.
+        """Predicted time of one optimizer step.
+
+        Its 90 % interval: `estimate.p5_seconds` and `estimate.p95_seconds`.
         """
         return self.estimate.step_seconds
 
@@ -62,28 +64,33 @@ class Result(SearchResult):
 
     @property
     def gap(self) -> float | None:
-        """Part of the step by which a better plan could be faster, at most, 0 to 1; None for a
-        layout that was given: no search says what else there is.
+        """Part of the step by which another plan could be faster, at most, 0 to 1.
+
+        None for a layout that was given: no search says what else there is.
         """
         return None if self.certificate is None else self.certificate.gap
 
     @property
     def fits(self) -> bool:
-        """Whether every stage has room in its devices' memory; plans that were searched have."""
+        """Whether every stage has room in memory; plans that were searched have."""
         return self.estimate.fits
 
     @property
     def stages(self) -> tuple[StageRow, ...]:
-        """Runs of alike neighbouring stages, as the summary shows them: `first` to `last` of a
-        pipeline with their islands, degrees, layers, memory in bytes and busy parts of the step.
+        """Runs of alike neighbouring stages, as the summary shows them.
+
+        Each has `first` and `last` stage, islands, degrees, layers of each stage, memory in bytes
+        and busy parts of the step. `to_pandas` has single stages.
         """
         from hetplan.reports.summary import summarize
 
         return summarize(self).rows
 
     def summary(self, width: int = 80) -> str:
-        """The ten lines: what was found, what it costs, its stages, what limits it, how good it is
-        and what it rests on. `width` in columns.
+        """The plan in ten lines of `width` columns.
+
+        What was found, what it costs, its stages, what limits it, how good it is and what it rests
+        on.
         """
         return "\n".join(map(printable, self._lines(width)))
 
@@ -108,7 +115,7 @@ class Result(SearchResult):
     __hash__ = SearchResult.__hash__
 
     def to_pandas(self) -> DataFrame:
-        """One row per stage, in the order of pipelines and stages; units are in the columns' names.
+        """One row per stage; units are in the columns' names.
 
         Degrees that differ within a stage are texts such as "8/4". The column `devices` counts
         those of the stage; bytes are of one device; forward and backward seconds of one microbatch,
@@ -140,13 +147,30 @@ class Result(SearchResult):
         )
 
     def save(self, path: File) -> None:
-        """Write the plan file (JSON) that `load_plan` and every command read; it replaces an older
-        one in one step.
+        """Write the plan file that `load_plan` and every command read.
+
+        It is JSON, and replaces an older one in one step.
         """
         save_result(self, Path(path))
 
+    def report(self, path: File, *others: SearchResult, logs: Sequence[File] = ()) -> None:
+        """Write one HTML page that needs no network: the answer, the cluster, the timeline, memory.
+
+        others: results to set beside this one. logs: files of one run of this plan, as `compare`
+        reads them.
+        """
+        from hetplan.comparison.compare import compare
+        from hetplan.reports.html.page import report_text
+        from hetplan.reports.html.values import plan_view
+
+        known = self._known()
+        runs = [compare([Path(log) for log in logs], self)] if logs else []
+        views = [plan_view("plan 1", self, known, runs)]
+        views += [plan_view(f"plan {n}", each, known) for n, each in enumerate(others, start=2)]
+        write_atomically(Path(path), report_text(views))
+
     def trace(self, path: File) -> None:
-        """Write one step as a timeline (JSON) for ui.perfetto.dev and chrome://tracing."""
+        """Write one step as a trace for ui.perfetto.dev and chrome://tracing."""
         from hetplan.cost.step_model.pricer import Pricer
         from hetplan.reports.trace import trace_text
 
@@ -155,8 +179,10 @@ class Result(SearchResult):
         write_atomically(Path(path), trace_text(self.plan, pricer))
 
     def limits(self, predictor: Predictor | File | None = None) -> Limits:
-        """What limits the plan: parts of the step that are saved where islands, stages, boundaries
-        and the step's end are faster, one at a time.
+        """What limits the plan, as values.
+
+        Parts of the step that are saved where an island, a stage or a boundary is faster, one at a
+        time; what comes behind the pipeline, in seconds; stages whose memory is nearly full.
         """
         from hetplan.whatif.limits import limits
 
@@ -165,8 +191,10 @@ class Result(SearchResult):
     def explain(
         self, predictor: Predictor | File | None = None, *, progress: bool | None = None
     ) -> str:
-        """What limits the plan and, planned again for each, why islands are idle and from where
-        they would pay, in words. It may take as long as the search did.
+        """What limits the plan, and why islands are idle, in words.
+
+        It plans again for every idle island, to find from which bandwidth, memory or batch it
+        would pay: that takes as long as some searches.
         """
         from hetplan.reports.explained import idle_lines, limit_lines
         from hetplan.reports.progress import ProgressLine

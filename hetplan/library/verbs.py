@@ -51,7 +51,7 @@ def plan(
     top: int = 1,
     progress: bool | None = None,
 ) -> Result:
-    """The fastest plan for the job that a search finds, with its estimate and its certificate.
+    """The fastest plan, its estimate and a certificate of how good it is.
 
     model, cluster, job: paths, or what `load_model`, `load_cluster`, `load_job` and `make_job`
     give. The aim is the job's objective, at its quantile where it has one; the certificate is about
@@ -88,9 +88,10 @@ def plan(
 
 
 def load_plan(path: File) -> Result:
-    """The result in a plan file, as `hetplan plan`, `hetplan estimate` and `Result.save` write it.
+    """The result in a plan file.
 
-    InputError lists what is wrong in it. Whether the plan is legal for its inputs is another
+    `hetplan plan`, `hetplan estimate` and `Result.save` write them. InputError lists what is wrong
+    in it. Whether the plan is legal for its inputs is another
     question: `hetplan verify`.
     """
     return Result.of(files.load_plan(Path(path)))
@@ -141,7 +142,7 @@ def estimate(
 
 
 def estimate(*given: Any, **named: Any) -> Estimate | Result:
-    """What one step costs without a search: of a layout a Result, of a plan its Estimate.
+    """What one step of a layout costs, without a search.
 
     `estimate(model, cluster, job, tp=8, pp=4, layers=[20, 20, 20, 20])`: degrees are whole numbers,
     layers has the transformer layers of each stage, islands the island of each stage or one for
@@ -202,7 +203,7 @@ def sweep(
     progress: bool | None = None,
     **axes: Any,
 ) -> DataFrame:
-    """A grid of questions, planned side by side: a DataFrame with one row for each.
+    """A grid of questions as a DataFrame, one row for each.
 
     file: a sweep file (docs/file-forms.md); without one its keys, as in `sweep(models=["m.yaml"],
     clusters=["c.yaml"], jobs=["j.yaml"], links=[{"between": ["a", "b"], "bandwidth": ["10 Gbit/s",

@@ -59,11 +59,10 @@ def options(command: Any) -> Iterator[Option]:
         written, text = shown.get_help_record(context)
         sentence, _, notes = f" {text}".partition(" [")
         default = re.search(r"default: ([^;\]]+)", notes)
-        facts = ["required"] if "required" in notes else []
-        facts += [f"default {default[1]}"] if default else []
+        needed = "**" if "required" in notes else ""
         yield (
-            re.sub(r" <[^>]*>$", "", written),
-            (first_sentence(sentence) + (f" ({', '.join(facts)})" if facts else "")).strip(),
+            f"{needed}{re.sub(r' <[^>]*>$', '', written)}",
+            (first_sentence(sentence) + (f" (default {default[1]})" if default else "")).strip(),
         )
 
 
@@ -78,7 +77,7 @@ def shared(known: Sequence[Sequence[Option]]) -> dict[str, Option]:
 
 
 def option_name(option: Option) -> str:
-    return option[0].split()[0].rstrip(",")
+    return option[0].removeprefix("**").split()[0].rstrip(",")
 
 
 def commands_page() -> str:
@@ -93,6 +92,7 @@ def commands_page() -> str:
         "# Commands and their options",
         "",
         "`make docs` writes this page from the commands. `hetplan COMMAND --help` says more.",
+        "**Bold** options are required; almost all commands have `--json`.",
         "",
         "## Options of several commands",
         "",
@@ -106,6 +106,7 @@ def commands_page() -> str:
             lines += ["", f"##{'#' * (len(known) > 1)} {name}", ""]
             lines += [first_sentence(texts[name]) + ".", ""]
             elsewhere = common | {*everywhere.values()}
+            found = [option for option in found if option_name(option) != "--json"]
             lines += [_item(*option) for option in found if option not in elsewhere]
             also = [f"`{option_name(option)}`" for option in found if option in elsewhere]
             lines += [f"- also {', '.join(also)}"] if also else []
@@ -137,10 +138,8 @@ def api_page() -> str:
         lines += ["", f"## {title}", "", f"{first_sentence(_doc(public[title]))}.", ""]
         shown = {name: each for name, each in members.items() if name[0] != "_" and name != "of"}
         lines += [_api_item(name, each) for name, each in sorted(shown.items())]
-    lines += ["", "## Other values, and errors", ""]
-    others = [name for name in kinds if name not in ("Result", "Cluster")]
-    lines += [_item(name, first_sentence(_doc(public[name]))) for name in others]
-    return _page(lines)
+    others = [f"`{name}`" for name in kinds if name not in ("Result", "Cluster")]
+    return _page([*lines, "", f"Also: {', '.join(others)}."])
 
 
 def _api_item(name: str, value: Any) -> str:
@@ -277,7 +276,9 @@ def rules_page() -> str:
 
 
 def _item(name: str, text: str) -> str:
-    return f"- `{name}`: {text}" if text else f"- `{name}`"
+    bold = "**" if name.startswith("**") else ""
+    written = f"- {bold}`{name.removeprefix('**')}`{bold}"
+    return f"{written}: {text}" if text else written
 
 
 def _page(lines: list[str]) -> str:
