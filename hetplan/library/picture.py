@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
 
+from hetplan.cluster.spec import Cluster
 from hetplan.reports.summary import StageRow, short_kind
 from hetplan.reports.terminal import printable
 from hetplan.units import format_bytes
@@ -21,15 +22,17 @@ _COLOURS = ("#56b4e9", "#f0803c", "#4cc38a", "#e29bd0", "#e6c229", "#a79bff", "#
 """Of the report in the dark: black is read on them."""
 
 
-def result_html(rows: Sequence[StageRow], text: str) -> str:
+def result_html(rows: Sequence[StageRow], cluster: Cluster, text: str) -> str:
     """The picture and the text; names in them may be anybody's."""
-    shown = f"<pre>{escape(text)}</pre>"
-    return f"<div>{pipeline_svg(rows)}{shown}</div>"
+    return f"<div>{pipeline_svg(rows, cluster)}<pre>{escape(text)}</pre></div>"
 
 
-def pipeline_svg(rows: Sequence[StageRow]) -> str:
-    """Every pipeline as a bar of its stages, coloured by device kind, with a legend."""
-    kinds = list(dict.fromkeys(_kind(row) for row in rows))
+def pipeline_svg(rows: Sequence[StageRow], cluster: Cluster) -> str:
+    """Every pipeline as a bar of its stages, coloured by device kind, with a legend.
+
+    A kind has one colour in all plans of a cluster, and in its report.
+    """
+    kinds = dict.fromkeys(island.device.kind for island in cluster.islands)
     colours = {kind: _COLOURS[at % len(_COLOURS)] for at, kind in enumerate(kinds)}
     pipelines = [list(group) for _, group in groupby(rows, key=lambda row: row.pipeline)]
     parts = [

@@ -106,7 +106,7 @@ class Result(SearchResult):
         """For notebooks: the pipeline as a picture over the lines of `repr`."""
         from hetplan.library.picture import result_html
 
-        return result_html(self.stages, repr(self))
+        return result_html(self.stages, self.inputs.cluster, repr(self))
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, SearchResult) and fields_of(self) == fields_of(other)

@@ -32,6 +32,7 @@ class ProgressLine:
         self._said_at = float("-inf")
         self._said_all = False
         self._bar: Progress | None = None
+        self._display = None if shown is False else _notebook_display()
         self._cell: Any = None
         self._silent = shown is False
         if self._silent:
@@ -45,8 +46,7 @@ class ProgressLine:
                 transient=True,
             )
         else:
-            self._cell = _notebook_cell()
-            self._silent = shown is None and self._cell is None
+            self._silent = shown is None and self._display is None
 
     def __enter__(self) -> ProgressLine:
         if self._bar is not None:
@@ -82,25 +82,29 @@ class ProgressLine:
             return
         now = time.monotonic()
         ends = finished == total and not self._said_all
-        interval = _LOG_INTERVAL_SECONDS if self._cell is None else _NOTEBOOK_INTERVAL_SECONDS
+        interval = _LOG_INTERVAL_SECONDS if self._display is None else _NOTEBOOK_INTERVAL_SECONDS
         if ends or now - self._said_at >= interval:
             self._said_at, self._said_all = now, finished == total
             self._say(f"{self._verb}: {finished}/{total}, {note}")
 
     def _say(self, text: str) -> None:
-        if self._cell is None:
+        if self._display is None:
             print(text, file=sys.stderr, flush=True)
+        elif self._cell is None:
+            # An output of the running cell whose text can be replaced.
+            self._cell = self._display({"text/plain": text}, raw=True, display_id=True)
         else:
             self._cell.update({"text/plain": text}, raw=True)
 
 
-def _notebook_cell() -> Any:
-    """An output of the running notebook cell whose text can be replaced; None: no notebook runs."""
+def _notebook_display() -> Callable[..., Any] | None:
+    """What shows something in the running notebook; None: no notebook runs."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if ipython is None or not hasattr(shell, "kernel"):
         return None
-    return ipython.display.display({"text/plain": ""}, raw=True, display_id=True)
+    display: Callable[..., Any] = ipython.display.display
+    return display
 
 
 def shown_on(line: ProgressLine) -> Callable[[SearchProgress], None]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -354,6 +356,69 @@ def test_what_limits_the_plan_and_its_timeline(result: hetplan.Result, tmp_path:
     assert "what limits it" in result.explain(progress=False)
     result.trace(tmp_path / "trace.json")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_a_report_is_one_page(result: hetplan.Result, folder: Path, tmp_path: Path) -> None:
+    result.report(tmp_path / "one.html")
+    page = (tmp_path / "one.html").read_text()
+    assert "tiny on one" in page
+    assert not re.search(r'(?:src|href)="(?!#|data:)', page)
+    result.report(tmp_path / "two.html", layout(folder, islands="b"))
+    assert "plan 2" in (tmp_path / "two.html").read_text()
+
+
+class _Kernel:
+    """Of IPython as much as a line of progress needs: what is displayed, and then replaced."""
+
+    def __init__(self) -> None:
+        self.kernel: object = self
+        self.display = SimpleNamespace(display=self)
+        self.shown: list[str] = []
+        self.replaced: list[str] = []
+
+    def get_ipython(self) -> _Kernel:
+        return self
+
+    def __call__(self, data: dict[str, str], *, raw: bool, display_id: bool) -> _Kernel:
+        assert raw
+        assert display_id
+        self.shown.append(data["text/plain"])
+        return self
+
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.replaced.append(data["text/plain"])
+
+
+def test_progress_in_a_notebook_is_one_line_that_goes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = _Kernel()
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    hetplan.plan(*inputs_in(folder), DATASHEETS)
+    assert len(kernel.shown) == 1
+    assert kernel.shown[0].startswith("closing candidates of megatron")
+    assert kernel.replaced[-1] == ""
+    hetplan.plan(*inputs_in(folder), DATASHEETS, progress=False)
+    assert len(kernel.shown) == 1
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_elsewhere_is_shown_where_it_is_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hetplan.plan(*inputs_in(folder), DATASHEETS)
+    assert capsys.readouterr() == ("", "")
+    hetplan.plan(*inputs_in(folder), DATASHEETS, progress=True)
+    assert "closing candidates" in capsys.readouterr().err
+
+
+def test_in_a_notebook_the_text_has_its_table(
+    result: hetplan.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = result.summary()
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert result.summary() == before
 
 
 def test_another_predictor_than_the_plans_is_noticed(
