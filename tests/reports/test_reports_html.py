@@ -275,7 +275,7 @@ def test_pipelines_of_equal_times_are_drawn_once() -> None:
     page = page_of(view)
     assert [len(numbers) for numbers, _ in distinct(view.timeline)] == [2, 1]
     assert len(page.data[0]["timelines"]) == 2
-    assert "2 pipelines: 0-1" in page.says
+    assert "Pipelines 0-1" in page.says
     assert page.data[0]["memory"][0]["pipelines"] == [0, 1]
 
 
@@ -334,3 +334,10 @@ def test_the_command_writes_a_page_and_replaces_nothing_else(tmp_path: Path) -> 
     other.write_text("not a log\n")
     assert run("report", str(plan), str(other), "--out", str(out)).exit_code == 2
     assert run("report", str(tmp_path / "missing.json")).exit_code == 2
+
+
+def test_every_part_of_the_step_says_what_it_rests_on(shown: tuple[PlanView, Page]) -> None:
+    view, page = shown
+    assert {(each.cause, each.part) for each in view.result.estimate.causes} <= set(view.sources)
+    assert set().union(*view.sources.values()) <= set(page_module.SOURCES)
+    assert "not known" not in page.says.partition("What every number rests on")[2]

@@ -15,6 +15,7 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.comparison.compare import Comparison
+from hetplan.cost.estimate import cause_sources
 from hetplan.cost.estimate_values import StageEstimate
 from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
 from hetplan.cost.step_model.draws import straggler_wait
@@ -87,6 +88,8 @@ class PlanView:
     straggler_seconds: float
     """What the slowest ranks add to its step."""
     limits: Limits
+    sources: dict[tuple[str, str], set[str]]
+    """Where predictions come from, by `CauseSeconds`' cause and part."""
     links: tuple[LinkUse, ...]
     usd_per_step: float | None
     """None where a price is not given."""
@@ -113,13 +116,15 @@ def plan_view(
     """A legal plan with its timeline, its links and its limits by this predictor."""
     inputs, plan = result.inputs, result.plan
     pricer = Pricer(inputs.model, inputs.cluster, inputs.job, predictor)
+    costs, step = pricer.costs(plan), pricer.step(plan)
     counted = ledger(plan, inputs.model, inputs.cluster, inputs.job, predictor)
     return PlanView(
         name=name,
         result=result,
         runs=tuple(stage_runs(result)),
         timeline=timeline_of(plan, pricer),
-        straggler_seconds=straggler_wait(plan, pricer.costs(plan), pricer.step(plan)),
+        straggler_seconds=straggler_wait(plan, costs, step),
+        sources=cause_sources(costs, step),
         limits=limits(result, predictor),
         links=tuple(link_uses(plan, inputs.cluster, counted)),
         usd_per_step=usd_per_step(pricer, plan, result.estimate.step_seconds),

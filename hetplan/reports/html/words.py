@@ -32,7 +32,7 @@ def bytes_words(size: float) -> str:
 
 def decimal_bytes(size: float) -> str:
     """As networks count, with three digits."""
-    return format_rate(float(f"{size:.3g}"), "B")
+    return format_rate(float(f"{size:.3g}"), "B").replace(" ", SPACE)
 
 
 @dataclass(frozen=True, slots=True)
