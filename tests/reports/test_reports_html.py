@@ -32,7 +32,7 @@ from hetplan.reports.html import page as page_module
 from hetplan.reports.html import words
 from hetplan.reports.html.charts import NAMES, ROW, WIDTH, drawn
 from hetplan.reports.html.page import MEMORY_PARTS, report_text
-from hetplan.reports.html.values import PlanView, distinct
+from hetplan.reports.html.values import PlanView, _with_other_bandwidths, distinct
 from hetplan.search.files import save_result
 from hetplan.search.result import SearchResult
 
@@ -162,6 +162,30 @@ def test_how_full_a_link_is_comes_from_its_senders() -> None:
     use = next(u for u in view_of(replace(result, inputs=inputs)).links
                if u.link.scope is LinkScope.ISLANDS)  # fmt: skip
     assert (use.bytes_per_second, use.senders) == (6e9, 0)
+
+
+def test_half_and_twice_the_bandwidth_of_a_link_are_priced() -> None:
+    result = small_result(sizes=(8, 8))
+    inputs, uses = result.inputs, view_of(result).links
+    for use in uses:
+        if use.link.scope is LinkScope.STORAGE:
+            assert use.at_half is use.at_twice is None
+            continue
+        assert use.at_half is not None
+        assert use.at_twice is not None
+        assert use.at_half >= -1e-9
+        assert use.at_twice <= 1e-9
+    use = next(use for use in uses if use.link.scope is LinkScope.ISLANDS)
+    link = inputs.cluster.links[0].link
+    half = replace(link, bandwidth_bytes_per_second=0.5 * link.bandwidth_bytes_per_second)
+    slower = replace(inputs.cluster, links=(replace(inputs.cluster.links[0], link=half),))
+    priced = Pricer(inputs.model, slower, inputs.job, PREDICTOR).step(result.plan).step_seconds
+    assert use.at_half == pytest.approx(priced / result.estimate.step_seconds - 1.0)
+    assert use.at_half > 0.001
+    measured = replace(link, samples="wan")
+    known = replace(inputs.cluster, links=(replace(inputs.cluster.links[0], link=measured),))
+    assert _with_other_bandwidths(use, result.plan, replace(inputs, cluster=known),
+                                  PREDICTOR, 1.0) is use  # fmt: skip
 
 
 def test_every_chart_is_there_and_every_table_has_names(shown: tuple[PlanView, Page]) -> None:

@@ -25,6 +25,7 @@ from hetplan.reports.html.values import LinkUse, PlanView, StageRun, distinct
 from hetplan.reports.html.words import (
     StepRange,
     bytes_words,
+    change_words,
     decimal_bytes,
     number_runs,
     plural,
@@ -85,6 +86,7 @@ def report_text(views: Sequence[PlanView]) -> str:
         "bytes": bytes_words,
         "share": share_words,
         "decimal_bytes": decimal_bytes,
+        "change": change_words,
     }
     page = environment.get_template("page.html.j2")
     kinds = list(
@@ -345,7 +347,7 @@ def _links(links: Sequence[LinkUse], step: float) -> Iterator[dict[str, Any]]:
         yield {
             "name": str(each.link),
             "carried": [(traffic.value, size) for traffic, size in each.carried],
-            "bytes": each.bytes_per_step,
+            "use": each,
             "share": share,
             "room": "not known" if share is None else room,
             "bar": "" if share is None else charts.bar([("part", min(share, 1.0))], 1.0),
@@ -354,6 +356,8 @@ def _links(links: Sequence[LinkUse], step: float) -> Iterator[dict[str, Any]]:
                 "bytes_per_step": each.bytes_per_step,
                 "carried": {traffic.value: size for traffic, size in each.carried},
                 "share": share,
+                "step_at_half": each.at_half,
+                "step_at_twice": each.at_twice,
             },
         }
 
