@@ -32,7 +32,7 @@ from hetplan.reports.html import page as page_module
 from hetplan.reports.html import words
 from hetplan.reports.html.charts import NAMES, ROW, WIDTH, drawn
 from hetplan.reports.html.page import MEMORY_PARTS, report_text
-from hetplan.reports.html.values import PlanView, distinct
+from hetplan.reports.html.values import PlanView, _with_other_bandwidths, distinct
 from hetplan.search.files import save_result
 from hetplan.search.result import SearchResult
 
@@ -164,6 +164,30 @@ def test_how_full_a_link_is_comes_from_its_senders() -> None:
     assert (use.bytes_per_second, use.senders) == (6e9, 0)
 
 
+def test_half_and_twice_the_bandwidth_of_a_link_are_priced() -> None:
+    result = small_result(sizes=(8, 8))
+    inputs, uses = result.inputs, view_of(result).links
+    for use in uses:
+        if use.link.scope is LinkScope.STORAGE:
+            assert use.at_half is use.at_twice is None
+            continue
+        assert use.at_half is not None
+        assert use.at_twice is not None
+        assert use.at_half >= -1e-9
+        assert use.at_twice <= 1e-9
+    use = next(use for use in uses if use.link.scope is LinkScope.ISLANDS)
+    link = inputs.cluster.links[0].link
+    half = replace(link, bandwidth_bytes_per_second=0.5 * link.bandwidth_bytes_per_second)
+    slower = replace(inputs.cluster, links=(replace(inputs.cluster.links[0], link=half),))
+    priced = Pricer(inputs.model, slower, inputs.job, PREDICTOR).step(result.plan).step_seconds
+    assert use.at_half == pytest.approx(priced / result.estimate.step_seconds - 1.0)
+    assert use.at_half > 0.001
+    measured = replace(link, samples="wan")
+    known = replace(inputs.cluster, links=(replace(inputs.cluster.links[0], link=measured),))
+    assert _with_other_bandwidths(use, result.plan, replace(inputs, cluster=known),
+                                  PREDICTOR, 1.0) is use  # fmt: skip
+
+
 def test_every_chart_is_there_and_every_table_has_names(shown: tuple[PlanView, Page]) -> None:
     _, page = shown
     assert {a["data-chart"] for _, a in page.with_attribute("data-chart")} >= set(CHARTS)
@@ -275,7 +299,7 @@ def test_pipelines_of_equal_times_are_drawn_once() -> None:
     page = page_of(view)
     assert [len(numbers) for numbers, _ in distinct(view.timeline)] == [2, 1]
     assert len(page.data[0]["timelines"]) == 2
-    assert "2 pipelines: 0-1" in page.says
+    assert "Pipelines 0-1" in page.says
     assert page.data[0]["memory"][0]["pipelines"] == [0, 1]
 
 
@@ -334,3 +358,10 @@ def test_the_command_writes_a_page_and_replaces_nothing_else(tmp_path: Path) -> 
     other.write_text("not a log\n")
     assert run("report", str(plan), str(other), "--out", str(out)).exit_code == 2
     assert run("report", str(tmp_path / "missing.json")).exit_code == 2
+
+
+def test_every_part_of_the_step_says_what_it_rests_on(shown: tuple[PlanView, Page]) -> None:
+    view, page = shown
+    assert {(each.cause, each.part) for each in view.result.estimate.causes} <= set(view.sources)
+    assert set().union(*view.sources.values()) <= set(page_module.SOURCES)
+    assert "not known" not in page.says.partition("What every number rests on")[2]

@@ -52,7 +52,7 @@ def facts(view: PlanView) -> Iterator[tuple[str, str]]:
     result = view.result
     estimate, job = result.estimate, result.inputs.job
     step, within = estimate.step_seconds, StepRange.of(estimate)
-    tokens = job.global_batch_size * job.sequence_length
+    tokens = estimate.tokens_per_second * step
     least, most = (f"{tokens / end:,.0f}" for end in (within.high, within.low))
     yield "Step", _step_words(estimate, step)
     yield "Tokens per second", f"{estimate.tokens_per_second:,.0f} {within.words(least, most)}"

@@ -1,7 +1,7 @@
 // Zoom, pan and tooltips of the timelines. Without it the page shows the same pictures and tables.
 "use strict";
 (() => {
-  const WIDTH = 100000, ROW = 26, PASSES = 17;
+  const WIDTH = 100000, ROW = 26, PASSES = 17, MOST_APART = 240;
   const UNITS = [["d", 86400, 172800], ["h", 3600, 7200], ["min", 60, 120], ["s", 1, 1], ["ms", 1e-3, 1e-3], ["us", 1e-6, 1e-6], ["ns", 1e-9, 0]];
   const unitOf = (seconds) => UNITS.find(([, , least]) => Math.abs(seconds) >= least * 0.99995);
   const three = (number) => Math.abs(number) >= 999.5 ? Math.round(number).toLocaleString("en") : number.toPrecision(3);
@@ -22,6 +22,7 @@
     const plot = figure.querySelector(".plot"), svg = plot.querySelector("svg");
     const axis = plot.querySelector(".axis"), tip = figure.querySelector(".tip");
     const height = svg.viewBox.baseVal.height, step = drawn.step_seconds;
+    const most = Math.max(...drawn.stages.map((bars) => bars.length));
     let from = 0, to = 1;
 
     function show(left, right) {
@@ -29,6 +30,7 @@
       from = Math.min(Math.max(left, 0), 1 - width);
       to = from + width;
       svg.setAttribute("viewBox", `${from * WIDTH} 0 ${width * WIDTH} ${height}`);
+      plot.classList.toggle("apart", most * width <= MOST_APART);
       const place = (part) => 100 * (part - from) / width;
       axis.replaceChildren(...ticks(from * step, to * step).map(([part, text]) => {
         const span = document.createElement("span");

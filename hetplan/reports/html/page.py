@@ -8,7 +8,7 @@ script and pictures are inside. Names come from files and are escaped by the tem
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from hetplan.reports.html.values import LinkUse, PlanView, StageRun, distinct
 from hetplan.reports.html.words import (
     StepRange,
     bytes_words,
+    change_words,
     decimal_bytes,
     number_runs,
     plural,
@@ -45,6 +46,8 @@ MAX_BARS = 40_000
 """Bars of all timelines of a page: 2 MB of pictures and data, which a browser draws in a second."""
 MAX_PIPELINES = 12
 """Unlike pipelines of a plan that are drawn."""
+MOST_APART = 240
+"""Bars of a row with lines between them, which would hide more of them; `page.js` has it too."""
 MEMORY_PARTS = (
     ("parameters", "parameter_bytes"),
     ("gradients", "gradient_bytes"),
@@ -53,6 +56,13 @@ MEMORY_PARTS = (
     ("temporary", "temporary_bytes"),
     ("buffers", "buffer_bytes"),
 )
+ENDED = {
+    "optimal": "The search reached the gap of the job.",
+    "limit": "The time limit ended the search before the gap of the job.",
+    "interrupted": "The search was interrupted.",
+    "open": "The search ended by itself with a wider gap than the job's.",
+}
+"""What a certificate's status means."""
 SOURCES = {
     "measured": "your own samples of this device kind or link",
     "others' measured": "samples of this kind that others published and hetplan ships",
@@ -76,6 +86,7 @@ def report_text(views: Sequence[PlanView]) -> str:
         "bytes": bytes_words,
         "share": share_words,
         "decimal_bytes": decimal_bytes,
+        "change": change_words,
     }
     page = environment.get_template("page.html.j2")
     kinds = list(
@@ -131,7 +142,7 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
         "search": _search(result),
         "alternatives": [*_alternatives(result)],
         "comparisons": [_comparison(each) for each in view.comparisons],
-        "causes": [*_causes(result.estimate)],
+        "causes": [*_causes(view)],
         "notes": [*grouped(result.estimate.warnings)],
     }
     own["data"] = {
@@ -205,7 +216,7 @@ def _timelines(view: PlanView, kinds: Sequence[str], most: int) -> Iterator[dict
         drawn = charts.drawn(pipeline, most // len(shown))
         several = len(view.timeline.pipelines) > 1
         yield {
-            "name": f"{plural(len(numbers), 'pipeline')}: {number_runs(numbers)}" * several,
+            "name": f"Pipeline{'s' * (len(numbers) > 1)} {number_runs(numbers)}" * several,
             "svg": charts.timeline_svg(pipeline, drawn, step, kinds),
             "rows": [
                 {"kind": charts.kind_number(kinds, stage.device), "island": stage.island}
@@ -214,6 +225,7 @@ def _timelines(view: PlanView, kinds: Sequence[str], most: int) -> Iterator[dict
             "phases": [*_phases(pipeline, step)],
             "ticks": [*ticks(step)],
             "height": len(pipeline.stages) * charts.ROW,
+            "apart": max(map(len, drawn.stages)) <= MOST_APART,
             "left_out": drawn.left_out,
             "cut": (drawn.cut_from_seconds, drawn.cut_to_seconds),
             "missing": len(unlike) - len(shown),
@@ -335,7 +347,7 @@ def _links(links: Sequence[LinkUse], step: float) -> Iterator[dict[str, Any]]:
         yield {
             "name": str(each.link),
             "carried": [(traffic.value, size) for traffic, size in each.carried],
-            "bytes": each.bytes_per_step,
+            "use": each,
             "share": share,
             "room": "not known" if share is None else room,
             "bar": "" if share is None else charts.bar([("part", min(share, 1.0))], 1.0),
@@ -344,6 +356,8 @@ def _links(links: Sequence[LinkUse], step: float) -> Iterator[dict[str, Any]]:
                 "bytes_per_step": each.bytes_per_step,
                 "carried": {traffic.value: size for traffic, size in each.carried},
                 "share": share,
+                "step_at_half": each.at_half,
+                "step_at_twice": each.at_twice,
             },
         }
 
@@ -373,6 +387,7 @@ def _search(result: SearchResult) -> dict[str, Any] | None:
         "bound": charts.bar([("part", certificate.lower_bound_seconds)], whole),
         "best": charts.bar([("part", step)], whole),
         "interval": charts.span(low, step, high, whole),
+        "ended": ENDED[certificate.status],
         "interval_name": within.name,
         "low": low,
         "high": high,
@@ -439,10 +454,13 @@ def _comparison(each: Comparison) -> dict[str, Any]:
     }
 
 
-def _causes(estimate: Estimate) -> Iterable[dict[str, Any]]:
-    """Whose predictions the step is made of, and how far off each may be."""
+def _causes(view: PlanView) -> Iterator[dict[str, Any]]:
+    """Whose predictions the step is made of, what they rest on, how far off each may be."""
+    estimate = view.result.estimate
+    known = {} if view.is_priced_anew else view.sources
     for each in estimate.causes:
         yield {
+            "sources": ", ".join(sorted(known.get((each.cause, each.part), ()))),
             "cause": each.cause,
             "part": each.part.replace("_", " "),
             "seconds": each.seconds,

@@ -15,6 +15,7 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.comparison.compare import Comparison
+from hetplan.cost.estimate import cause_sources
 from hetplan.cost.estimate_values import StageEstimate
 from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
 from hetplan.cost.step_model.draws import straggler_wait
@@ -25,7 +26,8 @@ from hetplan.plans.plan import Plan, Stage
 from hetplan.plans.v_schedules import stage_of
 from hetplan.predict.predictor import Predictor
 from hetplan.reports.timeline import PipelineTimeline, Timeline, timeline_of
-from hetplan.search.result import SearchResult
+from hetplan.search.result import Question, SearchResult
+from hetplan.whatif.ask import widened, wider
 from hetplan.whatif.limits import Limits, limits
 from hetplan.whatif.objectives import usd_per_step
 from hetplan.whatif.plan_use import used_devices
@@ -47,6 +49,11 @@ class LinkUse:
     """Devices that send over it; 0 where they share one capacity."""
     one: float
     """Bytes per second of one of them, or of the capacity one way."""
+    at_half: float | None = None
+    """Part by which the step of the same layout grows at half the bandwidth; None: the link is
+    known by samples, or carries storage."""
+    at_twice: float | None = None
+    """The same at twice the bandwidth."""
 
     @property
     def bytes_per_step(self) -> float:
@@ -87,6 +94,8 @@ class PlanView:
     straggler_seconds: float
     """What the slowest ranks add to its step."""
     limits: Limits
+    sources: dict[tuple[str, str], set[str]]
+    """Where predictions come from, by `CauseSeconds`' cause and part."""
     links: tuple[LinkUse, ...]
     usd_per_step: float | None
     """None where a price is not given."""
@@ -113,15 +122,20 @@ def plan_view(
     """A legal plan with its timeline, its links and its limits by this predictor."""
     inputs, plan = result.inputs, result.plan
     pricer = Pricer(inputs.model, inputs.cluster, inputs.job, predictor)
+    costs, step = pricer.costs(plan), pricer.step(plan)
     counted = ledger(plan, inputs.model, inputs.cluster, inputs.job, predictor)
     return PlanView(
         name=name,
         result=result,
         runs=tuple(stage_runs(result)),
         timeline=timeline_of(plan, pricer),
-        straggler_seconds=straggler_wait(plan, pricer.costs(plan), pricer.step(plan)),
+        straggler_seconds=straggler_wait(plan, costs, step),
+        sources=cause_sources(costs, step),
         limits=limits(result, predictor),
-        links=tuple(link_uses(plan, inputs.cluster, counted)),
+        links=tuple(
+            _with_other_bandwidths(use, plan, inputs, predictor, step.step_seconds)
+            for use in link_uses(plan, inputs.cluster, counted)
+        ),
         usd_per_step=usd_per_step(pricer, plan, result.estimate.step_seconds),
         comparisons=tuple(comparisons),
     )
@@ -205,6 +219,36 @@ def link_uses(plan: Plan, cluster: Cluster, counted: Ledger) -> Iterator[LinkUse
         yield LinkUse(
             link=name, carried=carried, bytes_per_second=senders * one, senders=senders, one=one
         )
+
+
+def _with_other_bandwidths(
+    use: LinkUse, plan: Plan, question: Question, predictor: Predictor, step: float
+) -> LinkUse:
+    """With what half and twice the bandwidth make of the step, the layout as it is."""
+    name, island = use.link, question.cluster.island(use.link.left)
+    link = {
+        LinkScope.NODE: island.intra_node,
+        LinkScope.ISLAND: island.inter_node,
+    }.get(name.scope) or question.cluster.link_between(name.left, name.right)
+    if name.scope is LinkScope.STORAGE or link.samples is not None:
+        return use
+
+    def grown(factor: float) -> float:
+        nics = island.nics
+        if name.scope is LinkScope.ISLANDS:
+            changed = wider(question, [(name.left, name.right)], factor)
+        elif name.scope is LinkScope.NODE:
+            changed = question.with_island(replace(island, intra_node=widened(link, factor)))
+        else:
+            if nics is not None:
+                rate = factor * nics.bandwidth_bytes_per_second
+                nics = replace(nics, bandwidth_bytes_per_second=rate)
+            wide = replace(island, inter_node=widened(link, factor), nics=nics)
+            changed = question.with_island(wide)
+        pricer = Pricer(question.model, changed.cluster, question.job, predictor)
+        return pricer.step(plan).step_seconds / step - 1.0
+
+    return replace(use, at_half=grown(0.5), at_twice=grown(2.0))
 
 
 def _senders_across(plan: Plan, cluster: Cluster) -> dict[tuple[str, str], int]:

@@ -18,6 +18,13 @@ def share_words(part: float | None) -> str:
     return "not known" if part is None else f"{digits(100 * part)}{SPACE}%"
 
 
+def change_words(part: float | None) -> str:
+    """`+12.3 %`; below a tenth of a thousandth nothing changes."""
+    if part is None:
+        return "not known"
+    return f"{'-' if part < 0 else '+'}{share_words(abs(part))}" if abs(part) >= 1e-4 else "same"
+
+
 def seconds_words(seconds: float, like: float | None = None) -> str:
     """A time with three digits, in the unit of another one where that is given."""
     unit = format_seconds(seconds if like is None else like).split()[1]
@@ -32,7 +39,7 @@ def bytes_words(size: float) -> str:
 
 def decimal_bytes(size: float) -> str:
     """As networks count, with three digits."""
-    return format_rate(float(f"{size:.3g}"), "B")
+    return format_rate(float(f"{size:.3g}"), "B").replace(" ", SPACE)
 
 
 @dataclass(frozen=True, slots=True)
