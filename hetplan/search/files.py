@@ -24,6 +24,7 @@ from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
 from hetplan.plans.check_job import check_job_against
+from hetplan.plans.pinned import with_named_ends
 from hetplan.plans.plan import Plan
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
@@ -198,9 +199,9 @@ _T = TypeVar("_T")
 
 
 def load_inputs(
-    model: Path | ModelSpec,
-    cluster: Path | Cluster,
-    job: Path | Job,
+    model: Path | Document | ModelSpec,
+    cluster: Path | Document | Cluster,
+    job: Path | Document | Job,
     *,
     settings: Sequence[Setting] = (),
     searched: bool = True,
@@ -230,10 +231,11 @@ def load_inputs(
         job_spec = attempt(read_job, document)
     if model_spec is None or cluster_spec is None or job_spec is None:
         raise InputError(*faults)
+    job_spec = with_named_ends(job_spec, cluster_spec)
     against = check_job_against(job_spec, model_spec, cluster_spec, document, searched=searched)
     if against:
         if not isinstance(model, ModelSpec):
-            file = str(model)
+            file = read_document(model).file
             against = tuple(
                 replace(fault, file=file, field="") if fault.field == "model" else fault
                 for fault in against
