@@ -1,7 +1,7 @@
 """hetplan: profile, predict, plan and launch training on accelerators that do not match.
 
     model = hetplan.load_model("config.json")
-    cluster = hetplan.load_cluster("cluster.yaml")
+    cluster = hetplan.Cluster.from_nodes("4x8 h100 @A", "8x8 mi300x @B", between="A B 10Gbit 30ms")
     job = hetplan.make_job(global_batch_size=1024, sequence_length=4096)
     result = hetplan.plan(model, cluster, job)
     print(result.summary())
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from hetplan.job.spec import Job
     from hetplan.library.inputs import make_job
     from hetplan.library.result import Result
-    from hetplan.library.values import Cluster, load_cluster
+    from hetplan.library.values import Cluster, load_cluster, load_model
     from hetplan.library.verbs import estimate, load_plan, plan, sweep
-    from hetplan.model.load import load_model
     from hetplan.model.spec import ModelSpec
     from hetplan.plans.plan import Plan
     from hetplan.predict.fit import fit
@@ -78,7 +77,7 @@ _HOMES = {
     "import_file": "hetplan.importers.table",
     "load_cluster": "hetplan.library.values",
     "load_job": "hetplan.job.load",
-    "load_model": "hetplan.model.load",
+    "load_model": "hetplan.library.values",
     "load_plan": "hetplan.library.verbs",
     "make_job": "hetplan.library.inputs",
     "plan": "hetplan.library.verbs",

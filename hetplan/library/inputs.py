@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +14,7 @@ from hetplan.files.settings import keywords
 from hetplan.files.shipped import default_stores
 from hetplan.job.load import JOB_SCHEMA, read_job
 from hetplan.job.spec import Job
-from hetplan.library.values import File
+from hetplan.library.values import File, meant_path
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import (
     FittedPredictor,
@@ -31,9 +30,6 @@ from hetplan.trainers.before_search import question_faults, unknown_kinds
 
 T = TypeVar("T")
 
-_TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([KMBT]?)", re.IGNORECASE)
-_TIMES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-
 
 def make_job(
     *,
@@ -46,12 +42,16 @@ def make_job(
     name: str = "job",
     **more: object,
 ) -> Job:
-    """A job from the keys of a job file (docs/file-forms.md).
+    """A job from the keys of a job file.
 
-    global_batch_size: sequences per optimizer step; sequence_length: tokens per sequence;
-    total_tokens: of the whole run, as a number or as in "2T"; times as in time_limit="60 s"; pin,
-    forbid and trainer are dicts, as in pin={"tp": 8}. InputError names every key that is wrong.
+    docs/file-forms.md explains them. global_batch_size: sequences per optimizer step;
+    sequence_length: tokens per sequence; target: the trainer (flagscale and native train devices of
+    several makers together); total_tokens: of the whole run, as a number or as in "2T"; times as in
+    time_limit="60 s"; pin, forbid and trainer are dicts, as in pin={"tp": 8}. InputError names
+    every key that is wrong.
     """
+    if isinstance(total_tokens, float) and total_tokens.is_integer():
+        total_tokens = int(total_tokens)  # 2e12 is how Python writes a number of this size
     given = {
         "name": name,
         "global_batch_size": global_batch_size,
@@ -59,21 +59,10 @@ def make_job(
         "precision": precision,
         "optimizer": optimizer,
         "target": target,
-        "total_tokens": _tokens(total_tokens),
+        "total_tokens": total_tokens,
         **more,
     }
     return read_job(keywords(given, JOB_SCHEMA))
-
-
-def _tokens(given: int | float | str | None) -> int | float | str | None:
-    """The count behind `2T` or 2e12; anything else as it is, for the reader to refuse."""
-    if isinstance(given, str):
-        found = _TOKENS.fullmatch(given.strip())
-        if found is None:
-            message = f'found the text {given[:60]!a}; give a number, or as in "2T" or "300B"'
-            raise InputError(Fault(field="total_tokens", message=message))
-        given = float(found[1]) * _TIMES[found[2].lower()]
-    return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
 def question_of(
@@ -85,6 +74,8 @@ def question_of(
         _file_or(cluster, Cluster, "cluster", "load_cluster"),
         _file_or(job, Job, "job", "load_job or make_job"),
     )
+    if isinstance(sources[0], Path):
+        sources = (meant_path(sources[0]), *sources[1:])
     inputs = load_inputs(*sources, searched=searched)
     *_, job_file = sources
     document = read_document(job_file) if isinstance(job_file, Path) else keywords({}, JOB_SCHEMA)

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 class Result(SearchResult):
-    """A plan, its estimate and its certificate: what `plan`, `estimate` and `load_plan` give.
+    """A plan, its estimate and its certificate.
 
-    It has the fields of a `SearchResult`: `plan`, `estimate`, `certificate`, `alternatives`,
-    `inputs` and more. In a notebook it shows the ten lines and the pipeline.
+    `plan`, `estimate` and `load_plan` give it. It has the fields of a `SearchResult`: `plan`,
+    `estimate`, `certificate`, `alternatives`, `inputs` and more. In a notebook it shows the ten
+    lines and the pipeline.
     """
 
     __slots__ = ("_predictor",)
-    # No field: what a plan was made with is not in its file. `estimate` and limits ask it again.
+    # No field: a plan file does not hold it. What prices the plan again asks it.
     _predictor: Predictor
 
     @classmethod
@@ -154,7 +155,7 @@ class Result(SearchResult):
         save_result(self, Path(path))
 
     def report(self, path: File, *others: SearchResult, logs: Sequence[File] = ()) -> None:
-        """Write one HTML page that needs no network: the answer, the cluster, the timeline, memory.
+        """Write one HTML page that needs no network.
 
         others: results to set beside this one. logs: files of one run of this plan, as `compare`
         reads them.

@@ -121,8 +121,7 @@ def api_page() -> str:
     lines = [
         "# The library",
         "",
-        "`make docs` writes this page from docstrings; `help(hetplan.plan)` says units, shapes and",
-        "errors. Models, clusters, jobs and predictors are values or paths of their files.",
+        "`make docs` writes this page; `help(hetplan.plan)` says units, shapes and errors.",
         "",
         "## Functions",
         "",

@@ -178,11 +178,13 @@ def test_jobs_from_keywords_are_jobs_from_files(tmp_path: Path) -> None:
         "time_limit: 60 s\npin: {tp: 2}\nforbid: {islands: [x]}\n"
     )
     job = hetplan.load_job(tmp_path / "job.yaml")
-    for tokens in ("2T", "2000 B", 2e12, 2 * 10**12):
+    for tokens in ("2T", "2000B", 2e12, 2 * 10**12):
         made = hetplan.make_job(
             name="j",
             global_batch_size=8,
             sequence_length=64,
+            precision="bf16",
+            optimizer="adam",
             target="native",
             total_tokens=tokens,
             time_limit="60 s",
@@ -207,10 +209,17 @@ WRONG: tuple[tuple[Callable[[Path], object], str, str], ...] = (
     (lambda at: hetplan.plan({}, at / "one.yaml", at / "job.yaml"), "model", "a value of dict"),
     (lambda at: hetplan.plan(*inputs_in(at), 42), "predictor", "found a value of int"),
     (lambda at: hetplan.make_job(**SIZES, precison="float32"), "precison", "did you mean prec"),
-    (lambda at: hetplan.make_job(**SIZES, total_tokens="two"), "total_tokens", 'as in "2T"'),
+    (lambda at: hetplan.make_job(**SIZES, total_tokens="two"), "total_tokens", "as in 2T"),
     (lambda at: hetplan.make_job(**SIZES, pin={"dp": 3}), "pin.dp", "3 does not divide"),
     (lambda at: hetplan.make_job(**SIZES, time_limit=60), "time_limit", '"60 s"'),
     (lambda at: hetplan.make_job(**SIZES, target="x"), "target", "write one of native, megatron"),
+    (lambda at: hetplan.load_model("no-such-70b"), "model no-such-70b", "no shipped model"),
+    (lambda at: hetplan.Cluster.from_nodes("4x8 h10"), "nodes '4x8 h10'", "h10"),
+    (
+        lambda at: hetplan.Cluster.from_nodes("4x8 h100", between="far"),
+        "between 'far'",
+        "a bandwidth and a round trip",
+    ),
     (lambda at: hetplan.sweep(models=[object()]), "models[0]", "give paths"),
     (lambda at: hetplan.sweep(models=["m"], clusters=["c"]), "jobs", "is missing"),
 )
@@ -286,6 +295,20 @@ def test_a_cluster_is_the_plain_cluster_and_shown_in_short(folder: Path) -> None
     assert len(repr(many).splitlines()) == 20
     assert repr(many).endswith("and 82 more lines")
     assert "\x1b" not in repr(many)
+
+
+def test_a_cluster_in_words_is_the_cluster_of_the_file_that_init_writes(tmp_path: Path) -> None:
+    words = ("4x8 h100 @A", "2x8 mi300x @B"), "A B 10Gbit 30ms"
+    cluster = hetplan.Cluster.from_nodes(*words[0], between=words[1])
+    assert cluster == hetplan.Cluster.from_nodes(*words[0], between=[words[1]])
+    nodes = [f"--nodes={each}" for each in words[0]]
+    made = CliRunner().invoke(
+        app,
+        ["init", *nodes, f"--between={words[1]}", "--model=llama-2-7b", f"--out={tmp_path}"],
+    )
+    assert made.exit_code == 0, made.output
+    assert hetplan.load_cluster(tmp_path / "cluster.yaml") == cluster
+    assert hetplan.load_model(tmp_path / "model.yaml") == hetplan.load_model("llama-2-7b")
 
 
 class _Tags(HTMLParser):
