@@ -21,6 +21,7 @@ from report_pages import (
     stages_in,
     view_of,
 )
+from test_comparison_compare import own_log
 
 from hetplan.comparison.compare import compare
 from hetplan.cost.network.segments import LinkScope
@@ -350,6 +351,9 @@ def test_the_command_writes_a_page_and_replaces_nothing_else(tmp_path: Path) -> 
     assert Page(first).data[0]["comparisons"]
     assert run("report", str(plan), "--out", str(out)).exit_code == 0
     assert out.read_text() != first
+    own = own_log(tmp_path)
+    assert run("report", str(plan), str(own), str(log), "--out", str(out)).exit_code == 0
+    assert len(Page(out.read_text()).data[0]["comparisons"]) == 2
     assert run("report", str(plan), "--out", str(plan)).exit_code == 2
     done = run("report", str(log), "--out", str(out))
     assert done.exit_code == 2
