@@ -214,8 +214,8 @@ def _seen_here() -> str:
         found = find_devices(Probe(run=run_program), (), load_catalogue(), [])
     except (HetplanError, OSError):
         return ""
-    known = [each for each in found if each.kind]
-    return f"1x{known[0].count} {known[0].kind}" if known else ""
+    known = max((each for each in found if each.kind), key=lambda each: each.count, default=None)
+    return f"1x{known.count} {known.kind}" if known is not None else ""
 
 
 def _ask(question: str, default: str, read: Callable[[str], _T]) -> _T:

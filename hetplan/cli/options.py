@@ -210,6 +210,7 @@ def read_inputs(
 
     Searched: an InputError where the trainer cannot run any plan of them.
     """
+    from hetplan.cluster.names import guessed_kinds
     from hetplan.errors import InputError
     from hetplan.files.reading import read_document
     from hetplan.files.settings import with_settings
@@ -222,6 +223,7 @@ def read_inputs(
     faults = tuple(question_faults(inputs, document)) if searched else ()
     if faults:
         raise InputError(*faults)
+    tell(*guessed_kinds(read_document(cluster)))
     return inputs
 
 

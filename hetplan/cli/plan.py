@@ -126,7 +126,7 @@ def plan(
 
     Ctrl-C ends the search, writes the best plan so far and exits with 130. --top N reports
     several plans; --journal FILE saves the search while it runs, and --resume continues one that
-    was killed; --store DIR fits to other measurements; --trace FILE writes the timeline for
+    was killed; --store DIR fits to other measurements; --trace FILE writes the plan's timeline for
     ui.perfetto.dev.
     """
     from hetplan.errors import InputError

@@ -9,7 +9,8 @@ and options are read so; what is stored has the catalogue's names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,7 +27,7 @@ from hetplan.cluster.catalogue import (
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.places import island_paths
 from hetplan.cluster.templates import node_templates
-from hetplan.errors import InputError
+from hetplan.errors import Fault, InputError, Severity
 from hetplan.files.reading import Document
 
 
@@ -128,21 +129,35 @@ def with_kind_names(document: Document, kinds: Iterable[DeviceKind]) -> Document
 
     A name that fits none, or several, stays: the rules of islands say what is wrong with it.
     """
-    known = {each.kind: each for each in kinds} | own_kinds(document)
-    own = {document.word(("devices", at, "kind")) for at in document.entries(("devices",))}
-    meant: dict[str, str] = {}
-    for _, path in island_paths(document):
-        name = document.word((*path, "device"))
-        if name is not None and name not in known and name not in own and name not in meant:
-            try:
-                meant[name] = meant_kind(name, known.values()).kind
-            except InputError:
-                continue
+    meant = _meant_in(document, kinds)
     if not meant:
         return document
     named = replace(document, root=deepcopy(document.root))
     for _, path in island_paths(document):
-        island = named.at(*path)
-        if isinstance(island, dict) and isinstance(island.get("device"), str):
-            island["device"] = meant.get(island["device"], island["device"])
+        island, name = named.at(*path), document.word((*path, "device"))
+        if isinstance(island, dict) and name in meant:
+            island["device"] = meant[name].kind
     return named
+
+
+def guessed_kinds(document: Document) -> Iterator[Fault]:
+    """A note for each name of a cluster file that fits several kinds: what it is taken for."""
+    for name, meant in _meant_in(document, load_catalogue()).items():
+        paths = (path for _, path in island_paths(document))
+        path = next(path for path in paths if document.word((*path, "device")) == name)
+        if meant.others:
+            message = f"{name!a} is taken as {meant.kind}, not {', '.join(meant.others)}"
+            yield replace(document.fault((*path, "device"), message), severity=Severity.NOTE)
+
+
+def _meant_in(document: Document, kinds: Iterable[DeviceKind]) -> dict[str, MeantKind]:
+    """What the names of islands' devices mean that are not the kinds' own."""
+    known = {each.kind: each for each in kinds} | own_kinds(document)
+    own = {document.word(("devices", at, "kind")) for at in document.entries(("devices",))}
+    meant: dict[str, MeantKind] = {}
+    for _, path in island_paths(document):
+        name = document.word((*path, "device"))
+        if name is not None and name not in known and name not in own and name not in meant:
+            with suppress(InputError):
+                meant[name] = meant_kind(name, known.values())
+    return meant

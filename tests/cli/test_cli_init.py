@@ -18,8 +18,10 @@ import hetplan.cli.init as init_module
 from hetplan.cli.main import app
 from hetplan.cluster.load import load_cluster
 from hetplan.job.load import load_job
+from hetplan.machine.report import MachineDevice
 from hetplan.model.load import load_model
 
+SEEN_HERE = init_module._seen_here
 SITES = ("--nodes", "4x8 h100 @A", "8x8 mi300x @B", "2x8 910b @B", "--between", "A B 10Gbit 30ms")
 RUN = ("--batch", "1024", "--seq", "4096", "--tokens", "2T")
 TINY = ("--model", "gpt-tiny", "--batch", "8", "--seq", "128")
@@ -31,6 +33,21 @@ def _own_home(tmp_path, monkeypatch):
     monkeypatch.setattr(init_module, "_seen_here", str)
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+def test_a_guess_in_a_cluster_file_is_a_note_of_plan_and_check(tmp_path):
+    written = run("init", "--nodes", "1x2 h100", *TINY, "--out", str(tmp_path))
+    assert written.exit_code == 0, written.stderr
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(cluster.read_text().replace("device: nvidia-h100-80gb-sxm", "device: H100"))
+    checked = run("check", str(cluster))
+    assert checked.exit_code == 0
+    assert "is taken as nvidia-h100-80gb-sxm" in checked.stdout
+    files = [part for name in ("model", "cluster", "job")
+             for part in (f"--{name}", str(tmp_path / f"{name}.yaml"))]  # fmt: skip
+    priced = run("estimate", *files, "--dp", "2")
+    assert priced.exit_code == 0
+    assert re.search(r"note: .*cluster.yaml:\d+: .*'H100' is taken as", priced.stderr)
 
 
 def files_of(folder: Path) -> list[str]:
@@ -175,6 +192,21 @@ def test_an_interrupted_write_leaves_whole_files_only(tmp_path, monkeypatch):
     assert run("init", "--nodes", "1x8 h100", *TINY, "--out", str(tmp_path / "o")).exit_code == 130
     assert files_of(tmp_path / "o") == ["model.yaml"]
     assert load_model(tmp_path / "o" / "model.yaml").name == "gpt-tiny"
+
+
+def test_a_host_with_accelerators_is_proposed(monkeypatch):
+    def found(*_: object):
+        none = {"memory_bytes": 0.0, "driver": "", "tool": "", "torch_device": "", "nearest": ()}
+        return (
+            MachineDevice(name="odd", count=9, kind="", **none),
+            MachineDevice(name="T4", count=1, kind="nvidia-t4-16gb-pcie", **none),
+            MachineDevice(name="H100", count=8, kind="nvidia-h100-80gb-sxm", **none),
+        )
+
+    monkeypatch.setattr("hetplan.machine.devices.find_devices", found)
+    assert SEEN_HERE() == "1x8 nvidia-h100-80gb-sxm"
+    monkeypatch.setattr("hetplan.machine.devices.find_devices", lambda *_: ())
+    assert SEEN_HERE() == ""
 
 
 def asked(monkeypatch, tmp_path, lines: str, *options: str):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
-from hetplan.cluster.names import meant_kind, measured_kind
-from hetplan.errors import InputError
+from hetplan.cluster.names import guessed_kinds, meant_kind, measured_kind
+from hetplan.errors import InputError, Severity
 from hetplan.files.reading import document_of
 
 KINDS = load_catalogue()
@@ -108,6 +108,13 @@ def test_a_kind_of_the_file_s_own_stands_before_all_others():
     own = "devices: [{kind: h100, vendor: us, memory: 9 GB, provenance: measured, source: us}]\n"
     cluster = load_cluster(document_of("c.yaml", (TEXT % "h100" + own).encode()))
     assert cluster.islands[0].device.vendor == "us"
+
+
+def test_a_guess_in_a_file_is_told_with_its_line():
+    (fault,) = guessed_kinds(document_of("c.yaml", (TEXT % "h100").encode()))
+    assert (fault.file, fault.line, fault.severity) == ("c.yaml", 9, Severity.NOTE)
+    assert "'h100' is taken as nvidia-h100-80gb-sxm, not nvidia-h100-80gb-pcie" in fault.message
+    assert [*guessed_kinds(document_of("c.yaml", (TEXT % "mi300x").encode()))] == []
 
 
 def test_measurements_are_of_one_kind():

@@ -21,6 +21,7 @@ from report_pages import (
     stages_in,
     view_of,
 )
+from test_comparison_compare import own_log
 
 from hetplan.comparison.compare import compare
 from hetplan.cost.network.segments import LinkScope
@@ -304,8 +305,8 @@ def test_pipelines_of_equal_times_are_drawn_once() -> None:
 
 
 def test_a_page_of_many_bars_stays_small() -> None:
-    """As many as are ever drawn: two plans of 4 stages and 4,096 microbatches."""
-    view = view_of(stages_in("1f1b", count=4096))
+    """As many as are ever drawn: two plans of 4 stages and 3,000 microbatches."""
+    view = view_of(stages_in("1f1b", count=3000))
     assert sum(len(s.bars) for s in view.timeline.pipelines[0].stages) > page_module.MAX_BARS
     assert len(report_text([view, view]).encode()) < MAX_BYTES
 
@@ -345,11 +346,16 @@ def test_the_command_writes_a_page_and_replaces_nothing_else(tmp_path: Path) -> 
     result, log = with_run(tmp_path)
     plan, out = tmp_path / "plan.json", tmp_path / "report.html"
     save_result(result, plan)
-    assert run("report", str(plan), str(log), "--out", str(out)).exit_code == 0
+    (tmp_path / "store").mkdir()  # no fit of the shipped profiles
+    store = ("--store", str(tmp_path / "store"))
+    assert run("report", str(plan), str(log), "--out", str(out), *store).exit_code == 0
     first = out.read_text()
     assert Page(first).data[0]["comparisons"]
-    assert run("report", str(plan), "--out", str(out)).exit_code == 0
+    assert run("report", str(plan), "--out", str(out), *store).exit_code == 0
     assert out.read_text() != first
+    own = own_log(tmp_path)
+    assert run("report", str(plan), str(own), str(log), "--out", str(out), *store).exit_code == 0
+    assert len(Page(out.read_text()).data[0]["comparisons"]) == 2
     assert run("report", str(plan), "--out", str(plan)).exit_code == 2
     done = run("report", str(log), "--out", str(out))
     assert done.exit_code == 2

@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import numpy as np
 
 from hetplan.cluster.spec import Cluster, Link
-from hetplan.comparison.compare import Comparison
+from hetplan.comparison.compare import Comparison, compare
 from hetplan.cost.estimate import cause_sources
 from hetplan.cost.estimate_values import StageEstimate
 from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
 from hetplan.cost.step_model.draws import straggler_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic import Ledger, ledger
+from hetplan.errors import Fault, InputError
 from hetplan.plans.pieces import Devices, Places, device_array, stage_array
 from hetplan.plans.plan import Plan, Stage
 from hetplan.plans.v_schedules import stage_of
@@ -111,6 +113,33 @@ class PlanView:
     def priced_seconds(self) -> float:
         """The step by this report's predictor."""
         return self.timeline.step_seconds + self.straggler_seconds
+
+
+def plan_views(
+    results: Sequence[tuple[str, SearchResult]],
+    predictor: Predictor,
+    logs: Sequence[Path] = (),
+) -> list[PlanView]:
+    """Every (name, legal plan) with the runs of it; every log is of one run.
+
+    A run belongs to the first plan that it can be of. An InputError with the faults of all plans
+    where it is of none.
+    """
+    runs: list[list[Comparison]] = [[] for _ in results]
+    for log in logs:
+        faults: dict[Fault, None] = {}
+        for own, (_, result) in zip(runs, results, strict=True):
+            try:
+                own.append(compare(log, result))
+                break
+            except InputError as error:
+                faults |= dict.fromkeys(error.faults)
+        else:
+            raise InputError(*faults)
+    return [
+        plan_view(name, result, predictor, own)
+        for (name, result), own in zip(results, runs, strict=True)
+    ]
 
 
 def plan_view(

@@ -15,7 +15,7 @@ SPACE = "\u00a0"
 
 def share_words(part: float | None) -> str:
     """`41.2 %`, or that it is not known."""
-    return "not known" if part is None else f"{digits(100 * part)}{SPACE}%"
+    return "not known" if part is None else f"{_three(100 * part)}{SPACE}%"
 
 
 def change_words(part: float | None) -> str:
@@ -28,13 +28,17 @@ def change_words(part: float | None) -> str:
 def seconds_words(seconds: float, like: float | None = None) -> str:
     """A time with three digits, in the unit of another one where that is given."""
     unit = format_seconds(seconds if like is None else like).split()[1]
-    return f"{digits(seconds / UNITS[Dimension.TIME][unit])}{SPACE}{unit}"
+    return f"{_three(seconds / UNITS[Dimension.TIME][unit])}{SPACE}{unit}"
+
+
+def _three(number: float) -> str:
+    return digits(number) if number else "0"
 
 
 def bytes_words(size: float) -> str:
     """As memory is counted, with three digits."""
     number, unit = format_bytes(size).split()
-    return f"{digits(float(number))}{SPACE}{unit}"
+    return f"{_three(float(number))}{SPACE}{unit}"
 
 
 def decimal_bytes(size: float) -> str:
