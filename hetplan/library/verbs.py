@@ -91,14 +91,13 @@ def load_plan(path: File) -> Result:
     """The result in a plan file.
 
     `hetplan plan`, `hetplan estimate` and `Result.save` write them. InputError lists what is wrong
-    in it. Whether the plan is legal for its inputs is another
-    question: `hetplan verify`.
+    in it. Whether the plan is legal for its inputs is another question: `hetplan verify`.
     """
     return Result.of(files.load_plan(Path(path)))
 
 
 class LayoutKeywords(TypedDict, total=False):
-    """A layout as keywords of `estimate`; what is left out is as `hetplan.Layout` has it."""
+    """A layout as keywords of `estimate`; what is left out is as `Layout` has it."""
 
     tp: int
     pp: int | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -52,5 +53,8 @@ def test_notebooks_are_whole_and_outputs_are_small(path: Path) -> None:
     assert document["cells"][0]["source"][0].startswith("# ")
     assert any(cell["outputs"] for cell in code_cells(path)) == (path == WITH_OUTPUTS)
     assert path.stat().st_size < 60_000
+    text = "".join(line for cell in document["cells"] for line in cell["source"])
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert (DOCS / link).exists(), f"{path.name} links to {link}"
     for cell in code_cells(path):
         compile("".join(cell["source"]), path.name, "exec")
