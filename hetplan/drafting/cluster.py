@@ -58,8 +58,9 @@ class DraftNics:
 
     @property
     def words(self) -> str:
-        """`8 x 400 Gbit/s`."""
-        return f"{self.per_node} x {rate_text(self.bytes_per_second)}"
+        """`8 NICs of 400 Gbit/s`."""
+        cards = "1 NIC" if self.per_node == 1 else f"{self.per_node} NICs"
+        return f"{cards} of {rate_text(self.bytes_per_second)}"
 
     @property
     def text(self) -> str:
@@ -276,7 +277,7 @@ def _island_lines(island: DraftIsland, assumed: list[str]) -> list[str]:
     if template is not None:
         rate = format_bandwidth(template.bandwidth_bytes_per_second(kind))
         sold = words.what.lower() == template.node
-        what = f"{template.fabric} of {rate}, {cards}"
+        what = f"{template.fabric} of {rate} a device, {cards}"
         lines += comment(
             f"{'' if sold else 'assumed: '}{template.devices} x {kind.kind}{others}, {what}", 8
         )
@@ -334,14 +335,14 @@ def _inside(island: DraftIsland) -> _Inside:
     lines = [f"        fabric: {fabric}"]
     if link is not None:
         lines.append(f"        link: {format_bandwidth(link)}")
-    return _Inside(tuple(lines), f"{fabric} of {format_bandwidth(rate)}")
+    return _Inside(tuple(lines), f"{fabric} of {format_bandwidth(rate)} a device")
 
 
 def _in_figures(bytes_per_second: float, source: str) -> _Inside:
     """A link inside the node without a fabric's name."""
     rate = format_bandwidth(bytes_per_second)
     line = f"        intra_node: {{bandwidth: {rate}, latency: {_NETWORK_LATENCY}}}"
-    return _Inside((line,), f"{source}, {rate}")
+    return _Inside((line,), f"{source}, {rate} a device")
 
 
 def rate_text(bytes_per_second: float) -> str:
@@ -449,7 +450,7 @@ def _figures_of(words: BetweenWords, assumed: list[str]) -> tuple[str, ...]:
     ends = " and ".join(words.ends) if words.ends else "any two"
     assumed.append(f"between {ends}: {rate} {shared}{time} there and back")
     if not words.each:
-        shared = " # assumed: of all that send; bandwidth_per_device is each one's own"
+        shared = " # assumed: shared by all that send, else bandwidth_per_device"
     return (
         f"    bandwidth_{'per_device' if words.each else 'shared'}: {rate}{shared}",
         f"    round_trip: {time} # assumed: as ping shows it; `latency` is one way",

@@ -115,7 +115,7 @@ def test_the_first_template_counts_unless_another_is_named():
 
 def test_nodes_without_a_template_have_the_catalogue_s_fabric_and_say_so():
     found = draft_cluster_text(["2x8 a800"], ())
-    assert "# assumed: nvswitch of 200 GB/s" in found.text
+    assert "# assumed: nvswitch of 200 GB/s a device" in found.text
     assert "# assumed: as a dgx-a100" in found.text
     (island,) = cluster_from_nodes("2x8 a800").islands
     assert island.intra_node.bandwidth_bytes_per_second == 200e9
