@@ -294,6 +294,12 @@ def test_several_libraries_need_a_trainer_that_mixes_them():
     assert "trains nccl, rccl together" in drafted.document.text
 
 
+def test_devices_without_bfloat16_train_in_float16():
+    found, drafted = job(JobWords(), ("4x8 v100", "4x8 a100"))
+    assert found.precision is Precision.FLOAT16
+    assert "float16" in drafted.assumed[0]
+
+
 def test_fp8_is_a_format_of_products():
     found, _ = job(JobWords(precision="fp8"))
     assert found.precision is Precision.BFLOAT16
