@@ -21,7 +21,7 @@ from hetplan.cluster.load import load_cluster
 from hetplan.cluster.names import meant_kind
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import MAX_DEVICES, Cluster, too_many_devices
-from hetplan.cluster.templates import NodeTemplate, node_templates
+from hetplan.cluster.templates import NodeTemplate, node_called, node_templates
 from hetplan.drafting.words import (
     BETWEEN,
     NODES,
@@ -135,7 +135,7 @@ def _islands(nodes: Sequence[str]) -> tuple[DraftIsland, ...]:
 
 
 def _island(words: NodesWords, catalogue: Sequence[DeviceKind], taken: set[str]) -> DraftIsland:
-    named = node_templates().get(words.what.lower())
+    named = node_called(words.what)
     try:
         meant = meant_kind(named.device if named else words.what, catalogue)
     except InputError as error:
@@ -245,7 +245,7 @@ def _island_lines(island: DraftIsland, assumed: list[str]) -> list[str]:
     cards = _cards(nics) if nics is not None else ""
     if template is not None:
         rate = format_bandwidth(template.bandwidth_bytes_per_second(kind))
-        sold = words.what.lower() == template.node
+        sold = node_called(words.what) is template
         what = f"{template.fabric} of {rate} a device, {cards}"
         lines += comment(
             f"{'' if sold else 'assumed: '}{template.devices} x {kind.kind}{others}, {what}", 8
