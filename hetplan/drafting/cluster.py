@@ -70,7 +70,6 @@ class ClusterText:
 
     text: str
     assumed: tuple[str, ...]
-    islands: tuple[DraftIsland, ...]
 
 
 def cluster_from_nodes(*nodes: str, between: Sequence[str] = ()) -> Cluster:
@@ -87,7 +86,10 @@ def draft_cluster_text(nodes: Sequence[str], between: Sequence[str]) -> ClusterT
     islands = _islands(nodes)
     links = _Links(islands, tuple(between_words(text) for text in between))
     where = {island.words.region: None for island in islands}
-    sizes = ", ".join(f"{_size(each)} {each.kind.kind} ({each.words.region})" for each in islands)
+    sizes = ", ".join(
+        f"{each.words.nodes} x {each.devices} {each.kind.kind} ({each.words.region})"
+        for each in islands
+    )
     lines = [
         *comment(f"{sizes}. Drafted by hetplan {__version__}: correct what differs.", 0),
         "# `assumed:` marks what nobody said. Every key: configs/clusters/mixed-768.yaml.",
@@ -102,11 +104,7 @@ def draft_cluster_text(nodes: Sequence[str], between: Sequence[str]) -> ClusterT
             if island.words.region == region:
                 lines += _island_lines(island, assumed)
     lines += links.lines(assumed)
-    return ClusterText(text="\n".join(lines) + "\n", assumed=tuple(assumed), islands=islands)
-
-
-def _size(island: DraftIsland) -> str:
-    return f"{island.words.nodes} x {island.devices}"
+    return ClusterText(text="\n".join(lines) + "\n", assumed=tuple(assumed))
 
 
 # Islands
