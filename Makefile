@@ -81,8 +81,9 @@ format: $(VENV)/.installed-dev ## let ruff rewrite the code
 schemas: $(VENV)/.installed ## write configs/schemas anew from the file forms
 	$(BIN)/python -m hetplan.job.schemas configs/schemas
 
-docs: $(VENV)/.installed-dev ## write the generated pages anew: docs/{commands,file-forms,rules}.md
+docs: $(VENV)/.installed-dev ## write anew what is generated: docs/{api,commands,file-forms,rules}.md, outputs of a notebook
 	$(BIN)/python tests/house/reference_pages.py
+	$(BIN)/python tests/library/notebook_cells.py
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out
