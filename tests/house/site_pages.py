@@ -15,7 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-LINK = re.compile(r"(?<=\]\()([^)#:\s]+)")
+LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 
 
 def sources() -> Iterator[Path]:
@@ -48,7 +48,8 @@ def on_config(config: Any) -> Any:
     config["nav"] = [{"hetplan": "index.md"}]
     for title, items in re.findall(r"^- \*\*(.*?)\*\*:?(.*?)(?=^- |^\S|\Z)", listed, re.M | re.S):
         links = re.findall(r"\[([^\]]*)\]\(([^)#]*)\)", " ".join(items.split()))
-        entries = [{text[:1].upper() + text[1:]: site_path(path)} for text, path in links]
+        pages = ((text[:1].upper() + text[1:], path) for text, path in links)
+        entries = [{text: site_path(path)} for text, path in pages if path.endswith(".md")]
         config["nav"].append({title: entries})
     return config
 
