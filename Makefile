@@ -85,8 +85,9 @@ format: $(VENV)/.installed-dev ## let ruff rewrite the code
 schemas: $(VENV)/.installed ## write configs/schemas anew from the file forms
 	$(BIN)/python -m hetplan.job.schemas configs/schemas
 
-docs: $(VENV)/.installed-docs ## write the generated pages of docs/ anew, and the site into site/
+docs: $(VENV)/.installed-dev $(VENV)/.installed-docs ## write anew what is generated in docs/, and the site into site/
 	$(BIN)/python tests/house/reference_pages.py
+	$(BIN)/python tests/library/notebook_cells.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove the environment and caches

@@ -42,7 +42,6 @@ from hetplan.cli.options import (
 
 if TYPE_CHECKING:
     from hetplan.search.result import SearchResult
-    from hetplan.search.solver import Progress
     from hetplan.whatif.smaller_questions import Answers
 
 JOB, SEARCH = "Over the job file", "Search and report"
@@ -191,15 +190,10 @@ def plan(
 @contextmanager
 def _shown(answers: Answers) -> Iterator[None]:
     """Searches show how far they are, in one line after the other."""
-    from hetplan.cli.progress import ProgressLine, shown_on
+    from hetplan.reports.progress import ProgressLine, each_shown_on
 
     with ProgressLine("closing candidates") as line:
-
-        def shown(name: str) -> Callable[[Progress], None]:
-            line.begin(f"closing candidates of {name}")
-            return shown_on(line)
-
-        answers.shown = shown
+        answers.shown = each_shown_on(line)
         yield
 
 
@@ -236,7 +230,7 @@ def _saved(
 
 
 def _by_objective(result: SearchResult, answers: Answers, top: int) -> SearchResult:
-    from hetplan.cli.progress import ProgressLine
+    from hetplan.reports.progress import ProgressLine
     from hetplan.whatif.objectives import by_objective, has_other_aim, nearby
 
     if not has_other_aim(result.inputs.job, top):
