@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetplan.cli.one_line import (
+    WITHOUT_FILES,
     OneLine,
     batch_option,
     between_option,
@@ -54,10 +55,10 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Cluster file (YAML).")
     ] = None,
     job: Annotated[Path | None, typer.Option(metavar="FILE", help="Job file (YAML).")] = None,
-    nodes: Annotated[list[str] | None, nodes_option()] = None,
-    between: Annotated[list[str] | None, between_option()] = None,
-    batch: Annotated[int | None, batch_option()] = None,
-    sequence: Annotated[int | None, seq_option()] = None,
+    nodes: Annotated[list[str] | None, nodes_option(**WITHOUT_FILES)] = None,
+    between: Annotated[list[str] | None, between_option(**WITHOUT_FILES)] = None,
+    batch: Annotated[int | None, batch_option(**WITHOUT_FILES)] = None,
+    sequence: Annotated[int | None, seq_option(**WITHOUT_FILES)] = None,
     target: TargetName = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Plan file to write (JSON).")] = Path(
         "plan.json"

@@ -1,7 +1,7 @@
-"""Writes the reference pages of docs: commands, library, file forms and rules.
+"""Writes the reference pages of docs: commands, library and file forms.
 
-`make docs` calls it. The pages follow from the commands, the JSON Schemas of the input files and
-the rules of `hetplan check`; a test fails where a page differs.
+`make docs` calls it. The pages follow from the commands, the docstrings and the JSON Schemas; a
+test fails where a page differs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, get_overloads
 import hetplan
 from hetplan.cli.main import ENTRIES, load_command
 from hetplan.job.schemas import input_schemas
-from hetplan.lint.registry import RULES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 REFRESH = "run `make docs`"
@@ -91,8 +90,8 @@ def commands_page() -> str:
     lines = [
         "# Commands and their options",
         "",
-        "`make docs` writes this page from the commands. `hetplan COMMAND --help` says more.",
-        "**Bold** options are required; almost all commands have `--json`.",
+        "`make docs` writes this page from the commands. `hetplan COMMAND --help` says more, and",
+        "which options of several commands it takes. **Bold** options are required.",
         "",
         "## Options of several commands",
         "",
@@ -104,12 +103,9 @@ def commands_page() -> str:
         lines += [_item(*option) for option in sorted(common)]
         for name, found in known.items():
             lines += ["", f"##{'#' * (len(known) > 1)} {name}", ""]
-            lines += [first_sentence(texts[name]) + ".", ""]
-            elsewhere = common | {*everywhere.values()}
-            found = [option for option in found if option_name(option) != "--json"]
-            lines += [_item(*option) for option in found if option not in elsewhere]
-            also = [f"`{option_name(option)}`" for option in found if option in elsewhere]
-            lines += [f"- also {', '.join(also)}"] if also else []
+            own = [each for each in found if each not in common | {*everywhere.values()}]
+            lines += [first_sentence(texts[name]) + "."]
+            lines += ["", *(_item(*option) for option in own)] if own else []
     return _page(lines)
 
 
@@ -188,13 +184,13 @@ def forms_page() -> str:
         "# Keys of the input files",
         "",
         "`make docs` writes this page from the forms that read the files. **Bold** keys are",
-        "required, an example stands for a quantity with its unit, `=` precedes a default.",
-        "[Inputs](inputs.md) explains the files.",
+        "required, an example stands for a quantity with its unit, `=` precedes a default. Older",
+        "numbers of `schema` are read too. [Inputs](inputs.md) explains the files.",
     ]
     reader = _FormWriter()
     for name, title in FORMS.items():
         newest = schemas[name]["properties"]["schema"]["enum"][-1]
-        lines += ["", f"## {title}", "", f"- **`schema`**: {newest}; older numbers are read too"]
+        lines += ["", f"## {title}", "", f"- **`schema`**: {newest}"]
         lines += reader.lines_of(schemas[name], schemas[name], name)
     return _page(lines)
 
@@ -207,6 +203,8 @@ class _FormWriter:
         """Heading of a form, by its title."""
         self.keys: dict[str, str] = {}
         """Heading under which a key with this text is explained."""
+        self.own: dict[str, list[str]] = {}
+        """The keys that are explained under a heading."""
 
     def lines_of(self, form: dict[str, Any], schema: dict[str, Any], place: str) -> list[str]:
         """The keys of a form, then those of the forms inside it."""
@@ -232,10 +230,18 @@ class _FormWriter:
                 kind += f"={json.dumps(default)}"
             mark = "**" if key in form.get("required", []) else ""
             lines.append(f"- {mark}`{key}`{mark} ({kind}){': ' if text else ''}{text}")
-        lines += [f"- as in `{where}`: {', '.join(keys)}" for where, keys in again.items()]
+            self.own.setdefault(place, []).append(f"`{key}`")
+        lines += [f"- {self._again(where, keys)}" for where, keys in again.items()]
         for heading, part in inside:
             lines += ["", f"### `{heading}`", "", *self.lines_of(part, schema, heading)]
         return lines
+
+    def _again(self, where: str, keys: list[str]) -> str:
+        """Keys that are explained there: those that it has besides are fewer to read, or these."""
+        others = [key for key in self.own[where] if key not in keys]
+        if len(others) >= len(keys):
+            return f"as in `{where}`: {', '.join(keys)}"
+        return f"as in `{where}`{', but not ' * bool(others)}{', '.join(others)}"
 
 
 def _kind(about: dict[str, Any], schema: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
@@ -257,23 +263,6 @@ def _kind(about: dict[str, Any], schema: dict[str, Any]) -> tuple[str, dict[str,
     return names.get(about.get("type", ""), "text"), None
 
 
-# Rules
-
-
-def rules_page() -> str:
-    """docs/rules.md."""
-    lines = [
-        "# The rules of `hetplan check`",
-        "",
-        "`hetplan check --explain RULE` says why a rule matters and what to do. `make docs` writes",
-        "this page.",
-    ]
-    for severity in ("error", "warning"):
-        lines += ["", f"## {severity.capitalize()}s", ""]
-        lines += [f"- `{rule.id}`: {rule.title}" for rule in RULES if rule.severity == severity]
-    return _page(lines)
-
-
 def _item(name: str, text: str) -> str:
     bold = "**" if name.startswith("**") else ""
     written = f"- {bold}`{name.removeprefix('**')}`{bold}"
@@ -284,12 +273,7 @@ def _page(lines: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {
-    "api.md": api_page,
-    "commands.md": commands_page,
-    "file-forms.md": forms_page,
-    "rules.md": rules_page,
-}
+PAGES = {"api.md": api_page, "commands.md": commands_page, "file-forms.md": forms_page}
 
 if __name__ == "__main__":
     for name, text in PAGES.items():
