@@ -221,7 +221,7 @@ def an_estimated_kind(bundle: Bundle) -> None:
 
 def a_short_name(bundle: Bundle) -> None:
     island = _island(bundle)
-    island["device"] = "a100"
+    island["device"] = island["device"].split("-")[1]  # h100: SXM, PCIe and NVL have it
 
 
 FAULTS = (
