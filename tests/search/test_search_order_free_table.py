@@ -18,7 +18,6 @@ from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.space.allowed import allowed_cluster
-from hetplan.search.space.families import Families
 from hetplan.search.table_maker import TableMaker
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -26,18 +25,13 @@ PREDICTOR = FittedPredictor.datasheet_only()
 TARGETS = ["any", "flagscale", "megatron", "native", "torchtitan"]
 
 
-def _nothing() -> None:
-    pass
-
-
 def _compared(spec: ModelSpec, where: Cluster, asked: Job, most: int) -> tuple[int, int]:
     """(families that fit, that do not) of those that were compared."""
     allowed = allowed_cluster(where, asked)
-    found = Families(model=spec, cluster=allowed, job=asked).families()
     makers = [
         TableMaker(model=spec, cluster=allowed, job=asked, predictor=PREDICTOR) for _ in range(2)
     ]
-    table = makers[0].order_free_bounds(found, _nothing)
+    found, table = makers[1].families, makers[0].order_free_bounds()
     assert table.bounds.shape == table.estimates.shape == (len(found),)
     compared = random.Random(5).sample(range(len(found)), min(most, len(found)))
     for at in compared:

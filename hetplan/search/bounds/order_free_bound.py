@@ -294,14 +294,11 @@ class Way(NamedTuple):
         return cls(each.recompute, each.sharding, each.offload, each.sharing_ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """One unit of layers on one part of a mesh, by recomputation."""
 
-    cost: tuple[float, ...]
-    """Both passes."""
-    least: float
-    """The shorter pass over both, the largest of all choices."""
+    forward: Floats
+    backward: Floats
     ends: float
     """Embedding and head over one unit, both passes."""
 
@@ -411,12 +408,7 @@ class UnitCosts:
         if found is None:
             one = shape.with_fewest_copies()  # more of them are never faster
             forward, backward = self.placed.unit_passes(island, one, recompute)
-            cost = forward + backward
-            found = self._units[key] = Unit(
-                cost=tuple(cost.tolist()),
-                least=float((np.minimum(forward, backward) / cost).max()),
-                ends=self._ends(island, one),
-            )
+            found = self._units[key] = Unit(forward, backward, self._ends(island, one))
         return found
 
     def _ends(self, island: int, shape: Shape) -> float:

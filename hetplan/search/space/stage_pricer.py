@@ -97,7 +97,7 @@ class StagePricer:
     chain: tuple[Modules, ...] = ((),)
     """Sets of modules that will be asked for: they are priced together."""
     _groups: dict[tuple[int, ...], Groups] = field(default_factory=dict, repr=False, compare=False)
-    _seconds: dict[tuple[object, ...], Floats] = field(
+    _seconds: dict[tuple[object, ...], dict[Modules, Floats]] = field(
         default_factory=dict, repr=False, compare=False
     )
     _weights: dict[tuple[int, ...], Weights] = field(
@@ -225,10 +225,10 @@ class StagePricer:
     ) -> tuple[Floats, Floats]:
         """Passes [V, kinds] of these kinds of layers."""
         model = self.padded(padded_for or shape.tp)
-        every = [
-            self._kind_seconds(island, shape, kinds, model, sharing, each.modules)
-            for each in recompute
-        ]
+        known = self._kind_seconds(
+            island, shape, kinds, model, sharing, [each.modules for each in recompute]
+        )
+        every = [known[each.modules] for each in recompute]
         full = [each.granularity is RecomputeGranularity.FULL for each in recompute]
         backward = [
             seconds[_BACKWARD] + seconds[_AGAIN] * (whole or bool(each.modules))
@@ -243,9 +243,9 @@ class StagePricer:
         kinds: tuple[int, ...],
         model: ModelSpec,
         sharing: Sharing | None,
-        modules: Modules,
-    ) -> Floats:
-        """[forward, backward, of that modules, or whole layers, once more][kinds]."""
+        modules: Sequence[Modules],
+    ) -> dict[Modules, Floats]:
+        """[forward, backward, of that modules, or whole layers, once more][kinds] of each set."""
         place = self.cluster.islands[island]
         groups = self.groups(island, shape)
         key = (
@@ -262,15 +262,15 @@ class StagePricer:
             kinds,
             model.vocab_size,
         )
-        found = self._seconds.get((modules, key))
-        if found is None:
-            chain = self.chain if modules in self.chain else (modules,)
+        found = self._seconds.setdefault(key, {})
+        missing = [each for each in modules if each not in found]
+        if missing:
+            chain = self.chain if set(missing) <= set(self.chain) else tuple(missing)
             pricer = self._pricer(place, shape, groups, model)
             shared = self._shared(island, shape, model, sharing) if sharing else None
             every = [self._priced(pricer, self._kinds[0][k], shared, chain) for k in kinds]
             for at, each in enumerate(chain):
-                self._seconds[each, key] = np.array([(*both, again[at]) for both, again in every]).T
-            found = self._seconds[modules, key]
+                found[each] = np.array([(*both, again[at]) for both, again in every]).T
         return found
 
     def _pricer(self, place: Island, shape: Shape, groups: Groups, model: ModelSpec) -> LayerPricer:
