@@ -70,11 +70,11 @@ _SAMPLED = 32
 """Families that are looked at for such a first plan."""
 
 _MANY_FAMILIES = 300_000
-"""From so many on a plan is looked for first, too, in families of the likeliest blocks: most of the
+"""From so many on a plan is looked for first, too, in a family of every size of tick: most of the
 others then end by the bound that they share with all that are alike."""
 
-_BLOCKS = 8
-"""Such blocks: each has some ten families with one chunk per stage."""
+_TICKS = 6
+"""Such families that are improved, the likeliest ones: each takes about 0.1 s."""
 
 
 @dataclass(slots=True)
@@ -302,9 +302,10 @@ def _drive(run: _Run) -> None:
     limit = run.job.time_limit_seconds
     little = _LITTLE_SECONDS * max(1.0, len(run.maker.cluster.islands) / _FEW_ISLANDS)
     if limit is not None and limit < little:
-        drive.first_plan(range(0, len(run.families), 1 + len(run.families) // _SAMPLED))
+        some = range(0, len(run.families), 1 + len(run.families) // _SAMPLED)
+        drive.first_plan({at: _estimate(run, at) for at in some})
     elif len(run.families) > _MANY_FAMILIES:
-        drive.first_plan(_likeliest(run))
+        drive.first_plan(run.maker.likeliest(), _TICKS)
     drive.estimates = _order_free(run)
     if run.book.from_start:
         run.book.use_reserve()
@@ -312,16 +313,9 @@ def _drive(run: _Run) -> None:
     _close_priced(run, drive)
 
 
-def _likeliest(run: _Run) -> list[int]:
-    """Families with one chunk per stage of the likeliest blocks."""
-    families = run.families
-    chunks = np.array([each.virtual_stages for each in families.kinds])
-    plain = np.flatnonzero(chunks[families.kind] == 1)
-    guesses = run.maker.loosest_bounds().estimates[plain]
-    blocks = families.block[plain[np.argsort(guesses, kind="stable")]]
-    first = blocks[np.sort(np.unique(blocks, return_index=True)[1])][:_BLOCKS]
-    found: list[int] = plain[np.isin(families.block[plain], first)].tolist()
-    return found
+def _estimate(run: _Run, at: int) -> float:
+    run.best.check_time()
+    return run.solvers[at].order_free.estimate_seconds
 
 
 def _order_free(run: _Run) -> list[float]:

@@ -167,9 +167,24 @@ class TableMaker:
         """
         return self._order_free.columns.order_free(below)
 
-    def loosest_bounds(self) -> OrderFreeTable:
-        """Bounds that families share with all that are alike, and guesses."""
-        return self._order_free.columns.loosest
+    def likeliest(self) -> dict[int, float]:
+        """Of every size of tick a family of the block whose loosest family has the lowest guess:
+        the one with one chunk per stage that has the lowest itself, and that guess.
+        """
+        families, columns = self.families, self._order_free.columns
+        chunks = np.array([each.virtual_stages for each in families.kinds])
+        samples = np.array([each.samples for each in families.blocks])
+        plain = np.flatnonzero(chunks[families.kind] == 1)
+        guesses = columns.loosest.estimates[plain]
+        blocks = families.block[plain[np.argsort(guesses, kind="stable")]]
+        first = blocks[np.unique(samples[blocks], return_index=True)[1]]
+        plain = plain[np.isin(families.block[plain], first)]
+        found: dict[int, tuple[float, int]] = {}
+        own = columns.estimates(plain).tolist()
+        of_block = families.block[plain].tolist()
+        for at, guess, block in zip(plain.tolist(), own, of_block, strict=True):
+            found[block] = min(found.get(block, (math.inf, at)), (guess, at))
+        return {at: guess for guess, at in found.values()}
 
     def with_room(self) -> Ints:
         """Numbers of the families whose meshes have room for the whole model."""

@@ -54,7 +54,7 @@ from hetplan.cost.terms import Term
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.job.trainer import TrainerSettings, trainer_settings
-from hetplan.plans.plan import Replica, expand
+from hetplan.plans.plan import DeviceRange, Replica, expand
 from hetplan.predict.predictor import MEASURED, Predictor
 from hetplan.profiling.samples import LinkOperation
 
@@ -171,13 +171,39 @@ Members = Sequence[Sequence[int]]
 """Devices of groups that communicate at the same time."""
 
 
-def groups_of(cluster: Cluster, replica: Replica) -> Groups:
-    """The groups of this replica; InputError where its degrees do not divide its devices."""
-    return Groups(*(group_among(cluster, members) for members in members_of(replica)))
+KnownGroups = dict[tuple[tuple[DeviceRange, ...], int, int], Group]
+"""By devices, size and stride: replicas of unlike degrees on equal devices have many in common."""
+
+
+def groups_of(cluster: Cluster, replica: Replica, known: KnownGroups | None = None) -> Groups:
+    """The groups of this replica; InputError where its degrees do not divide its devices.
+
+    `known`: groups of replicas that were looked at before.
+    """
+    found = {} if known is None else known
+    devices = _divided(replica)
+    for size, stride in _cuts(replica):
+        key = (replica.devices, size, stride)
+        if key not in found:
+            found[key] = group_among(cluster, _blocks(devices, size, stride))
+    return Groups(*[found[replica.devices, *cut] for cut in _cuts(replica)])
 
 
 def members_of(replica: Replica) -> tuple[Members, Members, Members, Members]:
     """(tensor, context, expert, expert-tensor) groups of this replica; an InputError likewise."""
+    devices = _divided(replica)
+    one, two, three, four = [_blocks(devices, size, stride) for size, stride in _cuts(replica)]
+    return one, two, three, four
+
+
+def _cuts(replica: Replica) -> tuple[tuple[int, int], ...]:
+    """(size, stride) of its groups, in the order of `Groups`."""
+    tp, ep, etp = replica.tp, replica.ep, replica.etp
+    return (tp, 1), (replica.cp, tp), (ep, etp), (etp, 1)
+
+
+def _divided(replica: Replica) -> Sequence[int]:
+    """Its devices; an InputError where its degrees do not divide them."""
     devices = expand(replica.devices)
     tp, cp, ep, etp = replica.tp, replica.cp, replica.ep, replica.etp
     count = len(devices)
@@ -185,12 +211,7 @@ def members_of(replica: Replica) -> tuple[Members, Members, Members, Members]:
         raise InputError(
             f"{count} devices are no multiple of tp {tp} x cp {cp} and of ep {ep} x etp {etp}"
         )
-    return (
-        _blocks(devices, tp, 1),
-        _blocks(devices, cp, tp),
-        _blocks(devices, ep, etp),
-        _blocks(devices, etp, 1),
-    )
+    return devices
 
 
 def _blocks(devices: Sequence[int], size: int, stride: int) -> list[Sequence[int]]:

@@ -232,6 +232,7 @@ class Columns:
     check: Callable[[], None]
     """Called every few milliseconds; raises at the deadline."""
     _kept: dict[Way, Bases] = field(default_factory=dict, repr=False)
+    _held: dict[Way, _Fits] = field(default_factory=dict, repr=False)
 
     def order_free(self, below: float = math.inf) -> OrderFreeTable:
         """All bounds and guesses. Of families that have no step below `below` by those which they
@@ -244,11 +245,13 @@ class Columns:
             loosest = self.loosest
             bounds, estimates = loosest.bounds - loading, loosest.estimates - loading
             left = np.flatnonzero(loosest.bounds < below)
-            bounds[left] = estimates[left] = np.inf
-        for way, mine in self._alike(table.kinds, left):
-            bases = self._kept[way] = self.bases(way, np.unique(table.block[mine]))
-            self._bound(bases, mine, table.kinds, bounds, estimates, below - loading)
+        bounds[left], estimates[left] = self._of(left, table.kinds, below - loading)
         return OrderFreeTable(bounds=bounds + loading, estimates=estimates + loading)
+
+    def estimates(self, families: Ints) -> Floats:
+        """Guesses of these families alone."""
+        _, found = self._of(families, self.table.kinds, math.inf)
+        return found + self.costs.placed.job.data_loading_seconds
 
     @cached_property
     def loosest(self) -> OrderFreeTable:
@@ -258,24 +261,24 @@ class Columns:
         nothing is asked.
         """
         table, loading = self.table, self.costs.placed.job.data_loading_seconds
-        bounds, estimates = np.full((2, len(table)), np.inf)
         kinds = [table.loosest_kind(each) or each for each in table.kinds]
-        for way, mine in self._alike(kinds, np.arange(len(table))):
-            bases = self._kept[way] = self.bases(way, np.unique(table.block[mine]))
-            self._bound(bases, mine, kinds, bounds, estimates, 0.0)
+        bounds, estimates = self._of(np.arange(len(table)), kinds, 0.0)
         return OrderFreeTable(bounds=bounds + loading, estimates=estimates + loading)
 
+    def _of(self, families: Ints, kinds: Sequence[Kind], below: float) -> tuple[Floats, Floats]:
+        """Bounds and guesses of these families, sorted, as if the table had these kinds."""
+        table = self.table
+        found = np.full((2, len(table)), np.inf)
+        for way, mine in self._alike(kinds, families):
+            bases = self._kept[way] = self.bases(way, np.unique(table.block[mine]))
+            self._bound(bases, mine, kinds, found, below)
+        return found[0, families], found[1, families]
+
     def _bound(
-        self,
-        bases: Bases,
-        mine: Ints,
-        kinds: Sequence[Kind],
-        bounds: Floats,
-        estimates: Floats,
-        below: float,
+        self, bases: Bases, mine: Ints, kinds: Sequence[Kind], found: Floats, below: float
     ) -> None:
-        """Fill in bounds and estimates of these families, which have these bases. Chunks count
-        where stages of one chunk leave a step below `below`.
+        """Fill in bounds and guesses of these families, which have these bases. Chunks count where
+        stages of one chunk leave a step below `below`.
         """
         table = self.table
         place = np.full(len(table.blocks), -1)
@@ -291,7 +294,7 @@ class Columns:
         many = np.zeros(len(table.blocks), dtype=np.int64)
         np.maximum.at(many, block, virtual)
         self.check()
-        bounds[mine], estimates[mine] = family_bounds(
+        found[:, mine] = family_bounds(
             bases,
             self.chunks(bases, many),
             at,
@@ -431,6 +434,11 @@ class Columns:
 
     def _memory(self, way: Way) -> _Fits:
         """Of every mesh the part with least room counts, and the shortest update on the host."""
+        if way not in self._held:
+            self._held[way] = self._room(way)
+        return self._held[way]
+
+    def _room(self, way: Way) -> _Fits:
         alone = way.sharding is Sharding.NONE
         base = np.array([self.costs.bytes_of(*each, way.recompute) for each in self._parts.lines])
         copies = self._copies[self._parts.mesh]

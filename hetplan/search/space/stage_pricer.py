@@ -18,7 +18,13 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.arrays import Floats
 from hetplan.cost.memory.lines import StageBytes, stage_bytes
 from hetplan.cost.memory.values import MemoryLayout
-from hetplan.cost.step_model.groups import Groups, KnownCollectives, groups_of, known_of
+from hetplan.cost.step_model.groups import (
+    Groups,
+    KnownCollectives,
+    KnownGroups,
+    groups_of,
+    known_of,
+)
 from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerCost, LayerPricer
 from hetplan.cost.step_model.units import Settings, copies_within, layer_kinds, with_sharding
@@ -97,6 +103,7 @@ class StagePricer:
     chain: tuple[Modules, ...] = ((),)
     """Sets of modules that will be asked for: they are priced together."""
     _groups: dict[tuple[int, ...], Groups] = field(default_factory=dict, repr=False, compare=False)
+    _known_groups: KnownGroups = field(default_factory=dict, repr=False, compare=False)
     _seconds: dict[tuple[object, ...], dict[Modules, Floats]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -179,7 +186,8 @@ class StagePricer:
         """Who communicates inside the first stage."""
         key = (island, shape.tp, shape.cp, shape.dp, shape.ep, shape.etp)
         if key not in self._groups:
-            self._groups[key] = groups_of(self.cluster, self.replica(island, shape))
+            replica = self.replica(island, shape)
+            self._groups[key] = groups_of(self.cluster, replica, self._known_groups)
         return self._groups[key]
 
     def passes(
