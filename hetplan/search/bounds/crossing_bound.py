@@ -57,7 +57,7 @@ from hetplan.plans.targets import target
 from hetplan.search.bounds.order_free_bound import caps
 from hetplan.search.bounds.order_free_families import OrderFreeBounds
 from hetplan.search.bounds.order_free_table import Bases
-from hetplan.search.space.family import Family
+from hetplan.search.space.family import Family, island_masks
 from hetplan.search.space.optimizer_phase import Ends
 from hetplan.search.space.stage_table import (
     MIDDLE,
@@ -520,17 +520,11 @@ class CrossingBounds:
 
     def _priced(self, family: Family, first: Ints, islands: int) -> _Wires:
         links, nodes, _, _ = self.transfers.between(family.meshes)
-        count = len(family.meshes)
-        apart = np.array(
-            [[not one.mask & two.mask for two in family.meshes] for one in family.meshes]
-        )
+        masks = island_masks(family.meshes)
+        apart = (masks[:, None] & masks) == 0
         wire = np.full((islands, islands), np.inf)
         busy = np.maximum(links[SEND_FORWARD], links[SEND_BACKWARD])
-        for one in range(count):
-            for two in range(count):
-                if apart[one, two]:
-                    i, j = first[one], first[two]
-                    wire[i, j] = min(wire[i, j], busy[one, two])
+        np.minimum.at(wire, (first[:, None], first), np.where(apart, busy, np.inf))
         alone = _sides(
             first, islands, apart, (forward_wires(links), backward_wires(links)),
             (forward_wires(nodes), backward_wires(nodes)), family,
@@ -557,17 +551,12 @@ def _sides(
     family: Family,
 ) -> tuple[Floats, Floats, Floats]:
     """(into, back, least) of these seconds below and above every boundary."""
-    count = len(family.meshes)
-    into, back = np.full((2, count, islands), np.inf)
-    for one in range(count):
-        for two in range(count):
-            if apart[one, two]:
-                i, j = first[one], first[two]
-                into[two, i] = min(into[two, i], links[0][one, two])
-                back[one, j] = min(back[one, j], links[1][one, two])
-    least = np.stack((into.min(axis=1), back.min(axis=1)))
-    for k, mesh in enumerate(family.meshes):
-        if mesh.max_stages > 1:
-            for d in range(2):
-                least[d, k] = min(least[d, k], links[d][k, k], nodes[d][k])
+    into, back = np.full((2, islands, len(family.meshes)), np.inf)
+    np.minimum.at(into, first, np.where(apart, links[0], np.inf))
+    np.minimum.at(back, first, np.where(apart, links[1], np.inf).T)
+    least = np.stack((into.min(axis=0), back.min(axis=0)))
+    several = np.array([mesh.max_stages > 1 for mesh in family.meshes])
+    own = [np.minimum(one.diagonal(), node) for one, node in zip(links, nodes, strict=True)]
+    least = np.where(several, np.minimum(least, own), least)
+    into, back = np.ascontiguousarray(into.T), np.ascontiguousarray(back.T)
     return into, back, np.where(np.isfinite(least), least, 0.0)
