@@ -301,10 +301,11 @@ def _drive(run: _Run) -> None:
     )
     limit = run.job.time_limit_seconds
     little = _LITTLE_SECONDS * max(1.0, len(run.maker.cluster.islands) / _FEW_ISLANDS)
-    if limit is not None and limit < little:
-        some = range(0, len(run.families), 1 + len(run.families) // _SAMPLED)
-        drive.first_plan({at: _estimate(run, at) for at in some})
-    elif len(run.families) > _MANY_FAMILIES:
+    many = len(run.families) > _MANY_FAMILIES
+    if many or (limit is not None and limit < little):
+        some = run.families.plain()
+        drive.first_plan({at: _estimate(run, at) for at in some[:: 1 + len(some) // _SAMPLED]})
+    if many:
         drive.first_plan(run.maker.likeliest(), _TICKS)
     drive.estimates = _order_free(run)
     if run.book.from_start:

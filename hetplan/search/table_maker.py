@@ -172,9 +172,8 @@ class TableMaker:
         the one with one chunk per stage that has the lowest itself, and that guess.
         """
         families, columns = self.families, self._order_free.columns
-        chunks = np.array([each.virtual_stages for each in families.kinds])
         samples = np.array([each.samples for each in families.blocks])
-        plain = np.flatnonzero(chunks[families.kind] == 1)
+        plain = np.array(families.plain(), dtype=np.int64)
         guesses = columns.loosest.estimates[plain]
         blocks = families.block[plain[np.argsort(guesses, kind="stable")]]
         first = blocks[np.unique(samples[blocks], return_index=True)[1]]

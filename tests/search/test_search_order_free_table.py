@@ -17,6 +17,7 @@ from hetplan.job.spec import Job, Pins, TrainerOptions
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import FittedPredictor
+from hetplan.search.bounds.order_free_table import OrderFreeTable
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.table_maker import TableMaker
 
@@ -29,7 +30,7 @@ def _compared(spec: ModelSpec, where: Cluster, asked: Job, most: int) -> tuple[i
     """(families that fit, that do not) of those that were compared."""
     allowed = allowed_cluster(where, asked)
     makers = [
-        TableMaker(model=spec, cluster=allowed, job=asked, predictor=PREDICTOR) for _ in range(2)
+        TableMaker(model=spec, cluster=allowed, job=asked, predictor=PREDICTOR) for _ in range(3)
     ]
     found, table = makers[1].families, makers[0].order_free_bounds()
     assert table.bounds.shape == table.estimates.shape == (len(found),)
@@ -37,8 +38,25 @@ def _compared(spec: ModelSpec, where: Cluster, asked: Job, most: int) -> tuple[i
     for at in compared:
         one = makers[1].order_free(found[at])
         assert (one.bound_seconds, one.estimate_seconds) == (table.bounds[at], table.estimates[at])
+    _below(makers[2], table)
     fits = int(np.isfinite(table.bounds[compared]).sum())
     return fits, len(compared) - fits
+
+
+_RESOLUTION = 1e-5
+"""Part by which two bounds differ that were found by halving unlike ranges."""
+
+
+def _below(maker: TableMaker, table: OrderFreeTable) -> None:
+    """Bounds that are shared are no higher; they are a family's own where they are below."""
+    own = table.bounds
+    below = float(np.median(own[np.isfinite(own)])) if np.isfinite(own).any() else 1.0
+    found = maker.order_free_bounds(below)
+    assert (found.bounds <= own * (1.0 + _RESOLUTION)).all()
+    low = found.bounds < below
+    assert (found.bounds[low] == own[low]).all()
+    assert (found.estimates[low] == table.estimates[low]).all()
+    assert (own[~low] >= below * (1.0 - _RESOLUTION)).all()
 
 
 @pytest.mark.parametrize("trainer", TARGETS)

@@ -244,6 +244,13 @@ class FamilyTable(Sequence[Family]):
         found: list[int] = every[self.block].tolist()
         return found
 
+    def plain(self) -> list[int]:
+        """Families with one chunk per stage; all where none has."""
+        chunks = np.array([each.virtual_stages for each in self.kinds], dtype=np.int64)
+        found = np.flatnonzero(chunks[self.kind] == 1)
+        every: list[int] = (found if len(found) else np.arange(len(self))).tolist()
+        return every
+
     def near(self, at: int) -> list[int]:
         """Families of one shape whose degrees are, in all, at most `_NEAR` doublings or halvings
         away from those of this family; none where it has meshes of several shapes.
