@@ -55,7 +55,8 @@ def _below(maker: TableMaker, table: OrderFreeTable) -> None:
     assert (found.bounds <= own * (1.0 + _RESOLUTION)).all()
     low = found.bounds < below
     assert (found.bounds[low] == own[low]).all()
-    assert (found.estimates[low] == table.estimates[low]).all()
+    # Guesses are over the numbers of stages that may be below.
+    assert (found.estimates[low] >= table.estimates[low]).all()
     assert (own[~low] >= below * (1.0 - _RESOLUTION)).all()
 
 

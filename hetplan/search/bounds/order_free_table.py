@@ -89,6 +89,10 @@ def bottlenecks(
     return found
 
 
+_ROUNDING = 1e-12
+"""Part by which a bound that ends a family is above what it must reach."""
+
+
 @kernel
 def chunked(
     blocks: Ints,
@@ -106,10 +110,12 @@ def chunked(
     whole: Floats,
     hop: Floats,
     pinned: int,
+    below: float,
 ) -> Floats:
     """[B, most chunks + 1, 2] of `least_chunked`; chunks[B]: most of a block, 0 where it has none.
 
-    pinned: stages, 0 where any number of them will do.
+    pinned: stages, 0 where any number of them will do; below: a step from which it is not said how
+    long it is.
     """
     # Many arguments: columns of the whole table, each of its own kind.
     found = np.full((blocks.shape[0], chunks.max() + 1 if chunks.size else 1, 2), np.inf)
@@ -126,6 +132,7 @@ def chunked(
         found[k, : chunks[k] + 1] = least_chunked(
             cost[:, a:b], rows[:, a:b], room[a:b], first[a:b], most[a:b], units, m, chunks[k],
             counts[:size], longest[k], whole[k], hop[k],
+            below * (1.0 + _ROUNDING) / m,
         )  # fmt: skip
     return found
 
@@ -296,7 +303,7 @@ class Columns:
         self.check()
         found[:, mine] = family_bounds(
             bases,
-            self.chunks(bases, many),
+            self.chunks(bases, many, below),
             at,
             m,
             np.array([each.most_extra_depth for each in kinds])[kind],
@@ -385,14 +392,14 @@ class Columns:
             most=self.most,
         )
 
-    def chunks(self, bases: Bases, many: Ints) -> Floats:
+    def chunks(self, bases: Bases, many: Ints, below: float = math.inf) -> Floats:
         """[B, v + 1, 2] of `chunked`; `many`: [blocks] most virtual stages, 1 or less: none."""
         most = many[bases.at]
         return chunked(
             bases.at, self._start, bases.updated, bases.rows, bases.room, self.first, self.most,
             self.costs.placed.units.count, self._microbatches, self.positions,
             np.where(most > 1, np.maximum(most, CHUNKS), 0),
-            bases.longest, bases.whole, bases.hop, self.costs.placed.job.pin.pp or 0,
+            bases.longest, bases.whole, bases.hop, self.costs.placed.job.pin.pp or 0, below,
         )  # fmt: skip
 
     def _costs(
