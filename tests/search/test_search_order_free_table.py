@@ -43,8 +43,9 @@ def _compared(spec: ModelSpec, where: Cluster, asked: Job, most: int) -> tuple[i
     return fits, len(compared) - fits
 
 
-_RESOLUTION = 1e-5
-"""Part by which two bounds differ that were found by halving unlike ranges."""
+_RESOLUTION = 1e-4
+"""Part by which two bounds differ that were found by halving unlike ranges: 1e-6 of the range, which
+is up to some ten times the bound."""
 
 
 def _below(maker: TableMaker, table: OrderFreeTable) -> None:
