@@ -44,8 +44,8 @@ def _compared(spec: ModelSpec, where: Cluster, asked: Job, most: int) -> tuple[i
 
 
 _RESOLUTION = 1e-4
-"""Part by which two bounds differ that were found by halving unlike ranges: 1e-6 of the range, which
-is up to some ten times the bound."""
+"""Part by which two bounds differ that were found by halving unlike ranges: 1e-6 of the range,
+which is up to some ten times the bound."""
 
 
 def _below(maker: TableMaker, table: OrderFreeTable) -> None:
