@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ class _Memory:
         self.most = most
 
     def most_layers(self, num_microbatches: int, flights: int) -> Ints:
-        return self.most[..., : flights + 1]
+        known = self.most.shape[-1]
+        return self.most[..., np.minimum(np.arange(flights + 1), known - 1)]
 
 
 def _options(rng: np.random.Generator, layers: int, rows: int, rendezvous: bool) -> MeshOptions:
@@ -110,7 +112,8 @@ def test_no_pipeline_that_ends_in_time_is_cheaper(
 ) -> None:
     rng = np.random.default_rng(seed)
     options = _options(rng, int(rng.integers(1, 6)), 4, rendezvous=bool(rng.random() < 0.7))
-    prices, pricer = rng.uniform(0.1, 1.5, 2), WithinPricer(options)
+    batch = options.most_microbatches + 1
+    prices, pricer = rng.uniform(0.1, 1.5, 2), WithinPricer((options,), batch)
     seconds = float(rng.uniform(1.0, 15.0))
     bins = ((1, 1), (4, 8), (16, 32))[int(rng.integers(3))]
     if rng.random() < 0.5:
@@ -126,10 +129,39 @@ def test_no_pipeline_that_ends_in_time_is_cheaper(
                 assert found is not None
                 assert found.price <= cheapest * (1 + 1e-9)
                 assert found.microbatches == counts[1]
-                assert found.use == pytest.approx(options.use[[*found.options]].sum(axis=0))
+                assert found.use == pytest.approx(
+                    options.use[[o for _, o in found.options]].sum(axis=0)
+                )
     # None in time has more microbatches than were asked about.
     for microbatches in range(len(numbers) + 1, options.most_microbatches + 1):
         assert _cheapest_replayed(options, microbatches, seconds, prices) == np.inf
+
+
+@pytest.mark.parametrize("seed", seeds(30))
+def test_stages_of_all_numbers_of_samples_cost_no_more_than_those_of_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    layers, rendezvous = int(rng.integers(1, 6)), bool(rng.random() < 0.7)
+    tables = [_options(rng, layers, int(rng.integers(2, 5)), rendezvous) for _ in range(2)]
+    first = tables[0]
+    tables[1] = replace(
+        tables[1],
+        samples=2,
+        most_microbatches=(first.most_microbatches + 1) // 2,
+        fewest_stages=first.fewest_stages,
+        enough_microbatches=first.enough_microbatches,
+    )
+    prices, seconds = rng.uniform(0.1, 1.5, 2), float(rng.uniform(1.0, 15.0))
+    batch = max(first.most_microbatches, 2 * tables[1].most_microbatches) + 1
+    pricer = WithinPricer(tables, batch)
+    asked = pricer.counts(seconds)
+    for table in tables:
+        for counts in WithinPricer((table,), batch).counts(seconds):
+            assert counts in asked
+            alone = _cheapest_replayed(table, counts[0], seconds, prices)
+            if alone <= counts[0] and counts[0] * table.samples < batch:
+                found = pricer.cheapest(counts, seconds, prices, (8, 16))
+                assert found is not None
+                assert found.price <= alone * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", seeds(60))

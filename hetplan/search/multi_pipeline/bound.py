@@ -9,8 +9,8 @@ plan that ends within T
 
 so there is no such plan. Whether a pipeline of m microbatches that ends within T can cost m or less
 per sequence of a microbatch is found by a program over positions and layers
-(`multi_pipeline.within`), for every G and m. Many m are asked at once: a pipeline that does the
-most of them in time does the fewest in time too.
+(`multi_pipeline.within`), for every m and all G at once. Many m are asked together: a pipeline that
+does the most of them in time does the fewest in time too.
 
 Memory is that of so many microbatches. The ranks that share the optimizer's state are those of the
 stage. What is left out (links between islands beyond the fastest, reductions, that the stages of an
@@ -60,37 +60,34 @@ class MultiPipelineBound:
     near: tuple[Worth, ...] = ()
 
 
-def busy_bound(pricers: Sequence[WithinPricer], batch: int) -> MultiPipelineBound:
+def busy_bound(pricer: WithinPricer, batch: int) -> MultiPipelineBound:
     """Seconds in which no plan can be done, were all devices busy all the time; made at once.
 
     Proof. With prices as above, a stage of option o occupies devices worth w_o for a sequence of a
     microbatch, for c_o seconds per layer unit. So all B sequences through all L units take at least
     B L min w_o c_o of price times seconds; a step of T seconds has T B.
     """
-    prices = _first_prices(pricers, batch)
-    least = min(float((each.layer * (each.options.use @ prices)).min()) for each in pricers)
-    seconds = pricers[0].options.num_layers * least
+    prices = _first_prices(pricer, batch)
+    seconds = pricer.num_layers * float((pricer.layer * (pricer.use @ prices)).min())
     return MultiPipelineBound(seconds=seconds, prices=tuple(prices.tolist()))
 
 
-def _first_prices(pricers: Sequence[WithinPricer], batch: int) -> Floats:
+def _first_prices(pricer: WithinPricer, batch: int) -> Floats:
     """In proportion to the layers that a device of each class passes per second: by itself, or
     where it cannot be used so, together with others. None are 0 but of classes that no stage uses.
     """
-    devices = pricers[0].options.devices
+    devices, use = pricer.devices, pricer.use
     rate, mixed = np.zeros(len(devices)), np.zeros(len(devices))
-    for pricer in pricers:
-        use = pricer.options.use
-        each = 1.0 / (pricer.layer * use.sum(axis=1))
-        alone = (use > 0).sum(axis=1) == 1
-        np.maximum.at(rate, use[alone].argmax(axis=1), each[alone])
-        np.maximum(mixed, np.where(use > 0, each[:, None], 0.0).max(axis=0), out=mixed)
+    each = 1.0 / (pricer.layer * use.sum(axis=1))
+    alone = (use > 0).sum(axis=1) == 1
+    np.maximum.at(rate, use[alone].argmax(axis=1), each[alone])
+    np.maximum(mixed, np.where(use > 0, each[:, None], 0.0).max(axis=0), out=mixed)
     rate = np.where(rate > 0.0, rate, mixed)
     return rate * batch / float((rate * devices).sum())
 
 
 def raised_bound(
-    pricers: Sequence[WithinPricer],
+    pricer: WithinPricer,
     batch: int,
     known: MultiPipelineBound,
     limit: float,
@@ -104,11 +101,10 @@ def raised_bound(
     rough: until the first time that a large step fails, with few bins. `on_bound`: told of every
     bound at once, and now and then in between; may raise.
     """
-    search = _PriceSearch(pricers, batch, on_bound, _BINS[:1] if rough else _BINS)
-    latest = max(each.latest for each in pricers)
+    search = _PriceSearch(pricer, batch, on_bound, _BINS[:1] if rough else _BINS)
     tries, step, least = (1, _ROUGH_STEP, _ROUGH_STEP) if rough else (_TRIES, _STEP, _LEAST_STEP)
     while known.seconds < limit and step >= least:
-        if known.seconds > latest:
+        if known.seconds > pricer.latest:
             return replace(known, seconds=np.inf)
         goal = min(limit, known.seconds * (1 + step))
         prices = search.proof(goal, known, tries)
@@ -128,14 +124,14 @@ def raised_bound(
 class _PriceSearch:
     """Looks for prices at which every pipeline costs more than it is worth."""
 
-    pricers: Sequence[WithinPricer]
+    pricer: WithinPricer
     batch: int
     on_bound: Callable[[float], None]
     bins: Sequence[tuple[int, int]]
     near: tuple[Worth, ...] = ()
     """Pipelines that were worth their price last."""
-    _before: dict[tuple[int, int], None] = field(default_factory=dict)
-    """(samples, microbatches) of those of all times, the last first."""
+    _before: dict[int, None] = field(default_factory=dict)
+    """Numbers of microbatches of those of all times, the last first."""
 
     def proof(self, seconds: float, known: MultiPipelineBound, tries: int) -> Floats | None:
         """Prices that prove that no plan ends within so many seconds; None where none are found."""
@@ -161,18 +157,13 @@ class _PriceSearch:
         """Pipelines that end in this time and cost no more than they are worth; none only where no
         number of microbatches has one.
         """
-        asked = {
-            (pricer.options.samples, counts[0]): (pricer, counts)
-            for pricer in self.pricers
-            for counts in pricer.counts(seconds)
-        }
+        asked = {counts[0]: counts for counts in self.pricer.counts(seconds)}
         found: list[Worth] = []
         for key in [key for key in dict.fromkeys([*self._before, *asked]) if key in asked]:
-            pricer, counts = asked[key]
             worth: Worth | None = None
             for bins in self.bins:
                 self.on_bound(known)
-                worth = pricer.cheapest(counts, seconds, prices, bins)
+                worth = self.pricer.cheapest(asked[key], seconds, prices, bins)
                 if worth is None:
                     break
             if worth is not None:
@@ -186,7 +177,7 @@ class _PriceSearch:
         """(prices not far from these, the least part of its worth that one of the pipelines costs)
         where that part is largest.
         """
-        devices, count = self.pricers[0].options.devices, len(center)
+        devices, count = self.pricer.devices, len(center)
         found = linprog(
             c=[0.0] * count + [-1.0],
             A_ub=np.array([[*(-np.array(each.use) / each.microbatches), 1.0] for each in cuts]),

@@ -468,8 +468,7 @@ def known_rows(
     places = {island: c for c, each in enumerate(classes) for island in each.islands}
     rows: dict[Slots, None] = {}
     for worth in near:
-        own = stages[worth.samples]
-        meshes = [own.meshes[own.mesh[o]] for o in reversed(worth.options)]
+        meshes = [stages[n].meshes[stages[n].mesh[o]] for n, o in reversed(worth.options)]
         kinds = [(places[mesh.islands[0]], replace(mesh.shapes[0], dp=1)) for mesh in meshes]
         if any(len(mesh.islands) > 1 for mesh in meshes) or not positions.keys() >= {*kinds}:
             continue

@@ -79,9 +79,9 @@ class MultiPipelineSolver:
     def order_free(self) -> OrderFreeBound:
         """All devices busy all the time; infinite where two pipelines are not possible."""
         bound = math.inf
-        if self._parts is not None and self._pricers:
+        if self._parts is not None and self._pricer is not None:
             batch, after = self._job.global_batch_size, self._job.data_loading_seconds
-            bound = busy_bound(self._pricers, batch).seconds + after
+            bound = busy_bound(self._pricer, batch).seconds + after
         return OrderFreeBound(bound_seconds=bound, estimate_seconds=math.inf)
 
     def improve(self, best: Best) -> None:
@@ -145,27 +145,28 @@ class MultiPipelineSolver:
         )
 
     @cached_property
-    def _pricers(self) -> tuple[WithinPricer, ...]:
-        """By samples per microbatch; none where no pipeline is possible."""
+    def _pricer(self) -> WithinPricer | None:
+        """None where no pipeline is possible."""
         stages = self._options.stages() if self._possible else {}
-        return tuple(WithinPricer(options) for options in stages.values())
+        batch = self._job.global_batch_size
+        return WithinPricer(tuple(stages.values()), batch) if stages else None
 
     def _coarse(self, best: Best) -> MultiPipelineBound:
         """The best bound so far of the pipelines alone, at first a rough one."""
         if self._known is None:
-            if not self._pricers:
+            if self._pricer is None:
                 return MultiPipelineBound(seconds=math.inf, prices=())
-            self._known = busy_bound(self._pricers, self._job.global_batch_size)
+            self._known = busy_bound(self._pricer, self._job.global_batch_size)
             self._raise(best, rough=True)
         return self._known
 
     def _raise(self, best: Best, *, rough: bool = False) -> None:
         """As far as prices prove it, up to the step that is looked for."""
         limit = best.target - self._job.data_loading_seconds
-        if self._known is not None and self._known.seconds < limit:
-            tell = partial(self._tell_risen, best)
-            batch = self._job.global_batch_size
-            self._known = raised_bound(self._pricers, batch, self._known, limit, tell, rough=rough)
+        known, pricer = self._known, self._pricer
+        if known is not None and pricer is not None and known.seconds < limit:
+            tell, batch = partial(self._tell_risen, best), self._job.global_batch_size
+            self._known = raised_bound(pricer, batch, known, limit, tell, rough=rough)
             self._tell(best, self._known.seconds)
 
     def _tell_risen(self, best: Best, seconds: float) -> None:

@@ -20,6 +20,9 @@ Z' does not fall where D or Z grow. So states of one position and number of laye
 close together may be merged: the least D, Z and price of them stand for all. More bins make the
 answer surer, none makes it wrong.
 
+Stages of unlike numbers of samples per microbatch may be mixed here, each at the price of what one
+sequence of a microbatch occupies: these pipelines stand for those of every number at once.
+
 A state is left out where even the cheapest way to place the other layers upstream costs too much.
 With h(mu) the least sum of price + mu C of stages that hold them, a rest that ends in time costs
 at least h(mu) - mu (seconds - Z), for any mu >= 0: they have no more than seconds - Z together.
@@ -27,6 +30,7 @@ at least h(mu) - mu (seconds - Z), for any mu >= 0: they have no more than secon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -265,14 +269,12 @@ class Worth:
     longer than the time.
     """
 
-    samples: int
-    """Sequences of a microbatch."""
     microbatches: int
     price: float
     """For one sequence of a microbatch; of a pipeline that is worth it no more than the number of
     microbatches."""
-    options: tuple[int, ...]
-    """Of its stages, the last stage first."""
+    options: tuple[tuple[int, int], ...]
+    """(sequences of a microbatch, option) of its stages, the last stage first."""
     use: tuple[float, ...]
     """Devices of each class that one sequence of a microbatch occupies."""
 
@@ -287,36 +289,41 @@ what a bottleneck costs that has a second less; any numbers are valid."""
 
 
 class WithinPricer:
-    """Cheapest pipelines of stages with so many samples per microbatch that end within a time."""
+    """Cheapest pipelines that end within a time."""
 
-    def __init__(self, options: MeshOptions) -> None:
-        self.options = options
-        forward, backward = options.extra_forward.copy(), options.extra_backward.copy()
+    def __init__(self, tables: Sequence[MeshOptions], batch: int) -> None:
+        """tables: by samples per microbatch, at least one; stages of all of them are mixed."""
+        self._tables, self._batch = tables, batch
+        self.num_layers, self.devices = tables[0].num_layers, tables[0].devices
+        self.use = np.concatenate([each.use for each in tables])
+        """[O, C] devices that one sequence of a microbatch occupies."""
+        self._forward = np.concatenate([each.forward for each in tables])
+        self._backward = np.concatenate([each.backward for each in tables])
+        self.layer = self._forward + self._backward
+        """[O] seconds per layer unit."""
+        self._extra_forward = np.concatenate([each.extra_forward for each in tables], axis=1)
+        self._extra_backward = np.concatenate([each.extra_backward for each in tables], axis=1)
+        """[4, O] what a stage of this role has besides, with messages that it waits for."""
         for role in range(ROLES):
             # Sends that do not wait keep no stage busy.
-            if options.rendezvous and not role & FIRST:
-                forward[role] += options.arrive_forward
-            if options.rendezvous and not role & LAST:
-                backward[role] += options.arrive_backward
-        self.layer = options.forward + options.backward
-        """[O] seconds per layer unit."""
-        self._forward, self._backward = forward, backward
-        """[4, O] what a stage of this role has besides its layers, with messages that it waits
-        for."""
-        extra = (forward + backward).min(axis=0)
-        self._shortest = float((self.layer + extra).min())
-
-    @property
-    def latest(self) -> float:
+            if tables[0].rendezvous and not role & FIRST:
+                self._extra_forward[role] += np.concatenate([t.arrive_forward for t in tables])
+            if tables[0].rendezvous and not role & LAST:
+                self._extra_backward[role] += np.concatenate([t.arrive_backward for t in tables])
+        extra = self._extra_forward + self._extra_backward
+        self._shortest = float((self.layer + extra.min(axis=0)).min())
+        self._most_stages = max(each.most_stages for each in tables)
+        self._most_microbatches = max(each.most_microbatches for each in tables)
+        self._samples = np.repeat([t.samples for t in tables], [len(t.forward) for t in tables])
+        self._places = np.concatenate([np.arange(len(t.forward)) for t in tables])
+        self._fits: dict[int, Ints] = {}
+        way = float(self.layer.max()) * self.num_layers + float(extra.max()) * self._most_stages
+        self.latest = 2 * self._most_microbatches * way
         """Seconds within which every pipeline ends: no chain above has a C more than 2 m times."""
-        options, extra = self.options, self._forward + self._backward
-        way = float(self.layer.max()) * options.num_layers
-        way += float(extra.max()) * options.most_stages
-        return 2 * options.most_microbatches * way
 
     def counts(self, seconds: float) -> list[tuple[int, int]]:
         """(fewest, most) microbatches that are asked together, of all that can end in this time."""
-        most = min(self.options.most_microbatches, int(seconds / self._shortest * (1 + 1e-9)))
+        most = min(self._most_microbatches, int(seconds / self._shortest * (1 + 1e-9)))
         found, count = [], 1
         while count <= most:
             last = min(most, int(count * _RATIO))
@@ -328,24 +335,26 @@ class WithinPricer:
         self, counts: tuple[int, int], seconds: float, prices: Floats, bins: tuple[int, int]
     ) -> Worth | None:
         """None where every pipeline that does the fewest in time costs more than the most."""
-        options, (fewest, most) = self.options, counts
+        (fewest, most), least_stages = counts, self._tables[0].fewest_stages
         limit = most * (1 + 1e-9)
-        price = options.use @ prices
+        price = self.use @ prices
         spare = seconds - (fewest - 1) * self._shortest
-        rows = min(options.most_stages, options.num_layers, int(spare / self._shortest + 1e-9))
-        if options.enough_microbatches:
+        rows = min(self._most_stages, self.num_layers, int(spare / self._shortest + 1e-9))
+        if self._tables[0].enough_microbatches:
             rows = min(rows, most)
         if price.min() > 0.0:
             rows = min(rows, int(limit / float(price.min())))
-        if rows < options.fewest_stages or rows < 1:
+        if rows < max(1, least_stages):
             return None
         order = np.argsort(price, kind="stable")
+        # Another pipeline has a part of the batch.
+        order = order[self._samples[order] * fewest < self._batch]
         last, middle, first, both = (
             self._choices(role, fewest, seconds, price, order, rows)
             for role in (LAST, MIDDLE, FIRST, BOTH)
         )
         worth = np.array(_WORTHS) * (fewest / seconds)
-        rests = np.full((rows + 1, options.num_layers + 1, len(worth)), np.inf)
+        rests = np.full((rows + 1, self.num_layers + 1, len(worth)), np.inf)
         _rests(middle, first, worth, rests)
         path = np.empty((2, rows), dtype=np.int64)
         found = cheapest_within(
@@ -358,38 +367,39 @@ class WithinPricer:
             fewest,
             seconds,
             limit,
-            options.fewest_stages,
+            least_stages,
             bins,
             path,
         )
         if found >= limit:
             return None
         chosen = order[path[0][path[0] >= 0]]
+        pairs = zip(self._samples[chosen].tolist(), self._places[chosen].tolist(), strict=True)
         return Worth(
-            samples=options.samples,
             microbatches=most,
             price=found,
-            options=tuple(chosen.tolist()),
-            use=tuple(options.use[chosen].sum(axis=0).tolist()),
+            options=tuple(pairs),
+            use=tuple(self.use[chosen].sum(axis=0).tolist()),
         )
 
     def _choices(
         self, role: int, microbatches: int, seconds: float, price: Floats, order: Ints, rows: int
     ) -> _Choices:
-        options = self.options
         # A grid of few numbers, from below, so that few tables of memory are made.
         grid = max(1, int(1.06 ** np.floor(np.log(microbatches) / np.log(1.06) + 1e-9)))
-        fits = options.memory.most_layers(grid, options.most_stages)[role][order]
-        start = np.zeros((rows + 1, options.num_layers + 2), dtype=np.int64)
+        if grid not in self._fits:
+            fits = [each.memory.most_layers(grid, self._most_stages) for each in self._tables]
+            self._fits[grid] = np.concatenate(fits, axis=1)
+        start = np.zeros((rows + 1, self.num_layers + 2), dtype=np.int64)
         room = 4096
         while True:
             option, numbers = np.empty(room, dtype=np.int64), np.empty((3, room))
             count = _choices(
-                options.forward[order],
-                options.backward[order],
-                self._forward[role][order],
-                self._backward[role][order],
-                fits,
+                self._forward[order],
+                self._backward[order],
+                self._extra_forward[role][order],
+                self._extra_backward[role][order],
+                self._fits[grid][role][order],
                 price[order],
                 start,
                 seconds / microbatches * (1 + 1e-12),
