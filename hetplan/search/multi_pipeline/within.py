@@ -388,8 +388,11 @@ class WithinPricer:
         # A grid of few numbers, from below, so that few tables of memory are made.
         grid = max(1, int(1.06 ** np.floor(np.log(microbatches) / np.log(1.06) + 1e-9)))
         if grid not in self._fits:
-            fits = [each.memory.most_layers(grid, self._most_stages) for each in self._tables]
+            flights = min(grid, self._most_stages)
+            fits = [each.memory.most_layers(grid, flights) for each in self._tables]
             self._fits[grid] = np.concatenate(fits, axis=1)
+        known = self._fits[grid].shape[2] - 1
+        most_layers = self._fits[grid][role][order][:, np.minimum(np.arange(rows + 1), known)]
         start = np.zeros((rows + 1, self.num_layers + 2), dtype=np.int64)
         room = 4096
         while True:
@@ -399,7 +402,7 @@ class WithinPricer:
                 self._backward[order],
                 self._extra_forward[role][order],
                 self._extra_backward[role][order],
-                self._fits[grid][role][order],
+                most_layers,
                 price[order],
                 start,
                 seconds / microbatches * (1 + 1e-12),
