@@ -389,7 +389,7 @@ def next_lines(result: SearchResult, file: Path, *, drafted: bool = False) -> It
     elif result.plan.target not in TRAINERS:
         yield f"to start it: plan with --target {', '.join(TRAINERS)} or native"
     elif drafted:
-        yield "to start it: hetplan init, with the same words, writes files to correct and plan with"
+        yield "to start it: hetplan init with the same words writes files to correct first"
     elif nameless:
         yield (
             f"to start it: give node_names of {', '.join(nameless[:_MOST_NAMED])} in the cluster "
