@@ -185,7 +185,7 @@ def plan(
                 _show_restriction(result, answers, verbose)
         with _comparison("each kind alone", answers, out):
             _show_homogeneous(result, answers, verbose)
-        _show_next(result, out)
+        _show_next(result, out, drafted=cluster is None)
 
 
 @contextmanager
@@ -263,10 +263,10 @@ def _check_journal(journal: Path | None, resume: bool) -> None:
         raise InputError(Fault(file=str(journal), message=message))
 
 
-def _show_next(result: SearchResult, out: Path) -> None:
+def _show_next(result: SearchResult, out: Path, *, drafted: bool) -> None:
     from hetplan.reports.summary import next_lines
 
-    emit_lines(next_lines(result, out))
+    emit_lines(next_lines(result, out, drafted=drafted))
 
 
 def _show(result: SearchResult, verbose: bool) -> None:

@@ -376,8 +376,11 @@ def _basis(estimate: Estimate) -> str:
     )
 
 
-def next_lines(result: SearchResult, file: Path) -> Iterator[str]:
-    """The commands that a reader of the plan in this file wants next."""
+def next_lines(result: SearchResult, file: Path, *, drafted: bool = False) -> Iterator[str]:
+    """The commands that a reader of the plan in this file wants next.
+
+    drafted: the cluster was described on the command line, so that no file of it can be edited.
+    """
     name = shlex.quote(str(file))
     yield f"next: hetplan report {name}, or hetplan explain {name}"
     nameless = [each.name for each in result.used_islands if not each.node_names]
@@ -385,6 +388,8 @@ def next_lines(result: SearchResult, file: Path) -> Iterator[str]:
         yield f"to start it: hetplan launch {name}"
     elif result.plan.target not in TRAINERS:
         yield f"to start it: plan with --target {', '.join(TRAINERS)} or native"
+    elif drafted:
+        yield "to start it: hetplan init with the same words writes files to correct first"
     elif nameless:
         yield (
             f"to start it: give node_names of {', '.join(nameless[:_MOST_NAMED])} in the cluster "
