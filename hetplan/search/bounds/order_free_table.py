@@ -253,6 +253,21 @@ class Columns:
             found.append(mine[np.isin(table.block[mine], blocks)])
         return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
+    def held_units(self) -> Floats:
+        """[N] units that the stages of a family's meshes hold with one microbatch in flight, the
+        best mesh of each island; without embedding and head.
+        """
+        table, count = self.table, self.costs.placed.units.count
+        found = np.zeros(len(table))
+        block = np.repeat(np.arange(len(table.blocks)), np.diff(self._start))
+        for way, mine in self._alike():
+            held = self._memory(way)
+            each = caps(held.rows, held.room, count, 1, 1)[..., 0].max(axis=0) * self.most
+            best = np.zeros((len(table.blocks), len(self._islands)))
+            np.maximum.at(best, (block, self.first), each)
+            found[mine] = best.sum(axis=1)[table.block[mine]]
+        return found
+
     def _alike(self) -> Iterator[tuple[Way, Ints]]:
         """(way, families) of every way."""
         ways = [Way.of(each) for each in self.table.kinds]
