@@ -212,6 +212,18 @@ def worth(reference: Reference = None, as_json: AsJson = False) -> None:
     run(_reference(reference)).show(as_json=as_json)
 
 
+def experts(
+    targets: Targets = None,
+    time_limit: Annotated[str | None, typer.Option(help="Longest search of a plan (12 s).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What attention on one device kind and experts on another could gain at most."""
+    from evaluation.experts_apart import TARGETS, experts_answer, experts_rows
+
+    found = experts_rows(_targets(targets) or TARGETS, _seconds(time_limit) or 12.0, say)
+    experts_answer(list(found)).show(as_json=as_json)
+
+
 def _folder(path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
         raise InputError(f"{path} is no folder")
@@ -239,7 +251,7 @@ def _seconds(text: str | None) -> float | None:
         raise InputError(f"--time-limit: {error}") from None
 
 
-for _command in (accuracy, search, cost, hethub, worth, closed_loop, distil):
+for _command in (accuracy, search, cost, hethub, experts, worth, closed_loop, distil):
     app.command(_command.__name__.replace("_", "-"))(guarded(_command))
 
 

@@ -13,6 +13,7 @@ from hetplan.cli.options import (
     Settings,
     Stores,
     TargetName,
+    TraceFile,
     Verbose,
     check_replaceable,
     emit,
@@ -21,6 +22,7 @@ from hetplan.cli.options import (
     read_predictor,
     say,
     show_summary,
+    write_trace,
 )
 
 if TYPE_CHECKING:
@@ -111,9 +113,7 @@ def estimate(
             metavar="lost-nic=ISLAND/NODE/NIC", hidden=True, help="Price that NIC's loss too."
         ),
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", hidden=True, help="Timeline (Perfetto) to write.")
-    ] = None,
+    trace: TraceFile = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
@@ -183,12 +183,7 @@ def estimate(
     if out is not None:
         save_result(result, out)
         say(f"wrote {out}{replacing}")
-    if trace is not None:
-        from hetplan.files.writing import write_atomically
-        from hetplan.reports.trace import trace_text
-
-        write_atomically(trace, trace_text(priced, pricer))
-        say(f"wrote {trace}")
+    write_trace(trace, result, predict)
     if lost is not None:
         from hetplan.reports.plans import lost_nic_lines
 

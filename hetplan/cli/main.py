@@ -126,6 +126,7 @@ ENTRIES = (
     Entry(name="sweep", panel=PLAN, help="Plan a grid of questions into one table."),
     Entry(name="estimate", panel=PLAN, help="Price a layout or a plan without a search."),
     Entry(name="explain", panel=PLAN, help="Show what limits a plan and what would help."),
+    Entry(name="report", panel=PLAN, help="Write a page about plans that a team looks at."),
     Entry(name="verify", panel=PLAN, help="Check a plan file and its proof without the search."),
     Entry(name="emit", panel=TRAIN, help="Write the files that start a plan under a trainer."),
     Entry(name="launch", panel=TRAIN, help="Train a plan with the reference trainer."),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    from hetplan.comparison.compare import ComparedRun
     from hetplan.errors import Fault
     from hetplan.files.settings import Setting
     from hetplan.predict.predictor import Predictor
@@ -70,6 +71,12 @@ Settings = Annotated[
         "repeated.",
         rich_help_panel="Over the job file",
         autocompletion=complete_job_keys,
+    ),
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", metavar="FILE", hidden=True, help="Timeline to write, for ui.perfetto.dev."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -261,3 +268,22 @@ def name_values(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
             raise InputError(f"--set {word[:60]!a}: write NAME=VALUE, as in --set TP=8")
         pairs.append((name, value))
     return tuple(pairs)
+
+
+def write_trace(
+    out: Path | None,
+    result: SearchResult,
+    predictor: Predictor,
+    runs: Sequence[ComparedRun] = (),
+) -> None:
+    """The result's timeline and those of runs of it, where a file is named for them."""
+    from hetplan.cost.step_model.pricer import Pricer
+    from hetplan.files.writing import write_atomically
+    from hetplan.reports.trace import trace_text
+
+    if out is None:
+        return
+    inputs = result.inputs
+    pricer = Pricer(inputs.model, inputs.cluster, inputs.job, predictor)
+    write_atomically(out, trace_text(result.plan, pricer, runs))
+    say(f"wrote {out}")

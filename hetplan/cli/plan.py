@@ -17,6 +17,7 @@ from hetplan.cli.options import (
     Settings,
     Stores,
     TargetName,
+    TraceFile,
     Verbose,
     check_replaceable,
     emit,
@@ -27,6 +28,7 @@ from hetplan.cli.options import (
     read_predictor,
     say,
     show_summary,
+    write_trace,
 )
 
 if TYPE_CHECKING:
@@ -98,15 +100,17 @@ def plan(
             hidden=True,
         ),
     ] = True,
+    trace: TraceFile = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest plan for a model, a cluster and a job.
 
     Ctrl-C ends the search, writes the best plan so far and exits with 130. --resume continues a
-    search that was killed.
+    search that was killed. --trace FILE writes the plan's timeline for ui.perfetto.dev.
     """
     from hetplan.errors import InputError
+    from hetplan.files.writing import check_writable
     from hetplan.kernels import clock
     from hetplan.model.layer_units import own_numerics_remark
     from hetplan.search.files import SCHEMA, result_text
@@ -117,6 +121,8 @@ def plan(
     settings = job_settings(setting, gap=gap, time_limit=time_limit)
     inputs = read_inputs(model, cluster, job, target, settings=settings)
     replacing = check_replaceable(out, SCHEMA, "plan")
+    if trace is not None:
+        check_writable(trace)
     predict, digest = read_predictor(predictor, store)
     unknown = tuple(unknown_kinds(inputs, predict, cluster))
     if unknown:
@@ -135,6 +141,7 @@ def plan(
 
     result = _saved(run_search, answers, top, out)
     say(f"wrote {out}{replacing}")
+    write_trace(trace, result, predict)
     remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
     if remark:
         note(remark)
@@ -250,12 +257,13 @@ def _show(result: SearchResult, verbose: bool) -> None:
 
 
 def _show_restriction(result: SearchResult, answers: Answers, verbose: bool) -> None:
-    """What a trainer that can run more plans would gain; nothing only where all is wanted."""
+    """What a trainer that can run more plans would gain, if that is more than the job's gap."""
     from hetplan.reports.plans import restriction_line, unused_kinds
     from hetplan.whatif.baselines import restriction
 
     restricted, step = restriction(result, answers), result.estimate.step_seconds
-    if restricted is not None and (verbose or restricted.step_seconds < step):
+    worth = step * (1.0 - result.inputs.job.gap)
+    if restricted is not None and (verbose or restricted.step_seconds < worth):
         emit_lines([restriction_line(restricted, step, unused_kinds(result))])
 
 
