@@ -95,6 +95,9 @@ def _show_traceback() -> None:
 DESCRIBE, PLAN, TRAIN = "Describe and measure", "Plan", "Train and compare"
 
 
+LISTS = {"--nodes", "--between"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One line of `hetplan --help`; the command's module is imported when it is called.
@@ -112,6 +115,7 @@ class Entry:
 
 
 ENTRIES = (
+    Entry(name="init", panel=DESCRIBE, help="Write a cluster, model and job file to begin with."),
     Entry(name="doctor", panel=DESCRIBE, help="Show what this machine has and can measure."),
     Entry(name="profile", panel=DESCRIBE, help="Measure layers, operators and links."),
     Entry(
@@ -141,6 +145,24 @@ class _PanelHelp(TyperCommand):
 
     typer's own panels need 0.2 s to import rich's markdown.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Words after one of LISTS are all its values: `--nodes A B`, as `--nodes A --nodes B`."""
+        lists = {
+            name
+            for param in self.params
+            if getattr(param, "multiple", False)
+            for name in param.opts
+        } & LISTS
+        spread: list[str] = []
+        option = ""
+        for word in args:
+            if word.startswith("-"):
+                option = word if word in lists else ""
+            elif option and spread[-1] != option:
+                spread.append(option)
+            spread.append(word)
+        return super().parse_args(ctx, spread)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)

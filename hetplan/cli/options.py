@@ -15,6 +15,7 @@ import typer
 if TYPE_CHECKING:
     from hetplan.comparison.compare import ComparedRun
     from hetplan.errors import Fault
+    from hetplan.files.reading import Document
     from hetplan.files.settings import Setting
     from hetplan.predict.predictor import Predictor
     from hetplan.search.result import Inputs, SearchResult
@@ -46,6 +47,10 @@ Stores = Annotated[
         help="Profile store; may be repeated. Default: your own store, then the shipped profiles.",
         rich_help_panel=PREDICTION,
     ),
+]
+HiddenStores = Annotated[
+    list[Path] | None,
+    typer.Option("--store", metavar="DIR", hidden=True, help="Profile store; may be repeated."),
 ]
 TargetName = Annotated[
     str | None,
@@ -193,9 +198,9 @@ def _shortcut(key: str) -> str:
 
 
 def read_inputs(
-    model: Path,
-    cluster: Path,
-    job: Path,
+    model: Path | Document,
+    cluster: Path | Document,
+    job: Path | Document,
     target: str | None = None,
     *,
     settings: tuple[Setting, ...] = (),
@@ -205,6 +210,7 @@ def read_inputs(
 
     Searched: an InputError where the trainer cannot run any plan of them.
     """
+    from hetplan.cluster.names import guessed_kinds
     from hetplan.errors import InputError
     from hetplan.files.reading import read_document
     from hetplan.files.settings import with_settings
@@ -217,6 +223,7 @@ def read_inputs(
     faults = tuple(question_faults(inputs, document)) if searched else ()
     if faults:
         raise InputError(*faults)
+    tell(*guessed_kinds(read_document(cluster)))
     return inputs
 
 

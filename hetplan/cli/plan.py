@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetplan.cli.one_line import (
+    WITHOUT_FILES,
+    OneLine,
+    batch_option,
+    between_option,
+    model_option,
+    nodes_option,
+    question_of,
+    seq_option,
+)
 from hetplan.cli.options import (
     INTERRUPTED,
     AsJson,
+    HiddenStores,
     PredictorFile,
     Settings,
-    Stores,
     TargetName,
     TraceFile,
     Verbose,
@@ -33,7 +43,6 @@ from hetplan.cli.options import (
 
 if TYPE_CHECKING:
     from hetplan.search.result import SearchResult
-    from hetplan.search.solver import Progress
     from hetplan.whatif.smaller_questions import Answers
 
 JOB, SEARCH = "Over the job file", "Search and report"
@@ -41,12 +50,15 @@ MAX_ALTERNATIVES = 50
 
 
 def plan(
-    model: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="Model file (YAML, or a Hugging Face config.json)."),
-    ],
-    cluster: Annotated[Path, typer.Option(metavar="FILE", help="Cluster file (YAML).")],
-    job: Annotated[Path, typer.Option(metavar="FILE", help="Job file (YAML).")],
+    model: Annotated[str, model_option()],
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Cluster file (YAML).")
+    ] = None,
+    job: Annotated[Path | None, typer.Option(metavar="FILE", help="Job file (YAML).")] = None,
+    nodes: Annotated[list[str] | None, nodes_option(**WITHOUT_FILES)] = None,
+    between: Annotated[list[str] | None, between_option(**WITHOUT_FILES)] = None,
+    batch: Annotated[int | None, batch_option(**WITHOUT_FILES)] = None,
+    sequence: Annotated[int | None, seq_option(**WITHOUT_FILES)] = None,
     target: TargetName = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Plan file to write (JSON).")] = Path(
         "plan.json"
@@ -69,7 +81,7 @@ def plan(
         ),
     ] = None,
     predictor: PredictorFile = None,
-    store: Stores = None,
+    store: HiddenStores = None,
     top: Annotated[
         int,
         typer.Option(
@@ -78,6 +90,7 @@ def plan(
             max=MAX_ALTERNATIVES,
             help="Number of distinct plans to report.",
             rich_help_panel=SEARCH,
+            hidden=True,
         ),
     ] = 1,
     journal: Annotated[
@@ -86,11 +99,14 @@ def plan(
             metavar="FILE",
             help="Save the state of the search while it runs.",
             rich_help_panel=SEARCH,
+            hidden=True,
         ),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Continue from the journal.", rich_help_panel=SEARCH),
+        typer.Option(
+            "--resume", help="Continue from the journal.", rich_help_panel=SEARCH, hidden=True
+        ),
     ] = False,
     native: Annotated[
         bool,
@@ -106,8 +122,13 @@ def plan(
 ) -> None:
     """Find the fastest plan for a model, a cluster and a job.
 
-    Ctrl-C ends the search, writes the best plan so far and exits with 130. --resume continues a
-    search that was killed. --trace FILE writes the plan's timeline for ui.perfetto.dev.
+    As in: hetplan plan --nodes "4x8 h100 @A" --nodes "8x8 mi300x @B" --between "A B 10Gbit 30ms"
+    --model llama-3-70b --batch 1024 --seq 4096. `hetplan init` makes files of the same words.
+
+    Ctrl-C ends the search, writes the best plan so far and exits with 130. --top N reports
+    several plans; --journal FILE saves the search while it runs, and --resume continues one that
+    was killed; --store DIR fits to other measurements; --trace FILE writes the plan's timeline for
+    ui.perfetto.dev.
     """
     from hetplan.errors import InputError
     from hetplan.files.writing import check_writable
@@ -118,13 +139,20 @@ def plan(
 
     began = clock()
     _check_journal(journal, resume)
-    settings = job_settings(setting, gap=gap, time_limit=time_limit)
-    inputs = read_inputs(model, cluster, job, target, settings=settings)
+    asked = question_of(
+        model,
+        cluster,
+        job,
+        OneLine(nodes=nodes, between=between, batch=batch, sequence=sequence),
+        settings=job_settings(setting, gap=gap, time_limit=time_limit),
+        target=target,
+    )
+    inputs = read_inputs(asked.model, asked.cluster, asked.job, target, settings=asked.settings)
     replacing = check_replaceable(out, SCHEMA, "plan")
     if trace is not None:
         check_writable(trace)
     predict, digest = read_predictor(predictor, store)
-    unknown = tuple(unknown_kinds(inputs, predict, cluster))
+    unknown = tuple(unknown_kinds(inputs, predict, asked.cluster))
     if unknown:
         raise InputError(*unknown)
     from hetplan.search.journal import JournalFile  # last: the imports take a second
@@ -163,15 +191,10 @@ def plan(
 @contextmanager
 def _shown(answers: Answers) -> Iterator[None]:
     """Searches show how far they are, in one line after the other."""
-    from hetplan.cli.progress import ProgressLine, shown_on
+    from hetplan.reports.progress import ProgressLine, each_shown_on
 
     with ProgressLine("closing candidates") as line:
-
-        def shown(name: str) -> Callable[[Progress], None]:
-            line.begin(f"closing candidates of {name}")
-            return shown_on(line)
-
-        answers.shown = shown
+        answers.shown = each_shown_on(line)
         yield
 
 
@@ -208,7 +231,7 @@ def _saved(
 
 
 def _by_objective(result: SearchResult, answers: Answers, top: int) -> SearchResult:
-    from hetplan.cli.progress import ProgressLine
+    from hetplan.reports.progress import ProgressLine
     from hetplan.whatif.objectives import by_objective, has_other_aim, nearby
 
     if not has_other_aim(result.inputs.job, top):

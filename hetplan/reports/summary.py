@@ -258,7 +258,9 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
             f"{_span(100 * row.least_busy, 100 * row.most_busy)} %",
         )
     text = io.StringIO()
-    Console(file=text, width=width, highlight=False, color_system=None).print(table)
+    Console(file=text, width=width, highlight=False, color_system=None, force_jupyter=False).print(
+        table
+    )
     yield from (line.rstrip() for line in text.getvalue().splitlines())
 
 

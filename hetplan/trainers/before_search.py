@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from hetplan.cluster.places import island_paths
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import Document, read_document
 from hetplan.job.kernels import job_on, used_kinds
@@ -38,13 +39,15 @@ def lacks_figures(question: Question) -> bool:
     )
 
 
-def unknown_kinds(question: Question, predictor: Predictor, cluster: Path) -> Iterator[Fault]:
+def unknown_kinds(
+    question: Question, predictor: Predictor, cluster: Path | Document | None
+) -> Iterator[Fault]:
     """Every kind that a plan may use and of whose layers nothing is known: neither figures nor
-    measurements. In the cluster's file, at its first island.
+    measurements. In the cluster's file, where it came from one, at its first island.
     """
     if not lacks_figures(question):
         return
-    document, job = read_document(cluster), question.job
+    document, job = None if cluster is None else read_document(cluster), question.job
     for kind in used_kinds(question.cluster, job):
         query = LayerQuery(
             model=question.model,
@@ -59,14 +62,9 @@ def unknown_kinds(question: Question, predictor: Predictor, cluster: Path) -> It
             predictor.layer(kind, query)
         except InputError as error:
             message = f"{error}; or forbid the islands of {kind.kind}"
-            yield document.fault(_first_place(document, kind.kind), message)
-
-
-def _first_place(document: Document, kind: str) -> tuple[str | int, ...]:
-    """Where the file first names this kind of its islands; its top where nodes have it."""
-    for region in document.entries(("regions",)):
-        for at in document.entries(("regions", region, "islands")):
-            place = ("regions", region, "islands", at, "device")
-            if document.word(place) == kind:
-                return place
-    return ()
+            if document is None:
+                yield Fault(field="cluster", message=message)
+                continue
+            islands = zip(question.cluster.islands, island_paths(document), strict=True)
+            place = next(path for island, (_, path) in islands if island.device.kind == kind.kind)
+            yield document.fault((*place, "device"), message)

@@ -1,4 +1,6 @@
-"""One line of progress on stderr: a bar on a terminal, a line every few seconds elsewhere."""
+"""One line of progress: a bar on a terminal, a line that is replaced in a notebook, and where
+nobody watches a line on stderr every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,11 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from hetplan.cli.options import say
 from hetplan.units import format_seconds
 
 if TYPE_CHECKING:
@@ -19,16 +20,23 @@ if TYPE_CHECKING:
 
 # Often enough to see that it lives, seldom enough for a log.
 _LOG_INTERVAL_SECONDS = 2.0
+_NOTEBOOK_INTERVAL_SECONDS = 0.2
 
 
 class ProgressLine:
     """Shows how far long work is and how long it will still take."""
 
-    def __init__(self, verb: str) -> None:
+    def __init__(self, verb: str, shown: bool | None = True) -> None:
+        """`shown`: None: on a terminal and in a notebook only, as a library has it."""
         self._verb = verb
         self._said_at = float("-inf")
         self._said_all = False
         self._bar: Progress | None = None
+        self._display = None if shown is False else _notebook_display()
+        self._cell: Any = None
+        self._silent = shown is False
+        if self._silent:
+            return
         if sys.stderr.isatty():
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -37,6 +45,8 @@ class ProgressLine:
                 console=Console(stderr=True),
                 transient=True,
             )
+        else:
+            self._silent = shown is None and self._display is None
 
     def __enter__(self) -> ProgressLine:
         if self._bar is not None:
@@ -52,6 +62,8 @@ class ProgressLine:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if self._cell is not None:
+            self._cell.update({"text/plain": ""}, raw=True)
 
     def begin(self, verb: str) -> None:
         """Other work of the same command."""
@@ -61,6 +73,8 @@ class ProgressLine:
 
     def show(self, finished: int, total: int, left_seconds: float | None, what: str) -> None:
         """`finished` of `total` are done; `what` was the last of them, or how things stand."""
+        if self._silent:
+            return
         left = f"{format_seconds(left_seconds)} left" if left_seconds is not None else ""
         note = ", ".join(part for part in (left, what) if part)
         if self._bar is not None:
@@ -68,9 +82,29 @@ class ProgressLine:
             return
         now = time.monotonic()
         ends = finished == total and not self._said_all
-        if ends or now - self._said_at >= _LOG_INTERVAL_SECONDS:
+        interval = _LOG_INTERVAL_SECONDS if self._display is None else _NOTEBOOK_INTERVAL_SECONDS
+        if ends or now - self._said_at >= interval:
             self._said_at, self._said_all = now, finished == total
-            say(f"{self._verb}: {finished}/{total}, {note}")
+            self._say(f"{self._verb}: {finished}/{total}, {note}")
+
+    def _say(self, text: str) -> None:
+        if self._display is None:
+            print(text, file=sys.stderr, flush=True)
+        elif self._cell is None:
+            # An output of the running cell whose text can be replaced.
+            self._cell = self._display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            self._cell.update({"text/plain": text}, raw=True)
+
+
+def _notebook_display() -> Callable[..., Any] | None:
+    """What shows something in the running notebook; None: no notebook runs."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if ipython is None or not hasattr(shell, "kernel"):
+        return None
+    display: Callable[..., Any] = ipython.display.display
+    return display
 
 
 def shown_on(line: ProgressLine) -> Callable[[SearchProgress], None]:
@@ -87,3 +121,13 @@ def shown_on(line: ProgressLine) -> Callable[[SearchProgress], None]:
         line.show(progress.candidates_done, progress.candidates, None, f"{best}, {elapsed}")
 
     return show
+
+
+def each_shown_on(line: ProgressLine) -> Callable[[str], Callable[[SearchProgress], None]]:
+    """The same for searches that follow each other: the line names the one that runs."""
+
+    def listener(name: str) -> Callable[[SearchProgress], None]:
+        line.begin(f"closing candidates of {name}")
+        return shown_on(line)
+
+    return listener
