@@ -27,6 +27,9 @@ _LIBRARIES = {
 }
 """By vendor, as the device catalogue names them."""
 
+AS_NCCL = frozenset({"nccl", "rccl", "rccl-dtk", "ixccl", "mccl-metax"})
+"""Libraries that torch runs as its nccl backend, which stock Megatron-LM wants."""
+
 
 def library_of(vendor: str, device_kind: str) -> str:
     """The library of a vendor's devices; of an unknown vendor its own."""

@@ -191,6 +191,13 @@ TRAINER_DEFAULTS: dict[str, TrainerDefaults] = {
 """By target."""
 
 
+def mixes_libraries(job: Job) -> bool:
+    """Whether devices of several libraries of collectives may be in one run: the target can, or the
+    job says that its trainer is patched.
+    """
+    return TRAINER_DEFAULTS[job.target].own.mixed_libraries or bool(job.trainer.mixed_libraries)
+
+
 def trainer_settings(job: Job) -> TrainerSettings:
     """What the job's target runs; an InputError where it cannot run what the job asks for."""
     return trainer_settings_of(job.target, job.precision, job.trainer)

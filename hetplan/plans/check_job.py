@@ -12,7 +12,7 @@ from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
 from hetplan.job.kernels import CONTEXT_PARALLEL, FUSED_ATTENTION, kernel_fault, used_kinds
 from hetplan.job.spec import SPLIT_WEIGHTS, Job, Objective, RecomputeModule
-from hetplan.job.trainer import trainer_faults, trainer_settings
+from hetplan.job.trainer import mixes_libraries, trainer_faults, trainer_settings
 from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
@@ -57,7 +57,7 @@ def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[P
     yield from _of_experts(job, model, can)
     yield from _of_stages(job, model, can)
     yield from _of_pipelines(job, cluster)
-    yield from _of_libraries(job, cluster, can)
+    yield from _of_libraries(job, cluster)
     yield from _of_modules(job, model, can)
     yield from _of_sharding(job, can)
     yield from _of_offload(job, cluster, can)
@@ -232,9 +232,9 @@ def _of_pipelines(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
         )
 
 
-def _of_libraries(job: Job, cluster: Cluster, can: Target) -> Iterator[tuple[Path, str]]:
+def _of_libraries(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
     """First and last stage on devices that one run of the trainer cannot have."""
-    if not can.one_library or job.trainer.mixed_libraries:
+    if mixes_libraries(job):
         return
     ends = (job.pin.embedding_on, job.pin.head_on)
     first, last = (

@@ -13,7 +13,12 @@ from hetplan.cluster.libraries import island_library
 from hetplan.files.quantities import MAX_COUNT
 from hetplan.job.kernels import CONTEXT_PARALLEL, kernel_fault
 from hetplan.job.spec import SPLIT_WEIGHTS
-from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_faults, trainer_settings
+from hetplan.job.trainer import (
+    TRAINER_DEFAULTS,
+    mixes_libraries,
+    trainer_faults,
+    trainer_settings,
+)
 from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.layers import Attention
 from hetplan.model.spec import ModelSpec
@@ -212,7 +217,7 @@ def target_limits(checked: CheckedPlan) -> Found:
         yield from _places(checked, f"pipelines[{p}]", pipeline, trainer)
     if not trainer.mixed_stages:
         yield from _mixed(checked, trainer)
-    if trainer.one_library and not checked.job.trainer.mixed_libraries:
+    if not mixes_libraries(checked.job):
         yield from _libraries(checked, trainer)
     if not trainer.stages_differ:
         yield from _differences(checked, trainer)
@@ -416,8 +421,9 @@ def _libraries(checked: CheckedPlan, trainer: Target) -> Found:
         yield (
             "pipelines",
             f"its devices go through {len(kinds)} libraries of collectives ({text}), and a run of "
-            f"{trainer.name} has one: forbid the islands of all but one, use flagscale or native, "
-            "or set trainer.mixed_libraries: true if yours is patched",
+            f"{trainer.name} has one: plan again with the islands of all but one forbidden, or for "
+            "flagscale or native; if yours is patched, set trainer.mixed_libraries: true (in a "
+            "plan's file: inputs.job.trainer.mixed_libraries)",
         )
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer
-from hetplan.job.trainer import TRAINER_DEFAULTS
 from hetplan.plans.plan import SCHEDULES, OverlapSettings, RecomputeModule, Sharding
 
 _EVERY_OVERLAP = OverlapSettings(
@@ -116,13 +115,6 @@ class Target:
     other_formats: bool
     """A boundary may have another number format than the plan, and a sum of gradients another than
     the trainer's own."""
-
-    @property
-    def one_library(self) -> bool:
-        """Whether all devices of a run must have one library of collectives, unless the job's
-        `trainer.mixed_libraries` says that the trainer is patched.
-        """
-        return not TRAINER_DEFAULTS[self.name].own.mixed_libraries
 
     @property
     def interleaving(self) -> bool:

@@ -19,7 +19,7 @@ from hetplan.files.quantities import FileForm, Name
 from hetplan.files.reading import decode, read_document
 from hetplan.files.shipped import shipped_folder
 
-SCHEMA = "hetplan.sustained/1"
+SCHEMA = "hetplan.sustained/2"
 _LIKE = {"float16": "bfloat16"}
 """Formats with one rate on every kind that has both."""
 
@@ -53,6 +53,8 @@ class TypicalShare(FileForm):
 class SustainedTable(FileForm):
     """The file."""
 
+    step_share: Annotated[float, Field(gt=0, le=1)]
+    """Best rate of a whole step over that of bare products in a burst."""
     best: list[BestShare]
     typical: list[TypicalShare]
 
@@ -74,7 +76,7 @@ def typical_share(kind: str) -> TypicalShare | None:
 
 
 def sustained_rate(device: DeviceKind, precision: str) -> float | None:
-    """Operations per second that nobody exceeded for long; None where no peak is known.
+    """Operations per second that nobody's steps exceeded; None where no peak is known.
 
     float32 may have run as TF32.
     """
@@ -88,7 +90,10 @@ def sustained_rate(device: DeviceKind, precision: str) -> float | None:
     found = own or [each for each in fitting if "all" in each.kinds]
     if not found or not peak:
         return peak or None
-    return peak * max(each.share for each in found)
+    part = sustained_table().step_share
+    return peak * max(
+        each.share * (1.0 if each.measured == "sustained" else part) for each in found
+    )
 
 
 def typical_halfwidth(kind: str) -> float:

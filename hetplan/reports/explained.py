@@ -12,13 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetplan.plans.ranks import RankRow, rank_rows
-from hetplan.plans.targets import target
 from hetplan.reports.terminal import new_table
 from hetplan.search.result import BreakEven, IdleCause, IdleReason, SearchResult
 from hetplan.search.solver import RESOLUTION
 from hetplan.units import format_bytes, format_rate, format_seconds
 from hetplan.whatif.against import Against
-from hetplan.whatif.idle import MOST_OPEN
+from hetplan.whatif.idle import MOST_OPEN, closed_question
 from hetplan.whatif.limits import FASTER, Limits
 from hetplan.whatif.shadow_prices import ShadowPrice
 
@@ -105,12 +104,14 @@ def idle_lines(idle: Iterable[IdleReason], result: SearchResult) -> Iterator[str
         words = {"island": each.island, "other": each.other or "the others"}
         words["target"] = result.inputs.job.target
         why = ", and ".join(_CAUSES[cause].format(**words) for cause in each.causes)
-        if not why and open_ > MOST_OPEN:
-            closes = target(result.inputs.job.target).several_pipelines
+        closed = closed_question(result) if open_ > MOST_OPEN else None
+        if not why and open_ > MOST_OPEN and each.seconds_with_it is None:
+            sooner = ", or for flagscale or megatron, whose searches close sooner" if closed else ""
             why = (
                 f"why is not known, as the search of this plan left {open_:.0%} open; plan longer"
-                + (", or for flagscale or megatron, whose searches close sooner" if closes else "")
+                f"{sooner}"
             )
+            closed = None
         elif not why:
             why = (
                 "no link, memory, batch or trainer that was tried makes the best plan use more of "
@@ -126,6 +127,11 @@ def idle_lines(idle: Iterable[IdleReason], result: SearchResult) -> Iterator[str
             parts.append(
                 f"the best plan found with it takes {format_seconds(each.seconds_with_it)} today, "
                 f"{_longer(each.seconds_with_it, step)}"
+            )
+        if closed is not None:
+            parts.append(
+                f"found and proven among the plans of {closed.job.target} only, as "
+                f"{open_:.0%} of this search is open"
             )
         yield "; ".join(parts)
 

@@ -110,12 +110,12 @@ def _interleaved(families: Sequence[Family]) -> bool:
 
 
 def _schedules(families: Sequence[Family]) -> str:
-    several = [family for family in families if family.schedule == "interleaved-1f1b"]
-    chunks = sorted({family.virtual_stages for family in several})
-    found = _words(each.schedule for each in families if each.schedule != "interleaved-1f1b")
-    if chunks:
-        found += f", interleaved-1f1b with {', '.join(map(str, chunks))} virtual stages"
-    return found
+    chunked = [family for family in families if family.schedule == "interleaved-1f1b"]
+    found = dict.fromkeys(each.schedule for each in families if each not in chunked)
+    if chunked:
+        chunks = _values(family.virtual_stages for family in chunked)
+        found[f"interleaved-1f1b with {chunks} virtual stages"] = None
+    return _words(found)
 
 
 def describe_solver(solver: Solver) -> str:

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.arrays import Ints
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
 from hetplan.cost.step_model.plan import exchange_of
 from hetplan.job.spec import Job
@@ -188,6 +188,10 @@ class TableMaker:
     def with_room(self) -> Ints:
         """Numbers of the families whose meshes have room for the whole model."""
         return self._order_free.columns.with_room()
+
+    def held_units(self) -> Floats:
+        """[N] units that the meshes of each family hold, without embedding and head."""
+        return Columns(self._order_free.costs, self.families, lambda: None).held_units()
 
     def likely(self, family: Family) -> Family:
         """The family with those of its meshes that are worth a local search

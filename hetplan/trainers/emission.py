@@ -77,7 +77,7 @@ def emission_for(result: SearchResult, trainer: Trainer, options: EmissionOption
     )
     needs = [*held_library_remarks(retargeted.inputs.job.trainer.collective_algorithm)]
     several = libraries(ranks.agents)
-    if len(several) > 1 and plan_target(trainer.plan_target).one_library:
+    if len(several) > 1 and retargeted.inputs.job.trainer.mixed_libraries:
         needs.append(
             f"The devices go through {' and '.join(several)}, which stock {trainer.name} cannot "
             "start: the job's trainer.mixed_libraries says that yours can."

@@ -17,7 +17,6 @@ from hetplan.cost.estimate import estimate
 from hetplan.errors import Fault, HetplanError, InfeasibleError
 from hetplan.job.spec import Job, Pins, TrainerOptions
 from hetplan.plans.check_job import check_job_against
-from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.schedulers.launch import EmissionOptions
@@ -26,7 +25,7 @@ from hetplan.search.search import search
 from hetplan.search.solver import Progress
 from hetplan.trainers import Trainer
 from hetplan.trainers.emission import plan_faults, refusals
-from hetplan.units import format_each
+from hetplan.whatif.against import choices
 
 _MAX_ROUNDS = 8
 """Searches in a row, each with the pins that faults of the one before name."""
@@ -73,8 +72,9 @@ def nearest_plan(
 
 def plan_differences(before: Plan, after: Plan, cluster: Cluster) -> tuple[str, ...]:
     """How the plans differ, a line for each thing that does."""
-    old, new = dict(_described(before, cluster)), dict(_described(after, cluster))
-    return tuple(f"{name}: {old[name]} -> {new[name]}" for name in old if old[name] != new[name])
+    return tuple(
+        f"{each.name}: {each.found} -> {each.other}" for each in choices(before, after, cluster)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,44 +198,3 @@ def _priced(result: SearchResult, job: Job, predictor: Predictor) -> float:
         return estimate(result.plan, inputs.model, inputs.cluster, job, predictor).step_seconds
     except HetplanError:
         return result.estimate.step_seconds
-
-
-def _described(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """(name, value in words) of everything by which plans are told apart."""
-    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    replicas = plan.replicas
-    yield "target", plan.target
-    yield "pipelines", str(len(plan.pipelines))
-    yield "stages", str(len(stages))
-    yield "layers of the stages", ", ".join(str(stage.num_layers) for stage in stages)
-    yield "islands", ", ".join(islands_in_use(plan, cluster))
-    yield "devices", f"{sum(replica.num_devices for replica in replicas):,}"
-    for name in ("tp", "cp", "ep", "dp", "microbatch_size"):
-        yield name.replace("_", " "), format_each(getattr(each, name) for each in replicas)
-    yield "sequence parallel", _on_or_off(each.sequence_parallel for each in replicas)
-    yield (
-        "recompute",
-        "/".join(
-            dict.fromkeys(
-                " ".join((stage.recompute.granularity.value, *stage.recompute.modules))
-                for stage in stages
-            )
-        ),
-    )
-    yield (
-        "schedule",
-        "/".join(
-            dict.fromkeys(
-                f"{each.schedule.name}, virtual stages {each.schedule.virtual_stages}"
-                for each in plan.pipelines
-            )
-        ),
-    )
-    yield "warm-up depths", ", ".join(str(stage.warmup_depth) for stage in stages)
-    yield "sharding", f"{plan.sharding.value}, {plan.optimizer_shards} shards"
-    yield "optimizer offload", f"{plan.optimizer_offload:g}"
-    yield "padded vocabulary", str(plan.padded_vocab_size)
-
-
-def _on_or_off(values: Iterable[bool]) -> str:
-    return "/".join(dict.fromkeys("on" if value else "off" for value in values))

@@ -78,7 +78,7 @@ def against(result: SearchResult, other: SearchResult, predictor: Predictor) -> 
     certificate = result.certificate
     return Against(
         illegal=illegal,
-        choices=tuple(_choices(result.plan, other.plan, inputs.cluster)),
+        choices=tuple(choices(result.plan, other.plan, inputs.cluster)),
         found_seconds=found.step_seconds,
         other_seconds=None if priced is None else priced.step_seconds,
         components=() if priced is None else _components(found, priced),
@@ -133,7 +133,8 @@ def _components(found: Estimate, other: Estimate) -> tuple[ComponentChange, ...]
     return tuple(sorted(differ, key=lambda each: -abs(each.more_seconds)))
 
 
-def _choices(found: Plan, other: Plan, cluster: Cluster) -> Iterator[Choice]:
+def choices(found: Plan, other: Plan, cluster: Cluster) -> Iterator[Choice]:
+    """Everything that two plans decide differently."""
     one, two = _described(found, cluster), _described(other, cluster)
     for name in one:
         if one[name] != two[name]:
@@ -153,6 +154,7 @@ def _described(plan: Plan, cluster: Cluster) -> dict[str, str]:
     if plan.sharding is not Sharding.NONE:
         sharding += f" over {plan.optimizer_shards}"
     return {
+        "target": plan.target,
         "islands": different(place(replica) for replica in replicas),
         "pipelines": has["pipelines"],
         "stages": has["pp"],
@@ -174,7 +176,8 @@ def _described(plan: Plan, cluster: Cluster) -> dict[str, str]:
         "microbatches in flight": different(stage.warmup_depth for stage in stages),
         "sharded": sharding,
         "part of the optimizer in host memory": has["optimizer_offload"],
-        "devices used": str(devices_in_use(plan)),
+        "devices used": f"{devices_in_use(plan):,}",
+        "padded vocabulary": str(plan.padded_vocab_size),
     }
 
 

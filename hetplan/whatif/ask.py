@@ -30,7 +30,7 @@ from hetplan.search.space.plan_evaluator import fits
 NO_ANSWER = (InfeasibleError, InputError, LimitError)
 """What `ask` raises where a question has no plan, contradicts itself, or took too long."""
 
-_LEAST_GAP = 0.01
+LEAST_GAP = 0.01
 """Of a search beside another: proofs cost most, and the two ends say what is left open."""
 
 
@@ -98,7 +98,7 @@ def gap_beside(result: SearchResult, question: Question) -> float:
     """The gap of a search that is compared with the result; 0 where an exact plan is wanted."""
     if question.job.gap == 0:
         return 0.0
-    return max(_LEAST_GAP, 0.0 if result.certificate is None else result.certificate.gap)
+    return max(LEAST_GAP, 0.0 if result.certificate is None else result.certificate.gap)
 
 
 def carried(result: SearchResult, question: Question) -> Plan | None:

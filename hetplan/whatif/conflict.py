@@ -47,7 +47,7 @@ from hetplan.search.space.family import Family
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_bytes
 from hetplan.whatif.ask import libraries_apart, mixing, pins_in_words
-from hetplan.whatif.memory_shortage import greed
+from hetplan.whatif.memory_shortage import leanest_first
 
 ENDLESS_BYTES = 1e18
 """Memory of a device where memory is no constraint; far above any model, far below overflow."""
@@ -181,6 +181,7 @@ def find_conflict(
 ) -> Conflict:
     """A smallest conflict of a question without a plan."""
     met: list[frozenset[int]] = []
+    answers: list[tuple[Question, bool]] = []  # some constraints change nothing
 
     def holds(kept: Sequence[Constraint]) -> bool:
         """Whether a plan meets these constraints, all others taken away; so it does any of them."""
@@ -191,7 +192,10 @@ def find_conflict(
         for each in every:
             if id(each) not in names:
                 question = each.without(question)
-        found = feasible(question)
+        found = next((known for same, known in answers if same == question), None)
+        if found is None:
+            found = feasible(question)
+            answers.append((question, found))
         if found:
             met.append(names)
         return found
@@ -221,7 +225,7 @@ def _irreducible(
     return tuple(core)
 
 
-_MAX_TRIED = 200
+_MAX_TRIED = 50
 """Families whose rough memory fits and whose exact one is asked before the question stays open."""
 
 
@@ -248,7 +252,7 @@ class Feasible:
         asked = _with_least_batches(asked)
         maker = TableMaker.of(asked, self.predictor)
         families, solvers, seed = maker.families, solvers_of(maker), asked.job.seed
-        may = sorted(maker.with_room().tolist(), key=lambda at: greed(families[at]))
+        may = leanest_first(families, maker.with_room())
         if not len(families) and solvers.several is not None:
             may = [solvers.several.index]
         tried = 0

@@ -21,6 +21,10 @@ not feel v. So a plan that was found to be faster has one least value from which
 bisection on its price, without a search. At the next worse value the search is asked for a better
 plan; if there is one, bisection goes on with it, and so to the value at which no search finds any.
 There the certificate says how much faster a plan might still be.
+
+**Open searches.** Where the search of the plan has left more than `MOST_OPEN`, all this is asked
+among the plans of a target whose searches close (`closed_question`), most of which this target runs
+too. What is found and proven there is said of that target's plans.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from typing import TypeGuard
 
 from hetplan.cluster.libraries import island_library
 from hetplan.cluster.spec import Island
-from hetplan.job.trainer import trainer_settings
+from hetplan.job.trainer import mixes_libraries, trainer_faults
 from hetplan.plans.check import check_plan
 from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
@@ -43,8 +47,10 @@ from hetplan.search.solver import RESOLUTION
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.forwarding_predictor import CachingPredictor
 from hetplan.whatif.ask import (
+    LEAST_GAP,
     NO_ANSWER,
     ask,
+    carried,
     gap_beside,
     mixing,
     nearer,
@@ -75,6 +81,8 @@ _MOST_ASKED = 8
 """Searches of one break-even; every one but the last finds a better plan. 2 or 3 are usual."""
 
 _HARDWARE = (IdleCause.BANDWIDTH, IdleCause.ROUND_TRIP, IdleCause.MEMORY)
+_CLOSED = ("flagscale", "megatron")
+"""Targets with one pipeline, whose searches close; the larger space first."""
 _FREER_TARGET = "flagscale"
 """Runs Megatron-LM's plans, and others whose stages differ in their degrees."""
 
@@ -98,7 +106,9 @@ def idle_reasons(
     idle = {island.name: left for island, left in idle_islands(result.plan, cluster)}
     fair = _FAIR * max(shares.values())
     named = [name for name, share in shares.items() if name in idle or share < fair]
-    known, predictor = [result.plan], CachingPredictor(predictor)
+    predictor = CachingPredictor(predictor)
+    basis = result if certificate.gap <= MOST_OPEN else _closed(result, predictor)
+    known = [] if basis is None else [basis.plan]
     found = []
     for number, name in enumerate(named):
         if progress is not None:
@@ -111,11 +121,57 @@ def idle_reasons(
             busy_share=shares[name],
             causes=(),
         )
-        if certificate.gap <= MOST_OPEN:
-            asker = _Asker(result=result, predictor=predictor, island=island, known=known)
-            reason = _explained(reason, asker)
+        if basis is not None:
+            asker = _Asker(result=basis, predictor=predictor, island=island, known=known)
+            if basis is not result and asker.share > work_share(result.plan, cluster, name):
+                reason = replace(reason, seconds_with_it=basis.estimate.step_seconds)
+            else:
+                reason = _explained(reason, asker)
         found.append(reason)
     return tuple(found)
+
+
+def closed_question(result: SearchResult) -> Question | None:
+    """The question for a target whose searches close: for one that has the result's plan, else for
+    the first that trains the model; None where the result's target is such a one.
+    """
+    inputs, may = result.inputs, list[Question]()
+    if not target(inputs.job.target).several_pipelines:
+        return None
+    for name in _CLOSED:
+        asked: Question = inputs.with_job(target=name)
+        if not mixes_libraries(asked.job):
+            asked = mixing(asked)
+        if not any(trainer_faults(asked.job)):
+            may.append(asked)
+    has = (each for each in may if _legal_in(result, each) is not None)
+    return next(has, may[0] if may else None)
+
+
+def _legal_in(result: SearchResult, question: Question) -> Plan | None:
+    """The result's plan as one of the question; None where it is none."""
+    plan = carried(result, question)
+    if plan is None or check_plan(plan, question.model, question.cluster, question.job):
+        return None
+    return plan
+
+
+def _closed(result: SearchResult, predictor: Predictor) -> SearchResult | None:
+    """The best plan of `closed_question`, from the result's; None where that stays open too."""
+    question = closed_question(result)
+    if question is None:
+        return None
+    own = _legal_in(result, question)
+    gap = max(question.job.gap, LEAST_GAP)
+    try:
+        found = ask(
+            question.looser(gap, question.job.time_limit_seconds),
+            predictor,
+            known_plans=() if own is None else (own,),
+        )
+    except NO_ANSWER:
+        return None
+    return found if _open(found) <= MOST_OPEN else None
 
 
 def busy_shares(result: SearchResult) -> dict[str, float]:
@@ -299,7 +355,7 @@ def _seconds_with_it(asker: _Asker, base: Question) -> float | None:
 
 def _has_other_library(question: Question, plan: Plan, island: Island) -> bool:
     """Whether the trainer cannot have the island's devices beside those of the plan."""
-    if trainer_settings(question.job).mixed_libraries:
+    if mixes_libraries(question.job):
         return False
     used = islands_in_use(plan, question.cluster)
     return any(

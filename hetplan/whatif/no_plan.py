@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from hetplan.cluster.libraries import AS_NCCL, island_library
 from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Job, Pins
@@ -36,6 +37,7 @@ from hetplan.whatif.ask import (
 )
 from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict
 from hetplan.whatif.memory_shortage import room_lines
+from hetplan.whatif.smaller_questions import usable_islands
 
 _RESERVES = (0.05, 0.0)
 """Values of `memory_reserve_fraction` that are tried where they are below the job's."""
@@ -53,10 +55,7 @@ def relaxations(asked: Question, feasible: Callable[[Question], bool]) -> Iterat
     for each in _without_devices(asked):
         if feasible(each.question):
             yield each
-    for island in asked.cluster.islands:
-        found = _more_nodes(asked, island, feasible)
-        if found is not None:
-            yield found
+    yield from _more_nodes(asked, feasible)
 
 
 def _without_devices(asked: Question) -> Iterator[Change]:
@@ -68,9 +67,7 @@ def _without_devices(asked: Question) -> Iterator[Change]:
     if job.forbid != Forbids():
         allowed = asked.with_job(forbid=Forbids())
         yield Change(words="allowing the forbidden islands and nodes", question=allowed)
-    if libraries_apart(asked):
-        words = "a patched trainer that mixes libraries (trainer.mixed_libraries: true)"
-        yield Change(words=words, question=mixing(asked))
+    yield from _mixing(asked)
     yield from _in_host_memory(asked)
     for name, value in _other_values(job):
         yield other_value(asked, name, value)
@@ -83,6 +80,18 @@ def _without_devices(asked: Question) -> Iterator[Change]:
                 words=f"the {len(island.nodes_out)} nodes of {island.name} that are out",
                 question=asked.with_island(back),
             )
+
+
+def _mixing(asked: Question) -> Iterator[Change]:
+    """A patched trainer, on the islands whose libraries torch runs as nccl: no patch of this kind
+    starts others. Where these have one library, a target that mixes them is tried anyway.
+    """
+    left = [each for each in usable_islands(asked) if island_library(each) not in AS_NCCL]
+    may = asked.without_islands(*(each.name for each in left)) if left else asked
+    if libraries_apart(may):
+        without = f", without {some([each.name for each in left], 3)}" if left else ""
+        words = f"a patched trainer that mixes libraries (trainer.mixed_libraries: true){without}"
+        yield Change(words=words, question=mixing(may))
 
 
 def _in_host_memory(asked: Question) -> Iterator[Change]:
@@ -138,32 +147,40 @@ def _batches(job: Job) -> Iterator[int]:
             yield size
 
 
-def _more_nodes(
-    asked: Question, island: Island, feasible: Callable[[Question], bool]
-) -> Change | None:
-    """The fewest more nodes of one island with which there is a plan; None: no number helps."""
-    room = (MAX_DEVICES - asked.cluster.num_devices) // island.devices_per_node
+def _more_nodes(asked: Question, feasible: Callable[[Question], bool]) -> Iterator[Change]:
+    """The fewest more nodes of one island with which there is a plan, of the islands that need the
+    fewest: others need about twice as many at least.
+    """
+    islands = asked.cluster.islands
+    spare = MAX_DEVICES - asked.cluster.num_devices
 
-    def with_more(more: int) -> Question:
+    def with_more(island: Island, more: int) -> Question:
         return with_nodes(asked, island, island.nodes + more)
 
-    high = 1
-    while not feasible(with_more(high)):
-        high *= 2
-        if high > min(room, 16 * max(1, island.nodes)):
-            return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if feasible(with_more(middle)) else (middle, high)
-    return Change(
-        words=f"{high} more node{'s' * (high > 1)} of {island.name} "
-        f"({len(island.usable_nodes) + high} instead of {len(island.usable_nodes)})",
-        question=with_more(high),
-    )
+    def may(island: Island, more: int) -> bool:
+        most = min(spare // island.devices_per_node, _MOST_TIMES * max(1, island.nodes))
+        return more <= most and feasible(with_more(island, more))
+
+    longest = _MOST_TIMES * max(1, *(island.nodes for island in islands))
+    doubled = (1 << power for power in range(longest.bit_length()))
+    enough = ((more, [each for each in islands if may(each, more)]) for more in doubled)
+    first, found = next((each for each in enough if each[1]), (0, []))
+    for island in found:
+        low, high = first // 2, first
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if may(island, middle) else (middle, high)
+        yield Change(
+            words=f"{high} more node{'s' * (high > 1)} of {island.name} "
+            f"({len(island.usable_nodes) + high} instead of {len(island.usable_nodes)})",
+            question=with_more(island, high),
+        )
 
 
-_MAX_OFFERED = 6
+_MOST_TIMES = 16
+"""Times the nodes of an island up to which more of them are tried: more is another cluster."""
+
+_MAX_OFFERED = 4
 """Relaxations that are shown."""
 
 _MAX_VERIFIED = 12
@@ -187,11 +204,22 @@ def why_no_plan(asked: Question, predictor: Predictor) -> tuple[str, ...]:
         lines += room_lines(asked, predictor)
     likely: list[str] = []
     offers: list[str] = []
+    open_: list[Change] = []
+    feasible.uncertain = False
     for change in islice(relaxations(asked, feasible), _MAX_VERIFIED):
         likely.append(change.words)
-        offers += filter(None, [_verified(change, predictor)])
+        if feasible.uncertain:
+            open_.append(change)
+        else:
+            offers += filter(None, [_verified(change, predictor)])
+        feasible.uncertain = False
         if len(offers) == _MAX_OFFERED:
             break
+    if not offers:  # a search may still find what is not shown to be there
+        offers += filter(None, (_verified(change, predictor) for change in open_))
+    elif open_:
+        words = "; ".join(change.words for change in open_)
+        offers.append(f"whether these give a plan is not decided: {words}")
     if offers:
         return (*lines, "each of these alone gives a plan:", *offers)
     if likely:

@@ -4,9 +4,11 @@ A row is one write of one whole line, so that a table that was cut short by a ki
 one torn line, which is dropped when the sweep goes on. Questions that are in the table are not
 asked again. A question that fails is a row with its reason, not the end of the sweep.
 
+Questions that differ in their cluster alone hand each other their plans once all have an answer
+(`exchanged`): a row that this makes better is written anew.
+
 Workers are processes of this machine (joblib's loky), or those of a Dask or Ray cluster through
-joblib's backend of that name. One worker answers questions that differ in their cluster alone: they
-hand each other their plans (`answer`).
+joblib's backend of that name.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -89,11 +91,12 @@ class Table:
 
     def __init__(self, path: Path, *, fresh: bool) -> None:
         self._path = path
-        self.done: frozenset[str] = frozenset()
+        self._lines: dict[str, list[str]] = {}
         if fresh or not path.exists():
             write_atomically(path, _line(COLUMNS))
         else:
-            self.done = self._mend()
+            self._lines = {row[0]: row for row in self._mend()}
+        self.done = frozenset(self._lines)
         self._file = path.open("a", encoding="utf-8", newline="")
 
     def __enter__(self) -> Table:
@@ -107,14 +110,25 @@ class Table:
     ) -> None:
         self._file.close()
 
-    def add(self, row: Row) -> None:
-        """Write the row, whole, to the disk."""
-        self._file.write(_line([str(getattr(row, name)) for name in COLUMNS]))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def add(self, row: Row) -> bool:
+        """Write the row, whole, to the disk; False where one that is no worse is there."""
+        cells = [str(getattr(row, name)) for name in COLUMNS]
+        old = self._lines.get(row.key)
+        if old is not None and _step(cells) >= _step(old):
+            return False
+        self._lines[row.key] = cells
+        if old is None:
+            self._file.write(_line(cells))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            return True
+        self._file.close()
+        write_atomically(self._path, "".join(map(_line, [[*COLUMNS], *self._lines.values()])))
+        self._file = self._path.open("a", encoding="utf-8", newline="")
+        return True
 
-    def _mend(self) -> frozenset[str]:
-        """Keys of whole rows; a torn last line is cut off."""
+    def _mend(self) -> list[list[str]]:
+        """The whole rows; a torn last line is cut off."""
         text = self._path.read_bytes().decode("utf-8", errors="replace")
         whole = text[: text.rfind("\n") + 1]
         try:
@@ -124,7 +138,7 @@ class Table:
         if not text or (not whole and _line(COLUMNS).startswith(text)):
             # A kill before the first line was whole.
             write_atomically(self._path, _line(COLUMNS))
-            return frozenset()
+            return []
         if not rows or tuple(rows[0]) != COLUMNS:
             raise InputError(
                 Fault(
@@ -137,7 +151,12 @@ class Table:
         good = [row for row in rows[1:] if len(row) == len(COLUMNS)]
         if whole != text or len(good) < len(rows) - 1:
             write_atomically(self._path, _line(COLUMNS) + "".join(map(_line, good)))
-        return frozenset(row[0] for row in good)
+        return good
+
+
+def _step(cells: list[str]) -> float:
+    """Seconds of a row's step; infinite where it has no plan."""
+    return float(cells[COLUMNS.index("step_seconds")] or math.inf)
 
 
 def _line(cells: list[str] | tuple[str, ...]) -> str:
@@ -186,34 +205,51 @@ def run_sweep(
         left = [point for point in points if point.key not in out.done]
         if plans is not None:
             plans.mkdir(parents=True, exist_ok=True)
-        missing = {point.key for point in left}
-        rows = (row for rows in _answered(sweep, points, missing, asked) for row in rows)
-        new = (row for row in rows if row.key in missing)
-        for number, row in enumerate(new):
-            out.add(row)
-            if progress is not None:
-                progress(number + 1, len(left), row)
+        written: set[str] = set()
+        for row in _answered(sweep, points, {point.key for point in left}, asked):
+            new = row.key not in out.done and row.key not in written
+            if out.add(row) and new:
+                written.add(row.key)
+                if progress is not None:
+                    progress(len(written), len(left), row)
     return len(left)
 
 
 def _answered(
     sweep: Sweep, points: Sequence[Point], missing: set[str], asked: SweepContext
-) -> Iterator[list[Row]]:
-    """The rows of all neighbours of what is missing: a row depends on theirs."""
+) -> Iterator[Row]:
+    """The rows of all neighbours of what is missing, then those that their plans make better."""
+    groups = [each for each in neighbours(points) if any(p.key in missing for p in each)]
+    answers: dict[Point, Answer] = {}
+    every = [point for group in groups for point in group]
+    with _mapped(sweep, len(every)) as mapped:
+        for point, answer in mapped(answered, [(point, asked) for point in every]):
+            answers[point] = answer
+            yield answer.row
+        together = [({p: answers[p] for p in group}, asked) for group in groups if len(group) > 1]
+        for rows in mapped(exchanged, together):
+            yield from rows
+
+
+_Mapped = Callable[[Callable[..., Any], Iterable[tuple[Any, ...]]], Iterator[Any]]
+
+
+@contextmanager
+def _mapped(sweep: Sweep, tasks: int) -> Iterator[_Mapped]:
+    """What calls a function with many arguments, here or by the sweep's workers, and gives its
+    answers as they come.
+    """
     from joblib import Parallel, delayed
 
-    groups = [each for each in neighbours(points) if any(p.key in missing for p in each)]
     workers = sweep.workers or os.cpu_count() or 1
     # On a cluster of workers their number is the cluster's.
-    jobs = min(workers, len(groups)) if sweep.backend == "processes" else -1
-    if not groups:
-        return
-    if jobs == 1:
-        yield from (answer(group, asked) for group in groups)
+    jobs = min(workers, tasks) if sweep.backend == "processes" else -1
+    if jobs in (0, 1):
+        yield lambda function, calls: (function(*each) for each in calls)
         return
     with _backend(sweep):
         parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-        yield from parallel(delayed(answer)(group, asked) for group in groups)
+        yield lambda function, calls: parallel(delayed(function)(*each) for each in calls)
 
 
 _MOST_NEIGHBOURS = 16
@@ -310,42 +346,67 @@ def _end_with(parent: int) -> None:
 _STATUS: dict[type, str] = {InfeasibleError: "infeasible", LimitError: "limit"}
 
 
-def answer(points: Sequence[Point], asked: SweepContext) -> list[Row]:
-    """The rows of neighbours, which hand each other their plans until none is any better off.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A question's row, and what neighbours need of it; None where there is no such thing."""
+
+    row: Row
+    question: Question | None = None
+    result: SearchResult | None = None
+
+
+def answered(point: Point, asked: SweepContext) -> tuple[Point, Answer]:
+    """The answer of one question by itself."""
+    if asked.parent is not None:
+        _end_with(asked.parent)
+    row, found = _row(point), None
+    try:
+        found = question(point)
+        row = replace(
+            row,
+            target=found.job.target,
+            global_batch_size=found.job.global_batch_size,
+            sequence_length=found.job.sequence_length,
+        )
+        result = _best(found, (), asked)
+        return point, Answer(row=_written(row, result, asked), question=found, result=result)
+    except HetplanError as error:
+        status = _STATUS.get(type(error), "error")
+        return point, Answer(
+            row=replace(row, status=status, reason=first_line(error)), question=found
+        )
+
+
+def exchanged(answers: dict[Point, Answer], asked: SweepContext) -> list[Row]:
+    """The rows of neighbours that are better off once they have handed each other their plans.
 
     Then no row is slower than the plan of another one would be for it: what a faster link, more
     memory or more nodes allow at no higher price is never slower there.
     """
-    if asked.parent is not None:
-        _end_with(asked.parent)
-    rows = [_row(point) for point in points]
-    questions: dict[int, Question] = {}
-    results: dict[int, SearchResult] = {}
-    for at, point in enumerate(points):
-        try:
-            questions[at] = found = question(point)
-            rows[at] = replace(
-                rows[at],
-                target=found.job.target,
-                global_batch_size=found.job.global_batch_size,
-                sequence_length=found.job.sequence_length,
-            )
-            known = [carried(each, found) for each in results.values()]
-            results[at] = _best(found, [each for each in known if each is not None], asked)
-        except HetplanError as error:
-            status = _STATUS.get(type(error), "error")
-            rows[at] = replace(rows[at], status=status, reason=first_line(error))
+    points = [*answers]
+    questions = {
+        at: each.question for at, each in enumerate(answers.values()) if each.question is not None
+    }
+    own = {at: each.result for at, each in enumerate(answers.values()) if each.result is not None}
+    results = dict(own)
     for _ in points:  # a plan wanders from neighbour to neighbour at most once around
         if not any([_bettered(at, questions, results, asked) for at in questions]):
             break
-    for at, result in results.items():
-        result = by_objective(result, asked.predictor)
-        if is_interrupted(result):
-            raise KeyboardInterrupt  # half of the nearby questions make no row
-        if asked.plans is not None:
-            save_result(result, Path(asked.plans) / f"{points[at].key}.json")
-        rows[at] = _filled(rows[at], result)
-    return rows
+    return [
+        _written(answers[points[at]].row, result, asked)
+        for at, result in results.items()
+        if result is not own.get(at)
+    ]
+
+
+def _written(row: Row, result: SearchResult, asked: SweepContext) -> Row:
+    """The row with the result, whose plan is written."""
+    result = by_objective(result, asked.predictor)
+    if is_interrupted(result):
+        raise KeyboardInterrupt
+    if asked.plans is not None:
+        save_result(result, Path(asked.plans) / f"{row.key}.json")
+    return _filled(row, result)
 
 
 def _best(question: Question, known: Sequence[Plan], asked: SweepContext) -> SearchResult:

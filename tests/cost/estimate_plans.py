@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from cost_fakes import island, job, link, model
 
@@ -35,6 +36,16 @@ def wide_cluster(nodes: int = 8, **changes: object) -> Cluster:
         name="wide",
         islands=tuple(replace(each, **changes) for each in (one, two)),  # type: ignore[arg-type]
         links=(IslandLink(between=("a", "b"), link=link(1e9, 5e-3, staged=True)),),
+    )
+
+
+def unlike_kinds(count: int = 8) -> Cluster:
+    """Islands of two nodes, equally fast and each of a kind of its own, so that they err apart."""
+    names = [f"i{at}" for at in range(count)]
+    return Cluster(
+        name="unlike",
+        islands=tuple(island(name, f"kind-{name}", nodes=2) for name in names),
+        links=tuple(IslandLink(between=pair, link=link(1e10)) for pair in combinations(names, 2)),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from cost_fakes import LinearPredictor, job
-from estimate_plans import expert_model, plan_with, stages_of, wide_cluster
+from estimate_plans import expert_model, plan_with, stages_of, unlike_kinds, wide_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +26,7 @@ from hetplan.predict.fit import FittedPredictor
 SHAPE = expert_model()
 CLUSTER = wide_cluster()
 PREDICTOR = FittedPredictor.datasheet_only()
+UNLIKE = unlike_kinds()
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "interleaved-1f1b")
 
 
@@ -165,3 +166,15 @@ def test_a_warm_pricer_says_what_a_cold_one_says(cases: list[tuple[Plan, Job]]) 
         assert flat == [stage.memory for stage in found.stages]
         ends = [end.leaves for row in step.composed.stages for end in row]
         assert ends == [stage.optimizer_seconds for stage in found.stages]
+
+
+@settings(max_examples=30, deadline=None)
+@given(plans())
+def test_a_step_lies_within_its_interval(case: tuple[Plan, Job]) -> None:
+    """Stages of unlike kinds err apart: most draws are above the step that is as predicted."""
+    plan, asked = case
+    found = estimate(plan, SHAPE, UNLIKE, asked, PREDICTOR)
+    span, low, high = found.interval, found.p5_seconds, found.p95_seconds
+    assert low is not None
+    assert high is not None
+    assert low <= span.p10_seconds <= found.step_seconds <= span.p90_seconds <= high

@@ -10,7 +10,7 @@ from hetplan.model.spec import LayerKind
 from hetplan.predict import datasheet
 from hetplan.predict.datasheet import MATRIX_EFFICIENCY, matrix_efficiency
 from hetplan.predict.kinds.operators import rates
-from hetplan.predict.sustained import sustained_table, typical_halfwidth
+from hetplan.predict.sustained import sustained_rate, sustained_table, typical_halfwidth
 
 
 def test_lines_have_sources_and_each_can_answer() -> None:
@@ -46,3 +46,19 @@ def test_kinds_compare_by_what_they_sustain() -> None:
     assert wide is not None
     assert wide.flops_per_second == pytest.approx(8.1e12)
     assert typical_halfwidth("nvidia-t4-16gb-pcie") > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        ("nvidia-a100-80gb-sxm", 0.65),  # the best published step: 57 % with attention in half
+        ("huawei-ascend-910b2-64gb", 0.65),
+        ("nvidia-h100-80gb-sxm", 0.63),
+        ("amd-mi300x", 0.54),  # sustained products, taken whole
+    ],
+)
+def test_no_interval_begins_at_the_rate_of_bare_products_in_a_burst(kind: str, most: float) -> None:
+    device = datasheet.known_kinds()[kind]
+    rate = sustained_rate(device, "bfloat16")
+    assert rate is not None
+    assert rate <= most * dict(device.peak_flops_per_second)["bfloat16"]

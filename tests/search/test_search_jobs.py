@@ -36,6 +36,16 @@ def test_forbidden_islands_and_nodes_stay_unused() -> None:
     assert used <= {0, 1, 6, 7}
 
 
+def test_a_certificate_names_the_schedules_that_were_searched() -> None:
+    def space(**pins: int) -> str:
+        result = find(replace(job(16), pin=Pins(tp=1, microbatch_size=1, **pins)))
+        assert result.certificate is not None
+        return result.certificate.space.partition("schedules ")[2].partition(";")[0]
+
+    assert space(virtual_stages=2) == "interleaved-1f1b with 2 virtual stages"
+    assert space(virtual_stages=1) == "1f1b"
+
+
 def _devices(replica) -> set[int]:  # type: ignore[no-untyped-def]
     return {d for part in replica.devices for d in part.devices()}
 

@@ -113,6 +113,21 @@ def test_of_a_plan_whose_search_was_ended_no_reason_is_made_up() -> None:
     assert "too slow" not in line
 
 
+def test_an_open_search_of_any_is_explained_among_plans_of_a_target_that_closes() -> None:
+    question = asked(gbit=0.2).with_job(target="any")
+    closed = planned(question.with_job(target="flagscale"))
+    found = planned(question)
+    assert found.certificate is not None
+    ended = replace(found, certificate=replace(found.certificate, status="limit", gap=0.5))
+    (reason,) = idle_reasons(ended, _PREDICTOR)
+    (known,) = idle_reasons(closed, _PREDICTOR)
+    assert reason.causes == known.causes == (IdleCause.BANDWIDTH,)
+    assert even_of(reason).value == pytest.approx(even_of(known).value, rel=0.05)
+    (line,) = idle_lines((reason,), ended)
+    assert "it pays from" in line
+    assert "among the plans of flagscale only, as 50% of this search is open" in line
+
+
 def test_a_library_is_a_cause_by_itself_or_beside_a_link() -> None:
     for gbit, causes in (
         (80.0, (IdleCause.LIBRARY,)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,17 +10,21 @@ import pytest
 from search_jobs import cluster, island, job, model
 from sweep_files import plan_command, sweep_files
 
+from hetplan.cluster import libraries
 from hetplan.cluster.devices import HostInterface
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.libraries import AS_NCCL
+from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.library.verbs import plan
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
+from hetplan.schedulers.vendors import vendor_of
 from hetplan.search.result import Question
 from hetplan.search.search import search
 from hetplan.whatif import no_plan
+from hetplan.whatif.ask import Change
 from hetplan.whatif.conflict import Feasible, constraints, find_conflict
 from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.no_plan import relaxations
@@ -277,3 +282,61 @@ def test_contradictions_exit_with_2_and_their_line(
     assert words in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "p.json").exists()
+
+
+def test_a_patched_trainer_is_offered_on_what_torch_runs_as_nccl_only() -> None:
+    nvidia, amd = of_two_makers(0.35).islands
+    huawei = island("huawei", kind="khuawei", nodes=1, gigabytes=0.35, teraflops=100.0)
+    huawei = replace(huawei, device=replace(huawei.device, vendor="huawei"))
+
+    def offers(*islands: Island) -> list[Change]:
+        asked = Question(model=model(8), cluster=cluster(*islands), job=job(4))
+        found = relaxations(asked, lambda question: True)
+        return [each for each in found if "mixed_libraries" in each.words]
+
+    (every,) = offers(nvidia, amd)
+    assert every.question.job.forbid == Forbids()
+    (some,) = offers(nvidia, amd, huawei)
+    assert "without huawei" in some.words
+    assert some.question.job.forbid.islands == ("huawei",)
+    assert offers(nvidia, huawei) == []  # `emit` for Megatron-LM refuses it, patched or not
+
+
+def test_libraries_like_nccl_are_those_of_torchs_backend() -> None:
+    for vendor, library in libraries._LIBRARIES.items():
+        assert (vendor_of(vendor, "").backend == "nccl") == (library in AS_NCCL), vendor
+
+
+def test_no_question_is_asked_twice_and_an_undecided_offer_costs_no_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, _ = asked_of("memory")
+    seen: list[Question] = []
+
+    def once(self: Feasible, question: Question) -> bool:
+        assert question not in seen
+        seen.append(question)
+        return plain(self, question)
+
+    plain = Feasible.__call__
+    monkeypatch.setattr(Feasible, "__call__", once)
+    find_conflict(asked, constraints(asked), Feasible(_PREDICTOR))
+    assert len(seen) > 2
+    monkeypatch.setattr(Feasible, "__call__", plain)
+    searched: list[Question] = []
+
+    def one_is_open(question: Question, feasible: Feasible) -> Iterator[Change]:
+        for number, change in enumerate(relaxations(question, feasible)):
+            feasible.uncertain = number == 0
+            yield change
+
+    monkeypatch.setattr(no_plan, "relaxations", one_is_open)
+    plain_ask = no_plan.ask
+    monkeypatch.setattr(
+        no_plan, "ask", lambda question, by: (searched.append(question), plain_ask(question, by))[1]
+    )
+    lines = no_plan.why_no_plan(asked, _PREDICTOR)
+    first, *others = relaxations(asked, Feasible(_PREDICTOR))
+    if others:
+        assert lines[-1] == f"whether these give a plan is not decided: {first.words}"
+        assert len(searched) == len(others)

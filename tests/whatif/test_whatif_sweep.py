@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sweep_files import SWEEP, sweep_files
@@ -18,6 +19,8 @@ from hetplan.cli.main import app
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.files import load_plan
+from hetplan.search.result import SearchResult
+from hetplan.whatif import sweep as sweep_module
 from hetplan.whatif.sweep import COLUMNS, run_sweep
 from hetplan.whatif.sweep_grid import load_sweep, question
 
@@ -229,3 +232,27 @@ def test_a_wrong_file_is_refused_with_its_line(
     text = str(error.value)
     assert words in text, text
     assert ".yaml:" in text
+
+
+@pytest.mark.parametrize("interrupted_at", [1, 3])
+def test_rows_of_neighbours_are_on_disk_when_a_sweep_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted_at: int
+) -> None:
+    asked, table = sweep_files(tmp_path, _MONOTONE), tmp_path / "table.csv"
+    best, calls = sweep_module.best_plan, iter(range(100))
+
+    def few(*arguments: Any, **more: Any) -> SearchResult:
+        if next(calls) == interrupted_at:
+            raise KeyboardInterrupt
+        return best(*arguments, **more)
+
+    monkeypatch.setattr(sweep_module, "best_plan", few)
+    with pytest.raises(KeyboardInterrupt):
+        plan_all(asked, table)
+    kept = rows_of(table)
+    assert len(kept) == interrupted_at
+    monkeypatch.setattr(sweep_module, "best_plan", best)
+    whole = tmp_path / "whole.csv"
+    every = plan_all(asked, whole)
+    assert plan_all(asked, table, resume=True) == every - interrupted_at
+    assert rows_of(table) == rows_of(whole)

@@ -48,16 +48,20 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.device import gradient_bytes_per_parameter
 from hetplan.cost.step_model.end_of_step import host_update_seconds
 from hetplan.kernels import kernel, order_of, sum_of
+from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import NO_RECOMPUTE, Recompute, Sharding
 from hetplan.search.space.family import Family, Kind, Mesh
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import FIRST, LAST, MIDDLE
+
+Bools = npt.NDArray[np.bool_]
 
 _CHUNKED_STEPS = 20
 """Halvings of the range of K: the bound is within 1e-6 of the range of what it could be."""
@@ -448,3 +452,104 @@ def lines_of(
     state = weights + own * optimizer * on_device
     last = state + own * update * on_device
     return (buffers + working, state, -math.inf, 0.0, buffers, last, 0.0, kept)
+
+
+# ---- whole tables: block k has meshes start[k] to start[k + 1]
+
+
+@kernel
+def fitting(
+    blocks: Ints,
+    start: Ints,
+    rows: Floats,
+    room: Floats,
+    first: Ints,
+    most: Ints,
+    units: int,
+    microbatches: Ints,
+    positions: Ints,
+    some: Bools,
+) -> Bools:
+    """[B] whether the meshes of a block have room for all units, however long stages take."""
+    # Many arguments: columns of the whole table, each of its own kind.
+    found = np.zeros(blocks.shape[0], np.bool_)
+    for k in range(blocks.shape[0]):
+        a, b = start[blocks[k]], start[blocks[k] + 1]
+        if not some[a:b].any():
+            continue
+        cap = caps(rows[:, a:b], room[a:b], units, microbatches[blocks[k]], positions[blocks[k]])
+        ones = np.ones((cap.shape[0], cap.shape[1]))
+        found[k] = holds(np.inf, ones, cap, first[a:b], most[a:b], units)
+    return found
+
+
+@kernel
+def bottlenecks(
+    blocks: Ints,
+    start: Ints,
+    cost: Floats,
+    rows: Floats,
+    room: Floats,
+    first: Ints,
+    most: Ints,
+    units: int,
+    microbatches: Ints,
+    positions: Ints,
+) -> Floats:
+    """[2, B] K and S of `least_bottleneck`."""
+    # Many arguments: columns of the whole table, each of its own kind.
+    found = np.zeros((2, blocks.shape[0]))
+    for k in range(blocks.shape[0]):
+        a, b = start[blocks[k]], start[blocks[k] + 1]
+        cap = caps(rows[:, a:b], room[a:b], units, microbatches[blocks[k]], positions[blocks[k]])
+        longest, whole = least_bottleneck(cost[:, a:b], cap, first[a:b], most[a:b], units)
+        found[0, k], found[1, k] = longest, whole
+    return found
+
+
+_ROUNDING = 1e-12
+"""Part by which a bound that ends a family is above what it must reach."""
+
+
+@kernel
+def chunked(
+    blocks: Ints,
+    start: Ints,
+    cost: Floats,
+    rows: Floats,
+    room: Floats,
+    first: Ints,
+    most: Ints,
+    units: int,
+    microbatches: Ints,
+    positions: Ints,
+    chunks: Ints,
+    longest: Floats,
+    whole: Floats,
+    hop: Floats,
+    pinned: int,
+    below: float,
+) -> Floats:
+    """[B, most chunks + 1, 2] of `least_chunked`; chunks[B]: most of a block, 0 where it has none.
+
+    pinned: stages, 0 where any number of them will do; below: a step from which it is not said how
+    long it is.
+    """
+    # Many arguments: columns of the whole table, each of its own kind.
+    found = np.full((blocks.shape[0], chunks.max() + 1 if chunks.size else 1, 2), np.inf)
+    for k in range(blocks.shape[0]):
+        if chunks[k] == 0:
+            continue
+        a, b, m = start[blocks[k]], start[blocks[k] + 1], microbatches[blocks[k]]
+        counts = np.zeros(units + 1, np.int64)
+        size = 0
+        for p in range(MIN_INTERLEAVED_STAGES, min(positions[blocks[k]], units // 2) + 1):
+            if m % p == 0 and (pinned == 0 or pinned == p):
+                counts[size] = p
+                size += 1
+        found[k, : chunks[k] + 1] = least_chunked(
+            cost[:, a:b], rows[:, a:b], room[a:b], first[a:b], most[a:b], units, m, chunks[k],
+            counts[:size], longest[k], whole[k], hop[k],
+            below * (1.0 + _ROUNDING) / m,
+        )  # fmt: skip
+    return found

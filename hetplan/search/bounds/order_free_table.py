@@ -14,128 +14,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.job.spec import SPLIT_WEIGHTS
-from hetplan.kernels import kernel
-from hetplan.plans.check_job import MIN_INTERLEAVED_STAGES, SEARCHED_SPLIT
+from hetplan.plans.check_job import SEARCHED_SPLIT
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import Recompute, Sharding
 from hetplan.search.bounds.order_free_bound import (
     BESIDE_SLOW_HOP,
     CHUNKS,
+    Bools,
     UnitCosts,
     Way,
+    bottlenecks,
     caps,
-    holds,
-    least_bottleneck,
-    least_chunked,
+    chunked,
+    fitting,
     lines_of,
 )
 from hetplan.search.space.allowed import is_one_stage, most_stages_of
 from hetplan.search.space.family import FamilyTable, Kind, Mesh
-
-Bools = npt.NDArray[np.bool_]
-
-
-@kernel
-def fitting(
-    blocks: Ints,
-    start: Ints,
-    rows: Floats,
-    room: Floats,
-    first: Ints,
-    most: Ints,
-    units: int,
-    microbatches: Ints,
-    positions: Ints,
-    some: Bools,
-) -> Bools:
-    """[B] whether the meshes of a block have room for all units, however long stages take."""
-    # Many arguments: columns of the whole table, each of its own kind.
-    found = np.zeros(blocks.shape[0], np.bool_)
-    for k in range(blocks.shape[0]):
-        a, b = start[blocks[k]], start[blocks[k] + 1]
-        if not some[a:b].any():
-            continue
-        cap = caps(rows[:, a:b], room[a:b], units, microbatches[blocks[k]], positions[blocks[k]])
-        ones = np.ones((cap.shape[0], cap.shape[1]))
-        found[k] = holds(np.inf, ones, cap, first[a:b], most[a:b], units)
-    return found
-
-
-@kernel
-def bottlenecks(
-    blocks: Ints,
-    start: Ints,
-    cost: Floats,
-    rows: Floats,
-    room: Floats,
-    first: Ints,
-    most: Ints,
-    units: int,
-    microbatches: Ints,
-    positions: Ints,
-) -> Floats:
-    """[2, B] K and S of `least_bottleneck`."""
-    # Many arguments: columns of the whole table, each of its own kind.
-    found = np.zeros((2, blocks.shape[0]))
-    for k in range(blocks.shape[0]):
-        a, b = start[blocks[k]], start[blocks[k] + 1]
-        cap = caps(rows[:, a:b], room[a:b], units, microbatches[blocks[k]], positions[blocks[k]])
-        longest, whole = least_bottleneck(cost[:, a:b], cap, first[a:b], most[a:b], units)
-        found[0, k], found[1, k] = longest, whole
-    return found
-
-
-_ROUNDING = 1e-12
-"""Part by which a bound that ends a family is above what it must reach."""
-
-
-@kernel
-def chunked(
-    blocks: Ints,
-    start: Ints,
-    cost: Floats,
-    rows: Floats,
-    room: Floats,
-    first: Ints,
-    most: Ints,
-    units: int,
-    microbatches: Ints,
-    positions: Ints,
-    chunks: Ints,
-    longest: Floats,
-    whole: Floats,
-    hop: Floats,
-    pinned: int,
-    below: float,
-) -> Floats:
-    """[B, most chunks + 1, 2] of `least_chunked`; chunks[B]: most of a block, 0 where it has none.
-
-    pinned: stages, 0 where any number of them will do; below: a step from which it is not said how
-    long it is.
-    """
-    # Many arguments: columns of the whole table, each of its own kind.
-    found = np.full((blocks.shape[0], chunks.max() + 1 if chunks.size else 1, 2), np.inf)
-    for k in range(blocks.shape[0]):
-        if chunks[k] == 0:
-            continue
-        a, b, m = start[blocks[k]], start[blocks[k] + 1], microbatches[blocks[k]]
-        counts = np.zeros(units + 1, np.int64)
-        size = 0
-        for p in range(MIN_INTERLEAVED_STAGES, min(positions[blocks[k]], units // 2) + 1):
-            if m % p == 0 and (pinned == 0 or pinned == p):
-                counts[size] = p
-                size += 1
-        found[k, : chunks[k] + 1] = least_chunked(
-            cost[:, a:b], rows[:, a:b], room[a:b], first[a:b], most[a:b], units, m, chunks[k],
-            counts[:size], longest[k], whole[k], hop[k],
-            below * (1.0 + _ROUNDING) / m,
-        )  # fmt: skip
-    return found
-
 
 _IDLE_SPLIT = 0.25
 """A guess at what split passes leave of 1F1B's bubble: 1/3 zb-h1, 1/6 zbv with F = B = W."""
@@ -334,6 +232,21 @@ class Columns:
             _, blocks = self._fitting(way, np.unique(table.block[mine]))
             found.append(mine[np.isin(table.block[mine], blocks)])
         return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+
+    def held_units(self) -> Floats:
+        """[N] units that the stages of a family's meshes hold with one microbatch in flight, the
+        best mesh of each island; without embedding and head.
+        """
+        table, count = self.table, self.costs.placed.units.count
+        found = np.zeros(len(table))
+        block = np.repeat(np.arange(len(table.blocks)), np.diff(self._start))
+        for way, mine in self._alike(table.kinds, np.arange(len(table))):
+            held = self._memory(way)
+            each = caps(held.rows, held.room, count, 1, 1)[..., 0].max(axis=0) * self.most
+            best = np.zeros((len(table.blocks), len(self._islands)))
+            np.maximum.at(best, (block, self.first), each)
+            found[mine] = best.sum(axis=1)[table.block[mine]]
+        return found
 
     def _alike(self, kinds: Sequence[Kind], families: Ints) -> Iterator[tuple[Way, Ints]]:
         """(way, those of these families) of every way of these kinds."""

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from hetplan.cluster.libraries import libraries_of
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.job.spec import Job
-from hetplan.job.trainer import trainer_settings
+from hetplan.job.trainer import mixes_libraries
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import stages_with_room
@@ -100,7 +100,7 @@ def _nodes_out(island: Island, job: Job) -> tuple[int, ...]:
 def apart(cluster: Cluster, job: Job) -> tuple[str, ...]:
     """The cluster's libraries of collectives where a plan may have one of them; empty: all."""
     found = tuple(libraries_of(cluster))
-    return () if len(found) < 2 or trainer_settings(job).mixed_libraries else found
+    return () if len(found) < 2 or mixes_libraries(job) else found
 
 
 def together(cluster: Cluster, job: Job) -> tuple[frozenset[int], ...]:
