@@ -27,6 +27,7 @@ from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError
 from hetplan.plans.check_job import SEARCHED_SPLIT
 from hetplan.predict.fit import FittedPredictor
+from hetplan.search.multi_pipeline.bound import busy_bound, raised_bound
 from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
 from hetplan.search.search import search
 from hetplan.search.solver import Best
@@ -149,5 +150,7 @@ def test_bound_and_enumeration_of_several_pipelines_agree_with_every_plan(at: in
         return
     assert min(best.seconds, best.bounds[0]) == pytest.approx(every.seconds, rel=1e-8)
     # Of the prices alone, no plan known and nothing enumerated.
-    bound = solver._bound(Best(bounds=[0.0]), math.inf, 3e-3, 30)
-    assert bound.seconds <= every.seconds * (1 + 1e-9)
+    pricer, batch = solver._pricer, job.global_batch_size
+    assert pricer is not None
+    bound = raised_bound(pricer, batch, busy_bound(pricer, batch), math.inf, lambda seconds: None)
+    assert bound.seconds + job.data_loading_seconds <= every.seconds * (1 + 1e-9)
