@@ -11,6 +11,7 @@ from hetplan.cli.options import (
     AsJson,
     PredictorFile,
     Stores,
+    Verbose,
     check_replaceable,
     emit,
     note,
@@ -95,6 +96,7 @@ def compare_run(
     job: Job = None,
     predictor: PredictorFile = None,
     store: Stores = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare one run, or each run of a list, with its plan (default)."""
@@ -105,7 +107,7 @@ def compare_run(
     repricing = _repricing(_fitted(predictor, store), model, cluster, job) if again else None
     compared = compare_runs(files, repricing, trainer=trainer, warmup_steps=warmup)
     _tell_repricing(compared)
-    _show([run.comparison for run in compared], as_json=as_json)
+    _show([run.comparison for run in compared], verbose=verbose, as_json=as_json)
 
 
 @app.command()
@@ -126,6 +128,7 @@ def calibrate(
     force: Annotated[
         bool, typer.Option("--force", help="Write the file even where the factors do not help.")
     ] = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Correct a fit by measured runs, where that helps on runs (or steps) held back."""
@@ -158,7 +161,7 @@ def calibrate(
     else:
         from hetplan.reports.comparison import print_trial
 
-        print_trial(trial)
+        print_trial(trial, verbose=verbose)
         for run in compared:
             for doubt in run.doubts:
                 note(f"{_name(run)}: {doubt}")
@@ -233,10 +236,10 @@ def _tell_repricing(compared: Sequence[ComparedRun]) -> None:
             say(f"{run.files.plan} priced again: {after} {told}")
 
 
-def _show(comparisons: list[Comparison], *, as_json: bool) -> None:
+def _show(comparisons: list[Comparison], *, verbose: bool, as_json: bool) -> None:
     from hetplan.reports.comparison import comparison_text, print_comparisons
 
     if as_json:
         emit(comparison_text(comparisons))
     else:
-        print_comparisons(comparisons)
+        print_comparisons(comparisons, verbose=verbose)

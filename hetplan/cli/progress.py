@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hetplan.cli.options import say
-from hetplan.units import format_seconds
+from hetplan.units import format_about, format_brief
 
 if TYPE_CHECKING:
     from hetplan.search.solver import Progress as SearchProgress
 
-# Often enough to see that it lives, seldom enough for a log.
-_LOG_INTERVAL_SECONDS = 2.0
+_QUIET_SECONDS = 2.0
+"""Work that ends sooner leaves nothing in a log."""
+_LOG_INTERVAL_SECONDS = 5.0
+"""Often enough to see that it lives, seldom enough for a log."""
 
 
 class ProgressLine:
@@ -26,14 +28,13 @@ class ProgressLine:
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
-        self._said_at = float("-inf")
-        self._said_all = False
+        self._next_at = time.monotonic() + _QUIET_SECONDS
         self._bar: Progress | None = None
         if sys.stderr.isatty():
             self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed}/{task.total} {task.fields[note]}"),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[note]}", markup=False),
                 console=Console(stderr=True),
                 transient=True,
             )
@@ -55,35 +56,33 @@ class ProgressLine:
 
     def begin(self, verb: str) -> None:
         """Other work of the same command."""
-        self._verb, self._said_all = verb, False
+        self._verb = verb
         if self._bar is not None:
             self._bar.update(self._task, description=verb)
 
     def show(self, finished: int, total: int, left_seconds: float | None, what: str) -> None:
         """`finished` of `total` are done; `what` was the last of them, or how things stand."""
-        left = f"{format_seconds(left_seconds)} left" if left_seconds is not None else ""
-        note = ", ".join(part for part in (left, what) if part)
+        count = f"{finished:,} of {total:,}" if total else ""
+        left = f"{format_about(left_seconds)} left" if left_seconds else ""
+        note = ", ".join(part for part in (count, left, what) if part)
         if self._bar is not None:
-            self._bar.update(self._task, completed=finished, total=total, note=note)
+            self._bar.update(self._task, completed=finished, total=total or None, note=note)
             return
         now = time.monotonic()
-        ends = finished == total and not self._said_all
-        if ends or now - self._said_at >= _LOG_INTERVAL_SECONDS:
-            self._said_at, self._said_all = now, finished == total
-            say(f"{self._verb}: {finished}/{total}, {note}")
+        if note and now >= self._next_at:
+            self._next_at = now + _LOG_INTERVAL_SECONDS
+            say(f"{self._verb}: {note}")
 
 
 def shown_on(line: ProgressLine) -> Callable[[SearchProgress], None]:
-    """A listener of the search that shows best plan, bound and gap on this line."""
+    """A listener of the search that shows the best plan and its gap on this line."""
 
     def show(progress: SearchProgress) -> None:
-        best = (
-            "no plan yet"
-            if progress.best_seconds == float("inf")
-            else f"best {progress.best_seconds:.4g} s, bound {progress.lower_bound_seconds:.4g} s, "
-            f"gap {progress.gap:.2%}"
-        )
-        elapsed = f"{progress.elapsed_seconds:.1f} s"
-        line.show(progress.candidates_done, progress.candidates, None, f"{best}, {elapsed}")
+        best = "no plan yet"
+        if progress.best_seconds != float("inf"):
+            bound = progress.lower_bound_seconds
+            gap = f"gap {progress.gap:.1%}" if bound > 0.0 else "no bound yet"
+            best = f"best {format_brief(progress.best_seconds)}, {gap}"
+        line.show(progress.candidates_done, progress.candidates, None, best)
 
     return show
