@@ -26,10 +26,14 @@ _RUN, _HOSTS = "The training run", "The hosts"
 
 def emit(
     plan: Annotated[Path, typer.Argument(help="Plan file that `hetplan plan` wrote.")],
-    target: Annotated[
-        str, typer.Option("--target", help=f"Trainer to write for: {', '.join(TRAINERS)}.")
-    ],
     out: Annotated[Path, typer.Option("--out", help="Folder to write.")],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            help=f"Trainer to write for: {', '.join(TRAINERS)}. Default: the plan's.",
+        ),
+    ] = None,
     scheduler: Annotated[
         str, typer.Option(help=f"What starts the hosts: {', '.join(SCHEDULERS)}.")
     ] = "torchrun",
@@ -131,6 +135,7 @@ def emit(
     if nearest is not None:
         _check_nearest(plan, nearest)
     result = read_plan(plan, cluster)
+    target = result.plan.target if target is None else target
     refused = sorted_refusals(result, target, options, plan)
     command = ["hetplan", "emit", "PLAN", f"--target={target}", f"--out={out}"]
     command += [*_changed_options(options, extra or []), *(["--force"] if force else [])]

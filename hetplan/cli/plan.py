@@ -250,12 +250,13 @@ def _show(result: SearchResult, verbose: bool) -> None:
 
 
 def _show_restriction(result: SearchResult, answers: Answers, verbose: bool) -> None:
-    """What a trainer that can run more plans would gain; nothing only where all is wanted."""
+    """What a trainer that can run more plans would gain, if that is more than the job's gap."""
     from hetplan.reports.plans import restriction_line, unused_kinds
     from hetplan.whatif.baselines import restriction
 
     restricted, step = restriction(result, answers), result.estimate.step_seconds
-    if restricted is not None and (verbose or restricted.step_seconds < step):
+    worth = step * (1.0 - result.inputs.job.gap)
+    if restricted is not None and (verbose or restricted.step_seconds < worth):
         emit_lines([restriction_line(restricted, step, unused_kinds(result))])
 
 

@@ -22,14 +22,12 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.estimate_values import Estimate
 from hetplan.plans.plan import NO_RECOMPUTE, Sharding, Stage
 from hetplan.predict.predictor import MEASURED
-from hetplan.reports.explained import idle_lines
 from hetplan.reports.terminal import folded
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import Certificate, SearchResult
-from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.trainers import TRAINERS
 from hetplan.units import digits, format_count, format_each, format_range, format_seconds
-from hetplan.whatif.ask import libraries_apart
 from hetplan.whatif.plan_use import idle_islands
 
 _GIBIBYTE = float(1 << 30)
@@ -327,6 +325,8 @@ def _limit(estimate: Estimate) -> Iterator[str]:
 def _left_out(result: SearchResult) -> Iterator[str]:
     """Idle devices by island, and why as far as that is known without another search."""
     if result.idle:
+        from hetplan.reports.explained import idle_lines  # with the search: a second
+
         yield from idle_lines(result.idle, result)
         return
     cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
@@ -337,7 +337,7 @@ def _left_out(result: SearchResult) -> Iterator[str]:
     more = f" and devices of {len(idle) - _MOST_NAMED} more islands" * (len(idle) > _MOST_NAMED)
     libraries = {island_library(island) for island, _ in idle}
     used = {island_library(island) for island in result.used_islands}
-    if libraries_apart(result.inputs) and not libraries & used:
+    if apart(cluster, result.inputs.job) and not libraries & used:
         why = f"{result.plan.target} has one library of collectives, here {' '.join(sorted(used))}"
     else:
         why = "`hetplan explain` says why, and from where they pay"
@@ -379,9 +379,11 @@ def next_lines(result: SearchResult, file: Path) -> Iterator[str]:
     name = shlex.quote(str(file))
     yield f"next: hetplan report {name}, or hetplan explain {name}"
     nameless = [each.name for each in result.used_islands if not each.node_names]
-    if result.plan.target not in TRAINERS:
-        return
-    if nameless:
+    if result.plan.target == "native":
+        yield f"to start it: hetplan launch {name}"
+    elif result.plan.target not in TRAINERS:
+        yield f"to start it: plan with --target {', '.join(TRAINERS)} or native"
+    elif nameless:
         yield (
             f"to start it: give node_names of {', '.join(nameless[:_MOST_NAMED])} in the cluster "
             f"file, then hetplan emit {name} --cluster FILE --out DIR"

@@ -96,7 +96,7 @@ def restriction(result: SearchResult, answers: Answers) -> Restriction | None:
     return Restriction(
         target=name,
         libraries=kept_apart,
-        mixed=len(set(map(island_library, found.used_islands))) > 1,
+        mixed=bool(kept_apart) and len(set(map(island_library, found.used_islands))) > 1,
         step_seconds=found.estimate.step_seconds,
         lower_bound_seconds=lower,
     )

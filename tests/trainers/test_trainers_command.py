@@ -15,7 +15,7 @@ from hetplan.cli.emit import emit
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.plans.build import plan_of
-from hetplan.search.files import save_result
+from hetplan.search.files import load_plan, save_result
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,3 +99,15 @@ def test_hosts_and_domains_of_a_later_cluster_file_are_taken(tmp_path: Path) -> 
     other = ROOT / "configs/clusters/two-regions.yaml"
     with pytest.raises(InputError, match="was made for another cluster"):
         emit(path, target="megatron", out=tmp_path / "other", cluster=other)
+
+
+def test_the_plans_own_trainer_is_the_default(tmp_path: Path) -> None:
+    plan = trainer_plan(tmp_path)
+    emit(plan, out=tmp_path / "own")
+    emit(plan, target=load_plan(plan).plan.target, out=tmp_path / "named")
+    own, named = (
+        {each.name: each.read_bytes() for each in (tmp_path / folder).iterdir()}
+        for folder in ("own", "named")
+    )
+    assert own.keys() == named.keys()
+    assert any(own.values())
