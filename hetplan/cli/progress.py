@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -26,9 +27,9 @@ _LOG_INTERVAL_SECONDS = 5.0
 class ProgressLine:
     """Shows how far long work is and how long it will still take."""
 
-    def __init__(self, verb: str) -> None:
+    def __init__(self, verb: str, *, terminal_only: bool = False) -> None:
         self._verb = verb
-        self._next_at = time.monotonic() + _QUIET_SECONDS
+        self._next_at = math.inf if terminal_only else time.monotonic() + _QUIET_SECONDS
         self._bar: Progress | None = None
         if sys.stderr.isatty():
             self._bar = Progress(

@@ -131,7 +131,7 @@ def comparison_lines(comparison: Comparison, *, verbose: bool = False) -> Iterat
     measured = comparison.measured
     spread = (measured.median_seconds, measured.p10_seconds, measured.p90_seconds, "80 %")
     yield f"measured {format_range(*spread)}, median of {measured.count} steps"
-    yield _verdict(
+    yield verdict(
         comparison.predicted_step_seconds, comparison.predicted_interval, measured.median_seconds
     )
     if comparison.culprit is not None:
@@ -168,7 +168,7 @@ _NOTES = 2
 """That are shown without --verbose."""
 
 
-def _verdict(predicted: float, interval: Interval, measured: float) -> str:
+def verdict(predicted: float, interval: Interval, measured: float) -> str:
     """`predicted 44.0 s a step (80 %: 38.8 to 77.8 s): 2.1% more than measured, inside`."""
     error = predicted / measured - 1.0
     low, high = interval.p10_seconds, interval.p90_seconds
@@ -247,35 +247,35 @@ def _span(least: float | None, most: float | None) -> str:
     return f"{format_seconds(least)} .. {format_seconds(most)}"
 
 
-def loop_table(runs: Sequence[tuple[str, RunLog]]) -> str:
-    """A table of runs: predicted and measured step time, error, and the loss curve below."""
+def loop_lines(runs: Sequence[tuple[str, RunLog]]) -> Iterator[str]:
+    """A row for each run, predicted and measured step, and the loss curve of the first below."""
     width = max(len(name) for name, _ in runs)
-    head = f"{'predicted':>10}  {'measured':>10}  {'error':>7}  {'p10..p90 predicted':>24}"
-    lines = [f"{'':<{width}}  {head}"]
+    head = f"{'predicted':>10}  {'measured':>10}  {'error':>7}  {'80 % predicted':>18}"
+    yield f"  {'':<{width}}  {head}"
     for name, run in runs:
-        interval = run.predicted_interval
-        span = f"{format_seconds(interval.p10_seconds)} .. {format_seconds(interval.p90_seconds)}"
-        predicted = format_seconds(run.predicted_step_seconds)
-        measured = format_seconds(run.median_step_seconds)
-        row = f"{predicted:>10}  {measured:>10}  {run.relative_error:>+7.1%}  {span:>24}"
-        lines.append(f"{name:<{width}}  {row}")
+        interval, step = run.predicted_interval, run.predicted_step_seconds
+        span = format_range(step, interval.p10_seconds, interval.p90_seconds, "").split("(: ")[1]
+        row = (
+            f"{format_brief(step):>10}  {format_brief(run.median_step_seconds):>10}  "
+            f"{run.relative_error:>+7.1%}  {span.rstrip(')'):>18}"
+        )
+        yield f"  {name:<{width}}  {row}"
+    losses = [step.loss for step in runs[0][1].steps]
+    yield f"  loss {losses[0]:.4f} {sparkline(losses)} {losses[-1]:.4f}"
     for name, run in runs:
-        losses = [step.loss for step in run.steps]
-        lines.append(f"{name}: loss {losses[0]:.4f} {sparkline(losses)} {losses[-1]:.4f}")
-    for name, run in runs:
-        if run.overruns and sum(run.overruns):
-            verdict = "" if run.valid else ": too busy a machine, do not trust this run"
-            share = f"{run.overrun_fraction:.1%} of the paced passes overran"
-            lines.append(f"{name}: {share}{verdict}")
-    return "\n".join(lines)
+        if not run.valid:
+            yield (
+                f"  {name}: {run.overrun_fraction:.1%} of the paced passes overran: too busy a "
+                "machine, do not trust this run"
+            )
 
 
 def loop_headline(uneven: RunLog, even: RunLog) -> str:
     """Which plan was faster, and by how much, as measured."""
     ratio = even.median_step_seconds / uneven.median_step_seconds
     if ratio > 1:
-        return f"hetplan's plan was {ratio:.2f} x as fast as the even split (measured)."
-    return f"hetplan's plan was NOT faster than the even split: {ratio:.2f} x (measured)."
+        return f"  measured: hetplan's plan is {ratio:.2f} times as fast as the even split"
+    return f"  measured: hetplan's plan is NOT faster than the even split, {ratio:.2f} times"
 
 
 _BARS = "▁▂▃▄▅▆▇█"
