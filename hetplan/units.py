@@ -245,6 +245,11 @@ def format_share(fraction: float | None) -> str:
     return "unknown" if fraction is None else f"{fraction:.2%}".replace("-0.00%", "0.00%")
 
 
+def counted(number: int, thing: str, things: str = "") -> str:
+    """As in `1 stage`, `2 stages`, `3 batches`."""
+    return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
+
+
 def format_each(values: Iterable[int]) -> str:
     """Different values in their order, as in `8/4`."""
     return "/".join(map(str, dict.fromkeys(values)))

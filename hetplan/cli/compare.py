@@ -142,13 +142,14 @@ def calibrate(
     from hetplan.files.encoding import encode
     from hetplan.predict.fit import SCHEMA as PREDICTOR_SCHEMA
     from hetplan.predict.fit import save_predictor
+    from hetplan.units import counted
 
     check_replaceable(out, PREDICTOR_SCHEMA, "predictor")
     files = _run_files(logs, plan, runs)
     fitted = _fitted(predictor, store)
     if fitted.laws.calibration is not None:
         number = fitted.laws.calibration.runs
-        say(f"the predictor's calibration by {number} runs is left out; these runs replace it")
+        say(f"the predictor's calibration by {counted(number, 'run')} is replaced by these runs")
         fitted = with_calibration(fitted, None)
     repricing = _repricing(fitted, model, cluster, job)
     compared = compare_runs(files, repricing, trainer=trainer, warmup_steps=warmup)

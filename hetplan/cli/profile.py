@@ -324,6 +324,7 @@ def merge(
     from hetplan.files.encoding import encode
     from hetplan.files.shipped import default_store
     from hetplan.profiling.script import merge_files
+    from hetplan.units import counted
 
     folder = store or default_store()
     report = merge_files(paths, folder)
@@ -331,7 +332,8 @@ def merge(
         emit(encode(report, schema=MERGE_SCHEMA))
         return
     held = f", {report.held} were there already" if report.held else ""
-    emit(f"{report.added} samples added to {folder} from {report.files} files{held}")
+    added, files = counted(report.added, "sample"), counted(report.files, "file")
+    emit(f"{added} added to {folder} from {files}{held}")
     for fault in report.refused:
         emit(f"refused: {fault}")
     for failure in report.failures:
@@ -366,10 +368,10 @@ def _measuring(
                 again=again,
                 command=shlex.join(["hetplan", *sys.argv[1:]]),
                 progress=line.show,
-                tell=lambda text: say(f"hetplan: {text}"),
+                tell=say,
             )
     except KeyboardInterrupt:
-        say("hetplan: interrupted; what was measured is kept, the same command goes on from there")
+        say("interrupted; what was measured is kept, the same command goes on from there")
         raise typer.Exit(INTERRUPTED) from None
 
 

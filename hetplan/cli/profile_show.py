@@ -32,7 +32,7 @@ from hetplan.profiling.needs import (
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, ProfileSet
 from hetplan.profiling.store import PopulationState, store_state
 from hetplan.reports.terminal import new_table, print_small, print_table, small_table
-from hetplan.units import format_about, format_brief, format_bytes, format_seconds
+from hetplan.units import counted, format_about, format_brief, format_bytes, format_seconds
 
 SCHEMA = "hetplan.store/1"
 
@@ -164,13 +164,13 @@ def _print_populations(populations: Sequence[ListedPopulation], verbose: bool) -
                 f"{each.operator_rows:,}",
                 f"{each.link_rows:,}",
                 _dates(each),
-                f"{len(each.damage)} faults" if each.damage else "",
+                counted(len(each.damage), "fault") if each.damage else "",
             )
         print_small(table)
     for fault in (fault for each in populations for fault in each.damage):
         emit(f"damage: {fault}")
     if torn := sum(each.torn_rows for each in populations):
-        say(f"hetplan: {torn} half rows at the ends of files are left out; a kill left them")
+        say(f"{counted(torn, 'half row')} at the ends of files left out; a kill left them")
 
 
 def _population_table(populations: Sequence[ListedPopulation]) -> Table:
@@ -192,7 +192,7 @@ def _population_table(populations: Sequence[ListedPopulation]) -> Table:
             str(each.threads) if each.together < 2 else f"{each.threads} x {each.together}",
             each.paced,
             each.device_name,
-            f"{len(each.damage)} faults" if each.damage else "",
+            counted(len(each.damage), "fault") if each.damage else "",
         )
         table.add_row(*map(escape, cells))
     return table

@@ -23,7 +23,7 @@ from hetplan.reports.terminal import (
     small_table,
     text_width,
 )
-from hetplan.units import format_brief, format_bytes, format_range, format_seconds
+from hetplan.units import counted, format_brief, format_bytes, format_range, format_seconds
 
 
 def print_comparisons(comparisons: Sequence[Comparison], *, verbose: bool) -> None:
@@ -130,7 +130,7 @@ def comparison_lines(comparison: Comparison, *, verbose: bool = False) -> Iterat
     """The verdict, what is off and what to do, what was left out, and what to doubt."""
     measured = comparison.measured
     spread = (measured.median_seconds, measured.p10_seconds, measured.p90_seconds, "80 %")
-    yield f"measured {format_range(*spread)}, median of {measured.count} steps"
+    yield f"measured {format_range(*spread)}, median of {counted(measured.count, 'step')}"
     yield verdict(
         comparison.predicted_step_seconds, comparison.predicted_interval, measured.median_seconds
     )

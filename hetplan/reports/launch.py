@@ -17,7 +17,7 @@ from hetplan.reports.terminal import (
     small_table,
     text_width,
 )
-from hetplan.units import format_brief, format_bytes, format_seconds
+from hetplan.units import counted, format_brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from hetplan.launchers.elastic import History, Phase
@@ -57,7 +57,8 @@ def _rank_table(run: RunLog) -> Table:
 
 def _run_lines(run: RunLog, verbose: bool) -> Iterator[str]:
     measured = format_brief(run.median_step_seconds)
-    yield f"measured {measured} a step, median of {len(run.steps) - run.warmup_steps} steps"
+    steps = counted(len(run.steps) - run.warmup_steps, "step")
+    yield f"measured {measured} a step, median of {steps}"
     yield verdict(run.predicted_step_seconds, run.predicted_interval, run.median_step_seconds)
     yield _loss_words(run.steps)
     if run.paced and verbose:
