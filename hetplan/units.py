@@ -3,8 +3,8 @@
 Inside hetplan every quantity is a float in its SI base unit (bytes, seconds, bytes per second,
 operations per second, watts; prices in US dollars per hour and per byte). Text is turned into such
 a float here and nowhere else, and back into text only for people. kB, MB, GB, TB are powers of
-1000, KiB, MiB, GiB, TiB powers of 1024; `bit` and `B` differ by eight, and the readings that
-confuse them (Gb/s, Gbps) are refused.
+1000, KiB, MiB, GiB, TiB powers of 1024; `bit` and `B` differ by eight. `Gbps` and `Gbit` are bits
+per second; `Gb/s`, which some write for bytes, is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 from difflib import get_close_matches
 from enum import StrEnum
 
@@ -40,10 +41,18 @@ _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 _BYTES = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
 _BITS = {f"{prefix}bit": factor / 8.0 for prefix, factor in _DECIMAL.items()}
+_SPOKEN_RATES = {
+    f"{letter}{unit}": factor / 8.0
+    for prefix, factor in _DECIMAL.items()
+    for letter in {prefix, prefix.lower()}
+    for unit in ("bit", "bps")
+}
+"""As people say them, with a small letter too: no bandwidth is counted in millibits."""
 
 UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.MEMORY: _BYTES,
-    Dimension.BANDWIDTH: {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()},
+    Dimension.BANDWIDTH: {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()}
+    | _SPOKEN_RATES,
     Dimension.TIME: {
         "ns": 1e-9,
         "us": 1e-6,
@@ -109,6 +118,23 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     if value == 0.0 and dimension is not Dimension.TIME:
         raise InputError(f"{text!r} is zero; a {dimension} must be more than zero")
     return value
+
+
+_COUNT = re.compile(rf"({_NUMBER})\s*([kKMBT]?)", re.ASCII)
+_COUNT_SIZES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+COUNT_PATTERN = rf"^\s*{_NUMBER}\s*[kKMBT]?\s*$"
+"""Regular expression of a count as people write it, for JSON Schema."""
+
+
+def parse_count(text: str) -> int:
+    """`2T`, `1.5B`, `300M`, `2e12` or plain digits as a whole number; an InputError otherwise."""
+    found = _COUNT.fullmatch(text.strip().replace(",", "").replace("_", "")[:40])
+    if found is not None:
+        exact = Decimal(found.group(1)) * _COUNT_SIZES[found.group(2)]
+        # Beyond 28 digits a Decimal is rounded, and no count is as long.
+        if exact < 10**28 and exact == exact.to_integral_value():
+            return int(exact)
+    raise InputError(f"found {text[:60]!a}; write a whole number, as in 2T, 1.5B or 2000000")
 
 
 def _is_number(value: object) -> bool:

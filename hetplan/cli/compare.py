@@ -11,12 +11,14 @@ from hetplan.cli.options import (
     AsJson,
     PredictorFile,
     Stores,
+    TraceFile,
     Verbose,
     check_replaceable,
     emit,
     note,
     read_predictor,
     say,
+    write_trace,
 )
 
 if TYPE_CHECKING:
@@ -96,17 +98,29 @@ def compare_run(
     job: Job = None,
     predictor: PredictorFile = None,
     store: Stores = None,
+    trace: TraceFile = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare one run, or each run of a list, with its plan (default)."""
+    """Compare one run, or each run of a list, with its plan (default).
+
+    --trace FILE writes both timelines for ui.perfetto.dev.
+    """
     from hetplan.comparison.compare import compare_runs
+    from hetplan.errors import InputError
+    from hetplan.files.writing import check_writable
 
     files = _run_files(logs, plan, runs)
+    if trace is not None:
+        if len(files) > 1:
+            raise InputError(f"--trace shows one run beside its plan; {runs} lists {len(files)}")
+        check_writable(trace)
     again = predictor is not None or bool(store) or any((model, cluster, job))
     repricing = _repricing(_fitted(predictor, store), model, cluster, job) if again else None
     compared = compare_runs(files, repricing, trainer=trainer, warmup_steps=warmup)
     _tell_repricing(compared)
+    if trace is not None:
+        write_trace(trace, compared[0].result, _fitted(predictor, store), compared)
     _show([run.comparison for run in compared], verbose=verbose, as_json=as_json)
 
 

@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetplan.cli.one_line import (
+    OneLine,
+    batch_option,
+    between_option,
+    model_option,
+    nodes_option,
+    question_of,
+    seq_option,
+)
 from hetplan.cli.options import (
     AsJson,
     PredictorFile,
     Settings,
     Stores,
     TargetName,
+    TraceFile,
     Verbose,
     check_replaceable,
     emit,
@@ -21,6 +31,7 @@ from hetplan.cli.options import (
     read_predictor,
     say,
     show_summary,
+    write_trace,
 )
 
 if TYPE_CHECKING:
@@ -45,9 +56,13 @@ def estimate(
         Path | None,
         typer.Argument(help="Plan file, instead of --model, --cluster, --job and a layout."),
     ] = None,
-    model: Annotated[Path | None, _file("Model file (YAML or config.json).")] = None,
+    model: Annotated[str | None, model_option()] = None,
     cluster: Annotated[Path | None, _file("Cluster file (YAML).")] = None,
     job: Annotated[Path | None, _file("Job file (YAML).")] = None,
+    nodes: Annotated[list[str] | None, nodes_option(hidden=True)] = None,
+    between: Annotated[list[str] | None, between_option(hidden=True)] = None,
+    batch: Annotated[int | None, batch_option(hidden=True)] = None,
+    sequence: Annotated[int | None, seq_option(hidden=True)] = None,
     target: TargetName = None,
     out: Annotated[Path | None, _file("Plan file to write (JSON).")] = None,
     tp: Annotated[int, _layout("Tensor-parallel degree.")] = 1,
@@ -111,15 +126,15 @@ def estimate(
             metavar="lost-nic=ISLAND/NODE/NIC", hidden=True, help="Price that NIC's loss too."
         ),
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", hidden=True, help="Timeline (Perfetto) to write.")
-    ] = None,
+    trace: TraceFile = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Price a layout or a plan without a search.
 
     As in: hetplan estimate --model M --cluster C --job J --tp 8 --layers 18,20,20,22
+
+    Without files: --nodes, --between, --batch and --seq as in `hetplan plan`.
 
     Exit code 3 where a stage does not fit in memory; it is priced all the same.
 
@@ -159,17 +174,32 @@ def estimate(
         overlap=() if overlap == "none" else _names(overlap),
     )
     if plan is not None:
-        if any((model, cluster, job, target, setting)) or layout != Layout():
+        files = (model, cluster, job, nodes, between, batch, sequence)
+        if any((*files, target, setting)) or layout != Layout():
             raise InputError(
                 f"{plan} holds its own model, cluster, job and layout; leave those options out"
             )
         loaded = load_legal_plan(plan)
         inputs, usable, priced = loaded.inputs, loaded.inputs.cluster, loaded.plan
-    elif model is None or cluster is None or job is None:
+    elif model is None:
         raise InputError("give a plan file, or all of --model, --cluster and --job")
     else:
-        settings = job_settings(setting)
-        inputs = read_inputs(model, cluster, job, target, settings=settings, searched=False)
+        asked = question_of(
+            model,
+            cluster,
+            job,
+            OneLine(nodes=nodes, between=between, batch=batch, sequence=sequence),
+            settings=job_settings(setting),
+            target=target,
+        )
+        inputs = read_inputs(
+            asked.model,
+            asked.cluster,
+            asked.job,
+            target,
+            settings=asked.settings,
+            searched=False,
+        )
         usable = allowed_cluster(inputs.cluster, inputs.job)
         priced = plan_of_layout(layout, inputs.model, usable, inputs.job)
     replacing = "" if out is None else check_replaceable(out, SCHEMA, "plan")
@@ -183,12 +213,7 @@ def estimate(
     if out is not None:
         save_result(result, out)
         say(f"wrote {out}{replacing}")
-    if trace is not None:
-        from hetplan.files.writing import write_atomically
-        from hetplan.reports.trace import trace_text
-
-        write_atomically(trace, trace_text(priced, pricer))
-        say(f"wrote {trace}")
+    write_trace(trace, result, predict)
     if lost is not None:
         from hetplan.reports.plans import lost_nic_lines
 

@@ -95,6 +95,9 @@ def _show_traceback() -> None:
 DESCRIBE, PLAN, TRAIN = "Describe and measure", "Plan", "Train and compare"
 
 
+LISTS = {"--nodes", "--between"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One line of `hetplan --help`; the command's module is imported when it is called.
@@ -112,6 +115,7 @@ class Entry:
 
 
 ENTRIES = (
+    Entry(name="init", panel=DESCRIBE, help="Write a cluster, model and job file to begin with."),
     Entry(name="doctor", panel=DESCRIBE, help="Show what this machine has and can measure."),
     Entry(name="profile", panel=DESCRIBE, help="Measure layers, operators and links."),
     Entry(
@@ -126,6 +130,7 @@ ENTRIES = (
     Entry(name="sweep", panel=PLAN, help="Plan a grid of questions into one table."),
     Entry(name="estimate", panel=PLAN, help="Price a layout or a plan without a search."),
     Entry(name="explain", panel=PLAN, help="Show what limits a plan and what would help."),
+    Entry(name="report", panel=PLAN, help="Write a page about plans that a team looks at."),
     Entry(name="verify", panel=PLAN, help="Check a plan file and its proof without the search."),
     Entry(name="emit", panel=TRAIN, help="Write the files that start a plan under a trainer."),
     Entry(name="launch", panel=TRAIN, help="Train a plan with the reference trainer."),
@@ -140,6 +145,24 @@ class _PanelHelp(TyperCommand):
 
     typer's own panels need 0.2 s to import rich's markdown.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Words after one of LISTS are all its values: `--nodes A B`, as `--nodes A --nodes B`."""
+        lists = {
+            name
+            for param in self.params
+            if getattr(param, "multiple", False)
+            for name in param.opts
+        } & LISTS
+        spread: list[str] = []
+        option = ""
+        for word in args:
+            if word.startswith("-"):
+                option = word if word in lists else ""
+            elif option and spread[-1] != option:
+                spread.append(option)
+            spread.append(word)
+        return super().parse_args(ctx, spread)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    from hetplan.comparison.compare import ComparedRun
     from hetplan.errors import Fault
+    from hetplan.files.reading import Document
     from hetplan.files.settings import Setting
     from hetplan.predict.predictor import Predictor
     from hetplan.search.result import Inputs, SearchResult
@@ -46,6 +48,10 @@ Stores = Annotated[
         rich_help_panel=PREDICTION,
     ),
 ]
+HiddenStores = Annotated[
+    list[Path] | None,
+    typer.Option("--store", metavar="DIR", hidden=True, help="Profile store; may be repeated."),
+]
 TargetName = Annotated[
     str | None,
     typer.Option(
@@ -70,6 +76,12 @@ Settings = Annotated[
         "repeated.",
         rich_help_panel="Over the job file",
         autocompletion=complete_job_keys,
+    ),
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", metavar="FILE", hidden=True, help="Timeline to write, for ui.perfetto.dev."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -200,9 +212,9 @@ def _shortcut(key: str) -> str:
 
 
 def read_inputs(
-    model: Path,
-    cluster: Path,
-    job: Path,
+    model: Path | Document,
+    cluster: Path | Document,
+    job: Path | Document,
     target: str | None = None,
     *,
     settings: tuple[Setting, ...] = (),
@@ -212,6 +224,7 @@ def read_inputs(
 
     Searched: an InputError where the trainer cannot run any plan of them.
     """
+    from hetplan.cluster.names import guessed_kinds
     from hetplan.errors import InputError
     from hetplan.files.reading import read_document
     from hetplan.files.settings import with_settings
@@ -224,6 +237,7 @@ def read_inputs(
     faults = tuple(question_faults(inputs, document)) if searched else ()
     if faults:
         raise InputError(*faults)
+    tell(*guessed_kinds(read_document(cluster)))
     return inputs
 
 
@@ -275,3 +289,22 @@ def name_values(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
             raise InputError(f"--set {word[:60]!a}: write NAME=VALUE, as in --set TP=8")
         pairs.append((name, value))
     return tuple(pairs)
+
+
+def write_trace(
+    out: Path | None,
+    result: SearchResult,
+    predictor: Predictor,
+    runs: Sequence[ComparedRun] = (),
+) -> None:
+    """The result's timeline and those of runs of it, where a file is named for them."""
+    from hetplan.cost.step_model.pricer import Pricer
+    from hetplan.files.writing import write_atomically
+    from hetplan.reports.trace import trace_text
+
+    if out is None:
+        return
+    inputs = result.inputs
+    pricer = Pricer(inputs.model, inputs.cluster, inputs.job, predictor)
+    write_atomically(out, trace_text(result.plan, pricer, runs))
+    say(f"wrote {out}")

@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetplan.cli.one_line import (
+    OneLine,
+    batch_option,
+    between_option,
+    model_option,
+    nodes_option,
+    question_of,
+    seq_option,
+)
 from hetplan.cli.options import (
     INTERRUPTED,
     AsJson,
+    HiddenStores,
     PredictorFile,
     Settings,
-    Stores,
     TargetName,
+    TraceFile,
     Verbose,
     check_replaceable,
     emit,
@@ -27,6 +37,7 @@ from hetplan.cli.options import (
     read_predictor,
     say,
     show_summary,
+    write_trace,
 )
 
 if TYPE_CHECKING:
@@ -39,12 +50,15 @@ MAX_ALTERNATIVES = 50
 
 
 def plan(
-    model: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="Model file (YAML, or a Hugging Face config.json)."),
-    ],
-    cluster: Annotated[Path, typer.Option(metavar="FILE", help="Cluster file (YAML).")],
-    job: Annotated[Path, typer.Option(metavar="FILE", help="Job file (YAML).")],
+    model: Annotated[str, model_option()],
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Cluster file (YAML).")
+    ] = None,
+    job: Annotated[Path | None, typer.Option(metavar="FILE", help="Job file (YAML).")] = None,
+    nodes: Annotated[list[str] | None, nodes_option()] = None,
+    between: Annotated[list[str] | None, between_option()] = None,
+    batch: Annotated[int | None, batch_option()] = None,
+    sequence: Annotated[int | None, seq_option()] = None,
     target: TargetName = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Plan file to write (JSON).")] = Path(
         "plan.json"
@@ -67,7 +81,7 @@ def plan(
         ),
     ] = None,
     predictor: PredictorFile = None,
-    store: Stores = None,
+    store: HiddenStores = None,
     top: Annotated[
         int,
         typer.Option(
@@ -76,6 +90,7 @@ def plan(
             max=MAX_ALTERNATIVES,
             help="Number of distinct plans to report.",
             rich_help_panel=SEARCH,
+            hidden=True,
         ),
     ] = 1,
     journal: Annotated[
@@ -84,11 +99,14 @@ def plan(
             metavar="FILE",
             help="Save the state of the search while it runs.",
             rich_help_panel=SEARCH,
+            hidden=True,
         ),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Continue from the journal.", rich_help_panel=SEARCH),
+        typer.Option(
+            "--resume", help="Continue from the journal.", rich_help_panel=SEARCH, hidden=True
+        ),
     ] = False,
     native: Annotated[
         bool,
@@ -98,15 +116,22 @@ def plan(
             hidden=True,
         ),
     ] = True,
+    trace: TraceFile = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest plan for a model, a cluster and a job.
 
-    Ctrl-C ends the search, writes the best plan so far and exits with 130. --resume continues a
-    search that was killed.
+    As in: hetplan plan --nodes "4x8 h100 @A" --nodes "8x8 mi300x @B" --between "A B 10Gbit 30ms"
+    --model llama-3-70b --batch 1024 --seq 4096. `hetplan init` makes files of the same words.
+
+    Ctrl-C ends the search, writes the best plan so far and exits with 130. --top N reports
+    several plans; --journal FILE saves the search while it runs, and --resume continues one that
+    was killed; --store DIR fits to other measurements; --trace FILE writes the plan's timeline for
+    ui.perfetto.dev.
     """
     from hetplan.errors import InputError
+    from hetplan.files.writing import check_writable
     from hetplan.kernels import clock
     from hetplan.model.layer_units import own_numerics_remark
     from hetplan.search.files import SCHEMA, result_text
@@ -114,11 +139,20 @@ def plan(
 
     began = clock()
     _check_journal(journal, resume)
-    settings = job_settings(setting, gap=gap, time_limit=time_limit)
-    inputs = read_inputs(model, cluster, job, target, settings=settings)
+    asked = question_of(
+        model,
+        cluster,
+        job,
+        OneLine(nodes=nodes, between=between, batch=batch, sequence=sequence),
+        settings=job_settings(setting, gap=gap, time_limit=time_limit),
+        target=target,
+    )
+    inputs = read_inputs(asked.model, asked.cluster, asked.job, target, settings=asked.settings)
     replacing = check_replaceable(out, SCHEMA, "plan")
+    if trace is not None:
+        check_writable(trace)
     predict, digest = read_predictor(predictor, store)
-    unknown = tuple(unknown_kinds(inputs, predict, cluster))
+    unknown = tuple(unknown_kinds(inputs, predict, asked.cluster))
     if unknown:
         raise InputError(*unknown)
     from hetplan.search.journal import JournalFile  # last: the imports take a second
@@ -135,6 +169,7 @@ def plan(
 
     result = _saved(run_search, answers, top, out)
     say(f"wrote {out}{replacing}")
+    write_trace(trace, result, predict)
     remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
     if remark:
         note(remark)

@@ -354,9 +354,11 @@ def _measuring(
     import sys
 
     from hetplan.cli.progress import ProgressLine
+    from hetplan.cluster.names import measured_kind
     from hetplan.files.shipped import default_store
     from hetplan.profiling.run import Measuring
 
+    kind = None if kind is None else measured_kind(kind)
     try:
         with ProgressLine("measuring") as line:
             yield Measuring(

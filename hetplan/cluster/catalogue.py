@@ -336,16 +336,26 @@ def meant_kinds(name: str, known: Iterable[str]) -> tuple[str, ...]:
     )[:_MAX_NEAREST]
 
 
+def fitting_kinds(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The known names that have every word of `name`, or else begin with each, or hold it."""
+    ranked = sorted((_rank(name[:100].lower(), kind)[0], kind) for kind in set(known))
+    best = ranked[0][0] if ranked else _UNLIKE
+    least = 1 if best == _WHOLE_WORDS else 3  # `a3` is not a30
+    enough = best <= _INSIDE and len("".join(words_of(name))) >= least
+    return tuple(kind for rank, kind in ranked if rank == best) if enough else ()
+
+
 _WHOLE_WORDS, _BEGINNINGS, _INSIDE, _SOME_WORDS, _SPELT_ALIKE, _UNLIKE = range(6)
 
 
-def _words(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
+    """Runs of letters and digits, in small letters."""
     return [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
 
 
 def _rank(text: str, kind: str) -> tuple[int, float, float]:
     """How a kind fits what was written: class, then what is left over, then unlike letters."""
-    asked, has = _words(text), _words(kind)
+    asked, has = words_of(text), words_of(kind)
     squeezed, whole = "".join(asked), "".join(has)
     unlike = 1.0 - SequenceMatcher(None, squeezed, whole).ratio()
     spare = float(sum(word not in asked for word in has))
@@ -358,7 +368,7 @@ def _rank(text: str, kind: str) -> tuple[int, float, float]:
     if len(squeezed) > 2 and squeezed in whole:
         return _INSIDE, spare, unlike
     # The vendor alone says nothing about which device is meant, and its memory little.
-    common = [word for word in asked if _is_model(word) and _meets(word, has)]
+    common = [word for word in asked if is_model(word) and _meets(word, has)]
     if common:
         return _SOME_WORDS, -float(sum(len(word) for word in common)), unlike
     pairs = (SequenceMatcher(None, word, other).ratio() for word in asked for other in has)
@@ -366,7 +376,8 @@ def _rank(text: str, kind: str) -> tuple[int, float, float]:
     return (_SPELT_ALIKE if likest >= _SAME_WORD else _UNLIKE), 1.0 - likest, unlike
 
 
-def _is_model(word: str) -> bool:
+def is_model(word: str) -> bool:
+    """Whether a word tells devices of one vendor apart, as h100 does and 80gb does not."""
     return any(letter.isdigit() for letter in word) and not re.fullmatch(r"\d+g[bi]?b?", word)
 
 

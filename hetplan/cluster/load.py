@@ -23,25 +23,28 @@ from hetplan.cluster.file_form import (
 )
 from hetplan.cluster.launch_form import check_launch, launch_domain
 from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES
+from hetplan.cluster.names import with_kind_names
 from hetplan.cluster.node import Nics, spread_evenly
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Site, Transport
 from hetplan.cluster.templates import links_of, with_templates
 from hetplan.errors import InputError
 from hetplan.files.quantities import value_of
-from hetplan.files.reading import decode, read_document
+from hetplan.files.reading import Document, decode, read_document
 
 CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/8"
 """Schema of the Cluster value's own JSON form, in which every figure is in base units."""
 
 
-def load_cluster(path: str | Path, catalogue: Sequence[DeviceKind] | None = None) -> Cluster:
+def load_cluster(
+    path: str | Path | Document, catalogue: Sequence[DeviceKind] | None = None
+) -> Cluster:
     """The cluster that the file describes; one InputError with every fault otherwise.
 
     `catalogue`: device kinds that islands may name beside the file's own, instead of the shipped
     ones.
     """
     with _collector_paused():
-        return _load(Path(path), catalogue)
+        return _load(read_document(path), catalogue)
 
 
 @contextmanager
@@ -59,9 +62,9 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _load(path: Path, catalogue: Sequence[DeviceKind] | None) -> Cluster:
+def _load(document: Document, catalogue: Sequence[DeviceKind] | None) -> Cluster:
     known = {kind.kind: kind for kind in (load_catalogue() if catalogue is None else catalogue)}
-    document, faults = with_templates(read_document(path), known)
+    document, faults = with_templates(with_kind_names(document, known.values()), known)
     unknown = [fault for fault in faults if fault.field.endswith(".node")]
     if unknown:
         # What such an island lacks would only repeat it.

@@ -56,7 +56,13 @@ def is_run_log(path: Path) -> bool:
 
 
 def run_of_plan(path: Path, result: SearchResult) -> TrainingLog:
-    """The last run of this plan in the file; InputError where it has none.
+    """The last run of this plan in the file as a training log; InputError where it has none."""
+    run, notes = last_run(path, result)
+    return log_of(run, path, notes)
+
+
+def last_run(path: Path, result: SearchResult) -> tuple[RunLog, tuple[str, ...]]:
+    """The last valid run of this plan in the file, and notes; InputError where it has none.
 
     Runs whose plan file was another one count where inputs and layout are the plan's: the same
     plan with an estimate of another day.
@@ -91,7 +97,7 @@ def run_of_plan(path: Path, result: SearchResult) -> TrainingLog:
         raise InputError(Fault(file=str(path), message=message))
     if len(mine) > 1:
         notes.append(f"{len(mine)} runs of this plan in the file: the last valid one counts")
-    return log_of(valid[-1], path, notes)
+    return valid[-1], tuple(notes)
 
 
 def _same_layout(run: RunLog, result: SearchResult) -> bool:

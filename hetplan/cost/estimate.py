@@ -53,7 +53,7 @@ from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.cost.step_model.step import norm_parts
 from hetplan.cost.step_model.uneven_work import clock, length_factors
 from hetplan.cost.step_model.units import Unit
-from hetplan.cost.terms import Part, extrapolates, notes
+from hetplan.cost.terms import Part, extrapolates, notes, sources_of
 from hetplan.errors import Fault, InputError
 from hetplan.job.kernels import FUSED_ATTENTION, job_on, kernel_fault
 from hetplan.job.spec import Job
@@ -277,6 +277,20 @@ def step_causes(costs: PlanCosts, step: StepCost) -> tuple[str, ...]:
     hops = [hop for pipeline in step.work for hop in pipeline.hops.hops]
     terms = (part.term.cause for part in _parts(costs, step))
     return (*terms, *(hop.link for hop in hops))
+
+
+def cause_sources(costs: PlanCosts, step: StepCost) -> dict[tuple[str, str], set[str]]:
+    """Where the predictions of each cause and part (`CauseSeconds`) come from."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for each in _parts(costs, step):
+        prediction = each.term.prediction
+        own = {part.name: part.source or prediction.source for part in prediction.parts}
+        for source, *_ in sources_of(each.term):
+            found.setdefault(source, set()).add(own.get(source[1], prediction.source))
+    for pipeline in step.work:
+        for hop in pipeline.hops.hops:
+            found.setdefault((hop.link, ""), set()).add(hop.law.source)
+    return found
 
 
 def misfits(estimate: Estimate) -> tuple[str, ...]:

@@ -10,8 +10,9 @@ import inspect
 import json
 import math
 import operator
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import fields
+from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 from textwrap import dedent
@@ -32,7 +33,15 @@ from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetplan.errors import InputError
-from hetplan.units import EXAMPLES, NAME_PATTERN, Dimension, parse_quantity, pattern
+from hetplan.units import (
+    COUNT_PATTERN,
+    EXAMPLES,
+    NAME_PATTERN,
+    Dimension,
+    parse_count,
+    parse_quantity,
+    pattern,
+)
 
 T = TypeVar("T")
 
@@ -41,14 +50,15 @@ NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[0-9]+$"
 
 
 def _parser(dimension: Dimension) -> BeforeValidator:
-    def parse(text: object) -> float:
-        try:
-            return parse_quantity(text, dimension)
-        except InputError as error:
-            # pydantic collects this kind and goes on to the next field.
-            raise PydanticCustomError("quantity", "{message}", {"message": str(error)}) from error
+    return BeforeValidator(lambda text: _quantity(lambda: parse_quantity(text, dimension)))
 
-    return BeforeValidator(parse)
+
+def _quantity(parse: Callable[[], T]) -> T:
+    try:
+        return parse()
+    except InputError as error:
+        # pydantic collects this kind and goes on to the next field.
+        raise PydanticCustomError("quantity", "{message}", {"message": str(error)}) from error
 
 
 def _json_schema(dimension: Dimension) -> WithJsonSchema:
@@ -91,6 +101,18 @@ CountOrZero: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """A number of things, maybe none."""
 Positive: TypeAlias = Annotated[float, Field(gt=0, lt=math.inf)]
 """A finite number above 0."""
+SPOKEN_COUNT = BeforeValidator(
+    lambda count: _quantity(lambda: parse_count(count)) if isinstance(count, str) else count
+)
+"""In the type of a whole number that may be text too, as in `2T`."""
+
+
+def spoken_count_schema(largest: int) -> WithJsonSchema:
+    """The JSON Schema of such a number."""
+    whole = {"type": "integer", "minimum": 1, "maximum": largest}
+    return WithJsonSchema({"anyOf": [whole, {"type": "string", "pattern": COUNT_PATTERN}]})
+
+
 NonNegative: TypeAlias = Annotated[float, Field(ge=0, lt=math.inf)]
 """A finite number, at least 0."""
 Fraction: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
@@ -116,6 +138,27 @@ def _describe_inherited(schema: dict[str, Any], form: type[Any]) -> None:
                 continue
             if isinstance(text.value, ast.Constant):
                 entry.setdefault("description", inspect.cleandoc(str(text.value.value)))
+
+
+class SpokenEnum(StrEnum):
+    """Words of a file, which are also read by the names that people have for them."""
+
+    @classmethod
+    def spoken(cls) -> dict[str, str]:
+        """Other names, in small letters, and the word that each stands for."""
+        return {}
+
+    @classmethod
+    def _missing_(cls, value: object) -> SpokenEnum | None:
+        name = str(value)[:40].strip().lower()
+        word = cls.spoken().get(name, name)
+        return next((each for each in cls if each.value == word), None)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
+        schema = handler(core)
+        handler.resolve_ref_schema(schema)["enum"] = [*cls, *cls.spoken()]
+        return schema
 
 
 class FileForm:

@@ -100,13 +100,19 @@ Check: TypeAlias = Callable[[Document], Iterable[Fault]]
 """A rule of a file's own. It sees the raw data, so it must step over what has the wrong type."""
 
 
-def read_document(path: Path) -> Document:
-    """The file's data; an InputError where it is missing or not YAML (`*.json`: JSON) in UTF-8."""
-    file = str(path)
-    data = read_bytes(path)
+def read_document(path: str | Path | Document) -> Document:
+    """The file's data; an InputError where it is missing or not YAML (`*.json`: JSON) in UTF-8.
+
+    A document is returned as it is: it takes the place of a file that nobody wrote.
+    """
+    return path if isinstance(path, Document) else document_of(str(path), read_bytes(Path(path)))
+
+
+def document_of(file: str, data: bytes) -> Document:
+    """The same of what a file of this name has, or would have."""
     text = text_of(file, data)
     sha256 = hashlib.sha256(data).hexdigest()
-    if path.suffix.lower() == ".json":
+    if Path(file).suffix.lower() == ".json":
         root = nodes.read_json(file, text)
         return Document(file=file, text=text, root=root, sha256=sha256)
     tree = nodes.read_yaml(file, text)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from hetplan.cluster.catalogue import load_catalogue, nearest_kinds
 from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.names import known_kind
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_text
 from hetplan.importers.draft import ClusterDraft, IslandDraft, NicsDraft
@@ -245,13 +245,10 @@ def _device_kinds(
 
 
 def _known_kind(name: str) -> DeviceKind:
-    catalogue = {kind.kind: kind for kind in load_catalogue()}
-    if name in catalogue:
-        return catalogue[name]
-    near = nearest_kinds(name, catalogue)
-    hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(sorted(catalogue))}"
-    message = f"unknown device kind {name[:60]!a}; {hint}"
-    raise InputError(Fault(field="--device", message=message))
+    try:
+        return known_kind(name)
+    except InputError as error:
+        raise InputError(Fault(field="--device", message=str(error))) from error
 
 
 def _topology(

@@ -150,7 +150,9 @@ def comment(text: str, indent: int) -> list[str]:
     """Comment lines of this text; characters that do not print are shown by their codes."""
     plain = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
     margin = " " * indent + "# "
-    return textwrap.wrap(plain, _WIDTH, initial_indent=margin, subsequent_indent=margin)
+    return textwrap.wrap(
+        plain, _WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+    )
 
 
 def _name_faults(draft: ClusterDraft) -> Iterator[Fault]:

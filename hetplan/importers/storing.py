@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from hetplan.cluster.catalogue import kind_called, load_catalogue, nearest_kinds
+from hetplan.cluster.names import measured_kind
 from hetplan.errors import Fault, InputError
 from hetplan.importers.records import Imported
 from hetplan.profiling.samples import Provenance
@@ -44,7 +45,11 @@ def import_provenance(
     """
     catalogue = {kind.kind: kind for kind in load_catalogue()}
     called = imported.device_name
-    device = device or (kind_called(called, catalogue.values()) if called else "")
+    device = (
+        measured_kind(device)
+        if device
+        else (kind_called(called, catalogue.values()) if called else "")
+    )
     if not device:
         says = f" (the file says {called[:60]!a})" if called else ""
         message = (

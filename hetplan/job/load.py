@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path as FilePath
 from typing import Literal, TypeAlias, get_args, get_type_hints
 
@@ -19,6 +19,8 @@ from hetplan.job.spec import (
     SHARES_TOLERANCE,
     Job,
     JobSettings,
+    Precision,
+    ProductFormat,
 )
 from hetplan.job.trainer import trainer_faults
 
@@ -41,13 +43,14 @@ class JobForm(JobSettings):
     """Time of every step that the devices wait for their data. Left out: none, it is prefetched."""
 
 
-def load_job(path: str | FilePath) -> Job:
+def load_job(path: str | FilePath | Document) -> Job:
     """The job that the file describes; one InputError with every fault otherwise."""
-    return read_job(read_document(FilePath(path)))
+    return read_job(read_document(path))
 
 
 def read_job(document: Document) -> Job:
     """The same of a document that was read, with or without settings over it."""
+    document = _with_narrow_products(document)
     form = decode(document, JobForm, schema=JOB_SCHEMA, checks=(_check_batch, _check_lengths))
     if form.data_loading is not None and form.data_loading > MAX_SECONDS:
         message = f"{form.data_loading:g} s; a step waits at most {MAX_SECONDS:g} s for its data"
@@ -62,6 +65,28 @@ def read_job(document: Document) -> Job:
     if faults:
         raise InputError(*faults)
     return job
+
+
+def _with_narrow_products(document: Document) -> Document:
+    """`precision: fp8` is bfloat16 with products in float8; likewise mxfp8 and nvfp4."""
+    narrow = narrow_format(document.at("precision"))
+    trainer = document.at("trainer")
+    if narrow is None or not isinstance(document.root, dict):
+        return document
+    own = trainer.get("product_format", narrow) if isinstance(trainer, dict) else narrow
+    if own != narrow or not isinstance(trainer, dict | None):
+        return document
+    trainer = {**(trainer or {}), "product_format": narrow.value}
+    root = {**document.root, "precision": Precision.BFLOAT16.value, "trainer": trainer}
+    return replace(document, root=root)
+
+
+def narrow_format(precision: object) -> ProductFormat | None:
+    """The format of products that somebody means who calls it the precision of the job."""
+    try:
+        return ProductFormat(str(precision)) if isinstance(precision, str) else None
+    except ValueError:
+        return None
 
 
 def job_keys() -> Iterator[str]:

@@ -11,13 +11,16 @@ from pydantic import Field
 
 from hetplan.errors import InputError
 from hetplan.files.quantities import (
+    SPOKEN_COUNT,
     Count,
     FileForm,
     Fraction,
     Name,
     NodeName,
     Ratio,
+    SpokenEnum,
     check_limits,
+    spoken_count_schema,
 )
 
 MAX_TOKENS = 10**18
@@ -35,16 +38,24 @@ Quantile: TypeAlias = Annotated[float, Field(ge=0.5, le=0.99)]
 """From the median to what the draws of an interval still resolve."""
 Part: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 """A part of a whole that may be all of it."""
-Tokens: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Tokens: TypeAlias = Annotated[
+    int, Field(ge=1, le=MAX_TOKENS), SPOKEN_COUNT, spoken_count_schema(MAX_TOKENS)
+]
+"""A whole number, or text as in `2T`."""
 Seed: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SEED)]
 
 
-class Precision(StrEnum):
+class Precision(SpokenEnum):
     """Number format of weights, activations and matrix products."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+
+    @classmethod
+    def spoken(cls) -> dict[str, str]:
+        """As trainers' flags have them."""
+        return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16"}
 
     @property
     def bytes_per_element(self) -> int:
@@ -64,7 +75,7 @@ class ExpertDispatcher(StrEnum):
     """All tokens to all ranks, results summed by a reduce_scatter."""
 
 
-class ProductFormat(StrEnum):
+class ProductFormat(SpokenEnum):
     """Number format of a layer's products where it is narrower than the job's precision."""
 
     FLOAT8 = "float8"
@@ -73,6 +84,11 @@ class ProductFormat(StrEnum):
     """8 bits, one scale per 32 elements (OCP Microscaling Formats 1.0)."""
     NVFP4 = "nvfp4"
     """4 bits, one scale per 16 elements and one per tensor (arXiv 2509.25149)."""
+
+    @classmethod
+    def spoken(cls) -> dict[str, str]:
+        """As trainers' flags have them."""
+        return {"fp8": "float8"}
 
     @property
     def rate(self) -> str:
@@ -87,11 +103,16 @@ class CollectiveAlgorithm(StrEnum):
     TREE = "tree"
 
 
-class Optimizer(StrEnum):
+class Optimizer(SpokenEnum):
     """Update rule; it decides the optimizer state per parameter and the update's time."""
 
     ADAMW = "adamw"
     SGD = "sgd"
+
+    @classmethod
+    def spoken(cls) -> dict[str, str]:
+        """Megatron-LM's `--optimizer adam` is AdamW; without decay the two cost the same."""
+        return {"adam": "adamw"}
 
 
 class Objective(StrEnum):

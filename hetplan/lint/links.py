@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from statistics import median
 
+from hetplan.cluster.names import guessed_kinds
 from hetplan.cluster.spec import Island
 from hetplan.errors import Fault
+from hetplan.files.reading import read_document
 from hetplan.lint.evidence import Evidence, is_sentinel
 from hetplan.lint.findings import Finding, Rule, Severity, at, finding, grouped
 from hetplan.lint.known import fastest_link, known_device
@@ -221,6 +223,12 @@ def _estimated(evidence: Evidence) -> Iterator[Fault]:
                 yield Finding(file=str(path), message=kind.estimated_note)
 
 
+def _guessed(evidence: Evidence) -> Iterator[Fault]:
+    for path, _ in evidence.inputs.clusters:
+        for fault in guessed_kinds(read_document(path)):
+            yield Finding(file=fault.file, line=fault.line, message=fault.message)
+
+
 RULES = (
     Rule(
         id="failure-as-number",
@@ -294,5 +302,13 @@ RULES = (
         "that rest on them may be off by as much as the two differ.",
         advice="Measure the kind (hetplan profile), or give the figures in `devices` of the file.",
         check=_estimated,
+    ),
+    Rule(
+        id="short-kind-name",
+        severity=Severity.NOTE,
+        title="a device name that fits several kinds",
+        explanation="It is taken as the kind that node templates have.",
+        advice="Write the kind's whole name (hetplan doctor --kinds).",
+        check=_guessed,
     ),
 )

@@ -168,14 +168,14 @@ class ModelForm(FileForm):
     """Router of every layer with experts."""
 
 
-def load_model(path: str | FilePath) -> ModelSpec:
+def load_model(path: str | FilePath | Document) -> ModelSpec:
     """The model that the file describes; one InputError with every fault otherwise.
 
     A file without hetplan's `schema` key that has `model_type` or `architectures` is the
     config.json of a Hugging Face model: it is read as data, nothing in it is executed. Every
     other file is in hetplan's own form (configs/models).
     """
-    document = read_document(FilePath(path))
+    document = read_document(path)
     if is_huggingface(document):
         return model_of_config(document)
     return model_of_document(document)

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
+from hetplan.cluster.names import meant_kind
 from hetplan.cluster.spec import Cluster
+from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.plans.chosen import Shape
 from hetplan.plans.pieces import data_ranks
 from hetplan.plans.plan import Plan, RecomputeGranularity, Sharding
+
+
+def with_named_ends(job: Job, cluster: Cluster) -> Job:
+    """The job with the catalogue's names of device kinds in embedding_on and head_on."""
+    kinds = [island.device for island in cluster.islands]
+    islands = {island.name for island in cluster.islands}
+
+    def meant(name: str | None) -> str | None:
+        if name is None or name in islands:
+            return name
+        try:
+            return meant_kind(name, kinds).kind
+        except InputError:
+            return name  # `check_job` says what is wrong with it
+
+    first, last = meant(job.pin.embedding_on), meant(job.pin.head_on)
+    if (first, last) == (job.pin.embedding_on, job.pin.head_on):
+        return job
+    return replace(job, pin=replace(job.pin, embedding_on=first, head_on=last))
 
 
 def keeps_pins(plan: Plan, cluster: Cluster, job: Job) -> bool:

@@ -1,142 +1,238 @@
-"""A plan's step as a timeline: JSON for chrome://tracing and ui.perfetto.dev.
+"""A plan's step, or a measured run, as a trace for ui.perfetto.dev and chrome://tracing.
 
-Trace Event Format, object form: one process per pipeline; one thread per stage with its passes and
-what comes after them, one per hop and direction with its transfers (from the first byte to the last
-on the wire; the arrival is among the arguments). Complete events, times in microseconds.
+Trace Event Format, object form, times in microseconds. A process per stage; its passes, its
+collectives and what it sends over each boundary are threads of their own:
+
+    X    a pass, a collective, a transfer (from the first byte to the last on the wire)
+    s, f a transfer's way from its sender to the pass that waits for it
+    C    memory of one device: state, and activations as microbatches come and go; their peak is the
+         estimate's, between they are in proportion to the layers whose activations are alive
+    M    names
+
+A measured run has a process for its steps, and one per stage with the medians of its ranks: what a
+trainer measures is how long, not when, so those bars stand one behind the other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from hetplan.cost.replay.step import PipelineReplay, replay_step
-from hetplan.cost.step_model.plan import PipelineWork, sends_wait
-from hetplan.cost.step_model.pricer import Pricer, StepCost
-from hetplan.cost.step_model.step import StageEnd
-from hetplan.plans.plan import Plan
-from hetplan.plans.v_schedules import stage_of
+from hetplan.comparison.compare import ComparedRun
+from hetplan.comparison.logs import is_run_log, last_run
+from hetplan.comparison.parts import TimerRow
+from hetplan.cost.estimate_values import MemoryUse
+from hetplan.cost.step_model.pricer import Pricer
+from hetplan.plans.plan import LayerRange, Plan
+from hetplan.reports.timeline import (
+    Bar,
+    PipelineTimeline,
+    StageTimeline,
+    Timeline,
+    Track,
+    timeline_of,
+)
+from hetplan.runtime.measured import RankMeasure
 
 Event = dict[str, object]
 
 MICROSECONDS = 1e6
 """Of one second; the unit of the format."""
-
-_WORDS = {"F": "forward", "B": "backward", "W": "weight gradients", "BW": "backward"}
-
-
-def trace_text(plan: Plan, pricer: Pricer) -> str:
-    """The whole timeline as JSON text."""
-    return json.dumps({"traceEvents": list(trace_events(plan, pricer)), "displayTimeUnit": "ms"})
+_FIXED = {Track.COMPUTE: 0, Track.COLLECTIVES: 1}
+_FIRST_SEND = 2
+"""Threads of transfers come after those of compute and collectives."""
 
 
-def trace_events(plan: Plan, pricer: Pricer) -> Iterator[Event]:
+def trace_text(plan: Plan, pricer: Pricer, runs: Sequence[ComparedRun] = ()) -> str:
+    """The whole trace of a plan, and of runs of it, as JSON text."""
+    memory = pricer.step(plan).memory
+    events = [*trace_events(plan, timeline_of(plan, pricer), memory)]
+    for run in runs:
+        events += measured_events(run, first=1 + max(_number(event["pid"]) for event in events))
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError("a process has a number")
+    return value
+
+
+def trace_events(
+    plan: Plan, timeline: Timeline, memory: Sequence[Sequence[MemoryUse]]
+) -> Iterator[Event]:
     """Names of processes and threads, then every event."""
-    step = pricer.step(plan)
-    replayed = replay_step(
-        [pipeline.times() for pipeline in step.work], rendezvous=sends_wait(plan)
-    )
-    loading = pricer.job.data_loading_seconds
-    for p, (pipeline, replay) in enumerate(zip(step.work, replayed.pipelines, strict=True)):
-        yield from _names(p, pipeline)
-        yield from _passes(p, replay)
-        yield from _transfers(p, pipeline, replay)
-        for s, end in enumerate(step.composed.stages[p]):
-            yield from _end(p, s, end, step, loading)
+    first, flow = 0, 0
+    for p, pipeline in enumerate(timeline.pipelines):
+        place = f"pipeline {p}, " if len(timeline.pipelines) > 1 else ""
+        for s, stage in enumerate(pipeline.stages):
+            process = first + s
+            name = f"{place}stage {s}: {stage.num_devices} x {stage.device}, {stage.island}"
+            yield _named("process_name", name, process)
+            yield {**_named("process_sort_index", "", process), "args": {"sort_index": process}}
+            yield from _threads(process, s, stage)
+            for bar in stage.bars:
+                yield _bar(process, bar)
+            chunks = plan.pipelines[p].stages[s].chunks
+            yield from _memory(process, stage, chunks, memory[p][s])
+        for event in _flows(first, pipeline):
+            yield {**event, "id": flow + _number(event["id"])}
+        flow += sum(len(stage.bars) for stage in pipeline.stages)
+        first += len(pipeline.stages)
 
 
-def _names(p: int, pipeline: PipelineWork) -> Iterator[Event]:
-    def named(what: str, name: str, thread: int = 0) -> Event:
-        return {"ph": "M", "pid": p, "tid": thread, "name": what, "args": {"name": name}}
-
-    stages = len(pipeline.stages)
-    yield named("process_name", f"pipeline {p}")
-    for s, stage in enumerate(pipeline.stages):
-        unit = stage.unit
-        name = f"stage {s}, {unit.replica.num_devices} x {unit.island.device.kind}"
-        yield named("thread_name", f"{name}, island {unit.island.name}", s)
-    schedule = pipeline.pipeline.schedule.name
-    for k, hop in enumerate(pipeline.hops.row):
-        if hop is not None:
-            left, right = (stage_of(schedule, at, stages) for at in (k, k + 1))
-            yield named("thread_name", f"hop {k}: stage {left} to {right}", _thread(stages, k, 0))
-            yield named("thread_name", f"hop {k}: stage {right} to {left}", _thread(stages, k, 1))
+def _named(what: str, name: str, process: int, thread: int = 0) -> Event:
+    return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": {"name": name}}
 
 
-def _thread(stages: int, hop: int, back: int) -> int:
-    """Threads of hops come after those of the stages."""
-    return stages + 2 * hop + back
+def _thread(bar: Bar) -> int:
+    if bar.hop < 0:
+        return _FIXED[bar.track]
+    return _FIRST_SEND + 2 * bar.hop + (bar.track is Track.GRADIENTS)
 
 
-def _event(p: int, thread: int, name: str, start: float, end: float, **arguments: object) -> Event:
+def _threads(process: int, s: int, stage: StageTimeline) -> Iterator[Event]:
+    names = {_FIXED[track]: track.value for track in _FIXED}
+    for bar in stage.bars:
+        if bar.hop >= 0:
+            names[_thread(bar)] = f"{bar.track.value}, hop {bar.hop}: stage {s} to {bar.to}"
+    for thread, name in sorted(names.items()):
+        yield _named("thread_name", name, process, thread)
+
+
+def _bar(process: int, bar: Bar) -> Event:
+    known: dict[str, object] = {}
+    if bar.microbatch >= 0:
+        known = {"microbatch": bar.microbatch, "chunk": bar.chunk}
+    if bar.hop >= 0:
+        arrives = bar.arrives_seconds * MICROSECONDS
+        known |= {"arrives_microseconds": arrives, "link": bar.link}
+    return _slice(process, _thread(bar), bar.name, (bar.start_seconds, bar.end_seconds), known)
+
+
+def _slice(
+    process: int, thread: int, name: str, span: tuple[float, float], known: dict[str, object]
+) -> Event:
+    start, end = span
     return {
         "ph": "X",
-        "pid": p,
+        "pid": process,
         "tid": thread,
         "name": name,
+        "cat": "hetplan",
         "ts": start * MICROSECONDS,
         "dur": (end - start) * MICROSECONDS,
-        "args": arguments,
+        "args": known,
     }
 
 
-def _passes(p: int, replay: PipelineReplay) -> Iterator[Event]:
-    for s, stage in enumerate(replay.stages):
-        for one in stage.operations:
-            yield _event(
-                p,
-                s,
-                _WORDS[one.kind],
-                one.start_seconds,
-                one.end_seconds,
-                microbatch=one.microbatch,
-                chunk=one.chunk,
-            )
+def _flows(first: int, pipeline: PipelineTimeline) -> Iterator[Event]:
+    """From every transfer to the pass that its receiver needs it for."""
+    needs = {
+        (s, bar.chunk, bar.microbatch, bar.name): bar.start_seconds
+        for s, stage in enumerate(pipeline.stages)
+        for bar in stage.passes
+    }
+    number = 0
+    for s, stage in enumerate(pipeline.stages):
+        for bar in stage.bars:
+            if bar.hop < 0:
+                continue
+            number += 1
+            name = "backward" if bar.track is Track.GRADIENTS else "forward"
+            at = needs[bar.to, bar.chunk, bar.microbatch, name]
+            same: Event = {"cat": "transfer", "name": bar.name, "id": number}
+            sender, receiver = first + s, first + bar.to
+            ts = bar.start_seconds * MICROSECONDS
+            yield {**same, "ph": "s", "pid": sender, "tid": _thread(bar), "ts": ts}
+            yield {
+                **same,
+                "ph": "f",
+                "bp": "e",
+                "pid": receiver,
+                "tid": _FIXED[Track.COMPUTE],
+                "ts": at * MICROSECONDS,
+            }
 
 
-def _transfers(p: int, pipeline: PipelineWork, replay: PipelineReplay) -> Iterator[Event]:
-    stages = len(pipeline.stages)
-    for one in replay.transfers:
-        hop = pipeline.hops.row[one.hop]
-        if hop is None:
-            continue
-        back = one.direction == "backward"
-        yield _event(
-            p,
-            _thread(stages, one.hop, back),
-            "gradients" if back else "activations",
-            one.start_seconds,
-            one.left_seconds,
-            microbatch=one.microbatch,
-            arrives_microseconds=one.end_seconds * MICROSECONDS,
-            link=hop.link,
+def _memory(
+    process: int, stage: StageTimeline, chunks: Sequence[LayerRange], use: MemoryUse
+) -> Iterator[Event]:
+    """Bytes on one device: its state, and activations as microbatches come and go."""
+    state = use.parameter_bytes + use.gradient_bytes + use.optimizer_bytes + use.buffer_bytes
+    layers = [chunk.stop - chunk.start for chunk in chunks]
+    alive, moments = 0, [(0.0, 0)]
+    for bar in stage.passes:
+        if bar.name == "forward":
+            alive += layers[bar.chunk]
+            moments.append((bar.start_seconds, alive))
+        elif bar.name == "backward":
+            alive -= layers[bar.chunk]
+            moments.append((bar.end_seconds, alive))
+    most = max(count for _, count in moments)
+    for seconds, count in sorted(moments, key=lambda each: each[0]):
+        activations = use.activation_bytes * count / most if most else 0.0
+        yield {
+            "ph": "C",
+            "pid": process,
+            "tid": 0,
+            "name": "memory of one device, bytes",
+            "ts": seconds * MICROSECONDS,
+            "args": {"state": state, "activations": activations},
+        }
+
+
+# ---- measured
+
+
+def measured_events(run: ComparedRun, first: int) -> Iterator[Event]:
+    """Steps one behind the other, then what is known of one step: its ranks, or its timers."""
+    yield _named("process_name", f"measured: {run.comparison.trainer}, steps that count", first)
+    yield _named("thread_name", "steps", first)
+    at = 0.0
+    for timed in run.chosen.used:
+        known: dict[str, object] = {"iteration": timed.step.iteration}
+        yield _slice(first, 0, "step", (at, at + timed.seconds), known)
+        at += timed.seconds
+    log = run.files.logs[0]
+    if is_run_log(log):
+        yield from _ranks(last_run(log, run.result)[0].ranks, first + 1)
+    elif run.comparison.timers:
+        yield from _timers(run.comparison.timers, first + 1)
+
+
+def _ranks(ranks: Sequence[RankMeasure], first: int) -> Iterator[Event]:
+    """A process per stage, a thread per rank."""
+    for stage in sorted({rank.stage for rank in ranks}):
+        yield _named(
+            "process_name", f"measured: stage {stage}, medians; in no order", first + stage
         )
+    for rank in ranks:
+        process = first + rank.stage
+        yield _named("thread_name", f"rank {rank.rank}, {rank.device_kind}", process, rank.rank)
+        spans = (
+            ("forward and backward", rank.busy_seconds),
+            ("waits", rank.wait_seconds),
+            ("gradient reduction", rank.reduction_seconds),
+            ("optimizer", rank.optimizer_seconds),
+        )
+        yield from _behind_each_other(process, rank.rank, spans)
 
 
-def _end(p: int, s: int, end: StageEnd, step: StepCost, loading: float) -> Iterator[Event]:
-    """What the stage does after its last pass; it may wait between two of these."""
-    at = end.end + end.waits
-    composed = step.composed
-    parts = [
-        ("gradient reduction", end.reduction.added_seconds),
-        ("tied embedding", end.embedding),
-    ]
-    if composed.barrier:
-        first, second = composed.last_to_arrive
-        reduced = composed.stages[first][second].arrives
-    for name, seconds in parts:
-        if seconds:
-            yield _event(p, s, name, at, at + seconds)
-            at += seconds
-    if composed.barrier:
-        yield _event(p, s, "gradient norm", reduced, reduced + composed.norm_seconds)
-        at = reduced + composed.norm_seconds
-    for name, seconds in (
-        ("optimizer", end.update),
-        ("parameter gathering", end.gathering.added_seconds),
-    ):
-        if seconds:
-            yield _event(p, s, name, at, at + seconds)
-            at += seconds
-    if loading:
-        yield _event(p, s, "data loading", step.step_seconds - loading, step.step_seconds)
+def _timers(timers: Sequence[TimerRow], process: int) -> Iterator[Event]:
+    """A trainer's timers, of its fastest and of its slowest rank."""
+    yield _named("process_name", "measured: timers of a step, medians; in no order", process)
+    least = [(row.timer, row.measured_least_seconds) for row in timers]
+    most = [(row.timer, row.measured_most_seconds) for row in timers]
+    for thread, (name, spans) in enumerate((("least of all ranks", least), ("most", most))):
+        yield _named("thread_name", name, process, thread)
+        yield from _behind_each_other(process, thread, spans)
+
+
+def _behind_each_other(
+    process: int, thread: int, spans: Iterable[tuple[str, float]]
+) -> Iterator[Event]:
+    at = 0.0
+    for name, seconds in spans:
+        yield _slice(process, thread, name, (at, at + seconds), {})
+        at += seconds

@@ -21,6 +21,7 @@ from hetplan.job.load import read_job
 from hetplan.model.load import load_model
 from hetplan.plans.check import check_plan
 from hetplan.plans.check_job import check_job_against
+from hetplan.plans.pinned import with_named_ends
 from hetplan.plans.plan import Plan
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
@@ -190,9 +191,9 @@ _T = TypeVar("_T")
 
 
 def load_inputs(
-    model: Path,
-    cluster: Path,
-    job: Path,
+    model: Path | Document,
+    cluster: Path | Document,
+    job: Path | Document,
     *,
     settings: Sequence[Setting] = (),
     searched: bool = True,
@@ -219,11 +220,14 @@ def load_inputs(
     job_spec = None if document is None else attempt(read_job, document)
     if model_spec is None or cluster_spec is None or document is None or job_spec is None:
         raise InputError(*faults)
+    job_spec = with_named_ends(job_spec, cluster_spec)
     against = check_job_against(job_spec, model_spec, cluster_spec, document, searched=searched)
     if against:
         raise InputError(
             *(
-                replace(fault, file=str(model), field="") if fault.field == "model" else fault
+                replace(fault, file=read_document(model).file, field="")
+                if fault.field == "model"
+                else fault
                 for fault in against
             )
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from hetplan.cluster.places import island_paths
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import Document, read_document
 from hetplan.job.kernels import job_on, used_kinds
@@ -38,7 +39,9 @@ def lacks_figures(question: Question) -> bool:
     )
 
 
-def unknown_kinds(question: Question, predictor: Predictor, cluster: Path) -> Iterator[Fault]:
+def unknown_kinds(
+    question: Question, predictor: Predictor, cluster: Path | Document
+) -> Iterator[Fault]:
     """Every kind that a plan may use and of whose layers nothing is known: neither figures nor
     measurements. In the cluster's file, at its first island.
     """
@@ -59,14 +62,6 @@ def unknown_kinds(question: Question, predictor: Predictor, cluster: Path) -> It
             predictor.layer(kind, query)
         except InputError as error:
             message = f"{error}; or forbid the islands of {kind.kind}"
-            yield document.fault(_first_place(document, kind.kind), message)
-
-
-def _first_place(document: Document, kind: str) -> tuple[str | int, ...]:
-    """Where the file first names this kind of its islands; its top where nodes have it."""
-    for region in document.entries(("regions",)):
-        for at in document.entries(("regions", region, "islands")):
-            place = ("regions", region, "islands", at, "device")
-            if document.word(place) == kind:
-                return place
-    return ()
+            islands = zip(question.cluster.islands, island_paths(document), strict=True)
+            place = next(path for island, (_, path) in islands if island.device.kind == kind.kind)
+            yield document.fault((*place, "device"), message)

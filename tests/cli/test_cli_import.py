@@ -146,7 +146,7 @@ def test_a_draft_is_never_written_over_unasked(folder: Path) -> None:
     [
         ((), ("--nodes", "--hosts")),
         (("--nodes", "0"), ("--nodes", "16x8")),
-        (("--nodes", "2", "--device", "a100"), ("nearest", "nvidia-a100-80gb-sxm")),
+        (("--nodes", "2", "--device", "a10o"), ("nearest", "nvidia-a10-24gb-pcie")),
         (("--nodes", "2x4"), ("8 devices", "4 devices by --nodes")),
         (("--nodes", "2", "--hosts", "nodes.txt"), ("16 hosts", "2")),
         (("--nodes", "2", "--nics", "3 GB"), ("--nics", "unit of memory")),

@@ -74,7 +74,7 @@ def test_a_file_becomes_a_cluster(tmp_path):
     ("change", "line", "field"),
     [
         (("300 GB/s", "300"), 10, "regions[0].islands[0].intra_node.bandwidth"),
-        (("nvidia-a100-80gb-sxm", "nvidia-a100-80gb"), 7, "regions[0].islands[0].device"),
+        (("nvidia-a100-80gb-sxm", "nvidia-a100-80tb"), 7, "regions[0].islands[0].device"),
         (("name: slow", "name: fast"), 14, "regions[1].islands[0].name"),
         (("name: south", "name: north"), 12, "regions[1].name"),
         (("[slow, fast]", "[slow, fsat]"), 26, "links[0].between[1]"),

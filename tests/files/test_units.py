@@ -14,6 +14,7 @@ from hetplan.units import (
     format_bytes,
     format_count,
     format_seconds,
+    parse_count,
     parse_quantity,
     pattern,
 )
@@ -28,6 +29,10 @@ steady = settings(derandomize=True, deadline=None, max_examples=200)
         ("200 Gbit/s", Dimension.BANDWIDTH, 25e9),
         ("5 µs", Dimension.TIME, 5e-6),
         ("0 ms", Dimension.TIME, 0.0),
+        ("10 Gbps", Dimension.BANDWIDTH, 1.25e9),
+        ("10Gbit", Dimension.BANDWIDTH, 1.25e9),
+        ("100mbit", Dimension.BANDWIDTH, 12.5e6),
+        ("30ms", Dimension.TIME, 0.03),
         ("1.5e-3 s", Dimension.TIME, 1.5e-3),
         ("  15.7   TFLOP/s ", Dimension.RATE, 15.7e12),
         ("2.5 USD/h", Dimension.HOURLY_PRICE, 2.5),
@@ -109,3 +114,30 @@ def test_counts_are_short_only_where_they_stay_exact(number: int, text: str) -> 
 )
 def test_three_digits(number: float, text: str) -> None:
     assert digits(number) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("2T", 2 * 10**12),
+        ("1.5 B", 1_500_000_000),
+        ("300M", 300_000_000),
+        ("8k", 8000),
+        ("2e12", 2 * 10**12),
+        ("2,000,000", 2_000_000),
+        (" 17 ", 17),
+    ],
+)
+def test_counts_as_people_write_them(text, count):
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "2Q", "-1", "1.5", "0.0001k", "1e40", "nan", "9" * 5000, "T"])
+def test_a_text_that_is_no_count_shows_a_right_one(text):
+    with pytest.raises(InputError, match="as in 2T"):
+        parse_count(text)
+
+
+@given(st.integers(1, 10**18))
+def test_a_count_is_read_as_it_is_shown(number):
+    assert parse_count(format_count(number)) == number

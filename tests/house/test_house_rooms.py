@@ -36,6 +36,7 @@ ORDER = {
     "trainers": 9,
     "advice": 9,
     "lint": 10,
+    "drafting": 10,
     "runtime": 9,
     "emulation": 9,
     "launchers": 10,

@@ -70,7 +70,7 @@ def test_options_are_read_and_the_rest_is_the_targets(tmp_path):
 (("fused_attention: false", "fused_attention: 0"), 9, "trainer.fused_attention"),
 (("fused_attention", "fused_atention"), 9, "trainer.fused_atention"),
 (("precision: float16", "precision: bfloat16"), 11, "trainer.gradient_precision"),
-(("gradient_precision: float16", "gradient_precision: fp16"), 11, "trainer.gradient_precision"),
+(("gradient_precision: float16", "gradient_precision: half16"), 11, "trainer.gradient_precision"),
 ])  # fmt: skip
 def test_faults(tmp_path, change, line, field):
     assert change[0] in TEXT
@@ -102,7 +102,7 @@ def test_narrow_products_are_of_layers_and_of_bfloat16_parameters(tmp_path):
     for change, line, says in (
         (("bfloat16", "float16"), 9, "mxfp8 with float16 parameters; it goes with bfloat16 ones"),
         (("megatron", "native"), 9, "mxfp8; target native always has bfloat16; leave it out"),
-        (("mxfp8", "fp8"), 9, "write one of float8, mxfp8"),
+        (("mxfp8", "fp6"), 9, "write one of float8, mxfp8"),
     ):
         with pytest.raises(InputError) as caught:
             load_job(write(tmp_path, text.replace(*change)))

@@ -9,9 +9,10 @@ from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import TARGET_NAMES, load_job
-from hetplan.job.spec import Forbids, LengthShare, Optimizer, Pins, Precision
+from hetplan.job.spec import Forbids, LengthShare, Optimizer, Pins, Precision, ProductFormat
 from hetplan.model.load import load_model
 from hetplan.plans.check_job import check_job_against
+from hetplan.plans.pinned import with_named_ends
 from hetplan.plans.targets import TARGETS
 
 CONFIGS = shipped_folder("configs")
@@ -39,6 +40,42 @@ def write(tmp_path, text):
     path = tmp_path / "job.yaml"
     path.write_text(text)
     return path
+
+
+@pytest.mark.parametrize(
+    ("word", "precision", "narrow"),
+    [
+        ("bf16", Precision.BFLOAT16, None),
+        ("FP16", Precision.FLOAT16, None),
+        ("fp32", Precision.FLOAT32, None),
+        ("fp8", Precision.BFLOAT16, ProductFormat.FLOAT8),
+        ("mxfp8", Precision.BFLOAT16, ProductFormat.MXFP8),
+    ],
+)
+def test_names_are_read_as_people_type_them(tmp_path, word, precision, narrow):
+    text = TEXT.replace("bfloat16", word).replace("adamw", "adam").replace("1000", "2T")
+    job = load_job(write(tmp_path, text))
+    assert (job.precision, job.trainer.product_format) == (precision, narrow)
+    assert (job.optimizer, job.total_tokens) == (Optimizer.ADAMW, 2 * 10**12)
+    assert load_job(write(tmp_path, TEXT.replace("mi210}", "MI210}"))).pin.embedding_on == "MI210"
+
+
+def test_a_precision_and_a_format_that_contradict_each_other_are_refused(tmp_path):
+    text = TEXT.replace("bfloat16", "fp8") + "trainer: {product_format: mxfp8}\n"
+    with pytest.raises(InputError, match="precision: found the text 'fp8'"):
+        load_job(write(tmp_path, text))
+
+
+def test_the_ends_of_a_pipeline_are_pinned_by_short_names():
+    cluster = load_cluster(CONFIGS / "clusters" / "mixed-768.yaml")
+    model = load_model(CONFIGS / "models" / "llama-140b.yaml")
+    job = load_job(CONFIGS / "jobs" / "llama-140b.yaml")
+    for name, kind in (("MI210", "amd-mi210"), ("A100-80GB", "nvidia-a100-80gb-sxm")):
+        named = with_named_ends(replace(job, pin=Pins(head_on=name)), cluster)
+        assert named.pin == Pins(head_on=kind)
+        assert list(check_job_against(named, model, cluster)) == []
+    odd = replace(job, pin=Pins(head_on="zzz"))
+    assert with_named_ends(odd, cluster) == odd
 
 
 def test_a_file_becomes_a_job(tmp_path):

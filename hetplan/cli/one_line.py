@@ -1,0 +1,147 @@
+"""Options that say a cluster and a job in one line, instead of files: `plan` and `estimate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hetplan.cli.options import say
+
+if TYPE_CHECKING:
+    from hetplan.files.reading import Document
+    from hetplan.files.settings import Setting
+
+WITHOUT_FILES = "Without files"
+MAX_ASSUMED = 5
+
+
+def model_option() -> Any:
+    """`--model`."""
+    return typer.Option(metavar="FILE|NAME", help="Model file, config.json, or llama-3-70b.")
+
+
+def _said(metavar: str, text: str, *, name: str, hidden: bool, least: int | None = None) -> Any:
+    return typer.Option(
+        name, metavar=metavar, help=text, rich_help_panel=WITHOUT_FILES, hidden=hidden, min=least
+    )
+
+
+def nodes_option(*, hidden: bool = False) -> Any:
+    """`--nodes`."""
+    return _said("TEXT", 'As in "4x8 h100 @A"; for each kind.', name="--nodes", hidden=hidden)
+
+
+def between_option(*, hidden: bool = False) -> Any:
+    """`--between`."""
+    return _said("TEXT", 'Links, as in "A B 10Gbit 30ms".', name="--between", hidden=hidden)
+
+
+def batch_option(*, hidden: bool = False) -> Any:
+    """`--batch`."""
+    return _said("N", "Sequences of an optimizer step.", name="--batch", hidden=hidden, least=1)
+
+
+def seq_option(*, hidden: bool = False) -> Any:
+    """`--seq`."""
+    return _said("N", "Tokens of a sequence.", name="--seq", hidden=hidden, least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneLine:
+    """What the options say without a file; None: not given."""
+
+    nodes: list[str] | None
+    between: list[str] | None
+    batch: int | None
+    sequence: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Where the three inputs are: files, or documents that nobody wrote."""
+
+    model: Path | Document
+    cluster: Path | Document
+    job: Path | Document
+    settings: tuple[Setting, ...]
+    """Of all options, over the job's."""
+
+
+def question_of(
+    model: str,
+    cluster: Path | None,
+    job: Path | None,
+    line: OneLine,
+    *,
+    settings: tuple[Setting, ...],
+    target: str | None,
+) -> Question:
+    """The inputs that the options name; what is assumed is told on stderr."""
+    from hetplan.cluster.load import load_cluster
+    from hetplan.drafting.draft import JobWords, drafted_cluster, drafted_job
+    from hetplan.drafting.model import meant_model
+    from hetplan.errors import InputError
+    from hetplan.model.load import load_model
+
+    if line.nodes and cluster is not None:
+        raise InputError("--nodes and --cluster both say what the cluster is; give one of them")
+    if line.between and not line.nodes:
+        raise InputError("--between is of the nodes of --nodes; a cluster file has its own links")
+    if not line.nodes and cluster is None:
+        raise InputError('give --cluster FILE, or --nodes "4x8 h100 @A"')
+    if job is None and line.batch is None:
+        raise InputError("give --job FILE, or --batch N (sequences of a step) and --seq N")
+    meant = meant_model(model)
+    assumed = [meant.note] if meant.note else []
+    where: Path | Document | None = cluster
+    if where is None:
+        drafted = drafted_cluster(line.nodes or (), line.between or ())
+        where = drafted.document
+        assumed += drafted.assumed
+    asked: Path | Document | None = job
+    if asked is None:
+        said = {each.path[0]: str(each.value) for each in settings if len(each.path) == 1}
+        words = JobWords(
+            batch=line.batch,
+            sequence=line.sequence,
+            target=target or said.get("target"),
+            precision=said.get("precision"),
+            optimizer=said.get("optimizer"),
+        )
+        drafted = drafted_job(words, load_model(meant.path), load_cluster(where))
+        asked = drafted.document
+        assumed += drafted.assumed
+    else:
+        settings = (*_over_job(line), *settings)
+    tell_assumed(assumed)
+    return Question(model=meant.path, cluster=where, job=asked, settings=settings)
+
+
+def _over_job(line: OneLine) -> tuple[Setting, ...]:
+    """`--batch` and `--seq` over the job's file."""
+    from hetplan.files.settings import Setting
+
+    values = (
+        ("--batch", "global_batch_size", line.batch),
+        ("--seq", "sequence_length", line.sequence),
+    )
+    return tuple(
+        Setting(option=option, path=(key,), value=value)
+        for option, key, value in values
+        if value is not None
+    )
+
+
+def tell_assumed(assumed: Sequence[str]) -> None:
+    """What nobody said, on stderr."""
+    from hetplan.reports.terminal import folded, text_width
+
+    lines = [f"assumed: {text}" for text in assumed[:MAX_ASSUMED]]
+    if len(assumed) > MAX_ASSUMED:
+        lines.append(f"assumed: {len(assumed) - MAX_ASSUMED} more; `hetplan init` writes them down")
+    for line in folded(lines, text_width()):
+        say(line)

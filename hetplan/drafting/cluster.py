@@ -1,0 +1,483 @@
+"""A cluster file from `4x8 h100 @A` and `A B 10Gbit 30ms`.
+
+Nodes are those of a node template where one has this kind and as many devices. Otherwise the fabric
+is the catalogue's, and the NICs are those of a template of the same vendor and architecture. What
+nobody said has a comment that begins with `assumed:`. Nothing is made up: a figure that neither the
+catalogue nor a template has is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from hetplan.cluster.catalogue import load_catalogue, words_of
+from hetplan.cluster.devices import CPU_KIND, DeviceKind
+from hetplan.cluster.fabrics import Fabric
+from hetplan.cluster.file_form import CLUSTER_SCHEMA
+from hetplan.cluster.libraries import library_of
+from hetplan.cluster.load import load_cluster
+from hetplan.cluster.names import meant_kind
+from hetplan.cluster.node import Nics
+from hetplan.cluster.spec import MAX_DEVICES, Cluster, too_many_devices
+from hetplan.cluster.templates import NodeTemplate, node_templates
+from hetplan.drafting.words import (
+    BETWEEN,
+    NODES,
+    NODES_EXAMPLE,
+    BetweenWords,
+    NodesWords,
+    between_words,
+    nodes_words,
+    wrong,
+)
+from hetplan.errors import Fault, InputError
+from hetplan.files.reading import document_of
+from hetplan.importers.draft import comment, scalar
+from hetplan.units import format_bandwidth, format_rate, format_seconds
+from hetplan.version import __version__
+
+CLUSTER_FILE = "cluster.yaml"
+_NETWORK_LATENCY = "5 us"  # as of node templates (hetplan/cluster/templates.py)
+_STAGED_LATENCY = "30 us"  # two copies through host memory beside it: an order of magnitude
+_MAX_ISLANDS = 100  # 4,950 pairs
+_MAX_OTHERS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftNics:
+    """Network cards of a node."""
+
+    per_node: int
+    bytes_per_second: float
+    rails: int | None = None
+    most_per_device: int | None = None
+    source: str = ""
+    """Whose they are, where nobody said them."""
+
+    @property
+    def words(self) -> str:
+        """`8 x 400 Gbit/s`."""
+        return f"{self.per_node} x {rate_text(self.bytes_per_second)}"
+
+    @property
+    def text(self) -> str:
+        """As the file has them."""
+        pairs = {"per_node": self.per_node, "bandwidth": rate_text(self.bytes_per_second)}
+        pairs |= {"rails": self.rails} if self.rails else {}
+        pairs |= {"most_per_device": self.most_per_device} if self.most_per_device else {}
+        return f"{{{', '.join(f'{key}: {value}' for key, value in pairs.items())}}}"
+
+    def own_bytes_per_second(self, devices: int) -> float:
+        """Of one device of so many."""
+        return Nics(
+            per_node=self.per_node,
+            bandwidth_bytes_per_second=self.bytes_per_second,
+            most_per_device=self.most_per_device or 1,
+        ).own_bytes_per_second(devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftIsland:
+    """An island before its text."""
+
+    name: str
+    words: NodesWords
+    kind: DeviceKind
+    others: tuple[str, ...]
+    """Kinds that its name would fit too."""
+    devices: int
+    template: NodeTemplate | None
+    """None: no node of the list is this one."""
+    nics: DraftNics | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterText:
+    """A cluster file and what nobody said of it."""
+
+    text: str
+    assumed: tuple[str, ...]
+    islands: tuple[DraftIsland, ...]
+
+
+def cluster_from_nodes(*nodes: str, between: Sequence[str] = ()) -> Cluster:
+    """The cluster of these nodes and links: `"4x8 h100 @A"`, `between=["A B 10Gbit 30ms"]`.
+
+    What nobody says is assumed as `hetplan init` does. An InputError says what is wrong.
+    """
+    text = draft_cluster_text(nodes, between).text
+    return load_cluster(document_of(f"drafted {CLUSTER_FILE}", text.encode()))
+
+
+def draft_cluster_text(nodes: Sequence[str], between: Sequence[str]) -> ClusterText:
+    """The cluster file; one InputError with every fault of the nodes, or of the links."""
+    islands = _islands(nodes)
+    links = _Links(islands, tuple(between_words(text) for text in between))
+    where = {island.words.region: None for island in islands}
+    sizes = ", ".join(f"{_size(each)} {each.kind.kind} ({each.words.region})" for each in islands)
+    lines = [
+        *comment(f"{sizes}. Drafted by hetplan {__version__}: correct what differs.", 0),
+        "# `assumed:` marks what nobody said. Every key: configs/clusters/mixed-768.yaml.",
+        f"schema: {CLUSTER_SCHEMA}",
+        f"name: {scalar('-'.join(each.name for each in islands)[:100].rstrip('.-_'))}",
+        "regions:",
+    ]
+    assumed: list[str] = []
+    for region in where:
+        lines += [f"  - name: {scalar(region)}", "    islands:"]
+        for island in islands:
+            if island.words.region == region:
+                lines += _island_lines(island, assumed)
+    lines += links.lines(assumed)
+    return ClusterText(text="\n".join(lines) + "\n", assumed=tuple(assumed), islands=islands)
+
+
+def _size(island: DraftIsland) -> str:
+    return f"{island.words.nodes} x {island.devices}"
+
+
+# Islands
+
+
+def _islands(nodes: Sequence[str]) -> tuple[DraftIsland, ...]:
+    faults: list[Fault] = []
+    found: list[DraftIsland] = []
+    if not nodes:
+        raise InputError(f'{NODES}: say the nodes of each kind, as in "{NODES_EXAMPLE}"')
+    if len(nodes) > _MAX_ISLANDS:
+        raise InputError(f"{NODES}: {len(nodes)} islands; write a cluster file for over 100")
+    catalogue = load_catalogue()
+    taken: set[str] = set()
+    for text in nodes:
+        try:
+            found.append(_island(nodes_words(text), catalogue, taken))
+        except InputError as error:
+            faults += error.faults
+    total = sum(each.words.nodes * each.devices for each in found)
+    if total > MAX_DEVICES:
+        faults.append(Fault(field=NODES, message=too_many_devices(total)))
+    if faults:
+        raise InputError(*faults)
+    return tuple(found)
+
+
+def _island(words: NodesWords, catalogue: Sequence[DeviceKind], taken: set[str]) -> DraftIsland:
+    named = node_templates().get(words.what.lower())
+    try:
+        meant = meant_kind(named.device if named else words.what, catalogue)
+    except InputError as error:
+        raise wrong(NODES, words.text, str(error)) from error
+    kind = next(each for each in catalogue if each.kind == meant.kind)
+    alike = [each for each in node_templates().values() if each.device == kind.kind]
+    same = (each for each in alike if words.devices in (None, each.devices))
+    template = named or next(same, None)
+    devices = words.devices or (template.devices if template else 0)
+    if not devices:
+        raise wrong(NODES, words.text, f"how many devices has a node? write {words.nodes}x8 ...")
+    if named and devices > named.devices:
+        raise wrong(NODES, words.text, f"a {named.node} has {named.devices} devices")
+    nics = _nics(words, kind, devices, template)
+    if words.nodes > 1 and nics is None:
+        message = (
+            f"which network cards has a node of {kind.kind}? Add them, as in "
+            f'"{words.nodes}x{devices} {words.what} 8x200Gbit"'
+        )
+        raise wrong(NODES, words.text, message)
+    if words.nics_per_node or (template and template.devices != devices):
+        template = None
+    return DraftIsland(
+        name=_name(words, kind, taken),
+        words=words,
+        kind=kind,
+        others=meant.others,
+        devices=devices,
+        template=template,
+        nics=nics,
+    )
+
+
+def _name(words: NodesWords, kind: DeviceKind, taken: set[str]) -> str:
+    """The words of the kind as they were said, without the vendor, and unlike all others."""
+    said = [word for word in words_of(words.what) if word != kind.vendor]
+    base = "-".join(said)[:40] or kind.kind
+    names = [base, f"{base}-{words.region}", *(f"{base}-{at}" for at in range(2, 200))]
+    name = next(each for each in names if each not in taken)
+    taken.add(name)
+    return name
+
+
+def _nics(
+    words: NodesWords, kind: DeviceKind, devices: int, template: NodeTemplate | None
+) -> DraftNics | None:
+    """As they were said, or of this template, or of one with devices like these."""
+    if words.nics_per_node:
+        count = words.nics_per_node
+        if count % devices and devices % count:
+            message = f"{count} NICs and {devices} devices of a node do not divide"
+            raise wrong(NODES, words.text, message)
+        most = count // devices
+        return DraftNics(
+            per_node=count,
+            bytes_per_second=words.nic_bytes_per_second,
+            most_per_device=most if most > 1 else None,
+        )
+    like = template or next(_alike(kind), None)
+    if like is None:
+        return None
+    nics = like.nics
+    if like.devices == devices:
+        return DraftNics(
+            per_node=nics.per_node,
+            bytes_per_second=nics.bandwidth,
+            rails=nics.rails,
+            most_per_device=nics.most_per_device,
+            source=f"as a {like.node}",
+        )
+    share = nics.per_node / like.devices
+    count = max(1, round(share * devices))
+    if share * devices != count or (count % devices and devices % count):
+        count = 1
+    most = count // devices
+    return DraftNics(
+        per_node=count,
+        bytes_per_second=nics.bandwidth,
+        most_per_device=most if most > 1 else None,
+        source=f"a device's part of a {like.node}'s",
+    )
+
+
+def _alike(kind: DeviceKind) -> Iterator[NodeTemplate]:
+    """Templates of this kind, and of devices of its architecture with a vendor's own links too."""
+    kinds = {each.kind: each for each in load_catalogue()}
+    for template in node_templates().values():
+        other = kinds[template.device]
+        linked = other.scale_up is not None and kind.scale_up is not None
+        same = bool(kind.architecture) and other.architecture == kind.architecture
+        if other.kind == kind.kind or (linked and same):
+            yield template
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """What joins the devices of a node: its keys in the file, and in words."""
+
+    lines: tuple[str, ...]
+    words: str
+
+
+def _island_lines(island: DraftIsland, assumed: list[str]) -> list[str]:
+    """The island's part of the file; what is assumed is added to `assumed`."""
+    words, kind, template, nics = island.words, island.kind, island.template, island.nics
+    lines = [f"      - name: {scalar(island.name)}", f"        nodes: {words.nodes}"]
+    others = f" (not {', '.join(island.others[:_MAX_OTHERS])})" if island.others else ""
+    cards = nics.words if nics is not None else ""
+    if template is not None:
+        rate = format_bandwidth(template.bandwidth_bytes_per_second(kind))
+        sold = words.what.lower() == template.node
+        what = f"{template.fabric} of {rate}, {cards}"
+        lines += comment(
+            f"{'' if sold else 'assumed: '}{template.devices} x {kind.kind}{others}, {what}", 8
+        )
+        if not sold:
+            assumed.append(f"{island.name}: {kind.kind}, nodes as {template.node}")
+        return [*lines, f"        node: {template.node}"]
+    inside = _inside(island)
+    shown = f"{island.name}: {kind.kind}, {inside.words}"
+    if others:
+        lines += comment(f"assumed: not {', '.join(island.others[:_MAX_OTHERS])}", 8)
+    lines += [
+        f"        device: {kind.kind}",
+        f"        devices_per_node: {island.devices}",
+        *comment(f"assumed: {inside.words}", 8),
+        *inside.lines,
+    ]
+    if words.nodes > 1 and nics is not None:
+        if nics.source:
+            shown += f", {cards} {nics.source}"
+            lines += comment(f"assumed: {nics.source}", 8)
+        lines += [
+            f"        nics: {nics.text}",
+            f"        inter_node: {{latency: {_NETWORK_LATENCY}}} # assumed: order of magnitude",
+        ]
+    assumed.append(shown)
+    return lines
+
+
+def _inside(island: DraftIsland) -> _Inside:
+    """What joins the devices of a node, by the catalogue."""
+    kind, devices, own = island.kind, island.devices, island.kind.scale_up
+    pairs = own is not None and own.peers == 1 and devices > 2  # a bridge joins two cards
+    if own is not None and own.peers > 1 and devices - 1 > own.peers:
+        message = f"{kind.kind} has links to {own.peers} others of its node (catalogue)"
+        raise wrong(NODES, island.words.text, f"{message}: write nodes of {own.peers + 1}")
+    fabric, like = None, None if pairs else next(_alike(kind), None)
+    if like is not None:
+        fabric = like.fabric
+    elif own is not None and not pairs:
+        if kind.vendor != "nvidia":
+            return _in_figures(own.bandwidth_bytes_per_second, f"{own.name} by the catalogue")
+        fabric = Fabric.NVLINK if own.peers == 1 else Fabric.NVSWITCH
+    elif kind.host is not None:
+        fabric = Fabric.PCIE_TREE
+    link = like.link if like is not None and like.device == kind.kind else None
+    rate = 0.0 if fabric is None else fabric.bandwidth_bytes_per_second(kind, devices, link)
+    if fabric is None or not rate:
+        if devices == 1 and island.nics is not None:
+            return _in_figures(island.nics.own_bytes_per_second(1), "joins nothing: one device")
+        message = (
+            f"the catalogue says nothing of {kind.kind}'s links: draft the cluster with "
+            "`hetplan import cluster-draft`, which takes them as --intra"
+        )
+        raise wrong(NODES, island.words.text, message)
+    lines = [f"        fabric: {fabric}"]
+    if link is not None:
+        lines.append(f"        link: {format_bandwidth(link)}")
+    return _Inside(tuple(lines), f"{fabric} of {format_bandwidth(rate)}")
+
+
+def _in_figures(bytes_per_second: float, source: str) -> _Inside:
+    """A link inside the node without a fabric's name."""
+    rate = format_bandwidth(bytes_per_second)
+    line = f"        intra_node: {{bandwidth: {rate}, latency: {_NETWORK_LATENCY}}}"
+    return _Inside((line,), f"{source}, {rate}")
+
+
+def rate_text(bytes_per_second: float) -> str:
+    """As networks are sold, in bits: `10 Gbit/s`."""
+    return format_rate(bytes_per_second * 8, "bit/s")
+
+
+# Links between islands
+
+
+class _Links:
+    """Which link every pair of islands has; an InputError where one lacks."""
+
+    def __init__(self, islands: tuple[DraftIsland, ...], between: Sequence[BetweenWords]) -> None:
+        self.islands = islands
+        self.regions = list(dict.fromkeys(each.words.region for each in islands))
+        self.of_regions: dict[tuple[str, str], BetweenWords] = {}
+        self.of_islands: dict[tuple[str, str], BetweenWords] = {}
+        self.rest: BetweenWords | None = None
+        for words in between:
+            self._add(words)
+
+    def _add(self, words: BetweenWords) -> None:
+        if len(self.islands) < 2:
+            raise wrong(BETWEEN, words.text, "there is one island, and nothing to lie between")
+        if words.ends is None:
+            if self.rest is not None:
+                raise wrong(BETWEEN, words.text, "two links without names: name their ends")
+            self.rest = words
+            return
+        islands = [each.name for each in self.islands]
+        for names, links in ((self.regions, self.of_regions), (islands, self.of_islands)):
+            ends = tuple(sorted(_same(end, names) for end in words.ends))
+            if all(ends):
+                pair = (ends[0], ends[1])
+                if ends[0] == ends[1]:
+                    raise wrong(BETWEEN, words.text, "name two regions, or two islands of one")
+                if pair in links:
+                    raise wrong(BETWEEN, words.text, "there is a link between these two already")
+                links[pair] = words
+                return
+        known = ", ".join([*self.regions, *islands])
+        raise wrong(BETWEEN, words.text, f"name two regions or two islands of: {known}")
+
+    def lines(self, assumed: list[str]) -> list[str]:
+        """The file's links."""
+        listed: dict[tuple[str, str], tuple[str, ...]] = {}
+        near: dict[tuple[str, str], tuple[str, ...]] = {}
+        missing: list[tuple[str, str]] = []
+        for one, two in combinations(self.islands, 2):
+            pair, regions = _pair(one.name, two.name), _pair(one.words.region, two.words.region)
+            if pair in self.of_islands:
+                listed[pair] = _figures_of(self.of_islands[pair], assumed)
+            elif regions[0] == regions[1] and (self.rest is None or len(self.regions) > 1):
+                near[one.name, two.name] = _near(one, two, assumed)
+            elif regions not in self.of_regions and self.rest is None:
+                missing.append(regions)
+        if missing:
+            raise InputError(*map(_missing, dict.fromkeys(missing)))
+        alike = len(set(near.values())) == 1
+        regional = {
+            pair: _figures_of(words, assumed) for pair, words in sorted(self.of_regions.items())
+        }
+        default: list[str] = []
+        if alike:
+            default += ["  within_region:", *next(iter(near.values()))]
+        if self.rest is not None:
+            key = "within_region" if len(self.regions) == 1 else "across_regions"
+            default += [f"  {key}:", *_figures_of(self.rest, assumed)]
+        return [
+            *_entries("links", listed | ({} if alike else near)),
+            *_entries("region_links", regional),
+            *(["links_default:", *default] if default else []),
+        ]
+
+
+def _missing(regions: tuple[str, str]) -> Fault:
+    one, two = regions
+    message = f'no link between {one} and {two}: add one, as in "{one} {two} 10Gbit 30ms"'
+    return Fault(field=BETWEEN, message=message)
+
+
+def _entries(key: str, links: dict[tuple[str, str], tuple[str, ...]]) -> list[str]:
+    if not links:
+        return []
+    lines = [f"{key}:"]
+    for ends, figures in links.items():
+        lines += [f"  - between: [{', '.join(map(scalar, ends))}]", *figures]
+    return lines
+
+
+def _same(name: str, names: Sequence[str]) -> str:
+    """The name as it is written; empty where there is none."""
+    return next((each for each in names if each.lower() == name.lower()), "")
+
+
+def _pair(one: str, two: str) -> tuple[str, str]:
+    return (one, two) if one <= two else (two, one)
+
+
+def _figures_of(words: BetweenWords, assumed: list[str]) -> tuple[str, ...]:
+    """The keys of a link that was said."""
+    rate, time = rate_text(words.bytes_per_second), format_seconds(words.round_trip_seconds)
+    shared = "" if words.each else "shared by all that send, "
+    ends = " and ".join(words.ends) if words.ends else "any two"
+    assumed.append(f"between {ends}: {rate} {shared}{time} there and back")
+    if not words.each:
+        shared = " # assumed: of all that send; bandwidth_per_device is each one's own"
+    return (
+        f"    bandwidth_{'per_device' if words.each else 'shared'}: {rate}{shared}",
+        f"    round_trip: {time} # assumed: as ping shows it; `latency` is one way",
+        "    # One TCP stream carries window / round trip; where that limits it, as in",
+        "    # streams: 16",
+        "    # window: 64 MiB",
+    )
+
+
+def _near(one: DraftIsland, two: DraftIsland, assumed: list[str]) -> tuple[str, ...]:
+    """The link of two islands in one place: what their own NICs have."""
+    ports = [
+        each.nics.own_bytes_per_second(each.devices) for each in (one, two) if each.nics is not None
+    ]
+    if len(ports) < 2:
+        lacks = one if one.nics is None else two
+        message = (
+            f'which network has it? Add "10Gbit", or {BETWEEN} "{one.name} {two.name} 10Gbit 1ms"'
+        )
+        raise wrong(NODES, lacks.words.text, message)
+    libraries = {library_of(each.kind.vendor, each.kind.kind) for each in (one, two)}
+    direct = len(libraries) == 1 and CPU_KIND not in (one.kind.kind, two.kind.kind)
+    rate = rate_text(min(ports))
+    way = "by their library" if direct else "through host memory"
+    assumed.append(f"between {one.name} and {two.name}: {rate} a device, {way}")
+    return (
+        f"    # assumed: as a device's part of its node's NICs, {way}",
+        f"    bandwidth_per_device: {rate}",
+        f"    latency: {_NETWORK_LATENCY if direct else _STAGED_LATENCY}",
+        f"    transport: {'device-direct' if direct else 'host-staged'}",
+    )

@@ -1,0 +1,470 @@
+"""The report as one HTML file: `report_text`.
+
+Every number of the page is a field of a result or of its prices (`values`); what a picture draws
+also stands in the page as JSON, for the tooltips and for tests. The file loads nothing: styles,
+script and pictures are inside. Names come from files and are escaped by the template.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from hetplan.comparison.compare import Comparison
+from hetplan.cost.estimate_values import Estimate, KindUse, MemoryUse
+from hetplan.reports.explained import idle_lines, limit_lines
+from hetplan.reports.html import charts
+from hetplan.reports.html.answer import facts, headline
+from hetplan.reports.html.values import LinkUse, PlanView, StageRun, distinct
+from hetplan.reports.html.words import (
+    StepRange,
+    bytes_words,
+    change_words,
+    decimal_bytes,
+    number_runs,
+    plural,
+    seconds_words,
+    share_words,
+    ticks,
+)
+from hetplan.reports.plans import grouped
+from hetplan.reports.timeline import PipelineTimeline
+from hetplan.search.descriptions import layout_words
+from hetplan.search.result import SearchResult
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.units import format_rate
+from hetplan.version import __version__
+from hetplan.whatif.plan_use import idle_islands, used_devices
+
+MAX_BARS = 40_000
+"""Bars of all timelines of a page: 2 MB of pictures and data, which a browser draws in a second."""
+MAX_PIPELINES = 12
+"""Unlike pipelines of a plan that are drawn."""
+MOST_APART = 240
+"""Bars of a row with lines between them, which would hide more of them; `page.js` has it too."""
+MEMORY_PARTS = (
+    ("parameters", "parameter_bytes"),
+    ("gradients", "gradient_bytes"),
+    ("optimizer", "optimizer_bytes"),
+    ("activations", "activation_bytes"),
+    ("temporary", "temporary_bytes"),
+    ("buffers", "buffer_bytes"),
+)
+ENDED = {
+    "optimal": "The search reached the gap of the job.",
+    "limit": "The time limit ended the search before the gap of the job.",
+    "interrupted": "The search was interrupted.",
+    "open": "The search ended by itself with a wider gap than the job's.",
+}
+"""What a certificate's status means."""
+SOURCES = {
+    "measured": "your own samples of this device kind or link",
+    "others' measured": "samples of this kind that others published and hetplan ships",
+    "related": "laws of other kinds, carried over by datasheet figures",
+    "datasheet": "the vendor's figures alone; nothing was measured",
+}
+"""What a prediction's source means."""
+
+
+def report_text(views: Sequence[PlanView]) -> str:
+    """The page of one plan, or of several side by side."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "seconds": seconds_words,
+        "bytes": bytes_words,
+        "share": share_words,
+        "decimal_bytes": decimal_bytes,
+        "change": change_words,
+    }
+    page = environment.get_template("page.html.j2")
+    kinds = list(
+        dict.fromkeys(
+            island.device.kind for view in views for island in view.result.inputs.cluster.islands
+        )
+    )
+    own = [_shown(view, kinds, MAX_BARS // len(views)) for view in views]
+    return page.render(
+        plans=own,
+        facts=_together([plan["facts"] for plan in own]),
+        kinds=kinds,
+        sources=SOURCES,
+        version=__version__,
+        memory_parts=[name for name, _ in MEMORY_PARTS],
+        styles=_file("page.css"),
+        script=_file("page.js"),
+    )
+
+
+def _file(name: str) -> Markup:
+    return Markup((Path(__file__).parent / name).read_text(encoding="utf-8"))  # our own text
+
+
+# ---- one plan
+
+
+def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
+    """What the template fills in for a plan."""
+    result = view.result
+    step = result.estimate.step_seconds
+    own: dict[str, Any] = {
+        "name": view.name,
+        "title": f"{result.inputs.model.name} on {result.inputs.cluster.name}",
+        "result": result,
+        "estimate": result.estimate,
+        "kinds": kinds,
+        "headline": headline(result),
+        "facts": dict(facts(view)),
+        "stages": [_stage(run, result) for run in view.runs],
+        "anew": view.priced_seconds if view.is_priced_anew else None,
+        "stragglers": view.straggler_seconds,
+        "timelines": [*_timelines(view, kinds, most)],
+        "memory": [*_memory(view.runs)],
+        "components": [*_components(result.estimate)],
+        "use": [*_use(result.estimate, kinds)],
+        "map": _map(view, kinds),
+        "links": [*_links(view.links, step)],
+        "limits": [line.strip() for line in limit_lines(view.limits)][1:],
+        "most_limits": len(view.limits.islands),
+        "idle": [*idle_lines(result.idle, result)],
+        "left": [*_left_idle(result)],
+        "search": _search(result),
+        "alternatives": [*_alternatives(result)],
+        "comparisons": [_comparison(each) for each in view.comparisons],
+        "causes": [*_causes(view)],
+        "notes": [*grouped(result.estimate.warnings)],
+    }
+    own["data"] = {
+        "step_seconds": step,
+        "timelines": [each["data"] for each in own["timelines"]],
+        **{
+            name: [row["data"] for row in own[name]]
+            for name in ("memory", "components", "use", "links", "alternatives", "comparisons")
+        },
+        "search": own["search"] and own["search"]["data"],
+        "nodes": own["map"]["data"],
+    }
+    return own
+
+
+def _together(every: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
+    """(name, value of every plan), in the order of the first plan that has it."""
+    names = dict.fromkeys(name for each in every for name in each)
+    return [(name, [each.get(name, "") for each in every]) for name in names]
+
+
+def _left_idle(result: SearchResult) -> Iterator[str]:
+    cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
+    for island, left in idle_islands(result.plan, cluster):
+        yield f"{left:,} of {island.num_usable_devices:,} devices of {island.name}"
+
+
+def _run_name(run: StageRun) -> str:
+    stages = f"{run.first}" if run.first == run.last else f"{run.first}-{run.last}"
+    return stages
+
+
+def _stage(run: StageRun, result: SearchResult) -> dict[str, Any]:
+    """A row of the table of stages."""
+    cost, stage = run.cost, run.stage
+    degrees = [
+        (name, "/".join(dict.fromkeys(str(getattr(each, name)) for each in stage.replicas)))
+        for name in ("tp", "cp", "ep", "dp")
+    ]
+    least, most = (f"{100 * part:.0f}" for part in run.busy)
+    return {
+        "name": _run_name(run),
+        "pipelines": number_runs(run.pipelines) if len(result.plan.pipelines) > 1 else "",
+        "island": cost.island,
+        "device": cost.device,
+        "devices": sum(each.num_devices for each in stage.replicas),
+        "degrees": ", ".join(f"{n} {value}" for n, value in degrees if value != "1") or "1 device",
+        "microbatch": "/".join(dict.fromkeys(str(each.microbatch_size) for each in stage.replicas)),
+        "layers": cost.transformer_layers,
+        "recompute": stage.recompute.words,
+        "forward": cost.forward_seconds,
+        "backward": cost.backward_seconds,
+        "busy": f"{least} %" if least == most else f"{least}-{most} %",
+        "wait": cost.wait_seconds,
+        "reduction": cost.reduction_seconds,
+        "optimizer": cost.optimizer_seconds,
+        "extrapolating": ", ".join(cost.extrapolating),
+    }
+
+
+# ---- timeline
+
+
+def _timelines(view: PlanView, kinds: Sequence[str], most: int) -> Iterator[dict[str, Any]]:
+    """Every pipeline, equal ones together."""
+    step = view.timeline.step_seconds
+    unlike = distinct(view.timeline)
+    shown = unlike[:MAX_PIPELINES]
+    digits = max(0, 6 - math.floor(math.log10(step)))
+    for numbers, pipeline in shown:
+        drawn = charts.drawn(pipeline, most // len(shown))
+        several = len(view.timeline.pipelines) > 1
+        yield {
+            "name": f"Pipeline{'s' * (len(numbers) > 1)} {number_runs(numbers)}" * several,
+            "svg": charts.timeline_svg(pipeline, drawn, step, kinds),
+            "rows": [
+                {"kind": charts.kind_number(kinds, stage.device), "island": stage.island}
+                for stage in pipeline.stages
+            ],
+            "phases": [*_phases(pipeline, step)],
+            "ticks": [*ticks(step)],
+            "height": len(pipeline.stages) * charts.ROW,
+            "apart": max(map(len, drawn.stages)) <= MOST_APART,
+            "left_out": drawn.left_out,
+            "cut": (drawn.cut_from_seconds, drawn.cut_to_seconds),
+            "missing": len(unlike) - len(shown),
+            "waits": 1.0 - sum(
+                bar.end_seconds - bar.start_seconds
+                for stage in pipeline.stages for bar in stage.passes
+            ) / (step * len(pipeline.stages)),
+            "words": _picture_words(pipeline, step),
+            "data": {
+                "step_seconds": step,
+                "names": charts.NAMES,
+                "phases": charts.phases(pipeline),
+                "stages": [
+                    charts.bar_data(stage, bars, digits)
+                    for stage, bars in zip(pipeline.stages, drawn.stages, strict=True)
+                ],
+            },
+        }  # fmt: skip
+
+
+def _picture_words(pipeline: PipelineTimeline, step: float) -> str:
+    """What the picture of a pipeline shows, for those who do not see it."""
+    microbatches = plural(pipeline.num_microbatches, "microbatch", "es")
+    return (
+        f"{plural(len(pipeline.stages), 'stage')}, {microbatches}, schedule {pipeline.schedule}: "
+        f"from the start of the step to its end at {seconds_words(step)}. The pipeline is empty "
+        f"after {seconds_words(pipeline.end_seconds, step)}."
+    )
+
+
+def _phases(pipeline: PipelineTimeline, step: float) -> Iterator[dict[str, Any]]:
+    """Name and place of each phase, in parts of the step."""
+    warm, cool, end = charts.phases(pipeline)
+    steady = pipeline.warm_up_end_seconds <= pipeline.cool_down_start_seconds
+    names = ("warm-up", "steady" if steady else "no steady phase", "cool-down", "end of step")
+    at = 0.0
+    for name, to in zip(names, (warm, cool, end, step), strict=True):
+        if to > at:
+            yield {"name": name, "from": at / step, "to": to / step, "seconds": to - at}
+        at = max(at, to)
+
+
+# ---- charts with a row each
+
+
+def _memory(runs: Sequence[StageRun]) -> Iterator[dict[str, Any]]:
+    """Bytes on one device of every stage, by component, against what is there."""
+    whole = 1.01 * max(
+        max(run.cost.memory.total_bytes, run.cost.memory.available_bytes) for run in runs
+    )
+    for run in runs:
+        use = run.cost.memory
+        parts = [(name, float(getattr(use, field))) for name, field in MEMORY_PARTS]
+        yield {
+            "name": _run_name(run),
+            "pipelines": number_runs(run.pipelines),
+            "kind": run.cost.device,
+            "island": run.cost.island,
+            "bar": charts.bar([(f"m-{n}", size) for n, size in parts], whole, use.available_bytes),
+            "use": use,
+            "part": use.total_bytes / use.available_bytes,
+            "parts": parts,
+            "data": _memory_data(run, use),
+        }
+
+
+def _memory_data(run: StageRun, use: MemoryUse) -> dict[str, Any]:
+    return {
+        "pipelines": run.pipelines,
+        "stages": [run.first, run.last],
+        **{field: getattr(use, field) for _, field in MEMORY_PARTS},
+        "available_bytes": use.available_bytes,
+    }
+
+
+def _components(estimate: Estimate) -> Iterator[dict[str, Any]]:
+    for each in estimate.components:
+        yield {
+            "name": each.component.value,
+            "seconds": each.seconds,
+            "part": each.seconds / estimate.step_seconds,
+            "hidden": each.hidden_seconds,
+            "note": each.note,
+            "bar": charts.bar(
+                [("part", each.seconds), ("hidden", each.hidden_seconds)], estimate.step_seconds
+            ),
+            "data": {
+                "component": each.component.value,
+                "seconds": each.seconds,
+                "hidden_seconds": each.hidden_seconds,
+            },
+        }
+
+
+def _use(estimate: Estimate, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """MFU of every kind."""
+    for each in estimate.kinds:
+        yield {
+            "name": each.device,
+            "use": each,
+            "bar": ""
+            if each.mfu is None
+            else charts.bar([(f"k{charts.kind_number(kinds, each.device)}", each.mfu)], 1.0),
+            "again": each.recomputed_flops / each.model_flops if each.model_flops else 0.0,
+            "data": _use_data(each),
+        }
+
+
+def _use_data(use: KindUse) -> dict[str, Any]:
+    return {"device": use.device, "mfu": use.mfu, "flops_per_second": use.flops_per_second}
+
+
+def _links(links: Sequence[LinkUse], step: float) -> Iterator[dict[str, Any]]:
+    """Fullest first."""
+    for each in sorted(links, key=lambda one: -(one.share(step) or -1.0)):
+        share = each.share(step)
+        one = format_rate(float(f"{8 * each.one:.3g}"), "bit/s")
+        room = f"{one} shared, each way" if not each.senders else f"{each.senders:,} x {one}"
+        yield {
+            "name": str(each.link),
+            "carried": [(traffic.value, size) for traffic, size in each.carried],
+            "use": each,
+            "share": share,
+            "room": "not known" if share is None else room,
+            "bar": "" if share is None else charts.bar([("part", min(share, 1.0))], 1.0),
+            "data": {
+                "link": str(each.link),
+                "bytes_per_step": each.bytes_per_step,
+                "carried": {traffic.value: size for traffic, size in each.carried},
+                "share": share,
+                "step_at_half": each.at_half,
+                "step_at_twice": each.at_twice,
+            },
+        }
+
+
+def _map(view: PlanView, kinds: Sequence[str]) -> dict[str, Any]:
+    cluster, step = view.result.inputs.cluster, view.result.estimate.step_seconds
+    used = {
+        island.name: mine.mean(axis=1).tolist()
+        for island, mine in used_devices(view.result.plan, cluster)
+    }
+    return {
+        "svg": charts.cluster_map(cluster, used, view.links, step, kinds),
+        "data": used,
+    }
+
+
+def _search(result: SearchResult) -> dict[str, Any] | None:
+    """Bound, plan and what the bound rests on; None of a plan that was given."""
+    certificate, step = result.certificate, result.estimate.step_seconds
+    if certificate is None:
+        return None
+    within = StepRange.of(result.estimate)
+    low, high = within.low, within.high
+    whole = max(high, step)
+    proof = certificate.proof
+    return {
+        "bound": charts.bar([("part", certificate.lower_bound_seconds)], whole),
+        "best": charts.bar([("part", step)], whole),
+        "interval": charts.span(low, step, high, whole),
+        "ended": ENDED[certificate.status],
+        "interval_name": within.name,
+        "low": low,
+        "high": high,
+        "certificate": certificate,
+        "families": [] if proof is None else [
+            {"plans": each.plans, "bound": each.bound_seconds, "grounds": each.grounds}
+            for each in proof.raised
+        ],
+        "proof": proof,
+        "data": {
+            "lower_bound_seconds": certificate.lower_bound_seconds,
+            "step_seconds": step,
+            "gap": certificate.gap,
+        },
+    }  # fmt: skip
+
+
+def _alternatives(result: SearchResult) -> Iterator[dict[str, Any]]:
+    whole = max((each.step_seconds for each in result.alternatives), default=1.0)
+    for each in result.alternatives:
+        yield {
+            "plan": each,
+            "layout": layout_words(each.plan),
+            "bar": charts.bar([("part", each.step_seconds)], whole),
+            "data": {
+                "why": each.why,
+                "step_seconds": each.step_seconds,
+                "usd_per_step": each.usd_per_step,
+                "devices": each.devices,
+            },
+        }
+
+
+def _comparison(each: Comparison) -> dict[str, Any]:
+    """A run beside its plan: both ranges on one scale, and the parts of the step."""
+    measured, predicted = each.measured, each.predicted_interval
+    whole = 1.05 * max(measured.p90_seconds, predicted.p90_seconds)
+    largest = max(
+        (abs(seconds) for part in each.parts
+         for seconds in (part.measured_seconds, part.predicted_seconds)),
+        default=1.0,
+    )  # fmt: skip
+    return {
+        "run": each,
+        "measured": charts.span(
+            measured.p10_seconds, measured.median_seconds, measured.p90_seconds, whole
+        ),
+        "predicted": charts.span(
+            predicted.p10_seconds, each.predicted_step_seconds, predicted.p90_seconds, whole
+        ),
+        "parts": [
+            (
+                part,
+                charts.bar([("part", max(part.measured_seconds, 0.0))], largest),
+                charts.bar([("hidden", max(part.predicted_seconds, 0.0))], largest),
+            )
+            for part in each.parts
+        ],
+        "data": {
+            "measured_seconds": measured.median_seconds,
+            "predicted_seconds": each.predicted_step_seconds,
+            "parts": [asdict(part) for part in each.parts],
+        },
+    }
+
+
+def _causes(view: PlanView) -> Iterator[dict[str, Any]]:
+    """Whose predictions the step is made of, what they rest on, how far off each may be."""
+    estimate = view.result.estimate
+    known = {} if view.is_priced_anew else view.sources
+    for each in estimate.causes:
+        yield {
+            "sources": ", ".join(sorted(known.get((each.cause, each.part), ()))),
+            "cause": each.cause,
+            "part": each.part.replace("_", " "),
+            "seconds": each.seconds,
+            "share": each.seconds / estimate.step_seconds,
+            "low": each.seconds * math.exp(-each.log_halfwidth),
+            "high": each.seconds * math.exp(each.log_halfwidth),
+        }

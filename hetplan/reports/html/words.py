@@ -1,0 +1,97 @@
+"""Numbers of the report in words: three digits, one unit, with their interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hetplan.cost.estimate_values import Estimate
+from hetplan.units import UNITS, Dimension, digits, format_bytes, format_rate, format_seconds
+
+SPACE = "\u00a0"
+"""Between a number and its unit: it breaks no line."""
+
+
+def share_words(part: float | None) -> str:
+    """`41.2 %`, or that it is not known."""
+    return "not known" if part is None else f"{_three(100 * part)}{SPACE}%"
+
+
+def change_words(part: float | None) -> str:
+    """`+12.3 %`; below a tenth of a thousandth nothing changes."""
+    if part is None:
+        return "not known"
+    return f"{'-' if part < 0 else '+'}{share_words(abs(part))}" if abs(part) >= 1e-4 else "same"
+
+
+def seconds_words(seconds: float, like: float | None = None) -> str:
+    """A time with three digits, in the unit of another one where that is given."""
+    unit = format_seconds(seconds if like is None else like).split()[1]
+    return f"{_three(seconds / UNITS[Dimension.TIME][unit])}{SPACE}{unit}"
+
+
+def _three(number: float) -> str:
+    return digits(number) if number else "0"
+
+
+def bytes_words(size: float) -> str:
+    """As memory is counted, with three digits."""
+    number, unit = format_bytes(size).split()
+    return f"{_three(float(number))}{SPACE}{unit}"
+
+
+def decimal_bytes(size: float) -> str:
+    """As networks count, with three digits."""
+    return format_rate(float(f"{size:.3g}"), "B").replace(" ", SPACE)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRange:
+    """The interval of a step, and of what follows from it."""
+
+    low: float
+    """Seconds."""
+    high: float
+    name: str
+
+    @staticmethod
+    def of(estimate: Estimate) -> StepRange:
+        """The 90 % interval; of older files the 80 % one."""
+        if estimate.p5_seconds is not None and estimate.p95_seconds is not None:
+            return StepRange(estimate.p5_seconds, estimate.p95_seconds, f"90{SPACE}%")
+        return StepRange(
+            estimate.interval.p10_seconds, estimate.interval.p90_seconds, f"80{SPACE}%"
+        )
+
+    def words(self, least: str, most: str) -> str:
+        """`(90 %: 22.3 to 48.1 s)`, the unit once."""
+        unit = most.partition(SPACE)[2]
+        return f"({self.name}: {least.removesuffix(unit).rstrip()} to {most})"
+
+
+def plural(count: int, word: str, ending: str = "s") -> str:
+    """`1 stage`, `2 stages`."""
+    return f"{count:,} {word}{'' if count == 1 else ending}"
+
+
+def number_runs(numbers: Sequence[int]) -> str:
+    """`0, 2-5`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{r[0]}" if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def ticks(end: float, count: int = 6) -> Iterator[tuple[float, str]]:
+    """(part of the way, words) of round times from 0 to the end, about so many."""
+    unit = format_seconds(end).split()[1]
+    whole = end / UNITS[Dimension.TIME][unit]
+    size = 10.0 ** math.floor(math.log10(whole / count))
+    size = next(size * each for each in (1, 2, 5, 10) if whole / (size * each) <= count)
+    for number in range(math.floor(whole / size * (1 + 1e-9)) + 1):
+        at = number * size
+        yield at / whole, f"{float(f'{at:.6g}'):,.10g}{SPACE}{unit}"
