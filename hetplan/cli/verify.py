@@ -95,7 +95,7 @@ def lines(found: Verification) -> Iterator[str]:
     yield f"{seal}, legal, {memory} on the fullest device, {step} a step: all as the file says"
     bound = found.bound
     if bound is not None:
-        shown = format_brief(bound.shown_seconds)
+        shown = format_seconds(bound.shown_seconds)
         whole = "all that the certificate claims"
         if bound.unshown:
             claimed = 1 - bound.claimed_seconds / found.step_seconds

@@ -82,7 +82,7 @@ def _gains(limits: Limits) -> Iterator[tuple[float, str]]:
         place = _place(boundary.pipeline, boundary.stage)
         yield boundary.gain, f"free transfers behind stage {place} ({left} to {right})"
     for end in limits.ends:
-        yield end.seconds / limits.step_seconds, f"no {end.component.value} after the pipeline"
+        yield end.seconds / limits.step_seconds, f"no {end.component.value} at the end of the step"
 
 
 def every_limit(limits: Limits) -> Iterator[str]:
