@@ -265,8 +265,8 @@ def loop_lines(runs: Sequence[tuple[str, RunLog]]) -> Iterator[str]:
     for name, run in runs:
         if not run.valid:
             yield (
-                f"  {name}: {run.overrun_fraction:.1%} of the paced passes overran: too busy a "
-                "machine, do not trust this run"
+                f"  {name}: NOT COMPARABLE, the machine was too busy: {run.overrun_fraction:.0%} of "
+                "passes overran"
             )
 
 

@@ -84,6 +84,11 @@ def test_reasons_of_idle_islands_are_saved_and_then_shown_without_planning(folde
     assert replace(saved, idle=()) == result
     assert [each.island for each in saved.idle] == ["a100"]
     assert "a100, 8 of 8 devices idle: " in idle.stdout
+    lines = idle.stdout.splitlines()
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 80
+    every = explain(folder, "limits", "--verbose").stdout.splitlines()
+    assert len(every) > len(lines)
     again = explain(folder, "limits")
     assert again.stdout == idle.stdout
     assert "planning" not in again.stderr
