@@ -265,8 +265,8 @@ def loop_lines(runs: Sequence[tuple[str, RunLog]]) -> Iterator[str]:
     for name, run in runs:
         if not run.valid:
             yield (
-                f"  {name}: NOT COMPARABLE, the machine was too busy: {run.overrun_fraction:.0%} of "
-                "passes overran"
+                f"  {name}: NOT COMPARABLE, {run.overrun_fraction:.0%} of its passes overran on a "
+                "busy machine"
             )
 
 
