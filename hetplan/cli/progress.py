@@ -6,11 +6,13 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from textwrap import shorten
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from hetplan.cli.options import say
 from hetplan.units import format_about, format_brief
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _QUIET_SECONDS = 2.0
 """Work that ends sooner leaves nothing in a log."""
+_COLUMNS = 80
+"""Of a line in a log."""
 _LOG_INTERVAL_SECONDS = 5.0
 """Often enough to see that it lives, seldom enough for a log."""
 
@@ -35,9 +39,10 @@ class ProgressLine:
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=20),
-                TextColumn("{task.fields[note]}", markup=False),
+                TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True)),
                 console=Console(stderr=True),
                 transient=True,
+                redirect_stdout=sys.stdout.isatty(),
             )
 
     def __enter__(self) -> ProgressLine:
@@ -72,7 +77,7 @@ class ProgressLine:
         now = time.monotonic()
         if note and now >= self._next_at:
             self._next_at = now + _LOG_INTERVAL_SECONDS
-            say(f"{self._verb}: {note}")
+            say(shorten(f"{self._verb}: {note}", _COLUMNS, placeholder=" ..."))
 
 
 def shown_on(line: ProgressLine) -> Callable[[SearchProgress], None]:
