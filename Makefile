@@ -27,6 +27,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
 install: $(VENV)/.installed ## make the environment in .venv
 
 demo: $(VENV)/.installed ## the whole loop on this machine: profile, fit, plan, train, compare
@@ -81,8 +85,10 @@ format: $(VENV)/.installed-dev ## let ruff rewrite the code
 schemas: $(VENV)/.installed ## write configs/schemas anew from the file forms
 	$(BIN)/python -m hetplan.job.schemas configs/schemas
 
-docs: $(VENV)/.installed-dev ## write the generated pages anew: docs/{commands,file-forms,rules}.md
+docs: $(VENV)/.installed-dev $(VENV)/.installed-docs ## write anew what is generated in docs/, and the site into site/
 	$(BIN)/python tests/house/reference_pages.py
+	$(BIN)/python tests/library/notebook_cells.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out

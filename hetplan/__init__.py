@@ -1,8 +1,12 @@
 """hetplan: profile, predict, plan and launch training on accelerators that do not match.
 
-The verbs are the library: `load_model`, `load_cluster`, `load_job`, `load_plan`, `import_file`,
-`fit`, `plan`, `estimate`, `emit`, `compare`. They are imported when first used, so that
-`import hetplan` costs nothing.
+    model = hetplan.load_model("config.json")
+    cluster = hetplan.Cluster.from_nodes("4x8 h100 @A", "8x8 mi300x @B", between="A B 10Gbit 30ms")
+    job = hetplan.make_job(global_batch_size=1024, sequence_length=4096)
+    result = hetplan.plan(model, cluster, job)
+    print(result.summary())
+
+Every name here is imported when it is first used, so that `import hetplan` costs nothing.
 """
 
 from __future__ import annotations
@@ -20,24 +24,31 @@ from hetplan.errors import (
 from hetplan.version import __version__
 
 if TYPE_CHECKING:
-    from hetplan.cluster.load import load_cluster
     from hetplan.comparison.compare import compare
-    from hetplan.cost.estimate import estimate
     from hetplan.importers.table import import_file
     from hetplan.job.load import load_job
-    from hetplan.model.load import load_model
+    from hetplan.job.spec import Job
+    from hetplan.library.inputs import make_job
+    from hetplan.library.result import Result
+    from hetplan.library.values import Cluster, load_cluster, load_model
+    from hetplan.library.verbs import estimate, load_plan, plan, sweep
+    from hetplan.model.spec import ModelSpec
+    from hetplan.plans.plan import Plan
     from hetplan.predict.fit import fit
-    from hetplan.search.files import load_plan
     from hetplan.trainers.emission import emit
-    from hetplan.whatif.plan import plan
 
 __all__ = [
+    "Cluster",
     "HetplanError",
     "InfeasibleError",
     "InputError",
+    "Job",
     "LaunchError",
     "LimitError",
+    "ModelSpec",
+    "Plan",
     "ProfileError",
+    "Result",
     "__version__",
     "compare",
     "emit",
@@ -48,25 +59,34 @@ __all__ = [
     "load_job",
     "load_model",
     "load_plan",
+    "make_job",
     "plan",
+    "sweep",
 ]
 
 _HOMES = {
+    "Cluster": "hetplan.library.values",
+    "Job": "hetplan.job.spec",
+    "ModelSpec": "hetplan.model.spec",
+    "Plan": "hetplan.plans.plan",
+    "Result": "hetplan.library.result",
     "compare": "hetplan.comparison.compare",
     "emit": "hetplan.trainers.emission",
-    "estimate": "hetplan.cost.estimate",
+    "estimate": "hetplan.library.verbs",
     "fit": "hetplan.predict.fit",
     "import_file": "hetplan.importers.table",
-    "load_cluster": "hetplan.cluster.load",
+    "load_cluster": "hetplan.library.values",
     "load_job": "hetplan.job.load",
-    "load_model": "hetplan.model.load",
-    "load_plan": "hetplan.search.files",
-    "plan": "hetplan.whatif.plan",
+    "load_model": "hetplan.library.values",
+    "load_plan": "hetplan.library.verbs",
+    "make_job": "hetplan.library.inputs",
+    "plan": "hetplan.library.verbs",
+    "sweep": "hetplan.library.verbs",
 }
 
 
 def __getattr__(name: str) -> object:
-    """The public verb of this name, imported on first use (PEP 562)."""
+    """The public name, imported on first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'hetplan' has no attribute {name!r}")
     from importlib import import_module

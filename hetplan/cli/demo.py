@@ -21,9 +21,9 @@ def demo(
     import time
     from datetime import datetime
 
-    from hetplan.cli.progress import ProgressLine
     from hetplan.launchers import local_loop
     from hetplan.reports.comparison import loop_headline, loop_lines
+    from hetplan.reports.progress import ProgressLine
 
     started = time.monotonic()
     # A folder of its own: an earlier demo's profile is of another moment and is not mixed in.
@@ -32,7 +32,7 @@ def demo(
     files = local_loop.LoopFiles(folder=folder)
     emit_lines([f"Files, commands and all that they print: {folder}"])
 
-    with ProgressLine("", terminal_only=True) as line:
+    with ProgressLine("", shown=None) as line:
 
         def wait(words: str) -> None:
             line.show(0, 0, None, words)

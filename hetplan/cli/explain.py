@@ -49,8 +49,8 @@ def limits(
 
     What --save has written is shown without planning.
     """
-    from hetplan.cli.progress import ProgressLine
     from hetplan.reports.explained import Explained, every_limit, idle_lines, limit_lines
+    from hetplan.reports.progress import ProgressLine
     from hetplan.search.files import load_legal_plan, save_result
     from hetplan.whatif.idle import idle_reasons
     from hetplan.whatif.limits import limits as limits_of
@@ -123,8 +123,8 @@ def prices(
     as_json: AsJson = False,
 ) -> None:
     """Show what more bandwidth, nodes, memory or fewer demands are worth: plan again for each."""
-    from hetplan.cli.progress import ProgressLine
     from hetplan.reports.explained import Explained, every_limit, price_lines, price_table
+    from hetplan.reports.progress import ProgressLine
     from hetplan.reports.terminal import print_table
     from hetplan.search.files import load_legal_plan
     from hetplan.units import Dimension, parse_quantity

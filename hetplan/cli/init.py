@@ -151,11 +151,10 @@ def _write(files: tuple[Drafted, ...], out: Path, force: bool) -> None:
 def _lines(files: tuple[Drafted, ...], inputs: Inputs, out: Path) -> list[str]:
     """What was written, what was assumed and what comes next, in at most MAX_LINES."""
     from hetplan.reports.terminal import folded, text_width
-    from hetplan.units import digits
 
     model, cluster, job = inputs.model, inputs.cluster, inputs.job
     texts = (
-        f"{model.name}, {digits(model.parameter_count / 1e9)}B parameters",
+        f"{model.name}, {_billions(model.parameter_count)} parameters",
         ", ".join(f"{each.num_devices} {each.name}" for each in cluster.islands),
         f"{job.global_batch_size:,} x {job.sequence_length:,} tokens a step, "
         f"{job.precision}, {job.target}",
@@ -174,6 +173,12 @@ def _lines(files: tuple[Drafted, ...], inputs: Inputs, out: Path) -> list[str]:
     plan = shlex.quote(str(out / "plan.json"))
     options = (f"--{name} {place}" for name, place in zip(_INPUTS, places, strict=True))
     return [*wrote, *shown, f"next: hetplan plan {' '.join(options)} --out {plan}"]
+
+
+def _billions(count: int) -> str:
+    from hetplan.units import digits
+
+    return f"{digits(count / 1e9)}B" if count >= 1e9 else f"{digits(count / 1e6)}M"
 
 
 # Questions

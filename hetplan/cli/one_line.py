@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hetplan.files.reading import Document
     from hetplan.files.settings import Setting
 
-WITHOUT_FILES = "Without files"
+WITHOUT_FILES = {"rich_help_panel": "Without files"}
 MAX_ASSUMED = 5
 
 
@@ -24,30 +24,28 @@ def model_option() -> Any:
     return typer.Option(metavar="FILE|NAME", help="Model file, config.json, or llama-3-70b.")
 
 
-def _said(metavar: str, text: str, *, name: str, hidden: bool, least: int | None = None) -> Any:
+def nodes_option(**shown: Any) -> Any:
+    """`--nodes`; `shown`: how the help shows it."""
+    text = 'Nodes of each kind, as in "4x8 h100 @A"; may be repeated.'
+    return typer.Option("--nodes", metavar="TEXT", help=text, **shown)
+
+
+def between_option(**shown: Any) -> Any:
+    """`--between`."""
+    text = 'Links of regions, as in "A B 10Gbit 30ms".'
+    return typer.Option("--between", metavar="TEXT", help=text, **shown)
+
+
+def batch_option(**shown: Any) -> Any:
+    """`--batch`."""
     return typer.Option(
-        name, metavar=metavar, help=text, rich_help_panel=WITHOUT_FILES, hidden=hidden, min=least
+        "--batch", metavar="N", min=1, help="Sequences of an optimizer step.", **shown
     )
 
 
-def nodes_option(*, hidden: bool = False) -> Any:
-    """`--nodes`."""
-    return _said("TEXT", 'As in "4x8 h100 @A"; for each kind.', name="--nodes", hidden=hidden)
-
-
-def between_option(*, hidden: bool = False) -> Any:
-    """`--between`."""
-    return _said("TEXT", 'Links, as in "A B 10Gbit 30ms".', name="--between", hidden=hidden)
-
-
-def batch_option(*, hidden: bool = False) -> Any:
-    """`--batch`."""
-    return _said("N", "Sequences of an optimizer step.", name="--batch", hidden=hidden, least=1)
-
-
-def seq_option(*, hidden: bool = False) -> Any:
+def seq_option(**shown: Any) -> Any:
     """`--seq`."""
-    return _said("N", "Tokens of a sequence.", name="--seq", hidden=hidden, least=1)
+    return typer.Option("--seq", metavar="N", min=1, help="Tokens of a sequence.", **shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetplan.cli.one_line import (
+    WITHOUT_FILES,
     OneLine,
     batch_option,
     between_option,
@@ -42,7 +43,6 @@ from hetplan.cli.options import (
 
 if TYPE_CHECKING:
     from hetplan.search.result import SearchResult
-    from hetplan.search.solver import Progress
     from hetplan.whatif.smaller_questions import Answers
 
 JOB, SEARCH = "Over the job file", "Search and report"
@@ -55,10 +55,10 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Cluster file (YAML).")
     ] = None,
     job: Annotated[Path | None, typer.Option(metavar="FILE", help="Job file (YAML).")] = None,
-    nodes: Annotated[list[str] | None, nodes_option()] = None,
-    between: Annotated[list[str] | None, between_option()] = None,
-    batch: Annotated[int | None, batch_option()] = None,
-    sequence: Annotated[int | None, seq_option()] = None,
+    nodes: Annotated[list[str] | None, nodes_option(**WITHOUT_FILES)] = None,
+    between: Annotated[list[str] | None, between_option(**WITHOUT_FILES)] = None,
+    batch: Annotated[int | None, batch_option(**WITHOUT_FILES)] = None,
+    sequence: Annotated[int | None, seq_option(**WITHOUT_FILES)] = None,
     target: TargetName = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Plan file to write (JSON).")] = Path(
         "plan.json"
@@ -185,21 +185,16 @@ def plan(
                 _show_restriction(result, answers, verbose)
         with _comparison("each kind alone", answers, out):
             _show_homogeneous(result, answers, verbose)
-        _show_next(result, out)
+        _show_next(result, out, drafted=cluster is None)
 
 
 @contextmanager
 def _shown(answers: Answers) -> Iterator[None]:
     """Searches show how far they are, in one line after the other."""
-    from hetplan.cli.progress import ProgressLine, shown_on
+    from hetplan.reports.progress import ProgressLine, each_shown_on
 
     with ProgressLine("closing candidates") as line:
-
-        def shown(name: str) -> Callable[[Progress], None]:
-            line.begin(f"closing candidates of {name}")
-            return shown_on(line)
-
-        answers.shown = shown
+        answers.shown = each_shown_on(line)
         yield
 
 
@@ -236,7 +231,7 @@ def _saved(
 
 
 def _by_objective(result: SearchResult, answers: Answers, top: int) -> SearchResult:
-    from hetplan.cli.progress import ProgressLine
+    from hetplan.reports.progress import ProgressLine
     from hetplan.whatif.objectives import by_objective, has_other_aim, nearby
 
     if not has_other_aim(result.inputs.job, top):
@@ -268,10 +263,10 @@ def _check_journal(journal: Path | None, resume: bool) -> None:
         raise InputError(Fault(file=str(journal), message=message))
 
 
-def _show_next(result: SearchResult, out: Path) -> None:
+def _show_next(result: SearchResult, out: Path, *, drafted: bool) -> None:
     from hetplan.reports.summary import next_lines
 
-    emit_lines(next_lines(result, out))
+    emit_lines(next_lines(result, out, drafted=drafted))
 
 
 def _show(result: SearchResult, verbose: bool) -> None:

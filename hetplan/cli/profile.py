@@ -353,10 +353,10 @@ def _measuring(
     import shlex
     import sys
 
-    from hetplan.cli.progress import ProgressLine
     from hetplan.cluster.names import measured_kind
     from hetplan.files.shipped import default_store
     from hetplan.profiling.run import Measuring
+    from hetplan.reports.progress import ProgressLine
 
     kind = None if kind is None else measured_kind(kind)
     try:

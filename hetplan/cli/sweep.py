@@ -34,9 +34,9 @@ def sweep(
 
     Ctrl-C exits with 130 and keeps the finished rows; --resume continues.
     """
-    from hetplan.cli.progress import ProgressLine
     from hetplan.errors import Fault, InputError
     from hetplan.files.writing import check_writable
+    from hetplan.reports.progress import ProgressLine
     from hetplan.whatif.sweep import run_sweep
     from hetplan.whatif.sweep_grid import load_sweep
 

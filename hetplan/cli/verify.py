@@ -55,10 +55,10 @@ def verify(
     Exits with 2 and names the first statement that does not hold. Of the bound as much is shown as
     can be without the search.
     """
-    from hetplan.cli.progress import ProgressLine
     from hetplan.files.encoding import encode
     from hetplan.proof.verify import VERIFICATION_SCHEMA
     from hetplan.proof.verify import verify as verified
+    from hetplan.reports.progress import ProgressLine
 
     predict, digest = read_predictor(predictor, store)
     with ProgressLine("checking families") as line:

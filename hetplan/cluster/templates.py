@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from hetplan.cluster.catalogue import own_kinds
+from hetplan.cluster.catalogue import own_kinds, words_of
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.fabrics import Fabric, slip
 from hetplan.cluster.file_form import IslandForm, NicsForm
@@ -65,9 +65,14 @@ def node_templates() -> Mapping[str, NodeTemplate]:
     return {each.node: each for each in decode(document, NodeTemplates, schema=NODES_SCHEMA).nodes}
 
 
+def node_called(name: str) -> NodeTemplate | None:
+    """The template of this name, as in `dgx-h100` or `DGX H100`."""
+    return node_templates().get("-".join(words_of(name)))
+
+
 def links_of(form: IslandForm) -> int | None:
     """`Fabric.links` of the island's node; None: the file says no fabric."""
-    template = node_templates().get(form.node or "")
+    template = node_called(form.node or "")
     if template is not None:
         return template.fabric.links(template.devices)
     if form.fabric is None or form.devices_per_node is None:
@@ -113,7 +118,7 @@ def _with_template(
     document: Document, path: Path, island: Any, kinds: Mapping[str, DeviceKind]
 ) -> Iterator[Fault]:
     name = document.at(*path, "node")
-    template = node_templates().get(name) if isinstance(name, str) else None
+    template = node_called(name) if isinstance(name, str) else None
     if template is None:
         message = f"{str(name)[:60]!a}; write a text, the name of a node"
         if isinstance(name, str):

@@ -80,27 +80,40 @@ def seconds_of(terms: Iterable[Term]) -> float:
 
 def seconds_of_parts(parts: Iterable[Part]) -> float:
     """Seconds of all parts together."""
-    return sum((part.seconds for part in parts), 0.0)
+    # Millions of parts: without the two properties.
+    return sum([part.term.count * part.term.prediction.seconds for part in parts], 0.0)
 
 
 def repeated(parts: Iterable[Part], count: float) -> tuple[Part, ...]:
     """Every part `count` times."""
     return tuple(
-        replace(part, term=part.term.times(count), hidden_seconds=part.hidden_seconds * count)
-        for part in parts
+        [
+            Part(
+                component=part.component,
+                term=part.term.times(count),
+                hidden_seconds=part.hidden_seconds * count,
+                computes=part.computes,
+            )
+            for part in parts
+        ]
     )
 
 
 def compute_seconds(parts: Iterable[Part]) -> float:
     """Seconds of the parts that the device computes."""
-    return sum((part.seconds for part in parts if part.computes), 0.0)
+    return seconds_of_parts([part for part in parts if part.computes])
 
 
 def as_recompute(parts: Iterable[Part]) -> Iterator[Part]:
     """The parts repeated in a backward pass: compute counts as recomputation."""
     for part in parts:
         if part.computes:
-            yield replace(part, component=Component.RECOMPUTE)
+            yield Part(
+                component=Component.RECOMPUTE,
+                term=part.term,
+                hidden_seconds=part.hidden_seconds,
+                computes=True,
+            )
         else:
             yield part
 

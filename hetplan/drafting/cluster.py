@@ -21,7 +21,7 @@ from hetplan.cluster.load import load_cluster
 from hetplan.cluster.names import meant_kind
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import MAX_DEVICES, Cluster, too_many_devices
-from hetplan.cluster.templates import NodeTemplate, node_templates
+from hetplan.cluster.templates import NodeTemplate, node_called, node_templates
 from hetplan.drafting.words import (
     BETWEEN,
     NODES,
@@ -33,6 +33,7 @@ from hetplan.drafting.words import (
     wrong,
 )
 from hetplan.errors import Fault, InputError
+from hetplan.files.quantities import value_of
 from hetplan.files.reading import document_of
 from hetplan.importers.draft import comment, scalar
 from hetplan.units import format_bandwidth, format_rate, format_seconds
@@ -43,39 +44,6 @@ _NETWORK_LATENCY = "5 us"  # as of node templates (hetplan/cluster/templates.py)
 _STAGED_LATENCY = "30 us"  # two copies through host memory beside it: an order of magnitude
 _MAX_ISLANDS = 100  # 4,950 pairs
 _MAX_OTHERS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftNics:
-    """Network cards of a node."""
-
-    per_node: int
-    bytes_per_second: float
-    rails: int | None = None
-    most_per_device: int | None = None
-    source: str = ""
-    """Whose they are, where nobody said them."""
-
-    @property
-    def words(self) -> str:
-        """`8 x 400 Gbit/s`."""
-        return f"{self.per_node} x {rate_text(self.bytes_per_second)}"
-
-    @property
-    def text(self) -> str:
-        """As the file has them."""
-        pairs = {"per_node": self.per_node, "bandwidth": rate_text(self.bytes_per_second)}
-        pairs |= {"rails": self.rails} if self.rails else {}
-        pairs |= {"most_per_device": self.most_per_device} if self.most_per_device else {}
-        return f"{{{', '.join(f'{key}: {value}' for key, value in pairs.items())}}}"
-
-    def own_bytes_per_second(self, devices: int) -> float:
-        """Of one device of so many."""
-        return Nics(
-            per_node=self.per_node,
-            bandwidth_bytes_per_second=self.bytes_per_second,
-            most_per_device=self.most_per_device or 1,
-        ).own_bytes_per_second(devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +58,10 @@ class DraftIsland:
     devices: int
     template: NodeTemplate | None
     """None: no node of the list is this one."""
-    nics: DraftNics | None
+    nics: Nics | None
+    """None: not known, of one node."""
+    nics_source: str
+    """Whose they are; empty: they were said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +70,6 @@ class ClusterText:
 
     text: str
     assumed: tuple[str, ...]
-    islands: tuple[DraftIsland, ...]
 
 
 def cluster_from_nodes(*nodes: str, between: Sequence[str] = ()) -> Cluster:
@@ -116,7 +86,10 @@ def draft_cluster_text(nodes: Sequence[str], between: Sequence[str]) -> ClusterT
     islands = _islands(nodes)
     links = _Links(islands, tuple(between_words(text) for text in between))
     where = {island.words.region: None for island in islands}
-    sizes = ", ".join(f"{_size(each)} {each.kind.kind} ({each.words.region})" for each in islands)
+    sizes = ", ".join(
+        f"{each.words.nodes} x {each.devices} {each.kind.kind} ({each.words.region})"
+        for each in islands
+    )
     lines = [
         *comment(f"{sizes}. Drafted by hetplan {__version__}: correct what differs.", 0),
         "# `assumed:` marks what nobody said. Every key: configs/clusters/mixed-768.yaml.",
@@ -131,11 +104,7 @@ def draft_cluster_text(nodes: Sequence[str], between: Sequence[str]) -> ClusterT
             if island.words.region == region:
                 lines += _island_lines(island, assumed)
     lines += links.lines(assumed)
-    return ClusterText(text="\n".join(lines) + "\n", assumed=tuple(assumed), islands=islands)
-
-
-def _size(island: DraftIsland) -> str:
-    return f"{island.words.nodes} x {island.devices}"
+    return ClusterText(text="\n".join(lines) + "\n", assumed=tuple(assumed))
 
 
 # Islands
@@ -164,7 +133,7 @@ def _islands(nodes: Sequence[str]) -> tuple[DraftIsland, ...]:
 
 
 def _island(words: NodesWords, catalogue: Sequence[DeviceKind], taken: set[str]) -> DraftIsland:
-    named = node_templates().get(words.what.lower())
+    named = node_called(words.what)
     try:
         meant = meant_kind(named.device if named else words.what, catalogue)
     except InputError as error:
@@ -178,7 +147,7 @@ def _island(words: NodesWords, catalogue: Sequence[DeviceKind], taken: set[str])
         raise wrong(NODES, words.text, f"how many devices has a node? write {words.nodes}x8 ...")
     if named and devices > named.devices:
         raise wrong(NODES, words.text, f"a {named.node} has {named.devices} devices")
-    nics = _nics(words, kind, devices, template)
+    nics, source = _nics(words, kind, devices, template)
     if words.nodes > 1 and nics is None:
         message = (
             f"which network cards has a node of {kind.kind}? Add them, as in "
@@ -195,6 +164,7 @@ def _island(words: NodesWords, catalogue: Sequence[DeviceKind], taken: set[str])
         devices=devices,
         template=template,
         nics=nics,
+        nics_source=source,
     )
 
 
@@ -202,7 +172,7 @@ def _name(words: NodesWords, kind: DeviceKind, taken: set[str]) -> str:
     """The words of the kind as they were said, without the vendor, and unlike all others."""
     said = [word for word in words_of(words.what) if word != kind.vendor]
     base = "-".join(said)[:40] or kind.kind
-    names = [base, f"{base}-{words.region}", *(f"{base}-{at}" for at in range(2, 200))]
+    names = [base, f"{base}-{words.region}"[:90], *(f"{base}-{at}" for at in range(2, 200))]
     name = next(each for each in names if each not in taken)
     taken.add(name)
     return name
@@ -210,42 +180,40 @@ def _name(words: NodesWords, kind: DeviceKind, taken: set[str]) -> str:
 
 def _nics(
     words: NodesWords, kind: DeviceKind, devices: int, template: NodeTemplate | None
-) -> DraftNics | None:
-    """As they were said, or of this template, or of one with devices like these."""
+) -> tuple[Nics | None, str]:
+    """As they were said, or of this template, or of one with devices like these; and whose."""
+    like = template or next(_alike(kind), None)
     if words.nics_per_node:
-        count = words.nics_per_node
+        count, rate, source = words.nics_per_node, words.nic_bytes_per_second, ""
         if count % devices and devices % count:
             message = f"{count} NICs and {devices} devices of a node do not divide"
             raise wrong(NODES, words.text, message)
-        most = count // devices
-        return DraftNics(
-            per_node=count,
-            bytes_per_second=words.nic_bytes_per_second,
-            most_per_device=most if most > 1 else None,
-        )
-    like = template or next(_alike(kind), None)
-    if like is None:
-        return None
-    nics = like.nics
-    if like.devices == devices:
-        return DraftNics(
-            per_node=nics.per_node,
-            bytes_per_second=nics.bandwidth,
-            rails=nics.rails,
-            most_per_device=nics.most_per_device,
-            source=f"as a {like.node}",
-        )
-    share = nics.per_node / like.devices
-    count = max(1, round(share * devices))
-    if share * devices != count or (count % devices and devices % count):
-        count = 1
-    most = count // devices
-    return DraftNics(
-        per_node=count,
-        bytes_per_second=nics.bandwidth,
-        most_per_device=most if most > 1 else None,
-        source=f"a device's part of a {like.node}'s",
-    )
+    elif like is None:
+        return None, ""
+    elif like.devices == devices:
+        nics = like.nics
+        return value_of(Nics, nics, bandwidth_bytes_per_second=nics.bandwidth), f"as a {like.node}"
+    else:
+        part = like.nics.per_node * devices / like.devices
+        fits = part == int(part) and not (part % devices and devices % part)
+        count, rate = int(part) if fits else 1, like.nics.bandwidth
+        source = f"a device's part of a {like.node}'s"
+    most = max(1, count // devices)
+    return Nics(per_node=count, bandwidth_bytes_per_second=rate, most_per_device=most), source
+
+
+def _cards(nics: Nics) -> str:
+    """`8 NICs of 400 Gbit/s`."""
+    cards = "1 NIC" if nics.per_node == 1 else f"{nics.per_node} NICs"
+    return f"{cards} of {rate_text(nics.bandwidth_bytes_per_second)}"
+
+
+def _nics_text(nics: Nics) -> str:
+    """As the file has them."""
+    rate = rate_text(nics.bandwidth_bytes_per_second)
+    rails = f", rails: {nics.rails}" if nics.rails else ""
+    most = f", most_per_device: {nics.most_per_device}" if nics.most_per_device > 1 else ""
+    return f"{{per_node: {nics.per_node}, bandwidth: {rate}{rails}{most}}}"
 
 
 def _alike(kind: DeviceKind) -> Iterator[NodeTemplate]:
@@ -272,11 +240,11 @@ def _island_lines(island: DraftIsland, assumed: list[str]) -> list[str]:
     words, kind, template, nics = island.words, island.kind, island.template, island.nics
     lines = [f"      - name: {scalar(island.name)}", f"        nodes: {words.nodes}"]
     others = f" (not {', '.join(island.others[:_MAX_OTHERS])})" if island.others else ""
-    cards = nics.words if nics is not None else ""
+    cards = _cards(nics) if nics is not None else ""
     if template is not None:
         rate = format_bandwidth(template.bandwidth_bytes_per_second(kind))
-        sold = words.what.lower() == template.node
-        what = f"{template.fabric} of {rate}, {cards}"
+        sold = node_called(words.what) is template
+        what = f"{template.fabric} of {rate} a device, {cards}"
         lines += comment(
             f"{'' if sold else 'assumed: '}{template.devices} x {kind.kind}{others}, {what}", 8
         )
@@ -294,11 +262,11 @@ def _island_lines(island: DraftIsland, assumed: list[str]) -> list[str]:
         *inside.lines,
     ]
     if words.nodes > 1 and nics is not None:
-        if nics.source:
-            shown += f", {cards} {nics.source}"
-            lines += comment(f"assumed: {nics.source}", 8)
+        if island.nics_source:
+            shown += f", {cards} {island.nics_source}"
+            lines += comment(f"assumed: {island.nics_source}", 8)
         lines += [
-            f"        nics: {nics.text}",
+            f"        nics: {_nics_text(nics)}",
             f"        inter_node: {{latency: {_NETWORK_LATENCY}}} # assumed: order of magnitude",
         ]
     assumed.append(shown)
@@ -334,14 +302,14 @@ def _inside(island: DraftIsland) -> _Inside:
     lines = [f"        fabric: {fabric}"]
     if link is not None:
         lines.append(f"        link: {format_bandwidth(link)}")
-    return _Inside(tuple(lines), f"{fabric} of {format_bandwidth(rate)}")
+    return _Inside(tuple(lines), f"{fabric} of {format_bandwidth(rate)} a device")
 
 
 def _in_figures(bytes_per_second: float, source: str) -> _Inside:
     """A link inside the node without a fabric's name."""
     rate = format_bandwidth(bytes_per_second)
     line = f"        intra_node: {{bandwidth: {rate}, latency: {_NETWORK_LATENCY}}}"
-    return _Inside((line,), f"{source}, {rate}")
+    return _Inside((line,), f"{source}, {rate} a device")
 
 
 def rate_text(bytes_per_second: float) -> str:
@@ -449,7 +417,7 @@ def _figures_of(words: BetweenWords, assumed: list[str]) -> tuple[str, ...]:
     ends = " and ".join(words.ends) if words.ends else "any two"
     assumed.append(f"between {ends}: {rate} {shared}{time} there and back")
     if not words.each:
-        shared = " # assumed: of all that send; bandwidth_per_device is each one's own"
+        shared = " # assumed: shared by all that send, else bandwidth_per_device"
     return (
         f"    bandwidth_{'per_device' if words.each else 'shared'}: {rate}{shared}",
         f"    round_trip: {time} # assumed: as ping shows it; `latency` is one way",

@@ -15,6 +15,7 @@ from hetplan.drafting.model import meant_model, model_lines, shipped_models
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import Document, document_of, read_bytes
 from hetplan.importers.draft import comment, scalar
+from hetplan.job.kernels import kernel_fault
 from hetplan.job.load import JOB_SCHEMA, TARGET_NAMES, narrow_format
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import ModelSpec
@@ -81,12 +82,15 @@ def job_text(words: JobWords, model: ModelSpec, cluster: Cluster) -> tuple[str, 
     batch = words.batch or DEFAULT_BATCH
     sequence = words.sequence or min(DEFAULT_SEQUENCE, model.max_sequence_length)
     narrow = narrow_format(words.precision)
-    precision = _named(Precision, "--precision", "bf16" if narrow else words.precision or "bf16")
     optimizer = _named(Optimizer, "--optimizer", words.optimizer or "adamw")
     libraries = libraries_of(cluster)
     target = words.target or ("flagscale" if len(libraries) > 1 else "megatron")
     if target not in TARGET_NAMES:
         raise InputError(Fault(field="--target", message=_one_of(target, TARGET_NAMES)))
+    lacking = any(kernel_fault(each.device, "bfloat16", target) for each in cluster.islands)
+    usual = Precision.FLOAT16 if lacking and not narrow else Precision.BFLOAT16
+    said = None if narrow else words.precision
+    precision = _named(Precision, "--precision", said or usual.value)
     others = ", ".join(name for name in TARGET_NAMES if name != target)
     why = f"trains {', '.join(libraries)} together" if len(libraries) > 1 else ""
     assumed = {

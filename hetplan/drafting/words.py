@@ -27,7 +27,6 @@ _NODES = re.compile(
     re.ASCII,
 )
 _APART = re.compile(rf"(?<=\d)\s+(?={_UNIT}\b|(?:ns|us|µs|ms|s|min)\b)")
-_QUANTITY = re.compile(r"\d+(?:\.\d+)?[^\s\d]\S*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +95,7 @@ def between_words(text: str) -> BetweenWords:
     each = words[-1:] == ["each"]
     if words[-1:] in (["each"], ["shared"]):
         words.pop()
-    names = [word for word in words if not _QUANTITY.fullmatch(word) and word != "and"]
-    quantities = [word for word in words if _QUANTITY.fullmatch(word)]
+    names, quantities = [word for word in words[:-2] if word != "and"], words[-2:]
     if len(quantities) != 2 or len(names) not in (0, 2):
         message = (
             f'write two regions or islands, a bandwidth and a round trip, as in "{BETWEEN_EXAMPLE}"'

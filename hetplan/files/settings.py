@@ -1,14 +1,18 @@
 """Values given on the command line over those of a file: `--set pin.tp=8`, `--gap 0.02`.
 
 A setting is laid over the document before it is checked, so the same reader finds the same faults;
-they name the option instead of a line.
+they name the option instead of a line. What a program gives in the place of a file
+(`hetplan.make_job(sequence_length=4096)`) is a document too, and its faults name the argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
+from os import PathLike, fspath
+from typing import Any
 
 from hetplan.errors import Fault, InputError
 from hetplan.files import nodes
@@ -76,3 +80,41 @@ def with_settings(document: Document, settings: Sequence[Setting]) -> Document:
         target[setting.path[-1]] = setting.value
     known = {each.name: getattr(document, each.name) for each in fields(document)}
     return DocumentWithSettings(**(known | {"root": root, "settings": tuple(settings)}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keywords(Document):
+    """Arguments of a function in the place of a file."""
+
+    def fault(self, path: nodes.Path, message: str) -> Fault:
+        """A fault of the argument."""
+        return Fault(field=field_text(path), message=message)
+
+
+def keywords(values: Mapping[str, object], schema: str) -> Keywords:
+    """The arguments as the document of a file of this schema; those that are None are left out.
+
+    An InputError for what a file cannot hold.
+    """
+    root = {"schema": schema, **_plain(values, ())}
+    return Keywords(file="", text=json.dumps(root), root=root, sha256="")
+
+
+def _plain(value: Any, path: nodes.Path) -> Any:
+    """As a YAML file would have it: dicts, lists and scalars; of numpy and pandas too."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Mapping):
+        items = ((str(key), item) for key, item in value.items() if item is not None)
+        return {key: _plain(item, (*path, key)) for key, item in items}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple | set | frozenset | range):
+        ordered = sorted(value) if isinstance(value, set | frozenset) else value
+        return [_plain(item, (*path, at)) for at, item in enumerate(ordered)]
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    message = f"found a value of {type(value).__name__}; give a number, a text, a list or a dict"
+    raise InputError(Fault(field=field_text(path), message=message))

@@ -8,11 +8,9 @@ comments of printable characters on one line: no input can add a key.
 from __future__ import annotations
 
 import re
-import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.file_form import CLUSTER_SCHEMA
@@ -20,6 +18,7 @@ from hetplan.cluster.load import load_cluster
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
+from hetplan.files.reading import document_of
 from hetplan.importers.link_figures import Figure, LinkFigures
 from hetplan.importers.records import NodeTopology
 from hetplan.importers.topology import NicLayout, nearest_nics, pcie_switches
@@ -88,13 +87,10 @@ class ClusterDraft:
 def read_draft(draft: ClusterDraft) -> tuple[str, Cluster]:
     """The cluster file, and the cluster that it describes: an unreadable draft is an InputError."""
     text = draft_text(draft)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "draft.yaml"
-        path.write_text(text, encoding="utf-8")
-        try:
-            return text, load_cluster(path)
-        except InputError as error:
-            raise InputError(*map(_draft_fault, error.faults)) from error
+    try:
+        return text, load_cluster(document_of("draft.yaml", text.encode()))
+    except InputError as error:
+        raise InputError(*map(_draft_fault, error.faults)) from error
 
 
 def _draft_fault(fault: Fault) -> Fault:

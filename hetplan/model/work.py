@@ -17,6 +17,7 @@ DeepSeek-V3, arXiv 2412.19437, equations 21 to 23 (multi-token prediction).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hetplan.model.layers import (
     Attention,
@@ -84,6 +85,7 @@ def layer_work_at(
     return layer_work(model, kind, microbatch_size, sequence_length, tp)
 
 
+@lru_cache(maxsize=4096)
 def transformer_work(
     layer: TransformerLayer, hidden: int, microbatch_size: int, sequence_length: int, tp: int = 1
 ) -> LayerWork:

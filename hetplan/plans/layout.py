@@ -95,12 +95,19 @@ def plan_of_layout(layout: Layout, model: ModelSpec, cluster: Cluster, job: Job)
         layout = replace(layout, virtual_stages=2)
     virtual, stages = layout.virtual_stages, _stage_count(layout)
     layers = layout.layers or _even_layers(model, stages, virtual)
+    if (held := sum(layers)) != model.num_layers:
+        message = (
+            f"the stages hold {held} transformer layers, {model.name} has {model.num_layers}; the "
+            "numbers must add up to that"
+        )
+        raise _wrong("layers", message)
     islands = layout.islands
     if islands is not None:
         islands = tuple(cluster.island(name).name for name in islands)
         islands *= stages if len(islands) == 1 else 1
         if len(islands) != stages:
-            raise InputError(f"islands has {len(islands)} entries for {stages} pipeline stages")
+            message = f"{len(islands)} entries for {stages} pipeline stages"
+            raise _wrong("islands", message)
     dp, islands = _place(layout, job, cluster, stages, islands)
     pipeline = _pipeline(layout, model, job, layers, islands, dp)
     plan = plan_of(model, cluster, job, ChosenPlan(pipelines=(pipeline,)))
@@ -145,7 +152,11 @@ def _check_counts(layout: Layout) -> None:
     ):  # fmt: skip
         value = getattr(layout, name)
         if value is not None and value < 1:
-            raise InputError(f"{name} is {value}; it must be at least 1")
+            raise _wrong(name, f"{value}; it must be at least 1")
+
+
+def _wrong(field: str, message: str) -> InputError:
+    return InputError(Fault(field=field, message=message))
 
 
 def _pipeline(
@@ -159,14 +170,15 @@ def _pipeline(
     stages, virtual = len(islands), layout.virtual_stages
     samples = dp * layout.microbatch_size
     if job.global_batch_size % samples:
-        raise InputError(
+        message = (
             f"global_batch_size {job.global_batch_size} is not a multiple of microbatch size "
             f"{layout.microbatch_size} x dp {dp} = {samples}"
         )
+        raise _wrong("microbatch_size" if layout.dp is None else "dp", message)
     num_microbatches = job.global_batch_size // samples
     name = layout.schedule or ("interleaved-1f1b" if virtual > 1 else "1f1b")
     if name not in SCHEDULES:
-        raise InputError(f"schedule is {name}; it is one of {', '.join(SCHEDULES)}")
+        raise _wrong("schedule", f"{name!a}; it is one of {', '.join(SCHEDULES)}")
     etp = layout.etp
     if etp is None:
         # Without expert parallelism experts are cut like the other weights.
@@ -198,14 +210,15 @@ def _pipeline(
 
 def _recompute(layout: Layout) -> Recompute:
     if layout.recompute_layers is not None and not layout.recompute:
-        raise InputError("recompute_layers goes with recompute, of whole layers")
+        raise _wrong("recompute_layers", "goes with recompute, of whole layers")
     if layout.recompute_modules:
         if layout.recompute:
-            raise InputError("recompute is of whole layers, recompute_modules of parts: give one")
+            message = "recompute is of whole layers, recompute_modules of parts: give one"
+            raise _wrong("recompute_modules", message)
         for name in layout.recompute_modules:
             if name not in tuple(RecomputeModule):
                 known = ", ".join(RecomputeModule)
-                raise InputError(f"recompute_modules has {name!a}; known: {known}")
+                raise _wrong("recompute_modules", f"{name!a}; known: {known}")
         return Recompute(
             granularity=RecomputeGranularity.SELECTIVE,
             modules=tuple(
@@ -221,7 +234,7 @@ def _sharding(layout: Layout, job: Job, copies: int) -> tuple[Sharding, int]:
     """Level and ranks: as given, or what the target does by itself."""
     levels = ", ".join(Sharding)
     if layout.sharding is not None and layout.sharding not in tuple(Sharding):
-        raise InputError(f"sharding is {layout.sharding!a}; it is one of {levels}")
+        raise _wrong("sharding", f"{layout.sharding!a}; it is one of {levels}")
     level = None if layout.sharding is None else Sharding(layout.sharding)
     if level is None:
         trainer = target(job.target)
@@ -229,7 +242,7 @@ def _sharding(layout: Layout, job: Job, copies: int) -> tuple[Sharding, int]:
         level = Sharding.OPTIMIZER if own and layout.shards != 1 else Sharding.NONE
     if level is Sharding.NONE:
         if layout.shards not in (None, 1):
-            raise InputError(f"shards is {layout.shards}, and sharding none shares nothing")
+            raise _wrong("shards", f"{layout.shards}, and sharding none shares nothing")
         return level, 1
     shards = layout.shards or copies
     return (Sharding.NONE, 1) if shards == 1 else (level, shards)
@@ -239,7 +252,7 @@ def _overlap(names: tuple[str, ...]) -> OverlapSettings:
     known = dict(OVERLAPS)
     for name in names:
         if name not in known:
-            raise InputError(f"overlap has {name!a}; it is none, or of {', '.join(known)}")
+            raise _wrong("overlap", f"{name!a}; it is none, or of {', '.join(known)}")
     return OverlapSettings(**{field: name in names for name, field in OVERLAPS})
 
 
@@ -249,13 +262,12 @@ def _stage_count(layout: Layout) -> int:
     virtual = layout.virtual_stages
     stages, rest = divmod(len(layout.layers), virtual)
     if rest:
-        raise InputError(
-            f"layers has {len(layout.layers)} entries for {virtual} virtual stages; give that many "
-            "for each stage"
-        )
+        count = len(layout.layers)
+        message = f"{count} entries for {virtual} virtual stages; give that many for each stage"
+        raise _wrong("layers", message)
     if layout.pp not in (None, stages):
         share = f" ({virtual} numbers for each)" if virtual > 1 else ""
-        raise InputError(f"pp is {layout.pp}, layers has {stages} stages{share}; leave one out")
+        raise _wrong("pp", f"{layout.pp}, but layers has {stages} stages{share}; leave one out")
     return stages
 
 
@@ -265,11 +277,12 @@ def _even_layers(model: ModelSpec, stages: int, virtual: int) -> tuple[int, ...]
     if count > model.num_layers:
         chunks = f" of {virtual} chunks" if virtual > 1 else ""
         each = "chunk" if virtual > 1 else "stage"
-        raise InputError(
+        message = (
             f"{stages} pipeline stages{chunks} for {model.num_layers} transformer layers of "
             f"{model.name}; every {each} needs at least one, so use at most "
             f"{model.num_layers // virtual} stages"
         )
+        raise _wrong("pp", message)
     layers, more = divmod(model.num_layers, count)
     return tuple(layers + (chunk < more) for chunk in range(count))
 
@@ -290,13 +303,19 @@ def _place(
         if row is not None and (fits or layout.dp is not None):
             # With a given dp, `plan_of` says what is wrong with islands that were given.
             return dp, row
+    nodes = {each.devices_per_node for each in cluster.islands}
+    if all(per_node % layout.tp for per_node in nodes):
+        have = " or ".join(map(str, sorted(nodes)))
+        message = f"{layout.tp}; tp must divide the devices of a node, and nodes have {have}"
+        raise _wrong("tp", message)
     cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
     where = f"islands {', '.join(dict.fromkeys(islands))}" if islands else "the cluster"
+    what = "1 stage" if stages == 1 else f"{stages} stages"
     raise InputError(
-        f"{stages} stages of tp {layout.tp}{cp} x dp {layout.dp or '(any)'} devices do not fit "
-        f"on {where}: tp must divide the devices of a node, tp{cp} x dp divide them or be whole "
-        f"nodes, and dp x microbatch size {layout.microbatch_size} divide global_batch_size "
-        f"{job.global_batch_size}"
+        f"{what} of tp {layout.tp}{cp} x dp {layout.dp or '(any)'} devices "
+        f"{'does' if stages == 1 else 'do'} not fit on {where}: tp must divide the devices of a "
+        f"node, tp{cp} x dp divide them or be whole nodes, and dp x microbatch size "
+        f"{layout.microbatch_size} divide global_batch_size {job.global_batch_size}"
     )
 
 

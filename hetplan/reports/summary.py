@@ -258,7 +258,9 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
             f"{_span(100 * row.least_busy, 100 * row.most_busy)} %",
         )
     text = io.StringIO()
-    Console(file=text, width=width, highlight=False, color_system=None).print(table)
+    Console(file=text, width=width, highlight=False, color_system=None, force_jupyter=False).print(
+        table
+    )
     yield from (line.rstrip() for line in text.getvalue().splitlines())
 
 
@@ -374,8 +376,11 @@ def _basis(estimate: Estimate) -> str:
     )
 
 
-def next_lines(result: SearchResult, file: Path) -> Iterator[str]:
-    """The commands that a reader of the plan in this file wants next."""
+def next_lines(result: SearchResult, file: Path, *, drafted: bool = False) -> Iterator[str]:
+    """The commands that a reader of the plan in this file wants next.
+
+    drafted: the cluster was described on the command line, so that no file of it can be edited.
+    """
     name = shlex.quote(str(file))
     yield f"next: hetplan report {name}, or hetplan explain {name}"
     nameless = [each.name for each in result.used_islands if not each.node_names]
@@ -383,6 +388,8 @@ def next_lines(result: SearchResult, file: Path) -> Iterator[str]:
         yield f"to start it: hetplan launch {name}"
     elif result.plan.target not in TRAINERS:
         yield f"to start it: plan with --target {', '.join(TRAINERS)} or native"
+    elif drafted:
+        yield "to start it: hetplan init with the same words writes files to correct first"
     elif nameless:
         yield (
             f"to start it: give node_names of {', '.join(nameless[:_MOST_NAMED])} in the cluster "

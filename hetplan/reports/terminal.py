@@ -38,6 +38,11 @@ def folded(lines: Iterable[str], width: int) -> Iterator[str]:
         )
 
 
+def printable(text: str) -> str:
+    """The text without what a terminal obeys: a name from a file may hold it."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def print_table(table: Table) -> None:
     """The table on stdout; into a file or a pipe its rows stay whole."""
     width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL

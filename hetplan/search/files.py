@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetplan.cluster.load import load_cluster
+from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
@@ -18,7 +19,9 @@ from hetplan.files.reading import Document, decode, read_document
 from hetplan.files.settings import Setting, with_settings
 from hetplan.files.writing import write_atomically
 from hetplan.job.load import read_job
+from hetplan.job.spec import Job
 from hetplan.model.load import load_model
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
 from hetplan.plans.check_job import check_job_against
 from hetplan.plans.pinned import with_named_ends
@@ -44,13 +47,18 @@ def result_text(result: SearchResult) -> str:
 def priced_result(
     inputs: Inputs, plan: Plan, estimate: Estimate, predictor_sha256: str
 ) -> SearchResult:
-    """A plan that was given and priced, as a plan file holds it: without a certificate."""
+    """A plan that was given and priced, as a plan file holds it: without a certificate.
+
+    The digest is empty where the predictor has no text.
+    """
     files = tuple(entry for entry in inputs.sha256 if entry[0] != "predictor")
+    if predictor_sha256:
+        files += (("predictor", predictor_sha256),)
     return SearchResult(
         schema=SCHEMA,
         hetplan_version=__version__,
         seed=inputs.job.seed,
-        inputs=replace(inputs, sha256=(*files, ("predictor", predictor_sha256))),
+        inputs=replace(inputs, sha256=files),
         plan=plan,
         estimate=estimate,
         certificate=None,
@@ -191,14 +199,15 @@ _T = TypeVar("_T")
 
 
 def load_inputs(
-    model: Path | Document,
-    cluster: Path | Document,
-    job: Path | Document,
+    model: Path | Document | ModelSpec,
+    cluster: Path | Document | Cluster,
+    job: Path | Document | Job,
     *,
     settings: Sequence[Setting] = (),
     searched: bool = True,
 ) -> Inputs:
-    """The three inputs, checked one by one and against each other; settings replace the job's.
+    """The three inputs, checked one by one and against each other; settings replace the job
+    file's. What is no path is at hand already.
 
     One InputError with the faults of all three files. Not searched: models that can be priced but
     not searched are read.
@@ -212,32 +221,33 @@ def load_inputs(
             faults.extend(error.faults)
             return None
 
-    model_spec = attempt(load_model, model)
-    cluster_spec = attempt(load_cluster, cluster)
-    document = attempt(read_document, job)
+    model_spec = model if isinstance(model, ModelSpec) else attempt(load_model, model)
+    cluster_spec = cluster if isinstance(cluster, Cluster) else attempt(load_cluster, cluster)
+    job_spec, document = (
+        (job, None) if isinstance(job, Job) else (None, attempt(read_document, job))
+    )
     if document is not None:
         document = with_settings(document, settings)
-    job_spec = None if document is None else attempt(read_job, document)
-    if model_spec is None or cluster_spec is None or document is None or job_spec is None:
+        job_spec = attempt(read_job, document)
+    if model_spec is None or cluster_spec is None or job_spec is None:
         raise InputError(*faults)
     job_spec = with_named_ends(job_spec, cluster_spec)
     against = check_job_against(job_spec, model_spec, cluster_spec, document, searched=searched)
     if against:
-        raise InputError(
-            *(
-                replace(fault, file=read_document(model).file, field="")
-                if fault.field == "model"
-                else fault
+        if not isinstance(model, ModelSpec):
+            file = read_document(model).file
+            against = tuple(
+                replace(fault, file=file, field="") if fault.field == "model" else fault
                 for fault in against
             )
-        )
+        raise InputError(*against)
     return Inputs(
         model=model_spec,
         cluster=cluster_spec,
         job=job_spec,
-        sha256=(
-            ("model", read_document(model).sha256),
-            ("cluster", read_document(cluster).sha256),
-            ("job", document.sha256),
+        sha256=tuple(
+            (name, read_document(file).sha256)
+            for name, file in (("model", model), ("cluster", cluster), ("job", job))
+            if not isinstance(file, ModelSpec | Cluster | Job)
         ),
     )

@@ -72,20 +72,17 @@ class Scheduler:
         self._proofs()
         self.best.report()
 
-    def first_plan(self, solvers: Sequence[int]) -> None:
-        """Improve the likeliest of a few solvers until there is a plan: for little time.
+    def first_plan(self, estimates: Mapping[int, float], most: int = 1) -> None:
+        """Improve the likeliest of a few solvers, until there is a plan or `most` of them: for
+        little time.
 
         A plan a little after the deadline is better than none, so that comes a little later here.
         """
         best = self.best
         best.check_time()
         best.deadline += _GRACE_SECONDS
-        estimates = {}
-        for at in solvers:
-            best.check_time()
-            estimates[at] = self.solvers[at].order_free.estimate_seconds
-        for at in _by(estimates, solvers)[:_FIRST]:
-            if best.chosen is None:
+        for number, at in enumerate(_by(estimates, [*estimates])[:_FIRST]):
+            if best.chosen is None or number < most:
                 self._improve(at)
         best.deadline -= _GRACE_SECONDS
 

@@ -66,11 +66,15 @@ looked at. More islands have more shapes to look at."""
 
 _FEW_ISLANDS = 8
 
-_MANY_FAMILIES = 300_000
-"""From so many on a plan is looked for first, too: bounds of all of them take half a minute."""
-
 _SAMPLED = 32
 """Families that are looked at for such a first plan."""
+
+_MANY_FAMILIES = 300_000
+"""From so many on a plan is looked for first, too, in a family of every size of tick: most of the
+others then end by the bound that they share with all that are alike."""
+
+_TICKS = 6
+"""Such families that are improved, the likeliest ones: each takes about 0.1 s."""
 
 
 @dataclass(slots=True)
@@ -297,13 +301,22 @@ def _drive(run: _Run) -> None:
     )
     limit = run.job.time_limit_seconds
     little = _LITTLE_SECONDS * max(1.0, len(run.maker.cluster.islands) / _FEW_ISLANDS)
-    if len(run.families) > _MANY_FAMILIES or (limit is not None and limit < little):
-        drive.first_plan(range(0, len(run.families), 1 + len(run.families) // _SAMPLED))
+    many = len(run.families) > _MANY_FAMILIES
+    if many or (limit is not None and limit < little):
+        some = run.families.plain()
+        drive.first_plan({at: _estimate(run, at) for at in some[:: 1 + len(some) // _SAMPLED]})
+    if many:
+        drive.first_plan(run.maker.likeliest(), _TICKS)
     drive.estimates = _order_free(run)
     if run.book.from_start:
         run.book.use_reserve()
     drive.run()
     _close_priced(run, drive)
+
+
+def _estimate(run: _Run, at: int) -> float:
+    run.best.check_time()
+    return run.solvers[at].order_free.estimate_seconds
 
 
 def _order_free(run: _Run) -> list[float]:
@@ -321,7 +334,7 @@ def _note_order_free(
 ) -> tuple[Floats, list[float]]:
     """Raise all bounds to the order-free ones; those of families, and all estimates."""
     families = maker.families
-    found = maker.order_free_bounds(families, best.check_time)
+    found = maker.order_free_bounds(best.target)
     others = [solvers[at].order_free for at in range(len(families), len(solvers))]
     bounds = [*found.bounds.tolist(), *(each.bound_seconds for each in others)]
     best.bounds = list(map(max, best.bounds, bounds))

@@ -103,7 +103,8 @@ class TableMaker:
 
     @cached_property
     def _order_free(self) -> OrderFreeBounds:
-        return OrderFreeBounds(UnitCosts(self.stage_pricer, BottleneckLinks(self.stage_pricer)))
+        costs = UnitCosts(self.stage_pricer, BottleneckLinks(self.stage_pricer))
+        return OrderFreeBounds(Columns(costs, self.families, self.check))
 
     @cached_property
     def _crossing_bound(self) -> CrossingBounds:
@@ -160,26 +161,45 @@ class TableMaker:
         """A valid bound and a guess (`order_free_bound`); raises as `space` does."""
         return self._order_free.of(family)
 
-    def order_free_bounds(self, families: FamilyTable, check: Callable[[], None]) -> OrderFreeTable:
-        """The same of all families at once; `check` is called every few milliseconds."""
-        return Columns(self._order_free.costs, families, check).order_free()
+    def order_free_bounds(self, below: float = math.inf) -> OrderFreeTable:
+        """The same of all families at once; of those without a step below `below` a bound that they
+        share with others may do.
+        """
+        return self._order_free.columns.order_free(below)
+
+    def likeliest(self) -> dict[int, float]:
+        """Of every size of tick a family of the block whose loosest family has the lowest guess:
+        the one with one chunk per stage that has the lowest itself, and that guess.
+        """
+        families, columns = self.families, self._order_free.columns
+        samples = np.array([each.samples for each in families.blocks])
+        plain = np.array(families.plain(), dtype=np.int64)
+        guesses = columns.loosest.estimates[plain]
+        blocks = families.block[plain[np.argsort(guesses, kind="stable")]]
+        first = blocks[np.unique(samples[blocks], return_index=True)[1]]
+        plain = plain[np.isin(families.block[plain], first)]
+        found: dict[int, tuple[float, int]] = {}
+        own = columns.estimates(plain).tolist()
+        of_block = families.block[plain].tolist()
+        for at, guess, block in zip(plain.tolist(), own, of_block, strict=True):
+            found[block] = min(found.get(block, (math.inf, at)), (guess, at))
+        return {at: guess for guess, at in found.values()}
 
     def with_room(self) -> Ints:
         """Numbers of the families whose meshes have room for the whole model."""
-        return Columns(self._order_free.costs, self.families, lambda: None).with_room()
+        return self._order_free.columns.with_room()
 
     def likely(self, family: Family) -> Family:
         """The family with those of its meshes that are worth a local search
         (`hetplan.search.one_f_one_b.heuristic`): itself where they are few.
         """
         base = self._order_free.base(family)
-        if len(family.meshes) <= MANY or base.arrays is None:
+        if len(family.meshes) <= MANY or not len(base.at):
             return family
-        cost, rows, room, _, most = base.arrays
-        units = self.units().count
-        held = caps(rows, room, units, family.num_microbatches, min(IN_FLIGHT, base.positions))
+        units, positions = self.units().count, min(IN_FLIGHT, int(base.positions[0]))
+        held = caps(base.rows, base.room, units, family.num_microbatches, positions)
         masks = island_masks(family.meshes)
-        kept = likely_meshes(masks, cost, held[:, :, -1], most, units)
+        kept = likely_meshes(masks, base.cost, held[:, :, -1], base.most, units)
         return replace(family, meshes=tuple([family.meshes[at] for at in kept.tolist()]))
 
     def below(self, family: Family, seconds: float) -> Family:
@@ -187,9 +207,9 @@ class TableMaker:
         passes of each kind of at least one unit. Itself where all can.
         """
         base = self._order_free.base(family)
-        if base.arrays is None or not math.isfinite(seconds):
+        if not len(base.at) or not math.isfinite(seconds):
             return family
-        busy = family.num_microbatches * base.arrays[0].min(axis=0)
+        busy = family.num_microbatches * base.cost.min(axis=0)
         kept = np.flatnonzero(busy <= seconds * (1.0 + 1e-9))
         if len(kept) in (0, len(family.meshes)):
             return family

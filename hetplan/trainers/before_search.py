@@ -40,14 +40,14 @@ def lacks_figures(question: Question) -> bool:
 
 
 def unknown_kinds(
-    question: Question, predictor: Predictor, cluster: Path | Document
+    question: Question, predictor: Predictor, cluster: Path | Document | None
 ) -> Iterator[Fault]:
     """Every kind that a plan may use and of whose layers nothing is known: neither figures nor
-    measurements. In the cluster's file, at its first island.
+    measurements. In the cluster's file, where it came from one, at its first island.
     """
     if not lacks_figures(question):
         return
-    document, job = read_document(cluster), question.job
+    document, job = None if cluster is None else read_document(cluster), question.job
     for kind in used_kinds(question.cluster, job):
         query = LayerQuery(
             model=question.model,
@@ -62,6 +62,9 @@ def unknown_kinds(
             predictor.layer(kind, query)
         except InputError as error:
             message = f"{error}; or forbid the islands of {kind.kind}"
+            if document is None:
+                yield Fault(field="cluster", message=message)
+                continue
             islands = zip(question.cluster.islands, island_paths(document), strict=True)
             place = next(path for island, (_, path) in islands if island.device.kind == kind.kind)
             yield document.fault((*place, "device"), message)

@@ -7,7 +7,6 @@ found as files that a user can plan with.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import Fault, InputError
-from hetplan.files.reading import read_bytes, read_document
+from hetplan.files.reading import Document, document_of, read_bytes, read_document
 from hetplan.job.load import JOB_SCHEMA, load_job
 from hetplan.job.spec import Job
 from hetplan.model.layers import Attention, Experts, Mlp, Norm, TransformerLayer
@@ -192,11 +191,8 @@ def _plain(values: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _read_back(text: str, name: str, load: Callable[[Path], _T]) -> _T:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / name
-        path.write_text(text, encoding="utf-8")
-        return load(path)
+def _read_back(text: str, name: str, load: Callable[[Document], _T]) -> _T:
+    return load(document_of(name, text.encode()))
 
 
 def _model_entries(model: ModelSpec) -> dict[str, object]:

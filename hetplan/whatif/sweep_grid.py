@@ -79,13 +79,16 @@ class Sweep:
 
 def load_sweep(path: Path) -> Sweep:
     """The sweep that the file describes; an InputError with every fault otherwise."""
-    document = read_document(path)
+    return read_sweep(read_document(path), path.parent)
+
+
+def read_sweep(document: Document, folder: Path) -> Sweep:
+    """The same of a document that was read; its files are named relative to the folder."""
     form = decode(document, SweepForm, schema=SWEEP_SCHEMA)
     counted = _count(form)
     if counted > MAX_POINTS:
         message = f"stands for {counted:,} questions; at most {MAX_POINTS:,}"
         raise InputError(document.fault((), message))
-    folder = path.parent
     faults: list[Fault] = []
     _read_all(document, "models", form.models, folder, load_model, faults)
     clusters = _read_all(document, "clusters", form.clusters, folder, load_cluster, faults)
@@ -111,7 +114,9 @@ def _read_all(
     for at, name in enumerate(names):
         file = folder / name
         if not file.is_file():
-            message = f"there is no file {str(file)!a}; name it relative to this file"
+            message = f"there is no file {str(file)!a}" + (
+                "; name it relative to this file" if document.file else ""
+            )
             faults.append(document.fault((key, at), message))
             continue
         try:

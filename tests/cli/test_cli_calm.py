@@ -9,10 +9,10 @@ import pytest
 from command_line import run
 from test_launchers_run_log import RANK, RUN
 
-from hetplan.cli import progress
-from hetplan.cli.progress import ProgressLine, shown_on
+from hetplan.reports import progress
 from hetplan.reports.comparison import loop_lines
 from hetplan.reports.launch import show_run
+from hetplan.reports.progress import ProgressLine, shown_on
 from hetplan.search.solver import Progress
 
 
@@ -42,7 +42,7 @@ def test_progress_in_a_log_begins_after_two_seconds_and_is_a_line_every_five(
     ]
     with ProgressLine("measuring") as line:
         line.show(3, 3, None, "all")
-    with ProgressLine("a demo", terminal_only=True) as line:
+    with ProgressLine("a demo", shown=None) as line:
         clock[0] += 100.0
         line.show(1, 3, None, "one")
     assert capsys.readouterr().err == ""

@@ -142,7 +142,7 @@ def test_without_a_terminal_it_says_what_to_give(tmp_path, monkeypatch):
         (("--nodes", "4x8 h100", *TINY, "--tokens", "2Q"), ("--tokens", "as in 2T")),
         (("--nodes", "4x8 h100", *TINY, "--precision", "x"), ("--precision",)),
         (("--nodes", "4x8 h100", "--model", "gpt-tiny", "--seq", "999999"), ("sequence_length",)),
-        (("--nodes", "4x8 v100", *TINY), ("precision", "float16")),
+        (("--nodes", "4x8 v100", *TINY, "--precision", "bf16"), ("precision", "float16")),
         (("--nodes", "4x8 h100", "--model", "70b"), ("llama-2-70b, llama-3-70b",)),
         (("--nodes", "4x8 h100", "--model", "no.yaml"), ("no.yaml",)),
     ],

@@ -11,9 +11,9 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.cluster.templates import node_templates
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.library.verbs import plan
 from hetplan.model.spec import Architecture, plain_model
 from hetplan.predict.fit import FittedPredictor, with_shipped
-from hetplan.whatif.plan import plan
 
 HEAD = """schema: hetplan.cluster/3
 name: nodes

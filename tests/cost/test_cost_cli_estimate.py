@@ -61,10 +61,10 @@ def test_islands_as_given() -> None:
     ("options", "message"),
     [
         ({"layers": "3,4"}, "hold 7 transformer layers, small has 8"),
-        ({"layers": "4,4", "pp": 3}, "pp is 3, layers has 2 stages"),
-        ({"layers": "4,4", "islands": "a,b,a"}, "islands has 3 entries for 2"),
+        ({"layers": "4,4", "pp": 3}, "pp: 3, but layers has 2 stages"),
+        ({"layers": "4,4", "islands": "a,b,a"}, "islands: 3 entries for 2"),
         ({"islands": "c"}, "no island is named c; the cluster has a, b"),
-        ({"microbatch_size": 0}, "microbatch_size is 0"),
+        ({"microbatch_size": 0}, "microbatch_size: 0; it must"),
         ({"dp": 4, "microbatch_size": 3}, "global_batch_size 32 is not a multiple"),
         ({"dp": 8, "pp": 4, "tp": 4}, "4 stages of tp 4 x dp 8 devices do not fit on the cluster"),
     ],
@@ -183,16 +183,16 @@ def test_sharding_overlap_and_recomputation_are_in_the_plan() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "1f2b"}, "schedule is 1f2b; it is one of 1f1b, gpipe"),
-        ({"layers": "4,4,0", "virtual_stages": 2}, "layers has 3 entries for 2 virtual stages"),
+        ({"schedule": "1f2b"}, "schedule: '1f2b'; it is one of 1f1b, gpipe"),
+        ({"layers": "4,4,0", "virtual_stages": 2}, "layers: 3 entries for 2 virtual stages"),
         ({"ep": 3, "pp": 2}, r"stages\[\*\].replicas\[0\] \(all 2\): ep 3"),
         (
             {"pp": 3, "virtual_stages": 4, "dp": 1},
             "3 pipeline stages of 4 chunks for 8",
         ),
-        ({"sharding": "all"}, "sharding is 'all'; it is one of none, optimizer"),
-        ({"recompute_modules": "attention"}, "recompute_modules has 'attention'; known: core"),
-        ({"recompute_layers": 2}, "recompute_layers goes with recompute"),
+        ({"sharding": "all"}, "sharding: 'all'; it is one of none, optimizer"),
+        ({"recompute_modules": "attention"}, "recompute_modules: 'attention'; known: core"),
+        ({"recompute_layers": 2}, "recompute_layers: goes with recompute"),
         ({"offload": 1.5}, "optimizer_offload: 1.5"),
     ],
 )

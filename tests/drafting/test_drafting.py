@@ -53,6 +53,7 @@ def test_nodes_in_words(text, expected):
         ("A and B 30ms, 25 GB/s", ("A", "B"), 25e9, 0.03),
         ("4090 3090 10gbit 1ms shared", ("4090", "3090"), 1.25e9, 1e-3),
         ("10Gbit 30ms", None, 1.25e9, 0.03),
+        ("2080ti 3090-here 10Gbit 30ms", ("2080ti", "3090-here"), 1.25e9, 0.03),
     ],
 )
 def test_links_in_words(text, ends, rate, trip):
@@ -87,6 +88,25 @@ def test_any_text_is_understood_or_refused_in_printable_words(text):
         assert said.isprintable()
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "as in"),
+        ("A B 10Gbit", "as in"),
+        ("A 10Gbit 30ms", "as in"),
+        ("A B C 10Gbit 30ms", "as in"),
+        ("A B 10 30", "10 GB/s"),
+        ("A B 10Gb/s 30ms", "easily taken for bytes"),
+        ("A B 10GB 30ms", "a unit of memory"),
+        ("A B 10Gbit 30GB", "a unit of memory"),
+    ],
+)
+def test_wrong_links_are_refused(text, says):
+    with pytest.raises(InputError) as caught:
+        between_words(text)
+    assert says in str(caught.value)
+
+
 def test_nodes_become_islands_of_templates():
     cluster = cluster_from_nodes(*SITES, between=LINK)
     assert [(each.name, each.region, each.num_devices) for each in cluster.islands] == [
@@ -111,11 +131,28 @@ def test_the_first_template_counts_unless_another_is_named():
     assert "node: aws-p5" in named.text
     assert named.assumed == ()
     assert cluster_from_nodes("4 dgx-h100").num_devices == 32
+    assert "node: dgx-h100" in draft_cluster_text(["4 DGX H100 @A"], ()).text
+
+
+def test_links_of_islands_stand_over_what_is_assumed():
+    islands = ("1x2 4090", "1x1 3090", "1x2 4090")
+    cluster = cluster_from_nodes(*islands, between=["10Gbit 0.1ms"])
+    assert cluster.within_region is not None
+    assert cluster.within_region.shared_bandwidth_bytes_per_second == 1.25e9
+    near = ["4090 3090 1Gbit 1ms each", "3090 4090-here 2Gbit 1ms each"]
+    cluster = cluster_from_nodes(*islands, between=near)
+    rates = [
+        cluster.link_between(*ends).bandwidth_bytes_per_second * 8
+        for ends in (("4090", "3090"), ("3090", "4090-here"), ("4090", "4090-here"))
+    ]
+    assert rates == [1e9, 2e9, 10e9]
+    direct = cluster.link_between("4090", "4090-here")
+    assert direct.transport is Transport.DEVICE_DIRECT
 
 
 def test_nodes_without_a_template_have_the_catalogue_s_fabric_and_say_so():
     found = draft_cluster_text(["2x8 a800"], ())
-    assert "# assumed: nvswitch of 200 GB/s" in found.text
+    assert "# assumed: nvswitch of 200 GB/s a device" in found.text
     assert "# assumed: as a dgx-a100" in found.text
     (island,) = cluster_from_nodes("2x8 a800").islands
     assert island.intra_node.bandwidth_bytes_per_second == 200e9
@@ -292,6 +329,12 @@ def test_several_libraries_need_a_trainer_that_mixes_them():
     found, drafted = job(JobWords(), ("4x8 h100", "4x8 mi300x"))
     assert found.target == "flagscale"
     assert "trains nccl, rccl together" in drafted.document.text
+
+
+def test_devices_without_bfloat16_train_in_float16():
+    found, drafted = job(JobWords(), ("4x8 v100", "4x8 a100"))
+    assert found.precision is Precision.FLOAT16
+    assert "float16" in drafted.assumed[0]
 
 
 def test_fp8_is_a_format_of_products():

@@ -1,23 +1,24 @@
-"""Writes the reference pages of docs: commands, file forms and rules.
+"""Writes the reference pages of docs: commands, library and file forms.
 
-`make docs` calls it. The pages follow from the commands, the JSON Schemas of the input files and
-the rules of `hetplan check`; a test fails where a page differs.
+`make docs` calls it. The pages follow from the commands, the docstrings and the JSON Schemas; a
+test fails where a page differs.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_overloads
 
+import hetplan
 from hetplan.cli.main import ENTRIES, load_command
 from hetplan.job.schemas import input_schemas
-from hetplan.lint.registry import RULES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 REFRESH = "run `make docs`"
@@ -57,11 +58,10 @@ def options(command: Any) -> Iterator[Option]:
         written, text = shown.get_help_record(context)
         sentence, _, notes = f" {text}".partition(" [")
         default = re.search(r"default: ([^;\]]+)", notes)
-        facts = ["required"] if "required" in notes else []
-        facts += [f"default {default[1]}"] if default else []
+        needed = "**" if "required" in notes else ""
         yield (
-            re.sub(r" <[^>]*>$", "", written),
-            (first_sentence(sentence) + (f" ({', '.join(facts)})" if facts else "")).strip(),
+            f"{needed}{re.sub(r' <[^>]*>$', '', written)}",
+            (first_sentence(sentence) + (f" (default {default[1]})" if default else "")).strip(),
         )
 
 
@@ -76,7 +76,7 @@ def shared(known: Sequence[Sequence[Option]]) -> dict[str, Option]:
 
 
 def option_name(option: Option) -> str:
-    return option[0].split()[0].rstrip(",")
+    return option[0].removeprefix("**").split()[0].rstrip(",")
 
 
 def commands_page() -> str:
@@ -90,7 +90,8 @@ def commands_page() -> str:
     lines = [
         "# Commands and their options",
         "",
-        "`make docs` writes this page from the commands. `hetplan COMMAND --help` says more.",
+        "`make docs` writes this page from the commands. `hetplan COMMAND --help` says more, and",
+        "which options of several commands it takes. **Bold** options are required.",
         "",
         "## Options of several commands",
         "",
@@ -102,12 +103,67 @@ def commands_page() -> str:
         lines += [_item(*option) for option in sorted(common)]
         for name, found in known.items():
             lines += ["", f"##{'#' * (len(known) > 1)} {name}", ""]
-            lines += [first_sentence(texts[name]) + ".", ""]
-            elsewhere = common | {*everywhere.values()}
-            lines += [_item(*option) for option in found if option not in elsewhere]
-            also = [f"`{option_name(option)}`" for option in found if option in elsewhere]
-            lines += [f"- also {', '.join(also)}"] if also else []
+            own = [each for each in found if each not in common | {*everywhere.values()}]
+            lines += [first_sentence(texts[name]) + "."]
+            lines += ["", *(_item(*option) for option in own)] if own else []
     return _page(lines)
+
+
+# Library
+
+
+def api_page() -> str:
+    """docs/api.md."""
+    lines = [
+        "# The library",
+        "",
+        "`make docs` writes this page; `help(hetplan.plan)` says units, shapes and errors.",
+        "",
+        "## Functions",
+        "",
+    ]
+    names = sorted(set(hetplan.__all__) - {"__version__"})
+    public = {name: getattr(hetplan, name) for name in names}
+    kinds = [name for name in names if isinstance(public[name], type)]
+    lines += [_api_item(name, public[name]) for name in names if name not in kinds]
+    for title, members in (
+        ("Result", vars(hetplan.Result)),
+        ("Cluster", vars(hetplan.Cluster)),
+    ):
+        lines += ["", f"## {title}", "", f"{first_sentence(_doc(public[title]))}.", ""]
+        shown = {name: each for name, each in members.items() if name[0] != "_" and name != "of"}
+        lines += [_api_item(name, each) for name, each in sorted(shown.items())]
+    others = [f"`{name}`" for name in kinds if name not in ("Result", "Cluster")]
+    return _page([*lines, "", f"Also: {', '.join(others)}."])
+
+
+def _api_item(name: str, value: Any) -> str:
+    """A function with its arguments, or a property, in a sentence."""
+    if isinstance(value, property):
+        return _item(name, first_sentence(_doc(value)))
+    function = getattr(value, "__func__", value)
+    overloads = get_overloads(function)
+    written = ", ".join(_arguments(overloads[-1] if overloads else function))
+    return _item(f"{name}({written})", first_sentence(_doc(value)))
+
+
+def _arguments(function: Any) -> Iterator[str]:
+    """As they are written in a call: defaults, no types."""
+    keyword = False
+    for each in inspect.signature(function).parameters.values():
+        if each.name in ("self", "cls"):
+            continue
+        if each.kind is each.KEYWORD_ONLY and not keyword:
+            keyword = True
+            yield "*"
+        keyword = keyword or each.kind is each.VAR_POSITIONAL
+        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        default = "" if each.default is each.empty else f"={each.default!r}"
+        yield f"{stars}{each.name}{default}"
+
+
+def _doc(value: Any) -> str:
+    return inspect.getdoc(value) or ""
 
 
 # Input files
@@ -128,13 +184,13 @@ def forms_page() -> str:
         "# Keys of the input files",
         "",
         "`make docs` writes this page from the forms that read the files. **Bold** keys are",
-        "required, an example stands for a quantity with its unit, `=` precedes a default.",
-        "[Inputs](inputs.md) explains the files.",
+        "required, an example stands for a quantity with its unit, `=` precedes a default. Older",
+        "numbers of `schema` are read too. [Inputs](inputs.md) explains the files.",
     ]
     reader = _FormWriter()
     for name, title in FORMS.items():
         newest = schemas[name]["properties"]["schema"]["enum"][-1]
-        lines += ["", f"## {title}", "", f"- **`schema`**: {newest}; older numbers are read too"]
+        lines += ["", f"## {title}", "", f"- **`schema`**: {newest}"]
         lines += reader.lines_of(schemas[name], schemas[name], name)
     return _page(lines)
 
@@ -147,6 +203,8 @@ class _FormWriter:
         """Heading of a form, by its title."""
         self.keys: dict[str, str] = {}
         """Heading under which a key with this text is explained."""
+        self.own: dict[str, list[str]] = {}
+        """The keys that are explained under a heading."""
 
     def lines_of(self, form: dict[str, Any], schema: dict[str, Any], place: str) -> list[str]:
         """The keys of a form, then those of the forms inside it."""
@@ -172,10 +230,18 @@ class _FormWriter:
                 kind += f"={json.dumps(default)}"
             mark = "**" if key in form.get("required", []) else ""
             lines.append(f"- {mark}`{key}`{mark} ({kind}){': ' if text else ''}{text}")
-        lines += [f"- as in `{where}`: {', '.join(keys)}" for where, keys in again.items()]
+            self.own.setdefault(place, []).append(f"`{key}`")
+        lines += [f"- {self._again(where, keys)}" for where, keys in again.items()]
         for heading, part in inside:
             lines += ["", f"### `{heading}`", "", *self.lines_of(part, schema, heading)]
         return lines
+
+    def _again(self, where: str, keys: list[str]) -> str:
+        """Keys that are explained there: those that it has besides are fewer to read, or these."""
+        others = [key for key in self.own[where] if key not in keys]
+        if len(others) >= len(keys):
+            return f"as in `{where}`: {', '.join(keys)}"
+        return f"as in `{where}`{', but not ' * bool(others)}{', '.join(others)}"
 
 
 def _kind(about: dict[str, Any], schema: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
@@ -197,32 +263,17 @@ def _kind(about: dict[str, Any], schema: dict[str, Any]) -> tuple[str, dict[str,
     return names.get(about.get("type", ""), "text"), None
 
 
-# Rules
-
-
-def rules_page() -> str:
-    """docs/rules.md."""
-    lines = [
-        "# The rules of `hetplan check`",
-        "",
-        "`hetplan check --explain RULE` says why a rule matters and what to do. `make docs` writes",
-        "this page.",
-    ]
-    for severity in ("error", "warning"):
-        lines += ["", f"## {severity.capitalize()}s", ""]
-        lines += [f"- `{rule.id}`: {rule.title}" for rule in RULES if rule.severity == severity]
-    return _page(lines)
-
-
 def _item(name: str, text: str) -> str:
-    return f"- `{name}`: {text}" if text else f"- `{name}`"
+    bold = "**" if name.startswith("**") else ""
+    written = f"- {bold}`{name.removeprefix('**')}`{bold}"
+    return f"{written}: {text}" if text else written
 
 
 def _page(lines: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"commands.md": commands_page, "file-forms.md": forms_page, "rules.md": rules_page}
+PAGES = {"api.md": api_page, "commands.md": commands_page, "file-forms.md": forms_page}
 
 if __name__ == "__main__":
     for name, text in PAGES.items():

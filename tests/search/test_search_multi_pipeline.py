@@ -108,7 +108,7 @@ def test_a_kind_that_is_used_only_beside_another_has_a_price() -> None:
     wanted = replace(job(12, target="native"), pin=Pins(dp=3))
     found = solver(model(6), where, wanted)
     best = fresh(0.0)
-    bound = found._bound(best, math.inf, 3e-3, 4)
+    bound = found._coarse(best)
     assert bound.seconds > 0.0
     assert min(bound.prices) > 0.0
     found.improve(best)

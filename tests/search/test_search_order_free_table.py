@@ -17,8 +17,8 @@ from hetplan.job.spec import Job, Pins, TrainerOptions
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import FittedPredictor
+from hetplan.search.bounds.order_free_table import OrderFreeTable
 from hetplan.search.space.allowed import allowed_cluster
-from hetplan.search.space.families import Families
 from hetplan.search.table_maker import TableMaker
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -26,25 +26,39 @@ PREDICTOR = FittedPredictor.datasheet_only()
 TARGETS = ["any", "flagscale", "megatron", "native", "torchtitan"]
 
 
-def _nothing() -> None:
-    pass
-
-
 def _compared(spec: ModelSpec, where: Cluster, asked: Job, most: int) -> tuple[int, int]:
     """(families that fit, that do not) of those that were compared."""
     allowed = allowed_cluster(where, asked)
-    found = Families(model=spec, cluster=allowed, job=asked).families()
     makers = [
-        TableMaker(model=spec, cluster=allowed, job=asked, predictor=PREDICTOR) for _ in range(2)
+        TableMaker(model=spec, cluster=allowed, job=asked, predictor=PREDICTOR) for _ in range(3)
     ]
-    table = makers[0].order_free_bounds(found, _nothing)
+    found, table = makers[1].families, makers[0].order_free_bounds()
     assert table.bounds.shape == table.estimates.shape == (len(found),)
     compared = random.Random(5).sample(range(len(found)), min(most, len(found)))
     for at in compared:
         one = makers[1].order_free(found[at])
         assert (one.bound_seconds, one.estimate_seconds) == (table.bounds[at], table.estimates[at])
+    _below(makers[2], table)
     fits = int(np.isfinite(table.bounds[compared]).sum())
     return fits, len(compared) - fits
+
+
+_RESOLUTION = 1e-4
+"""Part by which two bounds differ that were found by halving unlike ranges: 1e-6 of the range,
+which is up to some ten times the bound."""
+
+
+def _below(maker: TableMaker, table: OrderFreeTable) -> None:
+    """Bounds that are shared are no higher; they are a family's own where they are below."""
+    own = table.bounds
+    below = float(np.median(own[np.isfinite(own)])) if np.isfinite(own).any() else 1.0
+    found = maker.order_free_bounds(below)
+    assert (found.bounds <= own * (1.0 + _RESOLUTION)).all()
+    low = found.bounds < below
+    assert (found.bounds[low] == own[low]).all()
+    # Guesses are over the numbers of stages that may be below.
+    assert (found.estimates[low] >= table.estimates[low]).all()
+    assert (own[~low] >= below * (1.0 - _RESOLUTION)).all()
 
 
 @pytest.mark.parametrize("trainer", TARGETS)

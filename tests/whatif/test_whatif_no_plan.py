@@ -13,6 +13,7 @@ from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Job, Pins
+from hetplan.library.verbs import plan
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
@@ -22,7 +23,6 @@ from hetplan.whatif import no_plan
 from hetplan.whatif.conflict import Feasible, constraints, find_conflict
 from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.no_plan import relaxations
-from hetplan.whatif.plan import plan
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 

@@ -54,7 +54,7 @@ from hetplan.cost.terms import Term
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.job.trainer import TrainerSettings, trainer_settings
-from hetplan.plans.plan import Replica, expand
+from hetplan.plans.plan import DeviceRange, Replica, expand
 from hetplan.predict.predictor import MEASURED, Predictor
 from hetplan.profiling.samples import LinkOperation
 
@@ -171,13 +171,39 @@ Members = Sequence[Sequence[int]]
 """Devices of groups that communicate at the same time."""
 
 
-def groups_of(cluster: Cluster, replica: Replica) -> Groups:
-    """The groups of this replica; InputError where its degrees do not divide its devices."""
-    return Groups(*(group_among(cluster, members) for members in members_of(replica)))
+KnownGroups = dict[tuple[tuple[DeviceRange, ...], int, int], Group]
+"""By devices, size and stride: replicas of unlike degrees on equal devices have many in common."""
+
+
+def groups_of(cluster: Cluster, replica: Replica, known: KnownGroups | None = None) -> Groups:
+    """The groups of this replica; InputError where its degrees do not divide its devices.
+
+    `known`: groups of replicas that were looked at before.
+    """
+    found = {} if known is None else known
+    devices = _divided(replica)
+    for size, stride in _cuts(replica):
+        key = (replica.devices, size, stride)
+        if key not in found:
+            found[key] = group_among(cluster, _blocks(devices, size, stride))
+    return Groups(*[found[replica.devices, *cut] for cut in _cuts(replica)])
 
 
 def members_of(replica: Replica) -> tuple[Members, Members, Members, Members]:
     """(tensor, context, expert, expert-tensor) groups of this replica; an InputError likewise."""
+    devices = _divided(replica)
+    one, two, three, four = [_blocks(devices, size, stride) for size, stride in _cuts(replica)]
+    return one, two, three, four
+
+
+def _cuts(replica: Replica) -> tuple[tuple[int, int], ...]:
+    """(size, stride) of its groups, in the order of `Groups`."""
+    tp, ep, etp = replica.tp, replica.ep, replica.etp
+    return (tp, 1), (replica.cp, tp), (ep, etp), (etp, 1)
+
+
+def _divided(replica: Replica) -> Sequence[int]:
+    """Its devices; an InputError where its degrees do not divide them."""
     devices = expand(replica.devices)
     tp, cp, ep, etp = replica.tp, replica.cp, replica.ep, replica.etp
     count = len(devices)
@@ -185,12 +211,7 @@ def members_of(replica: Replica) -> tuple[Members, Members, Members, Members]:
         raise InputError(
             f"{count} devices are no multiple of tp {tp} x cp {cp} and of ep {ep} x etp {etp}"
         )
-    return (
-        _blocks(devices, tp, 1),
-        _blocks(devices, cp, tp),
-        _blocks(devices, ep, etp),
-        _blocks(devices, etp, 1),
-    )
+    return devices
 
 
 def _blocks(devices: Sequence[int], size: int, stride: int) -> list[Sequence[int]]:
@@ -208,31 +229,35 @@ def group_among(cluster: Cluster, groups: Members) -> Group:
     size = len(groups[0])
     if size == 1:
         return Group(shape=group_shape(cluster, groups[0]), size=1)
-    widest = max(groups, key=lambda group: _nodes(cluster, group))
+    nodes = _nodes(cluster, groups)
+    widest, across = groups[int(nodes.argmax())], bool(nodes.max() > 1)
     among = left = 1.0
-    if len(groups) > 1 and can_meet(cluster, groups):
+    if len(groups) > 1 and (across or _over_pcie(cluster, groups)):
         among = min(1.0, group_share(cluster, groups))
     share = among
-    if _nodes(cluster, widest) > 1:
+    if across:
         left = _after_collisions(cluster, widest, size * len(groups))
         share = min(among, ring_share(cluster, groups))
-    crowd = crowd_of(cluster, groups) if _nodes(cluster, widest) > 1 else None
     return Group(
         shape=group_shape(cluster, widest),
         size=size,
         share=share * left,
         among=among,
-        crowd=crowd,
+        crowd=crowd_of(cluster, groups) if across else None,
     )
 
 
 def can_meet(cluster: Cluster, groups: Members) -> bool:
     """Whether these groups use anything that devices of a cluster have in common."""
-    return any(
-        _nodes(cluster, group) > 1 or crosses_pcie(cluster.island_of_device(group[0]))
-        for group in groups
-        if len(group) > 1
-    )
+    if not groups or len(groups[0]) < 2:
+        return False
+    return bool(_nodes(cluster, groups).max() > 1) or _over_pcie(cluster, groups)
+
+
+def _over_pcie(cluster: Cluster, groups: Members) -> bool:
+    """Whether a group lies on an island whose devices reach each other over PCIe switches."""
+    places = np.unique(_places(cluster, np.array([group[0] for group in groups])))
+    return any(crosses_pcie(cluster.islands[at]) for at in places.tolist())
 
 
 def _after_collisions(cluster: Cluster, group: Sequence[int], senders: int) -> float:
@@ -253,18 +278,22 @@ def _after_collisions(cluster: Cluster, group: Sequence[int], senders: int) -> f
     return min(left, default=1.0)
 
 
-def _nodes(cluster: Cluster, group: Sequence[int]) -> int:
-    """How many nodes the group lies in."""
-    nodes: set[int] = set()
-    # Devices of one node mostly follow each other: the node is looked up when it changes.
-    start = stop = 0
-    for device in group:
-        if not start <= device < stop:
-            island = cluster.island_of_device(device)
-            start = device - (device - cluster.first_device(island.name)) % island.devices_per_node
-            stop = start + island.devices_per_node
-            nodes.add(start)
-    return len(nodes)
+def _places(cluster: Cluster, devices: Ints) -> Ints:
+    """The islands of these devices, as numbers."""
+    starts = [cluster.first_device(each.name) for each in cluster.islands]
+    return np.searchsorted(starts, devices, side="right") - 1
+
+
+def _nodes(cluster: Cluster, groups: Members) -> Ints:
+    """[G] how many nodes each of these groups of equal size lies in."""
+    devices = np.array(groups, dtype=np.int64)
+    place = _places(cluster, devices)
+    starts = np.array([cluster.first_device(each.name) for each in cluster.islands])
+    sizes = np.array([each.devices_per_node for each in cluster.islands])
+    first = devices - (devices - starts[place]) % sizes[place]  # device of the node
+    first.sort(axis=1)
+    found: Ints = 1 + np.count_nonzero(np.diff(first, axis=1), axis=1)
+    return found
 
 
 @dataclass(slots=True)

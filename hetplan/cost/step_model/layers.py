@@ -79,10 +79,11 @@ def hidden_beside(
     delay = repeated(compute, found.compute_delay_seconds / compute_seconds(compute))
     return (
         *(
-            replace(
-                part,
+            Part(
+                component=part.component,
                 term=part.term.times(left),
                 hidden_seconds=part.hidden_seconds + (1.0 - left) * part.seconds,
+                computes=part.computes,
             )
             for part in parts
         ),

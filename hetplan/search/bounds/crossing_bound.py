@@ -55,8 +55,9 @@ from hetplan.cost.step_model.plan import exchange_of
 from hetplan.kernels import kernel, sum_of
 from hetplan.plans.targets import target
 from hetplan.search.bounds.order_free_bound import caps
-from hetplan.search.bounds.order_free_families import Base, OrderFreeBounds
-from hetplan.search.space.family import Family
+from hetplan.search.bounds.order_free_families import OrderFreeBounds
+from hetplan.search.bounds.order_free_table import Bases
+from hetplan.search.space.family import Family, island_masks
 from hetplan.search.space.optimizer_phase import Ends
 from hetplan.search.space.stage_table import (
     MIDDLE,
@@ -398,10 +399,10 @@ class CrossingBounds:
         follows the last pass is left out, and so is what the order-free bound knows of chunks.
         """
         base = self.order_free_bounds.base(loosest)
-        if base.arrays is None:
+        if not len(base.at):
             return np.inf
         loading = self.order_free_bounds.placed.job.data_loading_seconds
-        busy = float(base.bases.longest[0]) * loosest.num_microbatches
+        busy = float(base.longest[0]) * loosest.num_microbatches
         held = self._inputs(loosest, base)
         return loading + float(least_step(held, busy, _MORE * (enough - loading)))
 
@@ -412,7 +413,7 @@ class CrossingBounds:
         """
         known = self.order_free_bounds.of(family).bound_seconds
         base = self.order_free_bounds.base(family)
-        if base.arrays is None or known == np.inf or family.splits:
+        if not len(base.at) or known == np.inf or family.splits:
             return known
         loading = self.order_free_bounds.placed.job.data_loading_seconds
         held = self._inputs(family, base)
@@ -423,17 +424,15 @@ class CrossingBounds:
             found = float(least_step(held, found, much))
         return max(known, loading + found)
 
-    def _inputs(self, family: Family, base: Base) -> CrossingInputs:
+    def _inputs(self, family: Family, base: Bases) -> CrossingInputs:
         """Without what follows the last pass."""
-        cost, rows, room = base.bases.cost, base.bases.rows, base.bases.room
-        first, most = base.columns.first, base.columns.most
         m, units = family.num_microbatches, self.order_free_bounds.placed.units.count
         single = family.virtual_stages == 1
         waits = (
             target(self.order_free_bounds.placed.job.target).rendezvous_sends
             and not family.early_sends
         )
-        wires = self._of(family, first)
+        wires = self._of(family, base.first)
         into, back, least = wires.into, wires.back, wires.least
         batched = not single and waits and self._batched
         if batched:
@@ -441,10 +440,10 @@ class CrossingBounds:
         elif not (single and waits):
             into, back, least = (np.zeros_like(each) for each in (into, back, least))
         return CrossingInputs(
-            cost=cost,
-            cap=caps(rows, room, units, m, base.positions),
-            first=first,
-            most=most,
+            cost=base.cost,
+            cap=caps(base.rows, base.room, units, m, int(base.positions[0])),
+            first=base.first,
+            most=base.most,
             into=into,
             back=back,
             least=least,
@@ -453,8 +452,8 @@ class CrossingBounds:
             units=units,
             microbatches=m,
             messages=m * family.virtual_stages,
-            whole=float(base.bases.whole[0]) if single else -1.0,
-            shorter=float(base.bases.least[0]),
+            whole=float(base.whole[0]) if single else -1.0,
+            shorter=float(base.least[0]),
             extra=family.most_extra_depth,
             chunks=family.virtual_stages,
             exchanges=m * family.virtual_stages - 1 if batched else 0,
@@ -521,17 +520,11 @@ class CrossingBounds:
 
     def _priced(self, family: Family, first: Ints, islands: int) -> _Wires:
         links, nodes, _, _ = self.transfers.between(family.meshes)
-        count = len(family.meshes)
-        apart = np.array(
-            [[not one.mask & two.mask for two in family.meshes] for one in family.meshes]
-        )
+        masks = island_masks(family.meshes)
+        apart = (masks[:, None] & masks) == 0
         wire = np.full((islands, islands), np.inf)
         busy = np.maximum(links[SEND_FORWARD], links[SEND_BACKWARD])
-        for one in range(count):
-            for two in range(count):
-                if apart[one, two]:
-                    i, j = first[one], first[two]
-                    wire[i, j] = min(wire[i, j], busy[one, two])
+        np.minimum.at(wire, (first[:, None], first), np.where(apart, busy, np.inf))
         alone = _sides(
             first, islands, apart, (forward_wires(links), backward_wires(links)),
             (forward_wires(nodes), backward_wires(nodes)), family,
@@ -558,17 +551,12 @@ def _sides(
     family: Family,
 ) -> tuple[Floats, Floats, Floats]:
     """(into, back, least) of these seconds below and above every boundary."""
-    count = len(family.meshes)
-    into, back = np.full((2, count, islands), np.inf)
-    for one in range(count):
-        for two in range(count):
-            if apart[one, two]:
-                i, j = first[one], first[two]
-                into[two, i] = min(into[two, i], links[0][one, two])
-                back[one, j] = min(back[one, j], links[1][one, two])
-    least = np.stack((into.min(axis=1), back.min(axis=1)))
-    for k, mesh in enumerate(family.meshes):
-        if mesh.max_stages > 1:
-            for d in range(2):
-                least[d, k] = min(least[d, k], links[d][k, k], nodes[d][k])
+    into, back = np.full((2, islands, len(family.meshes)), np.inf)
+    np.minimum.at(into, first, np.where(apart, links[0], np.inf))
+    np.minimum.at(back, first, np.where(apart, links[1], np.inf).T)
+    least = np.stack((into.min(axis=0), back.min(axis=0)))
+    several = np.array([mesh.max_stages > 1 for mesh in family.meshes])
+    own = [np.minimum(one.diagonal(), node) for one, node in zip(links, nodes, strict=True)]
+    least = np.where(several, np.minimum(least, own), least)
+    into, back = np.ascontiguousarray(into.T), np.ascontiguousarray(back.T)
     return into, back, np.where(np.isfinite(least), least, 0.0)

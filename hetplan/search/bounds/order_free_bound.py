@@ -125,13 +125,14 @@ def least_chunked(
     known: float,
     whole: float,
     hop: float,
+    enough: float,
 ) -> Floats:
     """[most_chunks + 1, 2] for each number of chunks: least K, and a guess at the least step, over
     these numbers of stages; infinite where none fits.
 
     cost [V, M] of one unit; rows [V, M, 8] and room [M] of memory; first [M]: island; most [M]:
     stages; known: K is not below; whole: sum of all stages' passes; hop: seconds that an exchange
-    over the slowest hop takes.
+    over the slowest hop takes; enough: of a longer K it is not said how long, and no guess made.
     """
     # Many arguments: slices of one block's columns, which a tuple would copy for every block.
     found = np.full((most_chunks + 1, 2), np.inf)
@@ -148,6 +149,11 @@ def least_chunked(
             low, top = known, high
             if not _holds_chunked(low, cost, cap, first, most, chunks, units):
                 if not _holds_chunked(top, cost, cap, first, most, chunks, units):
+                    continue
+                if enough < top and not _holds_chunked(
+                    enough, cost, cap, first, most, chunks, units
+                ):
+                    found[chunks, 0] = min(found[chunks, 0], enough)
                     continue
                 for _ in range(_CHUNKED_STEPS):
                     middle = 0.5 * (low + top)
@@ -294,14 +300,11 @@ class Way(NamedTuple):
         return cls(each.recompute, each.sharding, each.offload, each.sharing_ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """One unit of layers on one part of a mesh, by recomputation."""
 
-    cost: tuple[float, ...]
-    """Both passes."""
-    least: float
-    """The shorter pass over both, the largest of all choices."""
+    forward: Floats
+    backward: Floats
     ends: float
     """Embedding and head over one unit, both passes."""
 
@@ -411,12 +414,7 @@ class UnitCosts:
         if found is None:
             one = shape.with_fewest_copies()  # more of them are never faster
             forward, backward = self.placed.unit_passes(island, one, recompute)
-            cost = forward + backward
-            found = self._units[key] = Unit(
-                cost=tuple(cost.tolist()),
-                least=float((np.minimum(forward, backward) / cost).max()),
-                ends=self._ends(island, one),
-            )
+            found = self._units[key] = Unit(forward, backward, self._ends(island, one))
         return found
 
     def _ends(self, island: int, shape: Shape) -> float:

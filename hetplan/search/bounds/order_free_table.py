@@ -8,8 +8,9 @@ of block k are those from start[k] to start[k + 1].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -33,7 +34,7 @@ from hetplan.search.bounds.order_free_bound import (
     lines_of,
 )
 from hetplan.search.space.allowed import is_one_stage, most_stages_of
-from hetplan.search.space.family import FamilyTable, Mesh
+from hetplan.search.space.family import FamilyTable, Kind, Mesh
 
 Bools = npt.NDArray[np.bool_]
 
@@ -88,6 +89,10 @@ def bottlenecks(
     return found
 
 
+_ROUNDING = 1e-12
+"""Part by which a bound that ends a family is above what it must reach."""
+
+
 @kernel
 def chunked(
     blocks: Ints,
@@ -105,10 +110,12 @@ def chunked(
     whole: Floats,
     hop: Floats,
     pinned: int,
+    below: float,
 ) -> Floats:
     """[B, most chunks + 1, 2] of `least_chunked`; chunks[B]: most of a block, 0 where it has none.
 
-    pinned: stages, 0 where any number of them will do.
+    pinned: stages, 0 where any number of them will do; below: a step from which it is not said how
+    long it is.
     """
     # Many arguments: columns of the whole table, each of its own kind.
     found = np.full((blocks.shape[0], chunks.max() + 1 if chunks.size else 1, 2), np.inf)
@@ -125,6 +132,7 @@ def chunked(
         found[k, : chunks[k] + 1] = least_chunked(
             cost[:, a:b], rows[:, a:b], room[a:b], first[a:b], most[a:b], units, m, chunks[k],
             counts[:size], longest[k], whole[k], hop[k],
+            below * (1.0 + _ROUNDING) / m,
         )  # fmt: skip
     return found
 
@@ -205,6 +213,21 @@ class Bases:
     """[V, M, 8] lines of memory."""
     room: Floats
     """[M]"""
+    first: Ints
+    """[M] first island of every mesh."""
+    most: Ints
+    """[M] most stages of every mesh."""
+
+    def one(self, at: int, meshes: slice) -> Bases:
+        """That of the block in this place alone, of these meshes."""
+        here = slice(at, at + 1)
+        of_block = ("at", "positions", "longest", "whole", "least", "grown", "after", "hop")
+        found = {name: getattr(self, name)[here] for name in of_block}
+        for name in ("cost", "updated", "rows"):
+            found[name] = np.ascontiguousarray(getattr(self, name)[:, meshes])
+        for name in ("room", "first", "most"):
+            found[name] = getattr(self, name)[meshes]
+        return Bases(passes=self.passes[:, here], **found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,76 +238,135 @@ class Columns:
     table: FamilyTable
     check: Callable[[], None]
     """Called every few milliseconds; raises at the deadline."""
+    _kept: dict[Way, Bases] = field(default_factory=dict, repr=False)
+    _held: dict[Way, _Fits] = field(default_factory=dict, repr=False)
 
-    def order_free(self) -> OrderFreeTable:
-        """All bounds and guesses."""
-        table = self.table
+    def order_free(self, below: float = math.inf) -> OrderFreeTable:
+        """All bounds and guesses. Of families that have no step below `below` by those which they
+        share with all that are alike (`loosest`), these.
+        """
+        table, loading = self.table, self.costs.placed.job.data_loading_seconds
         bounds, estimates = np.full((2, len(table)), np.inf)
-        for way, mine in self._alike():
-            bases = self.bases(way, mine)
-            place = np.full(len(table.blocks), -1)
-            place[bases.at] = np.arange(len(bases.at))
-            mine = mine[place[table.block[mine]] >= 0]
-            kind = table.kind[mine]
-            splits = np.array([each.schedule in SEARCHED_SPLIT for each in table.kinds])[kind]
-            virtual = np.array([each.virtual_stages for each in table.kinds])[kind]
-            virtual = np.where(splits, 1, virtual)
-            many = np.zeros(len(table.blocks), dtype=np.int64)
-            np.maximum.at(many, table.block[mine], virtual)
-            self.check()
-            bounds[mine], estimates[mine] = family_bounds(
-                bases,
-                self.chunks(bases, many),
-                place[table.block[mine]],
-                self._microbatches[table.block[mine]].astype(np.float64),
-                np.array([each.most_extra_depth for each in table.kinds])[kind],
-                np.array([each.early_sends for each in table.kinds])[kind],
-                virtual,
-                splits,
-            )
-        loading = self.costs.placed.job.data_loading_seconds
+        left = np.arange(len(table))
+        if below < math.inf:
+            loosest = self.loosest
+            bounds, estimates = loosest.bounds - loading, loosest.estimates - loading
+            left = np.flatnonzero(loosest.bounds < below)
+        bounds[left], estimates[left] = self._of(left, table.kinds, below - loading)
         return OrderFreeTable(bounds=bounds + loading, estimates=estimates + loading)
+
+    def estimates(self, families: Ints) -> Floats:
+        """Guesses of these families alone."""
+        _, found = self._of(families, self.table.kinds, math.inf)
+        return found + self.costs.placed.job.data_loading_seconds
+
+    @cached_property
+    def loosest(self) -> OrderFreeTable:
+        """Bounds that families share with all that are alike (`FamilyTable.loosest`), and guesses.
+
+        What an order-free bound takes of a family is no more for the loosest one. Of its chunks
+        nothing is asked.
+        """
+        table, loading = self.table, self.costs.placed.job.data_loading_seconds
+        kinds = [table.loosest_kind(each) or each for each in table.kinds]
+        bounds, estimates = self._of(np.arange(len(table)), kinds, 0.0)
+        return OrderFreeTable(bounds=bounds + loading, estimates=estimates + loading)
+
+    def _of(self, families: Ints, kinds: Sequence[Kind], below: float) -> tuple[Floats, Floats]:
+        """Bounds and guesses of these families, sorted, as if the table had these kinds."""
+        table = self.table
+        found = np.full((2, len(table)), np.inf)
+        for way, mine in self._alike(kinds, families):
+            bases = self._kept[way] = self.bases(way, np.unique(table.block[mine]))
+            self._bound(bases, mine, kinds, found, below)
+        return found[0, families], found[1, families]
+
+    def _bound(
+        self, bases: Bases, mine: Ints, kinds: Sequence[Kind], found: Floats, below: float
+    ) -> None:
+        """Fill in bounds and guesses of these families, which have these bases. Chunks count where
+        stages of one chunk leave a step below `below`.
+        """
+        table = self.table
+        place = np.full(len(table.blocks), -1)
+        place[bases.at] = np.arange(len(bases.at))
+        mine = mine[place[table.block[mine]] >= 0]
+        kind, block = table.kind[mine], table.block[mine]
+        at, m = place[block], self._microbatches[block].astype(np.float64)
+        virtual = np.array([each.virtual_stages for each in kinds], dtype=np.int64)[kind]
+        splits = np.array([each.schedule in SEARCHED_SPLIT for each in kinds], dtype=np.bool_)[kind]
+        # 1F1B's second inequality holds for none of the others.
+        splits |= (virtual > 1) & (m * bases.longest[at] >= below)
+        virtual = np.where(splits, 1, virtual)
+        many = np.zeros(len(table.blocks), dtype=np.int64)
+        np.maximum.at(many, block, virtual)
+        self.check()
+        found[:, mine] = family_bounds(
+            bases,
+            self.chunks(bases, many, below),
+            at,
+            m,
+            np.array([each.most_extra_depth for each in kinds])[kind],
+            np.array([each.early_sends for each in kinds])[kind],
+            virtual,
+            splits,
+        )
+
+    def base(self, way: Way, meshes: tuple[Mesh, ...]) -> Bases | None:
+        """Of the block that has these meshes, if it is known."""
+        bases, at = self._kept.get(way), self._numbers.get(id(meshes))
+        if bases is None or at is None:
+            return None
+        place = int(np.searchsorted(bases.at, at))
+        if place == len(bases.at) or bases.at[place] != at:
+            return None
+        return bases.one(place, slice(self._start[at], self._start[at + 1]))
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        """Of blocks, by the identity of their meshes."""
+        return {id(each.meshes): at for at, each in enumerate(self.table.blocks)}
 
     def with_room(self) -> Ints:
         """Families whose meshes have room for all units; no time is priced for that."""
         table, found = self.table, []
-        for way, mine in self._alike():
-            _, blocks = self._fitting(way, mine)
+        for way, mine in self._alike(table.kinds, np.arange(len(table))):
+            _, blocks = self._fitting(way, np.unique(table.block[mine]))
             found.append(mine[np.isin(table.block[mine], blocks)])
         return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
-    def _alike(self) -> Iterator[tuple[Way, Ints]]:
-        """(way, families) of every way."""
-        ways = [Way.of(each) for each in self.table.kinds]
+    def _alike(self, kinds: Sequence[Kind], families: Ints) -> Iterator[tuple[Way, Ints]]:
+        """(way, those of these families) of every way of these kinds."""
+        ways = [Way.of(each) for each in kinds]
         for way in dict.fromkeys(ways):
             self.check()
             same = np.array([each == way for each in ways])
-            yield way, np.flatnonzero(same[self.table.kind])
+            mine = families[same[self.table.kind[families]]]
+            if len(mine):
+                yield way, mine
 
     def _positions(self, way: Way) -> Ints:
         one = way.sharding in SPLIT_WEIGHTS
         return np.ones_like(self.positions) if one else self.positions  # `Family.one_stage`
 
-    def _fitting(self, way: Way, families: Ints) -> tuple[_Fits, Ints]:
-        """What fits on each mesh, and the blocks of these families with room for all units."""
+    def _fitting(self, way: Way, blocks: Ints) -> tuple[_Fits, Ints]:
+        """What fits on each mesh, and those of these blocks with room for all units."""
         held, positions = self._memory(way), self._positions(way)
-        blocks = np.unique(self.table.block[families])
         meshes = (held.rows, held.room, self.first, self.most, self.costs.placed.units.count)
         may = fitting(
             blocks, self._start, *meshes, self._microbatches, positions, held.some
         )  # fmt: skip
         return held, blocks[may]
 
-    def bases(self, way: Way, families: Ints) -> Bases:
-        """Of the blocks of these families that have room for all units."""
-        table, count = self.table, self.costs.placed.units.count
-        held, blocks = self._fitting(way, families)
+    def bases(self, way: Way, blocks: Ints) -> Bases:
+        """Of those of these blocks that have room for all units."""
+        count = self.costs.placed.units.count
+        held, blocks = self._fitting(way, blocks)
         positions = self._positions(way)
         meshes = (held.rows, held.room, self.first, self.most, count)
         self.check()
         cost, least, ends = self._costs(way.recompute, held, blocks)
         after = np.where(held.some, self._after(way), np.inf)
-        start, stop = self._start[blocks], self._start[blocks + 1]
         updated = cost + held.host / np.repeat(self._microbatches, np.diff(self._start))
         longest, whole = bottlenecks(
             blocks, self._start, updated, *meshes, self._microbatches, positions
@@ -292,31 +374,32 @@ class Columns:
         passes = np.stack((longest, whole))
         if way.offload:
             passes = bottlenecks(blocks, self._start, cost, *meshes, self._microbatches, positions)
-        hop = np.array([self.costs.hops.of(table.blocks[at].meshes) for at in blocks.tolist()])
         return Bases(
             at=blocks,
             positions=positions[blocks],
             longest=longest,
             whole=whole,
-            least=_each(np.maximum, least, start, stop),
-            grown=1.0 + _each(np.maximum, ends, start, stop) / count,
-            after=_each(np.minimum, after, start, stop),
-            hop=hop,
+            least=np.maximum.reduceat(least, self._start[:-1])[blocks],
+            grown=1.0 + np.maximum.reduceat(ends, self._start[:-1])[blocks] / count,
+            after=np.minimum.reduceat(after, self._start[:-1])[blocks],
+            hop=self._hops[blocks],
             passes=passes,
             cost=cost,
             updated=updated,
             rows=held.rows,
             room=held.room,
+            first=self.first,
+            most=self.most,
         )
 
-    def chunks(self, bases: Bases, many: Ints) -> Floats:
+    def chunks(self, bases: Bases, many: Ints, below: float = math.inf) -> Floats:
         """[B, v + 1, 2] of `chunked`; `many`: [blocks] most virtual stages, 1 or less: none."""
         most = many[bases.at]
         return chunked(
             bases.at, self._start, bases.updated, bases.rows, bases.room, self.first, self.most,
             self.costs.placed.units.count, self._microbatches, self.positions,
             np.where(most > 1, np.maximum(most, CHUNKS), 0),
-            bases.longest, bases.whole, bases.hop, self.costs.placed.job.pin.pp or 0,
+            bases.longest, bases.whole, bases.hop, self.costs.placed.job.pin.pp or 0, below,
         )  # fmt: skip
 
     def _costs(
@@ -327,20 +410,42 @@ class Columns:
         for at in blocks.tolist():
             wanted[self._start[at] : self._start[at + 1]] = True
         wanted &= held.some
-        columns = len(recompute) + 2
-        each = np.full((len(self._parts.units), columns), np.inf)
-        each[:, -2:] = 0.0
+        forward, backward, ends = self._priced
         for at in np.unique(self._parts.unit[wanted[self._parts.mesh]]).tolist():
-            self.check()
-            island, shape = self._parts.units[at]
-            unit = self.costs.unit(island, shape, recompute)
-            each[at] = (*unit.cost, unit.least, unit.ends)
-        found = np.maximum.reduceat(each[self._parts.unit], self._part_start, axis=0)
+            if ends[at] < 0.0:
+                self.check()
+                island, shape = self._parts.units[at]
+                unit = self.costs.unit(island, shape, self._recompute)
+                forward[at], backward[at], ends[at] = unit
+        columns = [self._recompute.index(each) for each in recompute]
+        passes = forward[:, columns], backward[:, columns]
+        cost = passes[0] + passes[1]
+        with np.errstate(invalid="ignore"):
+            least = (np.minimum(*passes) / cost).max(axis=1)
+        found = np.column_stack((cost, least, ends))
+        found = np.maximum.reduceat(found[self._parts.unit], self._part_start, axis=0)
         found[~wanted, :-2], found[~wanted, -2:] = np.inf, 0.0
         return found[:, :-2].T.copy(), found[:, -2].copy(), found[:, -1].copy()
 
+    @cached_property
+    def _recompute(self) -> tuple[Recompute, ...]:
+        """All that stages of the table's families may choose."""
+        return tuple(dict.fromkeys(each for kind in self.table.kinds for each in kind.recompute))
+
+    @cached_property
+    def _priced(self) -> tuple[Floats, Floats, Floats]:
+        """(forward [U, R], backward [U, R], ends [U]) of `UnitCosts.unit`; negative: not priced."""
+        count = len(self._parts.units)
+        passes = np.full((2, count, len(self._recompute)), np.inf)
+        return passes[0], passes[1], np.full(count, -1.0)
+
     def _memory(self, way: Way) -> _Fits:
         """Of every mesh the part with least room counts, and the shortest update on the host."""
+        if way not in self._held:
+            self._held[way] = self._room(way)
+        return self._held[way]
+
+    def _room(self, way: Way) -> _Fits:
         alone = way.sharding is Sharding.NONE
         base = np.array([self.costs.bytes_of(*each, way.recompute) for each in self._parts.lines])
         copies = self._copies[self._parts.mesh]
@@ -474,6 +579,11 @@ class Columns:
         )
 
     @cached_property
+    def _hops(self) -> Floats:
+        """[blocks] of `BottleneckLinks`."""
+        return np.array([self.costs.hops.of(each.meshes) for each in self.table.blocks])
+
+    @cached_property
     def _goodput(self) -> Floats:
         """[M] bytes per second of gradients."""
         return np.array([self.costs.goodput(mesh) for mesh in self._meshes])
@@ -520,9 +630,3 @@ def family_bounds(
     fits = longest < np.inf
     more = bases.after[at] * np.where(fits, longest, 0.0) / whole
     return bound, np.where(fits, estimate + more, np.inf)
-
-
-def _each(least_or_most: np.ufunc, values: Floats, start: Ints, stop: Ints) -> Floats:
-    """[B] of the values from start to stop, which are some."""
-    found = [least_or_most.reduce(values[a:b]) for a, b in zip(start, stop, strict=True)]
-    return np.array(found, dtype=np.float64)

@@ -39,8 +39,8 @@ from hetplan.kernels import kernel
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, Shape
 from hetplan.plans.plan import NO_RECOMPUTE, Sharding
 from hetplan.search.multi_pipeline.assembly import Assembler, PricedPlan, pipeline_of
-from hetplan.search.multi_pipeline.paths import Path
 from hetplan.search.multi_pipeline.stage_options import MeshOptions, OptionsMaker, PartOptions
+from hetplan.search.multi_pipeline.within import Worth
 from hetplan.search.space.family import Mesh
 from hetplan.search.space.stage_table import FIRST, LAST
 
@@ -454,9 +454,9 @@ class Primal:
 
 
 def known_rows(
-    paths: Sequence[Path], stages: dict[int, MeshOptions], options: PartOptions
+    near: Sequence[Worth], stages: dict[int, MeshOptions], options: PartOptions
 ) -> tuple[Slots, ...]:
-    """Rows of slots of paths whose meshes are on one island each.
+    """Rows of slots of pipelines whose meshes are on one island each.
 
     Islands of a class are taken in turn; stages: by samples per microbatch.
     """
@@ -467,9 +467,8 @@ def known_rows(
     classes = options.classes
     places = {island: c for c, each in enumerate(classes) for island in each.islands}
     rows: dict[Slots, None] = {}
-    for path in paths:
-        own = stages[path.samples]
-        meshes = [own.meshes[own.mesh[o]] for o in reversed(path.options)]
+    for worth in near:
+        meshes = [stages[n].meshes[stages[n].mesh[o]] for n, o in reversed(worth.options)]
         kinds = [(places[mesh.islands[0]], replace(mesh.shapes[0], dp=1)) for mesh in meshes]
         if any(len(mesh.islands) > 1 for mesh in meshes) or not positions.keys() >= {*kinds}:
             continue

@@ -8,8 +8,7 @@ intervals first.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -17,19 +16,15 @@ from hetplan.errors import InputError
 from hetplan.search.multi_pipeline.assembly import Assembler, PricedPlan
 from hetplan.search.multi_pipeline.bound import (
     MultiPipelineBound,
-    busy_seconds,
-    multi_pipeline_bound,
+    busy_bound,
+    raised_bound,
 )
 from hetplan.search.multi_pipeline.enumerate import Enumeration
 from hetplan.search.multi_pipeline.heuristic import Primal, improved, known_rows
-from hetplan.search.multi_pipeline.paths import PathPricer
 from hetplan.search.multi_pipeline.stage_options import OptionsMaker, PartOptions
+from hetplan.search.multi_pipeline.within import WithinPricer
 from hetplan.search.solver import Best, Grounds, OrderFreeBound
 from hetplan.search.table_maker import TableMaker
-
-_ROUGH_RATIO, _ROUGH_ROUNDS = 0.03, 1
-_RATIO, _ROUNDS = 3e-3, 12
-"""Width of the intervals of the bottleneck's time, and linear programs, of the bound."""
 
 _RISE = 0.003
 """A bound is told once it has risen by this part of itself."""
@@ -84,9 +79,9 @@ class MultiPipelineSolver:
     def order_free(self) -> OrderFreeBound:
         """All devices busy all the time; infinite where two pipelines are not possible."""
         bound = math.inf
-        if self._parts is not None and self._pricers:
+        if self._parts is not None and self._pricer is not None:
             batch, after = self._job.global_batch_size, self._job.data_loading_seconds
-            bound = busy_seconds(self._pricers, batch) + after
+            bound = busy_bound(self._pricer, batch).seconds + after
         return OrderFreeBound(bound_seconds=bound, estimate_seconds=math.inf)
 
     def improve(self, best: Best) -> None:
@@ -105,7 +100,7 @@ class MultiPipelineSolver:
             maker=self._options,
             options=parts,
             prices=np.array(coarse.prices),
-            known=known_rows(coarse.paths, self._options.stages(), parts),
+            known=known_rows(coarse.near, self._options.stages(), parts),
             assembler=self._assembler,
             check=best.check_time,
             on_whole=offer,
@@ -135,10 +130,9 @@ class MultiPipelineSolver:
             every = self._enumeration(scale=scale)
             best.raise_bound(self.index, every.run(self.index, best), Grounds.EVERY_PLAN)
         if best.open(self.index):
-            best.raise_bound(self.index, self._coarse(best).seconds, Grounds.PRICES)
+            self._tell(best, self._coarse(best).seconds)
         if best.open(self.index) and best.stalled_at.get(self.index) != best.target:
-            bound = self._bound(best, best.target, _RATIO, _ROUNDS)
-            best.raise_bound(self.index, bound.seconds, Grounds.PRICES)
+            self._raise(best)
             best.stalled_at[self.index] = best.target
 
     def _enumeration(self, scale: int = 1, *, simple: bool = False) -> Enumeration:
@@ -151,37 +145,36 @@ class MultiPipelineSolver:
         )
 
     @cached_property
-    def _pricers(self) -> tuple[PathPricer, ...]:
-        """By samples per microbatch; none where no pipeline is possible."""
+    def _pricer(self) -> WithinPricer | None:
+        """None where no pipeline is possible."""
         stages = self._options.stages() if self._possible else {}
-        return tuple(PathPricer(options) for options in stages.values())
+        batch = self._job.global_batch_size
+        return WithinPricer(tuple(stages.values()), batch) if stages else None
 
     def _coarse(self, best: Best) -> MultiPipelineBound:
-        """The bound at coarse intervals, kept."""
+        """The best bound so far of the pipelines alone, at first a rough one."""
         if self._known is None:
-            self._known = self._bound(best, math.inf, _ROUGH_RATIO, _ROUGH_ROUNDS)
+            if self._pricer is None:
+                return MultiPipelineBound(seconds=math.inf, prices=())
+            self._known = busy_bound(self._pricer, self._job.global_batch_size)
+            self._raise(best, rough=True)
         return self._known
 
-    def _bound(self, best: Best, limit: float, ratio: float, rounds: int) -> MultiPipelineBound:
-        """At most the limit, and never less than what is known; told to `best` as it rises."""
-        if not self._pricers:
-            return MultiPipelineBound(seconds=math.inf, prices=(), paths=())
-        after = self._job.data_loading_seconds
+    def _raise(self, best: Best, *, rough: bool = False) -> None:
+        """As far as prices prove it, up to the step that is looked for."""
+        limit = best.target - self._job.data_loading_seconds
+        known, pricer = self._known, self._pricer
+        if known is not None and pricer is not None and known.seconds < limit:
+            tell, batch = partial(self._tell_risen, best), self._job.global_batch_size
+            self._known = raised_bound(pricer, batch, known, limit, tell, rough=rough)
+            self._tell(best, self._known.seconds)
 
-        def tell(seconds: float) -> None:
-            if seconds + after > best.bounds[self.index] * (1 + _RISE):
-                best.raise_bound(self.index, seconds + after, Grounds.PRICES)
-            best.check_time()
+    def _tell_risen(self, best: Best, seconds: float) -> None:
+        """Where it has risen enough; raises where time is up."""
+        if seconds + self._job.data_loading_seconds > best.bounds[self.index] * (1 + _RISE):
+            self._tell(best, seconds)
+        best.check_time()
 
-        for pricer in self._pricers:
-            pricer.check = best.check_time
-        bound = multi_pipeline_bound(
-            self._pricers,
-            self._job.global_batch_size,
-            limit - after,
-            rounds=rounds,
-            ratio=ratio,
-            first=() if self._known is None else self._known.prices,
-            on_bound=tell,
-        )
-        return replace(bound, seconds=bound.seconds + after)
+    def _tell(self, best: Best, seconds: float) -> None:
+        bound = seconds + self._job.data_loading_seconds
+        best.raise_bound(self.index, bound, Grounds.PRICES)

@@ -6,7 +6,7 @@ Two tables of options, with the same numbers of every option (`StageCosts`):
                   data-parallel degree is open; columns of the heuristic are made of them
     MeshOptions   (mesh, recomputation) of pipelines with so many samples per microbatch: a mesh
                   says which devices of which islands a stage has, so that the ranks that share its
-                  optimizer state are known; paths of the bound and enumerated pipelines
+                  optimizer state are known; pipelines of the bound and enumerated pipelines
 
 Islands of one class have equal devices, nodes and links, so that a part costs the same on each.
 Every number is a lower bound for every plan that uses the option: passes of the slowest part
@@ -197,8 +197,6 @@ class MeshOptions(StageCosts):
     most_stages: int
     devices: Floats
     """[C] usable ones."""
-    alone: Bools
-    """[C] classes of one island."""
     meshes: tuple[Mesh, ...]
     """One of those that are alike."""
     alike: dict[Mesh, int]
@@ -209,8 +207,6 @@ class MeshOptions(StageCosts):
     """[O] position in what the job may recompute."""
     use: Floats
     """[O, C] devices that one sequence of a microbatch occupies."""
-    room: Floats
-    """[O, C] the same, of a stage that takes its part of the stages that its mesh can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,11 +353,7 @@ class OptionsMaker:
         for o, stage in enumerate(stages):
             for island, shape in stage.parts:
                 use[o, self.class_of[island]] += shape.num_devices / samples
-        alone = np.array([len(each.islands) == 1 for each in classes])
         devices = np.array([each.devices for each in classes], dtype=np.float64)
-        stages_of = np.array([every[m][0].max_stages for m, _ in variants])[:, None]
-        shared = devices / (samples * stages_of)
-        room = np.where((use > 0) & alone, np.maximum(use, shared), use)
         units, fewest = self.pricer.units.count, job.pin.pp or 1
         most_stages = min(units, job.pin.pp or units, self._room(use * samples))
         if not fits or most_stages < fewest:
@@ -373,13 +365,11 @@ class OptionsMaker:
             fewest_stages=fewest,
             most_stages=most_stages,
             devices=devices,
-            alone=alone,
             meshes=tuple(alike[0] for alike in every),
             alike={mesh: m for m, alike in enumerate(every) for mesh in alike},
             mesh=np.array([variants[o][0] for o in fits], dtype=np.int64),
             recompute=np.array([variants[o][1] for o in fits], dtype=np.int64),
             use=use[fits],
-            room=room[fits],
         )
 
     def _alike(self, meshes: Sequence[Mesh]) -> list[list[Mesh]]:

@@ -192,7 +192,7 @@ class FamilyTable(Sequence[Family]):
     _degrees: list[Floats] = field(default_factory=list, repr=False)
     """[blocks, 6] as of `_doublings`, once they are known."""
     _loosest: dict[tuple[object, ...], Family] = field(default_factory=dict, repr=False)
-    _kinds_of: dict[tuple[object, ...], list[Kind]] = field(default_factory=dict, repr=False)
+    _loosest_kinds: dict[tuple[object, ...], Kind | None] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.block)
@@ -244,6 +244,13 @@ class FamilyTable(Sequence[Family]):
         found: list[int] = every[self.block].tolist()
         return found
 
+    def plain(self) -> list[int]:
+        """Families with one chunk per stage; all where none has."""
+        chunks = np.array([each.virtual_stages for each in self.kinds], dtype=np.int64)
+        found = np.flatnonzero(chunks[self.kind] == 1)
+        every: list[int] = (found if len(found) else np.arange(len(self))).tolist()
+        return every
+
     def near(self, at: int) -> list[int]:
         """Families of one shape whose degrees are, in all, at most `_NEAR` doublings or halvings
         away from those of this family; none where it has meshes of several shapes.
@@ -264,25 +271,36 @@ class FamilyTable(Sequence[Family]):
         here with equal passes, no more state per device and no more messages. Its end of the step
         and its activations in flight are another matter.
         """
-        if family.one_stage or family.splits:
-            return family
-        alike = _alike(family)
-        key = (id(family.meshes), *alike)
+        key = (id(family.meshes), *_alike(family))
         found = self._loosest.get(key)
         if found is None:
-            kinds = self._kinds_of.get(alike)
-            if kinds is None:
-                kinds = self._kinds_of[alike] = [k for k in self.kinds if _alike(k) == alike]
-            if len(kinds) == 1:
+            kind = self.loosest_kind(family)
+            if kind is None:
                 return family
-            sharded = any(kind.sharding is Sharding.OPTIMIZER for kind in kinds)
             found = self._loosest[key] = replace(
                 family,
-                recompute=tuple(dict.fromkeys(each for k in kinds for each in k.recompute)),
+                recompute=kind.recompute,
+                sharding=kind.sharding,
+                virtual_stages=kind.virtual_stages,
+            )
+        return found
+
+    def loosest_kind(self, each: Family | Kind) -> Kind | None:
+        """What the loosest family has instead of this one's kind; None where it is this one."""
+        if each.sharding in SPLIT_WEIGHTS or each.schedule in SEARCHED_SPLIT:
+            return None
+        alike = _alike(each)
+        if alike not in self._loosest_kinds:
+            kinds = [kind for kind in self.kinds if _alike(kind) == alike]
+            sharded = any(kind.sharding is Sharding.OPTIMIZER for kind in kinds)
+            found = replace(
+                kinds[0],
+                recompute=tuple(dict.fromkeys(one for kind in kinds for one in kind.recompute)),
                 sharding=Sharding.OPTIMIZER if sharded else Sharding.NONE,
                 virtual_stages=min(kind.virtual_stages for kind in kinds),
             )
-        return found
+            self._loosest_kinds[alike] = found if len(kinds) > 1 else None
+        return self._loosest_kinds[alike]
 
     def first_of_each_kind(self) -> tuple[Family, ...]:
         """The first family of every kind, in the table's order."""

@@ -18,7 +18,13 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.arrays import Floats
 from hetplan.cost.memory.lines import StageBytes, stage_bytes
 from hetplan.cost.memory.values import MemoryLayout
-from hetplan.cost.step_model.groups import Groups, KnownCollectives, groups_of, known_of
+from hetplan.cost.step_model.groups import (
+    Groups,
+    KnownCollectives,
+    KnownGroups,
+    groups_of,
+    known_of,
+)
 from hetplan.cost.step_model.layer_compute import layer_parameters
 from hetplan.cost.step_model.layers import LayerCost, LayerPricer
 from hetplan.cost.step_model.units import Settings, copies_within, layer_kinds, with_sharding
@@ -97,7 +103,8 @@ class StagePricer:
     chain: tuple[Modules, ...] = ((),)
     """Sets of modules that will be asked for: they are priced together."""
     _groups: dict[tuple[int, ...], Groups] = field(default_factory=dict, repr=False, compare=False)
-    _seconds: dict[tuple[object, ...], Floats] = field(
+    _known_groups: KnownGroups = field(default_factory=dict, repr=False, compare=False)
+    _seconds: dict[tuple[object, ...], dict[Modules, Floats]] = field(
         default_factory=dict, repr=False, compare=False
     )
     _weights: dict[tuple[int, ...], Weights] = field(
@@ -179,7 +186,8 @@ class StagePricer:
         """Who communicates inside the first stage."""
         key = (island, shape.tp, shape.cp, shape.dp, shape.ep, shape.etp)
         if key not in self._groups:
-            self._groups[key] = groups_of(self.cluster, self.replica(island, shape))
+            replica = self.replica(island, shape)
+            self._groups[key] = groups_of(self.cluster, replica, self._known_groups)
         return self._groups[key]
 
     def passes(
@@ -225,10 +233,10 @@ class StagePricer:
     ) -> tuple[Floats, Floats]:
         """Passes [V, kinds] of these kinds of layers."""
         model = self.padded(padded_for or shape.tp)
-        every = [
-            self._kind_seconds(island, shape, kinds, model, sharing, each.modules)
-            for each in recompute
-        ]
+        known = self._kind_seconds(
+            island, shape, kinds, model, sharing, [each.modules for each in recompute]
+        )
+        every = [known[each.modules] for each in recompute]
         full = [each.granularity is RecomputeGranularity.FULL for each in recompute]
         backward = [
             seconds[_BACKWARD] + seconds[_AGAIN] * (whole or bool(each.modules))
@@ -243,9 +251,9 @@ class StagePricer:
         kinds: tuple[int, ...],
         model: ModelSpec,
         sharing: Sharing | None,
-        modules: Modules,
-    ) -> Floats:
-        """[forward, backward, of that modules, or whole layers, once more][kinds]."""
+        modules: Sequence[Modules],
+    ) -> dict[Modules, Floats]:
+        """[forward, backward, of that modules, or whole layers, once more][kinds] of each set."""
         place = self.cluster.islands[island]
         groups = self.groups(island, shape)
         key = (
@@ -262,15 +270,15 @@ class StagePricer:
             kinds,
             model.vocab_size,
         )
-        found = self._seconds.get((modules, key))
-        if found is None:
-            chain = self.chain if modules in self.chain else (modules,)
+        found = self._seconds.setdefault(key, {})
+        missing = [each for each in modules if each not in found]
+        if missing:
+            chain = self.chain if set(missing) <= set(self.chain) else tuple(missing)
             pricer = self._pricer(place, shape, groups, model)
             shared = self._shared(island, shape, model, sharing) if sharing else None
             every = [self._priced(pricer, self._kinds[0][k], shared, chain) for k in kinds]
             for at, each in enumerate(chain):
-                self._seconds[each, key] = np.array([(*both, again[at]) for both, again in every]).T
-            found = self._seconds[modules, key]
+                found[each] = np.array([(*both, again[at]) for both, again in every]).T
         return found
 
     def _pricer(self, place: Island, shape: Shape, groups: Groups, model: ModelSpec) -> LayerPricer:

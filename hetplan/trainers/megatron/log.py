@@ -174,7 +174,7 @@ TIMERS = meanings(
     ("backward-allreduce", Quantity.REDUCTION, "after the passes"),
     ("batch generator", Quantity.DATA, "inside forward"),
 )  # fmt: skip
-"""What each timer counts; docs/compare.md shows this table."""
+"""What each timer counts."""
 
 
 class MegatronLog(LogReader):

@@ -1,0 +1,1 @@
+"""hetplan as people use libraries: values in, values out, pictures in notebooks."""
