@@ -63,7 +63,7 @@ def demo(
             f"  hetplan explain {shlex.quote(str(plan))}",
             f"  hetplan compare {shlex.quote(str(files.run_log))} "
             f"--plan {shlex.quote(str(files.uneven))}",
-            "  your own cluster: docs/clusters.md",
+            "  your own cluster: docs/quickstart.md",
         )
     )
 
