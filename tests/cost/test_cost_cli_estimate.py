@@ -88,7 +88,7 @@ def run(
     return CliRunner().invoke(app, arguments)
 
 
-FILES = ("--model", "m", "--cluster", "c", "--job", "j")
+FILES = ("--model", "m.yaml", "--cluster", "c.yaml", "--job", "j.yaml")
 
 
 def test_json_is_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,14 +109,14 @@ def test_priced_and_infeasible_where_memory_is_short(monkeypatch: pytest.MonkeyP
     result = run(monkeypatch, *FILES, cluster=small)
     assert isinstance(result.exception, InfeasibleError)
     assert "stage 0 needs" in str(result.exception)
-    assert "DOES NOT FIT" in result.stdout
-    assert "step " in result.stdout
+    assert "TOO FULL" in result.stdout
+    assert "a step (90 %" in result.stdout
 
 
 def test_needs_files_or_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(monkeypatch, "--model", "m")
+    result = run(monkeypatch, "--model", "m.yaml")
     assert isinstance(result.exception, InputError)
-    assert "all of --model, --cluster and --job" in str(result.exception)
+    assert "give --cluster FILE, or --nodes" in str(result.exception)
 
 
 def saved_plan(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:

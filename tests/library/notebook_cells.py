@@ -72,6 +72,7 @@ def main() -> None:
     """Write the outputs anew."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        os.environ["XDG_DATA_HOME"] = folder  # no profiles of the writer's own
         outputs = run_cells(WITH_OUTPUTS)
     document = json.loads(WITH_OUTPUTS.read_text(encoding="utf-8"))
     cells = [cell for cell in document["cells"] if cell["cell_type"] == "code"]

@@ -219,6 +219,11 @@ def an_estimated_kind(bundle: Bundle) -> None:
     island["device"] = "metax-c550-64gb"
 
 
+def a_short_name(bundle: Bundle) -> None:
+    island = _island(bundle)
+    island["device"] = island["device"].split("-")[1]  # h100: SXM, PCIe and NVL have it
+
+
 FAULTS = (
     Damage("faster-than-peak", ("layer_samples",), faster_than_peak),
     Damage("slower-than-class", ("layer_samples",), slower_than_class),
@@ -249,6 +254,7 @@ FAULTS = (
     Damage("link-unlike-its-devices", ("cluster",), all_devices_added),
     Damage("link-unlike-its-devices", ("cluster",), bits_between_nodes),
     Damage("estimated-figures", ("cluster",), an_estimated_kind),
+    Damage("short-kind-name", ("cluster",), a_short_name),
 )
 
 
