@@ -214,6 +214,14 @@ def digits(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:#.3g}"
 
 
+def format_brief(seconds: float) -> str:
+    """A time with three digits, as in `29.3 s`, `991 ms`."""
+    number, unit = format_seconds(seconds).split()
+    if float(number) == 0.0:
+        return f"0 {unit}"
+    return f"{digits(seconds / UNITS[Dimension.TIME][unit])} {unit}"
+
+
 def format_count(number: int) -> str:
     """As in `2T`, `1.5B`, `120`; what four digits cannot say is written out."""
     for letter, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
@@ -261,6 +269,11 @@ def format_rate(per_second: float, unit: str) -> str:
 def format_share(fraction: float | None) -> str:
     """As in `1.25%`; None is unknown. What rounds to nothing is not less than nothing."""
     return "unknown" if fraction is None else f"{fraction:.2%}".replace("-0.00%", "0.00%")
+
+
+def counted(number: int, thing: str, things: str = "") -> str:
+    """As in `1 stage`, `2 stages`, `3 batches`."""
+    return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
 def format_each(values: Iterable[int]) -> str:

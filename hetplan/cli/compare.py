@@ -12,6 +12,7 @@ from hetplan.cli.options import (
     PredictorFile,
     Stores,
     TraceFile,
+    Verbose,
     check_replaceable,
     emit,
     note,
@@ -98,6 +99,7 @@ def compare_run(
     predictor: PredictorFile = None,
     store: Stores = None,
     trace: TraceFile = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare one run, or each run of a list, with its plan (default).
@@ -119,7 +121,7 @@ def compare_run(
     _tell_repricing(compared)
     if trace is not None:
         write_trace(trace, compared[0].result, _fitted(predictor, store), compared)
-    _show([run.comparison for run in compared], as_json=as_json)
+    _show([run.comparison for run in compared], verbose=verbose, as_json=as_json)
 
 
 @app.command()
@@ -140,6 +142,7 @@ def calibrate(
     force: Annotated[
         bool, typer.Option("--force", help="Write the file even where the factors do not help.")
     ] = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Correct a fit by measured runs, where that helps on runs (or steps) held back."""
@@ -153,13 +156,14 @@ def calibrate(
     from hetplan.files.encoding import encode
     from hetplan.predict.fit import SCHEMA as PREDICTOR_SCHEMA
     from hetplan.predict.fit import save_predictor
+    from hetplan.units import counted
 
     check_replaceable(out, PREDICTOR_SCHEMA, "predictor")
     files = _run_files(logs, plan, runs)
     fitted = _fitted(predictor, store)
     if fitted.laws.calibration is not None:
         number = fitted.laws.calibration.runs
-        say(f"the predictor's calibration by {number} runs is left out; these runs replace it")
+        say(f"the predictor's calibration by {counted(number, 'run')} is replaced by these runs")
         fitted = with_calibration(fitted, None)
     repricing = _repricing(fitted, model, cluster, job)
     compared = compare_runs(files, repricing, trainer=trainer, warmup_steps=warmup)
@@ -172,7 +176,7 @@ def calibrate(
     else:
         from hetplan.reports.comparison import print_trial
 
-        print_trial(trial)
+        print_trial(trial, verbose=verbose)
         for run in compared:
             for doubt in run.doubts:
                 note(f"{_name(run)}: {doubt}")
@@ -247,10 +251,10 @@ def _tell_repricing(compared: Sequence[ComparedRun]) -> None:
             say(f"{run.files.plan} priced again: {after} {told}")
 
 
-def _show(comparisons: list[Comparison], *, as_json: bool) -> None:
+def _show(comparisons: list[Comparison], *, verbose: bool, as_json: bool) -> None:
     from hetplan.reports.comparison import comparison_text, print_comparisons
 
     if as_json:
         emit(comparison_text(comparisons))
     else:
-        print_comparisons(comparisons)
+        print_comparisons(comparisons, verbose=verbose)

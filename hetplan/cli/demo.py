@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hetplan.cli.options import emit
+from hetplan.cli.options import emit, emit_lines
 
 
 def demo(
@@ -21,29 +22,59 @@ def demo(
     from datetime import datetime
 
     from hetplan.launchers import local_loop
-    from hetplan.reports.comparison import loop_headline, loop_table
+    from hetplan.reports.comparison import loop_headline, loop_lines
+    from hetplan.reports.progress import ProgressLine
 
     started = time.monotonic()
-
-    def heading(text: str) -> None:
-        emit(f"\n=== {text} ({time.monotonic() - started:.0f} s) ===")
-
     # A folder of its own: an earlier demo's profile is of another moment and is not mixed in.
     folder = out / datetime.now().strftime("%Y-%m-%d-%H%M%S")
     folder.mkdir(parents=True)
     files = local_loop.LoopFiles(folder=folder)
-    heading("1. Profile this CPU")
-    local_loop.profile_this_cpu(files, emit)
-    heading("2. Make a fast and a slow device kind of its cores, and profile them and their link")
-    local_loop.make_kinds(files, emit)
-    local_loop.profile_links(files, emit)
-    heading("3. Fit the measurements, plan, and price the even split for comparison")
-    local_loop.fit_and_plan(files, emit)
-    heading(f"4. Train {steps} steps of the plan and of the even split")
-    uneven, even = local_loop.train(files, steps, emit)
-    heading("5. Measured against predicted")
-    emit(loop_table((("hetplan's plan", uneven), ("even split", even))))
-    emit(loop_headline(uneven, even))
-    heading("6. Llama-140B on 128 + 640 accelerators of two kinds (datasheet figures)")
-    local_loop.plan_at_scale(files, emit)
-    emit(f"\nEverything is in {folder}; the demo took {time.monotonic() - started:.0f} s.")
+    emit_lines([f"Files, commands and all that they print: {folder}"])
+
+    with ProgressLine("", shown=None) as line:
+
+        def wait(words: str) -> None:
+            line.show(0, 0, None, words)
+
+        def heading(text: str) -> None:
+            emit(f"\n{text} ({time.monotonic() - started:.0f} s)")
+
+        heading("1. Profile this CPU")
+        local_loop.profile_this_cpu(files, wait)
+        emit_lines(local_loop.profile_lines(files))
+        heading("2. Make a fast and a slow device kind of its cores, and profile them")
+        local_loop.make_kinds(files, wait)
+        local_loop.profile_links(files, wait)
+        emit_lines(local_loop.kind_lines(files))
+        heading("3. Fit the measurements, plan, and price the even split")
+        local_loop.fit_and_plan(files, wait)
+        emit_lines(local_loop.plan_lines(files))
+        heading(f"4. Train {steps} steps of both, and compare")
+        uneven, even = local_loop.train(files, steps, wait)
+        emit_lines(loop_lines((("hetplan's plan", uneven), ("even split", even))))
+        emit_lines([loop_headline(uneven, even)])
+        heading("5. Plan Llama-140B for 128 + 640 accelerators of two kinds")
+        plan = local_loop.plan_at_scale(files, wait)
+        _show_answer(plan)
+    emit(f"\nThe demo took {time.monotonic() - started:.0f} s. What to try next:")
+    emit_lines(
+        (
+            f"  hetplan explain {shlex.quote(str(plan))}",
+            f"  hetplan compare {shlex.quote(str(files.run_log))} "
+            f"--plan {shlex.quote(str(files.uneven))}",
+            "  your own cluster: docs/quickstart.md",
+        )
+    )
+
+
+def _show_answer(plan: Path) -> None:
+    """The lines above the table of a plan's summary."""
+    from itertools import takewhile
+
+    from hetplan.reports.summary import summarize
+    from hetplan.reports.terminal import text_width
+    from hetplan.search.files import load_plan
+
+    for line in takewhile(bool, summarize(load_plan(plan)).lines(text_width() - 2)):
+        emit(f"  {line}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, emit
+from hetplan.cli.options import AsJson, Verbose, emit
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,6 +23,7 @@ def doctor(
     nodes: Annotated[
         bool, typer.Option("--nodes", help="Print what `node` of an island may be instead.")
     ] = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """What this machine has, what hetplan can measure here, and what is missing.
@@ -30,7 +31,7 @@ def doctor(
     Reads only. What is broken is reported, not an error.
     """
     if kinds:
-        _print_kinds(as_json)
+        _print_kinds(verbose, as_json)
         return
     if nodes:
         _print_nodes(as_json)
@@ -56,7 +57,8 @@ def doctor(
         stores=stores,
         problems=problems,
     )
-    emit(encode(report, schema=DOCTOR_SCHEMA) if as_json else screen(report))
+    shown = encode(report, schema=DOCTOR_SCHEMA) if as_json else screen(report, verbose=verbose)
+    emit(shown)
 
 
 def _catalogue() -> tuple[tuple[DeviceKind, ...], list[str]]:
@@ -74,17 +76,17 @@ def _catalogue() -> tuple[tuple[DeviceKind, ...], list[str]]:
     return (), problems
 
 
-def _print_kinds(as_json: bool) -> None:
+def _print_kinds(verbose: bool, as_json: bool) -> None:
     from hetplan.cluster.catalogue import load_catalogue
     from hetplan.cluster.devices import DeviceKinds
     from hetplan.files.encoding import encode
-    from hetplan.reports.terminal import print_table
+    from hetplan.reports.terminal import print_small, print_table
 
     catalogue = load_catalogue()
     if as_json:
         emit(encode(DeviceKinds(kinds=catalogue), schema=KINDS_SCHEMA))
     else:
-        print_table(_kinds_table(catalogue))
+        (print_table if verbose else print_small)(_kinds_table(catalogue, verbose))
 
 
 def _print_nodes(as_json: bool) -> None:
@@ -93,15 +95,15 @@ def _print_nodes(as_json: bool) -> None:
     from hetplan.cluster.catalogue import load_catalogue
     from hetplan.cluster.templates import NODES_SCHEMA, NodeTemplates, node_templates
     from hetplan.files.encoding import encode
-    from hetplan.reports.terminal import print_table
+    from hetplan.reports.terminal import print_small
 
     templates = [*node_templates().values()]
     if as_json:
         emit(encode(NodeTemplates(nodes=templates), schema=NODES_SCHEMA))
         return
     kinds = {kind.kind: kind for kind in load_catalogue()}
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    for name in ("node", "devices", "device", "fabric", "GB/s each", "NICs", "Gbit/s each"):
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("node", "devices", "device", "fabric", "GB/s", "NICs", "Gbit/s each"):
         table.add_column(name, no_wrap=True)
     for each in templates:
         table.add_row(
@@ -113,36 +115,40 @@ def _print_nodes(as_json: bool) -> None:
             str(each.nics.per_node),
             _number(each.nics.bandwidth * 8 / 1e9),
         )
-    print_table(table)
+    print_small(table)
 
 
-def _kinds_table(catalogue: tuple[DeviceKind, ...]) -> Table:
+_SHORT_DTYPES = ("bfloat16", "float8")
+"""Whose rates are shown without --verbose."""
+
+
+def _kinds_table(catalogue: tuple[DeviceKind, ...], verbose: bool) -> Table:
     from rich.table import Table
 
     from hetplan.cluster.devices import DTYPES
     from hetplan.units import format_bytes
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("kind", no_wrap=True)
-    for name in (*DTYPES, "memory", "TB/s", "link GB/s", "W"):
+    dtypes = DTYPES if verbose else _SHORT_DTYPES
+    for name in (*dtypes, "memory", "TB/s", "link GB/s", "W"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("torch", "collectives"):
+    for name in ("torch", "collectives") if verbose else ():
         table.add_column(name, no_wrap=True)
     for kind in catalogue:
         rates = dict(kind.peak_flops_per_second)
         links = kind.scale_up
         table.add_row(
             kind.kind,
-            *(_number(rates.get(dtype, 0.0) / 1e12) for dtype in DTYPES),
+            *(_number(rates.get(dtype, 0.0) / 1e12) for dtype in dtypes),
             format_bytes(kind.memory_bytes) if kind.memory_bytes else "",
             _number(kind.memory_bandwidth_bytes_per_second / 1e12),
             _number(links.bandwidth_bytes_per_second / 1e9) if links else "",
             _number(kind.max_power_watts),
-            kind.torch_device,
-            kind.collectives,
+            *((kind.torch_device, kind.collectives) if verbose else ()),
         )
     return table
 
 
 def _number(value: float) -> str:
-    return f"{value:g}" if value else ""
+    return f"{float(f'{value:.4g}'):g}" if value else ""

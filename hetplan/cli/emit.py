@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, say
+from hetplan.cli.options import AsJson, Verbose, say, say_lines
 from hetplan.cli.options import emit as print_result
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def emit(
         str,
         typer.Option(
             help="The trainer's checkout on the hosts. Default: $TRAINER_FOLDER there.",
-            rich_help_panel=_HOSTS,
+            hidden=True,
         ),
     ] = "",
     python: Annotated[str, typer.Option(help="Interpreter on the hosts.", hidden=True)] = "python3",
@@ -101,6 +101,7 @@ def emit(
         list[Path] | None,
         typer.Option("--store", help="Profile store for --nearest.", hidden=True),
     ] = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the folder that starts a plan under a trainer.
@@ -158,7 +159,7 @@ def emit(
     if as_json:
         print_result(_json(emission, written, target, out))
     else:
-        _show(emission, written, out)
+        _show(emission, written, out, verbose)
 
 
 def _check_nearest(plan: Path, nearest: Path) -> None:
@@ -171,21 +172,28 @@ def _check_nearest(plan: Path, nearest: Path) -> None:
     check_replaceable(nearest, SCHEMA, "plan")
 
 
-def _show(emission: Emission, written: Written, out: Path) -> None:
+def _show(emission: Emission, written: Written, out: Path, verbose: bool) -> None:
+    from hetplan.trainers.readme import LOUD
+    from hetplan.units import counted
+
     ranks = emission.ranks
-    say(
-        f"wrote {len(written.files)} files to {out}: {ranks.world_size:,} ranks on "
-        f"{len(ranks.hosts):,} hosts for {emission.launch.title}"
-    )
+    where = f"{counted(ranks.world_size, 'rank')} on {counted(len(ranks.hosts), 'host')}"
+    files = counted(len(written.files), "file")
+    say_lines([f"wrote {files} to {out}: {where} for {emission.launch.title}"])
     for what, paths in (
         ("changed by hand, and kept under the same name with a ~", written.edited),
         ("removed, of an earlier emission", written.removed),
     ):
         if paths:
             say(f"{what}: {', '.join(paths)}")
-    for remark in (*ranks.remarks, *emission.launch.remarks):
-        say(f"- {remark}")
-    say(f"read {out}/README.md: it says how the hosts are checked and started")
+    placement = [each for each in ranks.remarks if verbose or each.startswith(LOUD)]
+    remarks = [f"- {remark}" for remark in (*placement, *emission.launch.remarks)]
+    say_lines(remarks, most=None if verbose else _REMARKS, more=f"{out}/README.md")
+    say_lines([f"{out}/README.md says how to check the hosts and start"])
+
+
+_REMARKS = 4
+"""On the trainer, that are said; the folder's README has all."""
 
 
 def _json(emission: Emission, written: Written, target: str, out: Path) -> str:

@@ -112,9 +112,11 @@ def list_emulations(as_json: AsJson = False) -> None:
         ]
         emit(json.dumps({"schema": LIST_SCHEMA, "emulations": entries}, indent=2))
         return
+    from hetplan.units import counted
+
     for emulation in emulations:
         how = "up" if state.is_up(emulation.name) else "half made (hetplan emulate down removes it)"
-        emit(f"{emulation.name}: {len(emulation.hosts)} hosts, {how}")
+        emit(f"{emulation.name}: {counted(len(emulation.hosts), 'host')}, {how}")
     if not emulations:
         emit("no emulation on this machine")
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, PredictorFile, Stores, emit, read_predictor
+from hetplan.cli.options import (
+    AsJson,
+    PredictorFile,
+    Stores,
+    Verbose,
+    emit,
+    emit_lines,
+    read_predictor,
+)
 
 if TYPE_CHECKING:
     from hetplan.reports.explained import Explained
@@ -34,13 +42,14 @@ def limits(
     ] = False,
     predictor: PredictorFile = None,
     store: Stores = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what limits the plan, and why islands are idle: plan again for each (default).
 
     What --save has written is shown without planning.
     """
-    from hetplan.reports.explained import Explained, idle_lines, limit_lines
+    from hetplan.reports.explained import Explained, every_limit, idle_lines, limit_lines
     from hetplan.reports.progress import ProgressLine
     from hetplan.search.files import load_legal_plan, save_result
     from hetplan.whatif.idle import idle_reasons
@@ -60,8 +69,8 @@ def limits(
     if as_json:
         _emit_json(explained)
         return
-    for text in (*limit_lines(explained.limits), *idle_lines(idle, result)):
-        emit(text)
+    said = every_limit if verbose else limit_lines
+    emit_lines((*said(explained.limits), *idle_lines(idle, result, verbose=verbose)))
 
 
 @app.command()
@@ -70,6 +79,7 @@ def against(
     other: Annotated[Path, typer.Argument(metavar="OTHER", help="The plan file to compare with.")],
     predictor: PredictorFile = None,
     store: Stores = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Show why another plan was not chosen."""
@@ -78,8 +88,9 @@ def against(
         against_lines,
         choice_table,
         difference_table,
+        spent_lines,
     )
-    from hetplan.reports.terminal import print_table
+    from hetplan.reports.terminal import print_small, print_table
     from hetplan.search.files import load_legal_plan, load_plan
     from hetplan.whatif.against import against as set_against
     from hetplan.whatif.limits import limits as limits_of
@@ -90,11 +101,13 @@ def against(
     if as_json:
         _emit_json(Explained(limits=limits_of(result, predict), against=difference))
         return
-    for line in against_lines(difference):
-        emit(line)
-    for table in (choice_table(difference), difference_table(difference)):
-        if table.row_count:
-            print_table(table)
+    emit_lines(against_lines(difference))
+    if difference.choices:
+        print_small(choice_table(difference))
+    if verbose:
+        print_table(difference_table(difference))
+    else:
+        emit_lines(spent_lines(difference))
 
 
 @app.command()
@@ -106,10 +119,11 @@ def prices(
     ] = None,
     predictor: PredictorFile = None,
     store: Stores = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what more bandwidth, nodes, memory or fewer demands are worth: plan again for each."""
-    from hetplan.reports.explained import Explained, limit_lines, price_table
+    from hetplan.reports.explained import Explained, every_limit, price_lines, price_table
     from hetplan.reports.progress import ProgressLine
     from hetplan.reports.terminal import print_table
     from hetplan.search.files import load_legal_plan
@@ -133,8 +147,10 @@ def prices(
     if as_json:
         _emit_json(explained)
         return
-    for text in limit_lines(explained.limits):
-        emit(text)
+    if not verbose:
+        emit_lines(price_lines(priced))
+        return
+    emit_lines(every_limit(explained.limits))
     print_table(price_table(priced))
 
 

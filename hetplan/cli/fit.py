@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, Stores, check_replaceable, emit, say, stores_to_read
+from hetplan.cli.options import (
+    AsJson,
+    Stores,
+    Verbose,
+    check_replaceable,
+    emit,
+    say,
+    stores_to_read,
+)
 
 Out = Annotated[
     Path | None,
@@ -19,11 +27,13 @@ Out = Annotated[
 ]
 
 
-def fit(out: Out = None, store: Stores = None, as_json: AsJson = False) -> None:
+def fit(
+    out: Out = None, store: Stores = None, verbose: Verbose = False, as_json: AsJson = False
+) -> None:
     """Fit a predictor to the measurements of a profile store.
 
-    Prints, per device kind, layer (or class of operators) and phase, the error on whole sizes that
-    the fit did not see, and the half-width of the 90 % interval that follows.
+    Prints, per device kind and link, the error on whole sizes that the fit did not see, and the
+    90 % interval that follows; --verbose: of each law.
     """
     from hetplan.errors import InputError
     from hetplan.predict.fit import SCHEMA, fit_stores, predictor_text, save_predictor
@@ -41,9 +51,9 @@ def fit(out: Out = None, store: Stores = None, as_json: AsJson = False) -> None:
     if as_json:
         emit(predictor_text(predictor))
     else:
-        from hetplan.reports.predictor import print_laws
+        from hetplan.reports.predictor import print_fit, print_laws
 
-        print_laws(laws)
+        (print_laws if verbose else print_fit)(laws)
     if out is not None:
         save_predictor(predictor, out)
         say(f"wrote {out} (sha256 {digest[:12]}){replacing}")

@@ -154,14 +154,14 @@ def log(
     """Show the steps of a training log (Megatron-LM, NeMo, torchtitan)."""
     from hetplan.cli.import_tables import log_table
     from hetplan.files.encoding import encode
-    from hetplan.reports.terminal import print_table
+    from hetplan.reports.terminal import print_small
     from hetplan.trainers.read_log import read_training_log
 
     found = read_training_log(files, trainer)
     if as_json:
         emit(encode(found, schema="hetplan.training-log/1"))
         return
-    print_table(log_table(found))
+    print_small(log_table(found))
     for text in found.notes:
         emit(f"note: {text}")
 
@@ -239,7 +239,7 @@ def cluster_draft(
     from hetplan.cli.import_tables import draft_table
     from hetplan.importers.cluster_draft import DraftRequest, draft_cluster
     from hetplan.importers.draft import read_draft
-    from hetplan.reports.terminal import print_table
+    from hetplan.reports.terminal import print_small
 
     check_new(out, force=force)
     request = DraftRequest(
@@ -256,7 +256,7 @@ def cluster_draft(
 
         emit(encode(cluster, schema=CLUSTER_VALUE_SCHEMA))
     else:
-        print_table(draft_table(draft))
+        print_small(draft_table(draft))
     write_atomically(out, text)
     say(f"wrote {out}: {cluster.num_devices} devices; read it, then plan with it")
 

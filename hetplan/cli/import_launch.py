@@ -16,6 +16,7 @@ from hetplan.cli.options import (
     name_values,
     read_predictor,
     say,
+    say_lines,
 )
 
 if TYPE_CHECKING:
@@ -99,15 +100,19 @@ def launch(
         nodes=hosts or (() if island is None else tuple(map(str.strip, island.split(",")))),
     )
     priced = price_launch(imported, *read_predictor(predictor, None))
-    for remark in imported.remarks:
-        say(f"note: {remark}")
+    remarks = [f"note: {remark}" for remark in imported.remarks]
+    say_lines(remarks, most=None if verbose else _REMARKS, more="--verbose")
     _write(outputs, imported, priced)
-    if not as_json:
+    if verbose and not as_json:
         emit(imported.title)
     show_estimate(priced, verbose=verbose, as_json=as_json)
     unfit = misfits(priced.estimate)
     if unfit:
         raise InfeasibleError(unfit)
+
+
+_REMARKS = 3
+"""On the launch, that are said without --verbose."""
 
 
 def _outputs(out: Path | None, drafts: Path | None, *, force: bool) -> dict[str, Path]:

@@ -9,13 +9,13 @@ from statistics import median
 from rich.markup import escape
 from rich.table import Table
 
-from hetplan.cli.options import emit
+from hetplan.cli.options import emit_lines
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.importers.draft import ClusterDraft, IslandDraft, inter_node
 from hetplan.importers.link_figures import Figure, LinkFigures
 from hetplan.importers.records import Imported, NodeTopology, PathFigures
 from hetplan.importers.topology import nearest_nics, pcie_switches
-from hetplan.reports.terminal import new_table, print_table
+from hetplan.reports.terminal import print_small, small_table
 from hetplan.trainers.training_log import TrainingLog
 from hetplan.units import format_bandwidth, format_bytes, format_seconds
 
@@ -29,8 +29,7 @@ def show_all(imported: Sequence[Imported]) -> None:
     for each in imported:
         own = tuple(note for note in each.notes if note not in shared)
         show_imported(replace(each, notes=own))
-    for note in shared:
-        emit(f"note: {note}")
+    emit_lines(f"note: {note}" for note in shared)
 
 
 def show_imported(imported: Imported) -> None:
@@ -45,15 +44,13 @@ def show_imported(imported: Imported) -> None:
         _topology(imported.topology)
     if imported.hosts:
         _hosts(imported)
-    for line in imported.skipped:
-        emit(f"skipped: {line}")
-    for note in imported.notes:
-        emit(f"note: {note}")
+    emit_lines(f"skipped: {line}" for line in imported.skipped)
+    emit_lines(f"note: {note}" for note in imported.notes)
 
 
 def _links(imported: Imported) -> None:
     """One row per operation and group size: the range of messages, the ends of its times."""
-    table = new_table("link | operation | backend | >ranks | >rows | >from | >to | >time | >")
+    table = small_table("link | operation | backend | >ranks | >rows | >from | >to | >time | >")
     groups: dict[tuple[str, str, str, int], list[tuple[int, float]]] = {}
     for each in imported.links:
         key = (each.link, each.operation, each.backend, each.group_size)
@@ -65,7 +62,7 @@ def _links(imported: Imported) -> None:
             format_bytes(least[0]), format_bytes(most[0]),
             format_seconds(least[1]), format_seconds(most[1]),
         )  # fmt: skip
-    print_table(table)
+    print_small(table)
 
 
 _LARGE_FLOPS = 2e10
@@ -76,7 +73,7 @@ def _products(imported: Imported) -> None:
     """One row per kind and format: shapes, and the rates that large ones reach, so that a wrong
     unit or device shows.
     """
-    table = new_table("device | products in | >rows | >least m | >most m | >TFLOP/s | >of peak")
+    table = small_table("device | products in | >rows | >least m | >most m | >TFLOP/s | >of peak")
     peaks = {each.kind: dict(each.peak_flops_per_second) for each in load_catalogue()}
     for device, name in dict.fromkeys((s.device, s.precision) for s in imported.operator_samples):
         rows = [s for s in imported.operator_samples if (s.device, s.precision) == (device, name)]
@@ -90,16 +87,13 @@ def _products(imported: Imported) -> None:
             " to ".join(f"{rate / 1e12:.4g}" for rate in ends),
             " to ".join(f"{rate / peak:.0%}" for rate in ends) if peak else "",
         )  # fmt: skip
-    print_table(table)
+    print_small(table)
 
 
 def _paths(paths: tuple[PathFigures, ...]) -> None:
-    table = new_table(
-        "measured | >message | >bandwidth | >one way | >round trip | >streams | >window | >loss"
-    )
-    for path in paths:
-        table.add_row(
-            escape(path.measured),
+    rows = [
+        (
+            path.measured,
             "" if path.message_bytes is None else format_bytes(path.message_bytes),
             ""
             if path.bandwidth_bytes_per_second is None
@@ -110,12 +104,24 @@ def _paths(paths: tuple[PathFigures, ...]) -> None:
             "" if path.window_bytes is None else format_bytes(path.window_bytes),
             "" if path.loss_fraction is None else f"{path.loss_fraction:.2g}",
         )
-    print_table(table)
+        for path in paths
+    ]
+    told = [at for at in range(len(_PATH_COLUMNS)) if any(row[at] for row in rows)]
+    table = small_table("|".join(_PATH_COLUMNS[at] for at in told))
+    for row in rows:
+        table.add_row(*(escape(row[at]) for at in told))
+    print_small(table)
+
+
+_PATH_COLUMNS = (
+    "measured", ">message", ">bandwidth", ">one way", ">round trip", ">streams", ">window", ">loss",
+)  # fmt: skip
+"""Those without a figure are left out."""
 
 
 def _topology(topology: NodeTopology) -> None:
     """One row per device: its NUMA node, its paths to the others, its nearest NICs."""
-    table = new_table("device | NUMA | to the others | nearest NICs | behind one switch")
+    table = small_table("device | NUMA | to the others | nearest NICs | behind one switch")
     near = {place.device: place for place in nearest_nics(topology)}
     switches = {name: each for each in pcie_switches(topology) for name in each.devices}
     names = {device.name for device in topology.devices}
@@ -138,12 +144,12 @@ def _topology(topology: NodeTopology) -> None:
             f"{', '.join(place.nics)} ({place.path})" if place else "",
             ", ".join(others),
         )
-    print_table(table)
+    print_small(table)
 
 
 def _hosts(imported: Imported) -> None:
     """One row per type and number of slots."""
-    table = new_table("type | slots | hosts | names")
+    table = small_table("type | slots | hosts | names")
     groups: dict[tuple[str, int | None], list[str]] = {}
     for host in imported.hosts:
         groups.setdefault((host.device or "", host.slots), []).append(host.name)
@@ -154,12 +160,14 @@ def _hosts(imported: Imported) -> None:
             escape(device), "" if slots is None else str(slots), str(len(names)),
             escape(shown) + more,
         )  # fmt: skip
-    print_table(table)
+    print_small(table)
 
 
 def log_table(log: TrainingLog) -> Table:
     """One row per restart: its steps, and the median of those without marks."""
-    table = new_table("trainer | >restart | >steps | >counted | >median step | >tokens/s | >memory")
+    table = small_table(
+        "trainer | >restart | >steps | >counted | >median step | >tokens/s | >memory"
+    )
     for attempt in sorted({step.attempt for step in log.steps}):
         steps = [step for step in log.steps if step.attempt == attempt]
         plain = [step for step in steps if not step.marks] or steps
@@ -176,17 +184,15 @@ def log_table(log: TrainingLog) -> Table:
 
 
 def draft_table(draft: ClusterDraft) -> Table:
-    """One row per link, with the figures that the file has for it."""
-    columns = "island | device | >nodes | >devices | link | >bandwidth | >latency | samples"
-    table = new_table(columns)
+    """One row per island and, below it, per link with the figures that the file has for it."""
+    table = small_table("island, link | >bandwidth | >latency | samples")
     for island in draft.islands:
-        counts = (str(island.nodes), str(island.nodes * island.devices_per_node))
-        first = (island.name, island.device.kind, *counts)
+        devices = f"{island.nodes:,} x {island.devices_per_node} {island.device.kind}"
+        table.add_row(f"{escape(island.name)}: {devices}", "", "", "")
         for title, figures in _island_links(island):
-            table.add_row(*first, title, *_cells(figures))
-            first = ("", "", "", "")
+            table.add_row(f"  {title}", *_cells(figures))
     if len(draft.islands) > 1:
-        table.add_row("", "", "", "", "between islands", *_cells(draft.across))
+        table.add_row("between islands", *_cells(draft.across))
     return table
 
 

@@ -6,7 +6,9 @@ emulation, `elastic` trains on through faults, `check-numerics` compares what de
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +19,7 @@ from hetplan.cli.options import (
     AsJson,
     PredictorFile,
     Stores,
+    Verbose,
     emit,
     read_predictor,
     say,
@@ -130,6 +133,7 @@ ReplanSeconds = Annotated[
 
 
 # As above, where a command has options enough to show.
+HiddenTimeout = Annotated[float, typer.Option("--timeout", hidden=True)]
 HiddenStall = Annotated[float | None, typer.Option("--stall", hidden=True)]
 HiddenKeep = Annotated[int, typer.Option("--keep", min=0, hidden=True)]
 HiddenMaxRanks = Annotated[int, typer.Option("--max-ranks", hidden=True)]
@@ -162,6 +166,7 @@ def run(
     max_ranks: MaxRanks = 16,
     log_folder: LogFolder = None,
     warmup: Warmup = 1,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a plan on this machine, or over the hosts of an emulation that is up on it."""
@@ -186,13 +191,14 @@ def run(
     )
     if emulation and pace is None:
         say("note: without --pace every device computes as fast as a core of this machine")
-    done = local.launch(result, settings, on_step=_step_line(steps), tell=say)
+    with _steps_shown(steps, verbose) as on_step:
+        done = local.launch(result, settings, on_step=on_step, tell=say)
     if run_log is not None:
         append_run(run_log, done)
     if as_json:
         emit(run_line(done))
     else:
-        show_run(done)
+        show_run(done, verbose=verbose)
     if done.loss_check is not None and not done.loss_check.equal:
         raise LaunchError(loss_line(done.loss_check))
 
@@ -214,12 +220,13 @@ def elastic(
     replan_seconds: ReplanSeconds = 10.0,
     predictor: PredictorFile = None,
     store: Stores = None,
-    timeout: Timeout = 300.0,
+    timeout: HiddenTimeout = 300.0,
     stall: HiddenStall = None,
     keep: HiddenKeep = 2,
     max_ranks: HiddenMaxRanks = 16,
     log_folder: HiddenLogFolder = None,
     warmup: Warmup = 1,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Train on through faults: from the last checkpoint, planned again for the hosts of
@@ -250,15 +257,12 @@ def elastic(
     if emulation:
         known, digest = read_predictor(predictor, store)
         replanner = replanner_for(given, known, digest, limit_seconds=replan_seconds)
-    backend = HostBackend(
-        given,
-        settings,
-        run_log=run_log,
-        replanner=replanner,
-        on_step=_step_line(steps),
-        tell=say,
-    )
-    _train_elastically(given, settings, rules, backend, as_json=as_json)
+    with _steps_shown(steps, verbose) as on_step:
+        backend = HostBackend(
+            given, settings, run_log=run_log, replanner=replanner, on_step=on_step, tell=say
+        )
+        show = partial(_show_history, verbose=verbose, as_json=as_json)
+        _train_elastically(given, settings, rules, backend, show)
 
 
 @app.command("check-numerics")
@@ -279,6 +283,7 @@ def check_numerics(
         ),
     ] = None,
     pace: PaceFile = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare what a plan's device kinds compute with float64 and with each other."""
@@ -288,6 +293,7 @@ def check_numerics(
     from hetplan.launchers.numerics import SCHEMA, save_numerics
     from hetplan.launchers.numerics_work import check_plan_numerics
     from hetplan.reports.numerics import show_numerics
+    from hetplan.reports.progress import ProgressLine
     from hetplan.search.files import load_legal_plan
 
     result = load_legal_plan(plan)
@@ -295,13 +301,21 @@ def check_numerics(
         check_writable(out)
     played = _pace(pace)
     paced = () if played is None else tuple(kind.device for kind in played.kinds)
-    check = check_plan_numerics(result, tokens=tokens, paced=paced, others=other or (), tell=say)
+    with ProgressLine("computing") as shown:
+        check = check_plan_numerics(
+            result,
+            tokens=tokens,
+            paced=paced,
+            others=other or (),
+            tell=say if verbose else lambda what: shown.show(0, 0, None, what),
+        )
     if out is not None:
         save_numerics(check.own, out)
     if as_json:
         emit(encode(check.all, schema=SCHEMA).rstrip("\n"))
     else:
-        show_numerics(check.all, passed=not check.faults and not check.missing_kinds)
+        passed = not check.faults and not check.missing_kinds
+        show_numerics(check.all, passed=passed, verbose=verbose)
     if check.faults:
         lines = "\n".join(check.faults)
         raise LaunchError(f"these kinds must not be mixed:\n{lines}")
@@ -358,16 +372,25 @@ def _grow(text: str) -> Grow:
     return Grow(text)
 
 
-def _step_line(steps: int) -> Callable[[StepRecord], None]:
-    from hetplan.units import format_seconds
+@contextmanager
+def _steps_shown(steps: int, verbose: bool) -> Iterator[Callable[[StepRecord], None]]:
+    """Tells how far the training is; verbose: every step, a line each."""
+    from hetplan.reports.progress import ProgressLine
+    from hetplan.units import format_brief
 
-    def tell(record: StepRecord) -> None:
-        say(
+    if verbose:
+        yield lambda record: say(
             f"step {record.step + 1}/{steps}: loss {record.loss:.4f}, "
-            f"{format_seconds(record.seconds)}"
+            f"{format_brief(record.seconds)}"
         )
-
-    return tell
+        return
+    with ProgressLine("training") as line:
+        yield lambda record: line.show(
+            record.step + 1,
+            steps,
+            record.seconds * (steps - record.step - 1),
+            f"loss {record.loss:.4f}, {format_brief(record.seconds)} a step",
+        )
 
 
 def _train_elastically(
@@ -375,8 +398,7 @@ def _train_elastically(
     settings: LaunchSettings,
     rules: Rules,
     backend: HostBackend,
-    *,
-    as_json: bool,
+    show: Callable[[History, LossCheck | None], None],
 ) -> None:
     """Train to the last step over as many phases as it takes, and show them all."""
     from hetplan.errors import LaunchError
@@ -388,13 +410,13 @@ def _train_elastically(
     try:
         elastic_run.train()
     except KeyboardInterrupt:
-        _show_history(elastic_run.history, None, as_json=as_json)
+        show(elastic_run.history, None)
         say(
             f"interrupted; {backend.where_to_resume()}; the logs of all ranks are in {backend.logs}"
         )
         raise typer.Exit(INTERRUPTED) from None
     except LaunchError as error:
-        _show_history(elastic_run.history, None, as_json=as_json)
+        show(elastic_run.history, None)
         raise LaunchError(
             f"{error}\n{backend.where_to_resume()}\nthe logs of all ranks are in {backend.logs}"
         ) from error
@@ -407,12 +429,14 @@ def _train_elastically(
         model, job = given.inputs.model, given.inputs.job
         size = min(_SAMPLES_AT_A_TIME, job.global_batch_size)
         loss_check = check_losses(model, job, elastic_run.history.steps, microbatch_size=size)
-    _show_history(elastic_run.history, loss_check, as_json=as_json)
+    show(elastic_run.history, loss_check)
     if loss_check is not None and not loss_check.equal:
         raise LaunchError(loss_line(loss_check))
 
 
-def _show_history(history: History, loss_check: LossCheck | None, *, as_json: bool) -> None:
+def _show_history(
+    history: History, loss_check: LossCheck | None, *, verbose: bool, as_json: bool
+) -> None:
     if as_json:
         from hetplan.launchers.elastic_backend import report_text
 
@@ -420,4 +444,4 @@ def _show_history(history: History, loss_check: LossCheck | None, *, as_json: bo
         return
     from hetplan.reports.launch import show_history
 
-    show_history(history, loss_check)
+    show_history(history, loss_check, verbose=verbose)

@@ -95,6 +95,20 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def say_lines(lines: Sequence[str], *, most: int | None = None, more: str = "") -> None:
+    """Sentences on stderr, folded to the terminal: the first `most`, and how many are left out.
+
+    `more` says where those are.
+    """
+    from hetplan.reports.terminal import folded, text_width
+
+    shown = lines[:most]
+    for line in folded(shown, text_width()):
+        say(line)
+    if len(lines) > len(shown):
+        say(f"{len(lines) - len(shown)} more: {more}")
+
+
 def note(text: str) -> None:
     """Something to know about a result, on stderr."""
     from hetplan.errors import Fault, Severity

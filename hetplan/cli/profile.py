@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from hetplan.cli.options import INTERRUPTED, AsJson, emit, positive_numbers, say
+from hetplan.cli.options import INTERRUPTED, AsJson, Verbose, emit, positive_numbers, say
 
 if TYPE_CHECKING:
     from enum import StrEnum
@@ -121,6 +121,7 @@ def layers(
     architecture: Architecture = "gpt",
     precision: PrecisionNames = None,
     threads: Threads = 1,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure whole layers and the optimizer's update on this device.
@@ -144,7 +145,7 @@ def layers(
 
         profiles = profile_layers(replace(measuring, pace=paced), shapes)
     if profiles is not None:
-        show_layers(profiles, as_json=as_json)
+        show_layers(profiles, verbose=verbose, as_json=as_json)
 
 
 @app.command()
@@ -164,6 +165,7 @@ def operators(
     architecture: Architecture = "gpt",
     precision: PrecisionNames = None,
     threads: Threads = 1,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the operators that layers are made of, each alone."""
@@ -173,7 +175,7 @@ def operators(
     shapes = _shapes(model, job, hidden, microbatch, tp, seq, vocab, architecture, precision, True)
     with _measuring(store, device, kind, threads, budget, again) as measuring:
         profiles = profile_operators(measuring, shapes)
-    show_operators(profiles, as_json=as_json)
+    show_operators(profiles, verbose=verbose, as_json=as_json)
 
 
 @app.command()
@@ -193,6 +195,7 @@ def links(
     kind: Kind = None,
     again: Again = False,
     threads: Threads = 1,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the link between the processes of a torchrun job.
@@ -212,7 +215,7 @@ def links(
             groups=positive_numbers("--groups", groups),
         )
     if profiles is not None:
-        show_links(profiles, as_json=as_json)
+        show_links(profiles, verbose=verbose, as_json=as_json)
 
 
 @app.command("list")
@@ -223,6 +226,7 @@ def list_(
     microbatch: Microbatch = None,
     tp: Tp = None,
     store: Store = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """List what a store holds; with --model and --job, also what they still need measured."""
@@ -231,7 +235,7 @@ def list_(
 
     shapes = _shapes(model, job, None, microbatch, tp)
     files = CommandInputs(model=model, job=job, cluster=cluster, store=store)
-    list_store(store or default_store(), shapes, files, as_json=as_json)
+    list_store(store or default_store(), shapes, files, verbose=verbose, as_json=as_json)
 
 
 @app.command("for-job")
@@ -247,6 +251,7 @@ def for_job(
     device: Device = None,
     kind: Kind = None,
     threads: Threads = 1,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure first what shrinks the interval of a job's best plans most."""
@@ -268,10 +273,12 @@ def for_job(
             backend = LocalBackend(measuring, inputs, folders)
             backend.measure_unknown_kinds(measuring.budget_seconds, only_look=True)
             view = backend.look()
-            show_order(files, view, inputs, measuring.budget_seconds, as_json=as_json)
+            show_order(
+                files, view, inputs, measuring.budget_seconds, verbose=verbose, as_json=as_json
+            )
             return
-        report = measure_for(measuring, inputs, folders, on_begin=say_begin)
-    show_report(files, report, inputs, as_json=as_json)
+        report = measure_for(measuring, inputs, folders, on_begin=say_begin if verbose else None)
+    show_report(files, report, inputs, verbose=verbose, as_json=as_json)
 
 
 @app.command()
@@ -317,6 +324,7 @@ def merge(
     from hetplan.files.encoding import encode
     from hetplan.files.shipped import default_store
     from hetplan.profiling.script import merge_files
+    from hetplan.units import counted
 
     folder = store or default_store()
     report = merge_files(paths, folder)
@@ -324,7 +332,8 @@ def merge(
         emit(encode(report, schema=MERGE_SCHEMA))
         return
     held = f", {report.held} were there already" if report.held else ""
-    emit(f"{report.added} samples added to {folder} from {report.files} files{held}")
+    added, files = counted(report.added, "sample"), counted(report.files, "file")
+    emit(f"{added} added to {folder} from {files}{held}")
     for fault in report.refused:
         emit(f"refused: {fault}")
     for failure in report.failures:
@@ -361,10 +370,10 @@ def _measuring(
                 again=again,
                 command=shlex.join(["hetplan", *sys.argv[1:]]),
                 progress=line.show,
-                tell=lambda text: say(f"hetplan: {text}"),
+                tell=say,
             )
     except KeyboardInterrupt:
-        say("hetplan: interrupted; what was measured is kept, the same command goes on from there")
+        say("interrupted; what was measured is kept, the same command goes on from there")
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from hetplan.advice.candidates import Candidate
 from hetplan.advice.loop import Done, Report, View, explain_growth, plan_order
 from hetplan.advice.measurement_order import Choice
-from hetplan.cli.options import emit, say
+from hetplan.cli.options import emit, emit_lines, say
 from hetplan.cli.profile_show import CommandInputs
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.spec import Cluster
@@ -23,7 +23,7 @@ from hetplan.profiling.measure_layers import units
 from hetplan.profiling.needs import LinkPlace, layer_need
 from hetplan.reports.terminal import new_table, print_table
 from hetplan.search.result import Inputs
-from hetplan.units import format_about, format_seconds
+from hetplan.units import format_about, format_brief, format_range, format_seconds
 
 SCHEMA = "hetplan.profile-for/1"
 _PORT = 29500  # torchrun's own default, written out so that both ends agree
@@ -127,7 +127,13 @@ def plan_words(plan: Plan, cluster: Cluster) -> str:
 
 
 def show_order(
-    files: CommandInputs, view: View, inputs: Inputs, budget_seconds: float, *, as_json: bool
+    files: CommandInputs,
+    view: View,
+    inputs: Inputs,
+    budget_seconds: float,
+    *,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
     """Print what would be measured, and why."""
     choices = plan_order(view, budget_seconds=budget_seconds)
@@ -144,12 +150,14 @@ def show_order(
     if as_json:
         emit(encode(report, schema=SCHEMA))
         return
-    _print_view("now", report.before)
-    _print_left("This machine would measure, in this order:", report.left_here)
-    _print_elsewhere(report)
+    _print_view("now", report.before, verbose)
+    _print_left("this machine would measure, in this order:", report.left_here, verbose)
+    _print_elsewhere(report, verbose)
 
 
-def show_report(files: CommandInputs, report: Report, inputs: Inputs, *, as_json: bool) -> None:
+def show_report(
+    files: CommandInputs, report: Report, inputs: Inputs, *, verbose: bool, as_json: bool
+) -> None:
     """Print what was measured, what it changed and what is left."""
     before, after = (listed_view(view, inputs.cluster) for view in (report.before, report.after))
     measured = {each.name for each in report.done}
@@ -168,14 +176,13 @@ def show_report(files: CommandInputs, report: Report, inputs: Inputs, *, as_json
     if as_json:
         emit(encode(listed, schema=SCHEMA))
         return
-    _print_view("before", before)
-    _print_done(report)
-    _print_view("after", after)
-    for line in listed.wider:
-        emit(line)
-    emit(f"Ended: {report.ended}.")
-    _print_left("Still worth measuring on this machine:", listed.left_here)
-    _print_elsewhere(listed)
+    _print_view("before", before, verbose)
+    _print_done(report, verbose)
+    _print_view("after", after, verbose)
+    emit_lines(listed.wider)
+    emit_lines([f"ended: {report.ended}"])
+    _print_left("still worth measuring on this machine:", listed.left_here, verbose)
+    _print_elsewhere(listed, verbose)
 
 
 def _listed(choices: Sequence[Choice[Candidate]], view: View) -> tuple[ListedChoice, ...]:
@@ -277,67 +284,91 @@ def _notes(view: View) -> tuple[str, ...]:
     )
 
 
-def _print_view(when: str, view: ListedView) -> None:
-    table = new_table(f"plans {when} | step | 90 % interval | likely the best")
-    for each in view.plans:
-        table.add_row(
-            escape(each.plan),
-            format_seconds(each.step_seconds),
-            f"{format_seconds(each.p5_seconds)} to {format_seconds(each.p95_seconds)}",
-            f"{each.chance:.0%}",
-        )
-    print_table(table)
-    emit(
-        f"{when}: the best plan's step is known to +{math.expm1(view.log_halfwidth):.1%}; taking "
-        f"it costs {view.regret:.2%} in the mean, because another may be better."
+_MOST_LISTED = 4
+"""Measurements, and notes, that are shown without --verbose."""
+
+
+def _print_view(when: str, view: ListedView, verbose: bool) -> None:
+    best, others = view.plans[0], len(view.plans) - 1
+    if verbose:
+        table = new_table(f"plans {when} | step | 90 % interval | likely the best")
+        for each in view.plans:
+            table.add_row(
+                escape(each.plan),
+                format_seconds(each.step_seconds),
+                f"{format_seconds(each.p5_seconds)} to {format_seconds(each.p95_seconds)}",
+                f"{each.chance:.0%}",
+            )
+        print_table(table)
+    step = format_range(best.step_seconds, best.p5_seconds, best.p95_seconds, "90 %")
+    rest = f", {others} other plan{'s' * (others > 1)} could be" if others else ""
+    emit_lines(
+        [
+            f"{when}: {step}; it is the best with a chance of {best.chance:.0%}{rest}; taking it "
+            f"costs {view.regret:.1%} in the mean",
+            *([] if verbose else [f"  {best.plan}"]),
+        ]
     )
 
 
-def _print_done(report: Report) -> None:
-    table = new_table("measured | expected | took | refused")
-    for each in report.done:
-        table.add_row(
-            escape(each.name),
-            format_about(each.expected_seconds),
-            format_seconds(each.seconds),
-            escape(each.refused),
-        )
-    if report.done:
+def _print_done(report: Report, verbose: bool) -> None:
+    if not report.done:
+        emit("nothing was measured")
+        return
+    if verbose:
+        table = new_table("measured | expected | took | refused")
+        for each in report.done:
+            table.add_row(
+                escape(each.name),
+                format_about(each.expected_seconds),
+                format_seconds(each.seconds),
+                escape(each.refused),
+            )
         print_table(table)
-    else:
-        emit("Nothing was measured.")
+        return
+    emit(f"measured {len(report.done)} in {format_brief(report.spent_seconds)}")
+    emit_lines(f"  refused: {each.name}: {each.refused}" for each in report.done if each.refused)
 
 
-def _print_left(title: str, choices: Sequence[ListedChoice]) -> None:
+def _print_left(title: str, choices: Sequence[ListedChoice], verbose: bool) -> None:
     if not choices:
         return
     emit(title)
-    table = new_table("what | about | then known to | because")
-    for each in choices:
-        table.add_row(
-            escape(each.what),
-            format_about(each.seconds),
-            f"+{math.expm1(each.log_halfwidth_after):.1%}",
-            each.reason,
-        )
-    print_table(table)
+    if verbose:
+        table = new_table("what | about | then known to | because")
+        for each in choices:
+            table.add_row(
+                escape(each.what),
+                format_about(each.seconds),
+                f"+{math.expm1(each.log_halfwidth_after):.1%}",
+                each.reason,
+            )
+        print_table(table)
+        return
+    emit_lines(
+        f"  {each.what}, about {format_about(each.seconds)}" for each in choices[:_MOST_LISTED]
+    )
+    if len(choices) > _MOST_LISTED:
+        emit(f"  and {len(choices) - _MOST_LISTED} more: --verbose")
 
 
-def _print_elsewhere(report: ForReport) -> None:
+def _print_elsewhere(report: ForReport, verbose: bool) -> None:
     for each in report.elsewhere:
         then = f"; then {each.then}" if each.then else ""
         about = "" if each.seconds is None else f" (about {format_about(each.seconds)})"
-        emit(f"{each.where}{about}{then}:")
+        emit_lines([f"{each.where}{about}{then}:"])
         for rank, command in enumerate(each.commands):
             node = f"node {rank}: " if len(each.commands) > 1 else ""
             emit(f"    {node}{command}")
-    for note in report.notes:
-        emit(f"note: {note}")
+    shown = report.notes if verbose else report.notes[:_MOST_LISTED]
+    emit_lines(f"note: {note}" for note in shown)
+    if len(report.notes) > len(shown):
+        emit(f"{len(report.notes) - len(shown)} more notes: --verbose")
 
 
 def say_begin(choice: Choice[Candidate], spent: float) -> None:
     """One line before a measurement."""
     say(
-        f"hetplan: {format_about(spent) if spent else '0 s'} spent; measuring "
-        f"{choice.measurement.name}, about {format_about(choice.measurement.seconds)}"
+        f"{format_about(spent) if spent else '0 s'} spent; measuring {choice.measurement.name}, "
+        f"about {format_about(choice.measurement.seconds)}"
     )

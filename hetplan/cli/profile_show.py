@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
+from rich.table import Table
 
-from hetplan.cli.options import emit, say
+from hetplan.cli.options import emit, emit_lines, say
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import Fault, InputError
@@ -27,10 +29,10 @@ from hetplan.profiling.needs import (
     layer_needs,
     link_needs,
 )
-from hetplan.profiling.samples import ProfileSet
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, ProfileSet
 from hetplan.profiling.store import PopulationState, store_state
-from hetplan.reports.terminal import new_table, print_table
-from hetplan.units import format_about, format_bytes, format_seconds
+from hetplan.reports.terminal import new_table, print_small, print_table, small_table
+from hetplan.units import counted, format_about, format_brief, format_bytes, format_seconds
 
 SCHEMA = "hetplan.store/1"
 
@@ -108,7 +110,9 @@ class CommandInputs:
         return [f"--{name} {shlex.quote(str(path))}" for name, path in given if path is not None]
 
 
-def list_store(store: Path, shapes: ShapeOptions, files: CommandInputs, *, as_json: bool) -> None:
+def list_store(
+    store: Path, shapes: ShapeOptions, files: CommandInputs, *, verbose: bool, as_json: bool
+) -> None:
     """Print what the store holds and, with a model and a job, what they need beside it."""
     wanted = shapes.model is not None
     if files.cluster is not None and not wanted:
@@ -120,9 +124,9 @@ def list_store(store: Path, shapes: ShapeOptions, files: CommandInputs, *, as_js
     if as_json:
         emit(encode(listed, schema=SCHEMA))
         return
-    _print_populations(listed.populations)
+    _print_populations(listed.populations, verbose)
     if wanted:
-        _print_needs(needs)
+        _print_needs(needs, verbose)
 
 
 def _listed(state: PopulationState, store: Path) -> ListedPopulation:
@@ -148,34 +152,58 @@ def _listed(state: PopulationState, store: Path) -> ListedPopulation:
     )
 
 
-def _print_populations(populations: Sequence[ListedPopulation]) -> None:
+def _print_populations(populations: Sequence[ListedPopulation], verbose: bool) -> None:
+    if verbose:
+        print_table(_population_table(populations))
+    else:
+        table = small_table("of | >layers | >operators | >links | measured | damage")
+        for each in populations:
+            table.add_row(
+                escape(", ".join(each.links) or each.device or "?"),
+                f"{each.layer_rows:,}",
+                f"{each.operator_rows:,}",
+                f"{each.link_rows:,}",
+                _dates(each),
+                counted(len(each.damage), "fault") if each.damage else "",
+            )
+        print_small(table)
+    for fault in (fault for each in populations for fault in each.damage):
+        emit(f"damage: {fault}")
+    if torn := sum(each.torn_rows for each in populations):
+        say(f"{counted(torn, 'half row')} at the ends of files left out; a kill left them")
+
+
+def _population_table(populations: Sequence[ListedPopulation]) -> Table:
     table = new_table(
         "device | link | layers | operators | links | measured on | tool | clocks | "
         "torch | threads | paced | name | damage"
     )
     for each in populations:
-        first, last = (each.measured_on[0], each.measured_on[-1]) if each.measured_on else ("", "")
         cells = (
             each.device or "?",
             ", ".join(each.links),
             str(each.layer_rows),
             str(each.operator_rows),
             str(each.link_rows),
-            first if first == last else f"{first} to {last}",
+            _dates(each),
             each.tool,
             each.clocks,
             each.torch_version,
             str(each.threads) if each.together < 2 else f"{each.threads} x {each.together}",
             each.paced,
             each.device_name,
-            f"{len(each.damage)} faults" if each.damage else "",
+            counted(len(each.damage), "fault") if each.damage else "",
         )
         table.add_row(*map(escape, cells))
-    print_table(table)
-    for fault in (fault for each in populations for fault in each.damage):
-        emit(f"damage: {fault}")
-    if torn := sum(each.torn_rows for each in populations):
-        say(f"hetplan: {torn} half rows at the ends of files are left out; a kill left them")
+    return table
+
+
+def _dates(each: ListedPopulation) -> str:
+    """The day on which it was measured, or the first and the last."""
+    if not each.measured_on:
+        return ""
+    first, last = each.measured_on[0], each.measured_on[-1]
+    return first if first == last else f"{first} to {last}"
 
 
 def _needs(
@@ -267,25 +295,25 @@ def _link_need(need: LinkNeed, here: bool, command: str) -> ListedNeed:
     )
 
 
-def _print_needs(needs: Sequence[ListedNeed]) -> None:
+def _print_needs(needs: Sequence[ListedNeed], verbose: bool) -> None:
     missing = [need for need in needs if need.missing_samples]
     if not missing:
         emit("Nothing is missing: every sample that this job needs is there.")
         return
     emit("Still to measure, cheapest first:")
-    table = new_table("what | name | missing | of | about | by | here | which")
+    columns = "what | name | >missing | >of | about | here"
+    table = new_table(f"{columns} | by | which") if verbose else small_table(columns)
     for need in missing:
         table.add_row(
             need.what,
-            need.name,
+            escape(need.name),
             str(need.missing_samples),
             str(need.needed_samples),
             "not known" if need.seconds is None else format_about(need.seconds),
-            need.basis,
             "yes" if need.here else "no",
-            _summary(need),
+            *((need.basis, escape(_summary(need))) if verbose else ()),
         )
-    print_table(table)
+    (print_table if verbose else print_small)(table)
     for command in dict.fromkeys(need.command for need in missing if need.here):
         emit(f"here: {command}")
     for command in dict.fromkeys(need.command for need in missing if not need.here):
@@ -306,10 +334,18 @@ def _ends(shapes: Sequence[str]) -> Iterable[str]:
 PROFILES_SCHEMA = "hetplan.profiles/1"
 
 
-def show_layers(result: ProfileSet, *, as_json: bool) -> None:
-    """One row per layer sample."""
+def show_layers(result: ProfileSet, *, verbose: bool, as_json: bool) -> None:
+    """One row per layer and pass; verbose: per sample."""
     if as_json:
         emit(encode(result, schema=PROFILES_SCHEMA))
+        return
+    if not verbose:
+        _show_short([(f"{each.layer} {each.phase}", each) for each in result.layers])
+        unsteady = sum(not each.steady for each in result.layers)
+        if unsteady:
+            emit_lines(
+                [f"{unsteady} did not reach a steady time: measure again on an idle machine"]
+            )
         return
     table = new_table(
         "layer | phase | hidden | seq | microbatch | tp | layers | precision | median | "
@@ -339,10 +375,32 @@ def show_layers(result: ProfileSet, *, as_json: bool) -> None:
     print_table(table)
 
 
-def show_operators(result: ProfileSet, *, as_json: bool) -> None:
-    """One row per operator sample."""
+def _show_short(samples: Sequence[tuple[str, LayerSample | OperatorSample | LinkSample]]) -> None:
+    """One row for all samples of a name: how many, shortest and longest, and their spread."""
+    groups: dict[str, list[LayerSample | OperatorSample | LinkSample]] = {}
+    for name, sample in sorted(samples, key=lambda each: each[0]):
+        groups.setdefault(name, []).append(sample)
+    table = small_table("measured | >samples | >shortest | >longest | >p90 over p10")
+    for name, members in groups.items():
+        times = [each.median_seconds for each in members]
+        spreads = [each.p90_seconds / each.p10_seconds for each in members if each.p10_seconds]
+        table.add_row(
+            escape(name),
+            str(len(members)),
+            format_brief(min(times)),
+            format_brief(max(times)),
+            f"{statistics.median(spreads):.2f}" if spreads else "",
+        )
+    print_small(table)
+
+
+def show_operators(result: ProfileSet, *, verbose: bool, as_json: bool) -> None:
+    """One row per operator; verbose: per sample."""
     if as_json:
         emit(encode(result, schema=PROFILES_SCHEMA))
+        return
+    if not verbose:
+        _show_short([(each.operator, each) for each in result.operators])
         return
     table = new_table(
         "operator | pass | precision | batch | m | n | k | median | p10 | p90 | repeats | outliers"
@@ -362,10 +420,13 @@ def show_operators(result: ProfileSet, *, as_json: bool) -> None:
     print_table(table)
 
 
-def show_links(result: ProfileSet, *, as_json: bool) -> None:
-    """One row per link sample."""
+def show_links(result: ProfileSet, *, verbose: bool, as_json: bool) -> None:
+    """One row per operation; verbose: per sample."""
     if as_json:
         emit(encode(result, schema=PROFILES_SCHEMA))
+        return
+    if not verbose:
+        _show_short([(each.operation, each) for each in result.links])
         return
     table = new_table(
         "link | operation | backend | ranks | message | median | p10 | p90 | repeats | outliers"

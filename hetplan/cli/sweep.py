@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,9 +46,11 @@ def sweep(
         raise InputError(Fault(file=str(out), message=message))
     questions = load_sweep(file)
     predict, digest = read_predictor(predictor, store)
+    statuses: Counter[str] = Counter()
     with ProgressLine("planning") as line:
 
         def show(done: int, total: int, row: Row) -> None:
+            statuses[row.status] += 1
             line.show(done, total, None, row.words)
 
         planned = run_sweep(
@@ -60,5 +63,7 @@ def sweep(
             progress=show,
         )
     kept = len(questions.points) - planned
-    before = f", {kept} were there before" if kept else ""
-    say(f"wrote {out}: {planned} of {len(questions.points)} questions planned{before}")
+    before = f"; {kept} were there before" if kept else ""
+    found = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    what = f"{planned} of {len(questions.points)} questions planned"
+    say(f"wrote {out}: {what}{f' ({found})' * bool(found)}{before}")

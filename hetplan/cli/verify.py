@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, PredictorFile, Stores, emit, read_predictor
+from hetplan.cli.options import (
+    AsJson,
+    PredictorFile,
+    Stores,
+    Verbose,
+    emit,
+    emit_lines,
+    read_predictor,
+)
 from hetplan.errors import InputError
-from hetplan.units import format_bytes, format_seconds
+from hetplan.units import format_brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hetplan.proof.verify import Unshown, Verification
 
 
@@ -37,12 +47,13 @@ def verify(
     ] = None,
     predictor: PredictorFile = None,
     store: Stores = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a plan file again without the search: rules, memory, price, and its lower bound.
 
     Exits with 2 and names the first statement that does not hold. Of the bound as much is shown as
-    can be without the search; the last line says whether that is all of it.
+    can be without the search.
     """
     from hetplan.files.encoding import encode
     from hetplan.proof.verify import VERIFICATION_SCHEMA
@@ -61,8 +72,7 @@ def verify(
     if as_json:
         emit(encode(found, schema=VERIFICATION_SCHEMA))
     else:
-        for text in lines(found):
-            emit(text)
+        emit_lines(every_line(found) if verbose else lines(found))
     if gap is not None:
         shown = shown_gap(found)
         if not shown <= gap:
@@ -78,8 +88,26 @@ def shown_gap(found: Verification) -> float:
     return 1.0 if found.bound is None else 1.0 - found.bound.shown_seconds / found.step_seconds
 
 
-def lines(found: Verification) -> list[str]:
-    """What held, a line each, and what could not be checked."""
+def lines(found: Verification) -> Iterator[str]:
+    """What held, and how much of the bound can be shown."""
+    seal = "sealed" if found.sealed else "of an older form, without a seal"
+    memory, step = format_bytes(found.peak_memory_bytes), format_brief(found.step_seconds)
+    yield f"{seal}, legal, {memory} on the fullest device, {step} a step: all as the file says"
+    bound = found.bound
+    if bound is not None:
+        shown = format_seconds(bound.shown_seconds)
+        whole = "all that the certificate claims"
+        if bound.unshown:
+            claimed = 1 - bound.claimed_seconds / found.step_seconds
+            plans = f"{len(bound.unshown)} part{'s' * (len(bound.unshown) > 1)} of the plans"
+            whole = f"the certificate claims {claimed:.2%}, of {plans} less can be shown"
+        yield f"lower bound {shown}, gap {shown_gap(found):.2%}: {whole}"
+    for words in found.not_checked:
+        yield f"not checked: {words}"
+
+
+def every_line(found: Verification) -> list[str]:
+    """The same with how each family was excluded."""
     sealed = "as hetplan wrote it" if found.sealed else "of an older form, without a seal"
     memory, step = format_bytes(found.peak_memory_bytes), format_seconds(found.step_seconds)
     shown = [

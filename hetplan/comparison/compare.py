@@ -340,8 +340,9 @@ def _notes(timers: Sequence[TimerRow], prediction: Estimate, log: TrainingLog) -
         if widest is not None and _doubt(widest) > 0:
             notes.append(
                 f"least known of the prediction: {f'{widest.cause} {widest.part}'.strip()}, "
-                f"{format_seconds(widest.seconds)} of the step and x or / "
-                f"{math.exp(widest.log_halfwidth):.2f} (90 %); measure that first"
+                f"{format_seconds(widest.seconds)} of the step, which may be "
+                f"{math.exp(widest.log_halfwidth):.2f} times as long or as short (90 %); measure "
+                "that first"
             )
     elif not all(stage.components for stage in prediction.stages):
         notes.append(

@@ -37,6 +37,7 @@ from hetplan.trainers.training_log import (
     Trainer,
     TrainingLog,
 )
+from hetplan.units import counted
 
 _LOOKED_AT = 1 << 16
 
@@ -76,7 +77,7 @@ def last_run(path: Path, result: SearchResult) -> tuple[RunLog, tuple[str, ...]]
         alike = [run for run in runs if (run.model, run.cluster, run.job) == names]
         mine = [run for run in alike if _same_layout(run, result)]
         if not mine:
-            message = f"has {len(runs)} runs, none of them of this plan"
+            message = f"has {counted(len(runs), 'run')}, none of them of this plan"
             if alike:
                 message += f"; {len(alike)} have its inputs and another layout: name their plan"
             raise InputError(Fault(file=str(path), message=message))
@@ -90,8 +91,8 @@ def last_run(path: Path, result: SearchResult) -> tuple[RunLog, tuple[str, ...]]
     valid = [run for run in mine if run.valid]
     if not valid:
         message = (
-            f"{len(mine)} runs of this plan, but their passes overran their pace: they measured "
-            "the load of the machine; run again when it is idle"
+            f"{counted(len(mine), 'run')} of this plan, whose passes overran their pace: what was "
+            "measured is the load of the machine; run again when it is idle"
         )
         raise InputError(Fault(file=str(path), message=message))
     if len(mine) > 1:
@@ -171,9 +172,9 @@ def _load_notes(run: RunLog, *, accelerated: bool) -> list[str]:
     if accelerated or machine.load_before + len(run.ranks) <= machine.cores + 0.5:
         return []
     return [
-        f"{machine.load_before:.1f} processes ran on this machine's {machine.cores} cores in the "
-        f"minute before {len(run.ranks)} ranks started: what is slow may be their load, or that of "
-        "a launch before; run again when it is idle"
+        f"{machine.load_before:.1f} processes kept this machine's {machine.cores} cores busy "
+        f"before {counted(len(run.ranks), 'rank')} started, which may be why parts are slow: run "
+        "again when it is idle"
     ]
 
 

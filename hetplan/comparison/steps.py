@@ -108,7 +108,7 @@ def choose_steps(
         starts.setdefault(timed_step.step.attempt, timed_step.step.iteration)
     rules: tuple[tuple[str, Callable[[TimedStep], bool]], ...] = (
         (
-            f"of the first {warmup_steps} of a start",
+            f"first {warmup_steps} of a start" if warmup_steps > 1 else "first of a start",
             lambda t: (
                 warmup_steps > 0
                 and (

@@ -14,6 +14,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.importers.records import Imported
 from hetplan.profiling.samples import Provenance
 from hetplan.profiling.store import LinkWriter, OperatorWriter
+from hetplan.units import counted
 from hetplan.version import __version__
 
 
@@ -148,7 +149,7 @@ def store_files(
                 "samples where a cluster file calls its devices the same"
             )
         lines.append(
-            f"{path}: {stored.added} samples added to {store}, measured on "
+            f"{path}: {counted(stored.added, 'sample')} added to {store}, measured on "
             f"{provenance.measured_on}{skipped}"
         )
     return tuple(lines)

@@ -6,7 +6,8 @@ of this CPU: `HEADROOM` times its own times for the fast kind, so that more rank
 fight, and `SLOW_DOWN` times the fast ones for the slow kind. Both kinds are then profiled like any
 other device, fitted, planned for and trained on; the predictor sees only those measurements.
 
-Everything is done by the commands a user would type; they are shown as they run.
+Everything is done by the commands a user would type; they and what they print are in
+`commands.txt`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hetplan.errors import HetplanError, LaunchError
@@ -24,7 +25,10 @@ from hetplan.files.shipped import shipped_folder
 from hetplan.files.writing import write_atomically
 from hetplan.job.load import load_job
 from hetplan.launchers.run_log import RunLog, read_runs
+from hetplan.model.spec import LayerKind
+from hetplan.profiling.store import read_store
 from hetplan.search.files import load_plan
+from hetplan.units import format_brief, format_bytes, format_range
 
 FAST, SLOW, LINK = "demo-fast", "demo-slow", "demo-loopback"
 RANKS_PER_KIND = 2
@@ -35,7 +39,13 @@ MICROBATCH_SIZES = "1,2,8"
 """Measured; 4 lies between them."""
 TP_DEGREES = "1,2"
 
-Say = Callable[[str], None]
+Wait = Callable[[str], None]
+"""Told again and again what the running command says last."""
+
+_LOOK_SECONDS = 0.5
+"""From one look at a running command to the next."""
+_TAIL = 20
+"""Lines of a command that failed which are told."""
 
 
 class LoopFiles:
@@ -52,21 +62,65 @@ class LoopFiles:
         self.uneven = folder / "plan.json"  # as searched
         self.even = folder / "even.json"  # the same stages with equal numbers of layers
         self.run_log = folder / "runs.jsonl"
+        self.commands = folder / "commands.txt"
 
 
-def profile_this_cpu(files: LoopFiles, say: Say) -> None:
+def profile_this_cpu(files: LoopFiles, wait: Wait) -> None:
     """Measure this CPU's own layer times at three hidden sizes."""
-    _hetplan(say, *_profile(files, "cpu"), into=files.folder / "profile-cpu.txt")
+    _hetplan(files, wait, *_profile(files, "cpu"))
 
 
-def make_kinds(files: LoopFiles, say: Say) -> None:
+def profile_lines(files: LoopFiles) -> Iterator[str]:
+    """What was measured of this CPU."""
+    layers = read_store(files.store).layers
+    times = [
+        each.median_seconds
+        for each in layers
+        if each.layer == LayerKind.TRANSFORMER and each.phase == "forward"
+    ]
+    yield (
+        f"  {len(layers)} samples; a transformer layer forward: "
+        f"{format_brief(min(times))} to {format_brief(max(times))}"
+    )
+
+
+def kind_lines(files: LoopFiles) -> Iterator[str]:
+    """The two kinds and their link."""
+    links = read_store(files.store).links
+    yield f"  {FAST}: a core, paced to {HEADROOM:g} times its own times"
+    yield f"  {SLOW}: {SLOW_DOWN:g} times those"
+    yield (
+        f"  {LINK}: {len(links)} samples of gloo, among 2 and {2 * RANKS_PER_KIND} ranks, to "
+        f"{format_bytes(max(each.message_bytes for each in links))}"
+    )
+
+
+def plan_lines(files: LoopFiles) -> Iterator[str]:
+    """Layers and predicted step of both plans."""
+    for name, file in (("hetplan's plan", files.uneven), ("even split", files.even)):
+        result = load_plan(file)
+        cluster, estimate = result.inputs.cluster, result.estimate
+        layers = (
+            f"{priced.transformer_layers} on "
+            f"{cluster.island_of_device(stage.replicas[0].devices[0].start).name}"
+            for stage, priced in zip(result.plan.stages, estimate.stages, strict=True)
+        )
+        interval = estimate.interval
+        step = format_range(
+            estimate.step_seconds, interval.p10_seconds, interval.p90_seconds, "80 %"
+        )
+        yield f"  {name}: layers {', '.join(layers)}; {step}"
+
+
+def make_kinds(files: LoopFiles, wait: Wait) -> None:
     """Write the cluster file and the pace of both kinds, and profile both kinds."""
     write_atomically(files.cluster, cluster_text())
     # Every microbatch size that a plan of the job may have.
     batch = load_job(files.job).global_batch_size
     sizes = [str(size) for size in range(1, batch + 1) if batch % size == 0]
     _hetplan(
-        say,
+        files,
+        wait,
         *("emulate", "pace", str(files.cluster)),
         *("--model", str(files.model), "--job", str(files.job), "--store", str(files.store)),
         *("--slow-down", f"{FAST}=1", "--slow-down", f"{SLOW}={SLOW_DOWN}"),
@@ -75,13 +129,13 @@ def make_kinds(files: LoopFiles, say: Say) -> None:
     )
     for kind in (FAST, SLOW):
         _hetplan(
-            say,
+            files,
+            wait,
             *(*_profile(files, kind), "--pace", str(files.pace)),
-            into=files.folder / f"profile-{kind}.txt",
         )
 
 
-def profile_links(files: LoopFiles, say: Say) -> None:
+def profile_links(files: LoopFiles, wait: Wait) -> None:
     """Measure gloo over loopback between as many ranks as the plan may have."""
     ranks = 2 * RANKS_PER_KIND
     command = (
@@ -91,17 +145,17 @@ def profile_links(files: LoopFiles, say: Say) -> None:
     )
     launch = ("--standalone", "--nproc-per-node", str(ranks), "-m", "hetplan", *command)
     _run(
-        say,
+        files,
+        wait,
         ("torchrun", *launch),
         (sys.executable, "-m", "torch.distributed.run", *launch),
-        files.folder / f"profile-{LINK}.txt",
     )
 
 
-def fit_and_plan(files: LoopFiles, say: Say) -> None:
+def fit_and_plan(files: LoopFiles, wait: Wait) -> None:
     """Fit the samples, search the best plan, price the even split of the same stages."""
-    _hetplan(say, "fit", "--store", str(files.store), "--out", str(files.predictor))
-    _hetplan(say, "plan", *_inputs(files), "--out", str(files.uneven))
+    _hetplan(files, wait, "fit", "--store", str(files.store), "--out", str(files.predictor))
+    _hetplan(files, wait, "plan", *_inputs(files), "--out", str(files.uneven))
     planned = load_plan(files.uneven)
     model, cluster = planned.inputs.model, planned.inputs.cluster
     stages = planned.plan.pipelines[0].stages
@@ -110,7 +164,8 @@ def fit_and_plan(files: LoopFiles, say: Say) -> None:
         cluster.island_of_device(stage.replicas[0].devices[0].start).name for stage in stages
     ]
     _hetplan(
-        say,
+        files,
+        wait,
         "estimate",
         *_inputs(files),
         *("--tp", str(replica.tp), "--dp", str(replica.dp), "--pp", str(len(stages))),
@@ -121,11 +176,12 @@ def fit_and_plan(files: LoopFiles, say: Say) -> None:
     )
 
 
-def train(files: LoopFiles, steps: int, say: Say) -> tuple[RunLog, RunLog]:
+def train(files: LoopFiles, steps: int, wait: Wait) -> tuple[RunLog, RunLog]:
     """Train both plans for `steps` steps; the runs of the uneven and of the even one."""
     for plan in (files.uneven, files.even):
         _hetplan(
-            say,
+            files,
+            wait,
             "launch",
             str(plan),
             *("--steps", str(steps), "--pace", str(files.pace)),
@@ -142,12 +198,13 @@ def even_split(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
 
 
-def plan_at_scale(files: LoopFiles, say: Say) -> Path:
+def plan_at_scale(files: LoopFiles, wait: Wait) -> Path:
     """Plan Llama-140B for 768 accelerators of two kinds from datasheet figures."""
     configs = shipped_folder("configs")
     out = files.folder / "llama-140b-768.json"
     _hetplan(
-        say,
+        files,
+        wait,
         "plan",
         *("--model", str(configs / "models" / "llama-140b.yaml")),
         *("--cluster", str(configs / "clusters" / "mixed-768.yaml")),
@@ -173,21 +230,39 @@ def _inputs(files: LoopFiles) -> tuple[str, ...]:
     )
 
 
-def _hetplan(say: Say, *arguments: str, into: Path | None = None) -> None:
-    _run(say, ("hetplan", *arguments), (sys.executable, "-m", "hetplan", *arguments), into)
+def _hetplan(files: LoopFiles, wait: Wait, *arguments: str) -> None:
+    _run(files, wait, ("hetplan", *arguments), (sys.executable, "-m", "hetplan", *arguments))
 
 
-def _run(say: Say, shown: Sequence[str], command: Sequence[str], into: Path | None) -> None:
-    """Run a command with its result on stdout or in the file `into`; an error if it fails."""
-    line = shlex.join(_short(part) for part in shown)
-    say(f"$ {line}" if into is None else f"$ {line} > {shlex.quote(_short(str(into)))}")
+def _run(files: LoopFiles, wait: Wait, shown: Sequence[str], command: Sequence[str]) -> None:
+    """Run a command with its output into the file of all; an error if it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with nullcontext() if into is None else into.open("w") as stdout:
-        done = subprocess.run(command, env=environment, stdout=stdout, check=False)
-    if done.returncode:
+    with files.commands.open("a") as output:
+        output.write(f"$ {shlex.join(_short(part) for part in shown)}\n")
+        output.flush()
+        began = output.tell()
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        try:
+            while process.poll() is None:
+                time.sleep(_LOOK_SECONDS)
+                wait((_printed(files, began) or [""])[-1])
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    if process.returncode:
+        said = "\n".join(_printed(files, began)[-_TAIL:])
         raise HetplanError(
-            f"`{shlex.join(shown[:3])} ...` ended with exit code {done.returncode}; see above"
+            f"{said}\n`{shlex.join(shown[:3])} ...` ended with exit code {process.returncode}; "
+            f"all that it said is in {files.commands}"
         )
+
+
+def _printed(files: LoopFiles, began: int) -> list[str]:
+    """Lines of the last command so far."""
+    with files.commands.open(errors="replace") as text:
+        text.seek(began)
+        return text.read().splitlines()
 
 
 def _short(part: str) -> str:

@@ -22,7 +22,7 @@ WRONG_FILE = Rule(
     title="a file that cannot be read as what it is",
     explanation="The file is of a kind that hetplan knows, and something in it has the wrong form, "
     "or contradicts the other files.",
-    advice="Mend what the message names.",
+    advice="Correct what the message names.",
     check=lambda _: (),
 )
 

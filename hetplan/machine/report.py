@@ -1,4 +1,4 @@
-"""What a look at a machine found, and its one screen of text (at most 40 lines of 100 columns).
+"""What a look at a machine found, and its one screen of text (at most 40 lines of 80 columns).
 
 Nothing here names the machine, its owner or its addresses. 0 and empty texts mean that the machine
 did not tell. The JSON form is `hetplan.doctor/1`.
@@ -167,24 +167,18 @@ class MachineReport:
     """What could not be looked at, and why."""
 
 
-COLUMNS = 100
+COLUMNS = 80
 LINES = 40
 _LABEL = 11  # the longest label is "processor"
 _MAX_PER_PART = 4
 
 
-def screen(report: MachineReport) -> str:
-    """The report for a person at a terminal."""
-    head = [
-        _part("system", [" in a ".join(filter(None, (report.system, _container(report.limits))))]),
-        _part("processor", _processor(report.processor)),
-        _part("devices", [_device(each) for each in report.devices] or ["none found"]),
-        _part("torch", [_torch(report.torch)]),
-        _part("network", [_interface(each) for each in report.interfaces] or ["none found"]),
-        _part("RDMA", [_rdma(each) for each in report.rdma] or ["none found"]),
-        _part("limits", [_limits(report.limits)]),
-        _part("stores", [_store(each) for each in report.stores] or ["none"]),
-    ]
+def screen(report: MachineReport, *, verbose: bool = True) -> str:
+    """The report for a person at a terminal; not verbose: devices, torch and measurements."""
+    devices = _part("devices", [_device(each) for each in report.devices] or ["none found"])
+    head = [devices, _part("torch", [_torch(report.torch)])]
+    if verbose:
+        head = _whole(report, *head)
     lines = [line for part in head for line in part]
     lines += ["", "What hetplan can measure here"]
     lines += _measurements(report)
@@ -195,6 +189,20 @@ def screen(report: MachineReport) -> str:
         more = len(lines) - LINES + 1
         lines = [*lines[: LINES - 1], f"... {more} more lines; --json has everything"]
     return "\n".join(lines)
+
+
+def _whole(report: MachineReport, devices: list[str], torch: list[str]) -> list[list[str]]:
+    """All parts above the measurements."""
+    return [
+        _part("system", [" in a ".join(filter(None, (report.system, _container(report.limits))))]),
+        _part("processor", _processor(report.processor)),
+        devices,
+        torch,
+        _part("network", [_interface(each) for each in report.interfaces] or ["none found"]),
+        _part("RDMA", [_rdma(each) for each in report.rdma] or ["none found"]),
+        _part("limits", [_limits(report.limits)]),
+        _part("stores", [_store(each) for each in report.stores] or ["none"]),
+    ]
 
 
 def _part(label: str, entries: Sequence[str]) -> list[str]:

@@ -417,9 +417,9 @@ def parse_row(
     wrong: list[tuple[str, str]] = []
     values: dict[str, Any] = dict(LATER_COLUMNS)
     if cells is None:
-        wrong = [("", f"cannot be read as a row: {line[:40]!a}; remove the line or mend it")]
+        wrong = [("", f"cannot be read as a row: {line[:40]!a}; remove the line or correct it")]
     elif len(cells) != len(names):
-        message = f"found {len(cells)} columns where the header has {len(names)}; mend the line"
+        message = f"found {len(cells)} columns where the header has {len(names)}; correct the line"
         wrong = [("", message)]
     else:
         texts = dict(zip(names, cells, strict=True))

@@ -240,7 +240,7 @@ def read_populations(*folders: Path) -> tuple[ProfileSet, ...]:
     if faults := [fault for state in states for fault in state.damage]:
         raise InputError(
             *faults,
-            "the store is damaged: mend or remove what is named above (`hetplan profile list` "
+            "the store is damaged: correct or remove what is named above (`hetplan profile list` "
             "shows how many rows each population has left)",
         )
     for state in states:

@@ -12,25 +12,38 @@ from rich.table import Table
 from hetplan.comparison.calibration import Trial
 from hetplan.comparison.compare import SCHEMA, Comparison
 from hetplan.comparison.parts import Culprit
+from hetplan.cost.estimate_values import Interval
 from hetplan.files.encoding import to_plain
 from hetplan.launchers.run_log import RunLog
-from hetplan.reports.terminal import new_table, print_table
-from hetplan.units import format_bytes, format_seconds
+from hetplan.reports.terminal import (
+    folded,
+    new_table,
+    print_small,
+    print_table,
+    small_table,
+    text_width,
+)
+from hetplan.units import counted, format_brief, format_bytes, format_range, format_seconds
 
 
-def print_comparisons(comparisons: Sequence[Comparison]) -> None:
-    """Timers, parts and verdict of every run, then one row per run."""
-    for comparison in comparisons:
-        if len(comparisons) > 1:
-            print(f"\n{', '.join(comparison.files)}", flush=True)
-        if comparison.timers:
-            print_table(timer_table(comparison))
-        if comparison.parts:
-            print_table(part_table(comparison))
-        for line in comparison_lines(comparison):
-            print(line, flush=True)
+def print_comparisons(comparisons: Sequence[Comparison], *, verbose: bool) -> None:
+    """The verdict on one run, or a row for each of several; verbose: timers and parts too."""
+    if len(comparisons) == 1 or verbose:
+        for comparison in comparisons:
+            if len(comparisons) > 1:
+                print(f"\n{', '.join(comparison.files)}", flush=True)
+            _print_comparison(comparison, verbose)
     if len(comparisons) > 1:
-        print_table(run_table(comparisons))
+        print_small(run_table(comparisons))
+
+
+def _print_comparison(comparison: Comparison, verbose: bool) -> None:
+    if verbose and comparison.timers:
+        print_table(timer_table(comparison))
+    if verbose and comparison.parts:
+        print_table(part_table(comparison))
+    for line in folded(comparison_lines(comparison, verbose=verbose), text_width()):
+        print(line, flush=True)
 
 
 def comparison_text(comparisons: Sequence[Comparison]) -> str:
@@ -52,12 +65,13 @@ def comparison_text(comparisons: Sequence[Comparison]) -> str:
     )
 
 
-def print_trial(trial: Trial) -> None:
-    """What was held back, the factors, and whether they helped."""
-    print_table(trial_table(trial))
+def print_trial(trial: Trial, *, verbose: bool) -> None:
+    """Whether the factors helped, and the factors; verbose: and every run that was held back."""
+    if verbose:
+        print_table(trial_table(trial))
     if trial.calibration.factors:
-        print_table(factor_table(trial))
-    for line in trial_lines(trial):
+        print_small(factor_table(trial))
+    for line in folded(trial_lines(trial), text_width()):
         print(line, flush=True)
 
 
@@ -99,38 +113,35 @@ def timer_table(comparison: Comparison) -> Table:
 
 def run_table(comparisons: Sequence[Comparison]) -> Table:
     """One row per run."""
-    table = new_table(
-        "run | >measured | >predicted | >error | >p10 .. p90 predicted | off most", title="All runs"
-    )
+    table = small_table("run | >measured | >predicted | >error | off most")
     for comparison in comparisons:
-        interval = comparison.predicted_interval
         table.add_row(
             escape(", ".join(comparison.files)),
-            format_seconds(comparison.measured.median_seconds),
-            format_seconds(comparison.predicted_step_seconds),
-            f"{comparison.relative_error:+.1%}",
-            _span(interval.p10_seconds, interval.p90_seconds)
+            format_brief(comparison.measured.median_seconds),
+            format_brief(comparison.predicted_step_seconds),
+            f"{comparison.relative_error:+.1%}"
             + ("" if comparison.inside_interval else " OUTSIDE"),
             comparison.culprit.part if comparison.culprit is not None else "",
         )
     return table
 
 
-def comparison_lines(comparison: Comparison) -> Iterator[str]:
-    """The verdict, what was left out, what is off, and what to doubt."""
-    measured, interval = comparison.measured, comparison.predicted_interval
-    place = "inside" if comparison.inside_interval else "OUTSIDE"
-    yield (
-        f"measured {format_seconds(measured.median_seconds)} per step (median of "
-        f"{measured.count} logged steps, p10 {format_seconds(measured.p10_seconds)}, p90 "
-        f"{format_seconds(measured.p90_seconds)}); predicted "
-        f"{format_seconds(comparison.predicted_step_seconds)}, error "
-        f"{comparison.relative_error:+.1%} of the measured; {place} the predicted p10 "
-        f"{format_seconds(interval.p10_seconds)} to p90 {format_seconds(interval.p90_seconds)}"
+def comparison_lines(comparison: Comparison, *, verbose: bool = False) -> Iterator[str]:
+    """The verdict, what is off and what to do, what was left out, and what to doubt."""
+    measured = comparison.measured
+    spread = (measured.median_seconds, measured.p10_seconds, measured.p90_seconds, "80 %")
+    yield f"measured {format_range(*spread)}, median of {counted(measured.count, 'step')}"
+    yield verdict(
+        comparison.predicted_step_seconds, comparison.predicted_interval, measured.median_seconds
     )
-    yield f"steps that count: {measured.iterations}"
-    for left in comparison.left_out:
-        yield f"left out {left.count}: {left.reason} ({left.iterations})"
+    if comparison.culprit is not None:
+        yield from _culprit_lines(comparison.culprit)
+    elif comparison.parts:
+        half = (measured.p90_seconds - measured.p10_seconds) / 2
+        yield (
+            f"no part is off by more than 1 % of the step and the run's own spread, "
+            f"{format_brief(half)} to either side"
+        )
     memory = comparison.memory
     if memory is not None:
         error = memory.predicted_bytes / memory.measured_bytes - 1
@@ -138,16 +149,34 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
             f"memory {memory.kind} at its peak: {format_bytes(memory.measured_bytes)} measured, "
             f"{format_bytes(memory.predicted_bytes)} predicted ({error:+.1%})"
         )
-    if comparison.culprit is not None:
-        yield from _culprit_lines(comparison.culprit)
-    elif comparison.parts:
-        spread = (measured.p90_seconds - measured.p10_seconds) / 2
-        yield (
-            "no part is off by more than 1 % of the step and the run's own spread, "
-            f"{format_seconds(spread)} to either side"
-        )
-    for note in comparison.notes:
+    if verbose:
+        yield f"steps that count: {measured.iterations}"
+        for left in comparison.left_out:
+            yield f"left out {left.count}: {left.reason} ({left.iterations})"
+    elif comparison.left_out:
+        words = (f"{left.count} ({left.reason})" for left in comparison.left_out)
+        yield f"steps left out: {', '.join(words)}"
+    shown = comparison.notes if verbose else comparison.notes[:_NOTES]
+    for note in shown:
         yield f"note: {note}"
+    more = len(comparison.notes) - len(shown)
+    if more:
+        yield f"{more} more note{'s' * (more > 1)}: --verbose"
+
+
+_NOTES = 2
+"""That are shown without --verbose."""
+
+
+def verdict(predicted: float, interval: Interval, measured: float) -> str:
+    """`predicted 44.0 s a step (80 %: 38.8 to 77.8 s): 2.1% more than measured, inside`."""
+    error = predicted / measured - 1.0
+    low, high = interval.p10_seconds, interval.p90_seconds
+    place = "inside" if low <= measured <= high else "OUTSIDE"
+    return (
+        f"predicted {format_range(predicted, low, high, '80 %')}: {abs(error):.1%} "
+        f"{'more' if error > 0 else 'less'} than measured, which is {place} this interval"
+    )
 
 
 def trial_table(trial: Trial) -> Table:
@@ -168,16 +197,14 @@ def trial_table(trial: Trial) -> Table:
 
 def factor_table(trial: Trial) -> Table:
     """What the runs say that predictions must be multiplied by."""
-    table = new_table(
-        "of | part | >factor | >90 % | >runs", title="Factors on predictions, from all runs"
-    )
+    table = small_table("factor on | part | >factor | >90 % | >runs")
     for factor in trial.calibration.factors:
         width = math.exp(factor.log_halfwidth)
         table.add_row(
             escape(factor.cause),
             factor.name,
             f"{factor.factor:.3f}",
-            f"{factor.factor / width:.3f} .. {factor.factor * width:.3f}",
+            f"{factor.factor / width:.3f} to {factor.factor * width:.3f}",
             str(factor.runs),
         )
     return table
@@ -200,11 +227,11 @@ def trial_lines(trial: Trial) -> Iterator[str]:
 def _culprit_lines(culprit: Culprit) -> Iterator[str]:
     slower = culprit.difference_seconds > 0
     yield (
-        f"OFF MOST: {culprit.part}, {format_seconds(abs(culprit.difference_seconds))} of the step "
+        f"off most: {culprit.part}, {format_brief(abs(culprit.difference_seconds))} of the step "
         f"{'slower' if slower else 'faster'} than predicted"
     )
-    yield f"what that usually means: {culprit.meaning}"
-    yield f"measure again: {culprit.measure}"
+    yield f"  usually: {culprit.meaning}"
+    yield f"  measure again: {culprit.measure}"
 
 
 def _signed(seconds: float) -> str:
@@ -220,35 +247,35 @@ def _span(least: float | None, most: float | None) -> str:
     return f"{format_seconds(least)} .. {format_seconds(most)}"
 
 
-def loop_table(runs: Sequence[tuple[str, RunLog]]) -> str:
-    """A table of runs: predicted and measured step time, error, and the loss curve below."""
+def loop_lines(runs: Sequence[tuple[str, RunLog]]) -> Iterator[str]:
+    """A row for each run, predicted and measured step, and the loss curve of the first below."""
     width = max(len(name) for name, _ in runs)
-    head = f"{'predicted':>10}  {'measured':>10}  {'error':>7}  {'p10..p90 predicted':>24}"
-    lines = [f"{'':<{width}}  {head}"]
+    head = f"{'predicted':>10}  {'measured':>10}  {'error':>7}  {'80 % predicted':>18}"
+    yield f"  {'':<{width}}  {head}"
     for name, run in runs:
-        interval = run.predicted_interval
-        span = f"{format_seconds(interval.p10_seconds)} .. {format_seconds(interval.p90_seconds)}"
-        predicted = format_seconds(run.predicted_step_seconds)
-        measured = format_seconds(run.median_step_seconds)
-        row = f"{predicted:>10}  {measured:>10}  {run.relative_error:>+7.1%}  {span:>24}"
-        lines.append(f"{name:<{width}}  {row}")
+        interval, step = run.predicted_interval, run.predicted_step_seconds
+        span = format_range(step, interval.p10_seconds, interval.p90_seconds, "").split("(: ")[1]
+        row = (
+            f"{format_brief(step):>10}  {format_brief(run.median_step_seconds):>10}  "
+            f"{run.relative_error:>+7.1%}  {span.rstrip(')'):>18}"
+        )
+        yield f"  {name:<{width}}  {row}"
+    losses = [step.loss for step in runs[0][1].steps]
+    yield f"  loss {losses[0]:.4f} {sparkline(losses)} {losses[-1]:.4f}"
     for name, run in runs:
-        losses = [step.loss for step in run.steps]
-        lines.append(f"{name}: loss {losses[0]:.4f} {sparkline(losses)} {losses[-1]:.4f}")
-    for name, run in runs:
-        if run.overruns and sum(run.overruns):
-            verdict = "" if run.valid else ": too busy a machine, do not trust this run"
-            share = f"{run.overrun_fraction:.1%} of the paced passes overran"
-            lines.append(f"{name}: {share}{verdict}")
-    return "\n".join(lines)
+        if not run.valid:
+            yield (
+                f"  {name}: NOT COMPARABLE, {run.overrun_fraction:.0%} of its passes overran on a "
+                "busy machine"
+            )
 
 
 def loop_headline(uneven: RunLog, even: RunLog) -> str:
     """Which plan was faster, and by how much, as measured."""
     ratio = even.median_step_seconds / uneven.median_step_seconds
     if ratio > 1:
-        return f"hetplan's plan was {ratio:.2f} x as fast as the even split (measured)."
-    return f"hetplan's plan was NOT faster than the even split: {ratio:.2f} x (measured)."
+        return f"  measured: hetplan's plan is {ratio:.2f} times as fast as the even split"
+    return f"  measured: hetplan's plan is NOT faster than the even split, {ratio:.2f} times"
 
 
 _BARS = "▁▂▃▄▅▆▇█"

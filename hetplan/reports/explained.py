@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.markup import escape
 from rich.table import Table
 
 from hetplan.plans.ranks import RankRow, rank_rows
-from hetplan.reports.terminal import new_table
+from hetplan.reports.terminal import new_table, small_table
 from hetplan.search.result import BreakEven, IdleCause, IdleReason, SearchResult
 from hetplan.search.solver import RESOLUTION
-from hetplan.units import format_bytes, format_rate, format_seconds
+from hetplan.units import format_brief, format_bytes, format_rate, format_seconds
 from hetplan.whatif.against import Against
 from hetplan.whatif.idle import MOST_OPEN, closed_question
 from hetplan.whatif.limits import FASTER, Limits
@@ -41,7 +42,50 @@ class Explained:
 
 
 def limit_lines(limits: Limits) -> Iterator[str]:
-    """What limits the plan, most first."""
+    """What would shorten the step most, and whose memory is nearly full."""
+    gains = sorted(_gains(limits), key=lambda each: -each[0])
+    worth = [each for each in gains if each[0] >= _WORTH_SAYING][:_MOST_SAID]
+    step = format_brief(limits.step_seconds)
+    if worth:
+        yield f"{step} a step; it would be shorter, with one change at a time, by"
+    else:
+        yield f"{step} a step; no single part shortens it by {_WORTH_SAYING:.1%} or more"
+    for gain, change in worth:
+        yield f"  {gain:.1%} with {change}"
+    if limits.memory:
+        fullest = max(limits.memory, key=lambda each: each.used)
+        more = len(limits.memory) - 1
+        others = f"; {more} more stage{'s' * (more > 1)} above 90%" if more else ""
+        yield (
+            f"memory: stage {_place(fullest.pipeline, fullest.stage)} ({fullest.island}) is "
+            f"{fullest.used:.0%} full, most of it {fullest.largest}{others}"
+        )
+
+
+_WORTH_SAYING, _MOST_SAID = 0.005, 3
+"""Least gain of a change that is said without --verbose, and how many are."""
+
+
+def _gains(limits: Limits) -> Iterator[tuple[float, str]]:
+    """Part of the step that each change saves; a stage that is its islands' only one comes once."""
+    alone = {island.island for island in limits.islands if island.stages == 1}
+    for island in limits.islands:
+        passes = "all passes" if island.stages > 1 else "passes"
+        yield island.gain, f"{passes} on {island.island} {FASTER:.0%} shorter"
+    for stage in limits.stages:
+        if stage.island not in alone:
+            place = _place(stage.pipeline, stage.stage)
+            yield stage.gain, f"passes of stage {place} ({stage.island}) {FASTER:.0%} shorter"
+    for boundary in limits.boundaries:
+        left, right = boundary.between
+        place = _place(boundary.pipeline, boundary.stage)
+        yield boundary.gain, f"free transfers behind stage {place} ({left} to {right})"
+    for end in limits.ends:
+        yield end.seconds / limits.step_seconds, f"no {end.component.value} at the end of the step"
+
+
+def every_limit(limits: Limits) -> Iterator[str]:
+    """Every limit that was looked at, most first."""
     yield f"step {format_seconds(limits.step_seconds)}; what limits it, one change at a time:"
     for island in limits.islands:
         stages = f"{island.stages} stage{'s' * (island.stages > 1)}"
@@ -77,63 +121,78 @@ def limit_lines(limits: Limits) -> Iterator[str]:
 
 
 _CAUSES = {
-    IdleCause.LIBRARY: "{target} has one library of collectives, and {island} another one",
+    IdleCause.LIBRARY: "{target} has one library of collectives, {island} another one",
     IdleCause.BANDWIDTH: "its link to {other} is too narrow",
     IdleCause.ROUND_TRIP: "the round trip to {other} is too long",
     IdleCause.MEMORY: "its memory is too small",
     IdleCause.BATCH: "the batch is too small for it or does not divide over it",
-    IdleCause.DEGREES: "{target} gives all stages the same degrees, which {other} does not",
+    IdleCause.DEGREES: "{target} gives all stages the same degrees, {other} does not",
 }
 
 _FIGURES: dict[str, Callable[[float], str]] = {
     "bandwidth": lambda value: format_rate(8 * value, "bit/s"),
-    "round_trip": lambda value: f"a round trip of {format_seconds(value)}",
+    "round_trip": format_seconds,
     "memory": lambda value: f"{format_bytes(value)} per device",
     "global_batch_size": lambda value: f"a batch of {value:,.0f}",
 }
 
 
-def idle_lines(idle: Iterable[IdleReason], result: SearchResult) -> Iterator[str]:
+def _rounded(words: str) -> str:
+    """The number in it with three digits: `12.9 Gbit/s` of `12.92 Gbit/s`."""
+    return re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.3g}", words)
+
+
+def idle_lines(
+    idle: Iterable[IdleReason], result: SearchResult, *, verbose: bool = False
+) -> Iterator[str]:
     """A sentence for each island with too little to do: why, and from where it pays."""
-    step = result.estimate.step_seconds
-    open_ = 0.0 if result.certificate is None else result.certificate.gap
+    step, open_ = result.estimate.step_seconds, _left_open(result)
+    closed = closed_question(result) if open_ > MOST_OPEN else None
     for each in idle:
-        what = f"{each.idle_devices} of {each.usable_devices} of {each.island} idle"
+        what = f"{each.island}, {each.idle_devices} of {each.usable_devices} devices idle"
         if not each.idle_devices:
             what = f"{each.island} computes for {each.busy_share:.0%} of the step"
-        words = {"island": each.island, "other": each.other or "the others"}
-        words["target"] = result.inputs.job.target
-        why = ", and ".join(_CAUSES[cause].format(**words) for cause in each.causes)
-        closed = closed_question(result) if open_ > MOST_OPEN else None
-        if not why and open_ > MOST_OPEN and each.seconds_with_it is None:
+        unknown = not each.causes and open_ > MOST_OPEN and each.seconds_with_it is None
+        if unknown:
             sooner = ", or for flagscale or megatron, whose searches close sooner" if closed else ""
-            why = (
-                f"why is not known, as the search of this plan left {open_:.0%} open; plan longer"
-                f"{sooner}"
+            yield (
+                f"{what}: why is not known: the search left {open_:.0%} open; plan longer{sooner}"
             )
-            closed = None
-        elif not why:
-            why = (
-                "no link, memory, batch or trainer that was tried makes the best plan use more of "
-                "it: it is too slow for a share of the work"
-            )
-        parts = [f"{what}: {why}"]
+            continue
+        parts = [f"{what}: {_why(each, result)}"]
         if each.break_even is not None:
             others = "with the other causes gone, " if len(each.causes) > 1 else ""
-            parts.append(f"{others}{_pays(each.break_even)}")
+            parts.append(f"{others}{_pays(each.break_even, verbose)}")
         elif each.causes:
             parts.append(f"without that {each.gain:+.1%} tokens/s")
         if each.seconds_with_it is not None:
-            parts.append(
-                f"the best plan found with it takes {format_seconds(each.seconds_with_it)} today, "
-                f"{_longer(each.seconds_with_it, step)}"
-            )
+            longer = _longer(each.seconds_with_it, step)
+            takes = f"{format_seconds(each.seconds_with_it)}, {longer}" if verbose else longer
+            parts.append(f"with it today a step takes {takes}")
         if closed is not None:
             parts.append(
-                f"found and proven among the plans of {closed.job.target} only, as "
-                f"{open_:.0%} of this search is open"
+                f"shown for plans of {closed.job.target}; {open_:.0%} of this search is open"
             )
         yield "; ".join(parts)
+
+
+def _left_open(result: SearchResult) -> float:
+    return 0.0 if result.certificate is None else result.certificate.gap
+
+
+def _why(reason: IdleReason, result: SearchResult) -> str:
+    """The causes, or that there is none."""
+    words = {
+        "island": reason.island,
+        "other": reason.other or "the others",
+        "target": result.inputs.job.target,
+    }
+    if reason.causes:
+        return ", and ".join(_CAUSES[cause].format(**words) for cause in reason.causes)
+    return (
+        "it is too slow for a share of the work: no link, memory, batch or trainer that was tried "
+        "changes that"
+    )
 
 
 def _longer(seconds: float, than: float) -> str:
@@ -141,11 +200,14 @@ def _longer(seconds: float, than: float) -> str:
     return f"{abs(more):.1%} {'longer' if more >= 0 else 'shorter'}"
 
 
-def _pays(even: BreakEven) -> str:
-    """`it pays from 13.4 Gbit/s (today 10 Gbit/s)`, and what the proof leaves open."""
+def _pays(even: BreakEven, verbose: bool) -> str:
+    """`it pays from 13.4 Gbit/s (today 10 Gbit/s)`; verbose: and what the proof leaves open."""
     words = _FIGURES[even.name]
     if even.value == even.today:
         return "a plan with it is as good today, within the gap"
+    if not verbose:
+        value, today = (_rounded(words(each)) for each in (even.value, even.today))
+        return f"it pays from {value} (today {today})"
     other = even.lower if even.value == even.upper else even.upper
     open_ = f", by at most {even.gap:.1%}" if even.gap > RESOLUTION else ""
     return (
@@ -160,16 +222,31 @@ def _place(pipeline: int, stage: int) -> str:
 
 def price_table(prices: Iterable[ShadowPrice]) -> Table:
     """What each change is worth."""
-    table = new_table(
-        "change | >tokens/s | >same layout | ",
-        title="What a change is worth, planned again",
-    )
+    table = new_table("change | >tokens/s | >same layout | ", title="What a change is worth")
     for price in prices:
         same = "" if price.same_plan_gain is None else f"{price.same_plan_gain:+.1%}"
         note = price.note or ("another layout" if price.changed else "")
         worth = "" if price.note else worth_words(price)
         table.add_row(escape(price.words), worth, same, escape(note))
     return table
+
+
+def price_lines(prices: Sequence[ShadowPrice]) -> Iterator[str]:
+    """The changes that are worth most, and how many are worth little or have no price."""
+    priced = [price for price in prices if not price.note]
+    worth = [price for price in priced if price.most_gain >= _WORTH_SAYING]
+    if worth:
+        yield "what one change is worth in tokens/s, planned again:"
+    for price in worth[:_SHOWN]:
+        layout = ", another layout" if price.changed else ""
+        yield f"  {worth_words(price)}: {price.words}{layout}"
+    if len(worth) > _SHOWN:
+        yield f"  and {len(worth) - _SHOWN} more, worth less (--verbose)"
+    little = len(priced) - len(worth)
+    if little:
+        yield f"{little} other change{'s' * (little > 1)}: less than {_WORTH_SAYING:.1%} each"
+    for note in dict.fromkeys(price.note for price in prices if price.note):
+        yield f"no price of {sum(price.note == note for price in prices)}: {note}"
 
 
 def worth_words(price: ShadowPrice) -> str:
@@ -190,7 +267,7 @@ def against_lines(compared: Against) -> Iterator[str]:
     if compared.inputs_differ:
         yield (
             f"note: the other plan was made for another {' and '.join(compared.inputs_differ)}; "
-            "it is held to this plan's"
+            "here it is priced with this plan's"
         )
     for fault in compared.illegal:
         yield f"the other plan is not possible here: {fault}"
@@ -199,21 +276,34 @@ def against_lines(compared: Against) -> Iterator[str]:
         return
     found, other = compared.found_seconds, compared.other_seconds
     yield (
-        f"this plan {format_seconds(found)}, the other one {format_seconds(other)}: "
+        f"this plan takes {format_brief(found)} a step, the other {format_brief(other)}: "
         f"{_longer(other, found)}"
     )
     if compared.below_bound:
         yield (
-            "the other plan is faster than this plan's bound: it lies outside of what was searched "
-            "(the plan file says what that is)"
+            "the other plan is faster than this plan's bound: it is none of the plans that were "
+            "searched (the plan file says which were)"
         )
     elif other < found and not compared.illegal:
-        yield "the other plan is better, within the gap that this plan's search left open"
+        yield "the other plan is better, within the gap of this plan"
+
+
+def spent_lines(compared: Against) -> Iterator[str]:
+    """Where the seconds go that are between the two plans."""
+    gains = sorted(compared.components, key=lambda each: -abs(each.more_seconds))
+    words = [
+        f"{each.component.value} {'-' if each.more_seconds < 0 else '+'}"
+        f"{format_brief(abs(each.more_seconds))}"
+        for each in gains
+        if abs(each.more_seconds) >= _WORTH_SAYING * compared.found_seconds
+    ]
+    if words:
+        yield f"the other plan's step has: {', '.join(words[:_MOST_SAID])}"
 
 
 def choice_table(compared: Against) -> Table:
     """What the two plans decide differently."""
-    table = new_table("choice | this plan | the other plan", title="What differs")
+    table = small_table("choice | this plan | the other plan")
     for choice in compared.choices:
         table.add_row(choice.name, escape(choice.found), escape(choice.other))
     return table

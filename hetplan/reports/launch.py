@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
 
-from hetplan.reports.terminal import new_table, print_table
-from hetplan.units import format_bytes, format_seconds
+from hetplan.reports.comparison import verdict
+from hetplan.reports.terminal import (
+    folded,
+    new_table,
+    print_small,
+    print_table,
+    small_table,
+    text_width,
+)
+from hetplan.units import counted, format_brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from hetplan.launchers.elastic import History
+    from hetplan.launchers.elastic import History, Phase
     from hetplan.launchers.run_log import LossCheck, RunLog
+    from hetplan.runtime.measured import StepRecord
 
 
-def show_run(run: RunLog) -> None:
-    """Where the time of each rank went, and measured beside predicted."""
-    print_table(_rank_table(run))
-    for line in _run_lines(run):
-        print(line)
+def show_run(run: RunLog, *, verbose: bool) -> None:
+    """Measured beside predicted, and the losses; verbose: where the time of each rank went too."""
+    if verbose:
+        print_table(_rank_table(run))
+    for line in folded(_run_lines(run, verbose), text_width()):
+        print(line, flush=True)
 
 
 def _rank_table(run: RunLog) -> Table:
@@ -45,61 +55,84 @@ def _rank_table(run: RunLog) -> Table:
     return table
 
 
-def _run_lines(run: RunLog) -> Iterator[str]:
-    interval = run.predicted_interval
-    place = "inside" if run.inside_interval else "outside"
-    yield (
-        f"measured {format_seconds(run.median_step_seconds)} per step (median); predicted "
-        f"{format_seconds(run.predicted_step_seconds)}, error {run.relative_error:+.1%} of the "
-        f"measured; {place} the predicted p10 {format_seconds(interval.p10_seconds)} to p90 "
-        f"{format_seconds(interval.p90_seconds)}"
-    )
-    first, last = run.steps[0], run.steps[-1]
-    start = f"step {first.step + 1}" if first.step else "the first step"
-    yield f"loss {first.loss:.4f} at {start}, {last.loss:.4f} at step {last.step + 1}"
-    if run.paced:
+def _run_lines(run: RunLog, verbose: bool) -> Iterator[str]:
+    measured = format_brief(run.median_step_seconds)
+    steps = counted(len(run.steps) - run.warmup_steps, "step")
+    yield f"measured {measured} a step, median of {steps}"
+    yield verdict(run.predicted_step_seconds, run.predicted_interval, run.median_step_seconds)
+    yield _loss_words(run.steps)
+    if run.paced and verbose:
         yield (
             f"paced: {', '.join(run.paced)} played on this machine's cores; "
             f"{run.overrun_fraction:.1%} of the passes overran"
         )
     if not run.valid:
         yield (
-            "NOT COMPARABLE: so many passes took longer than the pace that this measures the load "
-            "of the machine; run again when it is idle"
+            f"NOT COMPARABLE: {run.overrun_fraction:.1%} of the passes took longer than their "
+            "pace, so this measures the load of the machine; run again when it is idle"
         )
     if run.loss_check is not None:
         yield loss_line(run.loss_check)
 
 
+def _loss_words(steps: Sequence[StepRecord]) -> str:
+    first, last = steps[0], steps[-1]
+    return (
+        f"loss {first.loss:.4f} at step {first.step + 1}, {last.loss:.4f} at step {last.step + 1}"
+    )
+
+
 def loss_line(check: LossCheck) -> str:
     """Whether the losses are those of one process, and how far they are from them."""
-    verdict = "agree with" if check.equal else "DIFFER from"
+    words = "agree with" if check.equal else "DIFFER from"
     return (
-        f"the losses {verdict} those of one process: largest relative difference "
+        f"the losses {words} those of one process: largest relative difference "
         f"{check.largest_relative_difference:.1e}, allowed {check.tolerance:.0e}"
     )
 
 
-def show_history(history: History, loss_check: LossCheck | None) -> None:
+def show_history(history: History, loss_check: LossCheck | None, *, verbose: bool) -> None:
     """Every phase of an elastic run, the steps that were lost, and the losses."""
     if not history.phases:
         return
-    print_table(_phase_table(history))
-    for line in _history_lines(history):
-        print(line)
+    if verbose:
+        print_table(_phase_table(history))
+    else:
+        print_small(_short_phase_table(history))
+    for line in folded(_history_lines(history), text_width()):
+        print(line, flush=True)
     if loss_check is not None:
-        print(loss_line(loss_check))
+        print(loss_line(loss_check), flush=True)
+
+
+def _short_phase_table(history: History) -> Table:
+    table = small_table(">phase | steps | >hosts | >predicted | >measured | ended")
+    for number, phase in enumerate(history.phases, start=1):
+        measured = phase.median_step_seconds
+        table.add_row(
+            str(number),
+            _trained(phase),
+            str(len(phase.hosts)),
+            format_brief(phase.predicted_step_seconds),
+            "" if measured is None else format_brief(measured),
+            phase.ended,
+        )
+    return table
+
+
+def _trained(phase: Phase) -> str:
+    begins, ends = phase.first_step + 1, phase.steps_done
+    return f"{begins} to {ends}" if ends >= begins else "none"
 
 
 def _phase_table(history: History) -> Table:
     columns = ">phase | hosts | >steps | >checkpoint | >predicted | >measured | >first step after"
     table = new_table(f"{columns} | ended", title="Phases of the run")
     for number, phase in enumerate(history.phases, start=1):
-        begins, ends = phase.first_step + 1, phase.steps_done
         table.add_row(
             str(number),
             escape(", ".join(phase.hosts)),
-            f"{begins} to {ends}" if ends >= begins else "none",
+            _trained(phase),
             str(phase.checkpoint_step) if phase.checkpoint_step else "none",
             format_seconds(phase.predicted_step_seconds),
             "" if phase.median_step_seconds is None else format_seconds(phase.median_step_seconds),
@@ -115,10 +148,7 @@ def _history_lines(history: History) -> Iterator[str]:
             yield f"phase {number}: {phase.reason.splitlines()[0]}"
     lost = sum(phase.lost_steps for phase in history.phases)
     if lost:
-        yield f"{lost} steps were trained again, or will be: no checkpoint had them"
+        steps = "steps were" if lost > 1 else "step was"
+        yield f"{lost} {steps} trained again, or will be: no checkpoint had them"
     if history.steps:
-        first, last = history.steps[0], history.steps[-1]
-        yield (
-            f"loss {first.loss:.4f} at step {first.step + 1}, {last.loss:.4f} at step "
-            f"{last.step + 1}"
-        )
+        yield _loss_words(history.steps)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hetplan.launchers.numerics import KindNumerics, Numerics
 
 
-def show_numerics(numerics: Numerics, *, passed: bool) -> None:
+def show_numerics(numerics: Numerics, *, passed: bool, verbose: bool) -> None:
     """The results of all kinds; `passed`: nothing is wrong and none is missing."""
     setup = numerics.setup
     degrees = ", ".join(str(tp) for tp in setup.tensor_parallel)
@@ -22,7 +22,14 @@ def show_numerics(numerics: Numerics, *, passed: bool) -> None:
         f"{setup.precision.value}, tp {degrees}, seed {setup.seed}"
     )
     for kind in numerics.kinds:
-        print_table(_table(kind))
+        if verbose:
+            print_table(_table(kind))
+            continue
+        for worst in sorted(kind.results, key=lambda result: -result.share)[:1]:
+            print(
+                f"{kind.kind}: {len(kind.results)} results; the worst has {worst.share:.0%} of "
+                f"the deviation allowed ({worst.operator}, {worst.tensor})"
+            )
     if passed:
         kinds = " and ".join(kind.kind for kind in numerics.kinds)
         print(f"{kinds}: every result is as exact as its number format allows")

@@ -3,22 +3,67 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from hetplan.predict.fit import FittedLaws
 from hetplan.predict.law_parts import OWN_ROWS
 from hetplan.predict.layer.values import COEFFICIENT_UNITS, Column, LayerLaw
+from hetplan.predict.link.shapes import SizeTable
 from hetplan.predict.operator.values import (
     OPERATOR_COEFFICIENT_UNITS,
     OperatorColumn,
     OperatorLaw,
 )
-from hetplan.reports.terminal import new_table, print_table
+from hetplan.reports.terminal import (
+    folded,
+    new_table,
+    print_small,
+    print_table,
+    small_table,
+    text_width,
+)
 from hetplan.units import format_bytes, format_seconds
 
 _FIT = ">rows | >left out | >mean | >median | >worst | >90 %"
 _ERRORS = "errors on sizes left out of the fit"
+
+
+def print_fit(laws: FittedLaws) -> None:
+    """One line per device kind and precision, and per link: rows, errors, interval."""
+    table = small_table("fitted | of | >rows | >median error | >90 % interval")
+    groups: dict[tuple[str, str], list[LayerLaw | OperatorLaw | SizeTable]] = {}
+    for law in laws.layers:
+        groups.setdefault((law.device, f"layers, {law.precision}"), []).append(law)
+    for operator in laws.operators:
+        groups.setdefault((operator.device, f"operators, {operator.precision}"), []).append(
+            operator
+        )
+    for link in laws.links:
+        for each in link.tables:
+            groups.setdefault((link.link, f"link, {each.backend}"), []).append(each)
+    for (name, what), members in groups.items():
+        errors = [law.validation.median for law in members if law.validation.left_out]
+        wide = [math.expm1(law.log_halfwidth) for law in members]
+        rows = sum(law.rows for law in members)
+        table.add_row(escape(name), escape(what), f"{rows:,}", _span(errors), f"+{_span(wide)}")
+    print_small(table)
+    notes = len(laws.notes) + len(_law_notes(laws))
+    lines = ["median error: least and most over the laws of a line, on sizes left out of their fit"]
+    if notes:
+        lines.append(f"{notes} note{'s' * (notes > 1)} on these laws, and each law: --verbose")
+    for line in folded(lines, text_width()):
+        print(line, flush=True)
+
+
+def _span(parts: Sequence[float]) -> str:
+    """`8 to 36%`; `-` where nothing was left out."""
+    if not parts:
+        return "-"
+    least, most = (f"{100 * each:.0f}" for each in (min(parts), max(parts)))
+    return f"{most}%" if least == most else f"{least} to {most}%"
 
 
 def print_laws(laws: FittedLaws) -> None:

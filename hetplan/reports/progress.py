@@ -7,19 +7,25 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from textwrap import shorten
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
-from hetplan.units import format_seconds
+from hetplan.units import format_about, format_brief
 
 if TYPE_CHECKING:
     from hetplan.search.solver import Progress as SearchProgress
 
-# Often enough to see that it lives, seldom enough for a log.
-_LOG_INTERVAL_SECONDS = 2.0
+_QUIET_SECONDS = 2.0
+"""Work that ends sooner leaves nothing in a log."""
+_COLUMNS = 80
+"""Of a line in a log."""
+_LOG_INTERVAL_SECONDS = 5.0
+"""Often enough to see that it lives, seldom enough for a log."""
 _NOTEBOOK_INTERVAL_SECONDS = 0.2
 
 
@@ -29,21 +35,23 @@ class ProgressLine:
     def __init__(self, verb: str, shown: bool | None = True) -> None:
         """`shown`: None: on a terminal and in a notebook only, as a library has it."""
         self._verb = verb
-        self._said_at = float("-inf")
-        self._said_all = False
+        self._next_at = time.monotonic() + _QUIET_SECONDS
         self._bar: Progress | None = None
         self._display = None if shown is False else _notebook_display()
+        if self._display is not None:
+            self._next_at = 0.0
         self._cell: Any = None
         self._silent = shown is False
         if self._silent:
             return
         if sys.stderr.isatty():
             self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed}/{task.total} {task.fields[note]}"),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True)),
                 console=Console(stderr=True),
                 transient=True,
+                redirect_stdout=sys.stdout.isatty(),
             )
         else:
             self._silent = shown is None and self._display is None
@@ -67,7 +75,7 @@ class ProgressLine:
 
     def begin(self, verb: str) -> None:
         """Other work of the same command."""
-        self._verb, self._said_all = verb, False
+        self._verb = verb
         if self._bar is not None:
             self._bar.update(self._task, description=verb)
 
@@ -75,17 +83,17 @@ class ProgressLine:
         """`finished` of `total` are done; `what` was the last of them, or how things stand."""
         if self._silent:
             return
-        left = f"{format_seconds(left_seconds)} left" if left_seconds is not None else ""
-        note = ", ".join(part for part in (left, what) if part)
+        count = f"{finished:,} of {total:,}" if total else ""
+        left = f"{format_about(left_seconds)} left" if left_seconds else ""
+        note = ", ".join(part for part in (count, left, what) if part)
         if self._bar is not None:
-            self._bar.update(self._task, completed=finished, total=total, note=note)
+            self._bar.update(self._task, completed=finished, total=total or None, note=note)
             return
         now = time.monotonic()
-        ends = finished == total and not self._said_all
-        interval = _LOG_INTERVAL_SECONDS if self._display is None else _NOTEBOOK_INTERVAL_SECONDS
-        if ends or now - self._said_at >= interval:
-            self._said_at, self._said_all = now, finished == total
-            self._say(f"{self._verb}: {finished}/{total}, {note}")
+        if note and now >= self._next_at:
+            interval = _NOTEBOOK_INTERVAL_SECONDS if self._display else _LOG_INTERVAL_SECONDS
+            self._next_at = now + interval
+            self._say(shorten(f"{self._verb}: {note}", _COLUMNS, placeholder=" ..."))
 
     def _say(self, text: str) -> None:
         if self._display is None:
@@ -108,17 +116,15 @@ def _notebook_display() -> Callable[..., Any] | None:
 
 
 def shown_on(line: ProgressLine) -> Callable[[SearchProgress], None]:
-    """A listener of the search that shows best plan, bound and gap on this line."""
+    """A listener of the search that shows the best plan and its gap on this line."""
 
     def show(progress: SearchProgress) -> None:
-        best = (
-            "no plan yet"
-            if progress.best_seconds == float("inf")
-            else f"best {progress.best_seconds:.4g} s, bound {progress.lower_bound_seconds:.4g} s, "
-            f"gap {progress.gap:.2%}"
-        )
-        elapsed = f"{progress.elapsed_seconds:.1f} s"
-        line.show(progress.candidates_done, progress.candidates, None, f"{best}, {elapsed}")
+        best = "no plan yet"
+        if progress.best_seconds != float("inf"):
+            bound = progress.lower_bound_seconds
+            gap = f"gap {progress.gap:.1%}" if bound > 0.0 else "no bound yet"
+            best = f"best {format_brief(progress.best_seconds)}, {gap}"
+        line.show(progress.candidates_done, progress.candidates, None, best)
 
     return show
 

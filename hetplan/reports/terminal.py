@@ -5,6 +5,7 @@ Into a file or a pipe tables are as wide as they need.
 
 from __future__ import annotations
 
+import io
 import shutil
 import sys
 import textwrap
@@ -46,6 +47,25 @@ def print_table(table: Table) -> None:
     """The table on stdout; into a file or a pipe its rows stay whole."""
     width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
     Console(width=width, highlight=False).print(table)
+
+
+def small_table(columns: str) -> Table:
+    """An empty table without lines, as `new_table` reads its columns; for `print_small`."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for name in columns.split("|"):
+        right = name.strip().startswith(">")
+        table.add_column(
+            name.strip().removeprefix(">"), justify="right" if right else "left", overflow="fold"
+        )
+    return table
+
+
+def print_small(table: Table) -> None:
+    """The table on stdout, folded to the columns of sentences."""
+    text = io.StringIO()
+    Console(file=text, width=text_width(), highlight=False, color_system=None).print(table)
+    for line in text.getvalue().splitlines():
+        print(line.rstrip(), flush=True)
 
 
 def new_table(columns: str, *, title: str = "") -> Table:

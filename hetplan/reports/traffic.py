@@ -13,7 +13,7 @@ from hetplan.cost.network.segments import LinkScope, TrafficClass
 from hetplan.cost.traffic import Ledger, all_classes, ledger
 from hetplan.files.encoding import encode
 from hetplan.predict.predictor import Predictor
-from hetplan.reports.terminal import new_table, print_table
+from hetplan.reports.terminal import folded, print_small, small_table, text_width
 from hetplan.search.result import SearchResult
 from hetplan.units import format_rate, format_seconds
 
@@ -68,8 +68,9 @@ def print_traffic(report: TrafficReport, *, as_json: bool) -> None:
     if as_json:
         print(encode(report, schema=TRAFFIC_SCHEMA), end="", flush=True)
         return
-    print_table(ledger_table(report))
-    for line in ledger_lines(report):
+    print("bytes per step, all devices, counted where sent", flush=True)
+    print_small(ledger_table(report))
+    for line in folded(ledger_lines(report), text_width()):
         print(line, flush=True)
 
 
@@ -97,15 +98,13 @@ def ledger_table(report: TrafficReport) -> Table:
     ledger = report.ledger
     classes = tuple(all_classes(ledger))
     columns = ["link", *(f">{traffic.value}" for traffic in classes), ">all"]
-    title = "bytes per step, all devices, counted where sent"
-    table = new_table(" | ".join(columns), title=title)
+    table = small_table(" | ".join(columns))
     for link in ledger.links:
         own = {
             entry.traffic: entry.bytes_per_step for entry in ledger.entries if entry.link == link
         }
         cells = [_bytes(own[traffic]) if traffic in own else "" for traffic in classes]
         table.add_row(escape(str(link)), *cells, _bytes(ledger.over(link)))
-    table.add_section()
     totals = [_bytes(ledger.of_class(traffic)) for traffic in classes]
     table.add_row("all links", *totals, _bytes(ledger.bytes_per_step))
     return table

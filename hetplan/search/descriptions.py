@@ -152,7 +152,8 @@ def layout_words(plan: Plan) -> str:
     words.append(f"dp {'/'.join(copies)}")
     if len(plan.pipelines) > 1:
         words.append(f"{len(plan.pipelines)} pipelines")
-    words.append(f"{'/'.join(dict.fromkeys(str(len(p.stages)) for p in plan.pipelines))} stages")
+    depths = "/".join(dict.fromkeys(str(len(p.stages)) for p in plan.pipelines))
+    words.append(f"{depths} stage{'' if depths == '1' else 's'}")
     words.append(f"microbatch size {some('microbatch_size')}")
     chunks = "/".join(dict.fromkeys(str(p.schedule.virtual_stages) for p in plan.pipelines))
     if chunks != "1":

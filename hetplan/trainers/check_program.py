@@ -241,7 +241,7 @@ def main() -> int:
             receive_hosts(plan["port"], names, asked.wait)
         else:
             reach_first((first["address"], plan["port"]), host["name"], asked.wait)
-    print("mend what FAIL says" if failures else "ready")
+    print("correct what FAIL names" if failures else "ready")
     return 1 if failures else 0
 
 

@@ -15,6 +15,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import fault_at, shown, whole_number
 from hetplan.job.spec import CollectiveAlgorithm, TrainerOptions
 from hetplan.plans.plan import OverlapSettings, Recompute
+from hetplan.units import counted
 
 Given = tuple[tuple[str, str], ...]
 """(name, value) pairs of `--set`: variables of a script, or settings that override its own."""
@@ -193,9 +194,9 @@ class LaunchFacts:
         )
         length = self.sequence_length if self.sequence_length is not None else "?"
         return (
-            f"{self.text.trainer}: {self.world_size} ranks, {degrees}; "
-            f"{self.num_microbatches} microbatches, batch {self.global_batch_size} x {length} "
-            "tokens"
+            f"{self.text.trainer}: {counted(self.world_size, 'rank')}, {degrees}; "
+            f"{counted(self.num_microbatches, 'microbatch', 'microbatches')}, "
+            f"batch {self.global_batch_size} x {length} tokens"
         )
 
 

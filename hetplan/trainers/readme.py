@@ -244,7 +244,7 @@ def _plain(text: str) -> str:
 
 _Rows: TypeAlias = NDArray[np.int64]
 """Devices of one group per row."""
-_LOUD = "ATTENTION: "
+LOUD = "ATTENTION: "
 """In front of what costs most and is easily overlooked."""
 
 
@@ -299,7 +299,7 @@ def _inside_stages(plan: Plan, places: Places) -> Iterator[str]:
         else:
             text = f"its one group lies inside its {home}"
         loud = leaving[home] and (name == "tp" or leaving["region"])
-        yield f"{_LOUD if loud else ''}{name} {size}: {text}"
+        yield f"{LOUD if loud else ''}{name} {size}: {text}"
 
 
 def _groups(stage: Stage) -> Iterator[tuple[str, _Rows]]:
@@ -336,8 +336,8 @@ def _neighbours(plan: Plan, places: Places, p: int) -> Iterator[str]:
         for (s, left), (t, right) in crossing["region"]
     ]
     yield (
-        f"{f'pipeline {p}' if len(plan.pipelines) > 1 else 'pipeline'}: of {len(hops)} transfers "
-        f"between stages {len(crossing['island'])} leave their island, {len(far)} their region"
+        f"{f'pipeline {p}' if len(plan.pipelines) > 1 else 'pipeline'}: boundaries between stages: "
+        f"{len(hops)}, of which {len(crossing['island'])} cross islands and {len(far)} regions"
         + (f": {listed(far, '; ')}" if far else "")
     )
 
@@ -370,7 +370,7 @@ def _tied_embedding(result: SearchResult, places: Places) -> Iterator[str]:
         default=0.0,
     )
     yield (
-        f"{_LOUD if crosses else ''}tied embedding: after every step first and last stage sum its "
+        f"{LOUD if crosses else ''}tied embedding: after every step first and last stage sum its "
         f"gradient, between {_names(places, first)} and {_names(places, last)}"
         f"{', ACROSS REGIONS' if crosses else ''}; priced at {format_seconds(seconds)}, "
         f"{format_share(seconds / step)} of the step"

@@ -243,12 +243,12 @@ def _words(conflict: Conflict, *, sure: bool) -> str:
         )
     if len(conflict.constraints) == 1:
         return "this alone cannot be met:"
-    size = f"set of {len(conflict.constraints)}, of which each part is needed"
-    if conflict.smallest:
-        size = f"smallest set, of {len(conflict.constraints)}"
+    which = f"no plan meets these {len(conflict.constraints)} demands together"
     if not sure:
-        size = f"set of {len(conflict.constraints)}; a smaller one may be in conflict too"
-    return f"these cannot hold together ({size}):"
+        return f"{which}; perhaps it is fewer that conflict:"
+    if conflict.smallest:
+        return f"{which}; no fewer conflict:"
+    return f"{which}; without any one of them they would not conflict:"
 
 
 def _verified(relaxation: Change, predictor: Predictor) -> str:

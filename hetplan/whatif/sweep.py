@@ -38,7 +38,7 @@ from hetplan.search.final_pricing import priced_start
 from hetplan.search.result import Question, SearchResult
 from hetplan.search.solver import RESOLUTION
 from hetplan.search.table_maker import TableMaker
-from hetplan.units import format_rate, format_seconds
+from hetplan.units import format_brief, format_rate, format_seconds
 from hetplan.whatif.ask import NO_ANSWER, carried, first_line, is_interrupted
 from hetplan.whatif.objectives import by_objective
 from hetplan.whatif.smaller_questions import Answers, best_plan
@@ -74,7 +74,7 @@ class Row:
     @property
     def words(self) -> str:
         """For a line of progress."""
-        found = f"{float(self.step_seconds):.4g} s" if self.step_seconds else self.status
+        found = format_brief(float(self.step_seconds)) if self.step_seconds else self.status
         batch = f"batch {self.global_batch_size}" if self.global_batch_size else ""
         length = f"{self.sequence_length} tokens" if self.sequence_length else ""
         asked = (

@@ -57,7 +57,7 @@ def test_traffic_by_link_and_class(tmp_path: Path) -> None:
         "of 51.2 Tbit/s each",
         "no checkpoints are counted",
     ):
-        assert words in found.stdout
+        assert words in " ".join(found.stdout.split())
     assert [line[-8:] for line in found.stdout.splitlines() if "bit/s, " in line] == [
         "1 switch"
     ] * 2

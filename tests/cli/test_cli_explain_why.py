@@ -61,11 +61,19 @@ def test_another_plan_is_set_beside_it(folder: Path) -> None:
 
 
 def test_shadow_prices_are_a_table_with_what_is_uncertain(folder: Path) -> None:
-    done = explain(folder, "prices")
+    done = explain(folder, "prices", "--verbose")
     assert done.exit_code == 0, done.stderr
     text = " ".join(done.stdout.split())
     for words in ("twice the bandwidth between", " to ", "more node", "without pin tp: 8"):
         assert words in text
+
+
+def test_without_verbose_the_changes_that_are_worth_most_are_ten_lines(folder: Path) -> None:
+    done = explain(folder, "prices")
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 80
+    assert lines[1].endswith(": without pin tp: 8, another layout")
 
 
 def test_reasons_of_idle_islands_are_saved_and_then_shown_without_planning(folder: Path) -> None:
@@ -75,7 +83,12 @@ def test_reasons_of_idle_islands_are_saved_and_then_shown_without_planning(folde
     saved = load_plan(folder / "plan.json")
     assert replace(saved, idle=()) == result
     assert [each.island for each in saved.idle] == ["a100"]
-    assert "8 of 8 of a100 idle: " in idle.stdout
+    assert "a100, 8 of 8 devices idle: " in idle.stdout
+    lines = idle.stdout.splitlines()
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 80
+    every = explain(folder, "limits", "--verbose").stdout.splitlines()
+    assert len(every) > len(lines)
     again = explain(folder, "limits")
     assert again.stdout == idle.stdout
     assert "planning" not in again.stderr

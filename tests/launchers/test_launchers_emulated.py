@@ -224,7 +224,7 @@ def launch_elastic(folder: Path, live: Emulation) -> Command:
         *("launch", "elastic", folder / "plan.json", "--emulation", live.name),
         *("--pace", folder / "pace.json", "--predictor", folder / "fit.json"),
         *("--steps", STEPS, "--save", folder / "ckpt", "--save-every", SAVE_EVERY),
-        *("--grow", "always", "--run-log", folder / "runs.jsonl", "--json"),
+        *("--grow", "always", "--run-log", folder / "runs.jsonl", "--json", "--verbose"),
     )
     with (folder / "out.json").open("w") as out:
         return Command(

@@ -376,7 +376,7 @@ def test_what_limits_the_plan_and_its_timeline(result: hetplan.Result, tmp_path:
     found = result.limits()
     assert isinstance(found, Limits)
     assert found.step_seconds == pytest.approx(result.step_seconds)
-    assert "what limits it" in result.explain(progress=False)
+    assert " a step; it would be shorter" in result.explain(progress=False)
     result.trace(tmp_path / "trace.json")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
@@ -428,8 +428,9 @@ def test_progress_in_a_notebook_is_one_line_that_goes(
 
 
 def test_progress_elsewhere_is_shown_where_it_is_asked_for(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hetplan.reports.progress._QUIET_SECONDS", 0.0)
     hetplan.plan(*inputs_in(folder), DATASHEETS)
     assert capsys.readouterr() == ("", "")
     hetplan.plan(*inputs_in(folder), DATASHEETS, progress=True)

@@ -264,7 +264,7 @@ def test_what_does_not_fit_and_what_is_not_known_is_said() -> None:
     assert "priced, not searched" in given
     assert "Priced by another predictor" not in given
     found = page_of(view_of(searched())).says
-    assert "4 of 8 of a idle: its memory is too small" in found
+    assert "a, 4 of 8 devices idle: its memory is too small" in found
     assert "fewest devices" in found
 
 

@@ -84,7 +84,7 @@ ON = ("--cluster", "cluster.yaml")
 
 
 def test_a_launch_is_priced_and_written(folder: Path) -> None:
-    outcome = run("run.sh", *ON, "--out", "now.json", "--drafts", "drafts")
+    outcome = run("run.sh", *ON, "--out", "now.json", "--drafts", "drafts", "--verbose")
     assert outcome.stdout.splitlines()[0] == (
         "megatron: 8 ranks, tp 2 dp 2 pp 2, microbatches of 1; 64 microbatches, batch 128 x 8192 "
         "tokens"
@@ -107,7 +107,7 @@ def test_a_folder_that_hetplan_emitted_is_its_plan(folder: Path) -> None:
     run("run.sh", *ON, "--out", "now.json")
     (folder / "emitted").mkdir()
     (folder / "now.json").rename(folder / "emitted" / "plan.json")
-    outcome = run("emitted", "--out", "again.json")
+    outcome = run("emitted", "--out", "again.json", "--verbose")
     assert "emitted by hetplan" in outcome.stdout
     before, after = load_legal_plan("emitted/plan.json"), load_legal_plan("again.json")
     assert after.plan == before.plan

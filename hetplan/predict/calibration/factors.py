@@ -68,6 +68,7 @@ from hetplan.predict.regression import (
     NORMAL_90,
     conformal_halfwidth,
 )
+from hetplan.units import counted
 
 # Scale of the errors that no factor explains: half of 57 A100 runs without slow ones are within
 # 0.02 of predictions from unit samples (vTrain's runs, leave-one-out of 400 draws of 8).
@@ -282,8 +283,8 @@ def _factors(
         if not runs:
             return (), None, ()
         note = (
-            f"no factors: {len(runs)} runs of {cells} layouts; at least {_MIN_CELLS} layouts "
-            "are needed to leave one out"
+            f"no factors: {counted(len(runs), 'run')} of {counted(cells, 'layout')}; at least "
+            f"{_MIN_CELLS} layouts are needed to leave one out"
         )
         return (), None, (note,)
     judged = _judged(runs)
@@ -377,8 +378,8 @@ def group_intervals(
             intervals.append(_interval(group, (devices, regime), tail, pooled))
     sizes = {key: len(members(runs, *key)) for key in groups}
     few = [
-        f"{', '.join(devices)}, {regime}: {size} runs, fewer than the {MIN_CALIBRATION_ROWS} that "
-        "an interval of their own needs"
+        f"{', '.join(devices)}, {regime}: {counted(size, 'run')}, fewer than the "
+        f"{MIN_CALIBRATION_ROWS} that an interval of their own needs"
         for (devices, regime), size in sizes.items()
         if size < MIN_CALIBRATION_ROWS
     ]

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from hetplan.comparison.compare import Comparison
 from hetplan.cost.estimate_values import Estimate, KindUse, MemoryUse
-from hetplan.reports.explained import idle_lines, limit_lines
+from hetplan.reports.explained import every_limit, idle_lines
 from hetplan.reports.html import charts
 from hetplan.reports.html.answer import facts, headline
 from hetplan.reports.html.values import LinkUse, PlanView, StageRun, distinct
@@ -135,7 +135,7 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
         "use": [*_use(result.estimate, kinds)],
         "map": _map(view, kinds),
         "links": [*_links(view.links, step)],
-        "limits": [line.strip() for line in limit_lines(view.limits)][1:],
+        "limits": [line.strip() for line in every_limit(view.limits)][1:],
         "most_limits": len(view.limits.islands),
         "idle": [*idle_lines(result.idle, result)],
         "left": [*_left_idle(result)],

@@ -413,7 +413,7 @@ def launch_remarks(
             f"to {plan.padded_vocab_size}; the tokenizer must not have more."
         )
     if not options.save:
-        remarks.append("No checkpoints are saved: say --save FOLDER.")
+        remarks.append("no checkpoint is saved without --save FOLDER")
     return tuple(remarks)
 
 
