@@ -238,8 +238,7 @@ def price_lines(prices: Sequence[ShadowPrice]) -> Iterator[str]:
     if worth:
         yield "what one change is worth in tokens/s, planned again:"
     for price in worth[:_SHOWN]:
-        layout = ", another layout" if price.changed else ""
-        yield f"  {worth_words(price)}: {price.words}{layout}"
+        yield f"  {worth_words(price)}: {price.words}"
     if len(worth) > _SHOWN:
         yield f"  and {len(worth) - _SHOWN} more, worth less (--verbose)"
     little = len(priced) - len(worth)

@@ -73,7 +73,7 @@ def test_without_verbose_the_changes_that_are_worth_most_are_ten_lines(folder: P
     lines = done.stdout.splitlines()
     assert len(lines) <= 10
     assert max(map(len, lines)) <= 80
-    assert lines[1].endswith(": without pin tp: 8, another layout")
+    assert lines[1].endswith(": without pin tp: 8")
 
 
 def test_reasons_of_idle_islands_are_saved_and_then_shown_without_planning(folder: Path) -> None:
