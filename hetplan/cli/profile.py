@@ -121,7 +121,6 @@ def layers(
     architecture: Architecture = "gpt",
     precision: PrecisionNames = None,
     threads: Threads = 1,
-    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure whole layers and the optimizer's update on this device.
@@ -129,7 +128,7 @@ def layers(
     Under torchrun all processes measure at the same time, as in training, and the first one's
     times are kept. Can be interrupted: the same command goes on from there.
     """
-    from hetplan.cli.profile_show import show_layers
+    from hetplan.cli.profile_show import show_samples
     from hetplan.errors import InputError
     from hetplan.profiling.pacing import load_pace
     from hetplan.profiling.run import profile_layers
@@ -145,7 +144,7 @@ def layers(
 
         profiles = profile_layers(replace(measuring, pace=paced), shapes)
     if profiles is not None:
-        show_layers(profiles, verbose=verbose, as_json=as_json)
+        show_samples(profiles, as_json=as_json)
 
 
 @app.command()
@@ -165,17 +164,16 @@ def operators(
     architecture: Architecture = "gpt",
     precision: PrecisionNames = None,
     threads: Threads = 1,
-    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the operators that layers are made of, each alone."""
-    from hetplan.cli.profile_show import show_operators
+    from hetplan.cli.profile_show import show_samples
     from hetplan.profiling.run import profile_operators
 
     shapes = _shapes(model, job, hidden, microbatch, tp, seq, vocab, architecture, precision, True)
     with _measuring(store, device, kind, threads, budget, again) as measuring:
         profiles = profile_operators(measuring, shapes)
-    show_operators(profiles, verbose=verbose, as_json=as_json)
+    show_samples(profiles, as_json=as_json)
 
 
 @app.command()
@@ -195,14 +193,13 @@ def links(
     kind: Kind = None,
     again: Again = False,
     threads: Threads = 1,
-    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the link between the processes of a torchrun job.
 
     torchrun --standalone --nproc-per-node 2 -m hetplan profile links NAME
     """
-    from hetplan.cli.profile_show import show_links
+    from hetplan.cli.profile_show import show_samples
     from hetplan.profiling.run import profile_link
 
     shapes = _shapes(model, job)
@@ -215,7 +212,7 @@ def links(
             groups=positive_numbers("--groups", groups),
         )
     if profiles is not None:
-        show_links(profiles, verbose=verbose, as_json=as_json)
+        show_samples(profiles, as_json=as_json)
 
 
 @app.command("list")
@@ -226,7 +223,6 @@ def list_(
     microbatch: Microbatch = None,
     tp: Tp = None,
     store: Store = None,
-    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """List what a store holds; with --model and --job, also what they still need measured."""
@@ -235,7 +231,7 @@ def list_(
 
     shapes = _shapes(model, job, None, microbatch, tp)
     files = CommandInputs(model=model, job=job, cluster=cluster, store=store)
-    list_store(store or default_store(), shapes, files, verbose=verbose, as_json=as_json)
+    list_store(store or default_store(), shapes, files, as_json=as_json)
 
 
 @app.command("for-job")

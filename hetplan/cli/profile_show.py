@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
-from rich.table import Table
 
 from hetplan.cli.options import emit, emit_lines, say
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
@@ -31,8 +30,8 @@ from hetplan.profiling.needs import (
 )
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, ProfileSet
 from hetplan.profiling.store import PopulationState, store_state
-from hetplan.reports.terminal import new_table, print_small, print_table, small_table
-from hetplan.units import counted, format_about, format_brief, format_bytes, format_seconds
+from hetplan.reports.terminal import print_small, small_table
+from hetplan.units import counted, format_about, format_brief, format_bytes
 
 SCHEMA = "hetplan.store/1"
 
@@ -110,9 +109,7 @@ class CommandInputs:
         return [f"--{name} {shlex.quote(str(path))}" for name, path in given if path is not None]
 
 
-def list_store(
-    store: Path, shapes: ShapeOptions, files: CommandInputs, *, verbose: bool, as_json: bool
-) -> None:
+def list_store(store: Path, shapes: ShapeOptions, files: CommandInputs, *, as_json: bool) -> None:
     """Print what the store holds and, with a model and a job, what they need beside it."""
     wanted = shapes.model is not None
     if files.cluster is not None and not wanted:
@@ -124,9 +121,9 @@ def list_store(
     if as_json:
         emit(encode(listed, schema=SCHEMA))
         return
-    _print_populations(listed.populations, verbose)
+    _print_populations(listed.populations)
     if wanted:
-        _print_needs(needs, verbose)
+        _print_needs(needs)
 
 
 def _listed(state: PopulationState, store: Path) -> ListedPopulation:
@@ -152,50 +149,22 @@ def _listed(state: PopulationState, store: Path) -> ListedPopulation:
     )
 
 
-def _print_populations(populations: Sequence[ListedPopulation], verbose: bool) -> None:
-    if verbose:
-        print_table(_population_table(populations))
-    else:
-        table = small_table("of | >layers | >operators | >links | measured | damage")
-        for each in populations:
-            table.add_row(
-                escape(", ".join(each.links) or each.device or "?"),
-                f"{each.layer_rows:,}",
-                f"{each.operator_rows:,}",
-                f"{each.link_rows:,}",
-                _dates(each),
-                counted(len(each.damage), "fault") if each.damage else "",
-            )
-        print_small(table)
+def _print_populations(populations: Sequence[ListedPopulation]) -> None:
+    table = small_table("of | >layers | >operators | >links | measured | damage")
+    for each in populations:
+        table.add_row(
+            escape(", ".join(each.links) or each.device or "?"),
+            f"{each.layer_rows:,}",
+            f"{each.operator_rows:,}",
+            f"{each.link_rows:,}",
+            _dates(each),
+            counted(len(each.damage), "fault") if each.damage else "",
+        )
+    print_small(table)
     for fault in (fault for each in populations for fault in each.damage):
         emit(f"damage: {fault}")
     if torn := sum(each.torn_rows for each in populations):
         say(f"{counted(torn, 'half row')} at the ends of files left out; a kill left them")
-
-
-def _population_table(populations: Sequence[ListedPopulation]) -> Table:
-    table = new_table(
-        "device | link | layers | operators | links | measured on | tool | clocks | "
-        "torch | threads | paced | name | damage"
-    )
-    for each in populations:
-        cells = (
-            each.device or "?",
-            ", ".join(each.links),
-            str(each.layer_rows),
-            str(each.operator_rows),
-            str(each.link_rows),
-            _dates(each),
-            each.tool,
-            each.clocks,
-            each.torch_version,
-            str(each.threads) if each.together < 2 else f"{each.threads} x {each.together}",
-            each.paced,
-            each.device_name,
-            counted(len(each.damage), "fault") if each.damage else "",
-        )
-        table.add_row(*map(escape, cells))
-    return table
 
 
 def _dates(each: ListedPopulation) -> str:
@@ -295,14 +264,13 @@ def _link_need(need: LinkNeed, here: bool, command: str) -> ListedNeed:
     )
 
 
-def _print_needs(needs: Sequence[ListedNeed], verbose: bool) -> None:
+def _print_needs(needs: Sequence[ListedNeed]) -> None:
     missing = [need for need in needs if need.missing_samples]
     if not missing:
         emit("Nothing is missing: every sample that this job needs is there.")
         return
     emit("Still to measure, cheapest first:")
-    columns = "what | name | >missing | >of | about | here"
-    table = new_table(f"{columns} | by | which") if verbose else small_table(columns)
+    table = small_table("what | name | >missing | >of | about | here")
     for need in missing:
         table.add_row(
             need.what,
@@ -311,9 +279,8 @@ def _print_needs(needs: Sequence[ListedNeed], verbose: bool) -> None:
             str(need.needed_samples),
             "not known" if need.seconds is None else format_about(need.seconds),
             "yes" if need.here else "no",
-            *((need.basis, escape(_summary(need))) if verbose else ()),
         )
-    (print_table if verbose else print_small)(table)
+    print_small(table)
     for command in dict.fromkeys(need.command for need in missing if need.here):
         emit(f"here: {command}")
     for command in dict.fromkeys(need.command for need in missing if not need.here):
@@ -321,65 +288,21 @@ def _print_needs(needs: Sequence[ListedNeed], verbose: bool) -> None:
         emit(f"elsewhere ({names}): {command}")
 
 
-def _summary(need: ListedNeed) -> str:
-    """What is missing, short: first and last of the list, or where a link is."""
-    ends = list(_ends(need.shapes))
-    return f"{need.where}: {' ... '.join(ends)}" if need.where else " ... ".join(ends)
-
-
-def _ends(shapes: Sequence[str]) -> Iterable[str]:
-    return shapes if len(shapes) < 3 else (shapes[0], shapes[-1])
-
-
 PROFILES_SCHEMA = "hetplan.profiles/1"
 
 
-def show_layers(result: ProfileSet, *, verbose: bool, as_json: bool) -> None:
-    """One row per layer and pass; verbose: per sample."""
+def show_samples(result: ProfileSet, *, as_json: bool) -> None:
+    """One row for all samples of a name: how many, shortest and longest, and their spread."""
     if as_json:
         emit(encode(result, schema=PROFILES_SCHEMA))
         return
-    if not verbose:
-        _show_short([(f"{each.layer} {each.phase}", each) for each in result.layers])
-        unsteady = sum(not each.steady for each in result.layers)
-        if unsteady:
-            emit_lines(
-                [f"{unsteady} did not reach a steady time: measure again on an idle machine"]
-            )
-        return
-    table = new_table(
-        "layer | phase | hidden | seq | microbatch | tp | layers | precision | median | "
-        "p10 | p90 | repeats | outliers | steady | kept"
-    )
-    for sample in sorted(
-        result.layers,
-        key=lambda each: (each.layer, each.hidden_size, each.tp, each.microbatch_size),
-    ):
-        table.add_row(
-            sample.layer,
-            sample.phase,
-            str(sample.hidden_size),
-            str(sample.sequence_length),
-            str(sample.microbatch_size),
-            str(sample.tp),
-            str(sample.copies),
-            sample.precision,
-            format_seconds(sample.median_seconds),
-            format_seconds(sample.p10_seconds),
-            format_seconds(sample.p90_seconds),
-            str(sample.repeats),
-            str(sample.outliers),
-            "yes" if sample.steady else "no",
-            format_bytes(sample.activation_bytes) if sample.activation_bytes else "",
-        )
-    print_table(table)
-
-
-def _show_short(samples: Sequence[tuple[str, LayerSample | OperatorSample | LinkSample]]) -> None:
-    """One row for all samples of a name: how many, shortest and longest, and their spread."""
     groups: dict[str, list[LayerSample | OperatorSample | LinkSample]] = {}
-    for name, sample in sorted(samples, key=lambda each: each[0]):
-        groups.setdefault(name, []).append(sample)
+    for layer in sorted(result.layers, key=lambda each: (each.layer, each.phase)):
+        groups.setdefault(f"{layer.layer} {layer.phase}", []).append(layer)
+    for operator in sorted(result.operators, key=lambda each: each.operator):
+        groups.setdefault(operator.operator, []).append(operator)
+    for link in sorted(result.links, key=lambda each: each.operation):
+        groups.setdefault(link.operation, []).append(link)
     table = small_table("measured | >samples | >shortest | >longest | >p90 over p10")
     for name, members in groups.items():
         times = [each.median_seconds for each in members]
@@ -392,58 +315,6 @@ def _show_short(samples: Sequence[tuple[str, LayerSample | OperatorSample | Link
             f"{statistics.median(spreads):.2f}" if spreads else "",
         )
     print_small(table)
-
-
-def show_operators(result: ProfileSet, *, verbose: bool, as_json: bool) -> None:
-    """One row per operator; verbose: per sample."""
-    if as_json:
-        emit(encode(result, schema=PROFILES_SCHEMA))
-        return
-    if not verbose:
-        _show_short([(each.operator, each) for each in result.operators])
-        return
-    table = new_table(
-        "operator | pass | precision | batch | m | n | k | median | p10 | p90 | repeats | outliers"
-    )
-    for sample in sorted(result.operators, key=lambda each: each.shape):
-        table.add_row(
-            sample.operator,
-            sample.phase,
-            sample.precision,
-            *(str(size) for size in (sample.batch, sample.m, sample.n, sample.k)),
-            format_seconds(sample.median_seconds),
-            format_seconds(sample.p10_seconds),
-            format_seconds(sample.p90_seconds),
-            str(sample.repeats),
-            str(sample.outliers),
-        )
-    print_table(table)
-
-
-def show_links(result: ProfileSet, *, verbose: bool, as_json: bool) -> None:
-    """One row per operation; verbose: per sample."""
-    if as_json:
-        emit(encode(result, schema=PROFILES_SCHEMA))
-        return
-    if not verbose:
-        _show_short([(each.operation, each) for each in result.links])
-        return
-    table = new_table(
-        "link | operation | backend | ranks | message | median | p10 | p90 | repeats | outliers"
-    )
-    for sample in sorted(
-        result.links, key=lambda each: (each.operation, each.group_size, each.message_bytes)
-    ):
-        table.add_row(
-            sample.link,
-            sample.operation,
-            sample.backend,
-            str(sample.group_size),
-            format_bytes(sample.message_bytes),
-            format_seconds(sample.median_seconds),
-            format_seconds(sample.p10_seconds),
-            format_seconds(sample.p90_seconds),
-            str(sample.repeats),
-            str(sample.outliers),
-        )
-    print_table(table)
+    unsteady = sum(not each.steady for each in result.layers)
+    if unsteady:
+        emit_lines([f"{unsteady} did not reach a steady time: measure again on an idle machine"])

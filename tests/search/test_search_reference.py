@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from oracle_instances import Instance, axes_of, listed
 from oracle_judge import with_vendors
+from reference_search import Problem, Solution, solve, validate
 
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.reference import Problem, Solution, solve, validate
 from hetplan.search.search import search
 
 AXES = {
