@@ -142,7 +142,6 @@ def calibrate(
     force: Annotated[
         bool, typer.Option("--force", help="Write the file even where the factors do not help.")
     ] = False,
-    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Correct a fit by measured runs, where that helps on runs (or steps) held back."""
@@ -176,7 +175,7 @@ def calibrate(
     else:
         from hetplan.reports.comparison import print_trial
 
-        print_trial(trial, verbose=verbose)
+        print_trial(trial)
         for run in compared:
             for doubt in run.doubts:
                 note(f"{_name(run)}: {doubt}")

@@ -87,10 +87,9 @@ def against(
         Explained,
         against_lines,
         choice_table,
-        difference_table,
         spent_lines,
     )
-    from hetplan.reports.terminal import print_small, print_table
+    from hetplan.reports.terminal import print_small
     from hetplan.search.files import load_legal_plan, load_plan
     from hetplan.whatif.against import against as set_against
     from hetplan.whatif.limits import limits as limits_of
@@ -104,10 +103,7 @@ def against(
     emit_lines(against_lines(difference))
     if difference.choices:
         print_small(choice_table(difference))
-    if verbose:
-        print_table(difference_table(difference))
-    else:
-        emit_lines(spent_lines(difference))
+    emit_lines(spent_lines(difference, verbose=verbose))
 
 
 @app.command()
@@ -123,9 +119,8 @@ def prices(
     as_json: AsJson = False,
 ) -> None:
     """Show what more bandwidth, nodes, memory or fewer demands are worth: plan again for each."""
-    from hetplan.reports.explained import Explained, every_limit, price_lines, price_table
+    from hetplan.reports.explained import Explained, price_lines
     from hetplan.reports.progress import ProgressLine
-    from hetplan.reports.terminal import print_table
     from hetplan.search.files import load_legal_plan
     from hetplan.units import Dimension, parse_quantity
     from hetplan.whatif.limits import limits as limits_of
@@ -147,11 +142,7 @@ def prices(
     if as_json:
         _emit_json(explained)
         return
-    if not verbose:
-        emit_lines(price_lines(priced))
-        return
-    emit_lines(every_limit(explained.limits))
-    print_table(price_table(priced))
+    emit_lines(price_lines(priced, verbose=verbose))
 
 
 @app.command()

@@ -261,7 +261,7 @@ def elastic(
         backend = HostBackend(
             given, settings, run_log=run_log, replanner=replanner, on_step=on_step, tell=say
         )
-        show = partial(_show_history, verbose=verbose, as_json=as_json)
+        show = partial(_show_history, as_json=as_json)
         _train_elastically(given, settings, rules, backend, show)
 
 
@@ -315,7 +315,7 @@ def check_numerics(
         emit(encode(check.all, schema=SCHEMA).rstrip("\n"))
     else:
         passed = not check.faults and not check.missing_kinds
-        show_numerics(check.all, passed=passed, verbose=verbose)
+        show_numerics(check.all, passed=passed)
     if check.faults:
         lines = "\n".join(check.faults)
         raise LaunchError(f"these kinds must not be mixed:\n{lines}")
@@ -434,9 +434,7 @@ def _train_elastically(
         raise LaunchError(loss_line(loss_check))
 
 
-def _show_history(
-    history: History, loss_check: LossCheck | None, *, verbose: bool, as_json: bool
-) -> None:
+def _show_history(history: History, loss_check: LossCheck | None, *, as_json: bool) -> None:
     if as_json:
         from hetplan.launchers.elastic_backend import report_text
 
@@ -444,4 +442,4 @@ def _show_history(
         return
     from hetplan.reports.launch import show_history
 
-    show_history(history, loss_check, verbose=verbose)
+    show_history(history, loss_check)

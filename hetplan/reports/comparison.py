@@ -65,10 +65,8 @@ def comparison_text(comparisons: Sequence[Comparison]) -> str:
     )
 
 
-def print_trial(trial: Trial, *, verbose: bool) -> None:
-    """Whether the factors helped, and the factors; verbose: and every run that was held back."""
-    if verbose:
-        print_table(trial_table(trial))
+def print_trial(trial: Trial) -> None:
+    """Whether the factors helped, and the factors."""
     if trial.calibration.factors:
         print_small(factor_table(trial))
     for line in folded(trial_lines(trial), text_width()):
@@ -177,22 +175,6 @@ def verdict(predicted: float, interval: Interval, measured: float) -> str:
         f"predicted {format_range(predicted, low, high, '80 %')}: {abs(error):.1%} "
         f"{'more' if error > 0 else 'less'} than measured, which is {place} this interval"
     )
-
-
-def trial_table(trial: Trial) -> Table:
-    """Every run that was held back, before and after."""
-    table = new_table(
-        "run | layout | >measured | >error | >with factors", title=f"Held back: {trial.held_back}"
-    )
-    for row in trial.rows:
-        table.add_row(
-            escape(row.source),
-            escape(row.layout),
-            format_seconds(row.measured_seconds),
-            f"{row.error_before:+.1%}",
-            f"{row.error_after:+.1%}",
-        )
-    return table
 
 
 def factor_table(trial: Trial) -> Table:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetplan.plans.ranks import RankRow, rank_rows
-from hetplan.reports.terminal import new_table, small_table
+from hetplan.reports.terminal import small_table
 from hetplan.search.result import BreakEven, IdleCause, IdleReason, SearchResult
 from hetplan.search.solver import RESOLUTION
 from hetplan.units import format_brief, format_bytes, format_rate, format_seconds
@@ -220,27 +220,22 @@ def _place(pipeline: int, stage: int) -> str:
     return str(stage) if pipeline == 0 else f"{pipeline}.{stage}"
 
 
-def price_table(prices: Iterable[ShadowPrice]) -> Table:
-    """What each change is worth."""
-    table = new_table("change | >tokens/s | >same layout | ", title="What a change is worth")
-    for price in prices:
-        same = "" if price.same_plan_gain is None else f"{price.same_plan_gain:+.1%}"
-        note = price.note or ("another layout" if price.changed else "")
-        worth = "" if price.note else worth_words(price)
-        table.add_row(escape(price.words), worth, same, escape(note))
-    return table
+def price_lines(prices: Sequence[ShadowPrice], *, verbose: bool = False) -> Iterator[str]:
+    """The changes that are worth most, and how many are worth little or have no price.
 
-
-def price_lines(prices: Sequence[ShadowPrice]) -> Iterator[str]:
-    """The changes that are worth most, and how many are worth little or have no price."""
+    verbose: all that have one, each with what it is worth to the layout as it is.
+    """
     priced = [price for price in prices if not price.note]
-    worth = [price for price in priced if price.most_gain >= _WORTH_SAYING]
+    worth = [price for price in priced if verbose or price.most_gain >= _WORTH_SAYING]
+    shown = worth if verbose else worth[:_SHOWN]
     if worth:
         yield "what one change is worth in tokens/s, planned again:"
-    for price in worth[:_SHOWN]:
-        yield f"  {worth_words(price)}: {price.words}"
-    if len(worth) > _SHOWN:
-        yield f"  and {len(worth) - _SHOWN} more, worth less (--verbose)"
+    for price in shown:
+        same = price.same_plan_gain if verbose else None
+        own = "" if same is None else f"; {same:+.1%} with the layout as it is"
+        yield f"  {worth_words(price)}: {price.words}{own}"
+    if len(worth) > len(shown):
+        yield f"  and {len(worth) - len(shown)} more, worth less (--verbose)"
     little = len(priced) - len(worth)
     if little:
         yield f"{little} other change{'s' * (little > 1)}: less than {_WORTH_SAYING:.1%} each"
@@ -287,17 +282,18 @@ def against_lines(compared: Against) -> Iterator[str]:
         yield "the other plan is better, within the gap of this plan"
 
 
-def spent_lines(compared: Against) -> Iterator[str]:
-    """Where the seconds go that are between the two plans."""
+def spent_lines(compared: Against, *, verbose: bool = False) -> Iterator[str]:
+    """Where the seconds go that are between the two plans; verbose: all of them."""
     gains = sorted(compared.components, key=lambda each: -abs(each.more_seconds))
     words = [
         f"{each.component.value} {'-' if each.more_seconds < 0 else '+'}"
         f"{format_brief(abs(each.more_seconds))}"
         for each in gains
-        if abs(each.more_seconds) >= _WORTH_SAYING * compared.found_seconds
+        if abs(each.more_seconds) >= (0.0 if verbose else _WORTH_SAYING * compared.found_seconds)
     ]
     if words:
-        yield f"the other plan's step has: {', '.join(words[:_MOST_SAID])}"
+        shown = words if verbose else words[:_MOST_SAID]
+        yield f"the other plan's step has: {', '.join(shown)}"
 
 
 def choice_table(compared: Against) -> Table:
@@ -305,22 +301,6 @@ def choice_table(compared: Against) -> Table:
     table = small_table("choice | this plan | the other plan")
     for choice in compared.choices:
         table.add_row(choice.name, escape(choice.found), escape(choice.other))
-    return table
-
-
-def difference_table(compared: Against) -> Table:
-    """Where the seconds go, along both critical paths."""
-    table = new_table(
-        "component | >this plan | >the other plan | >more", title="Along the critical path"
-    )
-    for component in compared.components:
-        sign = "-" if component.more_seconds < 0 else "+"
-        table.add_row(
-            component.component.value,
-            format_seconds(component.found_seconds),
-            format_seconds(component.other_seconds),
-            f"{sign}{format_seconds(abs(component.more_seconds))}",
-        )
     return table
 
 

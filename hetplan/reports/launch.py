@@ -91,21 +91,18 @@ def loss_line(check: LossCheck) -> str:
     )
 
 
-def show_history(history: History, loss_check: LossCheck | None, *, verbose: bool) -> None:
+def show_history(history: History, loss_check: LossCheck | None) -> None:
     """Every phase of an elastic run, the steps that were lost, and the losses."""
     if not history.phases:
         return
-    if verbose:
-        print_table(_phase_table(history))
-    else:
-        print_small(_short_phase_table(history))
+    print_small(_phase_table(history))
     for line in folded(_history_lines(history), text_width()):
         print(line, flush=True)
     if loss_check is not None:
         print(loss_line(loss_check), flush=True)
 
 
-def _short_phase_table(history: History) -> Table:
+def _phase_table(history: History) -> Table:
     table = small_table(">phase | steps | >hosts | >predicted | >measured | ended")
     for number, phase in enumerate(history.phases, start=1):
         measured = phase.median_step_seconds
@@ -123,23 +120,6 @@ def _short_phase_table(history: History) -> Table:
 def _trained(phase: Phase) -> str:
     begins, ends = phase.first_step + 1, phase.steps_done
     return f"{begins} to {ends}" if ends >= begins else "none"
-
-
-def _phase_table(history: History) -> Table:
-    columns = ">phase | hosts | >steps | >checkpoint | >predicted | >measured | >first step after"
-    table = new_table(f"{columns} | ended", title="Phases of the run")
-    for number, phase in enumerate(history.phases, start=1):
-        table.add_row(
-            str(number),
-            escape(", ".join(phase.hosts)),
-            _trained(phase),
-            str(phase.checkpoint_step) if phase.checkpoint_step else "none",
-            format_seconds(phase.predicted_step_seconds),
-            "" if phase.median_step_seconds is None else format_seconds(phase.median_step_seconds),
-            "" if phase.start_seconds is None else format_seconds(phase.start_seconds),
-            phase.ended,
-        )
-    return table
 
 
 def _history_lines(history: History) -> Iterator[str]:

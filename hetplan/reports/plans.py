@@ -47,7 +47,7 @@ def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
     table = new_table(
         f"stage | island | devices | {'degrees | ' if any(degrees) else ''}>layers | >forward | "
         ">backward | >waits | >reduce | >optimizer | >memory",
-        title=_title(plan, estimate),
+        title=_title(plan),
     )
     for (p, s, stage), own, cost in zip(stages, degrees, estimate.stages, strict=True):
         table.add_row(
@@ -107,63 +107,11 @@ def component_table(estimate: Estimate) -> Table:
     return table
 
 
-def _title(plan: Plan, estimate: Estimate) -> str:
-    counts = [len(pipeline.stages) for pipeline in plan.pipelines]
-    batches = [pipeline.num_microbatches for pipeline in plan.pipelines]
-    several = f"{len(plan.pipelines)} pipelines, " if len(plan.pipelines) > 1 else ""
+def _title(plan: Plan) -> str:
     return (
-        f"{several}{_degrees(plan)}, pp {format_each(counts)}, {_batch(plan)}"
-        f"{format_each(batches)} microbatches, "
-        f"recompute {_recompute(plan)}{_schedule(plan)}{_offloaded(plan)}, "
-        f"target {escape(plan.target)}\n"
+        f"{escape(layout_words(plan))}\n"
         "forward and backward are of one microbatch; waits, reduce and optimizer of the whole step"
     )
-
-
-def _offloaded(plan: Plan) -> str:
-    part = plan.optimizer_offload
-    whole = "the optimizer" if part == 1 else f"{part:.0%} of the optimizer"
-    return f", {whole} in host memory" if part else ""
-
-
-def _degrees(plan: Plan) -> str:
-    """`tp 8, dp 16`; others where they are not 1, several where stages differ."""
-    replicas = plan.replicas
-    degrees = [f"tp {format_each(replica.tp for replica in replicas)}"]
-    if any(replica.sequence_parallel for replica in replicas):
-        degrees[0] += " with sequence parallelism"
-    if any(replica.cp > 1 for replica in replicas):
-        degrees.append(f"cp {format_each(replica.cp for replica in replicas)}")
-    if any(replica.ep > 1 for replica in replicas):
-        degrees.append(f"ep {format_each(replica.ep for replica in replicas)}")
-    return ", ".join((*degrees, f"dp {format_each(replica.dp for replica in replicas)}"))
-
-
-def _batch(plan: Plan) -> str:
-    return f"microbatch size {format_each(replica.microbatch_size for replica in plan.replicas)}, "
-
-
-def _recompute(plan: Plan) -> str:
-    words = dict.fromkeys(
-        stage.recompute.granularity.value
-        + (f" ({', '.join(stage.recompute.modules)})" if stage.recompute.modules else "")
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
-    )
-    return "/".join(words)
-
-
-def _schedule(plan: Plan) -> str:
-    names = dict.fromkeys(
-        pipeline.schedule.name
-        + (
-            f" with {pipeline.schedule.virtual_stages} virtual stages"
-            if pipeline.schedule.virtual_stages > 1
-            else ""
-        )
-        for pipeline in plan.pipelines
-    )
-    return "" if list(names) == ["1f1b"] else f", schedule {', '.join(names)}"
 
 
 def _layers(model: ModelSpec, stage: Stage) -> str:
@@ -212,41 +160,13 @@ def memory_line(estimate: Estimate) -> str | None:
 
 
 def estimate_lines(estimate: Estimate) -> Iterator[str]:
-    """The step, its interval, its throughput and what to know before trusting them."""
-    interval = estimate.interval
-    yield (
-        f"step {format_seconds(estimate.step_seconds)} (p10 "
-        f"{format_seconds(interval.p10_seconds)}, p90 {format_seconds(interval.p90_seconds)}), "
-        f"{estimate.tokens_per_second:,.0f} tokens/s, predicted from "
-        f"{' and '.join(estimate.sources)} figures"
-    )
-    if estimate.p5_seconds is not None and estimate.p95_seconds is not None:
-        yield (
-            f"90 % interval {format_seconds(estimate.p5_seconds)} to "
-            f"{format_seconds(estimate.p95_seconds)}; {estimate.interval_note}"
-        )
-    yield from use_lines(estimate)
+    """What to know before trusting the step and its interval."""
+    if estimate.interval_note:
+        yield f"interval: {estimate.interval_note.removeprefix('interval ')}"
     for stages, numbers in _extrapolating(estimate):
         yield f"*{stages}: {numbers} extrapolating, see the notes"
     for note in grouped(estimate.warnings):
         yield f"note: {note}"
-
-
-def use_lines(estimate: Estimate) -> Iterator[str]:
-    """`MFU 41.2 % (412 TFLOP/s per device)`, and every kind's own where there are several."""
-    if estimate.kinds:
-        words = use_words(estimate.mfu, estimate.flops_per_second)
-        own = "; ".join(
-            f"{each.devices} x {each.device} {use_words(each.mfu, each.flops_per_second)}"
-            for each in estimate.kinds
-        )
-        yield words + (f": {own}" if len(estimate.kinds) > 1 else "")
-
-
-def use_words(mfu: float | None, flops_per_second: float) -> str:
-    """MFU and model FLOPs per second and device."""
-    rate = f"{flops_per_second / 1e12:,.4g} TFLOP/s per device"
-    return rate if mfu is None else f"MFU {mfu:.1%} ({rate})"
 
 
 def _extrapolating(estimate: Estimate) -> Iterator[tuple[str, str]]:

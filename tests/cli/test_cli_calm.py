@@ -82,7 +82,8 @@ def test_a_fit_is_a_line_for_each_kind_and_link_and_every_law_with_verbose(
     assert is_calm(done.stdout)
     assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["cpu", "loopback"]
     every = run("fit", "--verbose").stdout
-    assert "matrix_flops" in every
+    assert "transformer forward, " in every
+    assert "mean, median and worst: errors on sizes left out of the fit" in every
     assert len(every.splitlines()) > 30
 
 

@@ -25,7 +25,10 @@ from hetplan.profiling.samples import LayerSample
 
 
 class Column(StrEnum):
-    """One physical quantity, per microbatch and tensor-parallel rank."""
+    """One physical quantity, per microbatch and tensor-parallel rank.
+
+    Its coefficient in a law is seconds per unit of it.
+    """
 
     CONSTANT = "constant"
     """1: launches, the host's time, fixed costs of a layer."""
@@ -46,18 +49,6 @@ class Column(StrEnum):
     PARAMETERS = "parameters"
     """Parameters that an optimizer updates."""
 
-
-COEFFICIENT_UNITS: tuple[tuple[Column, str], ...] = (
-    (Column.CONSTANT, "s"),
-    (Column.FLOPS, "s/flop"),
-    (Column.MATRIX_FLOPS, "s/flop"),
-    (Column.ATTENTION_FLOPS, "s/flop"),
-    (Column.ELEMENTWISE_BYTES, "s/B"),
-    (Column.WEIGHT_BYTES, "s/B"),
-    (Column.SCORE_BYTES, "s/B"),
-    (Column.PARAMETERS, "s/parameter"),
-)
-"""Unit of each column's coefficient."""
 
 _TRANSFORMER_SETS = (
     (

@@ -46,7 +46,7 @@ from hetplan.profiling.samples import OperatorSample
 
 
 class OperatorColumn(StrEnum):
-    """One physical quantity of one launch of an operator."""
+    """One physical quantity of one launch of an operator; coefficients are seconds per unit."""
 
     LAUNCHES = "launches"
     """1: what a launch costs the device itself, its ramp and its tail."""
@@ -61,16 +61,6 @@ class OperatorColumn(StrEnum):
     TABLE_BYTES = "table_bytes"
     """Bytes of the table's gradient in an embedding's backward pass."""
 
-
-OPERATOR_COEFFICIENT_UNITS: tuple[tuple[OperatorColumn, str], ...] = (
-    (OperatorColumn.LAUNCHES, "s"),
-    (OperatorColumn.FLOPS, "s/flop"),
-    (OperatorColumn.TILED_FLOPS, "s/flop"),
-    (OperatorColumn.BYTES, "s/B"),
-    (OperatorColumn.OUTPUT_BYTES, "s/B"),
-    (OperatorColumn.TABLE_BYTES, "s/B"),
-)
-"""Unit of each column's coefficient."""
 
 _PHASES = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
 
