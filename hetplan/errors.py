@@ -9,9 +9,13 @@ HetplanError                      1  (a fault of hetplan itself, or of the machi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class HetplanError(Exception):
@@ -83,3 +87,32 @@ class ProfileError(HetplanError):
 
 class LaunchError(HetplanError):
     """A training run did not start or did not finish."""
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal obeys: a name from a file may hold it."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+class FaultList:
+    """Faults of parts that do not depend on each other, so that all are reported at once."""
+
+    def __init__(self) -> None:
+        self.found: list[Fault] = []
+
+    def add(self, field: str, message: str) -> None:
+        """One more."""
+        self.found.append(Fault(field=field, message=message))
+
+    def of(self, make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        """What `make` returns; None where it raises an InputError, whose faults are kept."""
+        try:
+            return make(*args, **kwargs)
+        except InputError as error:
+            self.found += error.faults
+            return None
+
+    def stop(self) -> None:
+        """An InputError with the faults, each once, where there are any."""
+        if self.found:
+            raise InputError(*dict.fromkeys(self.found))

@@ -100,24 +100,16 @@ def draft(answers: Answers) -> tuple[tuple[Drafted, Drafted, Drafted], Inputs]:
     from hetplan.cli.options import read_inputs, read_predictor
     from hetplan.cluster.load import load_cluster
     from hetplan.drafting.draft import drafted_cluster, drafted_job, drafted_model
-    from hetplan.errors import Fault, InputError
+    from hetplan.errors import FaultList, InputError
     from hetplan.model.load import load_model
     from hetplan.trainers.before_search import lacks_figures, unknown_kinds
 
-    faults: list[Fault] = []
-
-    def attempt(make: Callable[[], _T]) -> _T | None:
-        try:
-            return make()
-        except InputError as error:
-            faults.extend(error.faults)
-            return None
-
-    cluster = attempt(lambda: drafted_cluster(answers.nodes, answers.between))
-    model = attempt(lambda: drafted_model(answers.model))
-    spec = None if model is None else attempt(lambda: load_model(model.document))
+    faults = FaultList()
+    cluster = faults.of(drafted_cluster, answers.nodes, answers.between)
+    model = faults.of(drafted_model, answers.model)
+    spec = None if model is None else faults.of(load_model, model.document)
     if cluster is None or model is None or spec is None:
-        raise InputError(*faults)
+        raise InputError(*faults.found)
     job = drafted_job(answers.words, spec, load_cluster(cluster.document))
     inputs = read_inputs(model.document, cluster.document, job.document)
     if lacks_figures(inputs):

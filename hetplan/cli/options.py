@@ -118,13 +118,11 @@ def note(text: str) -> None:
 
 def tell(*faults: Fault) -> None:
     """What is wrong or doubtful, on stderr, one line per fault."""
-    from hetplan.errors import Severity
+    from hetplan.errors import Severity, printable
 
     for fault in faults[:MAX_FAULTS]:
         prefix = "hetplan" if fault.severity is Severity.ERROR else fault.severity.value
-        # A name from a file may hold what a terminal obeys.
-        text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(fault))
-        say(f"{prefix}: {text}")
+        say(f"{prefix}: {printable(str(fault))}")
     if len(faults) > MAX_FAULTS:
         say(f"hetplan: and {len(faults) - MAX_FAULTS:,} more like these")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import InputError
+from hetplan.profiling.timing import quantile
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import SearchResult
 from hetplan.trainers.training_log import MAX_STEP_SECONDS, LoggedStep, Mark, TrainingLog
@@ -72,8 +73,8 @@ class ChosenSteps:
         return StepSpread(
             count=len(seconds),
             median_seconds=statistics.median(seconds),
-            p10_seconds=_quantile(seconds, 0.1),
-            p90_seconds=_quantile(seconds, 0.9),
+            p10_seconds=quantile(seconds, 0.1),
+            p90_seconds=quantile(seconds, 0.9),
             iterations=_listed([timed_step.step for timed_step in self.used]),
         )
 
@@ -212,11 +213,3 @@ def _listed(steps: Sequence[LoggedStep]) -> str:
     if len(numbers) <= _SHOWN:
         return ", ".join(numbers)
     return ", ".join((*numbers[: _SHOWN - 2], "...", numbers[-1]))
-
-
-def _quantile(values: Sequence[float], part: float) -> float:
-    """By linear interpolation between the sorted values."""
-    at = part * (len(values) - 1)
-    below = int(at)
-    above = min(below + 1, len(values) - 1)
-    return values[below] + (at - below) * (values[above] - values[below])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Component(StrEnum):
@@ -149,6 +150,15 @@ class Interval:
     p90_seconds: float
 
 
+class StepRange(NamedTuple):
+    """The interval of a step as people are told it."""
+
+    low_seconds: float
+    high_seconds: float
+    share: str
+    """`90 %`: how often a step lies within."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseSeconds:
     """The part of a step that predictions of one cause say, waits for it included."""
@@ -226,3 +236,17 @@ class Estimate:
     def fits(self) -> bool:
         """Whether every stage fits in memory."""
         return all(stage.memory.fits for stage in self.stages)
+
+    @property
+    def step_range(self) -> StepRange:
+        """The 90 % interval; of older files the 80 % one."""
+        if self.p5_seconds is not None and self.p95_seconds is not None:
+            return StepRange(self.p5_seconds, self.p95_seconds, "90 %")
+        return StepRange(self.interval.p10_seconds, self.interval.p90_seconds, "80 %")
+
+    def stage_name(self, index: int) -> str:
+        """`stage 3`, or `pipeline 1, stage 3`, of the stage at this place of `stages`."""
+        pipeline = self.stages[index].pipeline
+        first = next(at for at, each in enumerate(self.stages) if each.pipeline == pipeline)
+        several = self.stages[-1].pipeline > 0
+        return (f"pipeline {pipeline}, " if several else "") + f"stage {index - first}"

@@ -17,10 +17,9 @@ from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.fabrics import Fabric
 from hetplan.cluster.file_form import CLUSTER_SCHEMA
 from hetplan.cluster.libraries import library_of
-from hetplan.cluster.load import load_cluster
 from hetplan.cluster.names import meant_kind
 from hetplan.cluster.node import Nics
-from hetplan.cluster.spec import MAX_DEVICES, Cluster, too_many_devices
+from hetplan.cluster.spec import MAX_DEVICES, too_many_devices
 from hetplan.cluster.templates import NodeTemplate, node_called, node_templates
 from hetplan.drafting.words import (
     BETWEEN,
@@ -34,12 +33,10 @@ from hetplan.drafting.words import (
 )
 from hetplan.errors import Fault, InputError
 from hetplan.files.quantities import value_of
-from hetplan.files.reading import document_of
 from hetplan.importers.draft import comment, scalar
 from hetplan.units import format_bandwidth, format_rate, format_seconds
 from hetplan.version import __version__
 
-CLUSTER_FILE = "cluster.yaml"
 _NETWORK_LATENCY = "5 us"  # as of node templates (hetplan/cluster/templates.py)
 _STAGED_LATENCY = "30 us"  # two copies through host memory beside it: an order of magnitude
 _MAX_ISLANDS = 100  # 4,950 pairs
@@ -70,15 +67,6 @@ class ClusterText:
 
     text: str
     assumed: tuple[str, ...]
-
-
-def cluster_from_nodes(*nodes: str, between: Sequence[str] = ()) -> Cluster:
-    """The cluster of these nodes and links: `"4x8 h100 @A"`, `between=["A B 10Gbit 30ms"]`.
-
-    What nobody says is assumed as `hetplan init` does. An InputError says what is wrong.
-    """
-    text = draft_cluster_text(nodes, between).text
-    return load_cluster(document_of(f"drafted {CLUSTER_FILE}", text.encode()))
 
 
 def draft_cluster_text(nodes: Sequence[str], between: Sequence[str]) -> ClusterText:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from hetplan.cluster.libraries import libraries_of
 from hetplan.cluster.spec import Cluster
-from hetplan.drafting.cluster import CLUSTER_FILE, draft_cluster_text
+from hetplan.drafting.cluster import draft_cluster_text
 from hetplan.drafting.model import meant_model, model_lines, shipped_models
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import Document, document_of, read_bytes
@@ -21,7 +21,7 @@ from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.units import format_count
 
-MODEL_FILE, JOB_FILE = "model.yaml", "job.yaml"
+CLUSTER_FILE, MODEL_FILE, JOB_FILE = "cluster.yaml", "model.yaml", "job.yaml"
 DEFAULT_BATCH, DEFAULT_SEQUENCE = 1024, 4096
 """4M tokens a step, as Llama 2 and 3 began with (arXiv 2307.09288, 2407.21783)."""
 _T = TypeVar("_T", bound=StrEnum)

@@ -9,11 +9,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.names import known_kind
-from hetplan.errors import Fault, InputError
+from hetplan.errors import Fault, FaultList, InputError
 from hetplan.files.reading import read_text
 from hetplan.importers.draft import ClusterDraft, IslandDraft, NicsDraft
 from hetplan.importers.link_figures import (
@@ -34,9 +33,6 @@ DEFAULT_REGION = "here"
 _NODES = re.compile(r"([1-9]\d{0,6})?(?:x([1-9]\d{0,6}))?", re.ASCII)
 _NICS = re.compile(r"(?:([1-9]\d{0,5})(?: *x *(?=.)|$))?(.*)", re.ASCII)
 _SHARED = re.compile(r"(.*\S)\s+shared", re.ASCII)
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,29 +63,6 @@ class DraftRequest:
     """The link samples of the profile store, read where a name needs them."""
 
 
-@dataclass(slots=True)
-class _Faults:
-    """Faults of parts that do not depend on each other, so that all are reported at once."""
-
-    found: list[Fault] = field(default_factory=list)
-
-    def add(self, option: str, message: str) -> None:
-        self.found.append(Fault(field=option, message=message))
-
-    def of(self, make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        """What `make` returns; None where it raises faults, which are kept."""
-        try:
-            return make(*args, **kwargs)
-        except InputError as error:
-            self.found += error.faults
-            return None
-
-    def stop(self) -> None:
-        """Raise the faults, each once."""
-        if self.found:
-            raise InputError(*dict.fromkeys(self.found))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Island:
     """An island before its links."""
@@ -114,7 +87,7 @@ class _LinkValues:
 
 def draft_cluster(request: DraftRequest) -> ClusterDraft:
     """The cluster that the request describes; one InputError with every fault."""
-    faults = _Faults()
+    faults = FaultList()
     islands = _islands(request, faults)
     names = [island.name for island in islands]
     memory = _one_each("--memory", request.memory, names, faults)
@@ -149,7 +122,7 @@ def draft_cluster(request: DraftRequest) -> ClusterDraft:
 
 
 def _by_island(
-    option: str, values: Iterable[str], names: Sequence[str], faults: _Faults
+    option: str, values: Iterable[str], names: Sequence[str], faults: FaultList
 ) -> dict[str, list[str]]:
     """Values per island; one without `ISLAND=` is of every island that has none of its own."""
     own: dict[str, list[str]] = {}
@@ -167,7 +140,7 @@ def _by_island(
 
 
 def _one_each(
-    option: str, values: Iterable[str], names: Sequence[str], faults: _Faults
+    option: str, values: Iterable[str], names: Sequence[str], faults: FaultList
 ) -> dict[str, str]:
     """As `_by_island`, where an island can have one value."""
     texts = _by_island(option, values, names, faults)
@@ -195,7 +168,7 @@ def _read(option: str, path: str, gives: Iterable[Gives]) -> Imported:
 # Islands: device kinds, nodes and devices.
 
 
-def _islands(request: DraftRequest, faults: _Faults) -> tuple[_Island, ...]:
+def _islands(request: DraftRequest, faults: FaultList) -> tuple[_Island, ...]:
     hosts: tuple[Host, ...] = ()
     if request.hosts is not None:
         listed = faults.of(_read, "--hosts", str(request.hosts), (Gives.HOSTS,))
@@ -330,7 +303,7 @@ def _island(
 
 
 def _link_values(
-    request: DraftRequest, option: str, texts: Iterable[str], faults: _Faults
+    request: DraftRequest, option: str, texts: Iterable[str], faults: FaultList
 ) -> _LinkValues:
     values = _LinkValues()
     for text in texts:
@@ -438,7 +411,7 @@ def _nics(island: _Island, text: str | None, values: _LinkValues) -> NicsDraft |
     )
 
 
-def _across_figures(request: DraftRequest, islands: int, faults: _Faults) -> LinkFigures:
+def _across_figures(request: DraftRequest, islands: int, faults: FaultList) -> LinkFigures:
     """Between islands; empty where there is one."""
     if islands < 2:
         if request.across:

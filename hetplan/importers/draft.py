@@ -17,7 +17,7 @@ from hetplan.cluster.file_form import CLUSTER_SCHEMA
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster
-from hetplan.errors import Fault, InputError
+from hetplan.errors import Fault, InputError, printable
 from hetplan.files.reading import document_of
 from hetplan.importers.link_figures import Figure, LinkFigures
 from hetplan.importers.records import NodeTopology
@@ -144,7 +144,7 @@ def _escape(character: str) -> str:
 
 def comment(text: str, indent: int) -> list[str]:
     """Comment lines of this text; characters that do not print are shown by their codes."""
-    plain = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    plain = printable(text)
     margin = " " * indent + "# "
     return textwrap.wrap(
         plain, _WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from hetplan.errors import Fault, InputError
+from hetplan.errors import Fault, InputError, printable
 from hetplan.files.reading import read_bytes, text_of
 from hetplan.importers.records import ImportContext, Imported
 
@@ -207,12 +207,8 @@ def _printable(imported: Imported) -> Imported:
     """The same, without control characters, which a terminal would obey."""
     return replace(
         imported,
-        tool_version=_shown(imported.tool_version),
-        device_name=_shown(imported.device_name),
-        notes=tuple(map(_shown, imported.notes)),
-        skipped=tuple(map(_shown, imported.skipped)),
+        tool_version=printable(imported.tool_version),
+        device_name=printable(imported.device_name),
+        notes=tuple(map(printable, imported.notes)),
+        skipped=tuple(map(printable, imported.skipped)),
     )
-
-
-def _shown(text: str) -> str:
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

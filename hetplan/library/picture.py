@@ -10,8 +10,8 @@ from html import escape
 from itertools import groupby
 
 from hetplan.cluster.spec import Cluster
+from hetplan.errors import printable
 from hetplan.reports.summary import StageRow, short_kind
-from hetplan.reports.terminal import printable
 from hetplan.units import format_bytes
 
 _WIDTH, _BAR, _GAP, _LINE = 720, 30, 8, 18

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetplan.errors import printable
 from hetplan.files.writing import write_atomically
 from hetplan.library.inputs import predictor_of
 from hetplan.library.values import File, fields_of, short
 from hetplan.predict.predictor import Predictor
-from hetplan.reports.terminal import printable
 from hetplan.search.files import save_result
 from hetplan.search.result import SearchResult
 

@@ -15,12 +15,11 @@ from typing import Any, Self, TypeAlias
 from hetplan.cluster import spec
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.load import load_cluster as load_plain_cluster
-from hetplan.drafting.cluster import cluster_from_nodes
+from hetplan.drafting.draft import drafted_cluster
 from hetplan.drafting.model import meant_model
-from hetplan.errors import InputError
+from hetplan.errors import InputError, printable
 from hetplan.model.load import load_model as load_plain_model
 from hetplan.model.spec import ModelSpec
-from hetplan.reports.terminal import printable
 from hetplan.units import format_bytes
 
 File: TypeAlias = str | PathLike[str]
@@ -67,7 +66,7 @@ class Cluster(spec.Cluster):
         """
         links = (between,) if isinstance(between, str) else tuple(between)
         with _arguments():
-            return cls.of(cluster_from_nodes(*nodes, between=links))
+            return cls.of(load_plain_cluster(drafted_cluster(nodes, links).document))
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, spec.Cluster) and fields_of(self) == fields_of(other)

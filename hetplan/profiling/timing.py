@@ -61,16 +61,20 @@ class Timing:
 def summarise(seconds: Sequence[float], *, steady: bool = True) -> Timing:
     """Median, deciles (linear between neighbours) and outliers of the repeats."""
     ordered = sorted(seconds)
-
-    def quantile(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        below = int(place)
-        above = min(below + 1, len(ordered) - 1)
-        return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-    limit = quantile(0.5) + OUTLIER_RANGES * (quantile(0.75) - quantile(0.25))
+    low, quarter, half, three_quarters, high = (
+        quantile(ordered, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9)
+    )
+    limit = half + OUTLIER_RANGES * (three_quarters - quarter)
     outliers = sum(value > limit for value in ordered)
-    return Timing(quantile(0.5), quantile(0.1), quantile(0.9), len(ordered), outliers, steady)
+    return Timing(half, low, high, len(ordered), outliers, steady)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """By linear interpolation between the sorted values."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def measure(

@@ -145,15 +145,13 @@ def memory_line(estimate: Estimate) -> str | None:
     memory = stage.memory
     if stage.device == CPU_KIND:
         return None
-    first = next(k for k, other in enumerate(estimate.stages) if other.pipeline == stage.pipeline)
-    several = f"pipeline {stage.pipeline}, " if estimate.stages[-1].pipeline else ""
     runtime = (
         f"{format_bytes(memory.runtime_bytes)} of it by driver and communication library"
         if memory.runtime_bytes
         else "without driver and communication library"
     )
     return (
-        f"most memory on {several}stage {s - first}: {format_bytes(memory.total_bytes)} allocated, "
+        f"most memory on {estimate.stage_name(s)}: {format_bytes(memory.total_bytes)} allocated, "
         f"about {format_bytes(memory.reserved_bytes)} reserved (the allocator takes "
         f"{memory.reserve_factor:.2f} times as much; {runtime})"
     )

@@ -6,14 +6,12 @@ in `hetplan plan -v`, `hetplan explain` and the report.
 
 from __future__ import annotations
 
-import io
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -22,7 +20,7 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.estimate_values import Estimate
 from hetplan.plans.plan import NO_RECOMPUTE, Sharding, Stage
 from hetplan.predict.predictor import MEASURED
-from hetplan.reports.terminal import folded
+from hetplan.reports.terminal import folded, table_lines
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import Certificate, SearchResult
 from hetplan.search.space.allowed import allowed_cluster, apart
@@ -156,21 +154,16 @@ def _answer(result: SearchResult) -> Iterator[str]:
     """What the plan is and what it costs."""
     estimate, job = result.estimate, result.inputs.job
     yield _plan_words(result)
-    words = [f"{format_range(*_interval(estimate))}", f"{estimate.tokens_per_second:,.0f} tokens/s"]
+    words = [
+        format_range(estimate.step_seconds, *estimate.step_range),
+        f"{estimate.tokens_per_second:,.0f} tokens/s",
+    ]
     if job.total_tokens is not None:
         whole = job.total_tokens / estimate.tokens_per_second
         words.append(f"{format_seconds(whole)} for {format_count(job.total_tokens)} tokens")
     yield ", ".join(words)
     if estimate.kinds:
         yield _use(result)
-
-
-def _interval(estimate: Estimate) -> tuple[float, float, float, str]:
-    """Step, lower and upper end, and which interval it is."""
-    low, high, name = estimate.p5_seconds, estimate.p95_seconds, "90 %"
-    if low is None or high is None:
-        low, high, name = estimate.interval.p10_seconds, estimate.interval.p90_seconds, "80 %"
-    return estimate.step_seconds, low, high, name
 
 
 def _plan_words(result: SearchResult) -> str:
@@ -257,11 +250,7 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
             f"{_gibibytes(row.most_memory_bytes)} of {_gibibytes(row.available_bytes)}{full}",
             f"{_span(100 * row.least_busy, 100 * row.most_busy)} %",
         )
-    text = io.StringIO()
-    Console(file=text, width=width, highlight=False, color_system=None, force_jupyter=False).print(
-        table
-    )
-    yield from (line.rstrip() for line in text.getvalue().splitlines())
+    return table_lines(table, width)
 
 
 _ALWAYS = ("tp", "dp")
@@ -315,12 +304,10 @@ def _limit(estimate: Estimate) -> Iterator[str]:
         for each in parts
         if each.seconds >= _WORTH_SAYING * step
     )
-    s, busiest = max(enumerate(estimate.stages), key=lambda each: each[1].busy_seconds)
-    first = next(k for k, each in enumerate(estimate.stages) if each.pipeline == busiest.pipeline)
-    place = f"{busiest.pipeline}: {s - first}" if estimate.stages[-1].pipeline else f"{s - first}"
+    s, _ = max(enumerate(estimate.stages), key=lambda each: each[1].busy_seconds)
     yield (
         f"where the step goes: {words}"
-        + (f"; stage {place} is the busiest" if len(estimate.stages) > 1 else "")
+        + (f"; {estimate.stage_name(s)} is the busiest" if len(estimate.stages) > 1 else "")
     )
 
 

@@ -38,11 +38,6 @@ def folded(lines: Iterable[str], width: int) -> Iterator[str]:
         )
 
 
-def printable(text: str) -> str:
-    """The text without what a terminal obeys: a name from a file may hold it."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-
-
 def print_table(table: Table) -> None:
     """The table on stdout; into a file or a pipe its rows stay whole."""
     width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
@@ -62,10 +57,16 @@ def small_table(columns: str) -> Table:
 
 def print_small(table: Table) -> None:
     """The table on stdout, folded to the columns of sentences."""
+    for line in table_lines(table, text_width()):
+        print(line, flush=True)
+
+
+def table_lines(table: Table, width: int) -> Iterator[str]:
+    """The table as text of at most `width` columns."""
     text = io.StringIO()
-    Console(file=text, width=text_width(), highlight=False, color_system=None).print(table)
-    for line in text.getvalue().splitlines():
-        print(line.rstrip(), flush=True)
+    plain = Console(file=text, width=width, highlight=False, color_system=None, force_jupyter=False)
+    plain.print(table)
+    yield from (line.rstrip() for line in text.getvalue().splitlines())
 
 
 def new_table(columns: str, *, title: str = "") -> Table:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate_values import Estimate
-from hetplan.errors import Fault, InputError
+from hetplan.errors import Fault, FaultList, InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import Document, decode, read_document
 from hetplan.files.settings import Setting, with_settings
@@ -194,10 +193,6 @@ def _estimate_faults(result: SearchResult) -> Iterator[Fault]:
         )
 
 
-_S = TypeVar("_S")
-_T = TypeVar("_T")
-
-
 def load_inputs(
     model: Path | Document | ModelSpec,
     cluster: Path | Document | Cluster,
@@ -212,25 +207,17 @@ def load_inputs(
     One InputError with the faults of all three files. Not searched: models that can be priced but
     not searched are read.
     """
-    faults: list[Fault] = []
-
-    def attempt(load: Callable[[_S], _T], source: _S) -> _T | None:
-        try:
-            return load(source)
-        except InputError as error:
-            faults.extend(error.faults)
-            return None
-
-    model_spec = model if isinstance(model, ModelSpec) else attempt(load_model, model)
-    cluster_spec = cluster if isinstance(cluster, Cluster) else attempt(load_cluster, cluster)
+    faults = FaultList()
+    model_spec = model if isinstance(model, ModelSpec) else faults.of(load_model, model)
+    cluster_spec = cluster if isinstance(cluster, Cluster) else faults.of(load_cluster, cluster)
     job_spec, document = (
-        (job, None) if isinstance(job, Job) else (None, attempt(read_document, job))
+        (job, None) if isinstance(job, Job) else (None, faults.of(read_document, job))
     )
     if document is not None:
         document = with_settings(document, settings)
-        job_spec = attempt(read_job, document)
+        job_spec = faults.of(read_job, document)
     if model_spec is None or cluster_spec is None or job_spec is None:
-        raise InputError(*faults)
+        raise InputError(*faults.found)
     job_spec = with_named_ends(job_spec, cluster_spec)
     against = check_job_against(job_spec, model_spec, cluster_spec, document, searched=searched)
     if against:

@@ -19,7 +19,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.errors import Fault, InputError
+from hetplan.errors import FaultList, InputError
 from hetplan.files.reading import Document, document_of, read_bytes, read_document
 from hetplan.job.load import JOB_SCHEMA, load_job
 from hetplan.job.spec import Job
@@ -134,21 +134,13 @@ def _inputs(
     text: LaunchText, path: Path, model: Path | None, cluster: Path, job: Path | None
 ) -> tuple[ModelSpec, Cluster, Job | None]:
     """Model, cluster and job, faults of all together; the model is the launch's unless given."""
-    faults: list[Fault] = []
-
-    def attempt(load: Callable[[], _T]) -> _T | None:
-        try:
-            return load()
-        except InputError as error:
-            faults.extend(error.faults)
-            return None
-
+    faults = FaultList()
     name = path.stem if path.stem.isprintable() and path.stem else "launch"
-    spec = attempt(lambda: launch_model(text, name) if model is None else load_model(model))
-    where = attempt(lambda: load_cluster(cluster))
-    base = None if job is None else attempt(lambda: load_job(job))
-    if faults or spec is None or where is None:
-        raise InputError(*faults)
+    spec = faults.of(launch_model, text, name) if model is None else faults.of(load_model, model)
+    where = faults.of(load_cluster, cluster)
+    base = None if job is None else faults.of(load_job, job)
+    if faults.found or spec is None or where is None:
+        raise InputError(*faults.found)
     return spec, where, base
 
 

@@ -10,7 +10,7 @@ from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Transport
 from hetplan.cluster.templates import node_templates
-from hetplan.drafting.cluster import cluster_from_nodes, draft_cluster_text
+from hetplan.drafting.cluster import draft_cluster_text
 from hetplan.drafting.draft import JobWords, drafted_job, drafted_model
 from hetplan.drafting.model import meant_model, shipped_models
 from hetplan.drafting.words import between_words, nodes_words
@@ -18,6 +18,7 @@ from hetplan.errors import InputError
 from hetplan.files.reading import document_of
 from hetplan.job.load import load_job
 from hetplan.job.spec import Optimizer, Precision, ProductFormat
+from hetplan.library.values import Cluster
 from hetplan.model.load import load_model
 
 SITES = ("4x8 h100 @A", "8x8 mi300x @B", "2x8 910b @B")
@@ -108,7 +109,7 @@ def test_wrong_links_are_refused(text, says):
 
 
 def test_nodes_become_islands_of_templates():
-    cluster = cluster_from_nodes(*SITES, between=LINK)
+    cluster = Cluster.from_nodes(*SITES, between=LINK)
     assert [(each.name, each.region, each.num_devices) for each in cluster.islands] == [
         ("h100", "A", 32),
         ("mi300x", "B", 64),
@@ -130,17 +131,17 @@ def test_the_first_template_counts_unless_another_is_named():
     named = draft_cluster_text(["4x8 aws-p5"], ())
     assert "node: aws-p5" in named.text
     assert named.assumed == ()
-    assert cluster_from_nodes("4 dgx-h100").num_devices == 32
+    assert Cluster.from_nodes("4 dgx-h100").num_devices == 32
     assert "node: dgx-h100" in draft_cluster_text(["4 DGX H100 @A"], ()).text
 
 
 def test_links_of_islands_stand_over_what_is_assumed():
     islands = ("1x2 4090", "1x1 3090", "1x2 4090")
-    cluster = cluster_from_nodes(*islands, between=["10Gbit 0.1ms"])
+    cluster = Cluster.from_nodes(*islands, between=["10Gbit 0.1ms"])
     assert cluster.within_region is not None
     assert cluster.within_region.shared_bandwidth_bytes_per_second == 1.25e9
     near = ["4090 3090 1Gbit 1ms each", "3090 4090-here 2Gbit 1ms each"]
-    cluster = cluster_from_nodes(*islands, between=near)
+    cluster = Cluster.from_nodes(*islands, between=near)
     rates = [
         cluster.link_between(*ends).bandwidth_bytes_per_second * 8
         for ends in (("4090", "3090"), ("3090", "4090-here"), ("4090", "4090-here"))
@@ -154,20 +155,20 @@ def test_nodes_without_a_template_have_the_catalogue_s_fabric_and_say_so():
     found = draft_cluster_text(["2x8 a800"], ())
     assert "# assumed: nvswitch of 200 GB/s a device" in found.text
     assert "# assumed: as a dgx-a100" in found.text
-    (island,) = cluster_from_nodes("2x8 a800").islands
+    (island,) = Cluster.from_nodes("2x8 a800").islands
     assert island.intra_node.bandwidth_bytes_per_second == 200e9
-    (half,) = cluster_from_nodes("2x4 h100").islands
+    (half,) = Cluster.from_nodes("2x4 h100").islands
     assert half.nics is not None
     assert half.nics.per_node == 4
-    (mesh,) = cluster_from_nodes("1x4 910b3").islands
+    (mesh,) = Cluster.from_nodes("1x4 910b3").islands
     assert mesh.intra_node.bandwidth_bytes_per_second == pytest.approx(3 * 28e9)
-    (own,) = cluster_from_nodes("2x8 v100-16gb-sxm 2x100Gbit").islands
+    (own,) = Cluster.from_nodes("2x8 v100-16gb-sxm 2x100Gbit").islands
     assert own.nics is not None
     assert (own.nics.per_node, own.intra_node.bandwidth_bytes_per_second) == (2, 150e9)
 
 
 def test_two_islands_of_one_kind_have_names_of_their_own():
-    cluster = cluster_from_nodes("1x8 h100 @A", "1x8 h100 @B", "2x8 h100 @B", between=LINK)
+    cluster = Cluster.from_nodes("1x8 h100 @A", "1x8 h100 @B", "2x8 h100 @B", between=LINK)
     assert [each.name for each in cluster.islands] == ["h100", "h100-B", "h100-2"]
 
 
@@ -193,13 +194,13 @@ def test_two_islands_of_one_kind_have_names_of_their_own():
 )
 def test_what_is_missing_or_wrong_is_said(nodes, between, says):
     with pytest.raises(InputError) as caught:
-        cluster_from_nodes(*nodes, between=between)
+        draft_cluster_text(nodes, between)
     assert says in str(caught.value)
 
 
 def test_all_faults_of_nodes_are_said_at_once():
     with pytest.raises(InputError) as caught:
-        cluster_from_nodes("4x8 zzz", "4x8", "4x8 h100")
+        Cluster.from_nodes("4x8 zzz", "4x8", "4x8 h100")
     assert len(caught.value.faults) == 2
 
 
@@ -231,7 +232,7 @@ def test_every_draft_is_a_cluster_file_of_the_nodes_that_were_said(islands, link
     nodes = [f"{n}x{d} {kind} @{region} 8x200Gbit" for n, d, kind, region in islands]
     regions = sorted({region for *_, region in islands})
     pairs = [(a, b) for at, b in enumerate(regions) for a in regions[:at]]
-    cluster = cluster_from_nodes(*nodes, between=[f"{a} {b} {link}" for a, b in pairs])
+    cluster = Cluster.from_nodes(*nodes, between=[f"{a} {b} {link}" for a, b in pairs])
     assert [each.nodes * each.devices_per_node for each in cluster.islands] == [
         n * d for region in dict.fromkeys(r for *_, r in islands) for n, d, _, r in islands
         if r == region
@@ -244,7 +245,7 @@ def test_every_draft_is_a_cluster_file_of_the_nodes_that_were_said(islands, link
 @pytest.mark.parametrize("kind", load_catalogue(), ids=lambda kind: kind.kind)
 def test_every_kind_can_be_drafted_or_says_what_is_missing(kind):
     try:
-        (island,) = cluster_from_nodes(f"2x2 {kind.kind} 2x100Gbit").islands
+        (island,) = Cluster.from_nodes(f"2x2 {kind.kind} 2x100Gbit").islands
     except InputError as error:
         words = str(error)
         assert "catalogue says nothing" in words or "memory" in words
@@ -303,7 +304,7 @@ def test_the_copy_of_a_shipped_model_is_the_same_model(name):
 
 def job(words, nodes=("4x8 h100",)):
     model = load_model(shipped_models()["llama-3-8b"])
-    drafted = drafted_job(words, model, cluster_from_nodes(*nodes))
+    drafted = drafted_job(words, model, Cluster.from_nodes(*nodes))
     return load_job(drafted.document), drafted
 
 

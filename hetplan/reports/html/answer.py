@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.estimate_values import Estimate, StepRange
 from hetplan.reports.html.values import PlanView
 from hetplan.reports.html.words import (
-    StepRange,
     bytes_words,
-    plural,
+    range_words,
     seconds_words,
     share_words,
 )
 from hetplan.search.descriptions import devices_in_use, layout_words
 from hetplan.search.result import SearchResult
 from hetplan.search.space.allowed import allowed_cluster
+from hetplan.units import counted
 from hetplan.whatif.plan_use import used_devices
 
 
@@ -25,7 +25,7 @@ def headline(result: SearchResult) -> str:
     step = estimate.step_seconds
     cluster = allowed_cluster(inputs.cluster, inputs.job)
     usable = sum(island.num_usable_devices for island in cluster.islands)
-    stages = plural(len(plan.stages), "stage")
+    stages = counted(len(plan.stages), "stage")
     if len(plan.pipelines) > 1:
         stages += f" of {len(plan.pipelines)} pipelines"
     trainer = "any trainer" if plan.target == "any" else plan.target
@@ -33,29 +33,30 @@ def headline(result: SearchResult) -> str:
     fits = "" if estimate.fits else " It does not fit in memory."
     return (
         f"{inputs.model.name} trains under {trainer} in {stages} on {devices_in_use(plan):,} of "
-        f"{plural(usable, 'device')}. A step is predicted to take {_step_words(estimate, step)}: "
+        f"{counted(usable, 'device')}. A step is predicted to take {_step_words(estimate, step)}: "
         f"{estimate.tokens_per_second:,.0f} tokens/s{mfu}.{fits}"
     )
 
 
 def _step_words(estimate: Estimate, step: float, count: float = 1.0) -> str:
     """So many steps, with their interval."""
-    within = StepRange.of(estimate)
-    own, low, high = (
-        seconds_words(count * each, count * step) for each in (step, within.low, within.high)
-    )
-    return f"{own} {within.words(low, high)}"
+    within = estimate.step_range
+    own, low, high = (seconds_words(count * each, count * step) for each in (step, *within[:2]))
+    return f"{own} {range_words(within.share, low, high)}"
 
 
 def facts(view: PlanView) -> Iterator[tuple[str, str]]:
     """The table below the answer, most asked first."""
     result = view.result
     estimate, job = result.estimate, result.inputs.job
-    step, within = estimate.step_seconds, StepRange.of(estimate)
+    step, within = estimate.step_seconds, estimate.step_range
     tokens = estimate.tokens_per_second * step
-    least, most = (f"{tokens / end:,.0f}" for end in (within.high, within.low))
+    least, most = (f"{tokens / end:,.0f}" for end in (within.high_seconds, within.low_seconds))
     yield "Step", _step_words(estimate, step)
-    yield "Tokens per second", f"{estimate.tokens_per_second:,.0f} {within.words(least, most)}"
+    yield (
+        "Tokens per second",
+        f"{estimate.tokens_per_second:,.0f} {range_words(within.share, least, most)}",
+    )
     if estimate.kinds:
         yield "MFU", _mfu_words(estimate, within)
     if job.total_tokens is not None:
@@ -78,8 +79,8 @@ def _mfu_words(estimate: Estimate, within: StepRange) -> str:
     if estimate.mfu is None:
         return f"not known, as a kind has no peak rate; {rate}"
     flops = estimate.mfu * estimate.step_seconds
-    least, most = (share_words(flops / end) for end in (within.high, within.low))
-    return f"{share_words(estimate.mfu)} {within.words(least, most)}; {rate}"
+    least, most = (share_words(flops / end) for end in (within.high_seconds, within.low_seconds))
+    return f"{share_words(estimate.mfu)} {range_words(within.share, least, most)}; {rate}"
 
 
 def _fullest(estimate: Estimate) -> str:
@@ -88,7 +89,7 @@ def _fullest(estimate: Estimate) -> str:
     part, at = max((use.total_bytes / use.available_bytes, at) for at, use in enumerate(uses))
     words = f"{bytes_words(uses[at].total_bytes)} of {bytes_words(uses[at].available_bytes)}"
     fits = "" if estimate.fits else "; DOES NOT FIT"
-    return f"{words}, {share_words(part)} ({_place(estimate, at)}){fits}"
+    return f"{words}, {share_words(part)} ({estimate.stage_name(at)}){fits}"
 
 
 def _proof(result: SearchResult) -> str:
@@ -97,14 +98,6 @@ def _proof(result: SearchResult) -> str:
         return "none: the layout was given, not searched"
     least = seconds_words(certificate.lower_bound_seconds, result.estimate.step_seconds)
     return f"within {share_words(certificate.gap)} of the best plan: none takes less than {least}"
-
-
-def _place(estimate: Estimate, index: int) -> str:
-    """`stage 3`, or `pipeline 1, stage 3`, of the stage at this place of the estimate."""
-    stage = estimate.stages[index]
-    first = next(n for n, each in enumerate(estimate.stages) if each.pipeline == stage.pipeline)
-    several = estimate.stages[-1].pipeline > 0
-    return (f"pipeline {stage.pipeline}, " if several else "") + f"stage {index - first}"
 
 
 def _devices(result: SearchResult) -> str:

@@ -23,12 +23,11 @@ from hetplan.reports.html import charts
 from hetplan.reports.html.answer import facts, headline
 from hetplan.reports.html.values import LinkUse, PlanView, StageRun, distinct
 from hetplan.reports.html.words import (
-    StepRange,
+    SPACE,
     bytes_words,
     change_words,
     decimal_bytes,
     number_runs,
-    plural,
     seconds_words,
     share_words,
     ticks,
@@ -38,7 +37,7 @@ from hetplan.reports.timeline import PipelineTimeline
 from hetplan.search.descriptions import layout_words
 from hetplan.search.result import SearchResult
 from hetplan.search.space.allowed import allowed_cluster
-from hetplan.units import format_rate
+from hetplan.units import counted, format_rate
 from hetplan.version import __version__
 from hetplan.whatif.plan_use import idle_islands, used_devices
 
@@ -248,9 +247,9 @@ def _timelines(view: PlanView, kinds: Sequence[str], most: int) -> Iterator[dict
 
 def _picture_words(pipeline: PipelineTimeline, step: float) -> str:
     """What the picture of a pipeline shows, for those who do not see it."""
-    microbatches = plural(pipeline.num_microbatches, "microbatch", "es")
+    microbatches = counted(pipeline.num_microbatches, "microbatch", "microbatches")
     return (
-        f"{plural(len(pipeline.stages), 'stage')}, {microbatches}, schedule {pipeline.schedule}: "
+        f"{counted(len(pipeline.stages), 'stage')}, {microbatches}, schedule {pipeline.schedule}: "
         f"from the start of the step to its end at {seconds_words(step)}. The pipeline is empty "
         f"after {seconds_words(pipeline.end_seconds, step)}."
     )
@@ -379,8 +378,7 @@ def _search(result: SearchResult) -> dict[str, Any] | None:
     certificate, step = result.certificate, result.estimate.step_seconds
     if certificate is None:
         return None
-    within = StepRange.of(result.estimate)
-    low, high = within.low, within.high
+    low, high, share = result.estimate.step_range
     whole = max(high, step)
     proof = certificate.proof
     return {
@@ -388,7 +386,7 @@ def _search(result: SearchResult) -> dict[str, Any] | None:
         "best": charts.bar([("part", step)], whole),
         "interval": charts.span(low, step, high, whole),
         "ended": ENDED[certificate.status],
-        "interval_name": within.name,
+        "interval_name": share.replace(" ", SPACE),
         "low": low,
         "high": high,
         "certificate": certificate,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from hetplan.cost.estimate_values import Estimate
 from hetplan.units import UNITS, Dimension, digits, format_bytes, format_rate, format_seconds
 
 SPACE = "\u00a0"
@@ -46,33 +44,10 @@ def decimal_bytes(size: float) -> str:
     return format_rate(float(f"{size:.3g}"), "B").replace(" ", SPACE)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRange:
-    """The interval of a step, and of what follows from it."""
-
-    low: float
-    """Seconds."""
-    high: float
-    name: str
-
-    @staticmethod
-    def of(estimate: Estimate) -> StepRange:
-        """The 90 % interval; of older files the 80 % one."""
-        if estimate.p5_seconds is not None and estimate.p95_seconds is not None:
-            return StepRange(estimate.p5_seconds, estimate.p95_seconds, f"90{SPACE}%")
-        return StepRange(
-            estimate.interval.p10_seconds, estimate.interval.p90_seconds, f"80{SPACE}%"
-        )
-
-    def words(self, least: str, most: str) -> str:
-        """`(90 %: 22.3 to 48.1 s)`, the unit once."""
-        unit = most.partition(SPACE)[2]
-        return f"({self.name}: {least.removesuffix(unit).rstrip()} to {most})"
-
-
-def plural(count: int, word: str, ending: str = "s") -> str:
-    """`1 stage`, `2 stages`."""
-    return f"{count:,} {word}{'' if count == 1 else ending}"
+def range_words(share: str, least: str, most: str) -> str:
+    """`(90 %: 22.3 to 48.1 s)`, the unit once."""
+    unit = most.partition(SPACE)[2]
+    return f"({share.replace(' ', SPACE)}: {least.removesuffix(unit).rstrip()} to {most})"
 
 
 def number_runs(numbers: Sequence[int]) -> str:
