@@ -27,7 +27,6 @@ from hetplan.cli.options import (
     check_replaceable,
     emit,
     job_settings,
-    read_inputs,
     read_predictor,
     say,
     show_summary,
@@ -184,20 +183,13 @@ def estimate(
     elif model is None:
         raise InputError("give a plan file, or all of --model, --cluster and --job")
     else:
-        asked = question_of(
+        inputs, _ = question_of(
             model,
             cluster,
             job,
             OneLine(nodes=nodes, between=between, batch=batch, sequence=sequence),
             settings=job_settings(setting),
             target=target,
-        )
-        inputs = read_inputs(
-            asked.model,
-            asked.cluster,
-            asked.job,
-            target,
-            settings=asked.settings,
             searched=False,
         )
         usable = allowed_cluster(inputs.cluster, inputs.job)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hetplan.cli.options import say
+from hetplan.cli.options import read_inputs, say
 
 if TYPE_CHECKING:
     from hetplan.files.reading import Document
     from hetplan.files.settings import Setting
+    from hetplan.search.result import Inputs
 
 WITHOUT_FILES = {"rich_help_panel": "Without files"}
 MAX_ASSUMED = 5
@@ -58,17 +59,6 @@ class OneLine:
     sequence: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Where the three inputs are: files, or documents that nobody wrote."""
-
-    model: Path | Document
-    cluster: Path | Document
-    job: Path | Document
-    settings: tuple[Setting, ...]
-    """Of all options, over the job's."""
-
-
 def question_of(
     model: str,
     cluster: Path | None,
@@ -77,8 +67,12 @@ def question_of(
     *,
     settings: tuple[Setting, ...],
     target: str | None,
-) -> Question:
-    """The inputs that the options name; what is assumed is told on stderr."""
+    searched: bool = True,
+) -> tuple[Inputs, Path | Document]:
+    """What the options ask, and where its cluster is: a file, or a document that nobody wrote.
+
+    What is assumed is told on stderr. Searched: as of `read_inputs`.
+    """
     from hetplan.cluster.load import load_cluster
     from hetplan.drafting.draft import JobWords, drafted_cluster, drafted_job
     from hetplan.drafting.model import meant_model
@@ -116,7 +110,8 @@ def question_of(
     else:
         settings = (*_over_job(line), *settings)
     tell_assumed(assumed)
-    return Question(model=meant.path, cluster=where, job=asked, settings=settings)
+    inputs = read_inputs(meant.path, where, asked, target, settings=settings, searched=searched)
+    return inputs, where
 
 
 def _over_job(line: OneLine) -> tuple[Setting, ...]:

@@ -252,16 +252,11 @@ def read_predictor(predictor: Path | None, stores: list[Path] | None) -> tuple[P
     Kinds that neither has are known by what others measured.
     """
     from hetplan.errors import InputError
-    from hetplan.files.reading import read_document
-    from hetplan.predict.fit import fit_stores, load_predictor, with_shipped
+    from hetplan.predict.fit import predictor_of_files
 
     if predictor is not None and stores:
         raise InputError("--predictor skips the fit, --store is what would be fitted: give one")
-    if predictor is not None:
-        own, digest = load_predictor(predictor), read_document(predictor).sha256
-    else:
-        own, digest = fit_stores(*stores_to_read(stores))
-    return with_shipped(own), digest
+    return predictor_of_files(predictor, () if predictor else stores_to_read(stores))
 
 
 def positive_numbers(option: str, text: str | None) -> tuple[int, ...]:

@@ -34,7 +34,6 @@ from hetplan.cli.options import (
     emit_lines,
     job_settings,
     note,
-    read_inputs,
     read_predictor,
     say,
     show_summary,
@@ -139,7 +138,7 @@ def plan(
 
     began = clock()
     _check_journal(journal, resume)
-    asked = question_of(
+    inputs, where = question_of(
         model,
         cluster,
         job,
@@ -147,12 +146,11 @@ def plan(
         settings=job_settings(setting, gap=gap, time_limit=time_limit),
         target=target,
     )
-    inputs = read_inputs(asked.model, asked.cluster, asked.job, target, settings=asked.settings)
     replacing = check_replaceable(out, SCHEMA, "plan")
     if trace is not None:
         check_writable(trace)
     predict, digest = read_predictor(predictor, store)
-    unknown = tuple(unknown_kinds(inputs, predict, asked.cluster))
+    unknown = tuple(unknown_kinds(inputs, predict, where))
     if unknown:
         raise InputError(*unknown)
     from hetplan.search.journal import JournalFile  # last: the imports take a second
@@ -232,17 +230,16 @@ def _saved(
 
 def _by_objective(result: SearchResult, answers: Answers, top: int) -> SearchResult:
     from hetplan.reports.progress import ProgressLine
-    from hetplan.whatif.objectives import by_objective, has_other_aim, nearby
+    from hetplan.whatif.objectives import by_objective, has_other_aim
 
     if not has_other_aim(result.inputs.job, top):
         return result
-    count = sum(1 for _ in nearby(result))
     with ProgressLine("planning nearby questions") as line:
         return by_objective(
             result,
             answers.predictor,
             top=top,
-            progress=lambda number, words: line.show(number, count, None, words),
+            progress=lambda at, of, words: line.show(at, of, None, words),
         )
 
 

@@ -7,8 +7,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.markup import escape
-
 from hetplan.advice.candidates import Candidate
 from hetplan.advice.loop import Done, Report, View, explain_growth, plan_order
 from hetplan.advice.measurement_order import Choice
@@ -21,9 +19,8 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.grid import job_grid
 from hetplan.profiling.measure_layers import units
 from hetplan.profiling.needs import LinkPlace, layer_need
-from hetplan.reports.terminal import new_table, print_table
 from hetplan.search.result import Inputs
-from hetplan.units import format_about, format_brief, format_range, format_seconds
+from hetplan.units import format_about, format_brief, format_range
 
 SCHEMA = "hetplan.profile-for/1"
 _PORT = 29500  # torchrun's own default, written out so that both ends agree
@@ -177,7 +174,7 @@ def show_report(
         emit(encode(listed, schema=SCHEMA))
         return
     _print_view("before", before, verbose)
-    _print_done(report, verbose)
+    _print_done(report)
     _print_view("after", after, verbose)
     emit_lines(listed.wider)
     emit_lines([f"ended: {report.ended}"])
@@ -289,67 +286,45 @@ _MOST_LISTED = 4
 
 
 def _print_view(when: str, view: ListedView, verbose: bool) -> None:
+    """The best plan and how sure it is; verbose: every plan that could be the best."""
     best, others = view.plans[0], len(view.plans) - 1
-    if verbose:
-        table = new_table(f"plans {when} | step | 90 % interval | likely the best")
-        for each in view.plans:
-            table.add_row(
-                escape(each.plan),
-                format_seconds(each.step_seconds),
-                f"{format_seconds(each.p5_seconds)} to {format_seconds(each.p95_seconds)}",
-                f"{each.chance:.0%}",
-            )
-        print_table(table)
     step = format_range(best.step_seconds, best.p5_seconds, best.p95_seconds, "90 %")
     rest = f", {others} other plan{'s' * (others > 1)} could be" if others else ""
+    shown = view.plans if verbose else view.plans[:1]
     emit_lines(
         [
             f"{when}: {step}; it is the best with a chance of {best.chance:.0%}{rest}; taking it "
             f"costs {view.regret:.1%} in the mean",
-            *([] if verbose else [f"  {best.plan}"]),
+            f"  {best.plan}",
+            *(
+                f"  or {each.chance:.0%}, {format_brief(each.step_seconds)}: {each.plan}"
+                for each in shown[1:]
+            ),
         ]
     )
 
 
-def _print_done(report: Report, verbose: bool) -> None:
+def _print_done(report: Report) -> None:
     if not report.done:
         emit("nothing was measured")
-        return
-    if verbose:
-        table = new_table("measured | expected | took | refused")
-        for each in report.done:
-            table.add_row(
-                escape(each.name),
-                format_about(each.expected_seconds),
-                format_seconds(each.seconds),
-                escape(each.refused),
-            )
-        print_table(table)
         return
     emit(f"measured {len(report.done)} in {format_brief(report.spent_seconds)}")
     emit_lines(f"  refused: {each.name}: {each.refused}" for each in report.done if each.refused)
 
 
 def _print_left(title: str, choices: Sequence[ListedChoice], verbose: bool) -> None:
+    """What is worth measuring; verbose: all of it, and why."""
     if not choices:
         return
     emit(title)
-    if verbose:
-        table = new_table("what | about | then known to | because")
-        for each in choices:
-            table.add_row(
-                escape(each.what),
-                format_about(each.seconds),
-                f"+{math.expm1(each.log_halfwidth_after):.1%}",
-                each.reason,
-            )
-        print_table(table)
-        return
-    emit_lines(
-        f"  {each.what}, about {format_about(each.seconds)}" for each in choices[:_MOST_LISTED]
-    )
-    if len(choices) > _MOST_LISTED:
-        emit(f"  and {len(choices) - _MOST_LISTED} more: --verbose")
+    shown = choices if verbose else choices[:_MOST_LISTED]
+    for each in shown:
+        words = f"  {each.what}, about {format_about(each.seconds)}"
+        if verbose:
+            words += f": then known to +{math.expm1(each.log_halfwidth_after):.1%}; {each.reason}"
+        emit_lines([words])
+    if len(choices) > len(shown):
+        emit(f"  and {len(choices) - len(shown)} more: --verbose")
 
 
 def _print_elsewhere(report: ForReport, verbose: bool) -> None:

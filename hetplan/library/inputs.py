@@ -18,10 +18,8 @@ from hetplan.library.values import File, meant_path
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import (
     FittedPredictor,
-    fit_stores,
-    load_predictor,
+    predictor_of_files,
     predictor_text,
-    with_shipped,
 )
 from hetplan.predict.predictor import Predictor
 from hetplan.search.files import load_inputs
@@ -113,15 +111,10 @@ def predictor_of(given: Predictor | File | None) -> tuple[Predictor, str]:
     measured. A value is taken as it is.
     """
     if given is None:
-        own, digest = fit_stores(*default_stores())
-        return with_shipped(own), digest
+        return predictor_of_files(None, default_stores())
     if isinstance(given, str | PathLike):
         path = Path(given)
-        if path.is_dir():
-            own, digest = fit_stores(path)
-        else:
-            own, digest = load_predictor(path), read_document(path).sha256
-        return with_shipped(own), digest
+        return predictor_of_files(None if path.is_dir() else path, (path,))
     if isinstance(given, FittedPredictor):
         return given, hashlib.sha256(predictor_text(given).encode()).hexdigest()
     if not hasattr(given, "layer"):

@@ -30,7 +30,7 @@ from hetplan.search import files
 from hetplan.search.files import priced_result
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.whatif.no_plan import with_reasons
-from hetplan.whatif.objectives import by_objective, has_other_aim, nearby
+from hetplan.whatif.objectives import by_objective
 from hetplan.whatif.smaller_questions import Answers, best_plan
 
 if TYPE_CHECKING:
@@ -75,15 +75,10 @@ def plan(
         answers.shown = each_shown_on(line)
         with with_reasons(inputs, predict):
             found = best_plan(inputs, answers)
-        if has_other_aim(inputs.job, top):
-            line.begin("planning nearby questions")
-            count = sum(1 for _ in nearby(found))
-            found = by_objective(
-                found,
-                predict,
-                top=top,
-                progress=lambda number, words: line.show(number, count, None, words),
-            )
+        line.begin("planning nearby questions")
+        found = by_objective(
+            found, predict, top=top, progress=lambda at, of, words: line.show(at, of, None, words)
+        )
     return Result.of(found, predict)
 
 

@@ -91,9 +91,6 @@ PRODUCTS = frozenset(
 )
 """Classes that multiply; the others are passes over memory."""
 
-BACKWARD_ONLY = frozenset({OperatorClass.GRADIENT_ADDITION, OperatorClass.BIAS_GRADIENT})
-"""Kernels that a framework adds to a layer's backward pass: no operator of a profile has them."""
-
 ADDITION_FUSED, ADDITION_DROPOUT, ADDITION_APART = 0, 1, 3  # `k` of an addition
 
 

@@ -341,6 +341,20 @@ def fit_stores(*folders: Path) -> tuple[FittedPredictor, str]:
     return predictor, hashlib.sha256(predictor_text(predictor).encode()).hexdigest()
 
 
+def predictor_of_files(file: Path | None, stores: Sequence[Path]) -> tuple[FittedPredictor, str]:
+    """The predictor of the file, or else one fitted from the stores; and the sha256 of its text.
+
+    Kinds that neither has are known by what others measured.
+    """
+    from hetplan.files.reading import read_document
+
+    if file is None:
+        own, digest = fit_stores(*stores)
+    else:
+        own, digest = load_predictor(file), read_document(file).sha256
+    return with_shipped(own), digest
+
+
 def with_shipped(predictor: FittedPredictor) -> FittedPredictor:
     """The predictor with the shipped laws of operators that others measured.
 

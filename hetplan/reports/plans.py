@@ -224,41 +224,13 @@ def _by_cause(subjects: Iterable[str]) -> Iterator[str]:
         yield f"{cause} ({', '.join(dict.fromkeys(whats))})" if whats else cause
 
 
-def certificate_line(
-    certificate: Certificate, step_seconds: float, *, other_aim: bool = False
-) -> str:
-    """How far the plan can be from the best one, in words.
-
-    other_aim: it was not chosen by its step time, which the certificate is about.
-    """
-    if other_aim and certificate.status != "interrupted":
-        verdict = "of the step time; the plan was chosen by another objective"
-    elif certificate.status == "optimal":
-        verdict = "proven within the gap of the job"
-    else:
-        verdict = f"{_ended(certificate)} before the gap of the job"
+def certificate_line(certificate: Certificate) -> str:
+    """What became of the candidates of a search."""
     return (
-        f"lower bound {format_seconds(certificate.lower_bound_seconds)}; this plan "
-        f"{format_seconds(step_seconds)} (gap {certificate.gap:.2%}, {verdict}; "
-        f"{certificate.candidates} candidates, {certificate.pruned_by_bound} pruned by bound, "
+        f"{certificate.candidates} candidates: {certificate.pruned_by_bound} pruned by bound, "
         f"{certificate.searched} searched: {certificate.closed_by_program} closed by programs, "
         f"{certificate.closed_by_listing} by listing every plan, {certificate.left_open} left "
-        f"open; {certificate.replays} replays)"
-    )
-
-
-def _ended(certificate: Certificate) -> str:
-    """What ended a search that did not reach its gap."""
-    left = certificate.left_open
-    if certificate.status == "limit":
-        return "search ended by its time limit"
-    if certificate.status != "open":
-        return f"search ended by {certificate.status}"
-    if left == 0:
-        return "search ended, as stages or boundaries of the plan share links,"
-    return (
-        f"search ended, as {left} {'candidate was' if left == 1 else 'candidates were'} too "
-        "large to close,"
+        f"open; {certificate.replays} replays"
     )
 
 
@@ -366,9 +338,7 @@ def detail_lines(result: SearchResult) -> Iterator[str]:
     yield from estimate_lines(result.estimate)
     if result.certificate is None:
         return
-    yield certificate_line(
-        result.certificate, result.estimate.step_seconds, other_aim=bool(result.objective)
-    )
+    yield certificate_line(result.certificate)
     if result.restriction is not None:
         step, unused = result.estimate.step_seconds, unused_kinds(result)
         yield restriction_line(result.restriction, step, unused)

@@ -149,7 +149,7 @@ def _pool(
     result: SearchResult,
     predictor: Predictor,
     time_limit_seconds: float | None,
-    progress: Callable[[int, str], None] | None,
+    progress: Callable[[int, int, str], None] | None,
 ) -> tuple[dict[Plan, tuple[str, float]], bool]:
     """(words of its question, step) of the result's plan and of the best plans of nearby questions,
     and whether every question was asked: Ctrl-C ends them with the plans so far.
@@ -160,9 +160,10 @@ def _pool(
     plans = {result.plan: ("the shortest step", result.estimate.step_seconds)}
     if is_interrupted(result):
         return plans, False
-    for number, change in enumerate(nearby(result)):
+    asked = [*nearby(result)]
+    for number, change in enumerate(asked):
         if progress is not None:
-            progress(number, change.words)
+            progress(number, len(asked), change.words)
         try:
             other = ask(change.question.looser(_LOOSE_GAP, time_limit_seconds), predictor)
         except NO_ANSWER:
@@ -296,12 +297,13 @@ def by_objective(
     *,
     top: int = 1,
     time_limit_seconds: float | None = None,
-    progress: Callable[[int, str], None] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> SearchResult:
     """The best plan that was found for the job's aim, and up to `top` - 1 alternatives.
 
     The result itself where the job asks for the shortest step and nothing else. The search is
-    asked again for every nearby question, each within `time_limit_seconds` or the job's limit.
+    asked again for every nearby question, each within `time_limit_seconds` or the job's limit;
+    `progress` is told (number, of how many, words) before each.
     """
     inputs, job = result.inputs, result.inputs.job
     if not has_other_aim(job, top):
