@@ -214,12 +214,10 @@ def digits(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:#.3g}"
 
 
-def format_brief(seconds: float) -> str:
-    """A time with three digits, as in `29.3 s`, `991 ms`."""
-    number, unit = format_seconds(seconds).split()
-    if float(number) == 0.0:
-        return f"0 {unit}"
-    return f"{digits(seconds / UNITS[Dimension.TIME][unit])} {unit}"
+def format_brief(seconds: float, like: float | None = None) -> str:
+    """A time with three digits, as in `29.3 s`, `991 ms`; in the unit of `like` where it is given."""
+    unit = format_seconds(seconds if like is None else like).split()[1]
+    return f"{digits(seconds / UNITS[Dimension.TIME][unit]) if seconds else 0} {unit}"
 
 
 def format_count(number: int) -> str:
@@ -233,10 +231,8 @@ def format_count(number: int) -> str:
 
 def format_range(seconds: float, low: float, high: float, share: str) -> str:
     """A step with its interval in one unit: `29.3 s a step (90 %: 22.3 to 48.1 s)`."""
-    unit = format_seconds(seconds).split()[1]
-    scale = UNITS[Dimension.TIME][unit]
-    own, least, most = (digits(each / scale) for each in (seconds, low, high))
-    return f"{own} {unit} a step ({share}: {least} to {most} {unit})"
+    own, least, most = (format_brief(each, seconds) for each in (seconds, low, high))
+    return f"{own} a step ({share}: {least.split()[0]} to {most})"
 
 
 def format_about(seconds: float) -> str:

@@ -22,7 +22,7 @@ from hetplan.units import format_brief, format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hetplan.proof.verify import Unshown, Verification
+    from hetplan.proof.verify import ShownBound, Unshown, Verification
 
 
 def verify(
@@ -72,7 +72,7 @@ def verify(
     if as_json:
         emit(encode(found, schema=VERIFICATION_SCHEMA))
     else:
-        emit_lines(every_line(found) if verbose else lines(found))
+        emit_lines(lines(found, verbose=verbose))
     if gap is not None:
         shown = shown_gap(found)
         if not shown <= gap:
@@ -88,8 +88,8 @@ def shown_gap(found: Verification) -> float:
     return 1.0 if found.bound is None else 1.0 - found.bound.shown_seconds / found.step_seconds
 
 
-def lines(found: Verification) -> Iterator[str]:
-    """What held, and how much of the bound can be shown."""
+def lines(found: Verification, *, verbose: bool = False) -> Iterator[str]:
+    """What held, and how much of the bound can be shown; verbose: by which families."""
     seal = "sealed" if found.sealed else "of an older form, without a seal"
     memory, step = format_bytes(found.peak_memory_bytes), format_brief(found.step_seconds)
     yield f"{seal}, legal, {memory} on the fullest device, {step} a step: all as the file says"
@@ -102,41 +102,27 @@ def lines(found: Verification) -> Iterator[str]:
             plans = f"{len(bound.unshown)} part{'s' * (len(bound.unshown) > 1)} of the plans"
             whole = f"the certificate claims {claimed:.2%}, of {plans} less can be shown"
         yield f"lower bound {shown}, gap {shown_gap(found):.2%}: {whole}"
+        if verbose:
+            yield from _families(bound)
     for words in found.not_checked:
         yield f"not checked: {words}"
 
 
-def every_line(found: Verification) -> list[str]:
-    """The same with how each family was excluded."""
-    sealed = "as hetplan wrote it" if found.sealed else "of an older form, without a seal"
-    memory, step = format_bytes(found.peak_memory_bytes), format_seconds(found.step_seconds)
-    shown = [
-        f"file         {sealed}",
-        f"plan         legal; {memory} on the fullest device",
-        f"price        {step}, replayed in Python; estimate made again",
-    ]
-    bound = found.bound
-    if bound is not None:
-        less = sum(each.family is not None for each in bound.unshown)
-        claimed = 1 - bound.claimed_seconds / found.step_seconds
-        shown += [
-            f"families     {bound.looked_at:,} of {bound.families:,}: "
-            f"{bound.without_room:,} without room, {bound.by_closed_form:,} excluded by the closed "
-            f"form, {bound.by_orders:,} by the program over orders, {less:,} in part",
-            *(_less_shown(each) for each in bound.unshown[:MAX_LESS_SHOWN]),
-        ]
-        if len(bound.unshown) > MAX_LESS_SHOWN:
-            more = len(bound.unshown) - MAX_LESS_SHOWN
-            shown.append(f"             and {more} more, of which more is shown (--json has them)")
-        shown += [f"not checked  {words}" for words in found.not_checked]
-        whole = f"the certificate claims {claimed:.2%}" if bound.unshown else "as claimed"
-        seconds = format_seconds(bound.shown_seconds)
-        shown.append(f"shown        lower bound {seconds}, gap {shown_gap(found):.2%}; {whole}")
-        return shown
-    return shown + [f"not checked  {words}" for words in found.not_checked]
+def _families(bound: ShownBound) -> Iterator[str]:
+    """How each family was excluded, and the parts of which less can be shown."""
+    less = sum(each.family is not None for each in bound.unshown)
+    yield (
+        f"{bound.looked_at:,} of {bound.families:,} families: {bound.without_room:,} without room, "
+        f"{bound.by_closed_form:,} excluded by the closed form, {bound.by_orders:,} by the program "
+        f"over orders, {less:,} in part"
+    )
+    yield from map(_less_shown, bound.unshown[:MAX_LESS_SHOWN])
+    if len(bound.unshown) > MAX_LESS_SHOWN:
+        more = len(bound.unshown) - MAX_LESS_SHOWN
+        yield f"and {more} more, of which more is shown (--json has them)"
 
 
 def _less_shown(each: Unshown) -> str:
     seconds = format_seconds(each.shown_seconds)
     plans = each.plans if each.family is None else f"family {each.family} ({each.plans})"
-    return f"in part      {seconds} of {plans}; the search has more by: {each.grounds}"
+    return f"in part: {seconds} of {plans}; the search has more by: {each.grounds}"

@@ -56,16 +56,6 @@ def tied_format(plan: Plan, job: Job) -> Precision:
     return reduction_precision(job) if found is None else Precision(found)
 
 
-def summed_as(plan: Plan, job: Job) -> Plan:
-    """The plan with the formats of the job's trainer."""
-    own = reduction_precision(job).value
-    return replace(
-        plan,
-        reduction_groups=tuple(replace(each, precision=own) for each in plan.reduction_groups),
-        tied_embedding_precision=None if plan.tied_embedding_precision is None else own,
-    )
-
-
 def job_summing_as(plan: Plan, job: Job) -> Job:
     """The job with the trainer option that sums as the plan does, where it leaves that open.
 

@@ -17,6 +17,7 @@ from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
 from hetplan.plans.chosen import Shape
+from hetplan.plans.formats import reduction_precision
 from hetplan.plans.pieces import expert_copies, own_depth, stage_copies
 from hetplan.plans.plan import (
     LayerRange,
@@ -358,3 +359,13 @@ def summed_cases(draw: st.DrawFn, *, most_pipelines: int = 3) -> Case:
     tied = None if plan.tied_embedding_precision is None else draw(formats)
     plan = replace(plan, reduction_groups=groups, tied_embedding_precision=tied)
     return replace(case, plan=plan)
+
+
+def summed_as(plan: Plan, job: Job) -> Plan:
+    """The plan with the formats of the job's trainer."""
+    own = reduction_precision(job).value
+    return replace(
+        plan,
+        reduction_groups=tuple(replace(each, precision=own) for each in plan.reduction_groups),
+        tied_embedding_precision=None if plan.tied_embedding_precision is None else own,
+    )

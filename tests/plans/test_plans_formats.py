@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans_of_many import Case, plain_case, summed_cases, two_pipelines
+from plans_of_many import Case, plain_case, summed_as, summed_cases, two_pipelines
 
 from hetplan.job.spec import Precision, TrainerOptions
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.check import check_plan
-from hetplan.plans.formats import summed_as
 from hetplan.plans.plan import Plan
 from hetplan.plans.ranks import limits_of
 from hetplan.search.files import load_plan

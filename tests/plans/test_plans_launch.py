@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 from plans_mutations import with_pipeline, with_replica, with_stage
-from plans_of_many import Case, plain_case, two_pipelines
+from plans_of_many import Case, plain_case, summed_as, two_pipelines
 from runtime_cases import FOURS, MOE, job, pipeline_of, unlike_plan
 
 from hetplan.errors import InputError
 from hetplan.plans.build import chosen_of
 from hetplan.plans.check import check_plan
-from hetplan.plans.formats import summed_as
 from hetplan.plans.plan import OverlapSettings, Plan, Schedule, Sharding
 from hetplan.plans.ranks import launch_faults, limits_of, pins_line
 

@@ -16,6 +16,7 @@ from plans_of_many import (
     small_island,
     small_job,
     small_model,
+    summed_as,
     two_pipelines,
 )
 from rule_names import rule_of
@@ -25,7 +26,6 @@ from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.formats import summed_as
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
     LayerRange,

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hetplan.comparison.compare import Comparison
-from hetplan.cost.estimate_values import Estimate, KindUse, MemoryUse
+from hetplan.cost.estimate_values import Estimate
 from hetplan.reports.explained import every_limit, idle_lines
 from hetplan.reports.html import charts
 from hetplan.reports.html.answer import facts, headline
@@ -170,8 +170,7 @@ def _left_idle(result: SearchResult) -> Iterator[str]:
 
 
 def _run_name(run: StageRun) -> str:
-    stages = f"{run.first}" if run.first == run.last else f"{run.first}-{run.last}"
-    return stages
+    return f"{run.first}" if run.first == run.last else f"{run.first}-{run.last}"
 
 
 def _stage(run: StageRun, result: SearchResult) -> dict[str, Any]:
@@ -287,17 +286,13 @@ def _memory(runs: Sequence[StageRun]) -> Iterator[dict[str, Any]]:
             "use": use,
             "part": use.total_bytes / use.available_bytes,
             "parts": parts,
-            "data": _memory_data(run, use),
+            "data": {
+                "pipelines": run.pipelines,
+                "stages": [run.first, run.last],
+                **{field: getattr(use, field) for _, field in MEMORY_PARTS},
+                "available_bytes": use.available_bytes,
+            },
         }
-
-
-def _memory_data(run: StageRun, use: MemoryUse) -> dict[str, Any]:
-    return {
-        "pipelines": run.pipelines,
-        "stages": [run.first, run.last],
-        **{field: getattr(use, field) for _, field in MEMORY_PARTS},
-        "available_bytes": use.available_bytes,
-    }
 
 
 def _components(estimate: Estimate) -> Iterator[dict[str, Any]]:
@@ -329,12 +324,12 @@ def _use(estimate: Estimate, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
             if each.mfu is None
             else charts.bar([(f"k{charts.kind_number(kinds, each.device)}", each.mfu)], 1.0),
             "again": each.recomputed_flops / each.model_flops if each.model_flops else 0.0,
-            "data": _use_data(each),
+            "data": {
+                "device": each.device,
+                "mfu": each.mfu,
+                "flops_per_second": each.flops_per_second,
+            },
         }
-
-
-def _use_data(use: KindUse) -> dict[str, Any]:
-    return {"device": use.device, "mfu": use.mfu, "flops_per_second": use.flops_per_second}
 
 
 def _links(links: Sequence[LinkUse], step: float) -> Iterator[dict[str, Any]]:

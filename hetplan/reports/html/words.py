@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from hetplan.units import UNITS, Dimension, digits, format_bytes, format_rate, format_seconds
+from hetplan.units import (
+    UNITS,
+    Dimension,
+    digits,
+    format_brief,
+    format_bytes,
+    format_rate,
+    format_seconds,
+)
 
 SPACE = "\u00a0"
 """Between a number and its unit: it breaks no line."""
@@ -25,8 +33,7 @@ def change_words(part: float | None) -> str:
 
 def seconds_words(seconds: float, like: float | None = None) -> str:
     """A time with three digits, in the unit of another one where that is given."""
-    unit = format_seconds(seconds if like is None else like).split()[1]
-    return f"{_three(seconds / UNITS[Dimension.TIME][unit])}{SPACE}{unit}"
+    return format_brief(seconds, like).replace(" ", SPACE)
 
 
 def _three(number: float) -> str:
