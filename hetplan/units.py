@@ -215,7 +215,7 @@ def digits(number: float) -> str:
 
 
 def format_brief(seconds: float, like: float | None = None) -> str:
-    """A time with three digits, as in `29.3 s`, `991 ms`; in the unit of `like` where it is given."""
+    """A time with three digits, as in `29.3 s`, `991 ms`, or in the unit that `like` has."""
     unit = format_seconds(seconds if like is None else like).split()[1]
     return f"{digits(seconds / UNITS[Dimension.TIME][unit]) if seconds else 0} {unit}"
 
@@ -272,6 +272,6 @@ def counted(number: int, thing: str, things: str = "") -> str:
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
-def format_each(values: Iterable[int]) -> str:
-    """Different values in their order, as in `8/4`."""
+def format_each(values: Iterable[object]) -> str:
+    """Different values in their order, as in `8/4` and `none/full`."""
     return "/".join(map(str, dict.fromkeys(values)))

@@ -181,11 +181,11 @@ def _plan_words(result: SearchResult) -> str:
         f"{batches} microbatch{'' if batches == '1' else 'es'}"
         + (f" of {sizes}" if sizes.isdecimal() else ""),
     ]
-    schedules = _different(each.schedule.name for each in pipelines)
+    schedules = format_each(each.schedule.name for each in pipelines)
     if schedules != "1f1b":
         chunks = format_each(each.schedule.virtual_stages for each in pipelines)
         words.append(schedules + (f" with {chunks} chunks" if chunks != "1" else ""))
-    recompute = _different(stage.recompute.words for stage in plan.stages)
+    recompute = format_each(stage.recompute.words for stage in plan.stages)
     if recompute != NO_RECOMPUTE.words:
         words.append(f"recompute {recompute}")
     if plan.sharding is not Sharding.NONE:
@@ -194,11 +194,6 @@ def _plan_words(result: SearchResult) -> str:
         words.append("optimizer in host memory")
     trainer = "any trainer" if plan.target == "any" else plan.target
     return f"{trainer} on {where} devices: {', '.join(words)}"
-
-
-def _different(words: Iterable[str]) -> str:
-    """Different words in their order, as in `none/full`."""
-    return "/".join(dict.fromkeys(words))
 
 
 def _use(result: SearchResult) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hetplan.job.spec import Job, Pins
-from hetplan.plans.plan import Plan, Stage
+from hetplan.plans.plan import Plan
 from hetplan.plans.targets import target
 from hetplan.search.solver import RESOLUTION, Solver
 from hetplan.search.space.family import Family, FamilyTable, Mesh
 from hetplan.search.space.stage_table import MAX_FREE_ISLANDS
+from hetplan.units import format_each
 
 
 def describe_space(
@@ -141,24 +142,23 @@ def describe_solver(solver: Solver) -> str:
 
 def layout_words(plan: Plan) -> str:
     """Degrees in short, as in `tp 4, dp 16, 11 stages, microbatch size 1`."""
-    stages, replicas = _stages(plan), plan.replicas
+    stages, replicas = plan.stages, plan.replicas
 
     def some(name: str) -> str:
-        return "/".join(dict.fromkeys(str(getattr(each, name)) for each in replicas))
+        return format_each(getattr(each, name) for each in replicas)
 
     words = [f"tp {some('tp')}"]
     words += [f"{name} {some(name)}" for name in ("cp", "ep") if some(name) != "1"]
-    copies = dict.fromkeys(str(sum(each.dp for each in stage.replicas)) for stage in stages)
-    words.append(f"dp {'/'.join(copies)}")
+    words.append(f"dp {format_each(sum(r.dp for r in stage.replicas) for stage in stages)}")
     if len(plan.pipelines) > 1:
         words.append(f"{len(plan.pipelines)} pipelines")
-    depths = "/".join(dict.fromkeys(str(len(p.stages)) for p in plan.pipelines))
+    depths = format_each(len(p.stages) for p in plan.pipelines)
     words.append(f"{depths} stage{'' if depths == '1' else 's'}")
     words.append(f"microbatch size {some('microbatch_size')}")
-    chunks = "/".join(dict.fromkeys(str(p.schedule.virtual_stages) for p in plan.pipelines))
+    chunks = format_each(p.schedule.virtual_stages for p in plan.pipelines)
     if chunks != "1":
         words.append(f"{chunks} chunks")
-    recompute = "/".join(dict.fromkeys(stage.recompute.words for stage in stages))
+    recompute = format_each(stage.recompute.words for stage in stages)
     if recompute != "none":
         words.append(f"recompute {recompute}")
     if plan.optimizer_offload:
@@ -169,7 +169,3 @@ def layout_words(plan: Plan) -> str:
 def devices_in_use(plan: Plan) -> int:
     """Devices of all stages."""
     return sum(replica.num_devices for replica in plan.replicas)
-
-
-def _stages(plan: Plan) -> list[Stage]:
-    return [stage for pipeline in plan.pipelines for stage in pipeline.stages]

@@ -24,7 +24,7 @@ from hetplan.search.space.family import Family, FamilyTable, Mesh
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import BOTH
 from hetplan.search.table_maker import TableMaker
-from hetplan.units import format_bytes
+from hetplan.units import format_bytes, format_each
 
 _MAX_COMPARED = 8
 """Ways to slice whose stages are looked at one by one: those that hold most by `held_units`, which
@@ -174,7 +174,7 @@ def _degrees(family: Family, meshes: Sequence[Mesh]) -> str:
     shapes = [shape for mesh in meshes for shape in mesh.shapes]
 
     def some(name: str) -> str:
-        return "/".join(dict.fromkeys(str(getattr(shape, name)) for shape in shapes))
+        return format_each(getattr(shape, name) for shape in shapes)
 
     words = [f"tp {some('tp')}"]
     words += [f"{name} {some(name)}" for name in ("cp", "ep") if some(name) != "1"]

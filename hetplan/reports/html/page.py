@@ -37,7 +37,7 @@ from hetplan.reports.timeline import PipelineTimeline
 from hetplan.search.descriptions import layout_words
 from hetplan.search.result import SearchResult
 from hetplan.search.space.allowed import allowed_cluster
-from hetplan.units import counted, format_rate
+from hetplan.units import counted, format_each, format_rate
 from hetplan.version import __version__
 from hetplan.whatif.plan_use import idle_islands, used_devices
 
@@ -177,7 +177,7 @@ def _stage(run: StageRun, result: SearchResult) -> dict[str, Any]:
     """A row of the table of stages."""
     cost, stage = run.cost, run.stage
     degrees = [
-        (name, "/".join(dict.fromkeys(str(getattr(each, name)) for each in stage.replicas)))
+        (name, format_each(getattr(each, name) for each in stage.replicas))
         for name in ("tp", "cp", "ep", "dp")
     ]
     least, most = (f"{100 * part:.0f}" for part in run.busy)
@@ -188,7 +188,7 @@ def _stage(run: StageRun, result: SearchResult) -> dict[str, Any]:
         "device": cost.device,
         "devices": sum(each.num_devices for each in stage.replicas),
         "degrees": ", ".join(f"{n} {value}" for n, value in degrees if value != "1") or "1 device",
-        "microbatch": "/".join(dict.fromkeys(str(each.microbatch_size) for each in stage.replicas)),
+        "microbatch": format_each(each.microbatch_size for each in stage.replicas),
         "layers": cost.transformer_layers,
         "recompute": stage.recompute.words,
         "forward": cost.forward_seconds,
