@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Path:
 def test_a_table_per_law_and_a_file(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "predictor.json"
     done = CliRunner().invoke(
-        app, ["--store", str(store), "--out", str(out)], env={"COLUMNS": "300"}
+        app, ["--store", str(store), "--out", str(out), "--verbose"], env={"COLUMNS": "300"}
     )
     assert done.exit_code == 0, done.output
     for words in ("testium-1", "transformer", "backward", "4 hidden", "s/flop", "all_reduce"):

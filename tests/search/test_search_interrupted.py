@@ -137,6 +137,31 @@ def test_an_interrupt_leaves_the_best_plan_and_a_journal(
     assert plan.read_bytes() == whole
 
 
+def test_a_solver_leaves_the_signal_to_python() -> None:
+    program = """
+import os, signal
+from hetplan.cluster.load import load_cluster
+from hetplan.search.multi_pipeline.heuristic import most_sequences
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cluster = load_cluster(CLUSTER)
+most_sequences((), cluster, most_pipelines=1, effort=0.1)
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+except KeyboardInterrupt:
+    print("heard")
+"""
+    cluster = str(CONFIGS / "clusters/two-regions.yaml")
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("CLUSTER", repr(cluster))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "heard\n"), done.stderr
+
+
 @pytest.mark.slow
 def test_a_signal_from_outside_ends_a_long_search(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()

@@ -101,7 +101,7 @@ def test_what_a_host_lacks_is_named(
     code, text = checked(emitted(tmp_path, host("a", **of_host), **of_plan), "--host=a")
     assert code == 1
     assert says in text
-    assert text.splitlines()[-1] == "mend what FAIL says"
+    assert text.splitlines()[-1] == "correct what FAIL names"
 
 
 def test_hosts_meet_at_the_rendezvous_port(tmp_path: Path) -> None:

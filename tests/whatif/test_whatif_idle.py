@@ -125,7 +125,7 @@ def test_an_open_search_of_any_is_explained_among_plans_of_a_target_that_closes(
     assert even_of(reason).value == pytest.approx(even_of(known).value, rel=0.05)
     (line,) = idle_lines((reason,), ended)
     assert "it pays from" in line
-    assert "among the plans of flagscale only, as 50% of this search is open" in line
+    assert "shown for plans of flagscale; 50% of this search is open" in line
 
 
 def test_a_library_is_a_cause_by_itself_or_beside_a_link() -> None:

@@ -295,6 +295,8 @@ def most_sequences(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = effort
+    # It would leave the system's handler behind, with which Ctrl-C ends the process at once.
+    solver.parameters.catch_sigint_signal = False
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return 0, ()
