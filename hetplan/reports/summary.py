@@ -240,16 +240,17 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
         table.add_column("microbatch", no_wrap=True, justify="right")
     if recomputes:
         table.add_column("recompute", no_wrap=True)
-    table.add_column("layers", overflow="fold")
+    table.add_column("layers", overflow="fold", min_width=len("layers"))
     table.add_column("memory, GiB", no_wrap=True, justify="right")
     table.add_column("busy", no_wrap=True, justify="right")
     for row in rows:
-        kind = f"{row.devices_per_stage:,} {short_kind(row.islands[0])}"
-        place = f" {'+'.join(island.name for island in row.islands)}" if named else ""
+        kinds = "+".join(dict.fromkeys(map(short_kind, row.islands)))
+        place = "+".join(island.name for island in row.islands)
+        place = f" {place}" if named and place != kinds else ""
         full = "" if row.fits else " TOO FULL"
         table.add_row(
             _stages(row, len(pipelines) > 1),
-            escape(kind + place),
+            escape(f"{row.devices_per_stage:,} {kinds}{place}"),
             " x ".join("/".join(map(str, getattr(row, name))) for name in degrees),
             *(["/".join(map(str, row.microbatch_size))] if sizes else []),
             *([row.recompute] if recomputes else []),
@@ -257,11 +258,26 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
             f"{_gibibytes(row.most_memory_bytes)} of {_gibibytes(row.available_bytes)}{full}",
             f"{_span(100 * row.least_busy, 100 * row.most_busy)} %",
         )
+    text = _rendered(table, width)
+    if _CUT in text:
+        # Cells take more lines, instead of losing their ends; the line above has recomputation.
+        table.columns = [each for each in table.columns if each.header != "recompute"]
+        for column in table.columns:
+            column.no_wrap, column.overflow = False, "fold"
+        text = _rendered(table, width)
+    yield from (line.rstrip() for line in text.splitlines())
+
+
+_CUT = "\u2026"
+"""What rich writes where a cell lost its end."""
+
+
+def _rendered(table: Table, width: int) -> str:
     text = io.StringIO()
     Console(file=text, width=width, highlight=False, color_system=None, force_jupyter=False).print(
         table
     )
-    yield from (line.rstrip() for line in text.getvalue().splitlines())
+    return text.getvalue()
 
 
 _ALWAYS = ("tp", "dp")
