@@ -146,7 +146,11 @@ def _summary(found: Findings, reading: Reading) -> str:
     together = "; held against each other" if reading.is_together else ""
     read_as = f" ({kinds}{together})" if kinds else ""
     skipped = f", {len(found.skipped)} skipped" if found.skipped else ""
-    return f"{files}{read_as}{skipped}: {errors} errors, {len(found.findings) - errors} warnings"
+    warnings = len(found.findings) - errors
+    return (
+        f"{files}{read_as}{skipped}: {errors} error{'s' * (errors != 1)}, "
+        f"{warnings} warning{'s' * (warnings != 1)}"
+    )
 
 
 def _rules_text(wanted: str | None) -> str:

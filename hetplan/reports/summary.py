@@ -228,16 +228,17 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
         table.add_column("microbatch", no_wrap=True, justify="right")
     if recomputes:
         table.add_column("recompute", no_wrap=True)
-    table.add_column("layers", overflow="fold")
+    table.add_column("layers", overflow="fold", min_width=len("layers"))
     table.add_column("memory, GiB", no_wrap=True, justify="right")
     table.add_column("busy", no_wrap=True, justify="right")
     for row in rows:
-        kind = f"{row.devices_per_stage:,} {short_kind(row.islands[0])}"
-        place = f" {'+'.join(island.name for island in row.islands)}" if named else ""
+        kinds = "+".join(dict.fromkeys(map(short_kind, row.islands)))
+        place = "+".join(island.name for island in row.islands)
+        place = f" {place}" if named and place != kinds else ""
         full = "" if row.fits else " TOO FULL"
         table.add_row(
             _stages(row, len(pipelines) > 1),
-            escape(kind + place),
+            escape(f"{row.devices_per_stage:,} {kinds}{place}"),
             " x ".join("/".join(map(str, getattr(row, name))) for name in degrees),
             *(["/".join(map(str, row.microbatch_size))] if sizes else []),
             *([row.recompute] if recomputes else []),
@@ -245,7 +246,18 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
             f"{_gibibytes(row.most_memory_bytes)} of {_gibibytes(row.available_bytes)}{full}",
             f"{_span(100 * row.least_busy, 100 * row.most_busy)} %",
         )
-    return table_lines(table, width)
+    lines = [*table_lines(table, width)]
+    if any(_CUT in line for line in lines):
+        # Cells take more lines, instead of losing their ends; the line above has recomputation.
+        table.columns = [each for each in table.columns if each.header != "recompute"]
+        for column in table.columns:
+            column.no_wrap, column.overflow = False, "fold"
+        lines = [*table_lines(table, width)]
+    return iter(lines)
+
+
+_CUT = "\u2026"
+"""What rich writes where a cell lost its end."""
 
 
 _ALWAYS = ("tp", "dp")

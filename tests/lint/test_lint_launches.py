@@ -53,7 +53,7 @@ def test_a_script_is_a_launch(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "error: launch-loses-layers (lines 5, 6)" in result.stdout
     assert "28 of 30 layers are on the 4 stages" in result.stdout
-    assert "1 file read (megatron launch): 1 errors, 0 warnings" in result.stdout
+    assert "1 file read (megatron launch): 1 error, 0 warnings" in result.stdout
     script.write_text(SCRIPT.replace("--num-layers 30", "--num-layers 32"))
     assert run(script, "--strict").exit_code == 0
 

@@ -268,6 +268,13 @@ def test_what_does_not_fit_and_what_is_not_known_is_said() -> None:
     assert "fewest devices" in found
 
 
+def test_a_reader_finds_the_commands_for_what_the_page_does_not_hold() -> None:
+    says = page_of(view_of(replace(searched(), idle=()), "my plan.json")).says
+    assert "hetplan explain limits 'my plan.json' --save finds why" in says
+    assert "hetplan explain prices 'my plan.json' plans again with one more node" in says
+    assert "nothing was measured here" in says
+
+
 def test_another_predictor_than_the_files_is_said() -> None:
     result = searched()
     slower = replace(result.estimate, step_seconds=1.5 * result.estimate.step_seconds)

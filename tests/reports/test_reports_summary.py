@@ -147,3 +147,10 @@ def test_commands_that_come_next_take_any_file_name(result: SearchResult) -> Non
 
 def test_words_are_not_broken() -> None:
     assert list(folded(["one two-three four", ""], 8)) == ["one", "  two-three", "  four"]
+
+
+def test_a_table_without_room_takes_more_lines_and_loses_nothing(result: SearchResult) -> None:
+    wide = {*" ".join(summarize(result).lines(200)).split()}
+    narrow = list(summarize(result).lines(50))
+    assert not [line for line in narrow if "…" in line]
+    assert {word for word in wide if word.isdigit()} <= {*" ".join(narrow).split()}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from hetplan.cost.estimate_values import Estimate, StepRange
+from hetplan.predict.predictor import MEASURED
 from hetplan.reports.html.values import PlanView
 from hetplan.reports.html.words import (
     bytes_words,
@@ -12,10 +14,11 @@ from hetplan.reports.html.words import (
     seconds_words,
     share_words,
 )
+from hetplan.reports.summary import next_lines
 from hetplan.search.descriptions import devices_in_use, layout_words
 from hetplan.search.result import SearchResult
 from hetplan.search.space.allowed import allowed_cluster
-from hetplan.units import counted
+from hetplan.units import counted, format_count
 from hetplan.whatif.plan_use import used_devices
 
 
@@ -61,7 +64,7 @@ def facts(view: PlanView) -> Iterator[tuple[str, str]]:
         yield "MFU", _mfu_words(estimate, within)
     if job.total_tokens is not None:
         words = _step_words(estimate, step, job.total_tokens / tokens)
-        yield "Time for all tokens", f"{words} for {job.total_tokens:,}"
+        yield "Time for all tokens", f"{words} for {format_count(job.total_tokens)}"
     if view.usd_per_step is not None:
         yield "Price", f"{view.usd_per_step:,.4g} USD per step"
     yield "Trainer", result.plan.target
@@ -71,7 +74,11 @@ def facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield "Devices", _devices(result)
     yield "Fullest stage", _fullest(estimate)
     yield "Proof", _proof(result)
-    yield "Predicted from", f"{', '.join(estimate.sources)} figures"
+    unmeasured = "" if MEASURED in estimate.sources else "; nothing was measured here"
+    yield "Predicted from", f"{', '.join(estimate.sources)} figures{unmeasured}"
+    *_, start = next_lines(result, Path(view.name))
+    name, _, how = start.partition(": ")
+    yield name.capitalize(), how
 
 
 def _mfu_words(estimate: Estimate, within: StepRange) -> str:

@@ -8,6 +8,7 @@ script and pictures are inside. Names come from files and are escaped by the tem
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -119,6 +120,7 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
     step = result.estimate.step_seconds
     own: dict[str, Any] = {
         "name": view.name,
+        "file": shlex.quote(view.name),
         "title": f"{result.inputs.model.name} on {result.inputs.cluster.name}",
         "result": result,
         "estimate": result.estimate,
