@@ -111,3 +111,12 @@ def test_the_plans_own_trainer_is_the_default(tmp_path: Path) -> None:
     )
     assert own.keys() == named.keys()
     assert any(own.values())
+
+
+def test_a_plan_of_no_trainer_says_what_starts_it(tmp_path: Path) -> None:
+    result = two_regions()
+    own = replace(result.plan, target="native")
+    inputs = replace(result.inputs, job=replace(result.inputs.job, target="native"))
+    with pytest.raises(InputError, match=r"target native: `hetplan launch .*--target megatron"):
+        emit(trainer_plan(tmp_path, plan=own, inputs=inputs), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
