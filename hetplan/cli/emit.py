@@ -136,7 +136,8 @@ def emit(
     if nearest is not None:
         _check_nearest(plan, nearest)
     result = read_plan(plan, cluster)
-    target = result.plan.target if target is None else target
+    if target is None:
+        target = _target_of(result, plan)
     refused = sorted_refusals(result, target, options, plan)
     command = ["hetplan", "emit", "PLAN", f"--target={target}", f"--out={out}"]
     command += [*_changed_options(options, extra or []), *(["--force"] if force else [])]
@@ -160,6 +161,22 @@ def emit(
         print_result(_json(emission, written, target, out))
     else:
         _show(emission, written, out, verbose)
+
+
+def _target_of(result: SearchResult, file: Path) -> str:
+    """The plan's own trainer; an InputError where no folder is written for it."""
+    from hetplan.errors import Fault, InputError
+
+    target = result.plan.target
+    if target in TRAINERS:
+        return target
+    own = (
+        f"`hetplan launch {shlex.quote(str(file))}` starts it"
+        if target == "native"
+        else "any trainer may run it"
+    )
+    message = f"is a plan of target {target}: {own}; --target {', '.join(TRAINERS)} emits it"
+    raise InputError(Fault(file=str(file), message=message))
 
 
 def _check_nearest(plan: Path, nearest: Path) -> None:

@@ -240,11 +240,15 @@ def _ask_all(answers: Answers, seen: str) -> Answers:
     from hetplan.drafting.draft import DEFAULT_BATCH, DEFAULT_SEQUENCE
     from hetplan.drafting.model import meant_model
     from hetplan.drafting.words import between_words, nodes_words
+    from hetplan.errors import InputError
     from hetplan.model.load import load_model
     from hetplan.units import parse_count
 
     def a_count(text: str) -> int | None:
-        return parse_count(text) if text else None
+        count = parse_count(text) if text else None
+        if count == 0:
+            raise InputError("found 0; it must be at least 1")
+        return count
 
     def some_nodes(text: str) -> str:
         if text:

@@ -128,7 +128,9 @@ def tell(*faults: Fault) -> None:
 
 
 def emit(text: str) -> None:
-    """A result, on stdout."""
+    """A result, on stdout; nowhere where the caller closed it."""
+    if sys.stdout is None:
+        return
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     sys.stdout.flush()
 

@@ -57,6 +57,8 @@ def _is_plan(path: Path) -> bool:
     from hetplan.search.files import SCHEMA
 
     name = re.escape(SCHEMA.partition("/")[0].encode())
+    if path.exists() and not path.is_file():
+        return False  # opening a pipe would wait for its writer
     try:
         with path.open("rb") as stream:
             if stream.read(1) != b"{":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetplan.errors import printable
 from hetplan.files.writing import write_atomically
@@ -41,6 +41,10 @@ class Result(SearchResult):
         if predictor is not None:
             object.__setattr__(own, "_predictor", predictor)
         return own
+
+    def __reduce__(self) -> tuple[Callable[..., Result], tuple[object, ...]]:
+        # A copy asks the same predictor, also in another process.
+        return _restored, (type(self), fields_of(self), getattr(self, "_predictor", None))
 
     @property
     def mfu(self) -> float | None:
@@ -225,6 +229,10 @@ class Result(SearchResult):
                 stacklevel=3,
             )
         return found
+
+
+def _restored(kind: type[Result], values: dict[str, Any], predictor: Predictor | None) -> Result:
+    return kind.of(kind(**values), predictor)
 
 
 def _one(values: tuple[int, ...]) -> int | str:

@@ -261,7 +261,7 @@ def _stage_count(layout: Layout) -> int:
         return layout.pp or (len(layout.islands) if layout.islands else 1)
     virtual = layout.virtual_stages
     stages, rest = divmod(len(layout.layers), virtual)
-    if rest:
+    if rest or not stages:
         count = len(layout.layers)
         message = f"{count} entries for {virtual} virtual stages; give that many for each stage"
         raise _wrong("layers", message)

@@ -23,9 +23,14 @@ _NARROW, _WIDE = 80, 100
 """Columns that are read in comfort."""
 
 
+def _on_terminal() -> bool:
+    """Python has no stdout where the caller closed it."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def text_width() -> int:
     """Columns for sentences: those of the terminal, at most 100; 80 into a file or a pipe."""
-    if not sys.stdout.isatty():
+    if not _on_terminal():
         return _NARROW
     return min(shutil.get_terminal_size().columns, _WIDE)
 
@@ -40,7 +45,7 @@ def folded(lines: Iterable[str], width: int) -> Iterator[str]:
 
 def print_table(table: Table) -> None:
     """The table on stdout; into a file or a pipe its rows stay whole."""
-    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
+    width = None if _on_terminal() else _WIDTH_WITHOUT_TERMINAL
     Console(width=width, highlight=False).print(table)
 
 

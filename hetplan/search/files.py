@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 from hetplan.cluster.load import load_cluster
@@ -185,12 +185,41 @@ def _estimate_faults(result: SearchResult) -> Iterator[Fault]:
         yield Fault(
             field="stages", message=f"has {len(estimate.stages)} entries, the plan {stages} stages"
         )
-    if not 0 < estimate.step_seconds < math.inf:
+    if not _LEAST_STEP <= estimate.step_seconds < math.inf:
         yield Fault(
             field="step_seconds",
             message=f"{estimate.step_seconds}; a step takes more than 0 seconds; price the plan "
             "again with hetplan estimate",
         )
+    kinds = {island.device.kind for island in result.inputs.cluster.islands}
+    for at, use in enumerate(estimate.kinds):
+        if use.device not in kinds:
+            message = f"{use.device[:40]!a} is no kind of the cluster; {_AGAIN}"
+            yield Fault(field=f"kinds[{at}].device", message=message)
+    for at, stage in enumerate(estimate.stages):
+        if not stage.memory.available_bytes > 0:
+            message = f"{stage.memory.available_bytes}; a device has memory; {_AGAIN}"
+            yield Fault(field=f"stages[{at}].memory.available_bytes", message=message)
+    if any(abs(number) > _MOST for number in _numbers(estimate)):
+        yield Fault(message=f"has a number above {_MOST:g}, which no plan has; {_AGAIN}")
+
+
+_AGAIN = "price the plan again with hetplan estimate"
+_LEAST_STEP = 1e-9  # seconds: no kernel starts in less
+_MOST = 1e30
+"""Above what estimates hold: FLOPs, bytes and seconds of a step."""
+
+
+def _numbers(value: object) -> Iterator[float]:
+    """All numbers within a value."""
+    if isinstance(value, float | int):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _numbers(each)
+    elif is_dataclass(value):
+        for each in fields(value):
+            yield from _numbers(getattr(value, each.name))
 
 
 def load_inputs(

@@ -28,7 +28,7 @@ from typing import Any
 
 from hetplan.errors import Fault, HetplanError, InfeasibleError, InputError, LimitError
 from hetplan.files.shipped import default_stores
-from hetplan.files.writing import write_atomically
+from hetplan.files.writing import check_writable, write_atomically
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import fit_stores, with_shipped
 from hetplan.predict.predictor import Predictor
@@ -201,10 +201,15 @@ def run_sweep(
         parent=os.getpid() if sweep.backend == "processes" else None,
     )
     points = tuple(replace(point, digest=point.digest + digest) for point in sweep.points)
+    check_writable(table)
+    if plans is not None:
+        try:
+            plans.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"cannot be made: {error.strerror}; name another folder for the plans"
+            raise InputError(Fault(file=str(plans), message=message)) from error
     with Table(table, fresh=not resume) as out:
         left = [point for point in points if point.key not in out.done]
-        if plans is not None:
-            plans.mkdir(parents=True, exist_ok=True)
         written: set[str] = set()
         for row in _answered(sweep, points, {point.key for point in left}, asked):
             new = row.key not in out.done and row.key not in written

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -330,3 +331,17 @@ def test_what_init_writes_is_planned_as_the_line_is(nodes, tmp_path):
     assert run("plan", *words, *TINY, "--no-native", "--out", str(line)).exit_code == 0
     plans = [json.loads(path.read_text())["plan"] for path in (line, tmp_path / "plan.json")]
     assert plans[0] == plans[1]
+
+
+def test_a_closed_stdout_is_no_fault(tmp_path):
+    words = ("init", "--nodes", "4x8 h100", "--model", "llama-2-7b", "--out", str(tmp_path))
+    line = shlex.join([sys.executable, "-m", "hetplan", *words])
+    done = subprocess.run(f"{line} >&-", shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_sequences_and_no_tokens_are_asked_again(monkeypatch, tmp_path):
+    answers = "llama-2-7b\n0\n64\n\n0\n\n"
+    done = asked(monkeypatch, tmp_path, answers, "--nodes", "4x8 h100")
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.count("found 0; it must be at least 1") == 2

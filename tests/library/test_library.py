@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import pickle
@@ -539,3 +540,22 @@ def test_scripts_of_users_are_checked_by_mypy(tmp_path: Path) -> None:
     wrong = mypy(USER_SCRIPT + WRONG_LINE)
     assert "estimate" in wrong.stdout
     assert wrong.returncode == 1
+
+
+def test_copies_ask_the_same_predictor(folder: Path) -> None:
+    known = hetplan.estimate(*inputs_in(folder), DATASHEETS, tp=1)
+    for same in (copy.copy(known), copy.deepcopy(known), pickle.loads(pickle.dumps(known))):
+        assert same == known
+        assert same._known().laws == DATASHEETS.laws
+        assert same.limits() == known.limits()
+
+
+def test_places_that_cannot_be_written_and_no_stages_are_input_errors(folder: Path) -> None:
+    with pytest.raises(InputError, match="0 entries"):
+        layout(folder, layers=[])
+    with pytest.raises(InputError, match="Is a directory"):
+        hetplan.sweep(folder / "sweep.yaml", predictor=DATASHEETS, table=folder)
+    with pytest.raises(InputError, match="cannot be made"):
+        hetplan.sweep(
+            folder / "sweep.yaml", predictor=DATASHEETS, table=folder / "t.csv", plans="/dev/null"
+        )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -24,17 +28,19 @@ from report_pages import (
 from test_comparison_compare import own_log
 
 from hetplan.comparison.compare import compare
+from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.replay.step import replay_step
 from hetplan.cost.step_model.plan import sends_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic import ledger
+from hetplan.errors import InputError
 from hetplan.reports.html import page as page_module
 from hetplan.reports.html import words
 from hetplan.reports.html.charts import NAMES, ROW, WIDTH, drawn
 from hetplan.reports.html.page import MEMORY_PARTS, report_text
 from hetplan.reports.html.values import PlanView, _with_other_bandwidths, distinct
-from hetplan.search.files import save_result
+from hetplan.search.files import load_legal_plan, save_result
 from hetplan.search.result import SearchResult
 
 MAX_BYTES = 5_000_000
@@ -378,3 +384,43 @@ def test_every_part_of_the_step_says_what_it_rests_on(shown: tuple[PlanView, Pag
     assert {(each.cause, each.part) for each in view.result.estimate.causes} <= set(view.sources)
     assert set().union(*view.sources.values()) <= set(page_module.SOURCES)
     assert "not known" not in page.says.partition("What every number rests on")[2]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    done = subprocess.run(
+        [sys.executable, "-m", "hetplan", "report", str(pipe)],
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        lambda e: replace(e, step_seconds=5e-324),
+        lambda e: replace(e, components=(replace(e.components[0], hidden_seconds=1e308),)),
+        lambda e: replace(e, kinds=(replace(e.kinds[0], device="x"),)),
+        lambda e: replace(e, stages=tuple(
+            replace(each, memory=replace(each.memory, available_bytes=0)) for each in e.stages
+        )),
+    ],
+)  # fmt: skip
+def test_an_estimate_that_was_edited_is_refused(
+    edited: Callable[[Estimate], Estimate], tmp_path: Path
+) -> None:
+    result, plan = searched(), tmp_path / "plan.json"
+    save_result(result, plan)
+    load_legal_plan(plan)
+    save_result(replace(result, estimate=edited(result.estimate)), plan)
+    with pytest.raises(InputError, match="again with hetplan estimate"):
+        load_legal_plan(plan)
+
+
+def test_what_turns_or_hides_text_is_written_out() -> None:
+    result = searched()
+    stages = tuple(replace(each, island="a\u202eb\x1b\x00") for each in result.estimate.stages)
+    page = page_of(view_of(replace(result, estimate=replace(result.estimate, stages=stages))))
+    assert not {"\u202e", "\x1b", "\x00"} & {*page.text}
+    assert "a\\u202eb\\x1b\\x00" in page.says

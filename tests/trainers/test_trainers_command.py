@@ -11,7 +11,7 @@ import pytest
 from trainer_models import MODEL
 from trainer_plans import JOB, chosen, result_of, two_regions
 
-from hetplan.cli.emit import emit
+from hetplan.cli.emit import _target_of, emit
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.plans.build import plan_of
@@ -111,3 +111,11 @@ def test_the_plans_own_trainer_is_the_default(tmp_path: Path) -> None:
     )
     assert own.keys() == named.keys()
     assert any(own.values())
+
+
+def test_a_plan_of_no_trainer_says_what_starts_it() -> None:
+    result = two_regions()
+    own = replace(result, plan=replace(result.plan, target="native"))
+    with pytest.raises(InputError, match=r"target native: `hetplan launch a.json`.*--target meg"):
+        _target_of(own, Path("a.json"))
+    assert _target_of(result, Path("a.json")) == "megatron"

@@ -136,7 +136,9 @@ def test_a_killed_sweep_goes_on_with_what_is_missing(tmp_path: Path) -> None:
         file.write("0123456789abcdef,model.yaml,one.y")  # a line that was cut off
     done = command(*arguments[1:], "--resume")
     assert done.exit_code == 0, done.output
-    assert f"{24 - len(kept)} of 24 questions planned, {len(kept)} were there before" in done.stderr
+    left = 24 - len(kept)
+    words = f"{left} of 24 questions planned ({left} optimal); {len(kept)} were there before"
+    assert words in done.stderr
     rows = rows_of(table)
     assert len({row["key"] for row in rows}) == len(rows) == 24
     assert [row for row in rows if row in kept] == kept

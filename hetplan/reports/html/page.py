@@ -8,6 +8,7 @@ script and pictures are inside. Names come from files and are escaped by the tem
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -95,7 +96,7 @@ def report_text(views: Sequence[PlanView]) -> str:
         )
     )
     own = [_shown(view, kinds, MAX_BARS // len(views)) for view in views]
-    return page.render(
+    text = page.render(
         plans=own,
         facts=_together([plan["facts"] for plan in own]),
         kinds=kinds,
@@ -105,6 +106,13 @@ def report_text(views: Sequence[PlanView]) -> str:
         styles=_file("page.css"),
         script=_file("page.js"),
     )
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+_UNSEEN = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+"""What shows nothing, or turns the text around it: a plan edited by hand may hold it."""
 
 
 def _file(name: str) -> Markup:
