@@ -116,6 +116,11 @@ class Target:
     """A boundary may have another number format than the plan, and a sum of gradients another than
     the trainer's own."""
 
+    @property
+    def interleaving(self) -> bool:
+        """Whether a stage may have several chunks of layers."""
+        return "interleaved-1f1b" in self.schedules
+
     def shardings(self, optimizer: str) -> tuple[Sharding, ...]:
         """What of `sharding` a plan with this update rule may have."""
         if self.shards_adam_only and optimizer != Optimizer.ADAMW:

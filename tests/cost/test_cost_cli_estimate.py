@@ -81,7 +81,17 @@ def run(
     asked: Job | None = None,
 ) -> Result:
     inputs = Inputs(model=model(), cluster=cluster, job=asked or job(), sha256=())
-    monkeypatch.setattr(command, "read_inputs", lambda *_, **__: inputs)
+
+    asks = command.question_of
+
+    def asked_of(
+        model: object, cluster: object, job: object, *more: object, **words: object
+    ) -> object:
+        if cluster is None or job is None:
+            return asks(model, cluster, job, *more, **words)  # which says what is missing
+        return inputs, None
+
+    monkeypatch.setattr(command, "question_of", asked_of)
     monkeypatch.setattr(command, "read_predictor", lambda *_: (LinearPredictor(), "fake"))
     app = typer.Typer()
     app.command()(command.estimate)

@@ -39,6 +39,6 @@ def result_of(
     )
     count = sum(len(pipeline.stages) for pipeline in plan.pipelines)
     priced = replace(
-        some, num_microbatches=plan.pipelines[0].num_microbatches, stages=(stage,) * count
+        some, kinds=(), num_microbatches=plan.pipelines[0].num_microbatches, stages=(stage,) * count
     )
     return trainer_plans.result_of(machines, plan, model, task, priced=priced)
