@@ -117,7 +117,6 @@ def test_an_interrupted_comparison_keeps_the_plan_says_so_and_exits_with_130(
     assert load_plan(folder / "plan.json").certificate.status == "optimal"
 
 
-@pytest.mark.slow
 def test_mixtral_on_four_nodes_gets_expert_parallelism(folder: Path) -> None:
     cluster, job = folder / "four.yaml", folder / "mixtral.yaml"
     island = "{name: a, node: dgx-h100, nodes: 4}"

@@ -18,6 +18,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.predict.fit import fit_populations
 from hetplan.search.multi_pipeline.assembly import Assembler, Share, balanced
+from hetplan.search.multi_pipeline.bound import busy_bound, raised_bound
 from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
 from hetplan.search.solver import Best
 from hetplan.search.space.plan_evaluator import PlanEvaluator
@@ -137,6 +138,17 @@ def test_no_offer_has_a_microbatch_that_does_not_divide_the_batch(
     ]
     assert shapes
     assert all(27 % sum(s.dp * s.microbatch_size for s in each) == 0 for each in shapes)
+
+
+@pytest.mark.parametrize("more", [1.001, 1.01, 1.03])
+def test_a_bound_that_is_raised_to_its_limit_reaches_it(more: float) -> None:
+    pricer = solver(model(8), two_kinds(), job(48, target="native"))._pricer
+    assert pricer is not None
+    busy = busy_bound(pricer, 48)
+    limit = busy.seconds * more
+    found = raised_bound(pricer, 48, busy, limit, lambda seconds: None)
+    assert found.seconds >= limit  # below it the search would take the plans for not excluded
+    assert found.seconds <= limit * (1 + 1e-8)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from scipy.optimize import linprog
 
 from hetplan.cost.arrays import Floats
 from hetplan.search.multi_pipeline.within import WithinPricer, Worth
+from hetplan.search.solver import RESOLUTION
 
 _ROUGH_STEP, _STEP, _LEAST_STEP = 0.08, 0.03, 0.006
 """By how much a bound is raised at once: roughly, at first and at last."""
@@ -95,28 +96,27 @@ def raised_bound(
     *,
     rough: bool = False,
 ) -> MultiPipelineBound:
-    """The known bound raised towards the limit, as far as prices are found that prove it; infinite
-    where there is no plan.
+    """The known bound raised to the limit, as far as prices are found that prove it; infinite where
+    there is no plan.
 
     rough: until the first time that a large step fails, with few bins. `on_bound`: told of every
     bound at once, and now and then in between; may raise.
     """
     search = _PriceSearch(pricer, batch, on_bound, _BINS[:1] if rough else _BINS)
     tries, step, least = (1, _ROUGH_STEP, _ROUGH_STEP) if rough else (_TRIES, _STEP, _LEAST_STEP)
+    asked = limit * (1.0 + 2.0 * RESOLUTION)  # what is proven of it reaches the limit
     while known.seconds < limit and step >= least:
         if known.seconds > pricer.latest:
             return replace(known, seconds=np.inf)
-        goal = min(limit, known.seconds * (1 + step))
+        goal = min(asked, known.seconds * (1 + step))
         prices = search.proof(goal, known, tries)
         if prices is None:
             step /= 2
             known = replace(known, near=search.near)
             continue
         # Other orders of additions: a plan that takes exactly as long is not excluded.
-        known = replace(known, seconds=goal * (1 - 1e-9), prices=tuple(prices.tolist()))
+        known = replace(known, seconds=goal * (1.0 - RESOLUTION), prices=tuple(prices.tolist()))
         on_bound(known.seconds)
-        if goal == limit:
-            break
     return known
 
 
