@@ -28,11 +28,6 @@ _SETTLED = 32
 AGREEMENT = 1e-6
 """Prices of search and estimate that are further apart are a fault of hetplan."""
 
-_OVERSTATED = 1e-4
-"""Part by which the search may price a plan too high where a stage has parts of unlike kinds: of
-their hops now one and now another is in one node, and it prices one of them. The certificate's
-bound is lowered by what was met."""
-
 GIVEN = -1
 """Solver number of plans that the caller gave."""
 
@@ -43,8 +38,6 @@ class FinalPlan:
 
     plan: Plan
     estimate: Estimate
-    overstated: float = 0.0
-    """Largest part by which the search priced one of its offers above its whole price."""
 
 
 class WrongOfferError(HetplanError):
@@ -56,13 +49,12 @@ class WrongOfferError(HetplanError):
 
 
 def final_plan(best: Best, evaluator: PlanEvaluator) -> FinalPlan:
-    """The fastest of the best offers by its whole price, which is not below the search's (but for
-    `_OVERSTATED`).
+    """The fastest of the best offers by its whole price, which is never below the search's.
 
     WrongOfferError where an offer is no plan of the job or its price is another one.
     """
     found: Plan | None = None
-    least, overstated = math.inf, 0.0
+    least = math.inf
     for number, offer in enumerate(_nearest(best)):
         if found is not None and offer.seconds >= least * (1.0 - AGREEMENT):
             break
@@ -70,14 +62,11 @@ def final_plan(best: Best, evaluator: PlanEvaluator) -> FinalPlan:
             continue  # what the caller gave is never lost
         plan = _placed(offer, evaluator)
         step = _agreeing(offer, plan, evaluator.pricer)
-        more = 1.0 - step.step_seconds / offer.seconds
-        overstated = max(overstated, more if more > AGREEMENT else 0.0)
         if fits(step) and step.step_seconds < least:
             found, least = plan, step.step_seconds
     if found is None:
         raise HetplanError("no plan that the search found fits in memory once it is placed")
-    estimate = estimate_with(evaluator.pricer, found)
-    return FinalPlan(plan=found, estimate=estimate, overstated=overstated)
+    return FinalPlan(plan=found, estimate=estimate_with(evaluator.pricer, found))
 
 
 def _nearest(best: Best) -> list[Offer]:
@@ -101,15 +90,12 @@ def _placed(offer: Offer, evaluator: PlanEvaluator) -> Plan:
 
 
 def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> StepCost:
-    """The plan's whole price; WrongOfferError where it is less than the search's (by more than
-    `_OVERSTATED` of it, with parts of unlike kinds in a stage), or more than `_slower_at_most`.
+    """The plan's whole price; WrongOfferError where it is less than the search's, or more than
+    `_slower_at_most`.
     """
     step = pricer.step(plan)
     more = step.step_seconds - offer.seconds
-    parts = any(len(stage.units) > 1 for row in step.work for stage in row.stages)
-    least = -offer.seconds * (_OVERSTATED if parts else AGREEMENT)
-    most = max(AGREEMENT * offer.seconds, _slower_at_most(step, plan))
-    if not least <= more <= most:
+    if abs(more) > AGREEMENT * offer.seconds and not 0 < more <= _slower_at_most(step, plan):
         raise WrongOfferError(
             offer,
             f"the search priced the plan at {offer.seconds!r} s, its estimate is "

@@ -364,7 +364,7 @@ def _close_priced(run: _Run, drive: Scheduler) -> None:
 def _result(run: _Run, inputs: Inputs, settled: FinalPlan) -> SearchResult:
     best, job = run.best, run.job
     step = settled.estimate.step_seconds
-    lower = min(best.lower_bound * (1.0 - settled.overstated), step)
+    lower = min(best.lower_bound, step)
     gap = 1.0 - lower / step
     status = run.status
     if status == "optimal" and gap > job.gap + AGREEMENT:

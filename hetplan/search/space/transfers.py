@@ -1,8 +1,10 @@
 """Transfers between the stages of all meshes of a family, as arrays.
 
 The first stages of two meshes stand for all: what a transfer costs depends on the link, on how many
-send how much, and on the NICs that they cross (`hetplan.cost.step_model.hops`). Of many pairs of
-meshes few differ in that, so each different one is priced once and kept.
+send how much, and on the NICs that they cross (`hetplan.cost.step_model.hops`). Stages on several
+islands differ where a part fills no node: now one part and now another sends within one. The least
+of these stands for all, so that no plan costs less than the search says. Of many pairs of meshes
+few differ in all that, so each different one is priced once and kept.
 """
 
 from __future__ import annotations
@@ -174,25 +176,42 @@ class Transfers:
         return self._rows[key]
 
     def _own(self, mesh: Mesh, side: Side, *, inside: bool) -> _Row:
-        """Between neighbouring stages of one mesh, in one node or in two."""
+        """Between neighbouring stages of one mesh, in one node or in two.
+
+        Where parts on several islands take turns at being in one node, the least of each number.
+        """
         island = self.placed.cluster.islands[side.island]
         link = island.intra_node if inside else island.inter_node
         key: tuple[object, ...] = (
             *(side.island, side.devices, side.received_bytes, side.gathering_seconds, inside),
         )
-        several = self._unlike_links(mesh.islands, mesh.islands)
+        turns = self._turns(mesh)
+        several = turns > 1 or self._unlike_links(mesh.islands, mesh.islands)
         exact = mesh.max_stages > 1 and (several or _needs_devices(link, (island, island)))
         if exact:
-            key = (mesh.islands, mesh.shapes, inside)
+            key = (mesh.islands, mesh.shapes, inside, min(turns, mesh.max_stages))
         if key not in self._rows:
             # Whether the island has both of these stages.
             if exact and (inside or mesh.max_stages > side.stages_per_node):
                 last = 0 if inside else side.stages_per_node - 1
-                hop = self._of_devices(mesh, mesh, last, last + 1)
+                numbers = range(last, last + min(turns, mesh.max_stages - 1))
+                hops = [self._of_devices(mesh, mesh, at, at + 1) for at in numbers]
+                self._rows[key] = _least([self._row(hop) for hop in hops])
             else:
-                hop = self._hop(link, side, side, (island, island))
-            self._rows[key] = self._row(hop)
+                self._rows[key] = self._row(self._hop(link, side, side, (island, island)))
         return self._rows[key]
+
+    def _turns(self, mesh: Mesh) -> int:
+        """Stages of a mesh on several islands until its parts lie in their nodes as at first."""
+        if len(mesh.islands) == 1:
+            return 1
+        places = [self.placed.cluster.islands[at] for at in mesh.islands]
+        return math.lcm(
+            *(
+                max(1, place.devices_per_node // shape.num_devices)
+                for place, shape in zip(places, mesh.shapes, strict=True)
+            )
+        )
 
     def _unlike_links(self, left: tuple[int, ...], right: tuple[int, ...]) -> bool:
         """Whether stages on these islands may reach each other over several links."""
@@ -329,6 +348,11 @@ class Transfers:
             )
             self._tied[key] = seconds_of_parts(parts)
         return self._tied[key]
+
+
+def _least(rows: Sequence[_Row]) -> _Row:
+    forward, backward, latency, extra, norm = (min(each) for each in zip(*rows, strict=True))
+    return forward, backward, latency, extra, norm
 
 
 def _needs_devices(link: Link, ends: tuple[Island, Island]) -> bool:
