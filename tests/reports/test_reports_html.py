@@ -134,7 +134,7 @@ def test_memory_components_kinds_and_bounds_are_the_estimates(
 def test_bars_of_memory_are_as_wide_as_their_bytes(shown: tuple[PlanView, Page]) -> None:
     view, page = shown
     rects = [a for tag, a in page.tags if tag == "rect" and a.get("class", "").startswith("m-")]
-    assert len(rects) == len(MEMORY_PARTS) * len(view.runs)
+    assert len(rects) == len(MEMORY_PARTS) * len(view.rows)
     widths = {float(a["data-value"]): int(a["width"]) for a in rects}
     largest = max(widths)
     scale = widths[largest] / largest

@@ -23,7 +23,7 @@ from hetplan.cost.estimate_values import Estimate
 from hetplan.reports.explained import every_limit, idle_lines
 from hetplan.reports.html import charts
 from hetplan.reports.html.answer import facts, headline
-from hetplan.reports.html.values import LinkUse, PlanView, StageRun, distinct
+from hetplan.reports.html.values import LinkUse, PlanView, distinct
 from hetplan.reports.html.words import (
     SPACE,
     bytes_words,
@@ -35,6 +35,7 @@ from hetplan.reports.html.words import (
     ticks,
 )
 from hetplan.reports.plans import grouped
+from hetplan.reports.summary import StageRow
 from hetplan.reports.timeline import PipelineTimeline
 from hetplan.search.descriptions import layout_words
 from hetplan.search.result import SearchResult
@@ -135,11 +136,11 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
         "kinds": kinds,
         "headline": headline(result),
         "facts": dict(facts(view)),
-        "stages": [_stage(run, result) for run in view.runs],
+        "stages": [_stage(row, len(result.plan.pipelines) > 1) for row in view.rows],
         "anew": view.priced_seconds if view.is_priced_anew else None,
         "stragglers": view.straggler_seconds,
         "timelines": [*_timelines(view, kinds, most)],
-        "memory": [*_memory(view.runs)],
+        "memory": [*_memory(view.rows)],
         "components": [*_components(result.estimate)],
         "use": [*_use(result.estimate, kinds)],
         "map": _map(view, kinds),
@@ -179,35 +180,17 @@ def _left_idle(result: SearchResult) -> Iterator[str]:
         yield f"{left:,} of {island.num_usable_devices:,} devices of {island.name}"
 
 
-def _run_name(run: StageRun) -> str:
-    return f"{run.first}" if run.first == run.last else f"{run.first}-{run.last}"
-
-
-def _stage(run: StageRun, result: SearchResult) -> dict[str, Any]:
+def _stage(row: StageRow, several: bool) -> dict[str, Any]:
     """A row of the table of stages."""
-    cost, stage = run.cost, run.stage
-    degrees = [
-        (name, format_each(getattr(each, name) for each in stage.replicas))
-        for name in ("tp", "cp", "ep", "dp")
-    ]
-    least, most = (f"{100 * part:.0f}" for part in run.busy)
+    degrees = [(name, format_each(getattr(row, name))) for name in ("tp", "cp", "ep", "dp")]
+    least, most = (f"{100 * part:.0f}" for part in (row.least_busy, row.most_busy))
     return {
-        "name": _run_name(run),
-        "pipelines": number_runs(run.pipelines) if len(result.plan.pipelines) > 1 else "",
-        "island": cost.island,
-        "device": cost.device,
-        "devices": sum(each.num_devices for each in stage.replicas),
+        "row": row,
+        "cost": row.cost,
+        "pipelines": number_runs(row.pipelines) if several else "",
         "degrees": ", ".join(f"{n} {value}" for n, value in degrees if value != "1") or "1 device",
-        "microbatch": format_each(each.microbatch_size for each in stage.replicas),
-        "layers": cost.transformer_layers,
-        "recompute": stage.recompute.words,
-        "forward": cost.forward_seconds,
-        "backward": cost.backward_seconds,
+        "microbatch": format_each(row.microbatch_size),
         "busy": f"{least} %" if least == most else f"{least}-{most} %",
-        "wait": cost.wait_seconds,
-        "reduction": cost.reduction_seconds,
-        "optimizer": cost.optimizer_seconds,
-        "extrapolating": ", ".join(cost.extrapolating),
     }
 
 
@@ -279,26 +262,26 @@ def _phases(pipeline: PipelineTimeline, step: float) -> Iterator[dict[str, Any]]
 # ---- charts with a row each
 
 
-def _memory(runs: Sequence[StageRun]) -> Iterator[dict[str, Any]]:
+def _memory(rows: Sequence[StageRow]) -> Iterator[dict[str, Any]]:
     """Bytes on one device of every stage, by component, against what is there."""
     whole = 1.01 * max(
-        max(run.cost.memory.total_bytes, run.cost.memory.available_bytes) for run in runs
+        max(row.cost.memory.total_bytes, row.cost.memory.available_bytes) for row in rows
     )
-    for run in runs:
-        use = run.cost.memory
+    for row in rows:
+        use = row.cost.memory
         parts = [(name, float(getattr(use, field))) for name, field in MEMORY_PARTS]
         yield {
-            "name": _run_name(run),
-            "pipelines": number_runs(run.pipelines),
-            "kind": run.cost.device,
-            "island": run.cost.island,
+            "name": row.name,
+            "pipelines": number_runs(row.pipelines),
+            "kind": row.cost.device,
+            "island": row.cost.island,
             "bar": charts.bar([(f"m-{n}", size) for n, size in parts], whole, use.available_bytes),
             "use": use,
             "part": use.total_bytes / use.available_bytes,
             "parts": parts,
             "data": {
-                "pipelines": run.pipelines,
-                "stages": [run.first, run.last],
+                "pipelines": row.pipelines,
+                "stages": [row.first, row.last],
                 **{field: getattr(use, field) for _, field in MEMORY_PARTS},
                 "available_bytes": use.available_bytes,
             },
