@@ -42,8 +42,7 @@ class Explained:
 
 def limit_lines(limits: Limits) -> Iterator[str]:
     """What would shorten the step most, and whose memory is nearly full."""
-    gains = sorted(_gains(limits), key=lambda each: -each[0])
-    worth = [each for each in gains if each[0] >= _WORTH_SAYING][:_MOST_SAID]
+    worth = gains_worth_saying(limits)
     step = format_brief(limits.step_seconds)
     if worth:
         yield f"{step} a step; it would be shorter, with one change at a time, by"
@@ -59,6 +58,12 @@ def limit_lines(limits: Limits) -> Iterator[str]:
             f"memory: stage {_place(fullest.pipeline, fullest.stage)} ({fullest.island}) is "
             f"{fullest.used:.0%} full, most of it {fullest.largest}{others}"
         )
+
+
+def gains_worth_saying(limits: Limits) -> list[tuple[float, str]]:
+    """(part of the step, change that saves it), one change at a time, the largest few first."""
+    gains = sorted(_gains(limits), key=lambda each: -each[0])
+    return [each for each in gains if each[0] >= _WORTH_SAYING][:_MOST_SAID]
 
 
 _WORTH_SAYING, _MOST_SAID = 0.005, 3

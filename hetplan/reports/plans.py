@@ -375,7 +375,7 @@ def refused_lines(result: SearchResult) -> Iterator[str]:
     name = result.plan.target
     if name not in TRAINERS:
         return
-    named = _with_node_names(result)
+    named = with_node_names(result)
     try:
         faults = plan_faults(refusals(named, trainer_named(name), EmissionOptions()))
     except InputError as error:
@@ -389,7 +389,7 @@ def refused_lines(result: SearchResult) -> Iterator[str]:
         yield "`hetplan emit --nearest FILE` finds the fastest plan that it takes"
 
 
-def _with_node_names(result: SearchResult) -> SearchResult:
+def with_node_names(result: SearchResult) -> SearchResult:
     """The result with a name for every node: names can be given later, so only the other reasons
     are about the plan.
     """

@@ -326,7 +326,7 @@ def _span(least: float, most: float) -> str:
 
 def _judgement(result: SearchResult) -> Iterator[str]:
     """What limits the plan, what it leaves out, how good it is and what it rests on."""
-    yield from _limit(result.estimate)
+    yield f"where the step goes: {step_words(result.estimate)}"
     yield from _left_out(result)
     if result.certificate is None:
         yield "priced, not searched: `hetplan plan` finds the fastest"
@@ -337,8 +337,8 @@ def _judgement(result: SearchResult) -> Iterator[str]:
     yield _basis(result.estimate)
 
 
-def _limit(estimate: Estimate) -> Iterator[str]:
-    """The largest parts of the step along its critical path, and the busiest stage."""
+def step_words(estimate: Estimate) -> str:
+    """`compute 84%, bubble 9%, tp 5%; stage 5 is the busiest`."""
     step = estimate.step_seconds
     parts = sorted(estimate.components, key=lambda each: -each.seconds)
     words = ", ".join(
@@ -347,10 +347,8 @@ def _limit(estimate: Estimate) -> Iterator[str]:
         if each.seconds >= _WORTH_SAYING * step
     )
     s, _ = max(enumerate(estimate.stages), key=lambda each: each[1].busy_seconds)
-    yield (
-        f"where the step goes: {words}"
-        + (f"; {estimate.stage_name(s)} is the busiest" if len(estimate.stages) > 1 else "")
-    )
+    several = len(estimate.stages) > 1
+    return f"{words}; {estimate.stage_name(s)} is the busiest" if several else words
 
 
 def _left_out(result: SearchResult) -> Iterator[str]:
