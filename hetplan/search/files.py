@@ -27,7 +27,6 @@ from hetplan.plans.pinned import with_named_ends
 from hetplan.plans.plan import Plan
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
-from hetplan.search.solver import RESOLUTION
 from hetplan.version import __version__
 
 SCHEMA = "hetplan.plan/13"
@@ -215,12 +214,7 @@ def _figure_faults(result: SearchResult) -> Iterator[tuple[str, Fault]]:
     """
     for fault in _estimate_faults(result):
         yield "estimate", fault
-    certificate, step = result.certificate, result.estimate.step_seconds
-    if certificate is not None:
-        bound = certificate.lower_bound_seconds
-        if not 0 <= bound <= step * (1 + RESOLUTION):
-            message = f"{bound:g}; a bound is at most the step, {step:g} s; {_AGAIN}"
-            yield "certificate", Fault(field="lower_bound_seconds", message=message)
+    certificate = result.certificate
     course = () if certificate is None else certificate.course
     times = [(f"certificate.course[{at}]", each.best_seconds) for at, each in enumerate(course)]
     if result.restriction is not None:
