@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
@@ -40,9 +40,9 @@ from hetplan.reports.plans import grouped, refused_lines, with_node_names
 from hetplan.reports.summary import StageRow
 from hetplan.reports.timeline import PipelineTimeline
 from hetplan.schedulers.launch import EmissionOptions
-from hetplan.schedulers.quoting import word
+from hetplan.schedulers.quoting import FOLDER, word
 from hetplan.search.descriptions import layout_words
-from hetplan.search.result import SearchResult, ShadowPrice
+from hetplan.search.result import FamilyBound, Proof, SearchResult, ShadowPrice
 from hetplan.trainers import TRAINERS, trainer_named
 from hetplan.trainers.emission import emission_for
 from hetplan.units import counted, format_each, format_rate
@@ -56,6 +56,8 @@ MAX_PIPELINES = 12
 """Unlike pipelines of a plan that are drawn."""
 MOST_APART = 240
 """Bars of a row with lines between them, which would hide more of them; `page.js` has it too."""
+MOST_FAMILIES = 40
+"""Of a search: the lowest bounds; the plan file has all."""
 MEMORY_PARTS = (
     ("parameters", "parameter_bytes"),
     ("gradients", "gradient_bytes"),
@@ -187,6 +189,11 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
     return own
 
 
+def _shell_words(texts: Iterable[str]) -> str:
+    """As a shell reads them; the emitted folder is DIR, as in the command beside."""
+    return " ".join(word(text.replace(FOLDER, "DIR")) for text in texts)
+
+
 _ROWS = ("memory", "components", "use", "links", "prices", "alternatives", "comparisons")
 """Charts that are tables, a row of data each."""
 
@@ -212,13 +219,12 @@ def _start(result: SearchResult) -> dict[str, Any]:
     return {
         "refused": [],
         "launch": launch,
-        "program": " ".join(map(word, launch.program)),
-        "flags": [" ".join(map(word, each)) for each in launch.arguments],
+        "program": _shell_words(launch.program),
+        "flags": [*map(_shell_words, launch.arguments)],
         "own": [
-            [" ".join(map(word, each)) for each in agent]
-            for agent in dict.fromkeys(launch.agent_arguments)
+            [*map(_shell_words, agent)] for agent in dict.fromkeys(launch.agent_arguments) if agent
         ],
-        "variables": [f"{name}={word(value)}" for name, value in launch.environment],
+        "variables": [f"{name}={_shell_words([value])}" for name, value in launch.environment],
     }
 
 
@@ -451,10 +457,7 @@ def _search(result: SearchResult) -> dict[str, Any] | None:
         "low": low,
         "high": high,
         "certificate": certificate,
-        "families": [] if proof is None else [
-            {"plans": each.plans, "bound": each.bound_seconds, "grounds": each.grounds}
-            for each in proof.raised
-        ],
+        "families": [] if proof is None else _closest(proof),
         "proof": proof,
         "data": {
             "lower_bound_seconds": certificate.lower_bound_seconds,
@@ -466,6 +469,12 @@ def _search(result: SearchResult) -> dict[str, Any] | None:
             ],
         },
     }  # fmt: skip
+
+
+def _closest(proof: Proof) -> list[FamilyBound]:
+    """Families whose bound is nearest to the certificate's, as many as somebody reads."""
+    known = [each for each in proof.raised if each.bound_seconds is not None]
+    return sorted(known, key=lambda each: each.bound_seconds or 0.0)[:MOST_FAMILIES]
 
 
 def _alternatives(result: SearchResult) -> Iterator[dict[str, Any]]:
