@@ -223,10 +223,11 @@ class Best:
             and self.bounds[self._lowest] <= last.lower_bound_seconds
         ):
             return
-        self._lowest = min(range(len(self.bounds)), key=self.bounds.__getitem__)
+        least = min(self.bounds)
+        self._lowest = self.bounds.index(least)
         # While links that plans share are looked at, `seconds` stands for a price above the best.
         best = self.seconds if last is None else min(self.seconds, last.best_seconds)
-        bound = min(best, self.lower_bound)
+        bound = min(best, least)
         if last is not None and (best, bound) == (last.best_seconds, last.lower_bound_seconds):
             return
         found = CoursePoint(steps=self.steps, best_seconds=best, lower_bound_seconds=bound)

@@ -251,6 +251,8 @@ def test_names_from_files_stay_text() -> None:
         estimate=estimate,
         alternatives=(replace(result.alternatives[0], why=evil),),
         objective=evil,
+        prices=(replace(PRICES[0], words=evil), replace(PRICES[1], note=evil)),
+        alone=replace(ALONE, target=evil, kind=replace(ALONE.kind, device=evil)),
     )
     calm = page_of(view_of(searched()))
     page = page_of(view_of(result, name=evil))
