@@ -66,10 +66,20 @@ def report(
 
 def _asked(path: Path, result: SearchResult, predictor: Predictor) -> SearchResult:
     """The result with all answers, each written into its file as soon as it is there."""
+    from hetplan.errors import Fault, InputError
+    from hetplan.files.writing import check_writable
+    from hetplan.reports.html.values import plan_view
     from hetplan.reports.progress import ProgressLine
     from hetplan.search.files import save_result
     from hetplan.whatif.kept import with_what_ifs
 
+    check_writable(path)
+    if plan_view(path.name, result, predictor).is_priced_anew:
+        message = (
+            "was priced by another predictor than this one, so that answers would not be about "
+            "this plan: give its own with --predictor or --store, or plan again"
+        )
+        raise InputError(Fault(file=str(path), message=message))
     with ProgressLine("planning with one change at a time") as line:
         for found in with_what_ifs(
             result, predictor, lambda at, of, what: line.show(at, of, None, what)

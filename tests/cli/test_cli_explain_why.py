@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import run
 
+from hetplan.cli.options import read_predictor
 from hetplan.cluster.load import load_cluster
 from hetplan.files.reading import decode, read_document
 from hetplan.files.shipped import shipped_folder
@@ -79,9 +80,11 @@ def test_without_verbose_the_changes_that_are_worth_most_are_ten_lines(folder: P
 
 def test_what_a_report_has_asked_is_kept_and_then_shown_without_planning(folder: Path) -> None:
     path, page = folder / "kept.json", folder / "kept.html"
-    result = load_plan(folder / "plan.json")
-    save_result(result, path)
+    other = load_plan(folder / "plan.json")
     store = ("--store", str(folder / "store"))
+    predictor, _ = read_predictor(None, [folder / "store"])
+    result = search(other.inputs.model, other.inputs.cluster, other.inputs.job, predictor)
+    save_result(result, path)
     done = run("report", str(path), "--what-if", "--out", str(page), *store)
     assert done.exit_code == 0, done.stderr
     saved = load_plan(path)
@@ -99,6 +102,10 @@ def test_what_a_report_has_asked_is_kept_and_then_shown_without_planning(folder:
         assert max(map(len, lines)) <= 80
     assert run("report", str(path), "--what-if", "--out", str(page), *store).exit_code == 0
     assert path.read_bytes() == written
+    save_result(other, path)
+    done = run("report", str(path), "--what-if", "--out", str(page), *store)
+    assert done.exit_code == 2
+    assert "priced by another predictor" in done.stderr
 
 
 def test_json_is_the_whole_answer(folder: Path) -> None:
