@@ -298,6 +298,8 @@ def test_a_reader_finds_the_command_for_what_the_page_does_not_hold() -> None:
     assert "Not measured everything: predicted from" in says
     assert command not in page_of(view_of(searched())).says
     assert command not in page_of(view_of(stages_in("1f1b"))).says
+    aimed = page_of(view_of(replace(bare, objective="cost"), "my plan.json")).says
+    assert "why is not known of a plan chosen by cost" in aimed
 
 
 # ---- ten questions

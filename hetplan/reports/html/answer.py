@@ -130,6 +130,8 @@ def _idle(view: PlanView) -> str:
     why, left = [*idle_lines(result.idle, result)], [*idle_devices(result)]
     if not why:
         asked = not_asked(view, result.certificate is not None)
+        if result.objective:
+            asked = f"not known of a plan chosen by {result.objective}"
         return f"{', '.join(left)}; why is {asked}" if left else "none"
     more = f", and {len(why) - _MOST_IDLE} more islands below" * (len(why) > _MOST_IDLE)
     return "; ".join(why[:_MOST_IDLE]) + more
