@@ -105,9 +105,7 @@ class Kernel(Generic[_P, _R]):
 
         OSError or LookupError where there is no source.
         """
-        function = self.function
-        path = function.__code__.co_filename
-        definition = _definitions(path)[function.__name__]
+        definition = _definitions(self.function.__code__.co_filename)[self.function.__name__]
         definition.decorator_list, definition.returns = [], None
         for node in ast.walk(definition):
             if isinstance(node, ast.arg):
@@ -118,11 +116,25 @@ class Kernel(Generic[_P, _R]):
                 ast.fix_missing_locations(call)
         tree = ast.Module(body=[definition], type_ignores=[])
         names: dict[str, Any] = {"_count_one": _counter.count}
-        for name, value in _globals_of(function.__code__, function.__globals__):
+        for name, value in self._globals():
             names[name] = value.interpreted if isinstance(value, Kernel) else value
-        exec(compile(tree, path, "exec", dont_inherit=True), names)
-        counted: Callable[..., Any] = names[function.__name__]
+        exec(compile(tree, self.function.__code__.co_filename, "exec", dont_inherit=True), names)
+        counted: Callable[..., Any] = names[definition.name]
         return counted
+
+    @functools.cached_property
+    def elementwise(self) -> Callable[..., Any]:
+        """The function in Python where rows of arrays take the place of numbers.
+
+        For kernels that branch on counts only, and take the larger of two numbers by `max`.
+        """
+        names: dict[str, Any] = {"max": np.maximum}
+        for name, value in self._globals():
+            names[name] = value.elementwise if isinstance(value, Kernel) else value
+        return FunctionType(self.function.__code__, names)
+
+    def _globals(self) -> Iterator[tuple[str, Any]]:
+        return _globals_of(self.function.__code__, self.function.__globals__)
 
     @functools.cached_property
     def dispatcher(self) -> Any:
@@ -134,7 +146,7 @@ class Kernel(Generic[_P, _R]):
         """Hash of all that goes into the compiled kernel, apart from the types of its arguments."""
         code = self.function.__code__
         digest = hashlib.sha256("".join((_versions(), *_written(code))).encode())
-        for name, value in sorted(_globals_of(code, self.function.__globals__), key=lambda g: g[0]):
+        for name, value in sorted(self._globals(), key=lambda g: g[0]):
             if isinstance(value, Kernel):
                 digest.update(f"{name} {value.fingerprint}\n".encode())
             elif isinstance(value, np.ndarray):
@@ -184,13 +196,18 @@ class Kernel(Generic[_P, _R]):
     def _allowance(self) -> int:
         """Loops that it may take in Python; -1 to compile it at once."""
         on_disk = _on_disk(self)
-        if on_disk and _compiler.cache_info().currsize:
-            return -1  # numba is there already
+        if on_disk and compiler_is_loaded():
+            return -1
         try:
             _ = self.interpreted
         except (OSError, LookupError):  # no source
             return -1
         return MAX_INTERPRETED_CACHED if on_disk else MAX_INTERPRETED
+
+
+def compiler_is_loaded() -> bool:
+    """Whether numba was imported for a kernel, so that another one is compiled or loaded soon."""
+    return bool(_compiler.cache_info().currsize)
 
 
 def kernel(function: Callable[_P, _R]) -> Kernel[_P, _R]:
