@@ -43,8 +43,9 @@ _R = TypeVar("_R")
 MAX_INTERPRETED = 1_000_000
 """Loops and calls that a kernel may take in Python before it is compiled: about half a second."""
 
-MAX_INTERPRETED_CACHED = 10_000
-"""The same where the compiled kernel is on disk already and only has to be loaded."""
+MAX_INTERPRETED_CACHED = 200_000
+"""The same where the compiled kernel is on disk already and only has to be loaded, which takes
+three times as long with numba's import. Where numba was imported for another kernel: none."""
 
 _COPIED_PER_LOOP = 1_000
 """Array elements that are copied in the time of one loop in Python."""
@@ -88,6 +89,8 @@ class Kernel(Generic[_P, _R]):
         self._compiled: Callable[..., _R] | None = None
         self._left = -1
         self._started = False
+        self._on_disk = False
+        """Some version of the kernel as it is now has been compiled on this machine."""
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Run it, one way or the other."""
@@ -175,7 +178,7 @@ class Kernel(Generic[_P, _R]):
         """Run in Python; compiled where that takes too long."""
         if not self._started:
             self._started, self._left = True, self._allowance()
-        if self._left < 0 or _counter.at_once:
+        if self._left < 0 or _counter.at_once or (self._on_disk and compiler_is_loaded()):
             return self._compile_and_run(*args, **kwargs)
         _counter.left = self._left
         before = []
@@ -195,14 +198,14 @@ class Kernel(Generic[_P, _R]):
 
     def _allowance(self) -> int:
         """Loops that it may take in Python; -1 to compile it at once."""
-        on_disk = _on_disk(self)
-        if on_disk and compiler_is_loaded():
+        self._on_disk = any(kernel_folder().glob(f"{self.name}-*-{self.fingerprint}.kernel"))
+        if self._on_disk and compiler_is_loaded():
             return -1
         try:
             _ = self.interpreted
         except (OSError, LookupError):  # no source
             return -1
-        return MAX_INTERPRETED_CACHED if on_disk else MAX_INTERPRETED
+        return MAX_INTERPRETED_CACHED if self._on_disk else MAX_INTERPRETED
 
 
 def compiler_is_loaded() -> bool:
@@ -325,11 +328,6 @@ class _Disk:
         versions = sorted(newest.parent.glob(f"{stem}-*.kernel"), key=lambda p: p.stat().st_mtime)
         for path in versions[:-_KEPT_VERSIONS]:
             path.unlink(missing_ok=True)
-
-
-def _on_disk(kernel: Kernel[..., Any]) -> bool:
-    """Whether some version of the kernel as it is now has been compiled on this machine."""
-    return any(kernel_folder().glob(f"{kernel.name}-*-{kernel.fingerprint}.kernel"))
 
 
 class _Compiler:
