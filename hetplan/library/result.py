@@ -133,7 +133,7 @@ class Result(SearchResult):
         return pd.DataFrame(
             [
                 {
-                    "pipeline": row.pipeline,
+                    "pipeline": row.pipelines[0],
                     "stage": number,
                     "island": "+".join(island.name for island in row.islands),
                     "device": row.islands[0].device.kind,
