@@ -390,7 +390,7 @@ def _left_out(result: SearchResult) -> Iterator[str]:
     if apart(cluster, result.inputs.job) and not libraries & used:
         why = f"{result.plan.target} has one library of collectives, here {' '.join(sorted(used))}"
     else:
-        why = "`hetplan explain` says why, and from where they pay"
+        why = "`hetplan explain idle` says why, and from where they pay"
     yield f"left idle: {names}{more}: {why}"
 
 
