@@ -57,7 +57,6 @@ def fit_nonnegative(
     rows: Rows,
     seconds: Sequence[float],
     *,
-    steps: int = _REWEIGHTING_STEPS,
     importance: Sequence[float] | None = None,
     centre: Sequence[float] = (),
     weight: float = 0.0,
@@ -83,7 +82,7 @@ def fit_nonnegative(
     around, target, weights = measured, np.ones(len(measured)), np.sqrt(counts)
     best = np.zeros(matrix.shape[1])
     least = math.inf
-    for _ in range(steps):
+    for _ in range(_REWEIGHTING_STEPS):
         weighted, aims = matrix * (weights / around)[:, None], target * weights
         if len(centre):
             pull = math.sqrt(weight * float((weighted**2).mean()) * len(measured))

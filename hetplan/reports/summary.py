@@ -63,7 +63,6 @@ class StageRow:
     recompute: str
     layers: tuple[int, ...]
     """Transformer layers of each stage."""
-    least_memory_bytes: float
     """Of the stages, on one device."""
     most_memory_bytes: float
     available_bytes: float
@@ -160,7 +159,6 @@ def _row(
         num_microbatches=microbatches,
         recompute=_recompute(stage, result.inputs.model),
         layers=tuple(each.transformer_layers for *_, each in members),
-        least_memory_bytes=min(memory),
         most_memory_bytes=max(memory),
         available_bytes=cost.memory.available_bytes,
         least_busy=min(busy),
