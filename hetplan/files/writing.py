@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hetplan.errors import HetplanError, InputError
+from hetplan.errors import Fault, HetplanError, InputError
 
 # The file system refuses the place itself: a read-only mount, a name that is too long or odd.
 _REFUSED_PLACES = (errno.EROFS, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
@@ -63,6 +63,23 @@ def check_writable(path: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
+
+
+def check_replaceable(path: Path, what: str, is_one: Callable[[bytes], bool]) -> str:
+    """What to add to `wrote FILE`: that a `what` was there before.
+
+    An InputError where the file cannot be written, or would replace something else: a person's
+    notes, an input, a run log.
+    """
+    check_writable(path)
+    held = path.read_bytes() if path.exists() else b""
+    if held and not is_one(held):
+        message = (
+            f"exists and is no {what}; nothing was changed: give the name of a new file, or of a "
+            f"{what} to replace"
+        )
+        raise InputError(Fault(file=str(path), message=message))
+    return f", replacing the {what} that was there" if held else ""
 
 
 def check_new(path: Path | None, *, force: bool) -> None:
