@@ -204,6 +204,14 @@ class Alternative:
     """None where a price is not given."""
     devices: int
     """In use."""
+    kwh_per_step: float | None = None
+    """At the meter; None in files of forms before 13, as the next."""
+    gap: float | None = None
+    """Part of its step by which another plan of these devices could be shorter, proven."""
+    usd_gap: float | None = None
+    """Part of its cost by which any plan could be cheaper, proven; None: no price, or not asked."""
+    kwh_gap: float | None = None
+    """The same of its energy, as the power law has it."""
 
 
 class IdleCause(StrEnum):
