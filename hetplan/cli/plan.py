@@ -92,6 +92,18 @@ def plan(
             hidden=True,
         ),
     ] = 1,
+    objective: Annotated[
+        str | None,
+        typer.Option(metavar="AIM", help="time, cost or energy.", rich_help_panel=JOB),
+    ] = None,
+    front: Annotated[
+        bool,
+        typer.Option(
+            "--front",
+            help="Report the Pareto front of time, cost, energy and devices.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = False,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -143,7 +155,7 @@ def plan(
         cluster,
         job,
         OneLine(nodes=nodes, between=between, batch=batch, sequence=sequence),
-        settings=job_settings(setting, gap=gap, time_limit=time_limit),
+        settings=job_settings(setting, gap=gap, time_limit=time_limit, objective=objective),
         target=target,
     )
     replacing = check_replaceable(out, SCHEMA, "plan")
@@ -165,7 +177,7 @@ def plan(
             file = None if journal is None else JournalFile(journal, resume)
             return best_plan(inputs, answers, journal=file, began=began)
 
-    result = _saved(run_search, answers, top, out)
+    result = _saved(run_search, answers, (top, front), out)
     say(f"wrote {out}{replacing}")
     write_trace(trace, result, predict)
     remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
@@ -208,9 +220,12 @@ def _comparison(other: str, answers: Answers, out: Path) -> Iterator[None]:
 
 
 def _saved(
-    run_search: Callable[[], SearchResult], answers: Answers, top: int, out: Path
+    run_search: Callable[[], SearchResult], answers: Answers, wanted: tuple[int, bool], out: Path
 ) -> SearchResult:
-    """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far."""
+    """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far.
+
+    wanted: number of plans to report, and whether the front is.
+    """
     from hetplan.search.files import save_result
     from hetplan.whatif.objectives import interrupted
 
@@ -218,7 +233,7 @@ def _saved(
     try:
         with _shown(answers):
             result = run_search()
-        result = _by_objective(result, answers, top)
+        result = _by_objective(result, answers, *wanted)
         save_result(result, out)
     except KeyboardInterrupt:
         if result is None:
@@ -228,17 +243,18 @@ def _saved(
     return result
 
 
-def _by_objective(result: SearchResult, answers: Answers, top: int) -> SearchResult:
+def _by_objective(result: SearchResult, answers: Answers, top: int, front: bool) -> SearchResult:
     from hetplan.reports.progress import ProgressLine
     from hetplan.whatif.objectives import by_objective, has_other_aim
 
-    if not has_other_aim(result.inputs.job, top):
+    if not has_other_aim(result.inputs.job, top, front=front):
         return result
     with ProgressLine("planning nearby questions") as line:
         return by_objective(
             result,
             answers.predictor,
             top=top,
+            front=front,
             progress=lambda at, of, words: line.show(at, of, None, words),
         )
 
@@ -267,12 +283,21 @@ def _show_next(result: SearchResult, out: Path, *, drafted: bool) -> None:
 
 
 def _show(result: SearchResult, verbose: bool) -> None:
-    from hetplan.reports.plans import alternatives_table, launch_lines, refused_lines
+    from hetplan.reports.plans import (
+        FRONT_PROOF,
+        alternatives_table,
+        front_table,
+        launch_lines,
+        refused_lines,
+    )
     from hetplan.reports.terminal import print_table
 
     show_summary(result, verbose=verbose)
     emit_lines((*launch_lines(result.plan), *refused_lines(result)))
-    if result.alternatives:
+    if result.is_front:
+        print_table(front_table(result))
+        emit(FRONT_PROOF)
+    elif result.alternatives:
         print_table(alternatives_table(result))
 
 

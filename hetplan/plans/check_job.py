@@ -315,7 +315,12 @@ def _prices(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
     if job.objective is not Objective.COST_PER_TOKEN:
         return
     used = [island for island in cluster.islands if island.name not in job.forbid.islands]
-    without = [each.name for each in used if each.price_usd_per_device_hour is None]
+    without = [
+        each.name
+        for each in used
+        if each.price_usd_per_device_hour is None
+        and getattr(cluster.site_of(each.region), "price_usd_per_joule", None) is None
+    ]
     if without:
         yield (
             ("objective",),

@@ -302,6 +302,11 @@ class SearchResult:
         firsts = (replica.devices[0].start for replica in self.plan.replicas)
         return tuple(dict.fromkeys(map(self.inputs.cluster.island_of_device, firsts)))
 
+    @property
+    def is_front(self) -> bool:
+        """Whether the alternatives are a Pareto front, which has the plan's own point too."""
+        return any(each.plan == self.plan for each in self.alternatives)
+
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:
         """Data of forms before 8, whose plans did not name the formats of their reductions."""

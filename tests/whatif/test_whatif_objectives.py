@@ -11,6 +11,7 @@ from sweep_files import plan_command, sweep_files
 
 import hetplan
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.energy.energy import rent_usd_per_hour, usd_per_step
 from hetplan.cost.estimate import step_quantile
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.job.spec import Job, Objective, Pins
@@ -19,7 +20,7 @@ from hetplan.predict.fit import FittedPredictor
 from hetplan.search.files import load_plan, save_result
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
-from hetplan.whatif.objectives import layout, rent_usd_per_hour, usd_per_step
+from hetplan.whatif.objectives import layout
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 _PINS = Pins(cp=1, virtual_stages=1, recompute=False)
@@ -63,8 +64,7 @@ def test_dear_devices_stay_out_where_money_is_the_aim() -> None:
     cheap = hetplan.plan(model(6), of, asked(objective=Objective.COST_PER_TOKEN), _PREDICTOR, top=3)
     assert "b" in islands_of(fast)
     assert islands_of(cheap) == {"a"}
-    pricer = Pricer(model(6), of, asked(), _PREDICTOR)
-    costs = [usd_per_step(pricer, r.plan, r.estimate.step_seconds) for r in (cheap, fast)]
+    costs = [usd_per_step(r.plan, r.estimate, model(6), of, asked()) for r in (cheap, fast)]
     assert None not in costs
     assert costs[0] < costs[1]
     rent = rent_usd_per_hour(cheap.plan, of)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hetplan.cost.estimate_values import Estimate, StepRange
+from hetplan.plans.pieces import used_devices
 from hetplan.predict.predictor import MEASURED
 from hetplan.reports.html.values import PlanView
 from hetplan.reports.html.words import (
@@ -19,7 +20,6 @@ from hetplan.search.descriptions import devices_in_use, layout_words
 from hetplan.search.result import SearchResult
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.units import counted, format_count
-from hetplan.whatif.plan_use import used_devices
 
 
 def headline(result: SearchResult) -> str:

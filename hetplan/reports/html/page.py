@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from hetplan.comparison.compare import Comparison
 from hetplan.cost.estimate_values import Estimate
+from hetplan.plans.pieces import used_devices
 from hetplan.reports.explained import every_limit, idle_lines
 from hetplan.reports.html import charts
 from hetplan.reports.html.answer import facts, headline
@@ -41,7 +42,7 @@ from hetplan.search.result import SearchResult
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.units import counted, format_each, format_rate
 from hetplan.version import __version__
-from hetplan.whatif.plan_use import idle_islands, used_devices
+from hetplan.whatif.plan_use import idle_islands
 
 MAX_BARS = 40_000
 """Bars of all timelines of a page: 2 MB of pictures and data, which a browser draws in a second."""
