@@ -41,6 +41,7 @@ from hetplan.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
     from hetplan.whatif.smaller_questions import Answers
 
@@ -186,7 +187,7 @@ def plan(
     if as_json:
         emit(result_text(result))
     else:
-        _show(result, verbose)
+        _show(result, verbose, predict)
     if result.certificate is not None and result.certificate.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not as_json:
@@ -282,7 +283,7 @@ def _show_next(result: SearchResult, out: Path, *, drafted: bool) -> None:
     emit_lines(next_lines(result, out, drafted=drafted))
 
 
-def _show(result: SearchResult, verbose: bool) -> None:
+def _show(result: SearchResult, verbose: bool, predictor: Predictor) -> None:
     from hetplan.reports.plans import (
         FRONT_PROOF,
         alternatives_table,
@@ -292,7 +293,7 @@ def _show(result: SearchResult, verbose: bool) -> None:
     )
     from hetplan.reports.terminal import print_table
 
-    show_summary(result, verbose=verbose)
+    show_summary(result, verbose=verbose, predictor=predictor)
     emit_lines((*launch_lines(result.plan), *refused_lines(result)))
     if result.is_front:
         print_table(front_table(result))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
+from hetplan.cost.energy.clocks import StageClock, stage_clocks
 from hetplan.cost.energy.energy import Energy, energy_of, usd_per_step
 from hetplan.cost.energy.power import power_law
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.pieces import used_devices
+from hetplan.predict.predictor import Predictor
 from hetplan.search.result import SearchResult
-from hetplan.units import digits, format_count, format_power
+from hetplan.units import digits, format_count
 
 
 def energy_line(result: SearchResult) -> str:
@@ -55,7 +60,10 @@ def _pues(energy: Energy) -> str:
 
 def watts_words(watts: float) -> str:
     """Three digits, as in `412 kW`."""
-    return format_power(float(f"{watts:.3g}"))
+    for unit, size in (("GW", 1e9), ("MW", 1e6), ("kW", 1e3)):
+        if watts >= size:
+            return f"{digits(watts / size)} {unit}"
+    return f"{digits(watts)} W"
 
 
 def kwh_words(kwh: float) -> str:
@@ -77,3 +85,47 @@ def power_lines(result: SearchResult) -> Iterator[str]:
             f"{watts_words(part.law.computing_watts)} each, else "
             f"{watts_words(part.law.communicating_watts)}; {part.law.source}"
         )
+
+
+_LEAST_SAVED = 0.001
+"""Part of a step's energy below which lower clocks are not worth a line."""
+_MOST_NAMED = 8
+"""Runs of alike stages that a line names."""
+
+
+def clock_lines(result: SearchResult, predictor: Predictor) -> Iterator[str]:
+    """The clocks at which stages that wait lose no time, in one line; none where little is saved.
+
+    By the predictor of the plan.
+    """
+    inputs = result.inputs
+    pricer = Pricer(inputs.model, inputs.cluster, inputs.job, predictor)
+    clocks = stage_clocks(pricer, result.plan)
+    energy = energy_of(result.plan, result.estimate, inputs.cluster)
+    part = saved_part(clocks, energy)
+    if part is None or part < _LEAST_SAVED:
+        return
+    runs = [*_clock_runs(clocks, len(result.plan.pipelines) > 1)]
+    more = f" and {len(runs) - _MOST_NAMED} more" * (len(runs) > _MOST_NAMED)
+    yield (
+        f"lower clocks that lose no time, means of passes: {', '.join(runs[:_MOST_NAMED])}{more}; "
+        f"they would save {part:.1%} of the energy (a model: no clock was measured)"
+    )
+
+
+def saved_part(clocks: Sequence[StageClock], energy: Energy | None) -> float | None:
+    """Of a step's energy, by all clocks together; None: not known."""
+    saved = [each.kwh_saved for each in clocks if each.kwh_saved is not None]
+    if energy is None or len(saved) < len(clocks):
+        return None
+    return math.fsum(saved) / energy.kwh_per_step
+
+
+def _clock_runs(clocks: Sequence[StageClock], several: bool) -> Iterator[str]:
+    """`stages 0-2 at 85 %`, for neighbours with one clock below the full one."""
+    for (p, clock), run in groupby(clocks, key=lambda c: (c.pipeline, f"{c.mean_clock:.0%}")):
+        first, *_, last = [each.stage for each in run for _ in (0, 1)]
+        if clock != "100%":
+            place = f"{first}" if first == last else f"{first}-{last}"
+            where = f"pipeline {p}, " if several else ""
+            yield f"{where}stage{'s' * (last > first)} {place} at {clock}"
