@@ -6,14 +6,18 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from rich.markup import escape
+from rich.table import Table
+
 from hetplan.cost.energy.clocks import StageClock, stage_clocks
 from hetplan.cost.energy.energy import Energy, energy_of, usd_per_step
 from hetplan.cost.energy.power import power_law
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.pieces import used_devices
 from hetplan.predict.predictor import Predictor
-from hetplan.search.result import SearchResult
-from hetplan.units import digits, format_count
+from hetplan.reports.terminal import new_table
+from hetplan.search.result import Alternative, SearchResult
+from hetplan.units import digits, format_brief, format_count
 
 
 def energy_line(result: SearchResult) -> str:
@@ -129,3 +133,40 @@ def _clock_runs(clocks: Sequence[StageClock], several: bool) -> Iterator[str]:
             place = f"{first}" if first == last else f"{first}-{last}"
             where = f"pipeline {p}, " if several else ""
             yield f"{where}stage{'s' * (last > first)} {place} at {clock}"
+
+
+FRONT_PROOF = (
+    "proven: no plan on the devices of a point's question has a step shorter by more than its gap, "
+    "and no plan of any of the questions costs or draws less by more than that; a plan between two "
+    "points may be missing"
+)
+
+
+def front_table(result: SearchResult) -> Table:
+    """One row per point, gaps in brackets."""
+    table = new_table(
+        "front | >step | >USD a step | >kWh a step | >devices",
+        title="None is beaten in step, cost, energy and devices; in brackets its gap",
+    )
+    for point in result.alternatives:
+        table.add_row(*map(escape, front_cells(point)))
+    return table
+
+
+def front_cells(point: Alternative) -> tuple[str, ...]:
+    """What it is best at, its step, cost and energy, and its devices."""
+    return (
+        point.why,
+        _with_gap(format_brief(point.step_seconds), point.gap),
+        _with_gap(_or_none(point.usd_per_step), point.usd_gap),
+        _with_gap(_or_none(point.kwh_per_step), point.kwh_gap),
+        f"{point.devices:,}",
+    )
+
+
+def _or_none(number: float | None) -> str:
+    return "-" if number is None else digits(number)
+
+
+def _with_gap(words: str, gap: float | None) -> str:
+    return words if gap is None else f"{words} ({gap:.1%})"

@@ -31,8 +31,6 @@ from hetplan.search.result import (
     SearchResult,
 )
 from hetplan.units import (
-    digits,
-    format_brief,
     format_bytes,
     format_each,
     format_seconds,
@@ -373,38 +371,6 @@ def alternatives_table(result: SearchResult) -> Table:
             layout_words(plan.plan),
         )
     return table
-
-
-def front_table(result: SearchResult) -> Table:
-    """One row per point, gaps in brackets."""
-    table = new_table(
-        "front | >step | >USD a step | >kWh a step | >devices",
-        title="None is beaten in step, cost, energy and devices; in brackets its gap",
-    )
-    for point in result.alternatives:
-        table.add_row(
-            escape(point.why),
-            _with_gap(format_brief(point.step_seconds), point.gap),
-            _with_gap(_or_none(point.usd_per_step), point.usd_gap),
-            _with_gap(_or_none(point.kwh_per_step), point.kwh_gap),
-            f"{point.devices:,}",
-        )
-    return table
-
-
-def _or_none(number: float | None) -> str:
-    return "-" if number is None else digits(number)
-
-
-def _with_gap(words: str, gap: float | None) -> str:
-    return words if gap is None else f"{words} ({gap:.1%})"
-
-
-FRONT_PROOF = (
-    "proven: no plan on the devices of a point's question has a step shorter by more than its gap, "
-    "and no plan of any question costs or draws less by more than that; a plan between two points "
-    "may be missing"
-)
 
 
 def refused_lines(result: SearchResult) -> Iterator[str]:

@@ -49,6 +49,11 @@ class IslandEnergy:
     usd_per_joule: float | None
     """None: energy has no price there."""
 
+    @property
+    def kwh_per_step(self) -> float:
+        """In the unit that is sold."""
+        return self.joules_per_step / JOULES_PER_KWH
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:

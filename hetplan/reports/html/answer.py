@@ -67,6 +67,10 @@ def facts(view: PlanView) -> Iterator[tuple[str, str]]:
         yield "Time for all tokens", f"{words} for {format_count(job.total_tokens)}"
     if view.usd_per_step is not None:
         yield "Price", f"{view.usd_per_step:,.4g} USD per step"
+    if view.energy is not None:
+        low, high = view.energy.kwh_range
+        words = range_words("90 %", f"{low:,.3g}", f"{high:,.3g}")
+        yield "Energy", f"{view.energy.kwh_per_step:,.3g} kWh per step {words}"
     yield "Trainer", result.plan.target
     yield "Layout", layout_words(result.plan)
     batch = f"{job.global_batch_size:,} sequences of {job.sequence_length:,} tokens"

@@ -24,6 +24,7 @@ from hetplan.plans.pieces import used_devices
 from hetplan.reports.explained import every_limit, idle_lines
 from hetplan.reports.html import charts
 from hetplan.reports.html.answer import facts, headline
+from hetplan.reports.html.energy import energy_section
 from hetplan.reports.html.values import LinkUse, PlanView, StageRun, distinct
 from hetplan.reports.html.words import (
     SPACE,
@@ -150,7 +151,8 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
         "idle": [*idle_lines(result.idle, result)],
         "left": [*_left_idle(result)],
         "search": _search(result),
-        "alternatives": [*_alternatives(result)],
+        "alternatives": [] if result.is_front else [*_alternatives(result)],
+        "energy": energy_section(view),
         "comparisons": [_comparison(each) for each in view.comparisons],
         "causes": [*_causes(view)],
         "notes": [*grouped(result.estimate.warnings)],

@@ -16,6 +16,7 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.comparison.compare import Comparison, compare
+from hetplan.cost.energy.clocks import StageClock, stage_clocks
 from hetplan.cost.energy.energy import Energy, energy_of, usd_per_step
 from hetplan.cost.estimate import cause_sources
 from hetplan.cost.estimate_values import StageEstimate
@@ -102,6 +103,7 @@ class PlanView:
     """None where a price is not given."""
     energy: Energy | None
     """None where a power is not known."""
+    clocks: tuple[StageClock, ...]
     comparisons: tuple[Comparison, ...] = ()
 
     @property
@@ -168,6 +170,7 @@ def plan_view(
         ),
         usd_per_step=usd_per_step(plan, result.estimate, inputs.model, inputs.cluster, inputs.job),
         energy=energy_of(plan, result.estimate, inputs.cluster),
+        clocks=stage_clocks(pricer, plan),
         comparisons=tuple(comparisons),
     )
 
