@@ -305,7 +305,7 @@ class SearchResult:
     @property
     def is_front(self) -> bool:
         """Whether the alternatives are a Pareto front, which has the plan's own point too."""
-        return any(each.plan == self.plan for each in self.alternatives)
+        return any(each.plan == self.plan and each.gap is not None for each in self.alternatives)
 
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:

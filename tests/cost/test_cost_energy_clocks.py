@@ -14,7 +14,7 @@ from hetplan.cost.replay.times import PipelineTimes
 
 
 def pipeline(draw: random.Random, schedule: str, wire: bool = False) -> PipelineTimes:
-    stages, chunks = draw.choice((2, 3, 4)), 2 if schedule == "interleaved-1f1b" else 1
+    stages, chunks = draw.choice((2, 3, 4)), 2 if schedule in ("interleaved-1f1b", "zbv") else 1
     microbatches = draw.choice((1, 2, 2 * stages, 8 * stages))
     hops = stages * chunks - 1
     messages = [np.array([draw.uniform(0.0, 0.4) for _ in range(hops)]) for _ in range(4)]
@@ -25,7 +25,7 @@ def pipeline(draw: random.Random, schedule: str, wire: bool = False) -> Pipeline
         warmup=tuple(min(stages - s, microbatches) for s in range(stages)),
         forward=np.array([[draw.uniform(0.5, 2.0)] * chunks for _ in range(stages)]),
         backward=np.array([[draw.uniform(1.0, 4.0)] * chunks for _ in range(stages)]),
-        weight=np.zeros((stages, chunks)),
+        weight=np.array([[draw.uniform(0.5, 2.0)] * chunks for _ in range(stages)]),
         send_forward=messages[0],
         send_backward=messages[1],
         wire_latency=messages[2],
@@ -82,7 +82,7 @@ def ends_with(times: PipelineTimes, seconds: list[list[float]], rendezvous: bool
 
 
 @pytest.mark.parametrize("rendezvous", [False, True])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved-1f1b"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zbv"])
 def test_no_step_is_longer_where_passes_fill_the_waits_behind_them(schedule, rendezvous):
     draw, gained = random.Random(7), 0
     for _ in range(25):

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
@@ -132,7 +133,7 @@ class _Replay:
         for direction, wires in enumerate((self.times.link_forward, self.times.link_backward)):
             for hop, row in enumerate(self.start[direction]):
                 order = [int(at) for at in np.argsort(row, kind="stable") if row[at] >= 0]
-                for one, two in zip(order, [*order[1:], None], strict=True):
+                for one, two in zip_longest(order, order[1:]):
                     free = math.inf if two is None else row[two] - self.left[direction, hop, one]
                     # On a shared wire it keeps its turn.
                     own = -math.inf if wires[hop] >= 0 else max(0.0, float(free))
