@@ -136,9 +136,9 @@ def _clock_runs(clocks: Sequence[StageClock], several: bool) -> Iterator[str]:
 
 
 FRONT_PROOF = (
-    "proven: no plan on the devices of a point's question has a step shorter by more than its gap, "
-    "and no plan of any of the questions costs or draws less by more than that; a plan between two "
-    "points may be missing"
+    "proven: no plan of a point's own question (first column) has a step shorter by more than its "
+    "gap, and no plan of any of them costs, or draws at these clocks, less by more than that; a "
+    "plan between two points may be missing"
 )
 
 

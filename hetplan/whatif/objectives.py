@@ -25,8 +25,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetplan.cluster.spec import Island
-from hetplan.cost.energy.energy import JOULES_PER_KWH, energy_of, hourly_price, usd_per_step
+from hetplan.cluster.spec import Cluster, Island
+from hetplan.cost.energy.energy import (
+    JOULES_PER_KWH,
+    SECONDS_PER_HOUR,
+    energy_of,
+    hourly_price,
+    usd_per_step,
+)
 from hetplan.cost.energy.power import power_law, pue_of
 from hetplan.cost.estimate import estimate_with, step_quantile
 from hetplan.cost.step_model.pricer import Pricer
@@ -38,6 +44,7 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.least_price import least_prices
 from hetplan.search.result import Alternative, Certificate, Question, SearchResult
+from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import counted
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
@@ -148,27 +155,34 @@ class Least:
 
 
 def least_of(questions: Sequence[Question], predictor: Predictor) -> Least:
-    """Of all these questions together."""
-    cluster = questions[0].cluster
-    joules, dollars = {}, {}
+    """Of all these questions together; the first has the islands of all."""
+    cluster = allowed_cluster(questions[0].cluster, questions[0].job)
+    prices: dict[str, dict[str, float | None]] = {"usd": {}, "joules": {}}
     for island in cluster.islands:
-        law, hourly = power_law(cluster, island), hourly_price(cluster, island)
-        site = cluster.site_of(island.region)
-        paid = 0.0 if site is None else site.price_usd_per_joule or 0.0
-        watts = None if law is None else law.computing_watts * pue_of(cluster, island)
-        joules[island.name] = watts
-        known = hourly is not None and (watts is not None or not paid)
-        dollars[island.name] = (hourly or 0.0) / 3600.0 + paid * (watts or 0.0) if known else None
-    prices = {
+        usd, watts = _per_second(cluster, island) if island.usable_nodes else (0.0, 0.0)
+        prices["usd"][island.name], prices["joules"][island.name] = usd, watts
+    known = {
         name: {island: each for island, each in found.items() if each is not None}
-        for name, found in (("usd", dollars), ("joules", joules))
-        # An island without a figure is in no plan that has one, but may be in its bound.
+        for name, found in prices.items()
         if None not in found.values()
     }
-    bounds = [least_prices(TableMaker.of(each, predictor), prices) for each in questions]
-    usd, kwh = (min((each[name] for each in bounds if name in each), default=None)
-                for name in ("usd", "joules"))  # fmt: skip
-    return Least(usd_per_step=usd, kwh_per_step=None if kwh is None else kwh / JOULES_PER_KWH)
+    bounds = [least_prices(TableMaker.of(each, predictor), known) for each in questions]
+
+    def least(name: str, unit: float) -> float | None:
+        return min(each[name] for each in bounds) / unit if name in known else None
+
+    return Least(usd_per_step=least("usd", 1.0), kwh_per_step=least("joules", JOULES_PER_KWH))
+
+
+def _per_second(cluster: Cluster, island: Island) -> tuple[float | None, float | None]:
+    """(dollars, joules) that a device takes each second that it is in passes; None: not known."""
+    law, hourly = power_law(cluster, island), hourly_price(cluster, island)
+    site = cluster.site_of(island.region)
+    watts = None if law is None else law.computing_watts * pue_of(cluster, island)
+    paid = 0.0 if site is None else site.price_usd_per_joule or 0.0
+    if hourly is None or (watts is None and paid):
+        return None, watts
+    return hourly / SECONDS_PER_HOUR + paid * (watts or 0.0), watts
 
 
 def interrupted(result: SearchResult) -> SearchResult:

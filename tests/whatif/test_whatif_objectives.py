@@ -14,7 +14,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.energy.energy import energy_of, rent_usd_per_hour, usd_per_step
 from hetplan.cost.estimate import step_quantile
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.job.spec import Job, Objective, Pins
+from hetplan.job.spec import Forbids, Job, Objective, Pins
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.files import load_plan, save_result
@@ -126,6 +126,14 @@ def test_no_plan_of_the_pool_beats_a_point_of_the_front_or_passes_its_gaps() -> 
     assert energies[0] == min(kwh for _, _, kwh, _ in figures)
     assert energies[0] <= energies[1]
     assert "no plan of them takes less than" in least.objective
+
+
+def test_an_island_that_must_stay_out_needs_no_price_for_a_bound() -> None:
+    of = priced(cheap=1.0, dear=3.0)
+    of = of.with_island(replace(of.island("b"), price_usd_per_device_hour=None))
+    alone = asked(objective=Objective.COST_PER_TOKEN, forbid=Forbids(islands=("b",)))
+    found = hetplan.plan(model(6), of, alone, _PREDICTOR)
+    assert "USD (gap " in found.objective
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from hetplan.plans.pieces import used_devices
 from hetplan.plans.plan import Plan
 
 JOULES_PER_KWH = 3.6e6
-_SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ def usd_per_step(
     per_hour = rent_usd_per_hour(plan, cluster)
     if per_hour is None:
         return None
-    dollars = [per_hour / _SECONDS_PER_HOUR * estimate.step_seconds]
+    dollars = [per_hour / SECONDS_PER_HOUR * estimate.step_seconds]
     if any(site.price_usd_per_joule for site in cluster.sites):
         energy = energy_of(plan, estimate, cluster)
         if energy is None:
