@@ -49,6 +49,7 @@ def plan(
     predictor: Predictor | File | None = None,
     *,
     top: int = 1,
+    front: bool = False,
     progress: bool | None = None,
 ) -> Result:
     """The fastest plan, its estimate and a certificate of how good it is.
@@ -77,7 +78,11 @@ def plan(
             found = best_plan(inputs, answers)
         line.begin("planning nearby questions")
         found = by_objective(
-            found, predict, top=top, progress=lambda at, of, words: line.show(at, of, None, words)
+            found,
+            predict,
+            top=top,
+            front=front,
+            progress=lambda at, of, words: line.show(at, of, None, words),
         )
     return Result.of(found, predict)
 

@@ -30,12 +30,7 @@ from hetplan.search.result import (
     Restriction,
     SearchResult,
 )
-from hetplan.units import (
-    format_bytes,
-    format_each,
-    format_seconds,
-    format_share,
-)
+from hetplan.units import format_bytes, format_each, format_seconds, format_share
 from hetplan.whatif.lost_nic import LostNic
 from hetplan.whatif.smaller_questions import usable_kinds
 

@@ -207,7 +207,7 @@ class Alternative:
     kwh_per_step: float | None = None
     """At the meter; None in files of forms before 13, as the next."""
     gap: float | None = None
-    """Part of its step by which another plan of these devices could be shorter, proven."""
+    """Part of its step by which another plan of its own question could be shorter, proven."""
     usd_gap: float | None = None
     """Part of its cost by which any plan could be cheaper, proven; None: no price, or not asked."""
     kwh_gap: float | None = None

@@ -50,7 +50,7 @@ class StageClock:
     pipeline: int
     stage: int
     mean_clock: float
-    """Of its passes, by time; over the clock that it has. 1: it waits nowhere."""
+    """Of its passes, by time; over the clock that it has. 1: no pass may be slower."""
     kwh_saved: float | None
     """Per step, all its devices, at the meter; None: their power is not known."""
 

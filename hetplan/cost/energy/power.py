@@ -1,7 +1,7 @@
 """What one device draws at the wall, its part of the node included, by what it does.
 
-    computing       inside a forward or backward pass, its collectives included, or in the update
-    communicating   elsewhere in the step: transfers between stages, reduction, and every wait
+    computing       inside a forward or backward pass, its collectives included
+    communicating   elsewhere in the step: transfers between stages, reduction, update, every wait
     idle            unused, in a node of which other devices are used
 
 Devices that wait and devices that communicate are one: both run the collectives' kernels, which
