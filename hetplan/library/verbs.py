@@ -60,7 +60,8 @@ def plan(
     `fit` gives; None: fitted from your own store and the shipped profiles, and devices that nobody
     measured are predicted from their datasheets, which `result.summary()` says. top: above 1 the
     result has up to that many plans less one as `alternatives`, none of them better by every aim
-    than another. progress: one line while it searches; None: on a terminal and in a notebook.
+    than another. front: these are the Pareto front of time, cost, energy and devices instead, with
+    gaps. progress: one line while it searches; None: on a terminal and in a notebook.
 
     An interrupt (Ctrl-C, or a notebook's stop button) ends the search with the best plan so far.
     InputError: something given is wrong; InfeasibleError: there is no plan, and why; LimitError:
