@@ -95,7 +95,7 @@ def plan(
     ] = 1,
     objective: Annotated[
         str | None,
-        typer.Option(metavar="AIM", help="time, cost or energy.", rich_help_panel=JOB),
+        typer.Option(metavar="AIM", help="time, cost or energy.", rich_help_panel=JOB, hidden=True),
     ] = None,
     front: Annotated[
         bool,
@@ -103,6 +103,7 @@ def plan(
             "--front",
             help="Report the Pareto front of time, cost, energy and devices.",
             rich_help_panel=SEARCH,
+            hidden=True,
         ),
     ] = False,
     journal: Annotated[
@@ -138,9 +139,10 @@ def plan(
     --model llama-3-70b --batch 1024 --seq 4096. `hetplan init` makes files of the same words.
 
     Ctrl-C ends the search, writes the best plan so far and exits with 130. --top N reports
-    several plans; --journal FILE saves the search while it runs, and --resume continues one that
-    was killed; --store DIR fits to other measurements; --trace FILE writes the plan's timeline for
-    ui.perfetto.dev.
+    several plans, --front those that none beats in time, cost, energy and devices; --objective
+    cost, or energy, has another aim; --journal FILE saves the search while it runs, and --resume
+    continues one that was killed; --store DIR fits to other measurements; --trace FILE writes the
+    plan's timeline for ui.perfetto.dev.
     """
     from hetplan.errors import InputError
     from hetplan.files.writing import check_writable
