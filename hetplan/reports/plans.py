@@ -20,6 +20,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, Stage, expand
 from hetplan.plans.ranks import limits_of, pins_line
 from hetplan.reports.energy import energy_line, power_lines
+from hetplan.reports.summary import emit_target
 from hetplan.reports.terminal import new_table
 from hetplan.search.descriptions import layout_words
 from hetplan.search.result import (
@@ -377,12 +378,12 @@ def alternatives_table(result: SearchResult) -> Table:
 
 
 def refused_lines(result: SearchResult) -> Iterator[str]:
-    """Why `hetplan emit` refuses this plan for its own target, and what helps."""
+    """Why `hetplan emit` refuses this plan for its target, and what helps."""
     from hetplan.schedulers.launch import EmissionOptions
     from hetplan.trainers import TRAINERS, trainer_named
     from hetplan.trainers.emission import plan_faults, refusals
 
-    name = result.plan.target
+    name = emit_target(result)
     if name not in TRAINERS:
         return
     named = with_node_names(result)
