@@ -316,7 +316,8 @@ def mixing_line(result: SearchResult, alone: BestAlone) -> str:
     best = alone.kind
     used = dict.fromkeys(island.device.kind for island in result.used_islands)
     plan = "the mix" if len(used) > 1 else "this plan"
-    other = f"{best.devices} x {best.device} alone under {alone.target}"
+    trainer = "any trainer" if alone.target == "any" else alone.target
+    other = f"{best.devices} x {best.device} alone under {trainer}"
     ratio = result.estimate.tokens_per_second / best.tokens_per_second
     if ratio >= 1.0 and list(used) == [best.device]:
         return f"no mix that was found is faster than {other}"
