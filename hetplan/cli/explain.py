@@ -90,11 +90,11 @@ def against(
         spent_lines,
     )
     from hetplan.reports.terminal import print_small
-    from hetplan.search.files import load_legal_plan, load_plan
+    from hetplan.search.files import load_legal_plan
     from hetplan.whatif.against import against as set_against
     from hetplan.whatif.limits import limits as limits_of
 
-    result, second = load_legal_plan(plan), load_plan(other)
+    result, second = load_legal_plan(plan), load_legal_plan(other)
     predict, _ = read_predictor(predictor, store)
     difference = set_against(result, second, predict)
     if as_json:

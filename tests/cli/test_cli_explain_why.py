@@ -17,7 +17,7 @@ from hetplan.job.spec import Pins
 from hetplan.model.load import load_model
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import EXPLAIN_SCHEMA, Explained
-from hetplan.search.files import load_plan, save_result
+from hetplan.search.files import load_legal_plan, save_result
 from hetplan.search.search import search
 
 
@@ -77,10 +77,10 @@ def test_without_verbose_the_changes_that_are_worth_most_are_ten_lines(folder: P
 
 
 def test_reasons_of_idle_islands_are_saved_and_then_shown_without_planning(folder: Path) -> None:
-    result = load_plan(folder / "plan.json")
+    result = load_legal_plan(folder / "plan.json")
     idle = explain(folder, "limits", "--save")
     assert idle.exit_code == 0, idle.stderr
-    saved = load_plan(folder / "plan.json")
+    saved = load_legal_plan(folder / "plan.json")
     assert replace(saved, idle=()) == result
     assert [each.island for each in saved.idle] == ["a100"]
     assert "a100, 8 of 8 devices idle: " in idle.stdout
