@@ -49,12 +49,16 @@ def limits(
 
     What --save has written is shown without planning.
     """
+    from hetplan.errors import Fault, InputError
+    from hetplan.files.locks import Lock
+    from hetplan.files.reading import read_document
     from hetplan.reports.explained import Explained, every_limit, idle_lines, limit_lines
     from hetplan.reports.progress import ProgressLine
     from hetplan.search.files import load_legal_plan, save_result
     from hetplan.whatif.idle import idle_reasons
     from hetplan.whatif.limits import limits as limits_of
 
+    before = read_document(plan).sha256
     result = load_legal_plan(plan)
     predict, _ = read_predictor(predictor, store)
     idle = result.idle
@@ -64,7 +68,11 @@ def limits(
                 result, predict, progress=lambda at, of, name: line.show(at, of, None, name)
             )
     if save:
-        save_result(replace(result, idle=idle), plan)
+        with Lock(plan).take():
+            if read_document(plan).sha256 != before:
+                message = "was replaced while its islands were looked at; explain the new plan"
+                raise InputError(Fault(file=str(plan), message=message))
+            save_result(replace(result, idle=idle), plan)
     explained = Explained(limits=limits_of(result, predict), idle=idle)
     if as_json:
         _emit_json(explained)

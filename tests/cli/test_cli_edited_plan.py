@@ -30,7 +30,7 @@ def _text() -> str:
     return result_text(search(model(4), two, job(8, gap=0.2), datasheet, sha256=sources))
 
 
-def _plan(folder: Path, change: Callable[[Data], None] = lambda data: None) -> Path:
+def planned(folder: Path, change: Callable[[Data], None] = lambda data: None) -> Path:
     data = json.loads(_text())
     change(data)
     path = folder / "plan.json"
@@ -60,7 +60,7 @@ COMMANDS = (
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_names_a_file_that_was_changed(command: str, tmp_path: Path) -> None:
-    words = [str(_plan(tmp_path, _bound)) if word == "PLAN" else word for word in command.split()]
+    words = [str(planned(tmp_path, _bound)) if word == "PLAN" else word for word in command.split()]
     words = [word.replace("OUT", str(tmp_path / "out")) for word in words]
     found = run(*words)
     assert found.exit_code == 2
@@ -73,17 +73,17 @@ def test_every_command_names_a_file_that_was_changed(command: str, tmp_path: Pat
 def test_certificate_digest_and_price_are_sealed(
     change: Callable[[Data], None], tmp_path: Path
 ) -> None:
-    assert load_legal_plan(_plan(tmp_path)).certificate is not None
+    assert load_legal_plan(planned(tmp_path)).certificate is not None
     with pytest.raises(InputError, match="was changed") as refused:
-        hetplan.load_plan(_plan(tmp_path, change))
+        hetplan.load_plan(planned(tmp_path, change))
     assert refused.value.faults[0].field == "seal"
 
 
 @pytest.mark.parametrize("schema", ["hetplan.plan/8", "hetplan.plan/9", "hetplan.plan/12"])
 def test_an_older_number_is_no_way_around_a_seal(schema: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="was changed"):
-        load_legal_plan(_plan(tmp_path, lambda data: data.update(schema=schema, seed=7)))
-    without = _plan(tmp_path, lambda data: data.update(schema="hetplan.plan/9", seal=""))
+        load_legal_plan(planned(tmp_path, lambda data: data.update(schema=schema, seed=7)))
+    without = planned(tmp_path, lambda data: data.update(schema="hetplan.plan/9", seal=""))
     with pytest.raises(InputError, match="was changed"):
         load_legal_plan(without)
 
@@ -93,7 +93,7 @@ def test_estimate_prices_what_was_changed_and_seals_it(tmp_path: Path) -> None:
         data["plan"]["overlap"]["reduction"] = not data["plan"]["overlap"]["reduction"]
         data["estimate"]["step_seconds"] = 1e-7
 
-    path, out = _plan(tmp_path, swap), tmp_path / "new.json"
+    path, out = planned(tmp_path, swap), tmp_path / "new.json"
     priced = run("estimate", str(path), "--out", str(out))
     assert priced.exit_code == 0, priced.stderr
     assert "was changed after hetplan wrote it: its plan is priced, without a proof" in " ".join(
@@ -110,7 +110,7 @@ def test_estimate_still_refuses_a_plan_that_breaks_a_rule(tmp_path: Path) -> Non
         stages = data["plan"]["pipelines"][0]["stages"]
         stages[1]["replicas"][0]["devices"] = stages[0]["replicas"][0]["devices"]
 
-    refused = run("estimate", str(_plan(tmp_path, twice)))
+    refused = run("estimate", str(planned(tmp_path, twice)))
     assert refused.exit_code == 2
     assert "is already used by pipelines[0].stages[0]" in refused.stderr
 
