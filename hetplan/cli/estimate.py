@@ -27,6 +27,7 @@ from hetplan.cli.options import (
     check_replaceable,
     emit,
     job_settings,
+    note,
     read_predictor,
     say,
     show_summary,
@@ -149,7 +150,7 @@ def estimate(
     from hetplan.errors import InfeasibleError, InputError
     from hetplan.files.writing import check_writable
     from hetplan.plans.layout import Layout, plan_of_layout
-    from hetplan.search.files import SCHEMA, load_legal_plan, priced_result, save_result
+    from hetplan.search.files import SCHEMA, load_layout, priced_result, save_result
     from hetplan.search.space.allowed import allowed_cluster
 
     layout = Layout(
@@ -179,7 +180,9 @@ def estimate(
             raise InputError(
                 f"{plan} holds its own model, cluster, job and layout; leave those options out"
             )
-        loaded = load_legal_plan(plan)
+        loaded, sealed = load_layout(plan)
+        if not sealed:
+            note(f"{plan} was changed after hetplan wrote it: its plan is priced, without a proof")
         inputs, usable, priced = loaded.inputs, loaded.inputs.cluster, loaded.plan
     elif model is None:
         raise InputError("give a plan file, or all of --model, --cluster and --job")

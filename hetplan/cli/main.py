@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Callable
@@ -279,6 +280,8 @@ def common(
 def main() -> None:
     """Run the command that the arguments name; hetplan/__main__.py calls it."""
     _end_like_ctrl_c()
+    # Whatever a command and its programs write, nobody but its owner and group may change.
+    os.umask(os.umask(0) | stat.S_IWOTH)
     app()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from hetplan.errors import Fault, HetplanError, InputError
 
 # The file system refuses the place itself: a read-only mount, a name that is too long or odd.
 _REFUSED_PLACES = (errno.EROFS, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
-_NEW_FILE_MODE = 0o666  # less the umask, as any program's new file
+NEW_FILE_MODE = 0o664
+"""Less the umask: whatever that is, only its owner and group may write to a new file."""
+_KEPT_MODE = 0o775  # what a file that is replaced may hand on
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -29,11 +32,11 @@ def write_together(texts: Mapping[Path, str]) -> None:
     try:
         for path, text in texts.items():
             target = Path(os.path.realpath(path))
-            temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+            temporary = temporary_beside(target)
             written.append((path, temporary, target))
             _write_and_sync(temporary, text.encode("utf-8"))
             if target.exists():
-                os.chmod(temporary, target.stat().st_mode & 0o7777)
+                os.chmod(temporary, target.stat().st_mode & _KEPT_MODE)
         for path, temporary, target in written:  # noqa: B007, the error names the path
             os.replace(temporary, target)
             sync_folder(target.parent)
@@ -45,19 +48,36 @@ def write_together(texts: Mapping[Path, str]) -> None:
                 temporary.unlink(missing_ok=True)
 
 
+def temporary_beside(target: Path) -> Path:
+    """A name that no other process writes: numbers of processes are alike on many hosts."""
+    return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder and those above it where they are missing; an InputError where none can be
+    made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        message = f"cannot be made: {reason}; choose another place"
+        raise InputError(Fault(file=str(folder), message=message)) from error
+
+
 def check_writable(path: Path) -> None:
     """Whether `write_atomically` or `append_line` can write there, before work is put into it.
 
     An InputError where the folder does not exist or must not be written to. Leaves no file.
     """
     target = Path(os.path.realpath(path))
-    probe = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    probe = temporary_beside(target)
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if target.exists() and not target.is_file():
             raise PermissionError(errno.EPERM, "not a regular file")
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, _NEW_FILE_MODE))
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, NEW_FILE_MODE))
     except OSError as error:
         raise _write_error(path, error) from error
     finally:
@@ -100,7 +120,7 @@ def append_line(path: Path, line: str) -> None:
         raise ValueError("append_line takes one line, without a line break")
     data = line.encode("utf-8") + b"\n"
     try:
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, _NEW_FILE_MODE)
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, NEW_FILE_MODE)
         try:
             end = os.lseek(handle, 0, os.SEEK_END)
             if end and os.pread(handle, 1, end - 1) != b"\n":
@@ -116,7 +136,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _write_and_sync(path: Path, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _NEW_FILE_MODE)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, NEW_FILE_MODE)
     with os.fdopen(handle, "wb") as stream:
         stream.write(data)
         stream.flush()

@@ -41,7 +41,7 @@ from hetplan.launchers.elastic import (
 from hetplan.launchers.hosts import THIS_MACHINE
 from hetplan.launchers.local import (
     LaunchSettings,
-    launch,
+    launch_phase,
     played_kinds,
     precision_faults,
     torch_backend,
@@ -206,7 +206,7 @@ class HostBackend:
             check_loss=False,
             checkpoints=replace(settings.checkpoints, load="" if start is None else str(start)),
         )
-        return launch(planned.result, settings, on_step=collected.add)
+        return launch_phase(planned.result, settings, collected.add, lambda line: None)
 
     def _watch(
         self,

@@ -13,6 +13,7 @@ link's capacity its estimate is higher. The bound holds for that too, and the ga
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
 from hetplan.errors import InfeasibleError, InputError, LimitError
+from hetplan.files.locks import Lock
 from hetplan.interrupts import interrupts_wait
 from hetplan.job.spec import Job
 from hetplan.kernels import clock
@@ -125,18 +127,26 @@ def search(
     best = _nothing_yet(job, progress)
     asked = digests(model, cluster, job, sha256)
     inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
-    run = _Run(
-        job=job,
-        maker=TableMaker.of(inputs, predictor, best.check_time),
-        best=best,
-        book=_journal(journal, best, asked, job.gap),
-    )
+    with nullcontext() if journal is None else Lock(journal.path).take():
+        run = _Run(
+            job=job,
+            maker=TableMaker.of(inputs, predictor, best.check_time),
+            best=best,
+            book=_journal(journal, best, asked, job.gap),
+        )
+        return _answered(run, inputs, start)
+
+
+def _answered(run: _Run, inputs: Inputs, start: Sequence[Plan]) -> SearchResult:
+    """The answer; InfeasibleError or LimitError where there is none."""
     try:
         with interrupts_wait():
             return _answer(run, inputs, start)
     except _NoPlanError:
         if run.status == "optimal":
-            line = f"no plan of {model.name} for {job.target} fits the devices and the pins"
+            line = (
+                f"no plan of {inputs.model.name} for {run.job.target} fits the devices and the pins"
+            )
             raise InfeasibleError([line]) from None
         raise LimitError(
             "the time limit was reached before any plan was found; raise time_limit or pin degrees"

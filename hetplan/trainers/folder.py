@@ -26,7 +26,8 @@ import numpy as np
 
 from hetplan.cost.traffic import checkpoint_bytes_per_parameter
 from hetplan.errors import Fault, HetplanError, InputError
-from hetplan.files.writing import write_atomically
+from hetplan.files.locks import Lock
+from hetplan.files.writing import temporary_beside, write_atomically
 from hetplan.plans.pieces import Places, stage_array
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch
 from hetplan.schedulers.rank_layout import Host, RankLayout, used_devices
@@ -89,7 +90,8 @@ def write_folder(folder: Path, files: Sequence[EmittedFile], *, force: bool = Fa
         if not folder.exists():
             _create(folder, files)
             return Written(files=tuple(each.path for each in files))
-        return _replace(folder, files)
+        with Lock(folder).take():
+            return _replace(folder, files)
     except OSError as error:
         raise _write_error(folder, error) from error
 
@@ -111,7 +113,7 @@ def emitted_files(folder: Path) -> Mapping[str, str]:
 def _create(folder: Path, files: Sequence[EmittedFile]) -> None:
     """A new folder, filled elsewhere and put in its place by one rename."""
     place = folder.absolute()
-    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(place)
     try:
         temporary.mkdir()
         for each in files:

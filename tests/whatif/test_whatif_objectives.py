@@ -17,7 +17,7 @@ from hetplan.cost.step_model.pricer import Pricer
 from hetplan.job.spec import Forbids, Job, Objective, Pins
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.files import load_plan, save_result
+from hetplan.search.files import load_legal_plan, save_result
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.whatif.objectives import by_objective, layout
@@ -90,7 +90,7 @@ def test_alternatives_are_legal_unlike_and_none_is_beaten(tmp_path: Path) -> Non
         for two in figures:
             assert one is two or any(a > b for a, b in zip(one, two, strict=True))
     save_result(found, tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json") == found
+    assert load_legal_plan(tmp_path / "plan.json") == found
     assert hetplan.plan(model(6), of, asked(), _PREDICTOR, top=5) == found
 
 
