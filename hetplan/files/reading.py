@@ -241,8 +241,8 @@ def _schema_faults(document: Document, root: dict[str, object], schema: str) -> 
         raise InputError(document.fault(("schema",), message))
     if len(parts[2]) > 9 or int(parts[2]) > int(newest):
         message = (
-            f"found {found[:60]}, this version of hetplan reads up to {schema}; use a newer hetplan "
-            "or write the older form"
+            f"found {str(found)[:60]}, this version of hetplan reads up to {schema}; use a newer "
+            "hetplan or write the older form"
         )
         raise InputError(document.fault(("schema",), message))
     return []
