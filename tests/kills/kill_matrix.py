@@ -203,6 +203,15 @@ def running(session: int) -> list[str]:
     return found
 
 
+def unlike(command: Command, machine: object) -> str:
+    """What is on the machine that was not, or the other way round, after it had time to go."""
+    limit = time.monotonic() + GONE_SECONDS
+    while (now := command.left()) != machine and time.monotonic() < limit:
+        time.sleep(0.2)
+    changed = set(str(now).split("(")) ^ set(str(machine).split("("))
+    return "" if now == machine else " ".join(sorted(changed))[:400]
+
+
 def _of_session(session: int) -> list[str]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -280,15 +289,15 @@ def _faults(
     if number != signal.SIGKILL:
         if left := temporaries(folder):
             yield f"left {left}"
-        if command.left() != machine:
-            yield f"left on the machine: {command.left()}"
+        if other := unlike(command, machine):
+            yield f"left on the machine: {other}"
     again = run(folder, command.again(folder) if command.again else command.words, None, 0)
     if again.code != 0:
         yield f"cannot be gone on with: {again.said[-300:]!r}"
     if left := temporaries(folder):
         yield f"not cleared up by the next run: {left}"
-    if command.left() != machine:
-        yield f"not cleared up on the machine: {command.left()}"
+    if other := unlike(command, machine):
+        yield f"not cleared up on the machine: {other}"
     if command.same and (
         odd := {n for n, data in files_of(folder).items() if data != after.get(n)}
     ):
