@@ -192,7 +192,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def temporaries(folder: Path) -> list[str]:
     """Files and folders that nobody named: beside the others, and of the machine's own folder."""
     found = [*folder.rglob(".*.tmp"), *(folder / "temporary").iterdir()]
-    return sorted(str(path.relative_to(folder)) for path in found)
+    # torch keeps what it compiles in a folder of its user, for its next process.
+    own = [path for path in found if not path.name.startswith("torchinductor_")]
+    return sorted(str(path.relative_to(folder)) for path in own)
 
 
 def running(session: int) -> list[str]:
