@@ -6,10 +6,10 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from hetplan.errors import HetplanError, InputError
+from hetplan.errors import Fault, HetplanError, InputError
 
 # The file system refuses the place itself: a read-only mount, a name that is too long or odd.
 _REFUSED_PLACES = (errno.EROFS, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
@@ -21,16 +21,28 @@ def write_atomically(path: Path, text: str) -> None:
 
     An InputError where the folder does not exist or must not be written to.
     """
-    target = Path(os.path.realpath(path))
+    write_together({path: text})
+
+
+def write_together(texts: Mapping[Path, str]) -> None:
+    """The same for several files: none is replaced before all texts are on the disk."""
+    # Two paths of one file are one: each file is locked once.
+    targets = {os.path.realpath(path): (path, text) for path, text in texts.items()}
+    path = Path()
     try:
-        with temporary_beside(target) as (temporary, handle):
-            with os.fdopen(handle, "wb", closefd=False) as stream:
-                stream.write(text.encode("utf-8"))
-            os.fsync(handle)
-            if target.exists():
-                os.chmod(temporary, target.stat().st_mode & 0o7777)
-            os.replace(temporary, target)
-        sync_folder(target.parent)
+        with contextlib.ExitStack() as stack:
+            written = []
+            for name, (path, text) in targets.items():
+                temporary, handle = stack.enter_context(temporary_beside(Path(name)))
+                written.append((path, temporary, Path(name)))
+                with os.fdopen(handle, "wb", closefd=False) as stream:
+                    stream.write(text.encode("utf-8"))
+                os.fsync(handle)
+                if os.path.exists(name):
+                    os.chmod(temporary, os.stat(name).st_mode & 0o7777)
+            for path, temporary, target in written:  # noqa: B007, the error names the path
+                os.replace(temporary, target)
+                sync_folder(target.parent)
     except OSError as error:
         raise _write_error(path, error) from error
 
@@ -115,6 +127,23 @@ def _has_name(handle: int, path: Path) -> bool:
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def check_replaceable(path: Path, what: str, is_one: Callable[[bytes], bool]) -> str:
+    """What to add to `wrote FILE`: that a `what` was there before.
+
+    An InputError where the file cannot be written, or would replace something else: a person's
+    notes, an input, a run log.
+    """
+    check_writable(path)
+    held = path.read_bytes() if path.exists() else b""
+    if held and not is_one(held):
+        message = (
+            f"exists and is no {what}; nothing was changed: give the name of a new file, or of a "
+            f"{what} to replace"
+        )
+        raise InputError(Fault(file=str(path), message=message))
+    return f", replacing the {what} that was there" if held else ""
 
 
 def check_new(path: Path | None, *, force: bool) -> None:

@@ -58,16 +58,13 @@ def _quoted(text: str) -> str:
     return shlex.quote(text)
 
 
-def check_printable(text: str, where: str = "script") -> None:
-    """An InputError where the text holds control characters, or bytes that are no UTF-8.
-
-    `where`: what would hold it.
-    """
+def check_printable(text: str) -> None:
+    """An InputError where the text holds control characters, or bytes that are no UTF-8."""
     # Python reads such bytes of a command line as surrogates.
     if any(ord(each) < 32 or ord(each) == 127 or "\ud800" <= each <= "\udfff" for each in text):
         raise InputError(
             f"{text[:60]!a} holds a control character, such as a line break, or a byte that is no "
-            f"UTF-8, which no {where} can carry safely: remove it"
+            "UTF-8, which no script can carry safely: remove it"
         )
 
 
