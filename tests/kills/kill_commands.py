@@ -167,7 +167,9 @@ COMMANDS = (
         prepare=_cpu_plan,
         words=_LAUNCH,
         again=lambda folder: (
-            (*_LAUNCH, "--load", "saved") if any((folder / "saved").iterdir()) else _LAUNCH
+            (*_LAUNCH, "--steps", "3", "--load", "saved")
+            if any((folder / "saved").iterdir())
+            else _LAUNCH
         ),
         valid=_read_checkpoints,
         same=False,  # measured times

@@ -192,8 +192,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def temporaries(folder: Path) -> list[str]:
     """Files and folders that nobody named: beside the others, and of the machine's own folder."""
     found = [*folder.rglob(".*.tmp"), *(folder / "temporary").iterdir()]
-    # torch keeps what it compiles in a folder of its user, for its next process.
-    own = [path for path in found if not path.name.startswith("torchinductor_")]
+    # torch keeps what it compiles in a folder of its user, for its next process; launch keeps the
+    # logs of a run that failed.
+    kept = ("torchinductor_", "hetplan-run-")
+    own = [path for path in found if not path.name.startswith(kept)]
     return sorted(str(path.relative_to(folder)) for path in own)
 
 
