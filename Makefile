@@ -64,8 +64,8 @@ bench: $(VENV)/.installed ## speed of the cost model, its bounds, predictions ag
 	$(BIN)/python -m evaluation cost $(if $(REFERENCE),--reference $(REFERENCE))
 	$(BIN)/python -m evaluation accuracy $(if $(REFERENCE),--reference $(REFERENCE))
 
-fuzz: $(VENV)/.installed-dev ## importers against 36,000 broken inputs; FUZZ_SEED=1 for others
-	$(BIN)/pytest -q -s -m slow tests/importers/test_importers_fuzz.py
+fuzz: $(VENV)/.installed-dev ## every reader and emitted form against a million broken inputs; CASES, SEED
+	$(BIN)/python tests/fuzz/fuzz_run.py --cases $(or $(CASES),1000000) --seed $(or $(SEED),0)
 
 audit: ## known vulnerabilities of constraints.txt, secrets in the files; says what it has to skip
 	$(PYTHON) tests/house/audit.py

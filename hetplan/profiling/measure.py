@@ -99,7 +99,7 @@ class SampleFile:
         lines = whole.decode("utf-8", "replace").split("\n")
         try:
             held = json.loads(lines[0][1:])
-        except ValueError:
+        except (ValueError, RecursionError):
             held = None
         if not isinstance(held, dict) or lines[1:2] != [",".join(self._columns)]:
             raise InputError(f"{self._path} is no file of these samples; name another with --out")

@@ -157,10 +157,18 @@ class Table:
                     "changed: name another file with --out",
                 )
             )
-        good = [row for row in rows[1:] if len(row) == len(COLUMNS)]
+        good = [row for row in rows[1:] if _is_whole(row)]
         if whole != text or len(good) < len(rows) - 1:
             write_atomically(self._path, _line(COLUMNS) + "".join(map(_line, good)))
         return good
+
+
+def _is_whole(cells: list[str]) -> bool:
+    """Whether a row can be gone on from; others are asked again."""
+    try:
+        return len(cells) == len(COLUMNS) and _step(cells) > 0
+    except ValueError:
+        return False
 
 
 def _step(cells: list[str]) -> float:
