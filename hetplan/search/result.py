@@ -204,6 +204,8 @@ class Alternative:
     """None where a price is not given."""
     devices: int
     """In use."""
+    run_seconds: float | None = None
+    """The whole run with all that it loses; None where it was not asked, and in older files."""
 
 
 class IdleCause(StrEnum):
