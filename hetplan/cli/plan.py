@@ -63,6 +63,15 @@ def plan(
         "plan.json"
     ),
     setting: Settings = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AIM",
+            help="What is made small: step_time, days of the whole run, or cost_per_token.",
+            rich_help_panel=JOB,
+            hidden=True,
+        ),
+    ] = None,
     gap: Annotated[
         float | None,
         typer.Option(
@@ -124,7 +133,8 @@ def plan(
     As in: hetplan plan --nodes "4x8 h100 @A" --nodes "8x8 mi300x @B" --between "A B 10Gbit 30ms"
     --model llama-3-70b --batch 1024 --seq 4096. `hetplan init` makes files of the same words.
 
-    Ctrl-C ends the search, writes the best plan so far and exits with 130. --top N reports
+    Ctrl-C ends the search, writes the best plan so far and exits with 130. --objective days (or
+    cost_per_token) chooses by the whole run (docs/days.md); --top N reports
     several plans; --journal FILE saves the search while it runs, and --resume continues one that
     was killed; --store DIR fits to other measurements; --trace FILE writes the plan's timeline for
     ui.perfetto.dev.
@@ -143,7 +153,7 @@ def plan(
         cluster,
         job,
         OneLine(nodes=nodes, between=between, batch=batch, sequence=sequence),
-        settings=job_settings(setting, gap=gap, time_limit=time_limit),
+        settings=job_settings(setting, objective=objective, gap=gap, time_limit=time_limit),
         target=target,
     )
     replacing = check_replaceable(out, SCHEMA, "plan")

@@ -2,6 +2,7 @@
 
     step_time        the step, or what it stays below with the job's quantile
     cost_per_token   dollars per token, by the mean step or by the same quantile of it
+    days             the whole run with all that it loses (`hetplan.cost.goodput`), the same way
 
     usd_per_step = sum over nodes in use of price per device hour x devices x step
                    + sum over links of bytes that cross x price per byte
@@ -17,6 +18,8 @@ The questions depend on the first plan and nothing else, so equal inputs give an
 Alternatives are plans that no other plan of the pool beats by every aim at once (Pareto), at most
 one of each layout: plans that share islands, degrees, recomputation and schedule are near-copies.
 No certificate goes with another aim: the bound that stands beside a plan is that of the step time.
+Of the days it is a bound too, if a weak one: a run takes at least its steps, and no step is shorter
+than the bound.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from dataclasses import replace
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.estimate import estimate_with, step_quantile
+from hetplan.cost.goodput.run import goodput
 from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic import ledger
@@ -37,6 +41,7 @@ from hetplan.plans.plan import Plan, RecomputeGranularity
 from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import Alternative, Certificate, Question, SearchResult
+from hetplan.units import format_brief
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
 from hetplan.whatif.plan_use import used_devices
 
@@ -191,6 +196,7 @@ def _ranked(job: Job, pricer: Pricer, plans: Mapping[Plan, tuple[str, float]]) -
     InputError where money is the aim and a price is missing everywhere.
     """
     quantile = USUAL_QUANTILE if job.quantile is None else job.quantile
+    days = job.objective is Objective.DAYS
     ranked = [
         Alternative(
             why=words,
@@ -200,6 +206,7 @@ def _ranked(job: Job, pricer: Pricer, plans: Mapping[Plan, tuple[str, float]]) -
             quantile=quantile,
             usd_per_step=usd_per_step(pricer, plan, step_seconds),
             devices=devices_in_use(plan),
+            run_seconds=_run_seconds(pricer, plan) if days else None,
         )
         for plan, (words, step_seconds) in plans.items()
     ]
@@ -216,12 +223,23 @@ def _ranked(job: Job, pricer: Pricer, plans: Mapping[Plan, tuple[str, float]]) -
     return sorted(ranked, key=lambda plan: (_aim(plan, job), plan.step_seconds))
 
 
+def _run_seconds(pricer: Pricer, plan: Plan) -> float | None:
+    """Of the whole run; None where it never ends."""
+    cost = estimate_with(pricer, plan)
+    found = goodput(plan, cost, pricer.model, pricer.cluster, pricer.job).seconds
+    return found if math.isfinite(found) else None
+
+
 def _aim(found: Alternative, job: Job) -> float:
     seconds = found.step_seconds if job.quantile is None else found.quantile_seconds
-    if job.objective is not Objective.COST_PER_TOKEN:
+    if job.objective is Objective.STEP_TIME:
         return seconds
-    # Rent grows with the step; a late step is paid by the hour as well.
-    return (found.usd_per_step or 0.0) * seconds / found.step_seconds
+    if job.objective is Objective.DAYS:
+        whole = math.inf if found.run_seconds is None else found.run_seconds
+    else:
+        # Rent grows with the step; a late step is paid by the hour as well.
+        whole = found.usd_per_step or 0.0
+    return whole * seconds / found.step_seconds
 
 
 def _certificate(result: SearchResult, step_seconds: float) -> Certificate | None:
@@ -237,9 +255,19 @@ def _certificate(result: SearchResult, step_seconds: float) -> Certificate | Non
     return replace(known, lower_bound_seconds=lower, gap=gap, status=status)
 
 
-def _words(job: Job, best: Alternative, count: int, tokens: float) -> str:
+def _words(result: SearchResult, best: Alternative, count: int) -> str:
     """What the plan is best at, and of how many."""
-    if job.objective is Objective.COST_PER_TOKEN:
+    job, certificate = result.inputs.job, result.certificate
+    # Of one step, padding left out.
+    tokens = result.estimate.tokens_per_second * result.estimate.step_seconds
+    proven = "no certificate goes with this aim"
+    if job.objective is Objective.DAYS:
+        never = best.run_seconds is None
+        aim = "days: " + ("it never ends" if never else format_brief(best.run_seconds or 0.0))
+        if certificate is not None and job.total_tokens is not None:
+            least = job.total_tokens / tokens * certificate.lower_bound_seconds
+            proven = f"no plan ends before {format_brief(least)}, its steps alone"
+    elif job.objective is Objective.COST_PER_TOKEN:
         aim = f"cost per token: {(best.usd_per_step or 0.0) / tokens * 1e6:.4g} USD per 1M"
         if job.quantile is not None:
             aim += f" at the mean step, chosen by the step's p{job.quantile * 100:g}"
@@ -248,8 +276,7 @@ def _words(job: Job, best: Alternative, count: int, tokens: float) -> str:
     else:
         return ""
     return (
-        f"{aim}; best of {count} plan{'s' * (count > 1)} of nearby questions "
-        f"({best.why}); no certificate goes with this aim"
+        f"{aim}; best of {count} plan{'s' * (count > 1)} of nearby questions ({best.why}); {proven}"
     )
 
 
@@ -269,8 +296,12 @@ def _beats(one: Alternative, two: Alternative) -> bool:
         (one.quantile_seconds, two.quantile_seconds),
         (float(one.devices), float(two.devices)),
     ]
-    if one.usd_per_step is not None and two.usd_per_step is not None:
-        pairs.append((one.usd_per_step, two.usd_per_step))
+    for mine, others in (
+        (one.usd_per_step, two.usd_per_step),
+        (one.run_seconds, two.run_seconds),
+    ):
+        if mine is not None and others is not None:
+            pairs.append((mine, others))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
@@ -315,13 +346,11 @@ def by_objective(
     ranked = _ranked(job, pricer, plans)
     best = ranked[0]
     estimate = estimate_with(pricer, best.plan)
-    # Of one step, padding left out.
-    tokens = result.estimate.tokens_per_second * result.estimate.step_seconds
     return replace(
         result,
         plan=best.plan,
         estimate=estimate,
         certificate=_certificate(result, estimate.step_seconds),
-        objective=_words(job, best, len(ranked), tokens),
+        objective=_words(result, best, len(ranked)),
         alternatives=_alternatives(ranked, top),
     )

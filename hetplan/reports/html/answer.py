@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hetplan.cost.estimate_values import Estimate, StepRange
 from hetplan.predict.predictor import MEASURED
+from hetplan.reports.days import days_line, failure_words, lost_words, run_of
 from hetplan.reports.html.values import PlanView
 from hetplan.reports.html.words import (
     bytes_words,
@@ -18,7 +19,7 @@ from hetplan.reports.summary import next_lines
 from hetplan.search.descriptions import devices_in_use, layout_words
 from hetplan.search.result import SearchResult
 from hetplan.search.space.allowed import allowed_cluster
-from hetplan.units import counted, format_count
+from hetplan.units import counted
 from hetplan.whatif.plan_use import used_devices
 
 
@@ -41,10 +42,10 @@ def headline(result: SearchResult) -> str:
     )
 
 
-def _step_words(estimate: Estimate, step: float, count: float = 1.0) -> str:
-    """So many steps, with their interval."""
+def _step_words(estimate: Estimate, step: float) -> str:
+    """A step with its interval."""
     within = estimate.step_range
-    own, low, high = (seconds_words(count * each, count * step) for each in (step, *within[:2]))
+    own, low, high = (seconds_words(each, step) for each in (step, *within[:2]))
     return f"{own} {range_words(within.share, low, high)}"
 
 
@@ -62,9 +63,11 @@ def facts(view: PlanView) -> Iterator[tuple[str, str]]:
     )
     if estimate.kinds:
         yield "MFU", _mfu_words(estimate, within)
-    if job.total_tokens is not None:
-        words = _step_words(estimate, step, job.total_tokens / tokens)
-        yield "Time for all tokens", f"{words} for {format_count(job.total_tokens)}"
+    run = run_of(result)
+    if run is not None:
+        yield "Whole run", days_line(run)
+        yield "Lost time", lost_words(run)
+        yield "Failures", failure_words(run)
     if view.usd_per_step is not None:
         yield "Price", f"{view.usd_per_step:,.4g} USD per step"
     yield "Trainer", result.plan.target
