@@ -318,8 +318,12 @@ def mixing_line(result: SearchResult, target: str, best: KindAlone) -> str:
     if ratio >= 1.0:
         return f"{plan} is {ratio - 1.0:.1%} faster than {alone}, the best kind alone"
     others = [kind for kind in used if kind != best.device]
-    advice = f": leave {', '.join(others)} out" if others else f": plan for {target}"
-    return f"{plan} is {1.0 - ratio:.1%} slower than {alone}{advice}"
+    advice = f"plan for {target}"
+    if others:
+        advice = f"leave {', '.join(others)} out"
+    elif target == result.plan.target:
+        advice = "plan longer"
+    return f"{plan} is {1.0 - ratio:.1%} slower than {alone}: {advice}"
 
 
 def _of_the_able(figure: HomogeneousSum) -> str:
