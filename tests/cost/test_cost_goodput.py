@@ -204,3 +204,35 @@ def test_a_job_without_tokens_has_no_days() -> None:
     cost = estimate(plan(), model(), wide(), of, LinearPredictor())
     with pytest.raises(InputError, match="total_tokens: is not given"):
         goodput(plan(), cost, model(), wide(), of)
+
+
+def test_saves_come_no_faster_than_storage_takes_them() -> None:
+    run = replace(OFTEN, asynchronous_saving=True, storage_bytes_per_second=1e6)
+    fast = found(run, interval=1)
+    step = fast.work_seconds / (TOKENS / (32 * 128))
+    wait = fast.checkpoint.delay_seconds - fast.checkpoint.save_seconds
+    assert fast.interval_steps > 1
+    assert fast.interval_steps * step == pytest.approx(wait, abs=step)
+
+
+def test_lines_between_regions_fall_back_only_where_it_is_said_on_what() -> None:
+    far = replace(island("b", nodes=8), region="there")
+    of = replace(wide(), islands=(*wide().islands, far), across_regions=far.inter_node)
+    shape = Layout(tp=2, pp=2, dp=16, islands=("a", "b"))
+    job_of = asked(replace(OFTEN, failover=True, line_failures=0.5))
+    across = plan_of_layout(shape, model(), of, job_of)
+    cost = estimate(across, model(), of, job_of, LinearPredictor())
+
+    def line(kept: float | None) -> tuple[bool, Goodput]:
+        asked_of = replace(job_of, run=replace(job_of.run, kept_bandwidth=kept))
+        run = goodput(across, cost, model(), of, asked_of)
+        (part,) = [each for each in run.parts if each.part == "line between regions"]
+        assert part.count == 1
+        return part.falls_back, run
+
+    falls, ended = line(None)
+    assert not falls
+    assert "a line that fails ends the run, as kept_bandwidth is not given" in ended.notes
+    falls, slowed = line(0.25)
+    assert falls
+    assert slowed.restarts < ended.restarts

@@ -22,9 +22,21 @@ from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.goodput.lost_nic import DETECTION_SECONDS
-from hetplan.cost.goodput.parts import Failing, UsedIsland, failing, survives_a_host, used_islands
+from hetplan.cost.goodput.parts import (
+    LINE,
+    Failing,
+    UsedIsland,
+    failing,
+    survives_a_host,
+    used_islands,
+)
 from hetplan.cost.goodput.renewal import Renewal, speed
-from hetplan.cost.goodput.startup import MLPERF, StartUp, ranks_times_stages
+from hetplan.cost.goodput.startup import (
+    LARGEST_RANKS_TIMES_STAGES,
+    MLPERF,
+    StartUp,
+    ranks_times_stages,
+)
 from hetplan.cost.goodput.values import (
     SECONDS_PER_DAY,
     Cause,
@@ -65,6 +77,7 @@ def goodput(
         start_up=start_up,
         checkpoint=_checkpoint(plan, estimate, model, job, used, survives),
         from_peers=survives,
+        ranks_times_stages=ranks_times_stages(plan),
     )
     other = replace(job.run, failover=not job.run.failover)
     flipped = replace(
@@ -107,6 +120,7 @@ class _Course:
     start_up: StartUp
     checkpoint: Checkpoint
     from_peers: bool
+    ranks_times_stages: int
 
     @property
     def detection_seconds(self) -> float:
@@ -150,10 +164,12 @@ class _Course:
         return self.renewal.best_steps(self.moving_seconds(step_seconds), self.steps)
 
     def interval(self, step_seconds: float) -> int:
-        """The job's, or the best."""
+        """The job's, or the best; no save begins before the one before it is written."""
         if self.given_interval is None:
             return self.best_interval(step_seconds)
-        return min(self.given_interval, max(1, math.ceil(self.steps)))
+        writing = self.renewal.delay_seconds - self.renewal.save_seconds
+        least = math.ceil(writing / self.moving_seconds(step_seconds))
+        return min(max(self.given_interval, least), max(1, math.ceil(self.steps)))
 
     def seconds(self, step_seconds: float, interval_steps: int) -> float:
         """The whole run, its first start-up included."""
@@ -212,7 +228,10 @@ def _checkpoint(
     used: tuple[UsedIsland, ...],
     from_peers: bool,
 ) -> Checkpoint:
-    """Bytes and seconds of saving and reading; ranks that hold the same share the writing."""
+    """Bytes and seconds of saving and reading; ranks that hold the same share the writing.
+
+    An optimizer in host memory is read with all that lies there, a gradient too: some too much.
+    """
     run, stages = job.run, plan.stages
     saved = checkpoint_bytes(plan, model, job)
     states = [
@@ -242,7 +261,7 @@ def _checkpoint(
 
 def _link_share(estimate: Estimate, cluster: Cluster) -> float:
     """Part of the step in transfers between hosts."""
-    inside = {link_cause(island.intra_node) for island in cluster.islands if island.nodes > 1}
+    inside = {link_cause(island.intra_node) for island in cluster.islands}
     between = (each for each in estimate.causes if is_link(each.cause))
     found = math.fsum(each.seconds for each in between if each.cause not in inside)
     return found / estimate.step_seconds
@@ -260,6 +279,8 @@ def _notes(course: _Course, job: Job) -> Iterator[str]:
     if run.start_up_seconds is None:
         within = f"a factor of {math.exp(MLPERF.log_halfwidth):.3g}"
         yield f"start-up by a law fitted on MLPerf's results, 90 % within {within}"
+        if course.ranks_times_stages > LARGEST_RANKS_TIMES_STAGES:
+            yield "this plan has more ranks and stages than any of them: it may start much faster"
     if run.storage_bytes_per_second is None:
         rate = STORAGE_BYTES_PER_HOST_SECOND / 1e9
         yield f"storage of {rate:.3g} GB/s a host, as Llama 3's"
@@ -269,5 +290,8 @@ def _notes(course: _Course, job: Job) -> Iterator[str]:
         yield "a spare host ready at once"
     if run.failover and run.repair_seconds is None:
         yield "failed paths repaired after a day"
+    lines = [each for each in course.failing.parts if each.part == LINE]
+    if run.failover and any(not each.falls_back for each in lines):
+        yield "a line that fails ends the run, as kept_bandwidth is not given"
     if run.peer_recovery and not course.from_peers:
         yield "peer_recovery is left out: some state lies on one host alone, or may do so"

@@ -77,6 +77,10 @@ MLPERF = StartUpLaw(
 )
 """`python -m evaluation startup` on runs/mlperf_v4.csv of the reference data."""
 
+LARGEST_RANKS_TIMES_STAGES = 11616 * 6
+"""Of those results. MegaScale (arXiv 2402.15627) creates groups orders of magnitude faster with
+another store and order: beyond the results the law says what happens where nobody does that."""
+
 
 def ranks_times_stages(plan: Plan) -> int:
     """Sum over all ranks of the stages of their pipeline."""
