@@ -40,7 +40,7 @@ def days_line(found: Goodput) -> str:
         found.seconds,
         found.low_seconds,
         found.high_seconds,
-        "90 %",
+        found.share,
         what=f"for {format_count(found.total_tokens)} tokens",
     )
     part = f"{found.lost_share:.0%}" if found.lost_share >= _ONE_PERCENT else "under 1%"

@@ -80,7 +80,7 @@ def test_no_other_interval_is_shorter_and_a_given_one_is_kept() -> None:
     best = found()
     assert best.interval_steps == best.best_interval_steps
     assert [each.interval_steps for each in best.others] == [
-        max(1, best.interval_steps // 2),
+        best.interval_steps // 2,
         2 * best.interval_steps,
     ]
     assert all(each.seconds > best.seconds for each in best.others)

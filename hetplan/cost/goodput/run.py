@@ -83,7 +83,7 @@ def goodput(
     flipped = replace(
         course, run=other, failing=failing(used, other, _link_share(estimate, cluster))
     )
-    step, (low, high, _) = estimate.step_seconds, estimate.step_range
+    step, (low, high, share) = estimate.step_seconds, estimate.step_range
     interval, best = course.interval(step), course.best_interval(step)
     return Goodput(
         total_tokens=job.total_tokens,
@@ -91,6 +91,7 @@ def goodput(
         seconds=course.seconds(step, interval),
         low_seconds=course.seconds(low, interval),
         high_seconds=course.seconds(high, interval),
+        share=share,
         lost=tuple(course.lost(step, interval)),
         parts=course.failing.parts,
         start_up=start_up,
@@ -100,8 +101,8 @@ def goodput(
         best_interval_steps=best,
         others=tuple(
             OtherInterval(interval_steps=count, seconds=course.seconds(step, count))
-            for count in (max(1, best // 2), 2 * best)
-            if course.renewal.failures_per_second and not survives
+            for count in (best // 2, 2 * best)
+            if count and course.renewal.failures_per_second and not survives
         ),
         other_failover_seconds=flipped.seconds(step, flipped.interval(step)),
         from_peers=survives,

@@ -84,6 +84,8 @@ class Goodput:
     low_seconds: float
     """The same at the ends of the step's interval."""
     high_seconds: float
+    share: str
+    """`90 %`: how often a step lies within that interval."""
     lost: tuple[LostSeconds, ...]
     """They and `work_seconds` add up to `seconds`; empty where that is infinite."""
     parts: tuple[PartFailures, ...]

@@ -68,6 +68,8 @@ def facts(view: PlanView) -> Iterator[tuple[str, str]]:
         yield "Whole run", days_line(run)
         yield "Lost time", lost_words(run)
         yield "Failures", failure_words(run)
+        if run.notes:
+            yield "Assumed of the run", "; ".join(run.notes)
     if view.usd_per_step is not None:
         yield "Price", f"{view.usd_per_step:,.4g} USD per step"
     yield "Trainer", result.plan.target
