@@ -225,9 +225,16 @@ def compile_at_once() -> None:
     _counter.at_once = True
 
 
+def count_cpu_seconds() -> None:
+    """Let `clock` count this process's CPU seconds from now on: for who measures on a machine that
+    others use.
+    """
+    _seconds.now = time.process_time
+
+
 def clock() -> float:
     """Seconds of a clock that stands still while kernels are compiled."""
-    return time.monotonic() - _compiler_seconds.total
+    return _seconds.now() - _seconds.compiling
 
 
 def kernel_folder() -> Path:
@@ -239,15 +246,16 @@ def kernel_folder() -> Path:
 
 
 class _Seconds:
-    """A sum of seconds."""
+    """What the clock reads, and how much of it went into compiling."""
 
-    __slots__ = ("total",)
+    __slots__ = ("compiling", "now")
 
     def __init__(self) -> None:
-        self.total = 0.0
+        self.compiling = 0.0
+        self.now: Callable[[], float] = time.monotonic
 
 
-_compiler_seconds = _Seconds()
+_seconds = _Seconds()
 
 
 class _Disk:
@@ -349,7 +357,7 @@ class _Compiler:
     def _begin(self) -> None:
         """A function begins to be compiled, maybe within another one."""
         if self._depth == 0:
-            self._since = time.monotonic()
+            self._since = _seconds.now()
         if not self._told:
             self._told = True
             _logger.warning("compiling kernels, once per machine: up to two minutes ...")
@@ -358,7 +366,7 @@ class _Compiler:
     def _end(self) -> None:
         self._depth -= 1
         if self._depth == 0:
-            _compiler_seconds.total += time.monotonic() - self._since
+            _seconds.compiling += _seconds.now() - self._since
 
 
 _FLAGS: dict[str, Any] = {}

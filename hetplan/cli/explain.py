@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,9 +36,6 @@ PlanFile = Annotated[
 @app.command()
 def limits(
     plan: PlanFile,
-    save: Annotated[
-        bool, typer.Option("--save", help="Write why islands are idle into the plan file.")
-    ] = False,
     predictor: PredictorFile = None,
     store: Stores = None,
     verbose: Verbose = False,
@@ -47,11 +43,11 @@ def limits(
 ) -> None:
     """Show what limits the plan, and why islands are idle: plan again for each (default).
 
-    What --save has written is shown without planning.
+    What `hetplan report --what-if` has kept is shown without planning; so are prices.
     """
     from hetplan.reports.explained import Explained, every_limit, idle_lines, limit_lines
     from hetplan.reports.progress import ProgressLine
-    from hetplan.search.files import load_legal_plan, save_result
+    from hetplan.search.files import load_legal_plan
     from hetplan.whatif.idle import idle_reasons
     from hetplan.whatif.limits import limits as limits_of
 
@@ -63,8 +59,6 @@ def limits(
             idle = idle_reasons(
                 result, predict, progress=lambda at, of, name: line.show(at, of, None, name)
             )
-    if save:
-        save_result(replace(result, idle=idle), plan)
     explained = Explained(limits=limits_of(result, predict), idle=idle)
     if as_json:
         _emit_json(explained)
@@ -129,15 +123,16 @@ def prices(
     result = load_legal_plan(plan)
     seconds = None if time_limit is None else parse_quantity(time_limit, Dimension.TIME)
     predict, _ = read_predictor(predictor, store)
-    planned = tuple(changes(result.inputs))
-    with ProgressLine("planning with one change at a time") as line:
-        priced = shadow_prices(
-            result,
-            predict,
-            asked=planned,
-            time_limit_seconds=seconds,
-            progress=lambda number, words: line.show(number, len(planned), None, words),
-        )
+    priced, planned = result.prices, tuple(changes(result.inputs))
+    if not priced or seconds is not None:
+        with ProgressLine("planning with one change at a time") as line:
+            priced = shadow_prices(
+                result,
+                predict,
+                asked=planned,
+                time_limit_seconds=seconds,
+                progress=lambda number, words: line.show(number, len(planned), None, words),
+            )
     explained = Explained(limits=limits_of(result, predict), shadow_prices=priced)
     if as_json:
         _emit_json(explained)

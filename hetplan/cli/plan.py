@@ -192,7 +192,7 @@ def plan(
             with _comparison("a wider target", answers, out):
                 _show_restriction(result, answers, verbose)
         with _comparison("each kind alone", answers, out):
-            _show_homogeneous(result, answers, verbose)
+            _show_homogeneous(result, answers, verbose, out)
         _show_next(result, out, drafted=cluster is None)
 
 
@@ -297,17 +297,21 @@ def _show_restriction(result: SearchResult, answers: Answers, verbose: bool) -> 
         emit_lines([restriction_line(restricted, step, unused_kinds(result))])
 
 
-def _show_homogeneous(result: SearchResult, answers: Answers, verbose: bool) -> None:
-    """The plan against the best kind alone, and the sum of all, where the job may use several."""
+def _show_homogeneous(result: SearchResult, answers: Answers, verbose: bool, out: Path) -> None:
+    """The plan against the best kind alone, and the sum of all, where the job may use several; the
+    plan file keeps the former.
+    """
     from hetplan.reports.plans import homogeneous_lines, mixing_line
+    from hetplan.search.files import save_result
     from hetplan.whatif.baselines import homogeneous_sum, strongest_alone
-    from hetplan.whatif.smaller_questions import usable_islands
+    from hetplan.whatif.smaller_questions import usable_kinds
 
-    if len({island.device.kind for island in usable_islands(result.inputs)}) < 2:
+    if len(usable_kinds(result.inputs)) < 2:
         return
     figure = homogeneous_sum(result, answers)
     best = strongest_alone(result, figure, answers)
     if verbose:
         emit_lines(homogeneous_lines(figure))
     if best is not None:
-        emit_lines([mixing_line(result, *best)])
+        save_result(replace(result, alone=best), out)
+        emit_lines([mixing_line(result, best)])

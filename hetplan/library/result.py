@@ -132,7 +132,7 @@ class Result(SearchResult):
         return pd.DataFrame(
             [
                 {
-                    "pipeline": row.pipeline,
+                    "pipeline": row.pipelines[0],
                     "stage": number,
                     "island": "+".join(island.name for island in row.islands),
                     "device": row.islands[0].device.kind,
@@ -212,6 +212,23 @@ class Result(SearchResult):
                     self, known, progress=lambda at, of, name: line.show(at, of, None, name)
                 )
         return "\n".join((*limit_lines(self.limits(known)), *idle_lines(idle, self)))
+
+    def what_if(
+        self, predictor: Predictor | File | None = None, *, progress: bool | None = None
+    ) -> Result:
+        """The same plan with why devices are idle, what changes are worth, and the best kind alone.
+
+        In `idle`, `prices` and `alone`; `report` and `save` keep them. It plans again for every
+        change, half a bandwidth or one more node, and takes as long as some searches.
+        """
+        from hetplan.reports.progress import ProgressLine
+        from hetplan.whatif.kept import with_what_ifs
+
+        known = self._known(predictor)
+        with ProgressLine("planning with one change at a time", progress) as line:
+            every = with_what_ifs(self, known, lambda at, of, what: line.show(at, of, None, what))
+            *_, found = self, *every
+        return Result.of(found, known)
 
     def _known(self, given: Predictor | File | None = None) -> Predictor:
         """The predictor that is given, else the plan's own, else the one of today's measurements;

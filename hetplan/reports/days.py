@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hetplan.cost.goodput.run import goodput
 from hetplan.cost.goodput.values import FAILURES, Cause, Goodput
@@ -24,12 +25,13 @@ _WORTH_NAMING = 0.02
 """Lost shares below it have no causes in the one line."""
 
 
-def run_of(result: SearchResult) -> Goodput | None:
-    """The whole run; None where the job does not say how long it is."""
-    inputs = result.inputs
-    if inputs.job.total_tokens is None:
+def run_of(result: SearchResult, tokens: int | None = None) -> Goodput | None:
+    """The whole run, of so many tokens where the job does not say how long it is; or None."""
+    inputs, job = result.inputs, result.inputs.job
+    job = replace(job, total_tokens=job.total_tokens or tokens)
+    if job.total_tokens is None:
         return None
-    return goodput(result.plan, result.estimate, inputs.model, inputs.cluster, inputs.job)
+    return goodput(result.plan, result.estimate, inputs.model, inputs.cluster, job)
 
 
 def days_line(found: Goodput) -> str:

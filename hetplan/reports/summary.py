@@ -7,9 +7,9 @@ in `hetplan plan -v`, `hetplan explain` and the report.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 from pathlib import Path
 
 from rich.markup import escape
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from hetplan.cluster.libraries import island_library
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.estimate_values import Estimate, StageEstimate
 from hetplan.plans.plan import NO_RECOMPUTE, Sharding, Stage
 from hetplan.predict.predictor import MEASURED
 from hetplan.reports.days import days_line, run_of
@@ -37,12 +37,13 @@ _WORTH_SAYING = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """Neighbouring stages of a pipeline that differ in their layers only.
+    """Neighbouring stages of a pipeline that differ in their layers at most.
 
     They lie on the same islands, with the same degrees, microbatch size and recomputation.
     """
 
-    pipeline: int
+    pipelines: tuple[int, ...]
+    """Those that have it; several only of `stage_rows` with `apart`."""
     first: int
     """Of the stages, counted from 0 in the pipeline."""
     last: int
@@ -67,6 +68,13 @@ class StageRow:
     least_busy: float
     """Part of the step in forward and backward passes."""
     most_busy: float
+    cost: StageEstimate = field(repr=False)
+    """Of the first of the stages."""
+
+    @property
+    def name(self) -> str:
+        """`3`, or `3-5`."""
+        return f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
 
     @property
     def fits(self) -> bool:
@@ -92,7 +100,7 @@ class Summary:
 
 def summarize(result: SearchResult) -> Summary:
     """The result with its runs of alike stages."""
-    return Summary(result=result, rows=tuple(_rows(result)))
+    return Summary(result=result, rows=tuple(stage_rows(result)))
 
 
 def short_kind(island: Island) -> str:
@@ -100,36 +108,63 @@ def short_kind(island: Island) -> str:
     return island.device.kind.removeprefix(f"{island.device.vendor}-")
 
 
-def _rows(result: SearchResult) -> Iterator[StageRow]:
-    cluster, step = result.inputs.cluster, result.estimate.step_seconds
-    costs = iter(result.estimate.stages)
+def stage_rows(result: SearchResult, *, apart: bool = False) -> Iterator[StageRow]:
+    """Runs of alike neighbouring stages, pipeline by pipeline.
+
+    apart: stages whose layers or memory differ stand apart, and equal pipelines together.
+    """
+    cluster, costs = result.inputs.cluster, iter(result.estimate.stages)
+    found: dict[object, list[StageRow]] = {}
     for p, pipeline in enumerate(result.plan.pipelines):
         stages = [(s, stage, next(costs)) for s, stage in enumerate(pipeline.stages)]
-        for _, run in groupby(stages, key=lambda each: _shape(each[1], cluster)):
-            members = list(run)
-            first, stage, cost = members[0]
-            memory = [each.memory.total_bytes for *_, each in members]
-            busy = [each.busy_seconds / step for *_, each in members]
-            yield StageRow(
-                pipeline=p,
-                first=first,
-                last=members[-1][0],
-                islands=_islands(stage, cluster),
-                devices_per_stage=sum(each.num_devices for each in stage.replicas),
-                tp=_degrees(stage, "tp"),
-                cp=_degrees(stage, "cp"),
-                ep=_degrees(stage, "ep"),
-                dp=_degrees(stage, "dp"),
-                microbatch_size=_degrees(stage, "microbatch_size"),
-                num_microbatches=pipeline.num_microbatches,
-                recompute=stage.recompute.words,
-                layers=tuple(each.transformer_layers for *_, each in members),
-                least_memory_bytes=min(memory),
-                most_memory_bytes=max(memory),
-                available_bytes=cost.memory.available_bytes,
-                least_busy=min(busy),
-                most_busy=max(busy),
-            )
+
+        def alike(each: tuple[int, Stage, StageEstimate]) -> object:
+            _, stage, cost = each
+            layers = tuple(chunk.stop - chunk.start for chunk in stage.chunks)
+            own = (layers, cost.device, cost.memory) if apart else ()
+            return _shape(stage, cluster), own
+
+        runs = [(key, [*members]) for key, members in groupby(stages, key=alike)]
+        same = tuple((key, len(members)) for key, members in runs) if apart else p
+        if same in found:
+            found[same] = [replace(r, pipelines=(*r.pipelines, p)) for r in found[same]]
+        else:
+            rows = (_row(p, pipeline.num_microbatches, members, result) for _, members in runs)
+            found[same] = [*rows]
+    return chain.from_iterable(found.values())
+
+
+def _row(
+    pipeline: int,
+    microbatches: int,
+    members: Sequence[tuple[int, Stage, StageEstimate]],
+    result: SearchResult,
+) -> StageRow:
+    """Alike stages of a pipeline, with their numbers there."""
+    first, stage, cost = members[0]
+    memory = [each.memory.total_bytes for *_, each in members]
+    busy = [each.busy_seconds / result.estimate.step_seconds for *_, each in members]
+    return StageRow(
+        pipelines=(pipeline,),
+        first=first,
+        last=members[-1][0],
+        islands=_islands(stage, result.inputs.cluster),
+        devices_per_stage=sum(each.num_devices for each in stage.replicas),
+        tp=_degrees(stage, "tp"),
+        cp=_degrees(stage, "cp"),
+        ep=_degrees(stage, "ep"),
+        dp=_degrees(stage, "dp"),
+        microbatch_size=_degrees(stage, "microbatch_size"),
+        num_microbatches=microbatches,
+        recompute=stage.recompute.words,
+        layers=tuple(each.transformer_layers for *_, each in members),
+        least_memory_bytes=min(memory),
+        most_memory_bytes=max(memory),
+        available_bytes=cost.memory.available_bytes,
+        least_busy=min(busy),
+        most_busy=max(busy),
+        cost=cost,
+    )
 
 
 def _islands(stage: Stage, cluster: Cluster) -> tuple[Island, ...]:
@@ -148,7 +183,8 @@ def _degrees(stage: Stage, name: str) -> tuple[int, ...]:
 def _shape(stage: Stage, cluster: Cluster) -> object:
     """What the stages of one row have in common."""
     parts = [(each.tp, each.cp, each.ep, each.dp, each.microbatch_size) for each in stage.replicas]
-    return [each.name for each in _islands(stage, cluster)], parts, stage.recompute
+    names = tuple(each.name for each in _islands(stage, cluster))
+    return names, tuple(parts), stage.recompute
 
 
 def _answer(result: SearchResult) -> Iterator[str]:
@@ -271,8 +307,7 @@ def _gibibytes(size: float) -> str:
 
 
 def _stages(row: StageRow, several: bool) -> str:
-    words = f"{row.first}" if row.first == row.last else f"{row.first}-{row.last}"
-    return f"{row.pipeline}: {words}" if several else words
+    return f"{row.pipelines[0]}: {row.name}" if several else row.name
 
 
 def _layers(layers: tuple[int, ...]) -> str:
@@ -288,7 +323,7 @@ def _span(least: float, most: float) -> str:
 
 def _judgement(result: SearchResult) -> Iterator[str]:
     """What limits the plan, what it leaves out, how good it is and what it rests on."""
-    yield from _limit(result.estimate)
+    yield f"where the step goes: {step_words(result.estimate)}"
     yield from _left_out(result)
     if result.certificate is None:
         yield "priced, not searched: `hetplan plan` finds the fastest"
@@ -299,8 +334,8 @@ def _judgement(result: SearchResult) -> Iterator[str]:
     yield _basis(result.estimate)
 
 
-def _limit(estimate: Estimate) -> Iterator[str]:
-    """The largest parts of the step along its critical path, and the busiest stage."""
+def step_words(estimate: Estimate) -> str:
+    """`compute 84%, bubble 9%, tp 5%; stage 5 is the busiest`."""
     step = estimate.step_seconds
     parts = sorted(estimate.components, key=lambda each: -each.seconds)
     words = ", ".join(
@@ -309,10 +344,8 @@ def _limit(estimate: Estimate) -> Iterator[str]:
         if each.seconds >= _WORTH_SAYING * step
     )
     s, _ = max(enumerate(estimate.stages), key=lambda each: each[1].busy_seconds)
-    yield (
-        f"where the step goes: {words}"
-        + (f"; {estimate.stage_name(s)} is the busiest" if len(estimate.stages) > 1 else "")
-    )
+    several = len(estimate.stages) > 1
+    return f"{words}; {estimate.stage_name(s)} is the busiest" if several else words
 
 
 def _left_out(result: SearchResult) -> Iterator[str]:

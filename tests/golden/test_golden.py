@@ -50,7 +50,7 @@ SCHEMAS = {
     Job: "hetplan.job-value/8",
     Plan: "hetplan.plan-value/4",
     Estimate: "hetplan.estimate/5",
-    SearchResult: "hetplan.plan/13",
+    SearchResult: "hetplan.plan/14",
     Provenance: "hetplan.provenance/2",
     Pace: "hetplan.pace/2",
     FittedLaws: "hetplan.predictor/2",

@@ -38,7 +38,7 @@ def test_rows_hold_every_stage_once_and_its_figures(result: SearchResult) -> Non
         assert row.least_busy <= row.most_busy <= 1.0
     assert next(estimates, None) is None
     for before, after in pairwise(rows):
-        if before.pipeline == after.pipeline:
+        if before.pipelines == after.pipelines:
             assert after.first == before.last + 1
 
 
