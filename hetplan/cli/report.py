@@ -43,7 +43,7 @@ def report(
     It needs no network. As in: hetplan report plan.json train.log --out report.html
     """
     from hetplan.errors import Fault, InputError
-    from hetplan.files.writing import check_writable, write_atomically
+    from hetplan.files.writing import check_replaceable, write_atomically
     from hetplan.reports.html.page import report_text
     from hetplan.reports.html.values import plan_views
     from hetplan.search.files import load_legal_plan
@@ -52,8 +52,7 @@ def report(
     if not plans:
         message = "is no plan file: name one that `hetplan plan` or `estimate --out` wrote"
         raise InputError(Fault(file=str(files[0]), message=message))
-    check_writable(out)
-    _check_replaceable(out)
+    check_replaceable(out, "report", lambda held: MARK.encode() in held[:200])
     results = [(str(path), load_legal_plan(path)) for path in plans]
     predict, _ = read_predictor(predictor, store)
     if what_if:
@@ -105,12 +104,3 @@ def _is_plan(path: Path) -> bool:
             return re.search(rb'"schema"\s*:\s*"' + name + b"/", stream.read()) is not None
     except OSError:
         return path.suffix == ".json"
-
-
-def _check_replaceable(out: Path) -> None:
-    """Only another report is written over."""
-    from hetplan.errors import Fault, InputError
-
-    if out.exists() and out.stat().st_size and MARK.encode() not in out.read_bytes()[:200]:
-        message = "exists and is no report; nothing was changed: give the name of a new file"
-        raise InputError(Fault(file=str(out), message=message))

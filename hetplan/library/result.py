@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetplan.errors import printable
+from hetplan.files.settings import given_path
 from hetplan.files.writing import write_atomically
 from hetplan.library.inputs import predictor_of
 from hetplan.library.values import File, fields_of, short
@@ -156,7 +157,7 @@ class Result(SearchResult):
 
         It is JSON, and replaces an older one in one step.
         """
-        save_result(self, Path(path))
+        save_result(self, given_path(path, "path"))
 
     def report(self, path: File, *others: SearchResult, logs: Sequence[File] = ()) -> None:
         """Write one HTML page that needs no network.
@@ -172,7 +173,7 @@ class Result(SearchResult):
         runs = [compare([Path(log) for log in logs], self)] if logs else []
         views = [plan_view("plan 1", self, known, runs)]
         views += [plan_view(f"plan {n}", each, known) for n, each in enumerate(others, start=2)]
-        write_atomically(Path(path), report_text(views))
+        write_atomically(given_path(path, "path"), report_text(views))
 
     def trace(self, path: File) -> None:
         """Write one step as a trace for ui.perfetto.dev and chrome://tracing."""
@@ -181,7 +182,7 @@ class Result(SearchResult):
 
         inputs = self.inputs
         pricer = Pricer(inputs.model, inputs.cluster, inputs.job, self._known())
-        write_atomically(Path(path), trace_text(self.plan, pricer))
+        write_atomically(given_path(path, "path"), trace_text(self.plan, pricer))
 
     def limits(self, predictor: Predictor | File | None = None) -> Limits:
         """What limits the plan, as values.

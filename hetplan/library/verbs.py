@@ -15,7 +15,7 @@ from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import decode
-from hetplan.files.settings import keywords
+from hetplan.files.settings import given_path, keywords
 from hetplan.job.spec import Job
 from hetplan.job.sweep_form import SWEEP_SCHEMA
 from hetplan.library.inputs import check_before_search, predictor_of, question_of
@@ -88,7 +88,7 @@ def load_plan(path: File) -> Result:
     `hetplan plan`, `hetplan estimate` and `Result.save` write them. InputError lists what is wrong
     in it. Whether the plan is legal for its inputs is another question: `hetplan verify`.
     """
-    return Result.of(files.load_plan(Path(path)))
+    return Result.of(files.load_plan(given_path(path, "path")))
 
 
 class LayoutKeywords(TypedDict, total=False):
@@ -220,7 +220,11 @@ def sweep(
     if file is not None and axes:
         message = f"{file} has its own; leave the keywords out, or the file"
         raise InputError(Fault(field=", ".join(axes), message=message))
-    questions = load_sweep(Path(file)) if file else read_sweep(keywords(axes, SWEEP_SCHEMA), Path())
+    questions = (
+        load_sweep(given_path(file, "file"))
+        if file
+        else read_sweep(keywords(axes, SWEEP_SCHEMA), Path())
+    )
     predict, digest = predictor_of(predictor)
     with (
         tempfile.TemporaryDirectory() as folder,

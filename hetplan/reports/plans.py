@@ -275,11 +275,14 @@ def launch_lines(plan: Plan) -> Iterator[str]:
     limits = list(limits_of(plan))
     places = Counter(limit.message for limit in limits)
     first = {limit.message: limit.field for limit in reversed(limits)}
+    said = []
     for message, count in islice(places.items(), _MAX_LIMITS):
         more = f" and {count - 1} more" if count > 1 else ""
-        yield f"`hetplan launch` does not run it yet: {first[message]}{more}: {message}"
+        said.append(f"{first[message]}{more}: {message}")
     if len(places) > _MAX_LIMITS:
-        yield f"and {len(places) - _MAX_LIMITS} more such limits"
+        said.append(f"{len(places) - _MAX_LIMITS} more such limits")
+    if said:
+        yield f"`hetplan launch` does not run it yet: {'; '.join(said)}"
     yield from pins_line(limits)
 
 

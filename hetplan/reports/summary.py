@@ -18,7 +18,10 @@ from rich.table import Table
 from hetplan.cluster.libraries import island_library
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.estimate_values import Estimate, StageEstimate
+from hetplan.job.spec import RecomputeModule
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import NO_RECOMPUTE, Sharding, Stage
+from hetplan.plans.rules import experts_of
 from hetplan.predict.predictor import MEASURED
 from hetplan.reports.days import days_line, run_of
 from hetplan.reports.terminal import folded, table_lines
@@ -61,7 +64,6 @@ class StageRow:
     recompute: str
     layers: tuple[int, ...]
     """Transformer layers of each stage."""
-    least_memory_bytes: float
     """Of the stages, on one device."""
     most_memory_bytes: float
     available_bytes: float
@@ -156,9 +158,8 @@ def _row(
         dp=_degrees(stage, "dp"),
         microbatch_size=_degrees(stage, "microbatch_size"),
         num_microbatches=microbatches,
-        recompute=stage.recompute.words,
+        recompute=_recompute(stage, result.inputs.model),
         layers=tuple(each.transformer_layers for *_, each in members),
-        least_memory_bytes=min(memory),
         most_memory_bytes=max(memory),
         available_bytes=cost.memory.available_bytes,
         least_busy=min(busy),
@@ -218,7 +219,7 @@ def _plan_words(result: SearchResult) -> str:
     if schedules != "1f1b":
         chunks = format_each(each.schedule.virtual_stages for each in pipelines)
         words.append(schedules + (f" with {chunks} chunks" if chunks != "1" else ""))
-    recompute = format_each(stage.recompute.words for stage in plan.stages)
+    recompute = format_each(_recompute(each, result.inputs.model) for each in plan.stages)
     if recompute != NO_RECOMPUTE.words:
         words.append(f"recompute {recompute}")
     if plan.sharding is not Sharding.NONE:
@@ -227,6 +228,13 @@ def _plan_words(result: SearchResult) -> str:
         words.append("optimizer in host memory")
     trainer = "any trainer" if plan.target == "any" else plan.target
     return f"{trainer} on {where} devices: {', '.join(words)}"
+
+
+def _recompute(stage: Stage, model: ModelSpec) -> str:
+    """`layernorm+act`: Megatron-LM's word for activations, moe_act, is wrong without experts."""
+    dense = not experts_of(model, 0, len(model.layers))
+    words = stage.recompute.words
+    return words.replace(RecomputeModule.ACTIVATION.value, "act") if dense else words
 
 
 def _use(result: SearchResult) -> str:
@@ -265,8 +273,8 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
     table.add_column("memory, GiB", no_wrap=True, justify="right")
     table.add_column("busy", no_wrap=True, justify="right")
     for row in rows:
-        kinds = "+".join(dict.fromkeys(map(short_kind, row.islands)))
-        place = "+".join(island.name for island in row.islands)
+        kinds = " + ".join(dict.fromkeys(map(short_kind, row.islands)))
+        place = " + ".join(island.name for island in row.islands)
         place = f" {place}" if named and place != kinds else ""
         full = "" if row.fits else " TOO FULL"
         table.add_row(
@@ -283,10 +291,21 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
     if any(_CUT in line for line in lines):
         # Cells take more lines, instead of losing their ends; the line above has recomputation.
         table.columns = [each for each in table.columns if each.header != "recompute"]
-        for column in table.columns:
-            column.no_wrap, column.overflow = False, "fold"
+        for column, room in zip(table.columns, _widths(table, width), strict=True):
+            column.no_wrap, column.overflow, column.width = False, "fold", room
         lines = [*table_lines(table, width)]
     return iter(lines)
+
+
+def _widths(table: Table, width: int) -> list[int]:
+    """Of columns that take more lines: their longest words, and what is left by need."""
+    cells = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    widths = [max(len(word) for cell in own for word in cell.split()) for own in cells]
+    room = width - sum(widths) - 2 * (len(widths) - 1)
+    for at in sorted(range(len(widths)), key=lambda at: max(map(len, cells[at])) - widths[at]):
+        more = min(max(room, 0), max(map(len, cells[at])) - widths[at])
+        widths[at], room = widths[at] + more, room - more
+    return widths
 
 
 _CUT = "\u2026"
@@ -366,7 +385,7 @@ def _left_out(result: SearchResult) -> Iterator[str]:
     if apart(cluster, result.inputs.job) and not libraries & used:
         why = f"{result.plan.target} has one library of collectives, here {' '.join(sorted(used))}"
     else:
-        why = "`hetplan explain` says why, and from where they pay"
+        why = "`hetplan explain idle` says why, and from where they pay"
     yield f"left idle: {names}{more}: {why}"
 
 

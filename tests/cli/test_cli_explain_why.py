@@ -108,6 +108,21 @@ def test_what_a_report_has_asked_is_kept_and_then_shown_without_planning(folder:
     assert "priced by another predictor" in done.stderr
 
 
+def test_what_takes_a_search_is_named_and_asked_by_a_command_of_its_own(folder: Path) -> None:
+    path = folder / "idle.json"
+    save_result(load_plan(folder / "plan.json"), path)
+    store = ("--store", str(folder / "store"))
+    at_once = run("explain", str(path), *store)
+    assert f"a100: `hetplan explain idle {path}` plans" in " ".join(at_once.stdout.split())
+    assert "planning" not in at_once.stderr
+    assert load_plan(path).idle == ()
+    asked = run("explain", "idle", str(path), *store)
+    assert "a100, 8 of 8 devices idle: " in asked.stdout
+    again = run("explain", str(path), *store)
+    assert asked.stdout in again.stdout
+    assert "explain idle" not in again.stdout
+
+
 def test_json_is_the_whole_answer(folder: Path) -> None:
     done = explain(folder, "against", str(folder / "other.json"), "--json")
     assert done.exit_code == 0, done.stderr
