@@ -143,8 +143,12 @@ def emit_lines(lines: Iterable[str]) -> None:
         emit(line)
 
 
-def show_summary(result: SearchResult, *, verbose: bool) -> None:
-    """The ten lines of a plan; verbose: each stage, each component and every note below them."""
+def show_summary(
+    result: SearchResult, *, verbose: bool, predictor: Predictor | None = None
+) -> None:
+    """The ten lines of a plan; verbose: each stage, each component and every note below them, with
+    the plan's predictor its stages' clocks too.
+    """
     from hetplan.reports.summary import summarize
     from hetplan.reports.terminal import text_width
 
@@ -160,6 +164,10 @@ def show_summary(result: SearchResult, *, verbose: bool) -> None:
     print_table(component_table(result.estimate))
     for line in detail_lines(result):
         emit(line)
+    if predictor is not None:
+        from hetplan.reports.energy import clock_lines
+
+        emit_lines(clock_lines(result, predictor))
 
 
 def check_replaceable(out: Path, schema: str, what: str) -> str:

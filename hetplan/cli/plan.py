@@ -41,6 +41,7 @@ from hetplan.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
     from hetplan.whatif.smaller_questions import Answers
 
@@ -63,15 +64,6 @@ def plan(
         "plan.json"
     ),
     setting: Settings = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AIM",
-            help="What is made small: step_time, days of the whole run, or cost_per_token.",
-            rich_help_panel=JOB,
-            hidden=True,
-        ),
-    ] = None,
     gap: Annotated[
         float | None,
         typer.Option(
@@ -101,6 +93,21 @@ def plan(
             hidden=True,
         ),
     ] = 1,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AIM", help="time, days, cost, energy.", rich_help_panel=JOB, hidden=True
+        ),
+    ] = None,
+    front: Annotated[
+        bool,
+        typer.Option(
+            "--front",
+            help="Report the Pareto front of time, cost, energy and devices.",
+            rich_help_panel=SEARCH,
+            hidden=True,
+        ),
+    ] = False,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -133,11 +140,11 @@ def plan(
     As in: hetplan plan --nodes "4x8 h100 @A" --nodes "8x8 mi300x @B" --between "A B 10Gbit 30ms"
     --model llama-3-70b --batch 1024 --seq 4096. `hetplan init` makes files of the same words.
 
-    Ctrl-C ends the search, writes the best plan so far and exits with 130. --objective days (or
-    cost_per_token) chooses by the whole run (docs/days.md); --top N reports
-    several plans; --journal FILE saves the search while it runs, and --resume continues one that
-    was killed; --store DIR fits to other measurements; --trace FILE writes the plan's timeline for
-    ui.perfetto.dev.
+    Ctrl-C ends the search, writes the best plan so far and exits with 130. --top N reports
+    several plans, --front those that none beats in time, cost, energy and devices; --objective
+    days, cost or energy has another aim; --journal FILE saves the search while it runs, and
+    --resume continues one that was killed; --store DIR fits to other measurements; --trace FILE
+    writes the plan's timeline for ui.perfetto.dev.
     """
     from hetplan.errors import InputError
     from hetplan.files.writing import check_writable
@@ -153,7 +160,7 @@ def plan(
         cluster,
         job,
         OneLine(nodes=nodes, between=between, batch=batch, sequence=sequence),
-        settings=job_settings(setting, objective=objective, gap=gap, time_limit=time_limit),
+        settings=job_settings(setting, gap=gap, time_limit=time_limit, objective=objective),
         target=target,
     )
     replacing = check_replaceable(out, SCHEMA, "plan")
@@ -175,7 +182,7 @@ def plan(
             file = None if journal is None else JournalFile(journal, resume)
             return best_plan(inputs, answers, journal=file, began=began)
 
-    result = _saved(run_search, answers, top, out)
+    result = _saved(run_search, answers, (top, front), out)
     say(f"wrote {out}{replacing}")
     write_trace(trace, result, predict)
     remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
@@ -184,7 +191,7 @@ def plan(
     if as_json:
         emit(result_text(result))
     else:
-        _show(result, verbose)
+        _show(result, verbose, predict)
     if result.certificate is not None and result.certificate.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not as_json:
@@ -218,9 +225,12 @@ def _comparison(other: str, answers: Answers, out: Path) -> Iterator[None]:
 
 
 def _saved(
-    run_search: Callable[[], SearchResult], answers: Answers, top: int, out: Path
+    run_search: Callable[[], SearchResult], answers: Answers, wanted: tuple[int, bool], out: Path
 ) -> SearchResult:
-    """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far."""
+    """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far.
+
+    wanted: number of plans to report, and whether the front is.
+    """
     from hetplan.search.files import save_result
     from hetplan.whatif.objectives import interrupted
 
@@ -228,7 +238,7 @@ def _saved(
     try:
         with _shown(answers):
             result = run_search()
-        result = _by_objective(result, answers, top)
+        result = _by_objective(result, answers, *wanted)
         save_result(result, out)
     except KeyboardInterrupt:
         if result is None:
@@ -238,17 +248,18 @@ def _saved(
     return result
 
 
-def _by_objective(result: SearchResult, answers: Answers, top: int) -> SearchResult:
+def _by_objective(result: SearchResult, answers: Answers, top: int, front: bool) -> SearchResult:
     from hetplan.reports.progress import ProgressLine
     from hetplan.whatif.objectives import by_objective, has_other_aim
 
-    if not has_other_aim(result.inputs.job, top):
+    if not has_other_aim(result.inputs.job, top, front=front):
         return result
     with ProgressLine("planning nearby questions") as line:
         return by_objective(
             result,
             answers.predictor,
             top=top,
+            front=front,
             progress=lambda at, of, words: line.show(at, of, None, words),
         )
 
@@ -276,13 +287,17 @@ def _show_next(result: SearchResult, out: Path, *, drafted: bool) -> None:
     emit_lines(next_lines(result, out, drafted=drafted))
 
 
-def _show(result: SearchResult, verbose: bool) -> None:
+def _show(result: SearchResult, verbose: bool, predictor: Predictor) -> None:
+    from hetplan.reports.energy import FRONT_PROOF, front_table
     from hetplan.reports.plans import alternatives_table, launch_lines, refused_lines
     from hetplan.reports.terminal import print_table
 
-    show_summary(result, verbose=verbose)
+    show_summary(result, verbose=verbose, predictor=predictor)
     emit_lines((*launch_lines(result.plan), *refused_lines(result)))
-    if result.alternatives:
+    if result.is_front:
+        print_table(front_table(result))
+        emit_lines([FRONT_PROOF])
+    elif result.alternatives:
         print_table(alternatives_table(result))
 
 

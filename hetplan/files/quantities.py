@@ -91,6 +91,10 @@ TrafficPrice: TypeAlias = Annotated[
     float, _parser(Dimension.TRAFFIC_PRICE), _json_schema(Dimension.TRAFFIC_PRICE)
 ]
 """`0.02 USD/GB` -> US dollars per byte."""
+EnergyPrice: TypeAlias = Annotated[
+    float, _parser(Dimension.ENERGY_PRICE), _json_schema(Dimension.ENERGY_PRICE)
+]
+"""`0.08 USD/kWh` -> US dollars per joule."""
 
 MAX_COUNT = 10**9
 """Largest number of things, width, vocabulary or length."""

@@ -116,7 +116,7 @@ class Optimizer(SpokenEnum):
         return {"adam": "adamw"}
 
 
-class Objective(StrEnum):
+class Objective(SpokenEnum):
     """What the search makes as small as it can."""
 
     STEP_TIME = "step_time"
@@ -124,6 +124,13 @@ class Objective(StrEnum):
     """Money; every device that may be used needs a price."""
     DAYS = "days"
     """The whole run with all that it loses (docs/days.md); total_tokens says how long it is."""
+    ENERGY_PER_TOKEN = "energy_per_token"
+    """At the meter; every device that may be used needs a known power."""
+
+    @classmethod
+    def spoken(cls) -> dict[str, str]:
+        """Short names; tokens of a step are given."""
+        return {"cost": "cost_per_token", "energy": "energy_per_token", "time": "step_time"}
 
 
 class RecomputeModule(StrEnum):
@@ -303,8 +310,8 @@ class JobSettings(FileForm):
     optimizer: Optimizer
     """Update rule."""
     objective: Objective = Objective.STEP_TIME
-    """What is made as small as it can be: step_time, days for all total_tokens, or cost_per_token
-    where there are prices."""
+    """What is made as small as it can be: step_time, days of the whole run, cost_per_token where
+    there are prices, or energy_per_token."""
     quantile: Quantile | None = None
     """Quantile of the predicted step that is compared. Left out: the estimate itself."""
     gap: Fraction = 0.01

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetplan.cost.energy.energy import Energy, energy_of
 from hetplan.errors import printable
 from hetplan.files.settings import given_path
 from hetplan.files.writing import write_atomically
@@ -67,6 +68,14 @@ class Result(SearchResult):
     def tokens_per_second(self) -> float:
         """Of the whole plan, at the predicted step."""
         return self.estimate.tokens_per_second
+
+    @property
+    def energy(self) -> Energy | None:
+        """Energy of a step at the meter, by island: kWh with an interval, mean watts.
+
+        None where the power of an island is not known.
+        """
+        return energy_of(self.plan, self.estimate, self.inputs.cluster)
 
     @property
     def gap(self) -> float | None:

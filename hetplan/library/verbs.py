@@ -49,6 +49,7 @@ def plan(
     predictor: Predictor | File | None = None,
     *,
     top: int = 1,
+    front: bool = False,
     progress: bool | None = None,
 ) -> Result:
     """The fastest plan, its estimate and a certificate of how good it is.
@@ -59,7 +60,8 @@ def plan(
     `fit` gives; None: fitted from your own store and the shipped profiles, and devices that nobody
     measured are predicted from their datasheets, which `result.summary()` says. top: above 1 the
     result has up to that many plans less one as `alternatives`, none of them better by every aim
-    than another. progress: one line while it searches; None: on a terminal and in a notebook.
+    than another. front: these are the Pareto front of time, cost, energy and devices instead, with
+    gaps. progress: one line while it searches; None: on a terminal and in a notebook.
 
     An interrupt (Ctrl-C, or a notebook's stop button) ends the search with the best plan so far.
     InputError: something given is wrong; InfeasibleError: there is no plan, and why; LimitError:
@@ -77,7 +79,11 @@ def plan(
             found = best_plan(inputs, answers)
         line.begin("planning nearby questions")
         found = by_objective(
-            found, predict, top=top, progress=lambda at, of, words: line.show(at, of, None, words)
+            found,
+            predict,
+            top=top,
+            front=front,
+            progress=lambda at, of, words: line.show(at, of, None, words),
         )
     return Result.of(found, predict)
 

@@ -21,6 +21,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, Stage, expand
 from hetplan.plans.ranks import limits_of, pins_line
 from hetplan.reports.days import days_lines, run_of
+from hetplan.reports.energy import energy_line, power_lines
 from hetplan.reports.terminal import new_table
 from hetplan.search.descriptions import layout_words
 from hetplan.search.result import (
@@ -348,8 +349,10 @@ def detail_lines(result: SearchResult) -> Iterator[str]:
     run = run_of(result)
     if run is not None:
         yield from days_lines(run)
+    yield from power_lines(result)
     if result.certificate is None:
         return
+    yield energy_line(result)
     yield certificate_line(result.certificate)
     if result.restriction is not None:
         step, unused = result.estimate.step_seconds, unused_kinds(result)

@@ -24,6 +24,7 @@ from hetplan.plans.plan import NO_RECOMPUTE, Sharding, Stage
 from hetplan.plans.rules import experts_of
 from hetplan.predict.predictor import MEASURED
 from hetplan.reports.days import days_line, run_of
+from hetplan.reports.energy import energy_line
 from hetplan.reports.terminal import folded, table_lines
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import Certificate, SearchResult
@@ -198,6 +199,8 @@ def _answer(result: SearchResult) -> Iterator[str]:
         yield days_line(run)
     if estimate.kinds:
         yield _use(result)
+    if result.certificate is None:
+        yield energy_line(result)
 
 
 def _plan_words(result: SearchResult) -> str:

@@ -29,7 +29,7 @@ from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
 from hetplan.version import __version__
 
-SCHEMA = "hetplan.plan/14"
+SCHEMA = "hetplan.plan/15"
 
 MAX_PER_NAME = 200
 """Characters of a name; a list of node names in one text has as many."""

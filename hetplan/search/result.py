@@ -223,6 +223,14 @@ class Alternative:
     """In use."""
     run_seconds: float | None = None
     """The whole run with all that it loses; None where it was not asked, and in older files."""
+    kwh_per_step: float | None = None
+    """At the meter; None in files of forms before 14, as the next."""
+    gap: float | None = None
+    """Part of its step by which another plan of its own question could be shorter, proven."""
+    usd_gap: float | None = None
+    """Part of its cost by which any plan could be cheaper, proven; None: no price, or not asked."""
+    kwh_gap: float | None = None
+    """The same of its energy, as the power law has it."""
 
 
 class IdleCause(StrEnum):
@@ -364,6 +372,11 @@ class SearchResult:
         """Those on which the plan has ranks, each once."""
         firsts = (replica.devices[0].start for replica in self.plan.replicas)
         return tuple(dict.fromkeys(map(self.inputs.cluster.island_of_device, firsts)))
+
+    @property
+    def is_front(self) -> bool:
+        """Whether the alternatives are a Pareto front, which has the plan's own point too."""
+        return any(each.plan == self.plan and each.gap is not None for each in self.alternatives)
 
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:

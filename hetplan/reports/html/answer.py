@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetplan.cost.estimate_values import Estimate, StepRange
+from hetplan.plans.pieces import used_devices
 from hetplan.predict.predictor import MEASURED
 from hetplan.reports.days import days_line, failure_words, lost_words, run_of
 from hetplan.reports.explained import gains_worth_saying, idle_lines
@@ -28,7 +29,7 @@ from hetplan.search.descriptions import devices_in_use, layout_words
 from hetplan.search.result import ChangeKind, SearchResult, ShadowPrice
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.units import counted
-from hetplan.whatif.plan_use import idle_islands, used_devices
+from hetplan.whatif.plan_use import idle_islands
 
 
 def headline(result: SearchResult) -> str:
@@ -100,7 +101,12 @@ def _costs(view: PlanView) -> Iterator[Fact]:
         if run.notes:
             yield Fact(name="Assumed of the run", words="; ".join(run.notes))
     if view.usd_per_step is not None:
-        yield Fact(name="Price", words=f"{view.usd_per_step:,.4g} USD per step")
+        yield Fact(name="Price", words=f"{view.usd_per_step:,.4g} USD per step", section="energy")
+    if view.energy is not None:
+        low, high = view.energy.kwh_range
+        words = range_words("90 %", f"{low:,.3g}", f"{high:,.3g}")
+        words = f"{view.energy.kwh_per_step:,.3g} kWh per step {words}"
+        yield Fact(name="Energy", words=words, section="energy")
 
 
 def _layout(view: PlanView) -> Iterator[Fact]:

@@ -22,9 +22,11 @@ from markupsafe import Markup
 from hetplan.comparison.compare import Comparison
 from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import InputError
+from hetplan.plans.pieces import used_devices
 from hetplan.reports.explained import every_limit, idle_lines
 from hetplan.reports.html import charts
 from hetplan.reports.html.answer import Fact, facts, gain_of, headline, idle_devices
+from hetplan.reports.html.energy import energy_section
 from hetplan.reports.html.values import LinkUse, PlanView, distinct
 from hetplan.reports.html.words import (
     SPACE,
@@ -47,7 +49,6 @@ from hetplan.trainers import TRAINERS, trainer_named
 from hetplan.trainers.emission import emission_for
 from hetplan.units import counted, format_each, format_rate
 from hetplan.version import __version__
-from hetplan.whatif.plan_use import used_devices
 from hetplan.whatif.smaller_questions import usable_islands
 
 MAX_BARS = 40_000
@@ -174,7 +175,8 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
         "unused": [*_unused_links(view)],
         "start": _start(result),
         "search": _search(result),
-        "alternatives": [*_alternatives(result)],
+        "alternatives": [] if result.is_front else [*_alternatives(result)],
+        "energy": energy_section(view),
         "comparisons": [_comparison(each) for each in view.comparisons],
         "causes": [*_causes(view)],
         "notes": [*grouped(result.estimate.warnings)],

@@ -16,13 +16,15 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.comparison.compare import Comparison, compare
+from hetplan.cost.energy.clocks import StageClock, stage_clocks
+from hetplan.cost.energy.energy import Energy, energy_of, usd_per_step
 from hetplan.cost.estimate import cause_sources
 from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
 from hetplan.cost.step_model.draws import straggler_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic import Ledger, ledger
 from hetplan.errors import Fault, InputError
-from hetplan.plans.pieces import Devices, Places, device_array, stage_array
+from hetplan.plans.pieces import Devices, Places, device_array, stage_array, used_devices
 from hetplan.plans.plan import Plan
 from hetplan.plans.v_schedules import stage_of
 from hetplan.predict.predictor import Predictor
@@ -31,8 +33,6 @@ from hetplan.reports.timeline import PipelineTimeline, Timeline, timeline_of
 from hetplan.search.result import Question, SearchResult
 from hetplan.whatif.ask import widened, wider
 from hetplan.whatif.limits import Limits, limits
-from hetplan.whatif.objectives import usd_per_step
-from hetplan.whatif.plan_use import used_devices
 
 SAME_STEP = 1e-6
 """Relative difference below which two steps are of one predictor: sums in another order."""
@@ -87,6 +87,9 @@ class PlanView:
     links: tuple[LinkUse, ...]
     usd_per_step: float | None
     """None where a price is not given."""
+    energy: Energy | None
+    """None where a power is not known."""
+    clocks: tuple[StageClock, ...]
     comparisons: tuple[Comparison, ...] = ()
 
     @property
@@ -151,7 +154,9 @@ def plan_view(
             _with_other_bandwidths(use, plan, inputs, predictor, step.step_seconds)
             for use in link_uses(plan, inputs.cluster, counted)
         ),
-        usd_per_step=usd_per_step(pricer, plan, result.estimate.step_seconds),
+        usd_per_step=usd_per_step(plan, result.estimate, inputs.model, inputs.cluster, inputs.job),
+        energy=energy_of(plan, result.estimate, inputs.cluster),
+        clocks=stage_clocks(pricer, plan),
         comparisons=tuple(comparisons),
     )
 
