@@ -214,6 +214,16 @@ def worth(reference: Reference = None, as_json: AsJson = False) -> None:
     run(_reference(reference)).show(as_json=as_json)
 
 
+def startup(reference: Reference = None, as_json: AsJson = False) -> None:
+    """Start-up times of MLPerf's results by a law that did not see the system."""
+    from evaluation.startup import startup_answer
+
+    folder = _reference(reference)
+    if folder is None:
+        raise InputError("no folder of measurements; give --reference DIR")
+    startup_answer(folder).show(as_json=as_json)
+
+
 def experts(
     targets: Targets = None,
     time_limit: Annotated[str | None, typer.Option(help="Longest search of a plan (12 s).")] = None,
@@ -292,7 +302,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 for _command in (
-    accuracy, search, cost, power, hethub, experts, worth, closed_loop, distil, soak,
+    accuracy, search, cost, power, hethub, experts, worth, closed_loop, distil, soak, startup,
 ):  # fmt: skip
     app.command(_command.__name__.replace("_", "-"))(guarded(_command))
 

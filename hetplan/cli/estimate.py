@@ -36,9 +36,9 @@ from hetplan.cli.options import (
 
 if TYPE_CHECKING:
     from hetplan.cluster.spec import Cluster
+    from hetplan.cost.goodput.lost_nic import LostNic
     from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
-    from hetplan.whatif.lost_nic import LostNic
 
 ESTIMATE_SCHEMA = "hetplan.estimate/5"
 LAYOUT = "Layout"
@@ -240,8 +240,8 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 def _lost_nic(text: str, cluster: Cluster) -> LostNic:
     """The loss in `lost-nic=ISLAND/NODE/NIC`."""
+    from hetplan.cost.goodput.lost_nic import without_nic
     from hetplan.errors import InputError
-    from hetplan.whatif.lost_nic import without_nic
 
     kind, _, place = text.partition("=")
     island, *numbers = place.rsplit("/", 2)

@@ -39,6 +39,7 @@ from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic import ledger
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor
+from hetplan.reports.days import run_of
 from hetplan.reports.explained import gains_worth_saying
 from hetplan.reports.html import page as page_module
 from hetplan.reports.html import words
@@ -53,6 +54,7 @@ from hetplan.search.files import load_legal_plan, save_result
 from hetplan.search.result import SearchResult
 from hetplan.trainers import trainer_named
 from hetplan.trainers.emission import emission_for
+from hetplan.units import format_brief
 from hetplan.whatif.ask import wider
 
 MAX_BYTES = 5_000_000
@@ -319,7 +321,8 @@ def test_ten_questions_are_answered_by_the_results_fields() -> None:
     largest = max(estimate.components, key=lambda each: each.seconds)
     share, link = max((use.share(step) or 0.0, str(use.link)) for use in view.links)
     node, narrower = PRICES
-    days = 2e12 / estimate.tokens_per_second
+    run = run_of(result)
+    assert run is not None
     use = estimate.kinds[0]
     assert result.certificate is not None
     wanted = {
@@ -331,7 +334,8 @@ def test_ten_questions_are_answered_by_the_results_fields() -> None:
         "Idle devices": [f"{each.island}, {each.idle_devices} of {each.usable_devices} devices "
                          "idle: its memory is too small" for each in result.idle],
         "MFU": [words.share_words(estimate.mfu), words.share_words(use.mfu)],
-        "Time for all tokens": [words.seconds_words(days), "2T"],
+        "Whole run": [format_brief(run.seconds), "2T"],
+        "Lost time": [format_brief(run.seconds - run.work_seconds)],
         "Half of a link's bandwidth": ["-12.5", narrower.words],
         "Step": [words.seconds_words(low, step).split(words.SPACE)[0],
                  words.seconds_words(high, step), "90"],
