@@ -224,7 +224,7 @@ def _aim(found: Alternative, job: Job) -> float:
     return (found.usd_per_step or 0.0) * seconds / found.step_seconds
 
 
-def _certificate(result: SearchResult, step_seconds: float) -> Certificate | None:
+def certificate_beside(result: SearchResult, step_seconds: float) -> Certificate | None:
     """The step-time bound beside this plan's step."""
     known = result.certificate
     if known is None or step_seconds == result.estimate.step_seconds:
@@ -321,7 +321,7 @@ def by_objective(
         result,
         plan=best.plan,
         estimate=estimate,
-        certificate=_certificate(result, estimate.step_seconds),
+        certificate=certificate_beside(result, estimate.step_seconds),
         objective=_words(job, best, len(ranked), tokens),
         alternatives=_alternatives(ranked, top),
     )
