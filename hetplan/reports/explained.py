@@ -244,16 +244,21 @@ def price_lines(prices: Sequence[ShadowPrice], *, verbose: bool = False) -> Iter
 
 
 def worth_words(price: ShadowPrice) -> str:
+    """`gain_words` of a change's worth."""
+    return gain_words(price.least_gain, price.most_gain)
+
+
+def gain_words(found: float, most: float) -> str:
     """`+18.6% to 19.8%`; what the proof leaves open is never rounded away."""
-    least, most = (f"{gain:.1%}" for gain in (price.least_gain, price.most_gain))
-    sign = "+" if price.least_gain > RESOLUTION else ""
-    if price.most_gain == math.inf:
-        return f"{sign}{least} or more"
-    if price.most_gain <= price.least_gain + RESOLUTION:
-        return f"{sign}{least}"
-    if least == most:
-        return f"{sign}{price.least_gain:.2%} to {price.most_gain:.2%}"
-    return f"{sign}{least} to {most}"
+    low, high = (f"{gain:.1%}" for gain in (found, most))
+    sign = "+" if found > RESOLUTION else ""
+    if most == math.inf:
+        return f"{sign}{low} or more"
+    if most <= found + RESOLUTION:
+        return f"{sign}{low}"
+    if low == high:
+        return f"{sign}{found:.2%} to {most:.2%}"
+    return f"{sign}{low} to {high}"
 
 
 def against_lines(compared: Against) -> Iterator[str]:
