@@ -19,6 +19,8 @@ from hetplan.kernels import compile_at_once
 
 USUAL_REFERENCE = Path("../shared/reference")
 """Where the folder of other people's measurements lies beside a checkout, if it is there."""
+USUAL_SILICON = Path("../shared/silicon")
+"""Where operators and power at the wall lie beside a checkout, if they are there."""
 USUAL_OUT = Path("closed-loop-out")
 SEARCH_LIMIT_SECONDS = 180.0
 INVALID_EXIT = 5
@@ -224,6 +226,26 @@ def experts(
     experts_answer(list(found)).show(as_json=as_json)
 
 
+def power(
+    silicon: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Folder with power at the wall. Default: {USUAL_SILICON} where it is there."
+        ),
+    ] = None,
+    reference: Reference = None,
+    as_json: AsJson = False,
+) -> None:
+    """What devices draw at the wall by load, and the law's errors on systems left out."""
+    from evaluation.power import power_answer
+
+    measured = silicon or (USUAL_SILICON if USUAL_SILICON.is_dir() else None)
+    times = _reference(reference)
+    if measured is None or times is None:
+        raise InputError("power at the wall needs both folders: give --silicon and --reference")
+    power_answer(measured, times).show(as_json=as_json)
+
+
 def _folder(path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
         raise InputError(f"{path} is no folder")
@@ -251,7 +273,7 @@ def _seconds(text: str | None) -> float | None:
         raise InputError(f"--time-limit: {error}") from None
 
 
-for _command in (accuracy, search, cost, hethub, experts, worth, closed_loop, distil):
+for _command in (accuracy, search, cost, power, hethub, experts, worth, closed_loop, distil):
     app.command(_command.__name__.replace("_", "-"))(guarded(_command))
 
 

@@ -43,8 +43,9 @@ _R = TypeVar("_R")
 MAX_INTERPRETED = 1_000_000
 """Loops and calls that a kernel may take in Python before it is compiled: about half a second."""
 
-MAX_INTERPRETED_CACHED = 10_000
-"""The same where the compiled kernel is on disk already and only has to be loaded."""
+MAX_INTERPRETED_CACHED = 200_000
+"""The same where the compiled kernel is on disk already and only has to be loaded, which takes
+three times as long with numba's import. Where numba was imported for another kernel: none."""
 
 _COPIED_PER_LOOP = 1_000
 """Array elements that are copied in the time of one loop in Python."""
@@ -88,6 +89,8 @@ class Kernel(Generic[_P, _R]):
         self._compiled: Callable[..., _R] | None = None
         self._left = -1
         self._started = False
+        self._on_disk = False
+        """Some version of the kernel as it is now has been compiled on this machine."""
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Run it, one way or the other."""
@@ -105,9 +108,7 @@ class Kernel(Generic[_P, _R]):
 
         OSError or LookupError where there is no source.
         """
-        function = self.function
-        path = function.__code__.co_filename
-        definition = _definitions(path)[function.__name__]
+        definition = _definitions(self.function.__code__.co_filename)[self.function.__name__]
         definition.decorator_list, definition.returns = [], None
         for node in ast.walk(definition):
             if isinstance(node, ast.arg):
@@ -118,11 +119,25 @@ class Kernel(Generic[_P, _R]):
                 ast.fix_missing_locations(call)
         tree = ast.Module(body=[definition], type_ignores=[])
         names: dict[str, Any] = {"_count_one": _counter.count}
-        for name, value in _globals_of(function.__code__, function.__globals__):
+        for name, value in self._globals():
             names[name] = value.interpreted if isinstance(value, Kernel) else value
-        exec(compile(tree, path, "exec", dont_inherit=True), names)
-        counted: Callable[..., Any] = names[function.__name__]
+        exec(compile(tree, self.function.__code__.co_filename, "exec", dont_inherit=True), names)
+        counted: Callable[..., Any] = names[definition.name]
         return counted
+
+    @functools.cached_property
+    def elementwise(self) -> Callable[..., Any]:
+        """The function in Python where rows of arrays take the place of numbers.
+
+        For kernels that branch on counts only, and take the larger of two numbers by `max`.
+        """
+        names: dict[str, Any] = {"max": np.maximum}
+        for name, value in self._globals():
+            names[name] = value.elementwise if isinstance(value, Kernel) else value
+        return FunctionType(self.function.__code__, names)
+
+    def _globals(self) -> Iterator[tuple[str, Any]]:
+        return _globals_of(self.function.__code__, self.function.__globals__)
 
     @functools.cached_property
     def dispatcher(self) -> Any:
@@ -134,7 +149,7 @@ class Kernel(Generic[_P, _R]):
         """Hash of all that goes into the compiled kernel, apart from the types of its arguments."""
         code = self.function.__code__
         digest = hashlib.sha256("".join((_versions(), *_written(code))).encode())
-        for name, value in sorted(_globals_of(code, self.function.__globals__), key=lambda g: g[0]):
+        for name, value in sorted(self._globals(), key=lambda g: g[0]):
             if isinstance(value, Kernel):
                 digest.update(f"{name} {value.fingerprint}\n".encode())
             elif isinstance(value, np.ndarray):
@@ -163,7 +178,7 @@ class Kernel(Generic[_P, _R]):
         """Run in Python; compiled where that takes too long."""
         if not self._started:
             self._started, self._left = True, self._allowance()
-        if self._left < 0 or _counter.at_once:
+        if self._left < 0 or _counter.at_once or (self._on_disk and compiler_is_loaded()):
             return self._compile_and_run(*args, **kwargs)
         _counter.left = self._left
         before = []
@@ -183,14 +198,19 @@ class Kernel(Generic[_P, _R]):
 
     def _allowance(self) -> int:
         """Loops that it may take in Python; -1 to compile it at once."""
-        on_disk = _on_disk(self)
-        if on_disk and _compiler.cache_info().currsize:
-            return -1  # numba is there already
+        self._on_disk = any(kernel_folder().glob(f"{self.name}-*-{self.fingerprint}.kernel"))
+        if self._on_disk and compiler_is_loaded():
+            return -1
         try:
             _ = self.interpreted
         except (OSError, LookupError):  # no source
             return -1
-        return MAX_INTERPRETED_CACHED if on_disk else MAX_INTERPRETED
+        return MAX_INTERPRETED_CACHED if self._on_disk else MAX_INTERPRETED
+
+
+def compiler_is_loaded() -> bool:
+    """Whether numba was imported for a kernel, so that another one is compiled or loaded soon."""
+    return bool(_compiler.cache_info().currsize)
 
 
 def kernel(function: Callable[_P, _R]) -> Kernel[_P, _R]:
@@ -225,9 +245,16 @@ def compile_at_once() -> None:
     _counter.at_once = True
 
 
+def count_cpu_seconds() -> None:
+    """Let `clock` count this process's CPU seconds from now on: for who measures on a machine that
+    others use.
+    """
+    _seconds.now = time.process_time
+
+
 def clock() -> float:
     """Seconds of a clock that stands still while kernels are compiled."""
-    return time.monotonic() - _compiler_seconds.total
+    return _seconds.now() - _seconds.compiling
 
 
 def kernel_folder() -> Path:
@@ -239,15 +266,16 @@ def kernel_folder() -> Path:
 
 
 class _Seconds:
-    """A sum of seconds."""
+    """What the clock reads, and how much of it went into compiling."""
 
-    __slots__ = ("total",)
+    __slots__ = ("compiling", "now")
 
     def __init__(self) -> None:
-        self.total = 0.0
+        self.compiling = 0.0
+        self.now: Callable[[], float] = time.monotonic
 
 
-_compiler_seconds = _Seconds()
+_seconds = _Seconds()
 
 
 class _Disk:
@@ -310,11 +338,6 @@ class _Disk:
             path.unlink(missing_ok=True)
 
 
-def _on_disk(kernel: Kernel[..., Any]) -> bool:
-    """Whether some version of the kernel as it is now has been compiled on this machine."""
-    return any(kernel_folder().glob(f"{kernel.name}-*-{kernel.fingerprint}.kernel"))
-
-
 class _Compiler:
     """Numba, set up for kernels: imported when the first kernel has to be compiled or loaded."""
 
@@ -349,7 +372,7 @@ class _Compiler:
     def _begin(self) -> None:
         """A function begins to be compiled, maybe within another one."""
         if self._depth == 0:
-            self._since = time.monotonic()
+            self._since = _seconds.now()
         if not self._told:
             self._told = True
             _logger.warning("compiling kernels, once per machine: up to two minutes ...")
@@ -358,7 +381,7 @@ class _Compiler:
     def _end(self) -> None:
         self._depth -= 1
         if self._depth == 0:
-            _compiler_seconds.total += time.monotonic() - self._since
+            _seconds.compiling += _seconds.now() - self._since
 
 
 _FLAGS: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """How physical quantities are written: "200 Gbit/s", "5 us", "80 GiB", "312 TFLOP/s", "2 MW".
 
 Inside hetplan every quantity is a float in its SI base unit (bytes, seconds, bytes per second,
-operations per second, watts; prices in US dollars per hour and per byte). Text is turned into such
-a float here and nowhere else, and back into text only for people. kB, MB, GB, TB are powers of
+operations per second, watts; prices in US dollars per hour, byte and joule). Text is turned into
+such a float here and nowhere else, and back into text only for people. kB, MB, GB, TB are powers of
 1000, KiB, MiB, GiB, TiB powers of 1024; `bit` and `B` differ by eight. `Gbps` and `Gbit` are bits
 per second; `Gb/s`, which some write for bytes, is refused.
 """
@@ -35,6 +35,7 @@ class Dimension(StrEnum):
     POWER = "power"
     HOURLY_PRICE = "price per hour"
     TRAFFIC_PRICE = "price of traffic"
+    ENERGY_PRICE = "price of energy"
 
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -69,6 +70,7 @@ UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.TRAFFIC_PRICE: {
         f"USD/{prefix}B": 1.0 / (_DECIMAL | _BINARY)[prefix] for prefix in ("G", "T", "Gi", "Ti")
     },
+    Dimension.ENERGY_PRICE: {"USD/kWh": 1.0 / 3.6e6, "USD/MWh": 1.0 / 3.6e9},
 }
 """Factor of every accepted unit, per dimension."""
 
@@ -80,8 +82,11 @@ EXAMPLES: dict[Dimension, tuple[str, ...]] = {
     Dimension.POWER: ("700 W", "1.2 MW"),
     Dimension.HOURLY_PRICE: ("2.5 USD/h",),
     Dimension.TRAFFIC_PRICE: ("0.02 USD/GB",),
+    Dimension.ENERGY_PRICE: ("0.08 USD/kWh",),
 }
 """Right ways to write each dimension, for messages and documentation."""
+
+_PRICES = (Dimension.HOURLY_PRICE, Dimension.TRAFFIC_PRICE, Dimension.ENERGY_PRICE)
 
 _NUMBER = r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _QUANTITY = re.compile(rf"({_NUMBER})\s*([^\s\d].*)", re.ASCII)
@@ -160,6 +165,12 @@ def _right_way(dimension: Dimension, number: object = None) -> str:
 
 def _wrong_unit(unit: str, dimension: Dimension) -> str:
     """What is wrong with a unit and what was probably meant."""
+    currency = re.fullmatch(r"([A-Z]{3})/\w+", unit)
+    if currency and currency.group(1) != "USD" and dimension in _PRICES:
+        return (
+            f"a price in {currency.group(1)}; all prices are in one currency, USD: convert it, "
+            f"and write {_right_way(dimension)}"
+        )
     bits = re.fullmatch(r"([kKMGTP]?)b(?:it)?(?:/s|ps|it/s)", unit)
     if dimension is Dimension.BANDWIDTH and bits:
         prefix = bits.group(1).replace("K", "k")

@@ -41,6 +41,7 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, Link, RegionLink, Transport
 from hetplan.errors import HetplanError, InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Job, Optimizer, Precision, TrainerOptions
+from hetplan.kernels import count_cpu_seconds
 from hetplan.model.layers import Attention, Experts, LayerRun, Mlp, Norm, TransformerLayer
 from hetplan.model.spec import ModelSpec
 from hetplan.search.result import Inputs
@@ -280,7 +281,10 @@ def scaling(
             progress(f"{instance.devices:,} devices, {instance.model}, {target}")
             goal = goal_of(instance, target)
             limit = time_limit_seconds if goal is None else min(time_limit_seconds, goal[1])
-            rows.append(judged(_apart(instance, target, limit), goal))
+            row = judged(_apart(instance, target, limit), goal)
+            gap = "no gap" if row["gap"] is None else f"gap {row['gap']:.2%}"
+            progress(f"  {row['seconds'] or 0.0:.1f} s of CPU, {gap}")
+            rows.append(row)
     return rows
 
 
@@ -313,7 +317,8 @@ def _apart(instance: Instance, target: str, limit_seconds: float) -> Row:
 
 
 def measure(instance: Instance, target: str, limit_seconds: float) -> Row:
-    """Search in this process."""
+    """Search in this process; limits and times are CPU seconds."""
+    count_cpu_seconds()
     _search(replace(_WARM, model=instance.model), target, _WARM_SECONDS)
     row = _search(instance, target, limit_seconds)
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,15 +95,14 @@ def _quantity(option: str, text: str | None, dimension: Dimension) -> float | No
 
 
 def _lines(found: tuple[Advised, ...]) -> Iterator[str]:
-    from hetplan.reports.explained import gain_words
+    from hetplan.reports.explained import worth_words
     from hetplan.units import counted
 
     yield "tokens/s with one candidate at a time, planned again: found, and most possible"
     for each in found[:_SHOWN]:
         price = "" if each.usd_per_hour is None else f", {each.usd_per_hour:g} USD/h"
-        most = math.inf if each.most_gain is None else each.most_gain
-        said = f"no plan: {each.note}" if each.note else gain_words(each.least_gain, most)
-        yield f"  {said}: {each.words}{price}"
+        said = f"no plan: {each.worth.note}" if each.worth.note else worth_words(each.worth)
+        yield f"  {said}: {each.worth.words}{price}"
     if len(found) > _SHOWN:
         yield f"  and {counted(len(found) - _SHOWN, 'more')} that bring less (--json)"
 

@@ -35,6 +35,7 @@ from hetplan.cli.options import (
 
 if TYPE_CHECKING:
     from hetplan.cluster.spec import Cluster
+    from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
     from hetplan.whatif.lost_nic import LostNic
 
@@ -211,7 +212,7 @@ def estimate(
 
         for line in lost_nic_lines(lost, pricer, priced):
             say(f"what if: {line}")
-    show_estimate(result, verbose=verbose, as_json=as_json)
+    show_estimate(result, verbose=verbose, as_json=as_json, predictor=predict)
     unfit = misfits(estimated)
     if unfit:
         raise InfeasibleError(unfit)
@@ -250,11 +251,13 @@ def _lost_nic(text: str, cluster: Cluster) -> LostNic:
     return without_nic(cluster, island, node, nic)
 
 
-def show_estimate(result: SearchResult, *, verbose: bool, as_json: bool) -> None:
+def show_estimate(
+    result: SearchResult, *, verbose: bool, as_json: bool, predictor: Predictor | None = None
+) -> None:
     """The ten lines of a priced plan, or its estimate as JSON."""
     if as_json:
         from hetplan.files.encoding import encode
 
         emit(encode(result.estimate, schema=ESTIMATE_SCHEMA))
     else:
-        show_summary(result, verbose=verbose)
+        show_summary(result, verbose=verbose, predictor=predictor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,19 +38,48 @@ PlanFile = Annotated[
 @app.command()
 def limits(
     plan: PlanFile,
-    save: Annotated[
-        bool, typer.Option("--save", help="Write why islands are idle into the plan file.")
-    ] = False,
     predictor: PredictorFile = None,
     store: Stores = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what limits the plan, and why islands are idle: plan again for each (default).
-
-    What --save has written is shown without planning.
-    """
+    """Show what limits the plan, and why islands are idle where the plan file says it (default)."""
     from hetplan.reports.explained import Explained, every_limit, idle_lines, limit_lines
+    from hetplan.search.files import load_legal_plan
+    from hetplan.whatif.idle import little_used
+    from hetplan.whatif.limits import limits as limits_of
+
+    result = load_legal_plan(plan)
+    predict, _ = read_predictor(predictor, store)
+    explained = Explained(limits=limits_of(result, predict), idle=result.idle)
+    if as_json:
+        _emit_json(explained)
+        return
+    said = every_limit if verbose else limit_lines
+    emit_lines((*said(explained.limits), *idle_lines(result.idle, result, verbose=verbose)))
+    unexplained = [] if result.idle else little_used(result)
+    if unexplained:
+        emit_lines(
+            [
+                f"too little to do: {', '.join(unexplained)}: `hetplan explain idle "
+                f"{shlex.quote(str(plan))}` plans again to say why"
+            ]
+        )
+
+
+@app.command()
+def idle(
+    plan: PlanFile,
+    predictor: PredictorFile = None,
+    store: Stores = None,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show why islands are idle, and from where they pay: plan again for each.
+
+    The plan file keeps the answer, which `hetplan explain` and `hetplan report` show from then on.
+    """
+    from hetplan.reports.explained import Explained, idle_lines
     from hetplan.reports.progress import ProgressLine
     from hetplan.search.files import load_legal_plan, save_result
     from hetplan.whatif.idle import idle_reasons
@@ -57,20 +87,19 @@ def limits(
 
     result = load_legal_plan(plan)
     predict, _ = read_predictor(predictor, store)
-    idle = result.idle
-    if not idle:
+    if not result.idle:
         with ProgressLine("planning with idle islands") as line:
-            idle = idle_reasons(
+            found = idle_reasons(
                 result, predict, progress=lambda at, of, name: line.show(at, of, None, name)
             )
-    if save:
-        save_result(replace(result, idle=idle), plan)
-    explained = Explained(limits=limits_of(result, predict), idle=idle)
+        if found:
+            result = replace(result, idle=found)
+            save_result(result, plan)
     if as_json:
-        _emit_json(explained)
+        _emit_json(Explained(limits=limits_of(result, predict), idle=result.idle))
         return
-    said = every_limit if verbose else limit_lines
-    emit_lines((*said(explained.limits), *idle_lines(idle, result, verbose=verbose)))
+    lines = [*idle_lines(result.idle, result, verbose=verbose)]
+    emit_lines(lines or ["no island is idle or has little to do, as far as a search says"])
 
 
 @app.command()
@@ -129,15 +158,16 @@ def prices(
     result = load_legal_plan(plan)
     seconds = None if time_limit is None else parse_quantity(time_limit, Dimension.TIME)
     predict, _ = read_predictor(predictor, store)
-    planned = tuple(changes(result.inputs))
-    with ProgressLine("planning with one change at a time") as line:
-        priced = shadow_prices(
-            result,
-            predict,
-            asked=planned,
-            time_limit_seconds=seconds,
-            progress=lambda number, words: line.show(number, len(planned), None, words),
-        )
+    priced, planned = result.prices, tuple(changes(result.inputs))
+    if not priced or seconds is not None:
+        with ProgressLine("planning with one change at a time") as line:
+            priced = shadow_prices(
+                result,
+                predict,
+                asked=planned,
+                time_limit_seconds=seconds,
+                progress=lambda number, words: line.show(number, len(planned), None, words),
+            )
     explained = Explained(limits=limits_of(result, predict), shadow_prices=priced)
     if as_json:
         _emit_json(explained)

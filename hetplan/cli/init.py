@@ -125,9 +125,9 @@ def _place(out: Path, file: Drafted) -> Path:
 
 
 def _write(files: tuple[Drafted, ...], out: Path, force: bool) -> None:
-    """All files, after it is known that each can be written."""
+    """All files or none."""
     from hetplan.errors import InputError
-    from hetplan.files.writing import check_new, write_atomically
+    from hetplan.files.writing import check_new, write_together
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -136,8 +136,7 @@ def _write(files: tuple[Drafted, ...], out: Path, force: bool) -> None:
         raise InputError(f"--out {out}: cannot be made: {reason}; choose another place") from error
     for file in files:
         check_new(_place(out, file), force=force)
-    for file in files:
-        write_atomically(_place(out, file), file.document.text)
+    write_together({_place(out, file): file.document.text for file in files})
 
 
 def _lines(files: tuple[Drafted, ...], inputs: Inputs, out: Path) -> list[str]:

@@ -96,7 +96,11 @@ def question_of(
         assumed += drafted.assumed
     asked: Path | Document | None = job
     if asked is None:
-        said = {each.path[0]: str(each.value) for each in settings if len(each.path) == 1}
+        said = {
+            each.path[0]: str(each.value)
+            for each in settings
+            if len(each.path) == 1 and each.value is not None
+        }
         words = JobWords(
             batch=line.batch,
             sequence=line.sequence,

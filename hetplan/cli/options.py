@@ -143,8 +143,12 @@ def emit_lines(lines: Iterable[str]) -> None:
         emit(line)
 
 
-def show_summary(result: SearchResult, *, verbose: bool) -> None:
-    """The ten lines of a plan; verbose: each stage, each component and every note below them."""
+def show_summary(
+    result: SearchResult, *, verbose: bool, predictor: Predictor | None = None
+) -> None:
+    """The ten lines of a plan; verbose: each stage, each component and every note below them, with
+    the plan's predictor its stages' clocks too.
+    """
     from hetplan.reports.summary import summarize
     from hetplan.reports.terminal import text_width
 
@@ -160,34 +164,27 @@ def show_summary(result: SearchResult, *, verbose: bool) -> None:
     print_table(component_table(result.estimate))
     for line in detail_lines(result):
         emit(line)
+    if predictor is not None:
+        from hetplan.reports.energy import clock_lines
+
+        emit_lines(clock_lines(result, predictor))
 
 
 def check_replaceable(out: Path, schema: str, what: str) -> str:
-    """What to add to `wrote FILE`: that a file of this schema, a `what`, was there before.
-
-    An InputError where the file cannot be written, or would replace something else: a person's
-    notes, an input, a run log.
-    """
+    """What `writing.check_replaceable` says of a JSON file of this schema."""
     import json
 
-    from hetplan.errors import Fault, InputError
-    from hetplan.files.writing import check_writable
+    from hetplan.files import writing
 
-    check_writable(out)
-    if not out.exists() or out.stat().st_size == 0:
-        return ""
-    try:
-        document = json.loads(out.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        document = None
-    held = document.get("schema") if isinstance(document, dict) else None
-    if str(held).partition("/")[0] != schema.partition("/")[0]:
-        message = (
-            f"exists and is no {what}; nothing was changed: give the name of a new file, or of a "
-            f"{what} to replace"
-        )
-        raise InputError(Fault(file=str(out), message=message))
-    return f", replacing the {what} that was there"
+    def is_one(held: bytes) -> bool:
+        try:
+            document = json.loads(held)
+        except (ValueError, RecursionError):
+            return False
+        found = document.get("schema") if isinstance(document, dict) else None
+        return str(found).partition("/")[0] == schema.partition("/")[0]
+
+    return writing.check_replaceable(out, what, is_one)
 
 
 def job_settings(settings: Sequence[str] | None, **shortcuts: object) -> tuple[Setting, ...]:

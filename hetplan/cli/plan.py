@@ -41,6 +41,7 @@ from hetplan.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
     from hetplan.whatif.smaller_questions import Answers
 
@@ -92,6 +93,19 @@ def plan(
             hidden=True,
         ),
     ] = 1,
+    objective: Annotated[
+        str | None,
+        typer.Option(metavar="AIM", help="time, cost or energy.", rich_help_panel=JOB, hidden=True),
+    ] = None,
+    front: Annotated[
+        bool,
+        typer.Option(
+            "--front",
+            help="Report the Pareto front of time, cost, energy and devices.",
+            rich_help_panel=SEARCH,
+            hidden=True,
+        ),
+    ] = False,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -125,9 +139,10 @@ def plan(
     --model llama-3-70b --batch 1024 --seq 4096. `hetplan init` makes files of the same words.
 
     Ctrl-C ends the search, writes the best plan so far and exits with 130. --top N reports
-    several plans; --journal FILE saves the search while it runs, and --resume continues one that
-    was killed; --store DIR fits to other measurements; --trace FILE writes the plan's timeline for
-    ui.perfetto.dev.
+    several plans, --front those that none beats in time, cost, energy and devices; --objective
+    cost, or energy, has another aim; --journal FILE saves the search while it runs, and --resume
+    continues one that was killed; --store DIR fits to other measurements; --trace FILE writes the
+    plan's timeline for ui.perfetto.dev.
     """
     from hetplan.errors import InputError
     from hetplan.files.writing import check_writable
@@ -143,7 +158,7 @@ def plan(
         cluster,
         job,
         OneLine(nodes=nodes, between=between, batch=batch, sequence=sequence),
-        settings=job_settings(setting, gap=gap, time_limit=time_limit),
+        settings=job_settings(setting, gap=gap, time_limit=time_limit, objective=objective),
         target=target,
     )
     replacing = check_replaceable(out, SCHEMA, "plan")
@@ -165,7 +180,7 @@ def plan(
             file = None if journal is None else JournalFile(journal, resume)
             return best_plan(inputs, answers, journal=file, began=began)
 
-    result = _saved(run_search, answers, top, out)
+    result = _saved(run_search, answers, (top, front), out)
     say(f"wrote {out}{replacing}")
     write_trace(trace, result, predict)
     remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
@@ -174,7 +189,7 @@ def plan(
     if as_json:
         emit(result_text(result))
     else:
-        _show(result, verbose)
+        _show(result, verbose, predict)
     if result.certificate is not None and result.certificate.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not as_json:
@@ -182,7 +197,7 @@ def plan(
             with _comparison("a wider target", answers, out):
                 _show_restriction(result, answers, verbose)
         with _comparison("each kind alone", answers, out):
-            _show_homogeneous(result, answers, verbose)
+            _show_homogeneous(result, answers, verbose, out)
         _show_next(result, out, drafted=cluster is None)
 
 
@@ -208,9 +223,12 @@ def _comparison(other: str, answers: Answers, out: Path) -> Iterator[None]:
 
 
 def _saved(
-    run_search: Callable[[], SearchResult], answers: Answers, top: int, out: Path
+    run_search: Callable[[], SearchResult], answers: Answers, wanted: tuple[int, bool], out: Path
 ) -> SearchResult:
-    """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far."""
+    """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far.
+
+    wanted: number of plans to report, and whether the front is.
+    """
     from hetplan.search.files import save_result
     from hetplan.whatif.objectives import interrupted
 
@@ -218,7 +236,7 @@ def _saved(
     try:
         with _shown(answers):
             result = run_search()
-        result = _by_objective(result, answers, top)
+        result = _by_objective(result, answers, *wanted)
         save_result(result, out)
     except KeyboardInterrupt:
         if result is None:
@@ -228,17 +246,18 @@ def _saved(
     return result
 
 
-def _by_objective(result: SearchResult, answers: Answers, top: int) -> SearchResult:
+def _by_objective(result: SearchResult, answers: Answers, top: int, front: bool) -> SearchResult:
     from hetplan.reports.progress import ProgressLine
     from hetplan.whatif.objectives import by_objective, has_other_aim
 
-    if not has_other_aim(result.inputs.job, top):
+    if not has_other_aim(result.inputs.job, top, front=front):
         return result
     with ProgressLine("planning nearby questions") as line:
         return by_objective(
             result,
             answers.predictor,
             top=top,
+            front=front,
             progress=lambda at, of, words: line.show(at, of, None, words),
         )
 
@@ -266,13 +285,17 @@ def _show_next(result: SearchResult, out: Path, *, drafted: bool) -> None:
     emit_lines(next_lines(result, out, drafted=drafted))
 
 
-def _show(result: SearchResult, verbose: bool) -> None:
+def _show(result: SearchResult, verbose: bool, predictor: Predictor) -> None:
+    from hetplan.reports.energy import FRONT_PROOF, front_table
     from hetplan.reports.plans import alternatives_table, launch_lines, refused_lines
     from hetplan.reports.terminal import print_table
 
-    show_summary(result, verbose=verbose)
+    show_summary(result, verbose=verbose, predictor=predictor)
     emit_lines((*launch_lines(result.plan), *refused_lines(result)))
-    if result.alternatives:
+    if result.is_front:
+        print_table(front_table(result))
+        emit_lines([FRONT_PROOF])
+    elif result.alternatives:
         print_table(alternatives_table(result))
 
 
@@ -287,17 +310,21 @@ def _show_restriction(result: SearchResult, answers: Answers, verbose: bool) -> 
         emit_lines([restriction_line(restricted, step, unused_kinds(result))])
 
 
-def _show_homogeneous(result: SearchResult, answers: Answers, verbose: bool) -> None:
-    """The plan against the best kind alone, and the sum of all, where the job may use several."""
+def _show_homogeneous(result: SearchResult, answers: Answers, verbose: bool, out: Path) -> None:
+    """The plan against the best kind alone, and the sum of all, where the job may use several; the
+    plan file keeps the former.
+    """
     from hetplan.reports.plans import homogeneous_lines, mixing_line
+    from hetplan.search.files import save_result
     from hetplan.whatif.baselines import homogeneous_sum, strongest_alone
-    from hetplan.whatif.smaller_questions import usable_islands
+    from hetplan.whatif.smaller_questions import usable_kinds
 
-    if len({island.device.kind for island in usable_islands(result.inputs)}) < 2:
+    if len(usable_kinds(result.inputs)) < 2:
         return
     figure = homogeneous_sum(result, answers)
     best = strongest_alone(result, figure, answers)
     if verbose:
         emit_lines(homogeneous_lines(figure))
     if best is not None:
-        emit_lines([mixing_line(result, *best)])
+        save_result(replace(result, alone=best), out)
+        emit_lines([mixing_line(result, best)])

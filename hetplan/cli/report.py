@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetplan.cli.options import PredictorFile, Stores, read_predictor, say
+
+if TYPE_CHECKING:
+    from hetplan.predict.predictor import Predictor
+    from hetplan.search.result import SearchResult
 
 MARK = "<!-- hetplan report -->"
 
@@ -23,6 +27,14 @@ def report(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Page to write (HTML).")] = Path(
         "report.html"
     ),
+    what_if: Annotated[
+        bool,
+        typer.Option(
+            "--what-if",
+            help="Plan again for idle devices, one more node, half and twice each link; the plan "
+            "file keeps the answers.",
+        ),
+    ] = False,
     predictor: PredictorFile = None,
     store: Stores = None,
 ) -> None:
@@ -31,7 +43,7 @@ def report(
     It needs no network. As in: hetplan report plan.json train.log --out report.html
     """
     from hetplan.errors import Fault, InputError
-    from hetplan.files.writing import check_writable, write_atomically
+    from hetplan.files.writing import check_replaceable, write_atomically
     from hetplan.reports.html.page import report_text
     from hetplan.reports.html.values import plan_views
     from hetplan.search.files import load_legal_plan
@@ -40,14 +52,40 @@ def report(
     if not plans:
         message = "is no plan file: name one that `hetplan plan` or `estimate --out` wrote"
         raise InputError(Fault(file=str(files[0]), message=message))
-    check_writable(out)
-    _check_replaceable(out)
+    check_replaceable(out, "report", lambda held: MARK.encode() in held[:200])
     results = [(str(path), load_legal_plan(path)) for path in plans]
     predict, _ = read_predictor(predictor, store)
+    if what_if:
+        results = [(name, _asked(Path(name), result, predict)) for name, result in results]
     logs = [path for path in files if path not in plans]
     text = report_text(plan_views(results, predict, logs))
     write_atomically(out, text)
     say(f"wrote {out} ({len(text.encode()) / 1e6:.2g} MB)")
+
+
+def _asked(path: Path, result: SearchResult, predictor: Predictor) -> SearchResult:
+    """The result with all answers, each written into its file as soon as it is there."""
+    from hetplan.errors import Fault, InputError
+    from hetplan.files.writing import check_writable
+    from hetplan.reports.html.values import plan_view
+    from hetplan.reports.progress import ProgressLine
+    from hetplan.search.files import save_result
+    from hetplan.whatif.kept import with_what_ifs
+
+    check_writable(path)
+    if plan_view(path.name, result, predictor).is_priced_anew:
+        message = (
+            "was priced by another predictor than this one, so that answers would not be about "
+            "this plan: give its own with --predictor or --store, or plan again"
+        )
+        raise InputError(Fault(file=str(path), message=message))
+    with ProgressLine("planning with one change at a time") as line:
+        for found in with_what_ifs(
+            result, predictor, lambda at, of, what: line.show(at, of, None, what)
+        ):
+            result = found
+            save_result(result, path)
+    return result
 
 
 def _is_plan(path: Path) -> bool:
@@ -66,12 +104,3 @@ def _is_plan(path: Path) -> bool:
             return re.search(rb'"schema"\s*:\s*"' + name + b"/", stream.read()) is not None
     except OSError:
         return path.suffix == ".json"
-
-
-def _check_replaceable(out: Path) -> None:
-    """Only another report is written over."""
-    from hetplan.errors import Fault, InputError
-
-    if out.exists() and out.stat().st_size and MARK.encode() not in out.read_bytes()[:200]:
-        message = "exists and is no report; nothing was changed: give the name of a new file"
-        raise InputError(Fault(file=str(out), message=message))

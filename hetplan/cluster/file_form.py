@@ -17,6 +17,7 @@ from hetplan.cluster.spec import ClockRatio, LogSpread
 from hetplan.files.quantities import (
     Bandwidth,
     Count,
+    EnergyPrice,
     FileForm,
     Fraction,
     HourlyPrice,
@@ -234,6 +235,11 @@ class SiteForm(FileForm):
     """Name of the site, unique in the cluster; regions name it."""
     power_limit: Watts | None = None
     """Most that all devices of its regions may draw together."""
+    energy_price: EnergyPrice | None = None
+    """Where energy is paid apart from the hours of the devices."""
+    pue: Ratio = 1.0
+    """Power usage effectiveness: energy of the whole site over that of its nodes, cooling included.
+    Left out: 1, no overhead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from hetplan.errors import InputError
 from hetplan.files.quantities import value_of
 from hetplan.files.reading import Document, decode, read_document
 
-CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/8"
+CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/9"
 """Schema of the Cluster value's own JSON form, in which every figure is in base units."""
 
 
@@ -110,6 +110,8 @@ def _cluster(form: ClusterForm, kinds: Mapping[str, DeviceKind]) -> Cluster:
                 name=site.name,
                 regions=tuple(region.name for region in form.regions if region.site == site.name),
                 power_limit_watts=site.power_limit,
+                price_usd_per_joule=site.energy_price,
+                pue=site.pue,
             )
             for site in form.sites
         ),

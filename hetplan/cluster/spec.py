@@ -25,7 +25,7 @@ from hetplan.cluster.launch_domains import (
 from hetplan.cluster.links import Link, Transport
 from hetplan.cluster.node import Nics, count_names, expand_names
 from hetplan.errors import InputError
-from hetplan.files.quantities import Count, Positive, check_limits
+from hetplan.files.quantities import Count, NonNegative, Positive, Ratio, check_limits
 
 __all__ = [
     "MAX_DEVICES",
@@ -84,8 +84,8 @@ class Island:
     """NUMA node of each device of a node; empty: not described."""
     node_names: tuple[str, ...] = ()
     """Names of the nodes in order, ranges as they were written; empty: the nodes have none."""
-    price_usd_per_device_hour: float | None = None
-    power_watts: float | None = None
+    price_usd_per_device_hour: NonNegative | None = None
+    power_watts: Positive | None = None
     """What one device draws under load, with its part of the node; None: not given."""
     host_launch_seconds: Positive | None = None
     """In which the host launches one operator of a forward pass, for layers that are summed from
@@ -194,8 +194,15 @@ class Site:
 
     name: str
     regions: tuple[str, ...]
-    power_limit_watts: float | None = None
+    power_limit_watts: Positive | None = None
     """Most that its devices may draw together; None: not given."""
+    price_usd_per_joule: NonNegative | None = None
+    """Of energy that is paid apart from device-hours; None: not given."""
+    pue: Ratio = 1.0
+    """Energy of the site over that of its nodes."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +316,10 @@ class Cluster:
     def lists_link(self, left: str, right: str) -> bool:
         """Whether these two islands have a link of their own, not that of their regions."""
         return (left, right) in self._links
+
+    def site_of(self, region: str) -> Site | None:
+        """The site of a region; None: not described."""
+        return next((site for site in self.sites if region in site.regions), None)
 
     def domain_of_island(self, name: str) -> LaunchDomain:
         """How the hosts of the island of this name are started; one domain for all that none

@@ -30,6 +30,7 @@ from hetplan.comparison.steps import ChosenSteps, LeftOut, StepSpread, choose_st
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import CauseSeconds, Estimate, Interval
 from hetplan.errors import Fault, InputError
+from hetplan.files.settings import given_path
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
@@ -146,10 +147,12 @@ def compare(
     `warmup_steps` of each start are left out; the default is 3, or what the launch of hetplan's own
     run left out. InputError where the files hold no step, or are of another run.
     """
-    paths = [Path(logs)] if isinstance(logs, str | Path) else [Path(log) for log in logs]
-    result = plan if isinstance(plan, SearchResult) else load_legal_plan(plan)
-    log = read_log(paths, result, trainer)
-    return compare_steps(log, result, chosen_steps(log, result, warmup_steps))
+    several = logs if isinstance(logs, Sequence) and not isinstance(logs, str) else [logs]
+    paths = [given_path(log, "logs", ", or several") for log in several]
+    if not isinstance(plan, SearchResult):
+        plan = load_legal_plan(given_path(plan, "plan", ", or a result"))
+    log = read_log(paths, plan, trainer)
+    return compare_steps(log, plan, chosen_steps(log, plan, warmup_steps))
 
 
 def compare_runs(

@@ -153,13 +153,11 @@ def predicted(
         stages = stages[:1]
     elif ranks is TimerRanks.LAST:
         stages = stages[-1:]
-    seconds = list(_of_stages(stages, estimate.num_microbatches, quantity))
+    seconds = list(_of_stages(stages, quantity))
     return min(seconds), max(seconds)
 
 
-def _of_stages(
-    stages: tuple[StageEstimate, ...], num_microbatches: int, quantity: Quantity
-) -> Iterator[float]:
+def _of_stages(stages: tuple[StageEstimate, ...], quantity: Quantity) -> Iterator[float]:
     """Seconds per stage and step."""
     for stage in stages:
         whole = of_components(stage, quantity)

@@ -91,6 +91,10 @@ TrafficPrice: TypeAlias = Annotated[
     float, _parser(Dimension.TRAFFIC_PRICE), _json_schema(Dimension.TRAFFIC_PRICE)
 ]
 """`0.02 USD/GB` -> US dollars per byte."""
+EnergyPrice: TypeAlias = Annotated[
+    float, _parser(Dimension.ENERGY_PRICE), _json_schema(Dimension.ENERGY_PRICE)
+]
+"""`0.08 USD/kWh` -> US dollars per joule."""
 
 MAX_COUNT = 10**9
 """Largest number of things, width, vocabulary or length."""
@@ -125,9 +129,12 @@ NodeName: TypeAlias = Annotated[str, Field(max_length=120, pattern=NODE_PATTERN)
 """A node as island/number."""
 
 
-def _describe_inherited(schema: dict[str, Any], form: type[Any]) -> None:
-    """Add what pydantic leaves out: the docstrings of fields that a base class declares."""
-    for base in form.__mro__[1:-1]:
+def _describe(schema: dict[str, Any], form: type[Any]) -> None:
+    """Add the docstrings of the form's fields and of those that a base class declares.
+
+    pydantic would do the first, and read the sources whenever a form is read.
+    """
+    for base in form.__mro__[:-1]:
         body = ast.parse(dedent(inspect.getsource(base))).body[0]
         statements = body.body if isinstance(body, ast.ClassDef) else []
         for field, text in pairwise(statements):
@@ -167,8 +174,7 @@ class FileForm:
     __slots__ = ()
     __pydantic_config__ = {  # noqa: RUF012
         "extra": "forbid",
-        "use_attribute_docstrings": True,
-        "json_schema_extra": _describe_inherited,
+        "json_schema_extra": _describe,
     }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from hetplan.errors import Fault, InputError
@@ -89,6 +90,14 @@ class Keywords(Document):
     def fault(self, path: nodes.Path, message: str) -> Fault:
         """A fault of the argument."""
         return Fault(field=field_text(path), message=message)
+
+
+def given_path(given: object, argument: str, other: str = "") -> Path:
+    """The path in an argument of a function; `other` is what else it takes, in words."""
+    if isinstance(given, str | PathLike):
+        return Path(given)
+    message = f"found a value of {type(given).__name__}; give a file's path{other}"
+    raise InputError(Fault(field=argument, message=message))
 
 
 def keywords(values: Mapping[str, object], schema: str) -> Keywords:

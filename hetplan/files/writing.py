@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hetplan.errors import HetplanError, InputError
+from hetplan.errors import Fault, HetplanError, InputError
 
 # The file system refuses the place itself: a read-only mount, a name that is too long or odd.
 _REFUSED_PLACES = (errno.EROFS, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
@@ -19,19 +20,29 @@ def write_atomically(path: Path, text: str) -> None:
 
     An InputError where the folder does not exist or must not be written to.
     """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    write_together({path: text})
+
+
+def write_together(texts: Mapping[Path, str]) -> None:
+    """The same for several files: none is replaced before all texts are on the disk."""
+    written: list[tuple[Path, Path, Path]] = []
     try:
-        _write_and_sync(temporary, text.encode("utf-8"))
-        if target.exists():
-            os.chmod(temporary, target.stat().st_mode & 0o7777)
-        os.replace(temporary, target)
-        sync_folder(target.parent)
+        for path, text in texts.items():
+            target = Path(os.path.realpath(path))
+            temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+            written.append((path, temporary, target))
+            _write_and_sync(temporary, text.encode("utf-8"))
+            if target.exists():
+                os.chmod(temporary, target.stat().st_mode & 0o7777)
+        for path, temporary, target in written:  # noqa: B007, the error names the path
+            os.replace(temporary, target)
+            sync_folder(target.parent)
     except OSError as error:
         raise _write_error(path, error) from error
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        for _, temporary, _ in written:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:
@@ -52,6 +63,23 @@ def check_writable(path: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
+
+
+def check_replaceable(path: Path, what: str, is_one: Callable[[bytes], bool]) -> str:
+    """What to add to `wrote FILE`: that a `what` was there before.
+
+    An InputError where the file cannot be written, or would replace something else: a person's
+    notes, an input, a run log.
+    """
+    check_writable(path)
+    held = path.read_bytes() if path.exists() else b""
+    if held and not is_one(held):
+        message = (
+            f"exists and is no {what}; nothing was changed: give the name of a new file, or of a "
+            f"{what} to replace"
+        )
+        raise InputError(Fault(file=str(path), message=message))
+    return f", replacing the {what} that was there" if held else ""
 
 
 def check_new(path: Path | None, *, force: bool) -> None:

@@ -19,6 +19,7 @@ from types import ModuleType
 
 from hetplan.errors import Fault, InputError, printable
 from hetplan.files.reading import read_bytes, text_of
+from hetplan.files.settings import given_path
 from hetplan.importers.records import ImportContext, Imported
 
 _MAX_NAME_LENGTH = 100  # of a name in a cluster file
@@ -113,7 +114,7 @@ def import_file(
     file's name does, which a note says. `device` is the kind that was measured, where the file does
     not say it. Raises InputError with every fault and its line.
     """
-    text = output_text(str(path), read_bytes(Path(path)))
+    text = output_text(str(path), read_bytes(given_path(path, "path")))
     return import_text(
         text, str(path), kind=kind, said=ImportContext(file="", link=link, device=device)
     )

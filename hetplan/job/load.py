@@ -14,6 +14,7 @@ from hetplan.files.quantities import (
     value_of,
 )
 from hetplan.files.reading import Document, decode, read_document
+from hetplan.files.settings import given_path
 from hetplan.job.spec import (
     MAX_SECONDS,
     SHARES_TOLERANCE,
@@ -45,7 +46,8 @@ class JobForm(JobSettings):
 
 def load_job(path: str | FilePath | Document) -> Job:
     """The job that the file describes; one InputError with every fault otherwise."""
-    return read_job(read_document(path))
+    given = path if isinstance(path, Document) else given_path(path, "path", ", or a document")
+    return read_job(read_document(given))
 
 
 def read_job(document: Document) -> Job:

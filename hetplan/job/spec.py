@@ -115,12 +115,19 @@ class Optimizer(SpokenEnum):
         return {"adam": "adamw"}
 
 
-class Objective(StrEnum):
+class Objective(SpokenEnum):
     """What the search makes as small as it can."""
 
     STEP_TIME = "step_time"
     COST_PER_TOKEN = "cost_per_token"
     """Money; every device that may be used needs a price."""
+    ENERGY_PER_TOKEN = "energy_per_token"
+    """At the meter; every device that may be used needs a known power."""
+
+    @classmethod
+    def spoken(cls) -> dict[str, str]:
+        """Short names; tokens of a step are given."""
+        return {"cost": "cost_per_token", "energy": "energy_per_token", "time": "step_time"}
 
 
 class RecomputeModule(StrEnum):
@@ -300,7 +307,8 @@ class JobSettings(FileForm):
     optimizer: Optimizer
     """Update rule."""
     objective: Objective = Objective.STEP_TIME
-    """What is made as small as it can be: step_time, or cost_per_token where there are prices."""
+    """What is made as small as it can be: step_time, cost_per_token where there are prices, or
+    energy_per_token."""
     quantile: Quantile | None = None
     """Quantile of the predicted step that is compared. Left out: the estimate itself."""
     gap: Fraction = 0.01

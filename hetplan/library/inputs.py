@@ -10,7 +10,7 @@ from typing import TypeVar
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import Document, read_document
-from hetplan.files.settings import keywords
+from hetplan.files.settings import given_path, keywords
 from hetplan.files.shipped import default_stores
 from hetplan.job.load import JOB_SCHEMA, read_job
 from hetplan.job.spec import Job
@@ -95,12 +95,7 @@ def check_before_search(
 def _file_or(given: T | File, type_: type[T], what: str, made_by: str) -> T | Path:
     if isinstance(given, type_):
         return given
-    if isinstance(given, str | PathLike):
-        return Path(given)
-    message = (
-        f"found a value of {type(given).__name__}; give a file's path, or what {made_by} gives"
-    )
-    raise InputError(Fault(field=what, message=message))
+    return given_path(given, what, f", or what {made_by} gives")
 
 
 def predictor_of(given: Predictor | File | None) -> tuple[Predictor, str]:

@@ -34,7 +34,7 @@ def pipeline_svg(rows: Sequence[StageRow], cluster: Cluster) -> str:
     """
     kinds = dict.fromkeys(island.device.kind for island in cluster.islands)
     colours = {kind: _COLOURS[at % len(_COLOURS)] for at, kind in enumerate(kinds)}
-    pipelines = [list(group) for _, group in groupby(rows, key=lambda row: row.pipeline)]
+    pipelines = [list(group) for _, group in groupby(rows, key=lambda row: row.pipelines)]
     parts = [
         part
         for at, pipeline in enumerate(pipelines[:_MOST_PIPELINES])

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetplan.cost.energy.energy import Energy, energy_of
 from hetplan.errors import printable
+from hetplan.files.settings import given_path
 from hetplan.files.writing import write_atomically
 from hetplan.library.inputs import predictor_of
 from hetplan.library.values import File, fields_of, short
@@ -66,6 +68,14 @@ class Result(SearchResult):
     def tokens_per_second(self) -> float:
         """Of the whole plan, at the predicted step."""
         return self.estimate.tokens_per_second
+
+    @property
+    def energy(self) -> Energy | None:
+        """Energy of a step at the meter, by island: kWh with an interval, mean watts.
+
+        None where the power of an island is not known.
+        """
+        return energy_of(self.plan, self.estimate, self.inputs.cluster)
 
     @property
     def gap(self) -> float | None:
@@ -132,7 +142,7 @@ class Result(SearchResult):
         return pd.DataFrame(
             [
                 {
-                    "pipeline": row.pipeline,
+                    "pipeline": row.pipelines[0],
                     "stage": number,
                     "island": "+".join(island.name for island in row.islands),
                     "device": row.islands[0].device.kind,
@@ -156,7 +166,7 @@ class Result(SearchResult):
 
         It is JSON, and replaces an older one in one step.
         """
-        save_result(self, Path(path))
+        save_result(self, given_path(path, "path"))
 
     def report(self, path: File, *others: SearchResult, logs: Sequence[File] = ()) -> None:
         """Write one HTML page that needs no network.
@@ -172,7 +182,7 @@ class Result(SearchResult):
         runs = [compare([Path(log) for log in logs], self)] if logs else []
         views = [plan_view("plan 1", self, known, runs)]
         views += [plan_view(f"plan {n}", each, known) for n, each in enumerate(others, start=2)]
-        write_atomically(Path(path), report_text(views))
+        write_atomically(given_path(path, "path"), report_text(views))
 
     def trace(self, path: File) -> None:
         """Write one step as a trace for ui.perfetto.dev and chrome://tracing."""
@@ -181,7 +191,7 @@ class Result(SearchResult):
 
         inputs = self.inputs
         pricer = Pricer(inputs.model, inputs.cluster, inputs.job, self._known())
-        write_atomically(Path(path), trace_text(self.plan, pricer))
+        write_atomically(given_path(path, "path"), trace_text(self.plan, pricer))
 
     def limits(self, predictor: Predictor | File | None = None) -> Limits:
         """What limits the plan, as values.
@@ -212,6 +222,23 @@ class Result(SearchResult):
                     self, known, progress=lambda at, of, name: line.show(at, of, None, name)
                 )
         return "\n".join((*limit_lines(self.limits(known)), *idle_lines(idle, self)))
+
+    def what_if(
+        self, predictor: Predictor | File | None = None, *, progress: bool | None = None
+    ) -> Result:
+        """The same plan with why devices are idle, what changes are worth, and the best kind alone.
+
+        In `idle`, `prices` and `alone`; `report` and `save` keep them. It plans again for every
+        change, half a bandwidth or one more node, and takes as long as some searches.
+        """
+        from hetplan.reports.progress import ProgressLine
+        from hetplan.whatif.kept import with_what_ifs
+
+        known = self._known(predictor)
+        with ProgressLine("planning with one change at a time", progress) as line:
+            every = with_what_ifs(self, known, lambda at, of, what: line.show(at, of, None, what))
+            *_, found = self, *every
+        return Result.of(found, known)
 
     def _known(self, given: Predictor | File | None = None) -> Predictor:
         """The predictor that is given, else the plan's own, else the one of today's measurements;

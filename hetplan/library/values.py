@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -17,7 +17,8 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.load import load_cluster as load_plain_cluster
 from hetplan.drafting.draft import drafted_cluster
 from hetplan.drafting.model import meant_model
-from hetplan.errors import InputError, printable
+from hetplan.errors import Fault, InputError, printable
+from hetplan.files.settings import given_path
 from hetplan.model.load import load_model as load_plain_model
 from hetplan.model.spec import ModelSpec
 from hetplan.units import format_bytes
@@ -65,6 +66,11 @@ class Cluster(spec.Cluster):
         InputError names the words that are wrong.
         """
         links = (between,) if isinstance(between, str) else tuple(between)
+        for argument, given in (("nodes", nodes), ("between", links)):
+            wrong = next((each for each in given if not isinstance(each, str)), None)
+            if wrong is not None:
+                message = f"found a value of {type(wrong).__name__}; give words, as in '4x8 h100'"
+                raise InputError(Fault(field=argument, message=message))
         with _arguments():
             return cls.of(load_plain_cluster(drafted_cluster(nodes, links).document))
 
@@ -95,7 +101,7 @@ def load_model(path: File) -> ModelSpec:
 def meant_path(path: File) -> Path:
     """The file, or the shipped one of this name."""
     with _arguments():
-        return meant_model(fspath(path)).path
+        return meant_model(str(given_path(path, "path", ", or a model's name"))).path
 
 
 @contextmanager
@@ -122,4 +128,4 @@ def load_cluster(path: File, catalogue: Sequence[DeviceKind] | None = None) -> C
     catalogue: device kinds that its islands may name, instead of the shipped ones. InputError lists
     everything that is wrong, with file, line and field.
     """
-    return Cluster.of(load_plain_cluster(Path(path), catalogue))
+    return Cluster.of(load_plain_cluster(given_path(path, "path"), catalogue))

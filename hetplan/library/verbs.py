@@ -15,7 +15,7 @@ from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import decode
-from hetplan.files.settings import keywords
+from hetplan.files.settings import given_path, keywords
 from hetplan.job.spec import Job
 from hetplan.job.sweep_form import SWEEP_SCHEMA
 from hetplan.library.inputs import check_before_search, predictor_of, question_of
@@ -49,6 +49,7 @@ def plan(
     predictor: Predictor | File | None = None,
     *,
     top: int = 1,
+    front: bool = False,
     progress: bool | None = None,
 ) -> Result:
     """The fastest plan, its estimate and a certificate of how good it is.
@@ -59,7 +60,8 @@ def plan(
     `fit` gives; None: fitted from your own store and the shipped profiles, and devices that nobody
     measured are predicted from their datasheets, which `result.summary()` says. top: above 1 the
     result has up to that many plans less one as `alternatives`, none of them better by every aim
-    than another. progress: one line while it searches; None: on a terminal and in a notebook.
+    than another. front: these are the Pareto front of time, cost, energy and devices instead, with
+    gaps. progress: one line while it searches; None: on a terminal and in a notebook.
 
     An interrupt (Ctrl-C, or a notebook's stop button) ends the search with the best plan so far.
     InputError: something given is wrong; InfeasibleError: there is no plan, and why; LimitError:
@@ -77,7 +79,11 @@ def plan(
             found = best_plan(inputs, answers)
         line.begin("planning nearby questions")
         found = by_objective(
-            found, predict, top=top, progress=lambda at, of, words: line.show(at, of, None, words)
+            found,
+            predict,
+            top=top,
+            front=front,
+            progress=lambda at, of, words: line.show(at, of, None, words),
         )
     return Result.of(found, predict)
 
@@ -88,7 +94,7 @@ def load_plan(path: File) -> Result:
     `hetplan plan`, `hetplan estimate` and `Result.save` write them. InputError lists what is wrong
     in it. Whether the plan is legal for its inputs is another question: `hetplan verify`.
     """
-    return Result.of(files.load_plan(Path(path)))
+    return Result.of(files.load_plan(given_path(path, "path")))
 
 
 class LayoutKeywords(TypedDict, total=False):
@@ -220,7 +226,11 @@ def sweep(
     if file is not None and axes:
         message = f"{file} has its own; leave the keywords out, or the file"
         raise InputError(Fault(field=", ".join(axes), message=message))
-    questions = load_sweep(Path(file)) if file else read_sweep(keywords(axes, SWEEP_SCHEMA), Path())
+    questions = (
+        load_sweep(given_path(file, "file"))
+        if file
+        else read_sweep(keywords(axes, SWEEP_SCHEMA), Path())
+    )
     predict, digest = predictor_of(predictor)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -239,13 +239,12 @@ class Experts:
         """Weights of the router and of the shared experts' gate, whole on every rank."""
         return hidden * (self.num_experts + self.shared_gate)
 
-    def parameters(self, hidden: int, tp: int = 1, *, experts: int | None = None) -> int:
-        """All weights, every expert's; with `experts` of that many routed ones."""
-        count = self.num_experts if experts is None else experts
+    def parameters(self, hidden: int, tp: int = 1) -> int:
+        """All weights, every expert's."""
         shared = self.shared
         return (
             self.router_parameters(hidden)
-            + count * self.expert.parameters(hidden, tp)
+            + self.num_experts * self.expert.parameters(hidden, tp)
             + (shared.parameters(hidden, tp) if shared else 0)
         )
 

@@ -312,15 +312,35 @@ def _of_offload(job: Job, cluster: Cluster, can: Target) -> Iterator[tuple[Path,
 
 
 def _prices(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
-    if job.objective is not Objective.COST_PER_TOKEN:
-        return
+    """An aim in dollars or kWh needs the figures of every island that may be used."""
     used = [island for island in cluster.islands if island.name not in job.forbid.islands]
-    without = [each.name for each in used if each.price_usd_per_device_hour is None]
+    if job.objective is Objective.COST_PER_TOKEN:
+        lacks = "no price; give them one (price)"
+        paid = {
+            region
+            for site in cluster.sites
+            for region in site.regions
+            if site.price_usd_per_joule is not None
+        }
+        without = [
+            each.name
+            for each in used
+            if each.price_usd_per_device_hour is None and each.region not in paid
+        ]
+    elif job.objective is Objective.ENERGY_PER_TOKEN:
+        lacks = "no known power; give it (power), or max_power of their kind"
+        without = [
+            each.name
+            for each in used
+            if each.power_watts is None and not each.device.max_power_watts
+        ]
+    else:
+        return
     if without:
         yield (
             ("objective",),
-            f"{job.objective}, and islands {some(without, 3)} of {cluster.name} have "
-            "no price; give them one (price), or forbid them",
+            f"{job.objective}, and islands {some(without, 3)} of {cluster.name} have {lacks}, or "
+            "forbid them",
         )
 
 

@@ -30,7 +30,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.cluster.spec import Cluster, Transport
+from hetplan.cluster.spec import Cluster, Island, Transport
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import DeviceRange, LayerRange, Plan, Replica, Stage
 from hetplan.plans.v_schedules import is_v, v_order
@@ -50,6 +50,17 @@ def device_array(ranges: Sequence[DeviceRange]) -> Devices:
 def stage_array(stage: Stage) -> Devices:
     """Device numbers of a stage, in the order of its replicas."""
     return device_array(stage.devices)
+
+
+def used_devices(plan: Plan, cluster: Cluster) -> Iterator[tuple[Island, NDArray[np.bool_]]]:
+    """Every island with [nodes, devices of a node]: whether the plan uses the device."""
+    used = np.zeros(cluster.num_devices, dtype=np.bool_)
+    for stage in plan.stages:
+        used[stage_array(stage)] = True
+    for island in cluster.islands:
+        first = cluster.first_device(island.name)
+        mine = used[first : first + island.num_devices]
+        yield island, mine.reshape(island.nodes, island.devices_per_node)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,6 @@ class Target:
     """Capabilities of one trainer."""
 
     name: str
-    description: str
     context_parallel: bool = False
     expert_parallel: bool = False
     sequence_parallel: bool = False
@@ -141,8 +140,8 @@ _MEGATRON = Target(
     experts_need_sequence_parallel=True,
     fewer_microbatches_than_stages=True,
     name="megatron",
-    description="what stock Megatron-LM can express: one tp, dp and microbatch size for all "
-    "stages, uneven layers per stage",
+    # What stock Megatron-LM can express: one tp, dp and microbatch size for all stages, uneven
+    # layers per stage.
     # Non-interleaved 1F1B waits for batched isend/irecv (p2p overlap is forced off).
     rendezvous_sends=True,
     # --make-vocab-size-divisible-by defaults to 128.
@@ -192,7 +191,7 @@ TARGETS: dict[str, Target] = {
         several_pipelines=True,
         other_warmup=True,
         name="native",
-        description="hetplan's reference trainer (hetplan launch)",
+        # hetplan's reference trainer (hetplan launch).
         # gloo sends are rendezvous; hetplan.runtime.passes runs hetplan.cost.replay.programs, whose
         # order is that of torch's Schedule1F1B, which waits for each fused send and receive.
         rendezvous_sends=True,
@@ -233,8 +232,8 @@ TARGETS: dict[str, Target] = {
         context_parallel=False,
         expert_parallel=False,
         name="flagscale",
-        description="FlagScale's Megatron-LM with --enable-hetero: every mesh (stages of one "
-        "device kind next to each other) has its own tp, dp and microbatch size",
+        # FlagScale's Megatron-LM with --enable-hetero: every mesh (stages of one device kind next
+        # to each other) has its own tp, dp and microbatch size.
         # --hetero-process-meshes: tp, cp, ep, dp, pp of every mesh (flagscale/train/arguments.py).
         stages_differ=True,
         equal_ends=True,
@@ -259,8 +258,8 @@ TARGETS: dict[str, Target] = {
         # The view of a part of a head fails (pytorch/torchtitan#2574, #2577).
         copied_heads=False,
         name="torchtitan",
-        description="torchtitan: one tp, cp, dp and microbatch size for all stages, uneven layers "
-        "per stage (parallelism.module_fqns_per_model_part), FSDP2 over dp x cp",
+        # torchtitan: one tp, cp, dp and microbatch size for all stages, uneven layers per stage
+        # (parallelism.module_fqns_per_model_part), FSDP2 over dp x cp.
         # torch.distributed.pipelining waits for each fused send and receive.
         rendezvous_sends=True,
         # DTensor shards the embedding unevenly where tp does not divide it.
@@ -306,8 +305,8 @@ TARGETS: dict[str, Target] = {
         other_warmup=True,
         fewer_microbatches_than_stages=True,
         name="any",
-        description="no trainer in particular: whatever can be priced, to ask what a trainer would "
-        "gain; no plan of it can be launched",
+        # No trainer in particular: whatever can be priced, to ask what a trainer would gain; no
+        # plan of it can be launched.
         rendezvous_sends=True,
         vocab_multiple=1,
         other_padding=True,

@@ -59,6 +59,8 @@ from hetplan.version import __version__
 SCHEMA = "hetplan.predictor/2"
 SHIPPED_LAWS = "kinds/laws.json"
 """In the shipped profiles: laws of the samples beside it."""
+SHIPPED_FITS = "fitted"
+"""In the shipped profiles: what the fit makes of stores, in files named by `stores_digest`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,10 +335,14 @@ def fit_populations(populations: Sequence[ProfileSet]) -> FittedPredictor:
 def fit_stores(*folders: Path) -> tuple[FittedPredictor, str]:
     """The predictor of these profile stores, and the sha256 of the file it would be saved as.
 
-    No folders, or empty ones, give the datasheet alone.
+    No folders, or empty ones, give the datasheet alone. The fit of the shipped stores is shipped.
     """
-    from hetplan.profiling.store import read_populations
+    from hetplan.files.reading import read_document
+    from hetplan.profiling.store import read_populations, stores_digest
 
+    shipped = shipped_folder("profiles") / SHIPPED_FITS / f"{stores_digest(*folders)}.json"
+    if shipped.is_file():
+        return load_predictor(shipped), read_document(shipped).sha256
     predictor = fit_populations(read_populations(*folders)) if folders else fit_populations(())
     return predictor, hashlib.sha256(predictor_text(predictor).encode()).hexdigest()
 

@@ -364,7 +364,6 @@ def layer_rows(
     row: dict[str, Any],
     backend: Any,
     limits: TimingLimits,
-    clock: Callable[[], float] = time.perf_counter,
     wrap: Callable[[torch.nn.Module], torch.nn.Module] = lambda layer: layer,
 ) -> Iterator[dict[str, Any]]:
     """`row` with the results of each of its passes: the columns of a layer's samples.
@@ -373,7 +372,7 @@ def layer_rows(
     """
     layer = LayerSlice(row, backend.device())
     arguments, gradient = layer.inputs(backend.device())
-    timed = time_layer(wrap(layer), arguments, gradient, backend, limits, clock)
+    timed = time_layer(wrap(layer), arguments, gradient, backend, limits)
     for phase, (timing, kept, peak) in zip(("forward", "backward"), timed):  # noqa: B905
         values = {**row, **timing_columns(timing), "phase": phase, "copies": 1}
         values.update(activation_bytes=kept, peak_memory_bytes=peak)
@@ -383,7 +382,7 @@ def layer_rows(
     for phase, copies in layer_passes(row)[2:]:
         dtype = DTYPES[row["precision"]]
         vector = torch.randn(copies * count, device=backend.device(), dtype=dtype) * INITIAL_STD
-        timing, peak = time_update(phase.partition(":")[2], vector, backend, limits, clock)
+        timing, peak = time_update(phase.partition(":")[2], vector, backend, limits)
         values = {**row, **timing_columns(timing), "phase": phase, "copies": copies}
         values.update(activation_bytes=0.0, peak_memory_bytes=peak)
         yield {**values, "clock_hertz": backend.clock_hertz()}
@@ -591,10 +590,9 @@ def operator_rows(
     architecture: str,
     backend: Any,
     limits: TimingLimits,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[dict[str, Any]]:
     """The columns of an operator's samples, but for the device."""
     place = Place(backend.device(), DTYPES[precision], architecture)
-    timings: Sequence[Timing] = measure(operator_body(op, place), backend, limits, clock=clock)
+    timings: Sequence[Timing] = measure(operator_body(op, place), backend, limits)
     for keys, timing in zip(operator_passes(op, precision), timings):  # noqa: B905
         yield {**keys, **{name: getattr(timing, name) for name in TIMES}}

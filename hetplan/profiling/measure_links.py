@@ -97,7 +97,6 @@ def link_cases(
     sizes: Sequence[int],
     *,
     groups: Sequence[int] = (),
-    operations: Sequence[str] = LINK_OPERATIONS,
 ) -> tuple[LinkCase, ...]:
     """Every case, small messages first; message sizes are rounded up so that groups divide them."""
     if world < 2:
@@ -108,7 +107,7 @@ def link_cases(
             if not 2 <= group <= world:
                 raise InputError(f"group size is {group}; with {world} ranks it is 2 to {world}")
             unit = ELEMENT_BYTES * group
-            for operation in operations:
+            for operation in LINK_OPERATIONS:
                 if operation in _POINT_TO_POINT and group != 2:
                     continue
                 whole = ELEMENT_BYTES if operation in _POINT_TO_POINT else unit

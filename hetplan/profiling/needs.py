@@ -93,16 +93,14 @@ def layer_need(
     device: DeviceKind | None,
     units: Sequence[Unit],
     held: Sequence[LayerSample],
-    *,
-    alike: Sequence[LayerSample] = (),
 ) -> LayerNeed:
     """What is missing of these units where these samples are held.
 
-    Durations come from those samples and from others `alike`. `device` gives datasheet figures
-    where there are no samples of a layer; None: not known.
+    Durations come from those samples. `device` gives datasheet figures where there are no samples
+    of a layer; None: not known.
     """
-    own = [sample for sample in (*held, *alike) if sample.device == kind]
-    have = {sample.shape for sample in held if sample.device == kind}
+    own = [sample for sample in held if sample.device == kind]
+    have = {sample.shape for sample in own}
     pairs = [(unit, set(unit_shapes(unit)) - have) for unit in units]
     missing = tuple(unit for unit, lacking in pairs if lacking)
     seconds: list[float | None] = []
@@ -321,15 +319,10 @@ def layer_needs(
     shapes: ShapeOptions,
     kinds: Sequence[tuple[str, DeviceKind | None, int]],
     held: Sequence[LayerSample],
-    *,
-    alike: Sequence[LayerSample] = (),
 ) -> tuple[LayerNeed, ...]:
-    """Per (kind, its figures, most tp): what is missing, the kind that takes least time first.
-
-    Samples `alike` only tell how long things take.
-    """
+    """Per (kind, its figures, most tp): what is missing, the kind that takes least time first."""
     needs = [
-        layer_need(kind, device, kind_units(shapes, kind, most_tp), held, alike=alike)
+        layer_need(kind, device, kind_units(shapes, kind, most_tp), held)
         for kind, device, most_tp in kinds
     ]
     return tuple(

@@ -50,6 +50,7 @@ from hetplan.profiling.samples import (
     read_samples,
     row,
 )
+from hetplan.version import __version__
 
 SCHEMA = "hetplan.provenance/2"
 PROVENANCE_FILE = "provenance.json"
@@ -62,6 +63,7 @@ FILES: Mapping[SampleType, str] = {
     LinkSample: LINKS_FILE,
 }
 """The file of each kind of sample in a population's folder."""
+_FILE_NAMES = (PROVENANCE_FILE, *FILES.values())
 LINKS_FOLDER = "links"
 
 _NAMED = re.compile(r"[a-z0-9_.-]+-[0-9a-f]{12}")
@@ -109,15 +111,28 @@ def store_state(*folders: Path) -> tuple[PopulationState, ...]:
 
     An InputError where a folder does not exist.
     """
-    found: dict[Path, PopulationState] = {}
+    return tuple(population_state(folder) for folder in _population_folders(*folders))
+
+
+def stores_digest(*folders: Path) -> str:
+    """Names what a fit of these stores depends on: hetplan's version and every byte of theirs."""
+    digest = hashlib.sha256(__version__.encode())
+    for folder in _population_folders(*folders):
+        for name in _FILE_NAMES:
+            path = folder / name
+            data = path.read_bytes() if path.is_file() else b""
+            digest.update(f"{name} {len(data)} ".encode() + data)
+    return digest.hexdigest()[:16]
+
+
+def _population_folders(*folders: Path) -> tuple[Path, ...]:
+    """In the order of folders and paths, each once."""
+    found: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder; name a profile store")
-        names = (PROVENANCE_FILE, *FILES.values())
-        parents = {path.parent for name in names for path in folder.rglob(name)}
-        for parent in sorted(parents):
-            if parent.resolve() not in found:
-                found[parent.resolve()] = population_state(parent)
+        for parent in sorted({path.parent for name in _FILE_NAMES for path in folder.rglob(name)}):
+            found.setdefault(parent.resolve(), parent)
     return tuple(found.values())
 
 

@@ -134,8 +134,8 @@ def verify(
         message += f"{predictor_sha256[:12]} and give another price or none; name the plan's own "
         message += "with --store or --predictor"
         raise _refused(path, "inputs.sha256", message) from error
-    if result.restriction is not None or result.alternatives:
-        not_checked.append("what the file says of other targets and other plans")
+    if result.restriction or result.alternatives or result.idle or result.prices or result.alone:
+        not_checked.append("what the file says of other targets, other plans and other clusters")
     certificate, bound = result.certificate, None
     if certificate is None:
         not_checked.append("that no plan is faster: the layout was given, not searched")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,15 +13,15 @@ from rich.table import Table
 
 from hetplan.plans.ranks import RankRow, rank_rows
 from hetplan.reports.terminal import small_table
-from hetplan.search.result import BreakEven, IdleCause, IdleReason, SearchResult
+from hetplan.search.result import BreakEven, IdleCause, IdleReason, SearchResult, ShadowPrice
 from hetplan.search.solver import RESOLUTION
 from hetplan.units import format_brief, format_bytes, format_rate, format_seconds
 from hetplan.whatif.against import Against
 from hetplan.whatif.idle import MOST_OPEN, closed_question
 from hetplan.whatif.limits import FASTER, Limits
-from hetplan.whatif.shadow_prices import ShadowPrice
+from hetplan.whatif.shadow_prices import most_of
 
-EXPLAIN_SCHEMA = "hetplan.explain/2"
+EXPLAIN_SCHEMA = "hetplan.explain/3"
 RANKS_SCHEMA = "hetplan.ranks/1"
 
 _SHOWN = 5
@@ -43,8 +42,7 @@ class Explained:
 
 def limit_lines(limits: Limits) -> Iterator[str]:
     """What would shorten the step most, and whose memory is nearly full."""
-    gains = sorted(_gains(limits), key=lambda each: -each[0])
-    worth = [each for each in gains if each[0] >= _WORTH_SAYING][:_MOST_SAID]
+    worth = gains_worth_saying(limits)
     step = format_brief(limits.step_seconds)
     if worth:
         yield f"{step} a step; it would be shorter, with one change at a time, by"
@@ -60,6 +58,12 @@ def limit_lines(limits: Limits) -> Iterator[str]:
             f"memory: stage {_place(fullest.pipeline, fullest.stage)} ({fullest.island}) is "
             f"{fullest.used:.0%} full, most of it {fullest.largest}{others}"
         )
+
+
+def gains_worth_saying(limits: Limits) -> list[tuple[float, str]]:
+    """(part of the step, change that saves it), one change at a time, the largest few first."""
+    gains = sorted(_gains(limits), key=lambda each: -each[0])
+    return [each for each in gains if each[0] >= _WORTH_SAYING][:_MOST_SAID]
 
 
 _WORTH_SAYING, _MOST_SAID = 0.005, 3
@@ -221,13 +225,16 @@ def _place(pipeline: int, stage: int) -> str:
 
 
 def price_lines(prices: Sequence[ShadowPrice], *, verbose: bool = False) -> Iterator[str]:
-    """The changes that are worth most, and how many are worth little or have no price.
+    """The changes that are worth most, what a narrower link costs, and how many are worth little or
+    have no price.
 
     verbose: all that have one, each with what it is worth to the layout as it is.
     """
     priced = [price for price in prices if not price.note]
-    worth = [price for price in priced if verbose or price.most_gain >= _WORTH_SAYING]
-    shown = worth if verbose else worth[:_SHOWN]
+    worth = [price for price in priced if verbose or is_worth_saying(price)]
+    losses = [price for price in worth[::-1] if most_of(price) < _WORTH_SAYING]
+    gains = [price for price in worth if price not in losses]
+    shown = worth if verbose else [*gains[:_SHOWN], *losses[:_MOST_SAID]]
     if worth:
         yield "what one change is worth in tokens/s, planned again:"
     for price in shown:
@@ -243,22 +250,23 @@ def price_lines(prices: Sequence[ShadowPrice], *, verbose: bool = False) -> Iter
         yield f"no price of {sum(price.note == note for price in prices)}: {note}"
 
 
+def is_worth_saying(price: ShadowPrice) -> bool:
+    """Whether it may gain something, or loses something."""
+    return max(most_of(price), -price.least_gain) >= _WORTH_SAYING
+
+
 def worth_words(price: ShadowPrice) -> str:
-    """`gain_words` of a change's worth."""
-    return gain_words(price.least_gain, price.most_gain)
-
-
-def gain_words(found: float, most: float) -> str:
     """`+18.6% to 19.8%`; what the proof leaves open is never rounded away."""
-    low, high = (f"{gain:.1%}" for gain in (found, most))
-    sign = "+" if found > RESOLUTION else ""
-    if most == math.inf:
-        return f"{sign}{low} or more"
-    if most <= found + RESOLUTION:
-        return f"{sign}{low}"
-    if low == high:
-        return f"{sign}{found:.2%} to {most:.2%}"
-    return f"{sign}{low} to {high}"
+    least = f"{price.least_gain:.1%}".replace("-0.0%", "0.0%")
+    sign = "+" if price.least_gain > RESOLUTION else ""
+    if price.most_gain is None:
+        return f"{sign}{least} or more"
+    most = f"{price.most_gain:.1%}".replace("-0.0%", "0.0%")
+    if price.most_gain <= price.least_gain + RESOLUTION:
+        return f"{sign}{least}"
+    if least == most:
+        return f"{sign}{price.least_gain:.2%} to {price.most_gain:.2%}"
+    return f"{sign}{least} to {most}"
 
 
 def against_lines(compared: Against) -> Iterator[str]:

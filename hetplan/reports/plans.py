@@ -19,13 +19,14 @@ from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, Stage, expand
 from hetplan.plans.ranks import limits_of, pins_line
+from hetplan.reports.energy import energy_line, power_lines
 from hetplan.reports.terminal import new_table
 from hetplan.search.descriptions import layout_words
 from hetplan.search.result import (
     NO_TIME,
+    BestAlone,
     Certificate,
     HomogeneousSum,
-    KindAlone,
     Restriction,
     SearchResult,
 )
@@ -274,11 +275,14 @@ def launch_lines(plan: Plan) -> Iterator[str]:
     limits = list(limits_of(plan))
     places = Counter(limit.message for limit in limits)
     first = {limit.message: limit.field for limit in reversed(limits)}
+    said = []
     for message, count in islice(places.items(), _MAX_LIMITS):
         more = f" and {count - 1} more" if count > 1 else ""
-        yield f"`hetplan launch` does not run it yet: {first[message]}{more}: {message}"
+        said.append(f"{first[message]}{more}: {message}")
     if len(places) > _MAX_LIMITS:
-        yield f"and {len(places) - _MAX_LIMITS} more such limits"
+        said.append(f"{len(places) - _MAX_LIMITS} more such limits")
+    if said:
+        yield f"`hetplan launch` does not run it yet: {'; '.join(said)}"
     yield from pins_line(limits)
 
 
@@ -306,19 +310,24 @@ def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:
     )
 
 
-def mixing_line(result: SearchResult, target: str, best: KindAlone) -> str:
-    """The plan against the best single kind under this target, in tokens per second."""
+def mixing_line(result: SearchResult, alone: BestAlone) -> str:
+    """The plan against the best single kind by itself, in tokens per second."""
+    best = alone.kind
     used = dict.fromkeys(island.device.kind for island in result.used_islands)
     plan = "the mix" if len(used) > 1 else "this plan"
-    alone = f"{best.devices} x {best.device} alone under {target}"
+    other = f"{best.devices} x {best.device} alone under {alone.target}"
     ratio = result.estimate.tokens_per_second / best.tokens_per_second
     if ratio >= 1.0 and list(used) == [best.device]:
-        return f"no mix that was found is faster than {alone}"
+        return f"no mix that was found is faster than {other}"
     if ratio >= 1.0:
-        return f"{plan} is {ratio - 1.0:.1%} faster than {alone}, the best kind alone"
+        return f"{plan} is {ratio - 1.0:.1%} faster than {other}, the best kind alone"
     others = [kind for kind in used if kind != best.device]
-    advice = f": leave {', '.join(others)} out" if others else f": plan for {target}"
-    return f"{plan} is {1.0 - ratio:.1%} slower than {alone}{advice}"
+    advice = f"plan for {alone.target}"
+    if others:
+        advice = f"leave {', '.join(others)} out"
+    elif alone.target == result.plan.target:
+        advice = "plan longer"
+    return f"{plan} is {1.0 - ratio:.1%} slower than {other}: {advice}"
 
 
 def _of_the_able(figure: HomogeneousSum) -> str:
@@ -336,8 +345,10 @@ def detail_lines(result: SearchResult) -> Iterator[str]:
     if memory is not None:
         yield memory
     yield from estimate_lines(result.estimate)
+    yield from power_lines(result)
     if result.certificate is None:
         return
+    yield energy_line(result)
     yield certificate_line(result.certificate)
     if result.restriction is not None:
         step, unused = result.estimate.step_seconds, unused_kinds(result)
@@ -374,7 +385,7 @@ def refused_lines(result: SearchResult) -> Iterator[str]:
     name = result.plan.target
     if name not in TRAINERS:
         return
-    named = _with_node_names(result)
+    named = with_node_names(result)
     try:
         faults = plan_faults(refusals(named, trainer_named(name), EmissionOptions()))
     except InputError as error:
@@ -388,7 +399,7 @@ def refused_lines(result: SearchResult) -> Iterator[str]:
         yield "`hetplan emit --nearest FILE` finds the fastest plan that it takes"
 
 
-def _with_node_names(result: SearchResult) -> SearchResult:
+def with_node_names(result: SearchResult) -> SearchResult:
     """The result with a name for every node: names can be given later, so only the other reasons
     are about the plan.
     """

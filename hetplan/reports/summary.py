@@ -7,9 +7,9 @@ in `hetplan plan -v`, `hetplan explain` and the report.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 from pathlib import Path
 
 from rich.markup import escape
@@ -17,9 +17,13 @@ from rich.table import Table
 
 from hetplan.cluster.libraries import island_library
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.estimate_values import Estimate, StageEstimate
+from hetplan.job.spec import RecomputeModule
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import NO_RECOMPUTE, Sharding, Stage
+from hetplan.plans.rules import experts_of
 from hetplan.predict.predictor import MEASURED
+from hetplan.reports.energy import energy_line
 from hetplan.reports.terminal import folded, table_lines
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import Certificate, SearchResult
@@ -36,12 +40,13 @@ _WORTH_SAYING = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """Neighbouring stages of a pipeline that differ in their layers only.
+    """Neighbouring stages of a pipeline that differ in their layers at most.
 
     They lie on the same islands, with the same degrees, microbatch size and recomputation.
     """
 
-    pipeline: int
+    pipelines: tuple[int, ...]
+    """Those that have it; several only of `stage_rows` with `apart`."""
     first: int
     """Of the stages, counted from 0 in the pipeline."""
     last: int
@@ -59,13 +64,19 @@ class StageRow:
     recompute: str
     layers: tuple[int, ...]
     """Transformer layers of each stage."""
-    least_memory_bytes: float
     """Of the stages, on one device."""
     most_memory_bytes: float
     available_bytes: float
     least_busy: float
     """Part of the step in forward and backward passes."""
     most_busy: float
+    cost: StageEstimate = field(repr=False)
+    """Of the first of the stages."""
+
+    @property
+    def name(self) -> str:
+        """`3`, or `3-5`."""
+        return f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
 
     @property
     def fits(self) -> bool:
@@ -91,7 +102,7 @@ class Summary:
 
 def summarize(result: SearchResult) -> Summary:
     """The result with its runs of alike stages."""
-    return Summary(result=result, rows=tuple(_rows(result)))
+    return Summary(result=result, rows=tuple(stage_rows(result)))
 
 
 def short_kind(island: Island) -> str:
@@ -99,36 +110,62 @@ def short_kind(island: Island) -> str:
     return island.device.kind.removeprefix(f"{island.device.vendor}-")
 
 
-def _rows(result: SearchResult) -> Iterator[StageRow]:
-    cluster, step = result.inputs.cluster, result.estimate.step_seconds
-    costs = iter(result.estimate.stages)
+def stage_rows(result: SearchResult, *, apart: bool = False) -> Iterator[StageRow]:
+    """Runs of alike neighbouring stages, pipeline by pipeline.
+
+    apart: stages whose layers or memory differ stand apart, and equal pipelines together.
+    """
+    cluster, costs = result.inputs.cluster, iter(result.estimate.stages)
+    found: dict[object, list[StageRow]] = {}
     for p, pipeline in enumerate(result.plan.pipelines):
         stages = [(s, stage, next(costs)) for s, stage in enumerate(pipeline.stages)]
-        for _, run in groupby(stages, key=lambda each: _shape(each[1], cluster)):
-            members = list(run)
-            first, stage, cost = members[0]
-            memory = [each.memory.total_bytes for *_, each in members]
-            busy = [each.busy_seconds / step for *_, each in members]
-            yield StageRow(
-                pipeline=p,
-                first=first,
-                last=members[-1][0],
-                islands=_islands(stage, cluster),
-                devices_per_stage=sum(each.num_devices for each in stage.replicas),
-                tp=_degrees(stage, "tp"),
-                cp=_degrees(stage, "cp"),
-                ep=_degrees(stage, "ep"),
-                dp=_degrees(stage, "dp"),
-                microbatch_size=_degrees(stage, "microbatch_size"),
-                num_microbatches=pipeline.num_microbatches,
-                recompute=stage.recompute.words,
-                layers=tuple(each.transformer_layers for *_, each in members),
-                least_memory_bytes=min(memory),
-                most_memory_bytes=max(memory),
-                available_bytes=cost.memory.available_bytes,
-                least_busy=min(busy),
-                most_busy=max(busy),
-            )
+
+        def alike(each: tuple[int, Stage, StageEstimate]) -> object:
+            _, stage, cost = each
+            layers = tuple(chunk.stop - chunk.start for chunk in stage.chunks)
+            own = (layers, cost.device, cost.memory) if apart else ()
+            return _shape(stage, cluster), own
+
+        runs = [(key, [*members]) for key, members in groupby(stages, key=alike)]
+        same = tuple((key, len(members)) for key, members in runs) if apart else p
+        if same in found:
+            found[same] = [replace(r, pipelines=(*r.pipelines, p)) for r in found[same]]
+        else:
+            rows = (_row(p, pipeline.num_microbatches, members, result) for _, members in runs)
+            found[same] = [*rows]
+    return chain.from_iterable(found.values())
+
+
+def _row(
+    pipeline: int,
+    microbatches: int,
+    members: Sequence[tuple[int, Stage, StageEstimate]],
+    result: SearchResult,
+) -> StageRow:
+    """Alike stages of a pipeline, with their numbers there."""
+    first, stage, cost = members[0]
+    memory = [each.memory.total_bytes for *_, each in members]
+    busy = [each.busy_seconds / result.estimate.step_seconds for *_, each in members]
+    return StageRow(
+        pipelines=(pipeline,),
+        first=first,
+        last=members[-1][0],
+        islands=_islands(stage, result.inputs.cluster),
+        devices_per_stage=sum(each.num_devices for each in stage.replicas),
+        tp=_degrees(stage, "tp"),
+        cp=_degrees(stage, "cp"),
+        ep=_degrees(stage, "ep"),
+        dp=_degrees(stage, "dp"),
+        microbatch_size=_degrees(stage, "microbatch_size"),
+        num_microbatches=microbatches,
+        recompute=_recompute(stage, result.inputs.model),
+        layers=tuple(each.transformer_layers for *_, each in members),
+        most_memory_bytes=max(memory),
+        available_bytes=cost.memory.available_bytes,
+        least_busy=min(busy),
+        most_busy=max(busy),
+        cost=cost,
+    )
 
 
 def _islands(stage: Stage, cluster: Cluster) -> tuple[Island, ...]:
@@ -147,7 +184,8 @@ def _degrees(stage: Stage, name: str) -> tuple[int, ...]:
 def _shape(stage: Stage, cluster: Cluster) -> object:
     """What the stages of one row have in common."""
     parts = [(each.tp, each.cp, each.ep, each.dp, each.microbatch_size) for each in stage.replicas]
-    return [each.name for each in _islands(stage, cluster)], parts, stage.recompute
+    names = tuple(each.name for each in _islands(stage, cluster))
+    return names, tuple(parts), stage.recompute
 
 
 def _answer(result: SearchResult) -> Iterator[str]:
@@ -164,6 +202,8 @@ def _answer(result: SearchResult) -> Iterator[str]:
     yield ", ".join(words)
     if estimate.kinds:
         yield _use(result)
+    if result.certificate is None:
+        yield energy_line(result)
 
 
 def _plan_words(result: SearchResult) -> str:
@@ -185,7 +225,7 @@ def _plan_words(result: SearchResult) -> str:
     if schedules != "1f1b":
         chunks = format_each(each.schedule.virtual_stages for each in pipelines)
         words.append(schedules + (f" with {chunks} chunks" if chunks != "1" else ""))
-    recompute = format_each(stage.recompute.words for stage in plan.stages)
+    recompute = format_each(_recompute(each, result.inputs.model) for each in plan.stages)
     if recompute != NO_RECOMPUTE.words:
         words.append(f"recompute {recompute}")
     if plan.sharding is not Sharding.NONE:
@@ -194,6 +234,13 @@ def _plan_words(result: SearchResult) -> str:
         words.append("optimizer in host memory")
     trainer = "any trainer" if plan.target == "any" else plan.target
     return f"{trainer} on {where} devices: {', '.join(words)}"
+
+
+def _recompute(stage: Stage, model: ModelSpec) -> str:
+    """`layernorm+act`: Megatron-LM's word for activations, moe_act, is wrong without experts."""
+    dense = not experts_of(model, 0, len(model.layers))
+    words = stage.recompute.words
+    return words.replace(RecomputeModule.ACTIVATION.value, "act") if dense else words
 
 
 def _use(result: SearchResult) -> str:
@@ -232,8 +279,8 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
     table.add_column("memory, GiB", no_wrap=True, justify="right")
     table.add_column("busy", no_wrap=True, justify="right")
     for row in rows:
-        kinds = "+".join(dict.fromkeys(map(short_kind, row.islands)))
-        place = "+".join(island.name for island in row.islands)
+        kinds = " + ".join(dict.fromkeys(map(short_kind, row.islands)))
+        place = " + ".join(island.name for island in row.islands)
         place = f" {place}" if named and place != kinds else ""
         full = "" if row.fits else " TOO FULL"
         table.add_row(
@@ -250,10 +297,21 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
     if any(_CUT in line for line in lines):
         # Cells take more lines, instead of losing their ends; the line above has recomputation.
         table.columns = [each for each in table.columns if each.header != "recompute"]
-        for column in table.columns:
-            column.no_wrap, column.overflow = False, "fold"
+        for column, room in zip(table.columns, _widths(table, width), strict=True):
+            column.no_wrap, column.overflow, column.width = False, "fold", room
         lines = [*table_lines(table, width)]
     return iter(lines)
+
+
+def _widths(table: Table, width: int) -> list[int]:
+    """Of columns that take more lines: their longest words, and what is left by need."""
+    cells = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    widths = [max(len(word) for cell in own for word in cell.split()) for own in cells]
+    room = width - sum(widths) - 2 * (len(widths) - 1)
+    for at in sorted(range(len(widths)), key=lambda at: max(map(len, cells[at])) - widths[at]):
+        more = min(max(room, 0), max(map(len, cells[at])) - widths[at])
+        widths[at], room = widths[at] + more, room - more
+    return widths
 
 
 _CUT = "\u2026"
@@ -274,8 +332,7 @@ def _gibibytes(size: float) -> str:
 
 
 def _stages(row: StageRow, several: bool) -> str:
-    words = f"{row.first}" if row.first == row.last else f"{row.first}-{row.last}"
-    return f"{row.pipeline}: {words}" if several else words
+    return f"{row.pipelines[0]}: {row.name}" if several else row.name
 
 
 def _layers(layers: tuple[int, ...]) -> str:
@@ -291,7 +348,7 @@ def _span(least: float, most: float) -> str:
 
 def _judgement(result: SearchResult) -> Iterator[str]:
     """What limits the plan, what it leaves out, how good it is and what it rests on."""
-    yield from _limit(result.estimate)
+    yield f"where the step goes: {step_words(result.estimate)}"
     yield from _left_out(result)
     if result.certificate is None:
         yield "priced, not searched: `hetplan plan` finds the fastest"
@@ -302,8 +359,8 @@ def _judgement(result: SearchResult) -> Iterator[str]:
     yield _basis(result.estimate)
 
 
-def _limit(estimate: Estimate) -> Iterator[str]:
-    """The largest parts of the step along its critical path, and the busiest stage."""
+def step_words(estimate: Estimate) -> str:
+    """`compute 84%, bubble 9%, tp 5%; stage 5 is the busiest`."""
     step = estimate.step_seconds
     parts = sorted(estimate.components, key=lambda each: -each.seconds)
     words = ", ".join(
@@ -312,10 +369,8 @@ def _limit(estimate: Estimate) -> Iterator[str]:
         if each.seconds >= _WORTH_SAYING * step
     )
     s, _ = max(enumerate(estimate.stages), key=lambda each: each[1].busy_seconds)
-    yield (
-        f"where the step goes: {words}"
-        + (f"; {estimate.stage_name(s)} is the busiest" if len(estimate.stages) > 1 else "")
-    )
+    several = len(estimate.stages) > 1
+    return f"{words}; {estimate.stage_name(s)} is the busiest" if several else words
 
 
 def _left_out(result: SearchResult) -> Iterator[str]:
@@ -336,7 +391,7 @@ def _left_out(result: SearchResult) -> Iterator[str]:
     if apart(cluster, result.inputs.job) and not libraries & used:
         why = f"{result.plan.target} has one library of collectives, here {' '.join(sorted(used))}"
     else:
-        why = "`hetplan explain` says why, and from where they pay"
+        why = "`hetplan explain idle` says why, and from where they pay"
     yield f"left idle: {names}{more}: {why}"
 
 

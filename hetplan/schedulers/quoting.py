@@ -58,11 +58,11 @@ def _quoted(text: str) -> str:
     return shlex.quote(text)
 
 
-def check_printable(text: str, where: str = "script") -> None:
-    """An InputError where the text holds control characters; `where`: what would hold it."""
+def check_printable(text: str) -> None:
+    """An InputError where the text holds control characters."""
     if any(ord(each) < 32 or ord(each) == 127 for each in text):
         raise InputError(
-            f"{text[:60]!a} holds a control character, such as a line break, which no {where} can "
+            f"{text[:60]!a} holds a control character, such as a line break, which no script can "
             "carry safely: remove it"
         )
 

@@ -29,7 +29,7 @@ from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
 from hetplan.version import __version__
 
-SCHEMA = "hetplan.plan/12"
+SCHEMA = "hetplan.plan/14"
 
 MAX_PER_NAME = 200
 """Characters of a name; a list of node names in one text has as many."""
@@ -76,12 +76,18 @@ def save_result(result: SearchResult, path: Path) -> None:
 
 
 def load_plan(path: str | Path) -> SearchResult:
-    """The result of a file written by `save_result`; an InputError lists what is wrong in it.
+    """The result of a file written by `save_result`; an InputError lists what is wrong in it, be it
+    a figure that no plan has.
 
     Whether the plan is legal for its inputs is another question: `check_plan`, or
     `load_legal_plan`.
     """
-    return _result(read_document(Path(path)))
+    document = read_document(Path(path))
+    result = _result(document)
+    faults = [*_figure_faults(result)]
+    if faults:
+        raise InputError(*(_placed(document, part, fault) for part, fault in faults))
+    return result
 
 
 def _result(document: Document) -> SearchResult:
@@ -111,7 +117,7 @@ def load_legal_plan(path: str | Path) -> SearchResult:
         ),
     ]
     if not faults:
-        faults = [("estimate", fault) for fault in _estimate_faults(result)]
+        faults = [*_figure_faults(result)]
     if faults:
         raise InputError(*(_placed(document, part, fault) for part, fault in faults))
     return result
@@ -200,14 +206,45 @@ def _estimate_faults(result: SearchResult) -> Iterator[Fault]:
         if not stage.memory.available_bytes > 0:
             message = f"{stage.memory.available_bytes}; a device has memory; {_AGAIN}"
             yield Fault(field=f"stages[{at}].memory.available_bytes", message=message)
-    if any(abs(number) > _MOST for number in _numbers(estimate)):
-        yield Fault(message=f"has a number above {_MOST:g}, which no plan has; {_AGAIN}")
+
+
+def _figure_faults(result: SearchResult) -> Iterator[tuple[str, Fault]]:
+    """(part, fault) of figures that no plan has: an edited one would print as inf, or end a report
+    in a division by nothing.
+    """
+    for fault in _estimate_faults(result):
+        yield "estimate", fault
+    certificate = result.certificate
+    course = () if certificate is None else certificate.course
+    times = [(f"certificate.course[{at}]", each.best_seconds) for at, each in enumerate(course)]
+    if result.restriction is not None:
+        times += [("restriction", result.restriction.step_seconds)]
+    if result.alone is not None:
+        times += [("alone", result.alone.kind.tokens_per_second)]
+    for part, number in times:
+        if not number > 0:
+            yield part, Fault(message=f"has {number:g}, where only more than 0 can be; {_AGAIN}")
+    for part in (
+        "inputs.cluster", "estimate", "certificate", "alternatives", "restriction", "idle",
+        "prices", "alone",
+    ):  # fmt: skip
+        value: object = result
+        for name in part.split("."):
+            value = getattr(value, name)
+        odd = next((number for number in _numbers(value) if _is_odd(number)), None)
+        if odd is not None:
+            message = f"has the number {odd:g}; figures are 0 or {_LEAST:g} to {_MOST:g}; {_AGAIN}"
+            yield part, Fault(message=message)
+
+
+def _is_odd(number: float) -> bool:
+    return not (number == 0 or _LEAST <= abs(number) <= _MOST)
 
 
 _AGAIN = "price the plan again with hetplan estimate"
 _LEAST_STEP = 1e-9  # seconds: no kernel starts in less
-_MOST = 1e30
-"""Above what estimates hold: FLOPs, bytes and seconds of a step."""
+_LEAST, _MOST = 1e-30, 1e30
+"""Beyond what estimates and clusters hold: FLOPs, bytes and seconds, and their differences."""
 
 
 def _numbers(value: object) -> Iterator[float]:

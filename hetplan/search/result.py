@@ -48,6 +48,20 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CoursePoint:
+    """Where a search stood after so much work.
+
+    Work, no seconds: a search whose input is equal takes the same steps on every machine.
+    """
+
+    steps: int
+    """Families that were improved or proven, each time counted."""
+    best_seconds: float
+    """Step of the best plan by then."""
+    lower_bound_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """How far the plan can be from the best plan of the space, under the replay cost."""
 
@@ -81,6 +95,9 @@ class Certificate:
     """Subproblems that programs solved."""
     proof: Proof | None = None
     """None in files of forms before 9, and where the search ended before it had looked at all."""
+    course: tuple[CoursePoint, ...] = ()
+    """Plan and bound where one of them changed, by the search's work; empty in files of forms
+    before 13."""
 
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:
@@ -204,6 +221,14 @@ class Alternative:
     """None where a price is not given."""
     devices: int
     """In use."""
+    kwh_per_step: float | None = None
+    """At the meter; None in files of forms before 14, as the next."""
+    gap: float | None = None
+    """Part of its step by which another plan of its own question could be shorter, proven."""
+    usd_gap: float | None = None
+    """Part of its cost by which any plan could be cheaper, proven; None: no price, or not asked."""
+    kwh_gap: float | None = None
+    """The same of its energy, as the power law has it."""
 
 
 class IdleCause(StrEnum):
@@ -264,6 +289,53 @@ class IdleReason:
     """None where no single figure would have to change."""
 
 
+class ChangeKind(StrEnum):
+    """What a change of the question changes."""
+
+    NODE = "node"
+    """One more node of an island."""
+    NODES = "nodes"
+    """A tenth more of them."""
+    WIDER = "wider"
+    """Twice the bandwidth of a link."""
+    NARROWER = "narrower"
+    """Half of it."""
+    NEARER = "nearer"
+    """Half the round trip of a link."""
+    MEMORY = "memory"
+    """More of an island's."""
+    DEMAND = "demand"
+    """Another value in the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowPrice:
+    """One change and what it is worth, planned again."""
+
+    kind: ChangeKind
+    words: str
+    least_gain: float
+    """Part by which tokens/s grow with the best plan found; 0 where it is today's, negative where
+    they shrink."""
+    most_gain: float | None
+    """No plan with the change is better; None where nothing was shown in time."""
+    same_plan_gain: float | None
+    """Of the layout as it is; None where it is not legal with the change."""
+    changed: bool
+    """Whether another layout than today's is best."""
+    note: str = ""
+    """Why there is no price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestAlone:
+    """The best device kind by itself, beside a plan that may use several."""
+
+    target: str
+    """Trainer: the plan's, or Megatron-LM where a kind alone is faster under that."""
+    kind: KindAlone
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """The plan and everything needed to judge, reproduce and launch it."""
@@ -284,7 +356,12 @@ class SearchResult:
     restriction: Restriction | None = None
     """None where it was not asked, or the target can run all that is searched."""
     idle: tuple[IdleReason, ...] = ()
-    """Why devices are idle, where it was asked (`hetplan explain --save`)."""
+    """Why devices are idle, where it was asked (`hetplan report --what-if`; so the prices)."""
+    prices: tuple[ShadowPrice, ...] = ()
+    """What single changes are worth, the largest first."""
+    alone: BestAlone | None = None
+    """None where it was not asked, there is one kind only, none has a plan alone, or the target
+    cannot mix the libraries of the cluster's kinds."""
     seal: str = ""
     """sha256 of the file's text without this line's digest; empty in files of forms before 9."""
 
@@ -293,6 +370,11 @@ class SearchResult:
         """Those on which the plan has ranks, each once."""
         firsts = (replica.devices[0].start for replica in self.plan.replicas)
         return tuple(dict.fromkeys(map(self.inputs.cluster.island_of_device, firsts)))
+
+    @property
+    def is_front(self) -> bool:
+        """Whether the alternatives are a Pareto front, which has the plan's own point too."""
+        return any(each.plan == self.plan and each.gap is not None for each in self.alternatives)
 
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:

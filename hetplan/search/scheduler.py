@@ -65,6 +65,7 @@ class Scheduler:
     def run(self) -> None:
         """Both phases; OutOfTimeError at the deadline."""
         likeliest = _by(self.estimates, range(len(self.solvers)))
+        self.best.note()
         self._plans(likeliest, _FAR)
         self._other_ticks(likeliest)
         self._near_best()
@@ -222,6 +223,7 @@ class Scheduler:
             else:
                 self.solvers[at].prove(self.best)
             self.journal.done(what, at)
+        self.best.note_step()
         self.best.report_now_and_then()
 
 

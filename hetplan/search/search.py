@@ -48,7 +48,7 @@ from hetplan.search.journal import (
     read_journal,
     resumable,
 )
-from hetplan.search.result import Certificate, Inputs, Question, SearchResult
+from hetplan.search.result import Certificate, CoursePoint, Inputs, Question, SearchResult
 from hetplan.search.scheduler import Scheduler
 from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
 from hetplan.search.solvers import solvers_of
@@ -392,6 +392,16 @@ def _close_priced(run: _Run, drive: Scheduler) -> None:
         drive.prove_again()
 
 
+def _course(best: Best, step: float, lower: float) -> tuple[CoursePoint, ...]:
+    """The course, ended with the plan's whole price and the certificate's bound."""
+    end = CoursePoint(steps=best.steps, best_seconds=step, lower_bound_seconds=lower)
+    before = (each for each in best.course if each.steps < best.steps)
+    return (
+        *(replace(e, lower_bound_seconds=min(lower, e.lower_bound_seconds)) for e in before),
+        end,
+    )
+
+
 def _result(run: _Run, inputs: Inputs, settled: FinalPlan) -> SearchResult:
     best, job = run.best, run.job
     step = settled.estimate.step_seconds
@@ -430,6 +440,7 @@ def _result(run: _Run, inputs: Inputs, settled: FinalPlan) -> SearchResult:
             closed_by_listing=listed,
             left_open=len(still_open),
             explored=best.explored,
+            course=_course(best, step, lower),
             proof=None
             if run.order_free_seconds is None
             else proof_of(run.families, run.order_free_seconds, best, lower),

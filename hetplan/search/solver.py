@@ -8,7 +8,7 @@ then lets those prove themselves whose bound is below the target. `Best` is all 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -16,10 +16,14 @@ import numpy as np
 
 from hetplan.kernels import clock
 from hetplan.plans.chosen import ChosenPlan
+from hetplan.search.result import CoursePoint
 
 RESOLUTION = 1e-9
 """Steps closer than this part of each other count as equal: two replays of equal plans differ by
 the order of their additions."""
+
+MOST_POINTS = 48
+"""Of a search's course: more than a picture of a phone's width shows apart."""
 
 MAX_EFFORT = 2
 """Last effort of a proof (`Best.effort`)."""
@@ -124,7 +128,16 @@ class Best:
     empty: int = 0
     """Solvers without any plan, by the order-free bounds: no candidates."""
 
+    steps: int = 0
+    """Improvements and proofs that have ended."""
+    course: list[CoursePoint] = field(default_factory=list)
+    """Where the best plan or the bound had changed; short, and the same for the same steps."""
+
     _told: float = 0.0
+    _stride: int = 1
+    """Steps from one look at the course to the next: the least power of two that keeps it short."""
+    _lowest: int = 0
+    """A solver that had the least bound when the course was looked at."""
 
     @property
     def target(self) -> float:
@@ -192,6 +205,39 @@ class Best:
     def closed(self) -> int:
         """Solvers that hold no plan better than the best by more than the gap."""
         return int(np.count_nonzero(np.array(self.bounds) >= self.target))
+
+    def note_step(self) -> None:
+        """Count a step, and note where the search stands if it has moved."""
+        self.steps += 1
+        if self.steps % self._stride == 0:
+            self.note()
+
+    def note(self) -> None:
+        """Add a point to the course where the best plan or the bound has moved."""
+        if self.seconds == float("inf") or not self.bounds:
+            return
+        last = self.course[-1] if self.course else None
+        # Bounds only rise: the least one is as it was while this solver's is.
+        if last is not None and (
+            self.seconds >= last.best_seconds
+            and self.bounds[self._lowest] <= last.lower_bound_seconds
+        ):
+            return
+        least = min(self.bounds)
+        self._lowest = self.bounds.index(least)
+        # While links that plans share are looked at, `seconds` stands for a price above the best.
+        best = self.seconds if last is None else min(self.seconds, last.best_seconds)
+        bound = min(best, least)
+        if last is not None and (best, bound) == (last.best_seconds, last.lower_bound_seconds):
+            return
+        found = CoursePoint(steps=self.steps, best_seconds=best, lower_bound_seconds=bound)
+        self.course = [*(each for each in self.course if each.steps < self.steps), found]
+        if len(self.course) > MOST_POINTS:
+            self._stride *= 2
+            at = {
+                min(self.steps, -(-e.steps // self._stride) * self._stride): e for e in self.course
+            }
+            self.course = [replace(each, steps=steps) for steps, each in at.items()]
 
     def check_time(self) -> None:
         """Raise OutOfTimeError past the deadline."""

@@ -16,6 +16,7 @@ from hetplan.cost.step_model.plan import exchange_of
 from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.plan import Recompute
 from hetplan.predict.predictor import Predictor
 from hetplan.search.bounds.crossing_bound import CrossingBounds
 from hetplan.search.bounds.order_free_bound import BottleneckLinks, UnitCosts, caps
@@ -79,6 +80,11 @@ class TableMaker:
     @cached_property
     def _families(self) -> Families:
         return Families(model=self.model, cluster=self.cluster, job=self.job)
+
+    @property
+    def recompute(self) -> tuple[Recompute, ...]:
+        """What a stage of some family may recompute."""
+        return self._families.recompute
 
     @cached_property
     def stage_pricer(self) -> StagePricer:

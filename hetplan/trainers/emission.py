@@ -19,6 +19,7 @@ from pathlib import Path
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import Fault, InputError
+from hetplan.files.settings import given_path
 from hetplan.plans.check import check_plan
 from hetplan.plans.formats import job_summing_as
 from hetplan.plans.targets import target as plan_target
@@ -208,10 +209,11 @@ def emit(
     `plan` may be a plan file. An InputError lists every reason why the target cannot run it, or
     why nothing can be written there; with `force` only files that hetplan wrote are replaced.
     """
-    place = Path(folder)
+    place = given_path(folder, "folder")
     check_place(place, force=force)
-    result = plan if isinstance(plan, SearchResult) else load_legal_plan(plan)
-    emission = emit_plan(result, target, options or EmissionOptions())
+    if not isinstance(plan, SearchResult):
+        plan = load_legal_plan(given_path(plan, "plan", ", or a result"))
+    emission = emit_plan(plan, target, options or EmissionOptions())
     write_folder(place, emission.files, force=force)
     return emission
 

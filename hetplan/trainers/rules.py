@@ -22,11 +22,8 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.estimate import estimate
 from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
-from hetplan.predict.fit import FittedPredictor
-from hetplan.trainers.launch_plan import launch_plan
 from hetplan.trainers.launch_values import LaunchFacts, LaunchText, Setting, ValueNotGivenError
 from hetplan.trainers.read import facts_of
 from hetplan.units import format_bytes
@@ -460,6 +457,11 @@ def _memory(launch: Launch) -> Iterator[Violation]:
     """Stages that do not fit, where model and cluster are known and the launch is a plan."""
     if launch.model is None or launch.cluster is None or launch.facts is None:
         return
+    # Most launches come without a model, and the cost model takes half a second to import.
+    from hetplan.cost.estimate import estimate
+    from hetplan.predict.fit import FittedPredictor
+    from hetplan.trainers.launch_plan import launch_plan
+
     try:
         planned = launch_plan(launch.text, launch.model, launch.cluster)
         # Memory needs no measurements.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.predict.predictor import Predictor
-from hetplan.search.result import SearchResult
+from hetplan.search.result import SearchResult, ShadowPrice
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, gap_beside
 from hetplan.whatif.shadow_prices import shadow_prices
 
@@ -43,14 +43,8 @@ class Candidate:
 class Advised:
     """A candidate and what it brings."""
 
-    words: str
+    worth: ShadowPrice
     usd_per_hour: float | None
-    least_gain: float
-    """Part by which tokens/s grow with the best plan found; 0 where it is today's."""
-    most_gain: float | None
-    """No plan with it is better; None where nothing was shown in time."""
-    note: str = ""
-    """Why there is no plan with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +101,7 @@ def advise(
     found = shadow_prices(
         result, predictor, asked=asked, time_limit_seconds=time_limit_seconds, progress=progress
     )
-    return tuple(
-        Advised(
-            words=each.words,
-            usd_per_hour=prices[each.words],
-            least_gain=each.least_gain,
-            most_gain=None if math.isinf(each.most_gain) else each.most_gain,
-            note=each.note,
-        )
-        for each in found
-    )
+    return tuple(Advised(worth=each, usd_per_hour=prices[each.words]) for each in found)
 
 
 def fewest(

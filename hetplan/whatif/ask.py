@@ -21,7 +21,7 @@ from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.journal import JournalFile
-from hetplan.search.result import Inputs, Question, SearchResult
+from hetplan.search.result import ChangeKind, Inputs, Question, SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
 from hetplan.search.space.allowed import allowed_cluster, apart
@@ -40,6 +40,7 @@ class Change:
 
     words: str
     question: Question
+    kind: ChangeKind = ChangeKind.DEMAND
     pin: str = ""
     """The pin that it leaves out, where that is all."""
     helping: Callable[[Question], Question] | None = None

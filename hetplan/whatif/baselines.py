@@ -28,6 +28,7 @@ from hetplan.job.trainer import trainer_faults
 from hetplan.plans.check_job import check_job_against
 from hetplan.search.result import (
     NO_TIME,
+    BestAlone,
     HomogeneousSum,
     KindAlone,
     Question,
@@ -128,8 +129,8 @@ def homogeneous_sum(result: SearchResult, answers: Answers) -> HomogeneousSum:
 
 def strongest_alone(
     result: SearchResult, figure: HomogeneousSum, answers: Answers
-) -> tuple[str, KindAlone] | None:
-    """(target, what it reaches) of the best single kind beside a plan that may mix kinds.
+) -> BestAlone | None:
+    """The best single kind beside a plan that may mix kinds.
 
     Under the plan's target, or under Megatron-LM where that is faster: one more search. None where
     no kind has a plan alone, or the target cannot mix the cluster's libraries.
@@ -142,8 +143,8 @@ def strongest_alone(
     if inputs.job.target != STOCK and not any(trainer_faults(question.job)):
         stock = _alone(question, best.device, answers)
         if stock.tokens_per_second > best.tokens_per_second:
-            return STOCK, stock
-    return inputs.job.target, best
+            return BestAlone(target=STOCK, kind=stock)
+    return BestAlone(target=inputs.job.target, kind=best)
 
 
 def _at_least(result: SearchResult, kind: KindAlone) -> KindAlone:

@@ -87,6 +87,17 @@ _FREER_TARGET = "flagscale"
 """Runs Megatron-LM's plans, and others whose stages differ in their degrees."""
 
 
+def little_used(result: SearchResult) -> list[str]:
+    """The islands that `idle_reasons` explains."""
+    if result.certificate is None or result.objective:
+        return []
+    cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
+    idle = {island.name for island, _ in idle_islands(result.plan, cluster)}
+    shares = busy_shares(result)
+    fair = _FAIR * max(shares.values())
+    return [name for name, share in shares.items() if name in idle or share < fair]
+
+
 def idle_reasons(
     result: SearchResult,
     predictor: Predictor,
@@ -98,14 +109,12 @@ def idle_reasons(
     None of a plan that was given, or chosen by another aim than its step: no search says that
     another one would be worse. `progress` is told (number, of how many, island).
     """
-    certificate = result.certificate
-    if certificate is None or result.objective:
+    named, certificate = little_used(result), result.certificate
+    if not named or certificate is None:
         return ()
     cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
     shares = busy_shares(result)
     idle = {island.name: left for island, left in idle_islands(result.plan, cluster)}
-    fair = _FAIR * max(shares.values())
-    named = [name for name, share in shares.items() if name in idle or share < fair]
     predictor = CachingPredictor(predictor)
     basis = result if certificate.gap <= MOST_OPEN else _closed(result, predictor)
     known = [] if basis is None else [basis.plan]

@@ -1,13 +1,10 @@
 """Plans for other aims than the shortest step: robust, cheap, or a choice of several.
 
-    step_time        the step, or what it stays below with the job's quantile
-    cost_per_token   dollars per token, by the mean step or by the same quantile of it
+    step_time         the step, or what it stays below with the job's quantile
+    cost_per_token    dollars per token, by the mean step or by the same quantile of it
+    energy_per_token  kWh per token, likewise
 
-    usd_per_step = sum over nodes in use of price per device hour x devices x step
-                   + sum over links of bytes that cross x price per byte
-
-A node of which a plan uses some devices is paid whole. A plan has no price where one of its islands
-has none.
+What a plan costs and draws, `hetplan.cost.energy` says.
 
 The search finds the plan of the shortest step. Plans that are more robust, cheaper or simply
 different are the best ones of nearby questions (`nearby`): without one island, with one device kind
@@ -16,66 +13,41 @@ The questions depend on the first plan and nothing else, so equal inputs give an
 
 Alternatives are plans that no other plan of the pool beats by every aim at once (Pareto), at most
 one of each layout: plans that share islands, degrees, recomputation and schedule are near-copies.
-No certificate goes with another aim: the bound that stands beside a plan is that of the step time.
+The front has the pool's plans that none beats in step, cost, energy and devices, with their gaps.
+
+What is proven: that no plan has a shorter step, of each question by its certificate; that none of
+the questions that were asked has a plan that costs or draws less (`hetplan.search.least_price`).
+Not that the front is whole: a plan between two of its points may be missing.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island
+from hetplan.cost.energy.energy import (
+    JOULES_PER_KWH,
+    SECONDS_PER_HOUR,
+    energy_of,
+    hourly_price,
+    usd_per_step,
+)
+from hetplan.cost.energy.power import power_law, pue_of
 from hetplan.cost.estimate import estimate_with, step_quantile
-from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.cost.traffic import ledger
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job, Objective
 from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan, RecomputeGranularity
 from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import devices_in_use
+from hetplan.search.least_price import least_prices
 from hetplan.search.result import Alternative, Certificate, Question, SearchResult
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.table_maker import TableMaker
+from hetplan.units import counted
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
-from hetplan.whatif.plan_use import used_devices
-
-_SECONDS_PER_HOUR = 3600.0
-
-
-def usd_per_step(pricer: Pricer, plan: Plan, step_seconds: float) -> float | None:
-    """Dollars of one step; None where an island in use has no price."""
-    cluster = pricer.cluster
-    per_hour = rent_usd_per_hour(plan, cluster)
-    if per_hour is None:
-        return None
-    traffic = 0.0
-    if _any_link_has_a_price(cluster):
-        for entry in ledger(plan, pricer.model, cluster, pricer.job, None).entries:
-            if entry.link.scope is LinkScope.ISLANDS:
-                link = cluster.link_between(entry.link.left, entry.link.right)
-                traffic += entry.bytes_per_step * (link.price_usd_per_byte or 0.0)
-    return per_hour / _SECONDS_PER_HOUR * step_seconds + traffic
-
-
-def _any_link_has_a_price(cluster: Cluster) -> bool:
-    links = [each.link for each in cluster.links]
-    links += [each.link for each in cluster.region_links]
-    links += [each for each in (cluster.within_region, cluster.across_regions) if each is not None]
-    return any(link.price_usd_per_byte for link in links)
-
-
-def rent_usd_per_hour(plan: Plan, cluster: Cluster) -> float | None:
-    """Price of the nodes in use; None where one has none."""
-    prices = []
-    for island, mine in used_devices(plan, cluster):
-        nodes = int(mine.any(axis=1).sum())
-        if nodes:
-            if island.price_usd_per_device_hour is None:
-                return None
-            prices.append(nodes * island.devices_per_node * island.price_usd_per_device_hour)
-    return math.fsum(prices)
-
 
 _PARTS = (0.75, 0.5, 0.25, 0.125)
 """Parts of every island's nodes that are left for cheaper plans."""
@@ -150,14 +122,14 @@ def _pool(
     predictor: Predictor,
     time_limit_seconds: float | None,
     progress: Callable[[int, int, str], None] | None,
-) -> tuple[dict[Plan, tuple[str, float]], bool]:
-    """(words of its question, step) of the result's plan and of the best plans of nearby questions,
-    and whether every question was asked: Ctrl-C ends them with the plans so far.
+) -> tuple[dict[Plan, tuple[str, SearchResult]], bool]:
+    """(words of its question, its answer) of the result's plan and of the best plans of nearby
+    questions, and whether every question was asked: Ctrl-C ends them with the plans so far.
 
     Questions without a plan are left out. They do not start from each other's plans: a plan that
     is good enough for two questions would answer both, and the choice would be smaller.
     """
-    plans = {result.plan: ("the shortest step", result.estimate.step_seconds)}
+    plans = {result.plan: ("the shortest step", result)}
     if is_interrupted(result):
         return plans, False
     asked = [*nearby(result)]
@@ -170,8 +142,47 @@ def _pool(
             continue
         except KeyboardInterrupt:
             return plans, False
-        plans.setdefault(other.plan, (change.words, other.estimate.step_seconds))
+        plans.setdefault(other.plan, (change.words, other))
     return plans, True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """What no plan of the questions asked costs or draws less than; None: not known."""
+
+    usd_per_step: float | None
+    kwh_per_step: float | None
+
+
+def least_of(questions: Sequence[Question], predictor: Predictor) -> Least:
+    """Of all these questions together; the first has the islands of all."""
+    cluster = allowed_cluster(questions[0].cluster, questions[0].job)
+    prices: dict[str, dict[str, float | None]] = {"usd": {}, "joules": {}}
+    for island in cluster.islands:
+        usd, watts = _per_second(cluster, island) if island.usable_nodes else (0.0, 0.0)
+        prices["usd"][island.name], prices["joules"][island.name] = usd, watts
+    known = {
+        name: {island: each for island, each in found.items() if each is not None}
+        for name, found in prices.items()
+        if None not in found.values()
+    }
+    bounds = [least_prices(TableMaker.of(each, predictor), known) for each in questions]
+
+    def least(name: str, unit: float) -> float | None:
+        return min(each[name] for each in bounds) / unit if name in known else None
+
+    return Least(usd_per_step=least("usd", 1.0), kwh_per_step=least("joules", JOULES_PER_KWH))
+
+
+def _per_second(cluster: Cluster, island: Island) -> tuple[float | None, float | None]:
+    """(dollars, joules) that a device takes each second that it is in passes; None: not known."""
+    law, hourly = power_law(cluster, island), hourly_price(cluster, island)
+    site = cluster.site_of(island.region)
+    watts = None if law is None else law.computing_watts * pue_of(cluster, island)
+    paid = 0.0 if site is None else site.price_usd_per_joule or 0.0
+    if hourly is None or (watts is None and paid):
+        return None, watts
+    return hourly / SECONDS_PER_HOUR + paid * (watts or 0.0), watts
 
 
 def interrupted(result: SearchResult) -> SearchResult:
@@ -185,43 +196,65 @@ USUAL_QUANTILE = 0.9
 """Shown where the job asks for none."""
 
 
-def _ranked(job: Job, pricer: Pricer, plans: Mapping[Plan, tuple[str, float]]) -> list[Alternative]:
+def _ranked(
+    job: Job, pricer: Pricer, plans: Mapping[Plan, tuple[str, SearchResult]], least: Least | None
+) -> list[Alternative]:
     """The plans by every aim, best first by the job's own.
 
-    InputError where money is the aim and a price is missing everywhere.
+    InputError where money or energy is the aim and its figure is missing everywhere.
     """
-    quantile = USUAL_QUANTILE if job.quantile is None else job.quantile
-    ranked = [
-        Alternative(
-            why=words,
-            plan=plan,
-            step_seconds=step_seconds,
-            quantile_seconds=step_quantile(pricer, plan, quantile),
-            quantile=quantile,
-            usd_per_step=usd_per_step(pricer, plan, step_seconds),
-            devices=devices_in_use(plan),
-        )
-        for plan, (words, step_seconds) in plans.items()
-    ]
-    if job.objective is Objective.COST_PER_TOKEN:
-        ranked = [plan for plan in ranked if plan.usd_per_step is not None]
+    ranked = [_priced(pricer, words, found, least) for words, found in plans.values()]
+    if job.objective in _MISSING:
+        ranked = [plan for plan in ranked if _amount(plan, job) is not None]
         if not ranked:
-            raise InputError(
-                Fault(
-                    field="objective",
-                    message="cost_per_token needs `price` of the islands that plans use; the "
-                    "cluster gives none",
-                )
-            )
+            message = f"{job.objective} needs {_MISSING[job.objective]}; the cluster gives none"
+            raise InputError(Fault(field="objective", message=message))
     return sorted(ranked, key=lambda plan: (_aim(plan, job), plan.step_seconds))
+
+
+_MISSING = {
+    Objective.COST_PER_TOKEN: "`price` of the islands that plans use",
+    Objective.ENERGY_PER_TOKEN: "`power` of the islands that plans use",
+}
+
+
+def _priced(pricer: Pricer, words: str, found: SearchResult, least: Least | None) -> Alternative:
+    """One plan by every aim; with its gaps where the least of each aim is known."""
+    plan, estimate, job = found.plan, found.estimate, pricer.job
+    quantile = USUAL_QUANTILE if job.quantile is None else job.quantile
+    dollars = usd_per_step(plan, estimate, pricer.model, pricer.cluster, job)
+    energy = energy_of(plan, estimate, pricer.cluster)
+    kwh = None if energy is None else energy.kwh_per_step
+    return Alternative(
+        why=words,
+        plan=plan,
+        step_seconds=estimate.step_seconds,
+        quantile_seconds=step_quantile(pricer, plan, quantile),
+        quantile=quantile,
+        usd_per_step=dollars,
+        devices=devices_in_use(plan),
+        kwh_per_step=kwh,
+        gap=None if found.certificate is None else found.certificate.gap,
+        usd_gap=None if least is None else _gap(dollars, least.usd_per_step),
+        kwh_gap=None if least is None else _gap(kwh, least.kwh_per_step),
+    )
+
+
+def _gap(has: float | None, least: float | None) -> float | None:
+    return None if not has or least is None else 1.0 - least / has
+
+
+def _amount(found: Alternative, job: Job) -> float | None:
+    """Of what the job's aim counts, in a step."""
+    if job.objective is Objective.ENERGY_PER_TOKEN:
+        return found.kwh_per_step
+    return found.usd_per_step if job.objective is Objective.COST_PER_TOKEN else found.step_seconds
 
 
 def _aim(found: Alternative, job: Job) -> float:
     seconds = found.step_seconds if job.quantile is None else found.quantile_seconds
-    if job.objective is not Objective.COST_PER_TOKEN:
-        return seconds
-    # Rent grows with the step; a late step is paid by the hour as well.
-    return (found.usd_per_step or 0.0) * seconds / found.step_seconds
+    # Rent and energy grow with the step; a late step is paid as well.
+    return (_amount(found, job) or 0.0) * seconds / found.step_seconds
 
 
 def certificate_beside(result: SearchResult, step_seconds: float) -> Certificate | None:
@@ -239,18 +272,23 @@ def certificate_beside(result: SearchResult, step_seconds: float) -> Certificate
 
 def _words(job: Job, best: Alternative, count: int, tokens: float) -> str:
     """What the plan is best at, and of how many."""
-    if job.objective is Objective.COST_PER_TOKEN:
-        aim = f"cost per token: {(best.usd_per_step or 0.0) / tokens * 1e6:.4g} USD per 1M"
+    amount, proof = _amount(best, job) or 0.0, "no certificate goes with this aim"
+    if job.objective in _MISSING:
+        money = job.objective is Objective.COST_PER_TOKEN
+        unit, gap = ("USD", best.usd_gap) if money else ("kWh", best.kwh_gap)
+        name = "cost" if money else "energy"
+        aim = f"{name} per token: {amount / tokens * 1e6:.4g} {unit} per 1M"
         if job.quantile is not None:
             aim += f" at the mean step, chosen by the step's p{job.quantile * 100:g}"
+        if gap is not None:
+            least = amount * (1.0 - gap) / tokens * 1e6
+            proof = f"no plan of them takes less than {least:.4g} {unit} (gap {gap:.1%})"
     elif job.quantile is not None:
         aim = f"p{job.quantile * 100:g} of the step: {best.quantile_seconds:.4g} s"
     else:
         return ""
-    return (
-        f"{aim}; best of {count} plan{'s' * (count > 1)} of nearby questions "
-        f"({best.why}); no certificate goes with this aim"
-    )
+    among = f"best of {counted(count, 'plan')} of nearby questions ({best.why})"
+    return f"{aim}; {among}; {proof}"
 
 
 def _alternatives(ranked: Sequence[Alternative], top: int) -> tuple[Alternative, ...]:
@@ -262,6 +300,17 @@ def _alternatives(ranked: Sequence[Alternative], top: int) -> tuple[Alternative,
     return tuple(best_of_layout.values())[1:top]
 
 
+def _front(ranked: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    """Those that none beats in step, cost, energy and devices, fastest first."""
+    alike = [replace(each, quantile_seconds=each.step_seconds) for each in ranked]
+    kept = [
+        own
+        for own, each in zip(ranked, alike, strict=True)
+        if not any(_beats(other, each) for other in alike)
+    ]
+    return tuple(sorted(kept, key=lambda each: each.step_seconds))
+
+
 def _beats(one: Alternative, two: Alternative) -> bool:
     """Whether `one` is at least as good by every aim and better by some."""
     pairs = [
@@ -269,8 +318,10 @@ def _beats(one: Alternative, two: Alternative) -> bool:
         (one.quantile_seconds, two.quantile_seconds),
         (float(one.devices), float(two.devices)),
     ]
-    if one.usd_per_step is not None and two.usd_per_step is not None:
-        pairs.append((one.usd_per_step, two.usd_per_step))
+    for name in ("usd_per_step", "kwh_per_step"):
+        left, right = getattr(one, name), getattr(two, name)
+        if left is not None and right is not None:
+            pairs.append((left, right))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
@@ -286,9 +337,10 @@ def layout(plan: Plan) -> tuple[object, ...]:
     )
 
 
-def has_other_aim(job: Job, top: int = 1) -> bool:
+def has_other_aim(job: Job, top: int = 1, *, front: bool = False) -> bool:
     """Whether more is asked than the plan with the shortest step."""
-    return job.objective is not Objective.STEP_TIME or job.quantile is not None or top > 1
+    other = job.objective is not Objective.STEP_TIME or job.quantile is not None
+    return other or top > 1 or front
 
 
 def by_objective(
@@ -296,23 +348,28 @@ def by_objective(
     predictor: Predictor,
     *,
     top: int = 1,
+    front: bool = False,
     time_limit_seconds: float | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> SearchResult:
-    """The best plan that was found for the job's aim, and up to `top` - 1 alternatives.
+    """The best plan that was found for the job's aim, and up to `top` - 1 alternatives; or instead
+    of these the whole front, that plan's own point included.
 
     The result itself where the job asks for the shortest step and nothing else. The search is
     asked again for every nearby question, each within `time_limit_seconds` or the job's limit;
     `progress` is told (number, of how many, words) before each.
     """
     inputs, job = result.inputs, result.inputs.job
-    if not has_other_aim(job, top):
+    if not has_other_aim(job, top, front=front):
         return result
     plans, whole = _pool(result, predictor, time_limit_seconds, progress)
     if not whole:
         result = interrupted(result)
     pricer = Pricer(inputs.model, inputs.cluster, job, predictor)
-    ranked = _ranked(job, pricer, plans)
+    least = None
+    if front or job.objective in _MISSING:
+        least = least_of([found.inputs for _, found in plans.values()], predictor)
+    ranked = _ranked(job, pricer, plans, least)
     best = ranked[0]
     estimate = estimate_with(pricer, best.plan)
     # Of one step, padding left out.
@@ -323,5 +380,5 @@ def by_objective(
         estimate=estimate,
         certificate=certificate_beside(result, estimate.step_seconds),
         objective=_words(job, best, len(ranked), tokens),
-        alternatives=_alternatives(ranked, top),
+        alternatives=_front(ranked) if front else _alternatives(ranked, top),
     )

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
-
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.plans.pieces import stage_array
+from hetplan.plans.pieces import used_devices
 from hetplan.plans.plan import Plan
-
-
-def used_devices(plan: Plan, cluster: Cluster) -> Iterator[tuple[Island, npt.NDArray[np.bool_]]]:
-    """Every island with [nodes, devices of a node]: whether the plan uses the device."""
-    used = np.zeros(cluster.num_devices, dtype=np.bool_)
-    for stage in plan.stages:
-        used[stage_array(stage)] = True
-    for island in cluster.islands:
-        first = cluster.first_device(island.name)
-        mine = used[first : first + island.num_devices]
-        yield island, mine.reshape(island.nodes, island.devices_per_node)
 
 
 def idle_islands(plan: Plan, cluster: Cluster) -> Iterator[tuple[Island, int]]:

@@ -10,6 +10,9 @@ Steps are of one batch; where the change is another batch, tokens per second sta
 of two changes do not add up. Only what exists can be changed: links that join two islands of the
 cluster, islands with usable nodes, pins and forbids that the job has.
 
+Half of a link's bandwidth makes no plan faster, so where the plan does not feel it, nothing is
+asked: its own proof holds.
+
 **One search for many changes.** Wider links, shorter round trips, more memory and more nodes make
 no plan slower and none impossible. So if the search finds nothing better with all of a group made
 at once, its bound holds for each of them alone. Changes of islands that the plan leaves out, and of
@@ -31,7 +34,7 @@ from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
-from hetplan.search.result import Question, SearchResult
+from hetplan.search.result import ChangeKind, Question, SearchResult, ShadowPrice
 from hetplan.search.solver import RESOLUTION
 from hetplan.search.space.forwarding_predictor import CachingPredictor
 from hetplan.units import format_bytes, format_rate, format_seconds
@@ -54,7 +57,7 @@ from hetplan.whatif.ask import (
 )
 
 _MORE_NODES = 0.1
-"""Part of an island's nodes that is added, at least one node."""
+"""Part of an island's nodes that is added beside one node."""
 _MORE_MEMORY = 1.25
 """Times as much memory per device: a quarter more."""
 _LONG_SECONDS = 0.5e-3
@@ -62,14 +65,22 @@ _LONG_SECONDS = 0.5e-3
 
 
 def changes(question: Question) -> Iterator[Change]:
-    """Links twice as wide, round trips half as long, more nodes, more memory, fewer demands."""
+    """Links twice and half as wide, round trips half as long, more nodes, more memory, fewer
+    demands.
+    """
     yield from _links(question)
     yield from _islands(question)
     yield from _demands(question)
 
 
-def _helping(words: str, question: Question, change: Callable[[Question], Question]) -> Change:
-    return Change(words=words, question=change(question), helping=change)
+def _helping(
+    kind: ChangeKind, words: str, question: Question, change: Callable[[Question], Question]
+) -> Change:
+    return Change(kind=kind, words=words, question=change(question), helping=change)
+
+
+def _narrower(words: str, question: Question) -> Change:
+    return Change(kind=ChangeKind.NARROWER, words=f"half the bandwidth {words}", question=question)
 
 
 def _links(question: Question) -> Iterator[Change]:
@@ -91,13 +102,17 @@ def _links(question: Question) -> Iterator[Change]:
             between = f"between {named[0]} and {named[1]}"
             more = format_rate(8 * rate_of(link), "bit/s")
             yield _helping(
+                ChangeKind.WIDER,
                 f"twice the bandwidth {between} (+{more})",
                 question,
                 partial(wider, pairs=pairs, factor=2.0),
             )
+            if link.samples is None:
+                yield _narrower(between, wider(question, pairs, 0.5))
             if link.round_trip_seconds >= _LONG_SECONDS:
                 less = format_seconds(link.round_trip_seconds / 2)
                 yield _helping(
+                    ChangeKind.NEARER,
                     f"half the round trip {between} (-{less})",
                     question,
                     partial(nearer, pairs=pairs, factor=0.5),
@@ -114,36 +129,43 @@ def _islands(question: Question) -> Iterator[Change]:
         name, own = island.name, island.inter_node.bandwidth_bytes_per_second
         if island.nodes > 1:
             more = format_rate(8 * own, "bit/s")
+            between = f"between the nodes of {name}"
             yield _helping(
-                f"twice the bandwidth between the nodes of {name} (+{more} per device)",
+                ChangeKind.WIDER,
+                f"twice the bandwidth {between} (+{more} per device)",
                 question,
-                partial(_with_wider_nodes, name),
+                partial(_with_wider_nodes, name, 2.0),
             )
+            if island.inter_node.samples is None:
+                yield _narrower(between, _with_wider_nodes(name, 0.5, question))
         more = format_bytes((_MORE_MEMORY - 1) * island.memory_bytes)
         yield _helping(
+            ChangeKind.MEMORY,
             f"a quarter more memory on {name} (+{more} per device)",
             question,
             partial(_with_more_memory, name),
         )
-        nodes = max(1, round(_MORE_NODES * len(island.usable_nodes)))
-        change = partial(_with_more_nodes, name, nodes)
         # Stages that lie on two islands are tried in proportion to their nodes.
         proportional = target(question.job.target).mixed_stages or any(
             each.device.kind == island.device.kind for each in islands if each is not island
         )
-        yield Change(
-            words=f"{nodes} more node{'s' * (nodes > 1)} of {name}",
-            question=change(question),
-            helping=None if proportional else change,
-        )
+        for nodes in sorted({1, max(1, round(_MORE_NODES * len(island.usable_nodes)))}):
+            change = partial(_with_more_nodes, name, nodes)
+            yield Change(
+                kind=ChangeKind.NODE if nodes == 1 else ChangeKind.NODES,
+                words=f"{nodes} more node{'s' * (nodes > 1)} of {name}",
+                question=change(question),
+                helping=None if proportional else change,
+            )
 
 
-def _with_wider_nodes(name: str, question: Question) -> Question:
+def _with_wider_nodes(name: str, factor: float, question: Question) -> Question:
     island = question.cluster.island(name)
     nics, link = island.nics, island.inter_node
     if nics is not None:
-        nics = replace(nics, bandwidth_bytes_per_second=2 * nics.bandwidth_bytes_per_second)
-    return question.with_island(replace(island, inter_node=widened(link, 2.0), nics=nics))
+        rate = factor * nics.bandwidth_bytes_per_second
+        nics = replace(nics, bandwidth_bytes_per_second=rate)
+    return question.with_island(replace(island, inter_node=widened(link, factor), nics=nics))
 
 
 def _with_more_memory(name: str, question: Question) -> Question:
@@ -173,23 +195,6 @@ def _demands(question: Question) -> Iterator[Change]:
     yield other_value(question, "global_batch_size", 2 * job.global_batch_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowPrice:
-    """One change and what it is worth."""
-
-    words: str
-    least_gain: float
-    """Part by which tokens/s grow with the best plan found; 0 where it is today's."""
-    most_gain: float
-    """No plan with the change is better; infinite where nothing was shown in time."""
-    same_plan_gain: float | None
-    """Of the layout as it is; None where it is not legal with the change."""
-    changed: bool
-    """Whether another layout than today's is best."""
-    note: str = ""
-    """Why there is no price."""
-
-
 def shadow_prices(
     result: SearchResult,
     predictor: Predictor,
@@ -212,9 +217,14 @@ def shadow_prices(
     far = [change for change in every if change.helping is not None and pricing.is_far(change)]
     pricing.together(far)
     for change in every:
-        if change not in far:
+        if change not in far and not pricing.unfelt(change):
             pricing.alone(change)
-    return tuple(sorted(pricing.found, key=lambda each: (-each.least_gain, -each.most_gain)))
+    return tuple(sorted(pricing.found, key=lambda each: (-each.least_gain, -most_of(each))))
+
+
+def most_of(price: ShadowPrice) -> float:
+    """What no plan with the change exceeds; infinite where nothing was shown."""
+    return math.inf if price.most_gain is None else price.most_gain
 
 
 @dataclass(slots=True)
@@ -244,6 +254,26 @@ class _Pricing:
             for name in islands_in_use(self.result.plan, now.cluster)
         )
 
+    def unfelt(self, change: Change) -> bool:
+        """Price half the bandwidth of a link that the plan does not feel, without a search.
+
+        It makes no plan faster, and today's no slower: today's proof holds.
+        """
+        same = self._same(change)
+        if change.kind is not ChangeKind.NARROWER or same is None or same < -RESOLUTION:
+            return False
+        self.found.append(
+            ShadowPrice(
+                kind=change.kind,
+                words=change.words,
+                least_gain=0.0,
+                most_gain=self._most(self.result),
+                same_plan_gain=same,
+                changed=False,
+            )
+        )
+        return True
+
     def together(self, group: Sequence[Change]) -> None:
         """Price changes that only help."""
         rest = []
@@ -268,6 +298,7 @@ class _Pricing:
         if answer is not None and self._gain(answer.estimate.tokens_per_second) <= RESOLUTION:
             self.found += [
                 ShadowPrice(
+                    kind=change.kind,
                     words=change.words,
                     least_gain=0.0,
                     most_gain=self._most(answer),
@@ -286,9 +317,10 @@ class _Pricing:
         """Price one change."""
         self._tell(change.words)
         row = ShadowPrice(
+            kind=change.kind,
             words=change.words,
             least_gain=0.0,
-            most_gain=math.inf,
+            most_gain=None,
             same_plan_gain=self._same(change),
             changed=False,
         )
@@ -320,9 +352,9 @@ class _Pricing:
     def _gain(self, tokens_per_second: float) -> float:
         return tokens_per_second / self.result.estimate.tokens_per_second - 1.0
 
-    def _most(self, answer: SearchResult) -> float:
+    def _most(self, answer: SearchResult) -> float | None:
         if answer.certificate is None or answer.certificate.lower_bound_seconds == 0.0:
-            return math.inf
+            return None
         estimate = answer.estimate
         tokens = estimate.tokens_per_second * estimate.step_seconds
         return self._gain(tokens / answer.certificate.lower_bound_seconds)

@@ -74,6 +74,8 @@ def best_plan(
     stopped = False
     try:
         start = (*answers.start(question), *known_plans)
+        if answers.seconds_left < _LEAST_SECONDS:  # a part of a part may have been answered alone
+            start = (*start, *answers.plans)
     except KeyboardInterrupt:
         start, stopped = (*answers.plans, *known_plans), True
         if not start:

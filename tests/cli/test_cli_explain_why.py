@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import run
 
+from hetplan.cli.options import read_predictor
 from hetplan.cluster.load import load_cluster
 from hetplan.files.reading import decode, read_document
 from hetplan.files.shipped import shipped_folder
@@ -18,6 +19,7 @@ from hetplan.model.load import load_model
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import EXPLAIN_SCHEMA, Explained
 from hetplan.search.files import load_plan, save_result
+from hetplan.search.result import ChangeKind
 from hetplan.search.search import search
 
 
@@ -76,22 +78,49 @@ def test_without_verbose_the_changes_that_are_worth_most_are_ten_lines(folder: P
     assert lines[1].endswith(": without pin tp: 8")
 
 
-def test_reasons_of_idle_islands_are_saved_and_then_shown_without_planning(folder: Path) -> None:
-    result = load_plan(folder / "plan.json")
-    idle = explain(folder, "limits", "--save")
-    assert idle.exit_code == 0, idle.stderr
-    saved = load_plan(folder / "plan.json")
-    assert replace(saved, idle=()) == result
+def test_what_a_report_has_asked_is_kept_and_then_shown_without_planning(folder: Path) -> None:
+    path, page = folder / "kept.json", folder / "kept.html"
+    other = load_plan(folder / "plan.json")
+    store = ("--store", str(folder / "store"))
+    predictor, _ = read_predictor(None, [folder / "store"])
+    result = search(other.inputs.model, other.inputs.cluster, other.inputs.job, predictor)
+    save_result(result, path)
+    done = run("report", str(path), "--what-if", "--out", str(page), *store)
+    assert done.exit_code == 0, done.stderr
+    saved = load_plan(path)
+    assert replace(saved, idle=(), prices=()) == result
     assert [each.island for each in saved.idle] == ["a100"]
-    assert "a100, 8 of 8 devices idle: " in idle.stdout
-    lines = idle.stdout.splitlines()
-    assert len(lines) <= 10
-    assert max(map(len, lines)) <= 80
-    every = explain(folder, "limits", "--verbose").stdout.splitlines()
-    assert len(every) > len(lines)
-    again = explain(folder, "limits")
-    assert again.stdout == idle.stdout
-    assert "planning" not in again.stderr
+    assert saved.alone is None  # megatron has one library of collectives
+    assert {each.kind for each in saved.prices} >= {ChangeKind.NODE, ChangeKind.NARROWER}
+    written = path.read_bytes()
+    for command, words in (("limits", "a100, 8 of 8 devices idle: "), ("prices", "one change")):
+        shown = run("explain", command, str(path), *store)
+        assert words in shown.stdout
+        assert "planning" not in shown.stderr
+        lines = shown.stdout.splitlines()
+        assert len(lines) <= 10
+        assert max(map(len, lines)) <= 80
+    assert run("report", str(path), "--what-if", "--out", str(page), *store).exit_code == 0
+    assert path.read_bytes() == written
+    save_result(other, path)
+    done = run("report", str(path), "--what-if", "--out", str(page), *store)
+    assert done.exit_code == 2
+    assert "priced by another predictor" in done.stderr
+
+
+def test_what_takes_a_search_is_named_and_asked_by_a_command_of_its_own(folder: Path) -> None:
+    path = folder / "idle.json"
+    save_result(load_plan(folder / "plan.json"), path)
+    store = ("--store", str(folder / "store"))
+    at_once = run("explain", str(path), *store)
+    assert f"a100: `hetplan explain idle {path}` plans" in " ".join(at_once.stdout.split())
+    assert "planning" not in at_once.stderr
+    assert load_plan(path).idle == ()
+    asked = run("explain", "idle", str(path), *store)
+    assert "a100, 8 of 8 devices idle: " in asked.stdout
+    again = run("explain", str(path), *store)
+    assert asked.stdout in again.stdout
+    assert "explain idle" not in again.stdout
 
 
 def test_json_is_the_whole_answer(folder: Path) -> None:

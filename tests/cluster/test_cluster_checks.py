@@ -46,7 +46,9 @@ TEXT = (
         "    equal_cost_paths: 8\n"
         "sites:\n"
         "  - name: here\n"
-        "    power_limit: 100 kW\n",
+        "    power_limit: 100 kW\n"
+        "    energy_price: 0.09 USD/kWh\n"
+        "    pue: 1.3\n",
     )
 ).replace("name: north\n", "name: north\n    site: here\n")
 
@@ -78,6 +80,9 @@ def test_a_file_with_every_figure_is_read(tmp_path):
     assert (fast.intra_node.compute_share, fast.intra_node.equal_cost_paths) == (0.0, None)
     assert link.latency_seconds == 0.015
     assert found.sites[0].regions == ("north",)
+    assert found.site_of("north") is found.sites[0]
+    assert (found.site_of("south"), found.sites[0].pue) == (None, 1.3)
+    assert found.sites[0].price_usd_per_joule == pytest.approx(0.09 / 3.6e6)
 
 
 ISLAND = "regions[0].islands[0]."
@@ -99,6 +104,12 @@ LINK = "region_links[0]."
         ('["n[1-2]"]', '["n[1-3]"]', ISLAND + "node_names"),
         ('["n[1-2]"]', '["n[1-99999999999]"]', ISLAND + "node_names[0]"),
         ("price: 2.5 USD/h", "price: 2.5", ISLAND + "price"),
+        ("price: 2.5 USD/h", "price: 2.5 EUR/h", ISLAND + "price"),
+        ("energy_price: 0.09 USD/kWh", "energy_price: 0.09 EUR/kWh", "sites[0].energy_price"),
+        ("energy_price: 0.09 USD/kWh", "energy_price: -1 USD/kWh", "sites[0].energy_price"),
+        ("pue: 1.3", "pue: 0.9", "sites[0].pue"),
+        ("pue: 1.3", "pue: .nan", "sites[0].pue"),
+        ("power: 700 W", "power: -700 W", ISLAND + "power"),
         ("power_cap: 300 W", "power_cap: 401 W", ISLAND + "power_cap"),
         ("power_cap: 300 W", "host_launch: 0 us", ISLAND + "host_launch"),
         ("power_cap: 300 W", "host_launch: 1 s", ISLAND + "host_launch"),

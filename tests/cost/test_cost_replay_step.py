@@ -23,7 +23,13 @@ from replay_oracle import World
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.ends import replayed, step_ends
 from hetplan.cost.replay.step import StepReplay, replay_step
-from hetplan.cost.replay.times import PipelineTimes, StageTimes, replay_seconds
+from hetplan.cost.replay.times import (
+    PipelineTimes,
+    StageTimes,
+    ends_of_draws,
+    pipeline_ends,
+    replay_seconds,
+)
 from hetplan.errors import InputError
 
 TRANSFERS = (0.0, 0.1, 2.0)
@@ -79,6 +85,25 @@ def test_the_kernel_of_a_search_adds_what_follows_and_knows_what_it_cannot_order
     deep = StageTimes(np.ones(2), np.ones(2), *[nothing] * 4, np.array([4, 1]), 8)
     assert replay_seconds(deep, np.zeros(2), True) == np.inf
     assert np.isfinite(replay_seconds(deep, np.zeros(2), False))
+
+
+@pytest.mark.parametrize("rendezvous", [False, True])
+def test_draws_replayed_together_end_like_each_alone(rendezvous: bool) -> None:
+    rng = np.random.default_rng(2)
+    for index in range(60):
+        times, _ = random_plain(rng, transfers=TRANSFERS[index % 3], deeper=index % 2 == 1)
+        draws = np.exp(rng.normal(size=(7, 6)))
+        # A draw of zeros: what compiled code takes for a number may be a view of a row here.
+        draws[0] = 0.0
+        seconds = [np.outer(draws[:, at], each) for at, each in enumerate(times[:6])]
+        drawn = StageTimes(*seconds, times.warmup, times.num_microbatches)
+        each_alone = [
+            pipeline_ends(StageTimes(*(each[d] for each in seconds), *times[6:]), rendezvous)
+            for d in range(7)
+        ]
+        together = StageTimes(*(np.ascontiguousarray(each.T) for each in seconds), *times[6:])
+        assert np.array_equal(pipeline_ends.elementwise(together, rendezvous).T, each_alone)
+        assert np.array_equal(ends_of_draws(drawn, rendezvous), each_alone)
 
 
 @pytest.mark.parametrize("rendezvous", [False, True])

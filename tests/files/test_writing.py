@@ -1,10 +1,12 @@
+import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
-from hetplan.errors import InputError
-from hetplan.files.writing import append_line, write_atomically
+from hetplan.errors import HetplanError, InputError
+from hetplan.files.writing import append_line, write_atomically, write_together
 
 
 def test_write_replaces_whole_files_and_leaves_nothing_else(tmp_path):
@@ -49,3 +51,26 @@ def test_append_closes_a_half_line(tmp_path):
     assert path.read_text() == "one\nhalf\ntwo\n"
     with pytest.raises(ValueError, match="one line"):
         append_line(path, "a\nb")
+
+
+def test_of_several_files_all_are_written_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / name for name in ("model.yaml", "cluster.yaml", "job.yaml")]
+    paths[1].write_text("old")
+    synced = []
+
+    def full_disk(handle: int) -> None:
+        synced.append(handle)
+        if len(synced) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(HetplanError, match=r"cannot write .*job\.yaml: No space left on device"):
+        write_together(dict.fromkeys(paths, "new"))
+    assert [*tmp_path.iterdir()] == [paths[1]]
+    assert paths[1].read_text() == "old"
+    monkeypatch.undo()
+    write_together(dict.fromkeys(paths, "new"))
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"new"}
+    assert len([*tmp_path.iterdir()]) == 3

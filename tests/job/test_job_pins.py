@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetplan.cluster.load import load_cluster
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_document
 from hetplan.files.shipped import shipped_folder
@@ -220,3 +220,15 @@ def test_cost_per_token_needs_prices(tmp_path: Path) -> None:
     assert bare[0].name in fault.message
     priced = tuple(replace(each, price_usd_per_device_hour=2.0) for each in bare)
     assert check_job_against(job, model(), replace(cluster(), islands=priced)) == ()
+    energetic = load(tmp_path, "{}", objective="energy")
+    (fault,) = check_job_against(energetic, model(), replace(cluster(), islands=dark(0.0)))
+    assert "no known power" in fault.message
+    assert check_job_against(energetic, model(), replace(cluster(), islands=dark(700.0))) == ()
+
+
+def dark(watts: float) -> tuple[Island, ...]:
+    """The cluster's islands with such a limit of their boards."""
+    return tuple(
+        replace(each, power_watts=None, device=replace(each.device, max_power_watts=watts))
+        for each in cluster().islands
+    )

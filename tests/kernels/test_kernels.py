@@ -205,3 +205,18 @@ def test_an_interrupt_waits_until_a_kernel_has_returned() -> None:
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_clock_of_cpu_seconds_stands_still_while_the_process_sleeps() -> None:
+    program = (
+        "import time\n"
+        "from hetplan.kernels import clock, count_cpu_seconds\n"
+        "count_cpu_seconds()\n"
+        "began = clock()\n"
+        "time.sleep(0.5)\n"
+        "print(clock() - began)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert 0.0 <= float(done.stdout) < 0.25

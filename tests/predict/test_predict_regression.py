@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from hetplan.predict.regression import (
     MIN_CALIBRATION_ROWS,
@@ -16,6 +17,7 @@ from hetplan.predict.regression import (
     left_out_errors,
     log_ratio,
     predict,
+    t_quantile,
 )
 
 REPEATABLE = settings(derandomize=True, deadline=None, max_examples=60)
@@ -113,3 +115,8 @@ def test_a_weak_centre_gives_way_to_what_was_measured() -> None:
     assert max(abs(predict(held, row) / y - 1) for row, y in zip(rows, seconds, strict=True)) < 0.03
     stiff = fit_nonnegative(rows, seconds, centre=centre, weight=1e6)
     assert stiff == pytest.approx(centre, rel=0.01)
+
+
+@pytest.mark.parametrize("freedom", [1.0, 4.0, 9.0, 16.0, 40.0])
+def test_quantiles_of_students_t_are_those_of_scipy(freedom: float) -> None:
+    assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.95, freedom), rel=1e-12)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from predict_samples import gpt, query
@@ -13,12 +17,20 @@ from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.operators import OperatorClass
 from hetplan.model.spec import LayerKind
 from hetplan.predict.datasheet import known_kinds
-from hetplan.predict.fit import FittedPredictor, fit, load_predictor, with_shipped
+from hetplan.predict.fit import (
+    FittedPredictor,
+    fit,
+    fit_populations,
+    fit_stores,
+    load_predictor,
+    predictor_text,
+    with_shipped,
+)
 from hetplan.predict.layer.float8 import quantise_bytes
 from hetplan.predict.operator.values import OperatorLaw
 from hetplan.predict.predictor import BY_OTHERS, MEASURED, RELATED, LayerQuery
 from hetplan.profiling.samples import ProfileSet
-from hetplan.profiling.store import read_populations
+from hetplan.profiling.store import read_populations, stores_digest
 
 KINDS = known_kinds()
 DEFAULT = with_shipped(FittedPredictor.datasheet_only())
@@ -143,3 +155,32 @@ def key(law: OperatorLaw) -> tuple[str, str, str, str]:
 
 def samples() -> tuple[ProfileSet, ...]:
     return read_populations(shipped_folder("profiles") / "kinds")
+
+
+def test_the_shipped_fit_is_the_fit_of_the_shipped_stores() -> None:
+    profiles = shipped_folder("profiles")
+    stores = profiles / "cpu", profiles / "links"
+    shipped = profiles / "fitted" / f"{stores_digest(*stores)}.json"
+    assert list(shipped.parent.iterdir()) == [shipped], (
+        f"remove {shipped.parent}, then write it again: hetplan fit --store {stores[0]} "
+        f"--store {stores[1]} --out {shipped}"
+    )
+    fitted = predictor_text(fit_populations(read_populations(*stores)))
+    assert rounded(fitted) == rounded(shipped.read_text())
+    predictor, digest = fit_stores(*stores)
+    assert predictor_text(predictor) == shipped.read_text()
+    assert digest == hashlib.sha256(shipped.read_bytes()).hexdigest()
+
+
+def test_a_store_with_one_changed_time_is_fitted_anew(tmp_path: Path) -> None:
+    shutil.copytree(shipped_folder("profiles") / "links", tmp_path / "links")
+    (rows,) = (tmp_path / "links").rglob("links.csv")
+    same = stores_digest(tmp_path / "links")
+    assert same == stores_digest(shipped_folder("profiles") / "links")
+    rows.write_text(rows.read_text().replace("1", "2", 1))
+    assert stores_digest(tmp_path / "links") != same
+
+
+def rounded(text: str) -> object:
+    """What a JSON text holds, to six digits: another processor may add in another order."""
+    return json.loads(text, parse_float=lambda word: f"{float(word):.6g}")

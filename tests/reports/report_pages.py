@@ -19,12 +19,17 @@ from hetplan.reports.html.page import report_text
 from hetplan.reports.html.values import PlanView, plan_view
 from hetplan.search.result import (
     Alternative,
+    BestAlone,
     Certificate,
+    ChangeKind,
+    CoursePoint,
     FamilyBound,
     IdleCause,
     IdleReason,
+    KindAlone,
     Proof,
     SearchResult,
+    ShadowPrice,
 )
 
 SHAPE = model(tied_embeddings=True, hidden_size=1024, ffn_hidden_size=4096, head_dim=128)
@@ -52,6 +57,19 @@ def several_pipelines() -> SearchResult:
     return priced(plan_with(SHAPE, CLUSTER, ASKED, built))
 
 
+PRICES = (
+    ShadowPrice(kind=ChangeKind.NODE, words="1 more node of a", least_gain=0.03125,
+                most_gain=0.0375, same_plan_gain=0.0, changed=True),
+    ShadowPrice(kind=ChangeKind.NARROWER, words="half the bandwidth between a and b",
+                least_gain=-0.125, most_gain=None, same_plan_gain=-0.25, changed=False),
+)  # fmt: skip
+ALONE = BestAlone(
+    target="megatron",
+    kind=KindAlone(device="other", devices=8, tokens_per_second=1000.0,
+                   roofline_tokens_per_second=None, gap=0.01, reason=""),
+)  # fmt: skip
+
+
 def searched() -> SearchResult:
     """With everything that a search can say."""
     result = small_result()
@@ -63,6 +81,10 @@ def searched() -> SearchResult:
             lower_bound_seconds=0.9 * step, gap=0.1, status="limit", space="everything",
             candidates=7, pruned_by_bound=2, searched=5, replays=9,
             proof=Proof(families=7, families_sha256="", raised=(bound,)),
+            course=tuple(
+                CoursePoint(steps=at, best_seconds=best * step, lower_bound_seconds=least * step)
+                for at, best, least in ((1, 1.5, 0.5), (3, 1.25, 0.75), (8, 1.0, 0.9))
+            ),
         ),
         alternatives=(
             Alternative(why="fewest devices", plan=result.plan, step_seconds=2 * step,
@@ -72,6 +94,8 @@ def searched() -> SearchResult:
             IdleReason(island="a", idle_devices=4, usable_devices=8, busy_share=0.25,
                        causes=(IdleCause.MEMORY,), gain=0.125),
         ),
+        prices=PRICES,
+        alone=ALONE,
     )  # fmt: skip
 
 
@@ -123,6 +147,8 @@ class Page(HTMLParser):
     words: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
     data: list[Any] = field(default_factory=list)
+    explained: list[str] = field(default_factory=list)
+    """Words in <dfn>, in small letters."""
 
     def __post_init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -145,6 +171,8 @@ class Page(HTMLParser):
                 self.data.append(json.loads(data))
         elif self.open[-1:] != ["style"]:
             self.words.append(data)
+            if self.open[-1:] == ["dfn"]:
+                self.explained.append(data.lower())
 
     @property
     def says(self) -> str:
@@ -160,7 +188,9 @@ def page_of(*views: PlanView) -> Page:
 
 
 __all__ = [
+    "ALONE",
     "PREDICTOR",
+    "PRICES",
     "RESULTS",
     "Page",
     "page_of",

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from command_line import run
 from report_pages import (
+    ALONE,
     PREDICTOR,
+    PRICES,
     RESULTS,
     Page,
     page_of,
@@ -26,6 +28,7 @@ from report_pages import (
     view_of,
 )
 from test_comparison_compare import own_log
+from trainer_plans import two_regions
 
 from hetplan.comparison.compare import compare
 from hetplan.cost.estimate_values import Estimate
@@ -35,13 +38,22 @@ from hetplan.cost.step_model.plan import sends_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic import ledger
 from hetplan.errors import InputError
+from hetplan.predict.fit import FittedPredictor
+from hetplan.reports.explained import gains_worth_saying
 from hetplan.reports.html import page as page_module
 from hetplan.reports.html import words
+from hetplan.reports.html.answer import facts
 from hetplan.reports.html.charts import NAMES, ROW, WIDTH, drawn
 from hetplan.reports.html.page import MEMORY_PARTS, report_text
-from hetplan.reports.html.values import PlanView, _with_other_bandwidths, distinct
-from hetplan.search.files import load_legal_plan, save_result
+from hetplan.reports.html.values import PlanView, _with_other_bandwidths, distinct, plan_view
+from hetplan.reports.plans import with_node_names
+from hetplan.schedulers.launch import EmissionOptions
+from hetplan.schedulers.quoting import word
+from hetplan.search.files import load_legal_plan, load_plan, save_result
 from hetplan.search.result import SearchResult
+from hetplan.trainers import trainer_named
+from hetplan.trainers.emission import emission_for
+from hetplan.whatif.ask import wider
 
 MAX_BYTES = 5_000_000
 CHARTS = ("timeline", "memory", "components", "map", "links", "use", "search")
@@ -134,7 +146,7 @@ def test_memory_components_kinds_and_bounds_are_the_estimates(
 def test_bars_of_memory_are_as_wide_as_their_bytes(shown: tuple[PlanView, Page]) -> None:
     view, page = shown
     rects = [a for tag, a in page.tags if tag == "rect" and a.get("class", "").startswith("m-")]
-    assert len(rects) == len(MEMORY_PARTS) * len(view.runs)
+    assert len(rects) == len(MEMORY_PARTS) * len(view.rows)
     widths = {float(a["data-value"]): int(a["width"]) for a in rects}
     largest = max(widths)
     scale = widths[largest] / largest
@@ -239,6 +251,8 @@ def test_names_from_files_stay_text() -> None:
         estimate=estimate,
         alternatives=(replace(result.alternatives[0], why=evil),),
         objective=evil,
+        prices=(replace(PRICES[0], words=evil), replace(PRICES[1], note=evil)),
+        alone=replace(ALONE, target=evil, kind=replace(ALONE.kind, device=evil)),
     )
     calm = page_of(view_of(searched()))
     page = page_of(view_of(result, name=evil))
@@ -274,11 +288,130 @@ def test_what_does_not_fit_and_what_is_not_known_is_said() -> None:
     assert "fewest devices" in found
 
 
-def test_a_reader_finds_the_commands_for_what_the_page_does_not_hold() -> None:
-    says = page_of(view_of(replace(searched(), idle=()), "my plan.json")).says
-    assert "hetplan explain limits 'my plan.json' --save finds why" in says
-    assert "hetplan explain prices 'my plan.json' plans again with one more node" in says
-    assert "nothing was measured here" in says
+def test_a_reader_finds_the_command_for_what_the_page_does_not_hold() -> None:
+    bare = replace(searched(), idle=(), prices=(), alone=None)
+    says = page_of(view_of(bare, "my plan.json")).says
+    command = "hetplan report 'my plan.json' --what-if"
+    assert f"{command} plans again with one more node" in says
+    assert "finds why devices are idle and from which figure on they would pay" in says
+    assert f"One more node not planned yet: {command}" in says
+    assert "Not measured everything: predicted from" in says
+    assert command not in page_of(view_of(searched())).says
+    assert command not in page_of(view_of(stages_in("1f1b"))).says
+    aimed = page_of(view_of(replace(bare, objective="cost"), "my plan.json")).says
+    assert "why is not known of a plan chosen by cost" in aimed
+
+
+# ---- ten questions
+
+
+def test_ten_questions_are_answered_by_the_results_fields() -> None:
+    """Each answer's number is on the page, and it is the value's."""
+    result = replace(searched(), inputs=replace(searched().inputs, job=replace(
+        searched().inputs.job, total_tokens=2 * 10**12)))  # fmt: skip
+    view = view_of(result)
+    page, estimate = page_of(view), result.estimate
+    answers = {fact.name: fact.words for fact in facts(view)}
+    for answer in answers.values():
+        assert " ".join(answer.split()) in page.says
+    gain, change = gains_worth_saying(view.limits)[0]
+    step, (low, high, _) = estimate.step_seconds, estimate.step_range
+    largest = max(estimate.components, key=lambda each: each.seconds)
+    share, link = max((use.share(step) or 0.0, str(use.link)) for use in view.links)
+    node, narrower = PRICES
+    days = 2e12 / estimate.tokens_per_second
+    use = estimate.kinds[0]
+    assert result.certificate is not None
+    wanted = {
+        "What limits it": [f"{largest.component.value} {largest.seconds / step:.0%}",
+                           words.share_words(gain), change],
+        "Fullest link": [link, words.share_words(share)],
+        "Not measured": ["everything", *estimate.sources],
+        "One more node": ["+3.12", "+3.75", node.words],
+        "Idle devices": [f"{each.island}, {each.idle_devices} of {each.usable_devices} devices "
+                         "idle: its memory is too small" for each in result.idle],
+        "MFU": [words.share_words(estimate.mfu), words.share_words(use.mfu)],
+        "Time for all tokens": [words.seconds_words(days), "2T"],
+        "Half of a link's bandwidth": ["-12.5", narrower.words],
+        "Step": [words.seconds_words(low, step).split(words.SPACE)[0],
+                 words.seconds_words(high, step), "90"],
+        "Proof": [words.share_words(result.certificate.gap),
+                  words.seconds_words(result.certificate.lower_bound_seconds, step)],
+        "Beside one kind": [f"{estimate.tokens_per_second / ALONE.kind.tokens_per_second - 1:.1%}"],
+    }  # fmt: skip
+    for name, parts in wanted.items():
+        for part in parts:
+            assert part in answers[name], f"{name}: {part!r} is not in {answers[name]!r}"
+    assert [row["least_gain"] for row in page.data[0]["prices"]] == [p.least_gain for p in PRICES]
+    assert [row["most_gain"] for row in page.data[0]["prices"]] == [p.most_gain for p in PRICES]
+
+
+def test_the_course_of_the_search_is_drawn_from_its_points() -> None:
+    result = searched()
+    page = page_of(view_of(result))
+    assert result.certificate is not None
+    points = [
+        [each.steps, each.best_seconds, each.lower_bound_seconds]
+        for each in result.certificate.course
+    ]
+    assert page.data[0]["search"]["course"] == points
+    ways = [a["d"] for tag, a in page.tags if tag == "path" and "line" in a.get("class", "")]
+    assert len(ways) == 2
+    for way in ways:
+        across = [int(x) for x in re.findall(r"[MH](\d+)", way)]
+        assert across == [round(steps / points[-1][0] * WIDTH) for steps, *_ in points]
+    (best, bound) = ([int(y) for y in re.findall(r"[V ](\d+)", way)] for way in ways)
+    assert best == sorted(best)  # the best plan falls, downwards on the page
+    assert bound == sorted(bound, reverse=True)
+
+
+def view_for(target: str, result: SearchResult) -> PlanView:
+    inputs = result.inputs
+    inputs = replace(inputs, job=replace(inputs.job, target=target))
+    plan = replace(result.plan, target=target)
+    found = replace(result, plan=plan, inputs=inputs)
+    return plan_view("plan.json", found, FittedPredictor.datasheet_only())
+
+
+@pytest.mark.parametrize("name", ["megatron", "flagscale"])
+def test_the_flags_are_those_that_emit_writes(name: str) -> None:
+    view = view_for(name, two_regions())
+    named, trainer = with_node_names(view.result), trainer_named(name)
+    launch = emission_for(named, trainer, EmissionOptions()).launch
+    page = page_of(view)
+    assert len(launch.arguments) > 10
+    for flag in launch.arguments:
+        assert " ".join(map(word, flag)) in page.says
+
+
+def test_a_plan_that_its_trainer_cannot_run_has_the_reason_instead_of_flags() -> None:
+    says = page_of(view_for("megatron", small_result())).says
+    assert "refuses this plan: plan.padded_vocab_size: 1000" in says
+    assert "--tensor-model-parallel-size" not in says
+    assert "hetplan launch plan.json trains it" in page_of(view_for("native", small_result())).says
+
+
+def test_links_without_traffic_cost_nothing_at_half() -> None:
+    """As the page says of pairs of islands between which nothing is sent."""
+    result = small_result()
+    inputs = result.inputs
+    pairs = [*page_module._unused_links(view_of(result))]
+    assert pairs
+    for pair in pairs:
+        one, two = pair.split(" and ")
+        half = wider(inputs, [(one, two)], 0.5)
+        again = Pricer(inputs.model, half.cluster, inputs.job, PREDICTOR).step(result.plan)
+        assert again.step_seconds == pytest.approx(result.estimate.step_seconds)
+
+
+@pytest.mark.parametrize("name", ["searched", "several pipelines"])
+def test_words_of_our_own_are_explained_where_they_are_used(name: str) -> None:
+    page = page_of(view_of(RESULTS[name]()))
+    explained = [*page.explained]
+    said = page.says.lower()
+    for own in ("island", "region", "kind", "family", "mfu", "bubble", "tp", "dp"):
+        if re.search(rf"\b{own}\b", said):
+            assert own in explained, own
 
 
 def test_another_predictor_than_the_files_is_said() -> None:
@@ -424,3 +557,42 @@ def test_what_turns_or_hides_text_is_written_out() -> None:
     page = page_of(view_of(replace(result, estimate=replace(result.estimate, stages=stages))))
     assert not {"\u202e", "\x1b", "\x00"} & {*page.text}
     assert "a\\u202eb\\x1b\\x00" in page.says
+
+
+@pytest.mark.parametrize(
+    ("edited", "words"),
+    [
+        (lambda r: replace(r, certificate=replace(r.certificate, lower_bound_seconds=1e308)),
+         "certificate: has the number 1e+308"),
+        (lambda r: replace(r, certificate=replace(r.certificate, lower_bound_seconds=5e-324)),
+         "certificate: has the number 4.94066e-324"),
+        (lambda r: replace(r, estimate=replace(r.estimate, stages=r.estimate.stages[:-1])),
+         "estimate.stages: has"),
+        (lambda r: with_peak(r, 1e308), "inputs.cluster: has the number 1e+308"),
+        (lambda r: with_peak(r, 5e-324), "inputs.cluster: has the number 4.94066e-324"),
+        (lambda r: replace(r, alone=replace(ALONE, kind=replace(ALONE.kind, tokens_per_second=0))),
+         "alone: has 0, where only more than 0 can be"),
+    ],
+)  # fmt: skip
+def test_figures_that_no_plan_has_are_refused_in_one_line(
+    edited: Callable[[SearchResult], SearchResult], words: str, tmp_path: Path
+) -> None:
+    """By `load_plan` too: the library prints a summary of what it gives."""
+    plan = tmp_path / "plan.json"
+    save_result(edited(searched()), plan)
+    for load in (load_plan, load_legal_plan):
+        with pytest.raises(InputError) as raised:
+            load(plan)
+        assert words in str(raised.value)
+    for command in ("report", "explain"):
+        done = run(command, str(plan))
+        assert done.exit_code == 2
+        assert "internal fault" not in done.stderr
+
+
+def with_peak(result: SearchResult, rate: float) -> SearchResult:
+    cluster = result.inputs.cluster
+    island = cluster.islands[0]
+    device = replace(island.device, peak_flops_per_second=(("bfloat16", rate),))
+    changed = cluster.with_island(replace(island, device=device))
+    return replace(result, inputs=replace(result.inputs, cluster=changed))

@@ -20,7 +20,7 @@ from hetplan.reports.plans import (
     restriction_line,
     stage_table,
 )
-from hetplan.search.result import HomogeneousSum, KindAlone, Restriction
+from hetplan.search.result import BestAlone, HomogeneousSum, KindAlone, Restriction
 
 
 def test_notes_of_one_text_share_a_line() -> None:
@@ -152,7 +152,7 @@ def test_a_plan_beside_the_best_kind_alone(
         gap=0.01,
         reason="",
     )
-    assert words in mixing_line(result, "megatron", best)
+    assert words in mixing_line(result, BestAlone(target="megatron", kind=best))
 
 
 def test_what_launch_does_not_run_is_said_once_for_all_stages(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from priced_layouts import planned
 
+from hetplan.job.spec import RecomputeModule
+from hetplan.plans.plan import Recompute, RecomputeGranularity
 from hetplan.reports.summary import next_lines, summarize
 from hetplan.reports.terminal import folded
 from hetplan.search.result import Certificate, IdleCause, IdleReason, SearchResult
@@ -38,7 +40,7 @@ def test_rows_hold_every_stage_once_and_its_figures(result: SearchResult) -> Non
         assert row.least_busy <= row.most_busy <= 1.0
     assert next(estimates, None) is None
     for before, after in pairwise(rows):
-        if before.pipeline == after.pipeline:
+        if before.pipelines == after.pipelines:
             assert after.first == before.last + 1
 
 
@@ -137,12 +139,23 @@ def test_names_are_no_markup(result: SearchResult) -> None:
     row = whole.rows[0]
     twice = tuple(replace(row.islands[0], name=name) for name in ("[red]a[/red]", "[b]"))
     named = replace(whole, rows=(replace(row, islands=twice),))
-    assert "[red]a[/red]+[b]" in "\n".join(named.lines(100))
+    assert "[red]a[/red] + [b]" in "\n".join(named.lines(100))
 
 
 def test_commands_that_come_next_take_any_file_name(result: SearchResult) -> None:
     first, *_ = next_lines(result, Path("a plan; rm x.json"))
     assert "'a plan; rm x.json'" in first
+
+
+def test_a_dense_model_recomputes_activations_of_no_experts(result: SearchResult) -> None:
+    norms = Recompute(
+        granularity=RecomputeGranularity.SELECTIVE,
+        modules=(RecomputeModule.NORMS, RecomputeModule.ACTIVATION),
+    )
+    (pipeline,) = result.plan.pipelines
+    stages = tuple(replace(each, recompute=norms) for each in pipeline.stages)
+    plan = replace(result.plan, pipelines=(replace(pipeline, stages=stages),))
+    assert " layernorm+act\n" in text(replace(result, plan=plan))
 
 
 def test_words_are_not_broken() -> None:
@@ -154,3 +167,32 @@ def test_a_table_without_room_takes_more_lines_and_loses_nothing(result: SearchR
     narrow = list(summarize(result).lines(50))
     assert not [line for line in narrow if "…" in line]
     assert {word for word in wide if word.isdigit()} <= {*" ".join(narrow).split()}
+
+
+def test_words_of_stages_of_several_kinds_stay_whole_at_80_columns(result: SearchResult) -> None:
+    summary = summarize(result)
+    islands = tuple(
+        replace(island, device=replace(island.device, kind=kind))
+        for island, kind in zip(
+            result.inputs.cluster.islands[:2], ("nvidia-h100-80gb-sxm", "amd-mi300x"), strict=True
+        )
+    )
+    rows = tuple(
+        replace(
+            row,
+            islands=islands,
+            tp=(8, 4),
+            cp=(2, 1),
+            ep=(1, 2),
+            dp=(16, 32),
+            microbatch_size=(4, 2),
+            layers=(10, 11, 9, 12),
+        )
+        for row in summary.rows
+    )
+    lines = list(replace(summary, rows=rows).lines(80))
+    assert max(map(len, lines)) <= 80
+    assert {"h100-80gb-sxm", "mi300x", "tp", "16/32", "layers", "memory,"} <= {
+        *" ".join(lines).split()
+    }
+    assert not [line for line in lines if "\u2026" in line]

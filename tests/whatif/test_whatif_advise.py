@@ -42,15 +42,15 @@ def more(of: SearchResult, nodes: int) -> Candidate:
 def test_worths_are_those_of_a_search_best_first_within_the_budget(today: SearchResult) -> None:
     candidates = [more(today, 1), more(today, 4), more(today, 8)]
     found = advise(today, PREDICTOR, candidates, usd_per_hour=40.0)
-    assert [each.words for each in found] == ["4 of a", "1 of a"]
+    assert [each.worth.words for each in found] == ["4 of a", "1 of a"]
     for each, candidate in zip(found, (candidates[1], candidates[0]), strict=True):
         assert each.usd_per_hour == candidate.usd_per_hour
         inputs = today.inputs
         alone = search(inputs.model, candidate.cluster, inputs.job, PREDICTOR)
         gain = today.estimate.step_seconds / alone.estimate.step_seconds - 1
-        assert each.least_gain <= each.most_gain
-        assert gain <= each.most_gain * (1 + 1e-9)
-        assert gain >= each.least_gain - 0.011 * (1 + gain)
+        assert each.worth.least_gain <= each.worth.most_gain
+        assert gain <= each.worth.most_gain * (1 + 1e-9)
+        assert gain >= each.worth.least_gain - 0.011 * (1 + gain)
     with pytest.raises(InputError, match="no candidate has a price of at most 5"):
         advise(today, PREDICTOR, candidates, usd_per_hour=5.0)
 

@@ -11,15 +11,16 @@ from sweep_files import plan_command, sweep_files
 
 import hetplan
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.energy.energy import energy_of, rent_usd_per_hour, usd_per_step
 from hetplan.cost.estimate import step_quantile
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.job.spec import Job, Objective, Pins
+from hetplan.job.spec import Forbids, Job, Objective, Pins
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.files import load_plan, save_result
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
-from hetplan.whatif.objectives import layout, rent_usd_per_hour, usd_per_step
+from hetplan.whatif.objectives import by_objective, layout
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 _PINS = Pins(cp=1, virtual_stages=1, recompute=False)
@@ -63,8 +64,7 @@ def test_dear_devices_stay_out_where_money_is_the_aim() -> None:
     cheap = hetplan.plan(model(6), of, asked(objective=Objective.COST_PER_TOKEN), _PREDICTOR, top=3)
     assert "b" in islands_of(fast)
     assert islands_of(cheap) == {"a"}
-    pricer = Pricer(model(6), of, asked(), _PREDICTOR)
-    costs = [usd_per_step(pricer, r.plan, r.estimate.step_seconds) for r in (cheap, fast)]
+    costs = [usd_per_step(r.plan, r.estimate, model(6), of, asked()) for r in (cheap, fast)]
     assert None not in costs
     assert costs[0] < costs[1]
     rent = rent_usd_per_hour(cheap.plan, of)
@@ -94,9 +94,53 @@ def test_alternatives_are_legal_unlike_and_none_is_beaten(tmp_path: Path) -> Non
     assert hetplan.plan(model(6), of, asked(), _PREDICTOR, top=5) == found
 
 
+def test_no_plan_of_the_pool_beats_a_point_of_the_front_or_passes_its_gaps() -> None:
+    plain = priced(cheap=1.0, dear=3.0)
+    of = replace(
+        plain,
+        islands=tuple(
+            replace(each, device=replace(each.device, max_power_watts=watts))
+            for each, watts in zip(plain.islands, (400.0, 700.0), strict=True)
+        ),
+    )
+    fastest = hetplan.plan(model(6), of, asked(), _PREDICTOR)
+    found = by_objective(fastest, _PREDICTOR, front=True)
+    assert found.is_front
+    assert not fastest.is_front
+    points = found.alternatives
+    assert len(points) > 1
+    assert points[0].step_seconds == min(each.step_seconds for each in points)
+    figures = [(p.step_seconds, p.usd_per_step, p.kwh_per_step, p.devices) for p in points]
+    for one, gaps in zip(figures, points, strict=True):
+        for two in figures:
+            assert one is two or any(a < b for a, b in zip(one, two, strict=True))
+            assert two[1] >= one[1] * (1 - gaps.usd_gap)
+            assert two[2] >= one[2] * (1 - gaps.kwh_gap)
+        assert 0 <= gaps.gap < 1
+    energetic = asked(objective=Objective.ENERGY_PER_TOKEN)
+    least = by_objective(
+        replace(fastest, inputs=replace(fastest.inputs, job=energetic)),
+        _PREDICTOR,
+    )
+    energies = [energy_of(r.plan, r.estimate, of).kwh_per_step for r in (least, fastest)]
+    assert energies[0] == min(kwh for _, _, kwh, _ in figures)
+    assert energies[0] <= energies[1]
+    assert "no plan of them takes less than" in least.objective
+
+
+def test_an_island_that_must_stay_out_needs_no_price_for_a_bound() -> None:
+    of = priced(cheap=1.0, dear=3.0)
+    of = of.with_island(replace(of.island("b"), price_usd_per_device_hour=None))
+    alone = asked(objective=Objective.COST_PER_TOKEN, forbid=Forbids(islands=("b",)))
+    found = hetplan.plan(model(6), of, alone, _PREDICTOR)
+    assert "USD (gap " in found.objective
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (("--objective", "cost"), "no price"),
+        (("--objective", "fame"), "objective"),
         (("--set", "quantile=2"), "--set quantile: found 2; it must be at most"),
         (("--set", "objective=cost_per_token"), "no price"),
         (("--top", "0"), "--top"),

@@ -83,7 +83,7 @@ def test_the_best_kind_alone_is_asked_under_megatron_too() -> None:
     figure = homogeneous_sum(result, Answers(PREDICTOR))
     found = strongest_alone(result, figure, Answers(PREDICTOR))
     assert found is not None
-    target, best = found
+    target, best = found.target, found.kind
     assert best.device == "new"
     assert best.tokens_per_second >= max(kind.tokens_per_second for kind in figure.kinds)
     stock = search(

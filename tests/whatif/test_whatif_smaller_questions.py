@@ -142,6 +142,25 @@ def test_without_time_the_smaller_questions_are_left_out() -> None:
         assert answers.answer(name, smaller) is None
 
 
+def test_a_part_of_a_part_that_was_answered_in_time_is_a_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = cluster(island("a"), island("b"))
+    question = Question(model=model(2), cluster=there, job=job(2, target="any"))
+    part = question.with_job(target="megatron").without_islands("b")
+    plan = best_plan(part, Answers(PREDICTOR)).plan
+    given: list[object] = []
+    whole = room.searched
+
+    def heard(*asked: object, start: tuple[object, ...], **more: object) -> SearchResult:
+        given.extend(start)
+        return whole(*asked, start=start, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(room, "searched", heard)
+    best_plan(question.with_job(time_limit_seconds=1.0), Answers(PREDICTOR, plans=[plan]))
+    assert given == [plan]
+
+
 def test_an_interrupt_before_there_is_a_plan_is_no_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -143,7 +143,7 @@ def collective(
     one rank costs nothing. An InputError where the algorithm cannot be used, islands have no link,
     or a number is out of its range.
     """
-    _check(shape, operation, message_bytes, share)
+    _check(operation, message_bytes, share)
     if shape.num_ranks == 1:
         return CollectiveCost(terms=(), algorithm=algorithm or Algorithm.DIRECT, sent=())
     asking = Asking(predictor=predictor, share=share)
@@ -154,7 +154,7 @@ def collective(
         if layout is not None:
             return direct_sum(layout, message_bytes, asking)
     if algorithm is not None:
-        _check_algorithm(shape, operation, algorithm)
+        _check_algorithm(operation, algorithm)
         found = list(_candidates(cluster, shape, operation, message_bytes, asking, algorithm))
         if not found:
             raise InputError(
@@ -244,7 +244,7 @@ def _candidates(
                 yield cost
 
 
-def _check(shape: GroupShape, operation: LinkOperation, message_bytes: float, share: float) -> None:
+def _check(operation: LinkOperation, message_bytes: float, share: float) -> None:
     if not 0 <= message_bytes < math.inf:
         raise InputError(f"message_bytes is {message_bytes}; it must be at least 0 and finite")
     if not 0 < share <= 1:
@@ -253,7 +253,7 @@ def _check(shape: GroupShape, operation: LinkOperation, message_bytes: float, sh
         raise InputError(f"{operation.value} is part of no step; it has no price")
 
 
-def _check_algorithm(shape: GroupShape, operation: LinkOperation, algorithm: Algorithm) -> None:
+def _check_algorithm(operation: LinkOperation, algorithm: Algorithm) -> None:
     if algorithm not in _ALGORITHMS[operation]:
         names = ", ".join(sorted(_ALGORITHMS[operation]))
         raise InputError(

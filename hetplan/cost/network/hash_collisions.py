@@ -24,7 +24,6 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln
 
 from hetplan.cluster.spec import Link
 from hetplan.cost.arrays import Floats
@@ -130,5 +129,7 @@ def _at_most_saddle(flows: int, paths: int, most: int) -> float:
 
 
 def _log_poisson(mean: float, counts: Floats) -> Floats:
+    from scipy.special import gammaln  # 0.2 s, which most clusters need not wait for
+
     found: Floats = counts * math.log(mean) - mean - gammaln(counts + 1.0)
     return found

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.schedules import check_shape
 from hetplan.errors import InputError
-from hetplan.kernels import kernel
+from hetplan.kernels import compiler_is_loaded, kernel
 
 _SECONDS = (
     "forward",
@@ -43,6 +43,11 @@ _SECONDS = (
     "shared_forward",
     "shared_backward",
 )
+
+
+_MAX_ALL_AT_ONCE = 20_000
+"""Stages times microbatches of draws that are replayed together in numpy, at 20 microseconds each:
+as long as loading the compiled replay takes."""
 
 
 class Exchange(StrEnum):
@@ -206,12 +211,22 @@ def pipeline_ends(times: StageTimes, rendezvous: bool) -> Floats:
     return _eager_ends(times)
 
 
-@kernel
 def ends_of_draws(times: StageTimes, rendezvous: bool) -> Floats:
     """`pipeline_ends` of one pipeline in many draws, [draws, stages].
 
     The seconds of `times` have the draws as their first axis.
     """
+    num_stages = times.forward.shape[1]
+    if compiler_is_loaded() or num_stages * times.num_microbatches > _MAX_ALL_AT_ONCE:
+        return _ends_one_by_one(times, rendezvous)
+    names = times._fields[:6]
+    seconds: dict[str, Any] = {name: np.ascontiguousarray(getattr(times, name).T) for name in names}
+    found: Floats = pipeline_ends.elementwise(times._replace(**seconds), rendezvous).T
+    return found
+
+
+@kernel
+def _ends_one_by_one(times: StageTimes, rendezvous: bool) -> Floats:
     count, num_stages = times.forward.shape
     found = np.empty((count, num_stages))
     for d in range(count):
@@ -233,10 +248,10 @@ def ends_of_draws(times: StageTimes, rendezvous: bool) -> Floats:
 def _eager_ends(times: StageTimes) -> Floats:
     forward, backward, send_forward, send_backward, wire_latency, _, warmup, m = times
     num_stages = forward.shape[0]
-    arrived = np.empty((num_stages, m))  # activations of microbatch i at stage s
-    end = np.zeros(num_stages)
-    down_free = np.zeros(num_stages)
-    up_free = np.zeros(num_stages)
+    arrived = np.empty((m, *forward.shape))  # activations of microbatch i at stage s
+    end = np.zeros_like(forward)
+    down_free = np.zeros_like(forward)
+    up_free = np.zeros_like(forward)
     done = np.zeros(num_stages, np.int64)
     for j in range(m):
         for s in range(num_stages):
@@ -244,12 +259,12 @@ def _eager_ends(times: StageTimes) -> Floats:
             for i in range(done[s], stop):
                 start = end[s]
                 if s > 0:
-                    start = max(start, arrived[s, i])
+                    start = max(start, arrived[i, s])
                 end[s] = start + forward[s]
                 if s < num_stages - 1:
                     left = max(end[s], down_free[s]) + send_forward[s]
                     down_free[s] = left
-                    arrived[s + 1, i] = left + wire_latency[s]
+                    arrived[i, s + 1] = left + wire_latency[s]
             done[s] = max(done[s], stop)
         gradient = 0.0
         for s in range(num_stages - 1, -1, -1):
@@ -266,14 +281,14 @@ def _rendezvous_ends(times: StageTimes) -> Floats:
     forward, backward, send_forward, send_backward, wire_latency, extra, warmup, m = times
     last = forward.shape[0] - 1
     depth = np.minimum(warmup, m)
-    now = np.zeros(last + 1)
+    now = np.zeros_like(forward)
     for s in range(last):
         if depth[s] - depth[s + 1] > 1 or depth[s] < depth[s + 1]:
             now[:] = np.inf
             return now
-    posted_up = np.zeros(last + 1)  # when stage s posts the gradient it has just computed
-    left_down = np.zeros(last)  # latest departure over boundary s, activations
-    left_up = np.zeros(last)  # and gradients
+    posted_up = np.zeros_like(forward)  # when stage s posts the gradient it has just computed
+    left_down = np.zeros_like(send_forward)  # latest departure over boundary s, activations
+    left_up = np.zeros_like(send_forward)  # and gradients
 
     # Warm-up. Stage s posts its receive of microbatch j when it has sent j - 2 and computed j - 1.
     for j in range(depth[0]):
@@ -293,7 +308,7 @@ def _rendezvous_ends(times: StageTimes) -> Floats:
         # activations depth[s] - 1 + j (while there are any left) and its receive of gradient j.
         for s in range(last, -1, -1):
             if s < last:
-                posted = now[s]
+                posted = now[s] + 0.0  # no view of a row, which changes below
                 ready = max(posted_up[s + 1], posted + extra[s])
                 left_up[s] = max(ready, left_up[s]) + send_backward[s]
                 now[s] = max(posted, left_up[s] + wire_latency[s])

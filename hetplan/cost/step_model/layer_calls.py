@@ -283,14 +283,13 @@ class LayerCalls:
         self,
         operation: LinkOperation,
         message_bytes: float,
-        count: float = 1.0,
         component: Component = Component.TENSOR_PARALLEL,
     ) -> Call:
         return Call(
             groups=GroupKind.TENSOR,
             operation=operation,
             message_bytes=message_bytes,
-            count=count,
+            count=1.0,
             component=component,
             what=f"tensor-parallel {operation.value}",
         )

@@ -1,25 +1,34 @@
-"""The answer: what a plan is and what it costs, in two sentences and a table."""
+"""The answer: what a plan is and what it costs, in two sentences and a table of the questions that
+a team asks of it.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from hetplan.cost.estimate_values import Estimate, StepRange
+from hetplan.plans.pieces import used_devices
 from hetplan.predict.predictor import MEASURED
+from hetplan.reports.explained import gains_worth_saying, idle_lines
 from hetplan.reports.html.values import PlanView
 from hetplan.reports.html.words import (
     bytes_words,
+    change_words,
+    gain_words,
     range_words,
     seconds_words,
     share_words,
 )
-from hetplan.reports.summary import next_lines
+from hetplan.reports.plans import mixing_line
+from hetplan.reports.summary import next_lines, step_words
 from hetplan.search.descriptions import devices_in_use, layout_words
-from hetplan.search.result import SearchResult
+from hetplan.search.result import ChangeKind, SearchResult, ShadowPrice
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.units import counted, format_count
-from hetplan.whatif.plan_use import used_devices
+from hetplan.whatif.plan_use import idle_islands
 
 
 def headline(result: SearchResult) -> str:
@@ -48,37 +57,174 @@ def _step_words(estimate: Estimate, step: float, count: float = 1.0) -> str:
     return f"{own} {range_words(within.share, low, high)}"
 
 
-def facts(view: PlanView) -> Iterator[tuple[str, str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One question and its answer."""
+
+    name: str
+    words: str
+    section: str = ""
+    """Of the page, that says more."""
+
+
+def facts(view: PlanView) -> Iterator[Fact]:
     """The table below the answer, most asked first."""
+    yield from _costs(view)
+    yield from _layout(view)
+    yield from _limits(view)
+    yield from _changes(view)
+    yield from _trust(view)
+    *_, start = next_lines(view.result, Path(view.name))
+    name, _, how = start.partition(": ")
+    yield Fact(name=name.capitalize(), words=how, section="start")
+
+
+def _costs(view: PlanView) -> Iterator[Fact]:
+    """How long, how fast, how dear."""
     result = view.result
     estimate, job = result.estimate, result.inputs.job
     step, within = estimate.step_seconds, estimate.step_range
     tokens = estimate.tokens_per_second * step
     least, most = (f"{tokens / end:,.0f}" for end in (within.high_seconds, within.low_seconds))
-    yield "Step", _step_words(estimate, step)
-    yield (
-        "Tokens per second",
-        f"{estimate.tokens_per_second:,.0f} {range_words(within.share, least, most)}",
-    )
+    yield Fact(name="Step", words=_step_words(estimate, step), section="step")
+    rate = f"{estimate.tokens_per_second:,.0f} {range_words(within.share, least, most)}"
+    yield Fact(name="Tokens per second", words=rate)
     if estimate.kinds:
-        yield "MFU", _mfu_words(estimate, within)
-    if job.total_tokens is not None:
-        words = _step_words(estimate, step, job.total_tokens / tokens)
-        yield "Time for all tokens", f"{words} for {format_count(job.total_tokens)}"
+        yield Fact(name="MFU", words=_mfu_words(estimate, within), section="use")
+    whole = _A_TRILLION if job.total_tokens is None else job.total_tokens
+    words = _step_words(estimate, step, whole / tokens)
+    count = format_count(whole)
+    name = "Time for all tokens" if job.total_tokens else f"Time per {count} tokens"
+    yield Fact(name=name, words=f"{words} for {count}" if job.total_tokens else words)
     if view.usd_per_step is not None:
-        yield "Price", f"{view.usd_per_step:,.4g} USD per step"
-    yield "Trainer", result.plan.target
-    yield "Layout", layout_words(result.plan)
+        yield Fact(name="Price", words=f"{view.usd_per_step:,.4g} USD per step", section="energy")
+    if view.energy is not None:
+        low, high = view.energy.kwh_range
+        words = range_words("90 %", f"{low:,.3g}", f"{high:,.3g}")
+        words = f"{view.energy.kwh_per_step:,.3g} kWh per step {words}"
+        yield Fact(name="Energy", words=words, section="energy")
+
+
+_A_TRILLION = 10**12
+"""Tokens of a run whose length is not given: others are multiples of it."""
+
+
+def _layout(view: PlanView) -> Iterator[Fact]:
+    """What runs where."""
+    result, job = view.result, view.result.inputs.job
+    yield Fact(name="Trainer", words=result.plan.target, section="start")
+    yield Fact(name="Layout", words=layout_words(result.plan), section="timeline")
     batch = f"{job.global_batch_size:,} sequences of {job.sequence_length:,} tokens"
-    yield "Batch", f"{batch}, {job.precision.value}"
-    yield "Devices", _devices(result)
-    yield "Fullest stage", _fullest(estimate)
-    yield "Proof", _proof(result)
-    unmeasured = "" if MEASURED in estimate.sources else "; nothing was measured here"
-    yield "Predicted from", f"{', '.join(estimate.sources)} figures{unmeasured}"
-    *_, start = next_lines(result, Path(view.name))
-    name, _, how = start.partition(": ")
-    yield name.capitalize(), how
+    yield Fact(name="Batch", words=f"{batch}, {job.precision.value}")
+    yield Fact(name="Devices", words=_devices(result), section="cluster")
+    yield Fact(name="Fullest memory", words=_fullest(result.estimate), section="memory")
+
+
+def _limits(view: PlanView) -> Iterator[Fact]:
+    """What holds the plan up, and what stands idle."""
+    words = step_words(view.result.estimate)
+    for gain, change in gains_worth_saying(view.limits)[:1]:
+        words += f". It would be {share_words(gain)} shorter with {change}"
+    yield Fact(name="What limits it", words=words, section="step")
+    yield Fact(name="Fullest link", words=_fullest_link(view), section="cluster")
+    yield Fact(name="Idle devices", words=_idle(view), section="help")
+
+
+def _idle(view: PlanView) -> str:
+    """Which devices are idle, and why."""
+    result = view.result
+    why, left = [*idle_lines(result.idle, result)], [*idle_devices(result)]
+    if not why:
+        asked = not_asked(view, result.certificate is not None)
+        if result.objective:
+            asked = f"not known of a plan chosen by {result.objective}"
+        return f"{', '.join(left)}; why is {asked}" if left else "none"
+    more = f", and {len(why) - _MOST_IDLE} more islands below" * (len(why) > _MOST_IDLE)
+    return "; ".join(why[:_MOST_IDLE]) + more
+
+
+_MOST_IDLE = 2
+"""Islands whose reasons stand in the table: each is a sentence."""
+
+
+def _fullest_link(view: PlanView) -> str:
+    step = view.result.estimate.step_seconds
+    known = [(share, use) for use in view.links if (share := use.share(step)) is not None]
+    if not known:
+        return "none: nothing is sent over a link whose bandwidth is known"
+    share, use = max(known, key=lambda each: each[0])
+    return f"{use.link}, {share_words(share)} of its bandwidth on average"
+
+
+def _changes(view: PlanView) -> Iterator[Fact]:
+    """One more node, half of a link, one kind alone; what was not asked is none of the answers."""
+    result = view.result
+    prices, asked = result.prices, result.certificate is not None
+    nodes = [each for each in prices if each.kind is ChangeKind.NODE]
+    words = "; ".join(f"{gain_of(each)} tokens/s with {each.words}" for each in nodes)
+    yield Fact(name="One more node", words=words or not_asked(view, asked), section="help")
+    halves = [each for each in prices if each.kind is ChangeKind.NARROWER]
+    worst = min(halves, key=lambda each: each.least_gain, default=None)
+    felt = [use for use in view.links if use.at_half is not None]
+    if worst is not None:
+        words = f"{gain_of(worst)} tokens/s with {worst.words}, planned again"
+    elif felt:
+        most = max(felt, key=lambda use: use.at_half or 0.0)
+        words = f"step {change_words(most.at_half)} with half of {most.link}, this layout kept"
+    else:
+        words = "nothing changes: no link with a known bandwidth is used"
+    yield Fact(name="Half of a link's bandwidth", words=words, section="cluster")
+    if result.alone is not None:
+        yield Fact(name="Beside one kind", words=mixing_line(result, result.alone))
+
+
+def gain_of(price: ShadowPrice) -> str:
+    """What a change is worth, or why that is not known."""
+    return price.note or gain_words(price.least_gain, price.most_gain)
+
+
+def not_asked(view: PlanView, searched: bool) -> str:
+    """What answers it; of a layout that was given no search does."""
+    if not searched:
+        return "not known: the layout was given, not searched"
+    return f"not planned yet: hetplan report {shlex.quote(view.name)} --what-if"
+
+
+def idle_devices(result: SearchResult) -> Iterator[str]:
+    """`8 of 32 devices of h100`, of every island with some."""
+    cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
+    for island, left in idle_islands(result.plan, cluster):
+        yield f"{left:,} of {island.num_usable_devices:,} devices of {island.name}"
+
+
+def _trust(view: PlanView) -> Iterator[Fact]:
+    """How good the plan is, and what its figures rest on."""
+    yield Fact(name="Proof", words=_proof(view.result), section="search")
+    yield Fact(name="Not measured", words=_unmeasured(view), section="sources")
+
+
+def _unmeasured(view: PlanView) -> str:
+    """The part of the step that rests on figures of others, and the largest of them."""
+    estimate = view.result.estimate
+    sources = f"predicted from {', '.join(estimate.sources)} figures"
+    if MEASURED not in estimate.sources:
+        return f"everything: {sources}"
+    if view.is_priced_anew or not estimate.causes:
+        return f"not known part by part; {sources}"
+    others = [
+        each
+        for each in sorted(estimate.causes, key=lambda one: -one.seconds)
+        if MEASURED not in view.sources.get((each.cause, each.part), ())
+    ]
+    part = sum(each.seconds for each in others) / estimate.step_seconds
+    if not part:
+        return f"nothing of the step; {sources}"
+    names = dict.fromkeys(f"{each.cause} {each.part}".strip() for each in others[:_MOST_NAMED])
+    return f"{share_words(part)} of the step, most of it {', '.join(names)}; {sources}"
+
+
+_MOST_NAMED = 3
+"""Parts of a step that a line names."""
 
 
 def _mfu_words(estimate: Estimate, within: StepRange) -> str:
@@ -87,7 +233,10 @@ def _mfu_words(estimate: Estimate, within: StepRange) -> str:
         return f"not known, as a kind has no peak rate; {rate}"
     flops = estimate.mfu * estimate.step_seconds
     least, most = (share_words(flops / end) for end in (within.high_seconds, within.low_seconds))
-    return f"{share_words(estimate.mfu)} {range_words(within.share, least, most)}; {rate}"
+    words = f"{share_words(estimate.mfu)} {range_words(within.share, least, most)}; {rate}"
+    if len(estimate.kinds) > 1:
+        words += f". {', '.join(f'{e.device} {share_words(e.mfu)}' for e in estimate.kinds)}"
+    return words
 
 
 def _fullest(estimate: Estimate) -> str:

@@ -17,6 +17,7 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.network.segments import LinkScope
 from hetplan.reports.html.values import LinkUse
 from hetplan.reports.timeline import Bar, PipelineTimeline, StageTimeline, Track
+from hetplan.search.result import CoursePoint
 
 WIDTH = 100_000
 """Units of a picture's width: a step's times are rounded to so many."""
@@ -83,6 +84,39 @@ def span(low: float, middle: float, high: float, whole: float) -> Markup:
 
 def _units(value: float, whole: float) -> int:
     return round(value / whole * WIDTH) if whole > 0 else 0
+
+
+def course(points: Sequence[CoursePoint]) -> Markup:
+    """Best plan above, bound below, by steps of the search; what lies between is the gap."""
+    if len(points) < 2:
+        return Markup("")
+    steps = max(points[-1].steps, 1)
+    low = min(each.lower_bound_seconds for each in points)
+    high = max(each.best_seconds for each in points)
+    across = [_units(each.steps, steps) for each in points]
+
+    def line(values: Sequence[float]) -> str:
+        ys = [
+            round(_HIGH - 1 - (each - low) / (high - low or 1.0) * (_HIGH - 2)) for each in values
+        ]
+        moves = (f"H{x}V{y}" for x, y in zip(across[1:], ys[1:], strict=True))
+        return f"M{across[0]} {ys[0]}{''.join(moves)}"
+
+    best = line([each.best_seconds for each in points])
+    bound = line([each.lower_bound_seconds for each in points])
+    return tag(
+        "svg",
+        tag("path", d=best, class_="line best", vector_effect="non-scaling-stroke"),
+        tag("path", d=bound, class_="line bound", vector_effect="non-scaling-stroke"),
+        class_="course",
+        viewBox=f"0 0 {WIDTH} {_HIGH}",
+        preserveAspectRatio="none",
+        aria_hidden="true",
+    )
+
+
+_HIGH = 120
+"""Height of the picture of a search, in pixels."""
 
 
 # ---- timeline

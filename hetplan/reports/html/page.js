@@ -17,6 +17,18 @@
     return found;
   }
 
+  // A phone hides its scroll bars: say that a table goes on.
+  for (const box of document.querySelectorAll(".scroll")) {
+    const hint = document.createElement("span");
+    hint.className = "more";
+    hint.textContent = "more to the right \u2192";
+    hint.setAttribute("aria-hidden", "true");
+    box.before(hint);
+    const tell = () => { hint.hidden = box.scrollLeft + box.clientWidth >= box.scrollWidth - 4; };
+    box.addEventListener("scroll", tell, {passive: true});
+    new ResizeObserver(tell).observe(box);
+  }
+
   for (const figure of document.querySelectorAll("figure.timeline")) {
     const drawn = data[figure.dataset.plan].timelines[figure.dataset.number];
     const plot = figure.querySelector(".plot"), svg = plot.querySelector("svg");

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from markupsafe import Markup
 
 from hetplan.comparison.compare import Comparison
 from hetplan.cost.estimate_values import Estimate
+from hetplan.errors import InputError
+from hetplan.plans.pieces import used_devices
 from hetplan.reports.explained import every_limit, idle_lines
 from hetplan.reports.html import charts
-from hetplan.reports.html.answer import facts, headline
-from hetplan.reports.html.values import LinkUse, PlanView, StageRun, distinct
+from hetplan.reports.html.answer import Fact, facts, gain_of, headline, idle_devices
+from hetplan.reports.html.energy import energy_section
+from hetplan.reports.html.values import LinkUse, PlanView, distinct
 from hetplan.reports.html.words import (
     SPACE,
     bytes_words,
@@ -34,14 +38,18 @@ from hetplan.reports.html.words import (
     share_words,
     ticks,
 )
-from hetplan.reports.plans import grouped
+from hetplan.reports.plans import grouped, refused_lines, with_node_names
+from hetplan.reports.summary import StageRow
 from hetplan.reports.timeline import PipelineTimeline
+from hetplan.schedulers.launch import EmissionOptions
+from hetplan.schedulers.quoting import FOLDER, word
 from hetplan.search.descriptions import layout_words
-from hetplan.search.result import SearchResult
-from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.result import FamilyBound, Proof, SearchResult, ShadowPrice
+from hetplan.trainers import TRAINERS, trainer_named
+from hetplan.trainers.emission import emission_for
 from hetplan.units import counted, format_each, format_rate
 from hetplan.version import __version__
-from hetplan.whatif.plan_use import idle_islands, used_devices
+from hetplan.whatif.smaller_questions import usable_islands
 
 MAX_BARS = 40_000
 """Bars of all timelines of a page: 2 MB of pictures and data, which a browser draws in a second."""
@@ -49,6 +57,8 @@ MAX_PIPELINES = 12
 """Unlike pipelines of a plan that are drawn."""
 MOST_APART = 240
 """Bars of a row with lines between them, which would hide more of them; `page.js` has it too."""
+MOST_FAMILIES = 40
+"""Of a search: the lowest bounds; the plan file has all."""
 MEMORY_PARTS = (
     ("parameters", "parameter_bytes"),
     ("gradients", "gradient_bytes"),
@@ -71,6 +81,17 @@ SOURCES = {
     "datasheet": "the vendor's figures alone; nothing was measured",
 }
 """What a prediction's source means."""
+
+
+GROUNDS = {
+    "order-free": "a formula that leaves out in which order islands come",
+    "boundaries": "that formula with the transfers between islands",
+    "program": "a program over all orders, stages and cuts",
+    "every plan": "every plan below it was priced",
+    "prices": "a price on every device, for plans of several pipelines",
+    "journal": "what a search that was broken off has left",
+}
+"""What a bound's grounds mean (`hetplan.search.solver.Grounds`)."""
 
 
 def report_text(views: Sequence[PlanView]) -> str:
@@ -101,6 +122,7 @@ def report_text(views: Sequence[PlanView]) -> str:
         facts=_together([plan["facts"] for plan in own]),
         kinds=kinds,
         sources=SOURCES,
+        grounds=GROUNDS,
         version=__version__,
         memory_parts=[name for name, _ in MEMORY_PARTS],
         styles=_file("page.css"),
@@ -134,12 +156,12 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
         "estimate": result.estimate,
         "kinds": kinds,
         "headline": headline(result),
-        "facts": dict(facts(view)),
-        "stages": [_stage(run, result) for run in view.runs],
+        "facts": [*facts(view)],
+        "stages": [_stage(row, len(result.plan.pipelines) > 1) for row in view.rows],
         "anew": view.priced_seconds if view.is_priced_anew else None,
         "stragglers": view.straggler_seconds,
         "timelines": [*_timelines(view, kinds, most)],
-        "memory": [*_memory(view.runs)],
+        "memory": [*_memory(view.rows)],
         "components": [*_components(result.estimate)],
         "use": [*_use(result.estimate, kinds)],
         "map": _map(view, kinds),
@@ -147,9 +169,14 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
         "limits": [line.strip() for line in every_limit(view.limits)][1:],
         "most_limits": len(view.limits.islands),
         "idle": [*idle_lines(result.idle, result)],
-        "left": [*_left_idle(result)],
+        "left": [*idle_devices(result)],
+        "prices": [*_prices(result.prices)],
+        "asks": not result.prices and result.certificate is not None,
+        "unused": [*_unused_links(view)],
+        "start": _start(result),
         "search": _search(result),
-        "alternatives": [*_alternatives(result)],
+        "alternatives": [] if result.is_front else [*_alternatives(result)],
+        "energy": energy_section(view),
         "comparisons": [_comparison(each) for each in view.comparisons],
         "causes": [*_causes(view)],
         "notes": [*grouped(result.estimate.warnings)],
@@ -157,57 +184,63 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
     own["data"] = {
         "step_seconds": step,
         "timelines": [each["data"] for each in own["timelines"]],
-        **{
-            name: [row["data"] for row in own[name]]
-            for name in ("memory", "components", "use", "links", "alternatives", "comparisons")
-        },
+        **{name: [row["data"] for row in own[name]] for name in _ROWS},
         "search": own["search"] and own["search"]["data"],
         "nodes": own["map"]["data"],
     }
     return own
 
 
-def _together(every: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
-    """(name, value of every plan), in the order of the first plan that has it."""
-    names = dict.fromkeys(name for each in every for name in each)
-    return [(name, [each.get(name, "") for each in every]) for name in names]
+def _shell_words(texts: Iterable[str]) -> str:
+    """As a shell reads them; the emitted folder is DIR, as in the command beside."""
+    return " ".join(word(text.replace(FOLDER, "DIR")) for text in texts)
 
 
-def _left_idle(result: SearchResult) -> Iterator[str]:
-    cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
-    for island, left in idle_islands(result.plan, cluster):
-        yield f"{left:,} of {island.num_usable_devices:,} devices of {island.name}"
+_ROWS = ("memory", "components", "use", "links", "prices", "alternatives", "comparisons")
+"""Charts that are tables, a row of data each."""
 
 
-def _run_name(run: StageRun) -> str:
-    return f"{run.first}" if run.first == run.last else f"{run.first}-{run.last}"
+def _together(every: Sequence[Sequence[Fact]]) -> list[tuple[Fact, list[str]]]:
+    """(the fact of the first plan that has it, its words of every plan)."""
+    first = {fact.name: fact for each in reversed(every) for fact in reversed(each)}
+    own = [{fact.name: fact.words for fact in each} for each in every]
+    names = dict.fromkeys(fact.name for each in every for fact in each)
+    return [(first[name], [each.get(name, "") for each in own]) for name in names]
 
 
-def _stage(run: StageRun, result: SearchResult) -> dict[str, Any]:
-    """A row of the table of stages."""
-    cost, stage = run.cost, run.stage
-    degrees = [
-        (name, format_each(getattr(each, name) for each in stage.replicas))
-        for name in ("tp", "cp", "ep", "dp")
-    ]
-    least, most = (f"{100 * part:.0f}" for part in run.busy)
+def _start(result: SearchResult) -> dict[str, Any]:
+    """The flags that `hetplan emit` writes for the plan's target, or why it writes none."""
+    name = result.plan.target
+    if name not in TRAINERS:
+        return {"refused": [], "launch": None}
+    try:
+        options = EmissionOptions()
+        launch = emission_for(with_node_names(result), trainer_named(name), options).launch
+    except InputError:
+        return {"refused": [*refused_lines(result)], "launch": None}
     return {
-        "name": _run_name(run),
-        "pipelines": number_runs(run.pipelines) if len(result.plan.pipelines) > 1 else "",
-        "island": cost.island,
-        "device": cost.device,
-        "devices": sum(each.num_devices for each in stage.replicas),
+        "refused": [],
+        "launch": launch,
+        "program": _shell_words(launch.program),
+        "flags": [*map(_shell_words, launch.arguments)],
+        "own": [
+            [*map(_shell_words, agent)] for agent in dict.fromkeys(launch.agent_arguments) if agent
+        ],
+        "variables": [f"{name}={_shell_words([value])}" for name, value in launch.environment],
+    }
+
+
+def _stage(row: StageRow, several: bool) -> dict[str, Any]:
+    """A row of the table of stages."""
+    degrees = [(name, format_each(getattr(row, name))) for name in ("tp", "cp", "ep", "dp")]
+    least, most = (f"{100 * part:.0f}" for part in (row.least_busy, row.most_busy))
+    return {
+        "row": row,
+        "cost": row.cost,
+        "pipelines": number_runs(row.pipelines) if several else "",
         "degrees": ", ".join(f"{n} {value}" for n, value in degrees if value != "1") or "1 device",
-        "microbatch": format_each(each.microbatch_size for each in stage.replicas),
-        "layers": cost.transformer_layers,
-        "recompute": stage.recompute.words,
-        "forward": cost.forward_seconds,
-        "backward": cost.backward_seconds,
+        "microbatch": format_each(row.microbatch_size),
         "busy": f"{least} %" if least == most else f"{least}-{most} %",
-        "wait": cost.wait_seconds,
-        "reduction": cost.reduction_seconds,
-        "optimizer": cost.optimizer_seconds,
-        "extrapolating": ", ".join(cost.extrapolating),
     }
 
 
@@ -279,26 +312,26 @@ def _phases(pipeline: PipelineTimeline, step: float) -> Iterator[dict[str, Any]]
 # ---- charts with a row each
 
 
-def _memory(runs: Sequence[StageRun]) -> Iterator[dict[str, Any]]:
+def _memory(rows: Sequence[StageRow]) -> Iterator[dict[str, Any]]:
     """Bytes on one device of every stage, by component, against what is there."""
     whole = 1.01 * max(
-        max(run.cost.memory.total_bytes, run.cost.memory.available_bytes) for run in runs
+        max(row.cost.memory.total_bytes, row.cost.memory.available_bytes) for row in rows
     )
-    for run in runs:
-        use = run.cost.memory
+    for row in rows:
+        use = row.cost.memory
         parts = [(name, float(getattr(use, field))) for name, field in MEMORY_PARTS]
         yield {
-            "name": _run_name(run),
-            "pipelines": number_runs(run.pipelines),
-            "kind": run.cost.device,
-            "island": run.cost.island,
+            "name": row.name,
+            "pipelines": number_runs(row.pipelines),
+            "kind": row.cost.device,
+            "island": row.cost.island,
             "bar": charts.bar([(f"m-{n}", size) for n, size in parts], whole, use.available_bytes),
             "use": use,
             "part": use.total_bytes / use.available_bytes,
             "parts": parts,
             "data": {
-                "pipelines": run.pipelines,
-                "stages": [run.first, run.last],
+                "pipelines": row.pipelines,
+                "stages": [row.first, row.last],
                 **{field: getattr(use, field) for _, field in MEMORY_PARTS},
                 "available_bytes": use.available_bytes,
             },
@@ -366,6 +399,35 @@ def _links(links: Sequence[LinkUse], step: float) -> Iterator[dict[str, Any]]:
         }
 
 
+def _unused_links(view: PlanView) -> Iterator[str]:
+    """Pairs of islands between which nothing is sent: this plan does not feel half of a link."""
+    question = view.result.inputs
+    names = [each.name for each in usable_islands(question)]
+    used = {frozenset((each.link.left, each.link.right)) for each in view.links}
+    for one, two in combinations(names, 2):
+        if frozenset((one, two)) not in used:
+            yield f"{one} and {two}"
+
+
+def _prices(prices: Sequence[ShadowPrice]) -> Iterator[dict[str, Any]]:
+    """What changes are worth, the largest first; losses last."""
+    whole = max((abs(each.least_gain) for each in prices), default=1.0)
+    for each in prices:
+        name = "comm" if each.least_gain < 0 else "part"
+        yield {
+            "price": each,
+            "gain": gain_of(each),
+            "bar": "" if each.note else charts.bar([(name, abs(each.least_gain))], whole),
+            "data": {
+                "kind": each.kind.value,
+                "words": each.words,
+                "least_gain": each.least_gain,
+                "most_gain": each.most_gain,
+                "same_plan_gain": each.same_plan_gain,
+            },
+        }
+
+
 def _map(view: PlanView, kinds: Sequence[str]) -> dict[str, Any]:
     cluster, step = view.result.inputs.cluster, view.result.estimate.step_seconds
     used = {
@@ -390,22 +452,31 @@ def _search(result: SearchResult) -> dict[str, Any] | None:
         "bound": charts.bar([("part", certificate.lower_bound_seconds)], whole),
         "best": charts.bar([("part", step)], whole),
         "interval": charts.span(low, step, high, whole),
+        "course": charts.course(certificate.course),
+        "points": certificate.course,
         "ended": ENDED[certificate.status],
         "interval_name": share.replace(" ", SPACE),
         "low": low,
         "high": high,
         "certificate": certificate,
-        "families": [] if proof is None else [
-            {"plans": each.plans, "bound": each.bound_seconds, "grounds": each.grounds}
-            for each in proof.raised
-        ],
+        "families": [] if proof is None else _closest(proof),
         "proof": proof,
         "data": {
             "lower_bound_seconds": certificate.lower_bound_seconds,
             "step_seconds": step,
             "gap": certificate.gap,
+            "course": [
+                [each.steps, each.best_seconds, each.lower_bound_seconds]
+                for each in certificate.course
+            ],
         },
     }  # fmt: skip
+
+
+def _closest(proof: Proof) -> list[FamilyBound]:
+    """Families whose bound is nearest to the certificate's, as many as somebody reads."""
+    known = [each for each in proof.raised if each.bound_seconds is not None]
+    return sorted(known, key=lambda each: each.bound_seconds or 0.0)[:MOST_FAMILIES]
 
 
 def _alternatives(result: SearchResult) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ step is another one too, and the report says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -16,23 +16,23 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.comparison.compare import Comparison, compare
+from hetplan.cost.energy.clocks import StageClock, stage_clocks
+from hetplan.cost.energy.energy import Energy, energy_of, usd_per_step
 from hetplan.cost.estimate import cause_sources
-from hetplan.cost.estimate_values import StageEstimate
 from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
 from hetplan.cost.step_model.draws import straggler_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic import Ledger, ledger
 from hetplan.errors import Fault, InputError
-from hetplan.plans.pieces import Devices, Places, device_array, stage_array
-from hetplan.plans.plan import Plan, Stage
+from hetplan.plans.pieces import Devices, Places, device_array, stage_array, used_devices
+from hetplan.plans.plan import Plan
 from hetplan.plans.v_schedules import stage_of
 from hetplan.predict.predictor import Predictor
+from hetplan.reports.summary import StageRow, stage_rows
 from hetplan.reports.timeline import PipelineTimeline, Timeline, timeline_of
 from hetplan.search.result import Question, SearchResult
 from hetplan.whatif.ask import widened, wider
 from hetplan.whatif.limits import Limits, limits
-from hetplan.whatif.objectives import usd_per_step
-from hetplan.whatif.plan_use import used_devices
 
 SAME_STEP = 1e-6
 """Relative difference below which two steps are of one predictor: sums in another order."""
@@ -70,27 +70,13 @@ class LinkUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageRun:
-    """Neighbouring stages of a pipeline that are alike, and pipelines with the same ones."""
-
-    pipelines: tuple[int, ...]
-    first: int
-    last: int
-    stage: Stage
-    cost: StageEstimate
-    """Of the first of them; the others have equal memory and layers."""
-    busy: tuple[float, float]
-    """Least and most part of the step in forward and backward passes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
     """Everything that the report shows of one plan."""
 
     name: str
     """Of its file."""
     result: SearchResult
-    runs: tuple[StageRun, ...]
+    rows: tuple[StageRow, ...]
     timeline: Timeline
     """Of devices of mean speed."""
     straggler_seconds: float
@@ -101,6 +87,9 @@ class PlanView:
     links: tuple[LinkUse, ...]
     usd_per_step: float | None
     """None where a price is not given."""
+    energy: Energy | None
+    """None where a power is not known."""
+    clocks: tuple[StageClock, ...]
     comparisons: tuple[Comparison, ...] = ()
 
     @property
@@ -156,7 +145,7 @@ def plan_view(
     return PlanView(
         name=name,
         result=result,
-        runs=tuple(stage_runs(result)),
+        rows=tuple(stage_rows(result, apart=True)),
         timeline=timeline_of(plan, pricer),
         straggler_seconds=straggler_wait(plan, costs, step),
         sources=cause_sources(costs, step),
@@ -165,55 +154,11 @@ def plan_view(
             _with_other_bandwidths(use, plan, inputs, predictor, step.step_seconds)
             for use in link_uses(plan, inputs.cluster, counted)
         ),
-        usd_per_step=usd_per_step(pricer, plan, result.estimate.step_seconds),
+        usd_per_step=usd_per_step(plan, result.estimate, inputs.model, inputs.cluster, inputs.job),
+        energy=energy_of(plan, result.estimate, inputs.cluster),
+        clocks=stage_clocks(pricer, plan),
         comparisons=tuple(comparisons),
     )
-
-
-def stage_runs(result: SearchResult) -> Iterator[StageRun]:
-    """Alike neighbours together, equal pipelines together."""
-    costs, step = iter(result.estimate.stages), result.estimate.step_seconds
-    found: dict[object, list[StageRun]] = {}
-    for p, pipeline in enumerate(result.plan.pipelines):
-        rows: list[tuple[object, list[tuple[int, Stage, StageEstimate]]]] = []
-        for s, stage in enumerate(pipeline.stages):
-            cost = next(costs)
-            key = _alike(stage, cost)
-            if rows and rows[-1][0] == key:
-                rows[-1][1].append((s, stage, cost))
-            else:
-                rows.append((key, [(s, stage, cost)]))
-        alike = tuple((key, members[0][0], members[-1][0]) for key, members in rows)
-        same = found.get(alike)
-        if same is not None:
-            found[alike] = [replace(run, pipelines=(*run.pipelines, p)) for run in same]
-            continue
-        found[alike] = [
-            StageRun(
-                pipelines=(p,),
-                first=members[0][0],
-                last=members[-1][0],
-                stage=members[0][1],
-                cost=members[0][2],
-                busy=_span(cost.busy_seconds / step for *_, cost in members),
-            )
-            for _, members in rows
-        ]
-    for runs in found.values():
-        yield from runs
-
-
-def _span(values: Iterable[float]) -> tuple[float, float]:
-    found = [*values]
-    return min(found), max(found)
-
-
-def _alike(stage: Stage, cost: StageEstimate) -> object:
-    degrees = tuple(
-        (each.tp, each.cp, each.ep, each.dp, each.microbatch_size) for each in stage.replicas
-    )
-    layers = tuple(chunk.stop - chunk.start for chunk in stage.chunks)
-    return cost.island, cost.device, degrees, layers, stage.recompute, cost.memory
 
 
 # ---- links

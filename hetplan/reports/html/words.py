@@ -31,6 +31,16 @@ def change_words(part: float | None) -> str:
     return f"{'-' if part < 0 else '+'}{share_words(abs(part))}" if abs(part) >= 1e-4 else "same"
 
 
+def gain_words(least: float, most: float | None) -> str:
+    """`+3.1 % to +5.3 %`, `-12 %`, `0 % or more`: what a change is worth, from and to."""
+    low, high = (_signed(least), _signed(least if most is None else most))
+    return f"{low} or more" if most is None else low if low == high else f"{low} to {high}"
+
+
+def _signed(part: float) -> str:
+    return change_words(part) if abs(part) >= 1e-4 else f"0{SPACE}%"
+
+
 def seconds_words(seconds: float, like: float | None = None) -> str:
     """A time with three digits, in the unit of another one where that is given."""
     return format_brief(seconds, like).replace(" ", SPACE)

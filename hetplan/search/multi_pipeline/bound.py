@@ -27,7 +27,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.optimize import linprog
 
 from hetplan.cost.arrays import Floats
 from hetplan.search.multi_pipeline.within import WithinPricer, Worth
@@ -177,6 +176,8 @@ class _PriceSearch:
         """(prices not far from these, the least part of its worth that one of the pipelines costs)
         where that part is largest.
         """
+        from scipy.optimize import linprog
+
         devices, count = self.pricer.devices, len(center)
         found = linprog(
             c=[0.0] * count + [-1.0],

@@ -28,7 +28,6 @@ from functools import cached_property
 from itertools import pairwise, product
 
 import numpy as np
-from scipy.optimize import linprog
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
@@ -200,6 +199,8 @@ class Rows:
 
 def least_prices(needs: Ints, samples: Ints, devices: Ints) -> Floats:
     """Prices with the least sum; needs: [R, I] devices of every row on every island."""
+    from scipy.optimize import linprog
+
     solution = linprog(devices, A_ub=-needs, b_ub=-samples, bounds=(0, None), method="highs")
     if solution.x is None:  # no rows
         return np.zeros(len(devices))

@@ -30,7 +30,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
@@ -275,6 +274,8 @@ def most_sequences(
 
     `effort`: limit in the solver's own deterministic seconds.
     """
+    from ortools.sat.python import cp_model  # with pandas half a second
+
     model = cp_model.CpModel()
     variables, used = [], []
     for each in candidates:

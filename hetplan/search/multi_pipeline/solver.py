@@ -8,6 +8,7 @@ intervals first.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property, partial
 
 import numpy as np
@@ -83,6 +84,17 @@ class MultiPipelineSolver:
             batch, after = self._job.global_batch_size, self._job.data_loading_seconds
             bound = busy_bound(self._pricer, batch).seconds + after
         return OrderFreeBound(bound_seconds=bound, estimate_seconds=math.inf)
+
+    def least_price(self, of_island: Sequence[float]) -> float:
+        """What no plan of it pays for a step, by the price of a device and second of each island
+        (`hetplan.search.least_price`); infinite where there is none.
+        """
+        pricer = None if self._parts is None else self._pricer
+        if pricer is None:
+            return math.inf
+        least = [min(of_island[at] for at in each.islands) for each in self._options.classes]
+        each = (pricer.layer * (pricer.use @ np.array(least))).min()
+        return self._job.global_batch_size * pricer.num_layers * float(each)
 
     def improve(self, best: Best) -> None:
         """Offer plans made of columns, and what a local search makes of the best of them."""

@@ -524,7 +524,7 @@ def _router_faults(model: ModelSpec, experts: Experts) -> Iterator[str]:
 # ---- what was not said
 
 
-def numerics_remarks(model: ModelSpec, trainer: str = "Megatron-LM") -> tuple[str, ...]:
+def numerics_remarks(model: ModelSpec) -> tuple[str, ...]:
     """What stays the trainer's own, and what the source's number may mean otherwise."""
     attention = model.layer_runs[0].layer.attention
     rotary = isinstance(attention, LatentAttention) or attention.rotary
@@ -542,8 +542,8 @@ def numerics_remarks(model: ModelSpec, trainer: str = "Megatron-LM") -> tuple[st
     remarks = []
     if own:
         remarks.append(
-            f"The model does not say {', '.join(own)}: {trainer}'s own, in brackets, stand. Say "
-            "them in the model file."
+            f"The model does not say {', '.join(own)}: Megatron-LM's own, in brackets, stand. "
+            "Say them in the model file."
         )
     if experts is not None and router is not None and router.loss_coefficient:
         remarks.append(

@@ -1,0 +1,1 @@
+"""What a plan draws from the wall and costs."""

@@ -1,0 +1,189 @@
+"""What a step of a plan takes from the meter, and what it costs.
+
+    joules = sum over islands of PUE x (computing watts x seconds in passes
+             + communicating watts x the rest of the step, of every device of the plan,
+             + idle watts x the step, of the other devices of its nodes)
+
+    dollars = rent of the nodes x step + bytes over priced links + joules x price of the site
+
+Nodes without a device of the plan are not counted, nor are switches between nodes. A node of which
+a plan uses some devices is paid whole. A plan has no cost where one of its islands has neither a
+price nor a site with one, and no energy where the power of one is unknown (`power.power_law`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hetplan.cluster.spec import Cluster, Island
+from hetplan.cost.energy.power import PowerLaw, power_law, pue_of
+from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.network.segments import LinkScope
+from hetplan.cost.traffic import ledger
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.pieces import used_devices
+from hetplan.plans.plan import Plan
+
+JOULES_PER_KWH = 3.6e6
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslandEnergy:
+    """What the nodes of one island that a plan uses draw in a step, with the site's overhead."""
+
+    island: str
+    site: str
+    """Empty: not described."""
+    law: PowerLaw
+    pue: float
+    nodes: int
+    devices: int
+    """In use."""
+    computing_share: float
+    """Of the step, mean over its devices in use."""
+    joules_per_step: float
+    mean_watts: float
+    usd_per_joule: float | None
+    """None: energy has no price there."""
+
+    @property
+    def kwh_per_step(self) -> float:
+        """In the unit that is sold."""
+        return self.joules_per_step / JOULES_PER_KWH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """Of one step of a plan, at the meters of its sites."""
+
+    islands: tuple[IslandEnergy, ...]
+    log_halfwidth: float
+    """Of the 90 % interval: the step's and the watts', taken as independent."""
+
+    @property
+    def joules_per_step(self) -> float:
+        """All islands together."""
+        return math.fsum(each.joules_per_step for each in self.islands)
+
+    @property
+    def kwh_per_step(self) -> float:
+        """The same in the unit that is sold."""
+        return self.joules_per_step / JOULES_PER_KWH
+
+    @property
+    def mean_watts(self) -> float:
+        """All islands together."""
+        return math.fsum(each.mean_watts for each in self.islands)
+
+    @property
+    def kwh_range(self) -> tuple[float, float]:
+        """The 90 % interval of a step's kWh."""
+        factor = math.exp(self.log_halfwidth)
+        return self.kwh_per_step / factor, self.kwh_per_step * factor
+
+
+def energy_of(plan: Plan, estimate: Estimate, cluster: Cluster) -> Energy | None:
+    """Energy of a priced plan; None where the power of one of its islands is unknown."""
+    computing = {island.name: 0.0 for island in cluster.islands}
+    for stage, cost in zip(plan.stages, estimate.stages, strict=True):
+        for replica in stage.replicas:
+            name = cluster.island_of_device(replica.devices[0].start).name
+            computing[name] += replica.num_devices * cost.busy_seconds
+    parts = []
+    for island, mine in used_devices(plan, cluster):
+        devices, nodes = int(mine.sum()), int(mine.any(axis=1).sum())
+        if not devices:
+            continue
+        law = power_law(cluster, island)
+        if law is None:
+            return None
+        step = estimate.step_seconds
+        busy = min(1.0, computing[island.name] / (devices * step))
+        mean = devices * (law.computing_watts * busy + law.communicating_watts * (1.0 - busy))
+        mean += (nodes * island.devices_per_node - devices) * law.idle_watts
+        parts.append(_part(cluster, island, law, (nodes, devices), busy, mean, step))
+    joules = math.fsum(each.joules_per_step for each in parts)
+    watts = math.fsum(each.law.log_halfwidth * each.joules_per_step for each in parts) / joules
+    low, high, _ = estimate.step_range
+    return Energy(
+        islands=tuple(parts),
+        log_halfwidth=math.hypot(watts, 0.5 * math.log(high / low)),
+    )
+
+
+def _part(
+    cluster: Cluster,
+    island: Island,
+    law: PowerLaw,
+    used: tuple[int, int],
+    busy: float,
+    node_watts: float,
+    step: float,
+) -> IslandEnergy:
+    site, pue = cluster.site_of(island.region), pue_of(cluster, island)
+    return IslandEnergy(
+        island=island.name,
+        site="" if site is None else site.name,
+        law=law,
+        pue=pue,
+        nodes=used[0],
+        devices=used[1],
+        computing_share=busy,
+        joules_per_step=pue * node_watts * step,
+        mean_watts=pue * node_watts,
+        usd_per_joule=None if site is None else site.price_usd_per_joule,
+    )
+
+
+def rent_usd_per_hour(plan: Plan, cluster: Cluster) -> float | None:
+    """Price of the nodes in use; None where one has neither a price nor a site with one."""
+    prices = []
+    for island, mine in used_devices(plan, cluster):
+        nodes = int(mine.any(axis=1).sum())
+        if nodes:
+            each = hourly_price(cluster, island)
+            if each is None:
+                return None
+            prices.append(nodes * island.devices_per_node * each)
+    return math.fsum(prices)
+
+
+def hourly_price(cluster: Cluster, island: Island) -> float | None:
+    """Dollars of one device for one hour, energy apart: 0 where that alone has a price."""
+    site = cluster.site_of(island.region)
+    if island.price_usd_per_device_hour is None and site is not None and site.price_usd_per_joule:
+        return 0.0
+    return island.price_usd_per_device_hour
+
+
+def usd_per_step(
+    plan: Plan, estimate: Estimate, model: ModelSpec, cluster: Cluster, job: Job
+) -> float | None:
+    """Dollars of one step of a priced plan; None where a price, or a power that is paid, is not
+    known.
+    """
+    per_hour = rent_usd_per_hour(plan, cluster)
+    if per_hour is None:
+        return None
+    dollars = [per_hour / SECONDS_PER_HOUR * estimate.step_seconds]
+    if any(site.price_usd_per_joule for site in cluster.sites):
+        energy = energy_of(plan, estimate, cluster)
+        if energy is None:
+            return None
+        dollars += [each.joules_per_step * (each.usd_per_joule or 0.0) for each in energy.islands]
+    if _any_link_has_a_price(cluster):
+        for entry in ledger(plan, model, cluster, job, None).entries:
+            if entry.link.scope is LinkScope.ISLANDS:
+                link = cluster.link_between(entry.link.left, entry.link.right)
+                dollars.append(entry.bytes_per_step * (link.price_usd_per_byte or 0.0))
+    return math.fsum(dollars)
+
+
+def _any_link_has_a_price(cluster: Cluster) -> bool:
+    links = [each.link for each in cluster.links]
+    links += [each.link for each in cluster.region_links]
+    links += [each for each in (cluster.within_region, cluster.across_regions) if each is not None]
+    return any(link.price_usd_per_byte for link in links)

@@ -1,0 +1,54 @@
+"""What a plan file keeps of other questions: why devices are idle, what changes are worth, and the
+best device kind alone.
+
+`hetplan plan` asks about kinds alone, after it has written the plan; all else takes as long as some
+searches, and is asked for a report (`hetplan report --what-if`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from hetplan.predict.predictor import Predictor
+from hetplan.search.result import BestAlone, SearchResult
+from hetplan.whatif.baselines import homogeneous_sum, strongest_alone
+from hetplan.whatif.idle import idle_reasons
+from hetplan.whatif.shadow_prices import changes, shadow_prices
+from hetplan.whatif.smaller_questions import Answers, usable_kinds
+
+Told = Callable[[int, int, str], None]
+"""Told (number, of how many, what is asked)."""
+
+
+def with_what_ifs(
+    result: SearchResult, predictor: Predictor, progress: Told | None = None
+) -> Iterator[SearchResult]:
+    """The result with one answer more at a time, until none is missing; none of a given layout."""
+    if result.certificate is None:
+        return
+    if not result.idle:
+        idle = idle_reasons(result, predictor, progress=progress)
+        if idle:
+            result = replace(result, idle=idle)
+            yield result
+    if result.alone is None:
+        alone = best_alone(result, Answers(predictor))
+        if alone is not None:
+            result = replace(result, alone=alone)
+            yield result
+    if not result.prices:
+        asked = tuple(changes(result.inputs))
+
+        def show(number: int, words: str) -> None:
+            if progress is not None:
+                progress(number, len(asked), words)
+
+        yield replace(result, prices=shadow_prices(result, predictor, asked=asked, progress=show))
+
+
+def best_alone(result: SearchResult, answers: Answers) -> BestAlone | None:
+    """The best device kind by itself; None where there is one kind, or none has a plan alone."""
+    if len(usable_kinds(result.inputs)) < 2:
+        return None
+    return strongest_alone(result, homogeneous_sum(result, answers), answers)
