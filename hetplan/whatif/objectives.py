@@ -275,7 +275,7 @@ def _aim(found: Alternative, job: Job) -> float:
     return amount * seconds / found.step_seconds
 
 
-def _certificate(result: SearchResult, step_seconds: float) -> Certificate | None:
+def certificate_beside(result: SearchResult, step_seconds: float) -> Certificate | None:
     """The step-time bound beside this plan's step."""
     known = result.certificate
     if known is None or step_seconds == result.estimate.step_seconds:
@@ -402,7 +402,7 @@ def by_objective(
         result,
         plan=best.plan,
         estimate=estimate,
-        certificate=_certificate(result, estimate.step_seconds),
+        certificate=certificate_beside(result, estimate.step_seconds),
         objective=_words(result, best, len(ranked)),
         alternatives=_front(ranked) if front else _alternatives(ranked, top),
     )
