@@ -7,7 +7,7 @@ WORKERS ?= 2
 CPU_LIMIT ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow coverage freeze same oracle bench fuzz lint format schemas docs clean
+.PHONY: help install demo test test-slow coverage freeze same oracle bench fuzz audit lint format schemas docs clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,8 +64,11 @@ bench: $(VENV)/.installed ## speed of the cost model, its bounds, predictions ag
 	$(BIN)/python -m evaluation cost $(if $(REFERENCE),--reference $(REFERENCE))
 	$(BIN)/python -m evaluation accuracy $(if $(REFERENCE),--reference $(REFERENCE))
 
-fuzz: $(VENV)/.installed-dev ## importers against 36,000 broken inputs; FUZZ_SEED=1 for others
-	$(BIN)/pytest -q -s -m slow tests/importers/test_importers_fuzz.py
+fuzz: $(VENV)/.installed-dev ## every reader and emitted form against a million broken inputs; CASES, SEED
+	$(BIN)/python tests/fuzz/fuzz_run.py --cases $(or $(CASES),1000000) --seed $(or $(SEED),0)
+
+audit: ## known vulnerabilities of constraints.txt, secrets in the files; says what it has to skip
+	$(PYTHON) tests/house/audit.py
 
 freeze: $(VENV)/.installed ## record plans, bounds, prices and emitted arguments; REFERENCE=DIR: the evaluation's tables
 	$(BIN)/python tests/freeze/freeze.py record $(if $(REFERENCE),--reference $(REFERENCE))

@@ -214,6 +214,16 @@ def worth(reference: Reference = None, as_json: AsJson = False) -> None:
     run(_reference(reference)).show(as_json=as_json)
 
 
+def startup(reference: Reference = None, as_json: AsJson = False) -> None:
+    """Start-up times of MLPerf's results by a law that did not see the system."""
+    from evaluation.startup import startup_answer
+
+    folder = _reference(reference)
+    if folder is None:
+        raise InputError("no folder of measurements; give --reference DIR")
+    startup_answer(folder).show(as_json=as_json)
+
+
 def experts(
     targets: Targets = None,
     time_limit: Annotated[str | None, typer.Option(help="Longest search of a plan (12 s).")] = None,
@@ -246,6 +256,24 @@ def power(
     power_answer(measured, times).show(as_json=as_json)
 
 
+def soak(
+    questions: Annotated[int, typer.Option(min=1, help="Questions that are planned.")] = 500,
+    fresh: Annotated[
+        int, typer.Option(min=0, help="Of them, how many in a process of their own too.")
+    ] = 10,
+    seed: Annotated[int, typer.Option(help="Of the questions.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Many random questions in one process: memory, equal answers, nothing left."""
+    from evaluation.soak import soak as run
+    from evaluation.soak import soak_answer
+
+    found = run(questions, fresh, seed, say)
+    soak_answer(found).show(as_json=as_json)
+    if not found.is_clean:
+        raise typer.Exit(1)
+
+
 def _folder(path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
         raise InputError(f"{path} is no folder")
@@ -273,7 +301,9 @@ def _seconds(text: str | None) -> float | None:
         raise InputError(f"--time-limit: {error}") from None
 
 
-for _command in (accuracy, search, cost, power, hethub, experts, worth, closed_loop, distil):
+for _command in (
+    accuracy, search, cost, power, hethub, experts, worth, closed_loop, distil, soak, startup,
+):  # fmt: skip
     app.command(_command.__name__.replace("_", "-"))(guarded(_command))
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hetplan.job.load import load_job
     from hetplan.job.spec import Job
     from hetplan.library.inputs import make_job
+    from hetplan.library.replan import replan
     from hetplan.library.result import Result
     from hetplan.library.values import Cluster, load_cluster, load_model
     from hetplan.library.verbs import estimate, load_plan, plan, sweep
@@ -61,6 +62,7 @@ __all__ = [
     "load_plan",
     "make_job",
     "plan",
+    "replan",
     "sweep",
 ]
 
@@ -81,6 +83,7 @@ _HOMES = {
     "load_plan": "hetplan.library.verbs",
     "make_job": "hetplan.library.inputs",
     "plan": "hetplan.library.verbs",
+    "replan": "hetplan.library.replan",
     "sweep": "hetplan.library.verbs",
 }
 

@@ -50,7 +50,8 @@ class Fault:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return ": ".join(part for part in (place, self.field, self.message) if part)
+        # Names of files and fields, and what is quoted of them, are other people's.
+        return printable(": ".join(part for part in (place, self.field, self.message) if part))
 
 
 class InputError(HetplanError):

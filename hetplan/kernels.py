@@ -18,11 +18,13 @@ was given; call other kernels, `math` and simple numpy functions. Not `array.sum
 from __future__ import annotations
 
 import ast
+import errno
 import functools
 import hashlib
 import logging
 import os
 import pickle
+import stat
 import sys
 import tempfile
 import time
@@ -298,8 +300,8 @@ class _Disk:
         target_context.refresh()
         path = self._path(signature, target_context.codegen())
         try:
-            return result._rebuild(target_context, *pickle.loads(path.read_bytes()))
-        except Exception:  # missing, cut off, of another version
+            return result._rebuild(target_context, *pickle.loads(_own_bytes(path)))
+        except Exception:  # missing, cut off, of another version, or somebody else's
             return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
@@ -336,6 +338,15 @@ class _Disk:
         versions = sorted(newest.parent.glob(f"{stem}-*.kernel"), key=lambda p: p.stat().st_mtime)
         for path in versions[:-_KEPT_VERSIONS]:
             path.unlink(missing_ok=True)
+
+
+def _own_bytes(path: Path) -> bytes:
+    """Of a file that nobody else could have written: whatever it says is done."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(errno.EPERM, "others may write to it", str(path))
+        return file.read()
 
 
 class _Compiler:

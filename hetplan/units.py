@@ -240,10 +240,10 @@ def format_count(number: int) -> str:
     return f"{number:,}"
 
 
-def format_range(seconds: float, low: float, high: float, share: str) -> str:
-    """A step with its interval in one unit: `29.3 s a step (90 %: 22.3 to 48.1 s)`."""
+def format_range(seconds: float, low: float, high: float, share: str, what: str = "a step") -> str:
+    """A time with its interval in one unit: `29.3 s a step (90 %: 22.3 to 48.1 s)`."""
     own, least, most = (format_brief(each, seconds) for each in (seconds, low, high))
-    return f"{own} a step ({share}: {least.split()[0]} to {most})"
+    return f"{own} {what} ({share}: {least.split()[0]} to {most})"
 
 
 def format_about(seconds: float) -> str:

@@ -66,7 +66,7 @@ from hetplan.model.load import load_model
 from hetplan.plans.ranks import launch_faults
 from hetplan.predict.fit import load_predictor
 from hetplan.profiling.pacing import load_pace
-from hetplan.search.files import load_plan
+from hetplan.search.files import load_legal_plan
 
 PLANS_SCHEMA = "hetplan.closed-loop-plans/1"
 BEST_PLANS = 5
@@ -130,7 +130,7 @@ def _plans(inputs: LoopInputs) -> LoopPlans:
         return decode(read_document(file), LoopPlans, schema=PLANS_SCHEMA)
     search_plan(inputs, inputs.job_file, inputs.path("searched.json"))
     pricer = _pricer(inputs, PLAIN)
-    plan = load_plan(inputs.path("searched.json")).plan
+    plan = load_legal_plan(inputs.path("searched.json")).plan
     faults = tuple(launch_faults(plan))
     if faults:
         raise InputError(*faults)

@@ -42,7 +42,7 @@ from hetplan.plans.plan import Plan
 from hetplan.plans.ranks import launch_faults
 from hetplan.predict.fit import load_predictor
 from hetplan.predict.predictor import Predictor
-from hetplan.search.files import load_plan
+from hetplan.search.files import load_legal_plan
 
 MAX_MICROBATCHES = 64
 """Of a pipeline in a step: with more, every pipeline's bubble vanishes."""
@@ -198,7 +198,7 @@ class Planner:
         """
         out = self._inputs.path("searched-together.json")
         search_plan(self._inputs, TOGETHER_JOB_FILE, out)
-        plan = load_plan(out).plan
+        plan = load_legal_plan(out).plan
         played = (
             all(pipeline.num_microbatches <= MAX_MICROBATCHES for pipeline in plan.pipelines)
             and max(replica.microbatch_size for replica in plan.replicas) <= _SIZES[-1]

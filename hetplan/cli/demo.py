@@ -74,7 +74,7 @@ def _show_answer(plan: Path) -> None:
 
     from hetplan.reports.summary import summarize
     from hetplan.reports.terminal import text_width
-    from hetplan.search.files import load_plan
+    from hetplan.search.files import load_legal_plan
 
-    for line in takewhile(bool, summarize(load_plan(plan)).lines(text_width() - 2)):
+    for line in takewhile(bool, summarize(load_legal_plan(plan)).lines(text_width() - 2)):
         emit(f"  {line}")

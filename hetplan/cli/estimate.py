@@ -27,6 +27,7 @@ from hetplan.cli.options import (
     check_replaceable,
     emit,
     job_settings,
+    note,
     read_predictor,
     say,
     show_summary,
@@ -35,9 +36,9 @@ from hetplan.cli.options import (
 
 if TYPE_CHECKING:
     from hetplan.cluster.spec import Cluster
+    from hetplan.cost.goodput.lost_nic import LostNic
     from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
-    from hetplan.whatif.lost_nic import LostNic
 
 ESTIMATE_SCHEMA = "hetplan.estimate/5"
 LAYOUT = "Layout"
@@ -149,7 +150,7 @@ def estimate(
     from hetplan.errors import InfeasibleError, InputError
     from hetplan.files.writing import check_writable
     from hetplan.plans.layout import Layout, plan_of_layout
-    from hetplan.search.files import SCHEMA, load_legal_plan, priced_result, save_result
+    from hetplan.search.files import SCHEMA, load_layout, priced_result, save_result
     from hetplan.search.space.allowed import allowed_cluster
 
     layout = Layout(
@@ -181,7 +182,9 @@ def estimate(
             raise InputError(
                 f"{plan} holds its own model, cluster, job and layout; leave those options out"
             )
-        loaded = load_legal_plan(plan)
+        loaded, sealed = load_layout(plan)
+        if not sealed:
+            note(f"{plan} was changed after hetplan wrote it: its plan is priced, without a proof")
         inputs, usable, priced = loaded.inputs, loaded.inputs.cluster, loaded.plan
     elif model is None:
         raise InputError("give a plan file, or all of --model, --cluster and --job")
@@ -239,8 +242,8 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 def _lost_nic(text: str, cluster: Cluster) -> LostNic:
     """The loss in `lost-nic=ISLAND/NODE/NIC`."""
+    from hetplan.cost.goodput.lost_nic import without_nic
     from hetplan.errors import InputError
-    from hetplan.whatif.lost_nic import without_nic
 
     kind, _, place = text.partition("=")
     island, *numbers = place.rsplit("/", 2)

@@ -79,12 +79,16 @@ def idle(
 
     The plan file keeps the answer, which `hetplan explain` and `hetplan report` show from then on.
     """
+    from hetplan.errors import Fault, InputError
+    from hetplan.files.locks import Lock
+    from hetplan.files.reading import read_document
     from hetplan.reports.explained import Explained, idle_lines
     from hetplan.reports.progress import ProgressLine
     from hetplan.search.files import load_legal_plan, save_result
     from hetplan.whatif.idle import idle_reasons
     from hetplan.whatif.limits import limits as limits_of
 
+    before = read_document(plan).sha256
     result = load_legal_plan(plan)
     predict, _ = read_predictor(predictor, store)
     if not result.idle:
@@ -94,7 +98,11 @@ def idle(
             )
         if found:
             result = replace(result, idle=found)
-            save_result(result, plan)
+            with Lock(plan).take():
+                if read_document(plan).sha256 != before:
+                    message = "was replaced while its islands were looked at; explain the new plan"
+                    raise InputError(Fault(file=str(plan), message=message))
+                save_result(result, plan)
     if as_json:
         _emit_json(Explained(limits=limits_of(result, predict), idle=result.idle))
         return
@@ -119,11 +127,11 @@ def against(
         spent_lines,
     )
     from hetplan.reports.terminal import print_small
-    from hetplan.search.files import load_legal_plan, load_plan
+    from hetplan.search.files import load_legal_plan
     from hetplan.whatif.against import against as set_against
     from hetplan.whatif.limits import limits as limits_of
 
-    result, second = load_legal_plan(plan), load_plan(other)
+    result, second = load_legal_plan(plan), load_legal_plan(other)
     predict, _ = read_predictor(predictor, store)
     difference = set_against(result, second, predict)
     if as_json:

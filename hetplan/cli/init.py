@@ -116,17 +116,14 @@ def _place(out: Path, file: Drafted) -> Path:
 
 def _write(files: tuple[Drafted, ...], out: Path, force: bool) -> None:
     """All files or none."""
-    from hetplan.errors import InputError
-    from hetplan.files.writing import check_new, write_together
+    from hetplan.files.locks import Lock
+    from hetplan.files.writing import check_new, make_folder, write_together
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"--out {out}: cannot be made: {reason}; choose another place") from error
-    for file in files:
-        check_new(_place(out, file), force=force)
-    write_together({_place(out, file): file.document.text for file in files})
+    make_folder(out)
+    with Lock(out).take():
+        for file in files:
+            check_new(_place(out, file), force=force)
+        write_together({_place(out, file): file.document.text for file in files})
 
 
 def _lines(files: tuple[Drafted, ...], inputs: Inputs, out: Path) -> list[str]:

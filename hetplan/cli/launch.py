@@ -234,7 +234,7 @@ def elastic(
     """
     from hetplan.launchers.elastic import Rules
     from hetplan.launchers.elastic_backend import HostBackend, elastic_settings, replanner_for
-    from hetplan.launchers.local import LaunchSettings
+    from hetplan.launchers.local import LaunchSettings, kept_folders
 
     rules = Rules(max_restarts=max_restarts, grow=_grow(grow), wait_seconds=wait_for_hosts)
     settings = LaunchSettings(
@@ -250,19 +250,20 @@ def elastic(
         checkpoints=_checkpoints(save, save_every, load, keep),
     )
     given = _plan_to_train(plan, run_log)
-    settings, notes = elastic_settings(given, settings)
-    for note in notes:
-        say(note)
-    replanner = None
-    if emulation:
-        known, digest = read_predictor(predictor, store)
-        replanner = replanner_for(given, known, digest, limit_seconds=replan_seconds)
-    with _steps_shown(steps, verbose) as on_step:
-        backend = HostBackend(
-            given, settings, run_log=run_log, replanner=replanner, on_step=on_step, tell=say
-        )
-        show = partial(_show_history, as_json=as_json)
-        _train_elastically(given, settings, rules, backend, show)
+    with kept_folders(settings):
+        settings, notes = elastic_settings(given, settings)
+        for note in notes:
+            say(note)
+        replanner = None
+        if emulation:
+            known, digest = read_predictor(predictor, store)
+            replanner = replanner_for(given, known, digest, limit_seconds=replan_seconds)
+        with _steps_shown(steps, verbose) as on_step:
+            backend = HostBackend(
+                given, settings, run_log=run_log, replanner=replanner, on_step=on_step, tell=say
+            )
+            show = partial(_show_history, as_json=as_json)
+            _train_elastically(given, settings, rules, backend, show)
 
 
 @app.command("check-numerics")

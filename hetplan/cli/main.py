@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Callable
@@ -127,6 +128,8 @@ ENTRIES = (
     Entry(name="check", panel=DESCRIBE, help="Find what is impossible or doubtful in files."),
     Entry(name="fit", panel=PLAN, help="Fit a predictor to measurements."),
     Entry(name="plan", panel=PLAN, help="Find the fastest plan for a job on a cluster."),
+    Entry(name="replan", panel=PLAN, help="Find the next plan when nodes come, go or change."),
+    Entry(name="advise", panel=PLAN, help="Rank what could be bought by what it brings."),
     Entry(name="sweep", panel=PLAN, help="Plan a grid of questions into one table."),
     Entry(name="estimate", panel=PLAN, help="Price a layout or a plan without a search."),
     Entry(name="explain", panel=PLAN, help="Show what limits a plan and what would help."),
@@ -279,6 +282,8 @@ def common(
 def main() -> None:
     """Run the command that the arguments name; hetplan/__main__.py calls it."""
     _end_like_ctrl_c()
+    # Whatever a command and its programs write, nobody but its owner and group may change.
+    os.umask(os.umask(0) | stat.S_IWOTH)
     app()
 
 

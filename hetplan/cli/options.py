@@ -118,11 +118,11 @@ def note(text: str) -> None:
 
 def tell(*faults: Fault) -> None:
     """What is wrong or doubtful, on stderr, one line per fault."""
-    from hetplan.errors import Severity, printable
+    from hetplan.errors import Severity
 
     for fault in faults[:MAX_FAULTS]:
         prefix = "hetplan" if fault.severity is Severity.ERROR else fault.severity.value
-        say(f"{prefix}: {printable(str(fault))}")
+        say(f"{prefix}: {fault}")
     if len(faults) > MAX_FAULTS:
         say(f"hetplan: and {len(faults) - MAX_FAULTS:,} more like these")
 

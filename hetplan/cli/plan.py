@@ -97,7 +97,9 @@ def plan(
     ] = 1,
     objective: Annotated[
         str | None,
-        typer.Option(metavar="AIM", help="time, cost or energy.", rich_help_panel=JOB, hidden=True),
+        typer.Option(
+            metavar="AIM", help="time, days, cost, energy.", rich_help_panel=JOB, hidden=True
+        ),
     ] = None,
     front: Annotated[
         bool,
@@ -143,9 +145,9 @@ def plan(
 
     Ctrl-C ends the search, writes the best plan so far and exits with 130. --top N reports
     several plans, --front those that none beats in time, cost, energy and devices; --objective
-    cost, or energy, has another aim; --journal FILE saves the search while it runs, and --resume
-    continues one that was killed; --store DIR fits to other measurements; --trace FILE writes the
-    plan's timeline for ui.perfetto.dev.
+    days, cost or energy has another aim; --journal FILE saves the search while it runs, and
+    --resume continues one that was killed; --store DIR fits to other measurements; --trace FILE
+    writes the plan's timeline for ui.perfetto.dev.
     """
     from hetplan.errors import InputError
     from hetplan.files.writing import check_writable

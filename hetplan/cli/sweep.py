@@ -34,16 +34,13 @@ def sweep(
 
     Ctrl-C exits with 130 and keeps the finished rows; --resume continues.
     """
-    from hetplan.errors import Fault, InputError
     from hetplan.files.writing import check_writable
     from hetplan.reports.progress import ProgressLine
-    from hetplan.whatif.sweep import run_sweep
+    from hetplan.whatif.sweep import check_fresh, run_sweep
     from hetplan.whatif.sweep_grid import load_sweep
 
     check_writable(out)
-    if not resume and out.exists() and out.stat().st_size > 0:
-        message = "exists already; continue it with --resume, or name another file"
-        raise InputError(Fault(file=str(out), message=message))
+    check_fresh(out, resume=resume)
     questions = load_sweep(file)
     predict, digest = read_predictor(predictor, store)
     statuses: Counter[str] = Counter()

@@ -91,6 +91,15 @@ def part_left(cluster: Cluster, gone: Collection[str]) -> Cluster:
     )
 
 
+def part_back(cluster: Cluster, name: str) -> Cluster | None:
+    """The cluster with a host of this name that was out in use again; None where none is out."""
+    for island, node, known in _all_hosts(cluster):
+        if known == name and island.is_out(node):
+            out = tuple(each for each in island.nodes_out if each != node)
+            return cluster.with_island(replace(island, nodes_out=out))
+    return None
+
+
 def _all_hosts(cluster: Cluster) -> Iterator[tuple[Island, int, str]]:
     """(island, node, name) of every host, those that are out included."""
     for island in cluster.islands:

@@ -452,16 +452,8 @@ class TrafficCount:
         interval = self.job.checkpoint_interval_steps
         if interval is None:
             return
-        for stage in self.plan.pipelines[0].stages:
-            count = sum(
-                self.model.parameters_at(position)
-                for chunk in stage.chunks
-                for position in range(chunk.start, chunk.stop)
-            )
-            head = len(self._kinds) - 1
-            if self.model.tied_embeddings and any(chunk.stop > head for chunk in stage.chunks):
-                count -= self.model.vocabulary_matrix()
-            size = count * checkpoint_bytes_per_parameter(self.job)
+        sizes = checkpoint_bytes(self.plan, self.model, self.job)
+        for stage, size in zip(self.plan.pipelines[0].stages, sizes, strict=True):
             yield self._storage(stage), TrafficClass.CHECKPOINT, size / interval
 
     def _data(self, pipeline: Pipeline) -> Sent:
@@ -471,6 +463,21 @@ class TrafficCount:
         size = 2.0 if self.model.vocab_size <= SMALL_VOCABULARY else 4.0
         for stage in dict.fromkeys(readers):
             yield self._storage(stage), TrafficClass.DATA, tokens * size
+
+
+def checkpoint_bytes(plan: Plan, model: ModelSpec, job: Job) -> tuple[float, ...]:
+    """Every weight and its optimizer state once, by the stage of the first pipeline that has it."""
+    head, found = len(model.layers) - 1, []
+    for stage in plan.pipelines[0].stages:
+        count = sum(
+            model.parameters_at(position)
+            for chunk in stage.chunks
+            for position in range(chunk.start, chunk.stop)
+        )
+        if model.tied_embeddings and any(chunk.stop > head for chunk in stage.chunks):
+            count -= model.vocabulary_matrix()
+        found.append(float(count * checkpoint_bytes_per_parameter(job)))
+    return tuple(found)
 
 
 def checkpoint_bytes_per_parameter(job: Job) -> int:

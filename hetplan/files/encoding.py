@@ -22,6 +22,11 @@ def encode(value: object, *, schema: str) -> str:
         raise TypeError(f"encode takes a dataclass, not {type(value).__name__}")
     if data.setdefault("schema", schema) != schema:
         raise ValueError(f"the value says schema {data['schema']!r}, the caller {schema!r}")
+    return canonical(data)
+
+
+def canonical(data: dict[str, object]) -> str:
+    """The text of plain data; ValueError for what JSON cannot hold."""
     return json.dumps(data, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -237,12 +237,12 @@ def _schema_faults(document: Document, root: dict[str, object], schema: str) -> 
     if not parts[0] or not parts[2].isascii() or not parts[2].isdigit() or int(parts[2][:9]) < 1:
         return [document.fault(("schema",), f"found {str(found)[:60]!a}; write `schema: {schema}`")]
     if parts[0] != name:
-        message = f"this is a {parts[0]} file, a {name} file is expected here ({schema})"
+        message = f"this is a {parts[0][:60]} file, a {name} file is expected here ({schema})"
         raise InputError(document.fault(("schema",), message))
     if len(parts[2]) > 9 or int(parts[2]) > int(newest):
         message = (
-            f"found {found}, this version of hetplan reads up to {schema}; use a newer hetplan "
-            "or write the older form"
+            f"found {str(found)[:60]}, this version of hetplan reads up to {schema}; use a newer "
+            "hetplan or write the older form"
         )
         raise InputError(document.fault(("schema",), message))
     return []

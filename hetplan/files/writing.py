@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hetplan.errors import Fault, HetplanError, InputError
 
 # The file system refuses the place itself: a read-only mount, a name that is too long or odd.
 _REFUSED_PLACES = (errno.EROFS, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
-_NEW_FILE_MODE = 0o666  # less the umask, as any program's new file
+NEW_FILE_MODE = 0o664
+"""Less the umask: whatever that is, only its owner and group may write to a new file."""
+_KEPT_MODE = 0o775  # what a file that is replaced may hand on
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -25,24 +28,37 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_together(texts: Mapping[Path, str]) -> None:
     """The same for several files: none is replaced before all texts are on the disk."""
-    written: list[tuple[Path, Path, Path]] = []
+    # Two paths of one file are one: each file is locked once.
+    targets = {os.path.realpath(path): (path, text) for path, text in texts.items()}
+    path = Path()
     try:
-        for path, text in texts.items():
-            target = Path(os.path.realpath(path))
-            temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-            written.append((path, temporary, target))
-            _write_and_sync(temporary, text.encode("utf-8"))
-            if target.exists():
-                os.chmod(temporary, target.stat().st_mode & 0o7777)
-        for path, temporary, target in written:  # noqa: B007, the error names the path
-            os.replace(temporary, target)
-            sync_folder(target.parent)
+        with contextlib.ExitStack() as stack:
+            written = []
+            for name, (path, text) in targets.items():
+                temporary, handle = stack.enter_context(temporary_beside(Path(name)))
+                written.append((path, temporary, Path(name)))
+                with os.fdopen(handle, "wb", closefd=False) as stream:
+                    stream.write(text.encode("utf-8"))
+                os.fsync(handle)
+                if os.path.exists(name):
+                    os.chmod(temporary, os.stat(name).st_mode & _KEPT_MODE)
+            for path, temporary, target in written:  # noqa: B007, the error names the path
+                os.replace(temporary, target)
+                sync_folder(target.parent)
     except OSError as error:
         raise _write_error(path, error) from error
-    finally:
-        for _, temporary, _ in written:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder and those above it where they are missing; an InputError where none can be
+    made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        message = f"cannot be made: {reason}; choose another place"
+        raise InputError(Fault(file=str(folder), message=message)) from error
 
 
 def check_writable(path: Path) -> None:
@@ -51,18 +67,80 @@ def check_writable(path: Path) -> None:
     An InputError where the folder does not exist or must not be written to. Leaves no file.
     """
     target = Path(os.path.realpath(path))
-    probe = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if target.exists() and not target.is_file():
             raise PermissionError(errno.EPERM, "not a regular file")
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, _NEW_FILE_MODE))
+        with temporary_beside(target):
+            pass
     except OSError as error:
         raise _write_error(path, error) from error
+
+
+@contextlib.contextmanager
+def temporary_beside(target: Path, *, folder: bool = False) -> Iterator[tuple[Path, int]]:
+    """A new file, or folder, to be renamed to the target, and its handle; gone at the end if not.
+
+    It has one name, and its writer a lock, which the kernel frees when the writer is killed: others
+    wait for it, and the next one removes what a killed one left.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getuid()}.tmp")
+    handle = None
+    try:
+        while handle is None:
+            handle = _made_alone(temporary, folder=folder)
+        yield temporary, handle
     finally:
-        with contextlib.suppress(OSError):
-            probe.unlink(missing_ok=True)
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                if _has_name(handle, temporary):
+                    _remove(temporary)
+            os.close(handle)
+
+
+def _made_alone(temporary: Path, *, folder: bool) -> int | None:
+    """A handle of the new file or folder, locked; None: try again."""
+    import fcntl
+
+    access = (os.O_RDONLY if folder else os.O_RDWR) | os.O_NOFOLLOW
+    is_new = True
+    try:
+        if folder:
+            temporary.mkdir()
+        else:
+            handle = os.open(temporary, access | os.O_CREAT | os.O_EXCL, NEW_FILE_MODE)
+    except FileExistsError:
+        is_new = False
+    if folder or not is_new:
+        try:
+            handle = os.open(temporary, access)
+        except FileNotFoundError:
+            return None
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if _has_name(handle, temporary):
+            if is_new:
+                return handle
+            _remove(temporary)
+    except BaseException:
+        os.close(handle)
+        raise
+    os.close(handle)
+    return None
+
+
+def _has_name(handle: int, path: Path) -> bool:
+    """Whether the path is this file still: it may be renamed, and another may have the name."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def check_replaceable(path: Path, what: str, is_one: Callable[[bytes], bool]) -> str:
@@ -100,7 +178,7 @@ def append_line(path: Path, line: str) -> None:
         raise ValueError("append_line takes one line, without a line break")
     data = line.encode("utf-8") + b"\n"
     try:
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, _NEW_FILE_MODE)
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, NEW_FILE_MODE)
         try:
             end = os.lseek(handle, 0, os.SEEK_END)
             if end and os.pread(handle, 1, end - 1) != b"\n":
@@ -113,14 +191,6 @@ def append_line(path: Path, line: str) -> None:
             os.close(handle)
     except OSError as error:
         raise _write_error(path, error) from error
-
-
-def _write_and_sync(path: Path, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _NEW_FILE_MODE)
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path as FilePath
 from typing import Literal, TypeAlias, get_args, get_type_hints
 
@@ -15,6 +15,7 @@ from hetplan.files.quantities import (
 )
 from hetplan.files.reading import Document, decode, read_document
 from hetplan.files.settings import given_path
+from hetplan.job.run import RunForm, run_of
 from hetplan.job.spec import (
     MAX_SECONDS,
     SHARES_TOLERANCE,
@@ -25,7 +26,7 @@ from hetplan.job.spec import (
 )
 from hetplan.job.trainer import trainer_faults
 
-JOB_SCHEMA = "hetplan.job/5"
+JOB_SCHEMA = "hetplan.job/6"
 
 TargetName: TypeAlias = Literal["native", "megatron", "flagscale", "torchtitan", "any"]
 TARGET_NAMES: tuple[str, ...] = get_args(TargetName)
@@ -42,6 +43,8 @@ class JobForm(JobSettings):
     """Longest search; left out: until the gap is reached."""
     data_loading: Seconds | None = None
     """Time of every step that the devices wait for their data. Left out: none, it is prefetched."""
+    run: RunForm = field(default_factory=RunForm)
+    """What the run meets beside its steps: storage, failures, restarts."""
 
 
 def load_job(path: str | FilePath | Document) -> Job:
@@ -57,11 +60,16 @@ def read_job(document: Document) -> Job:
     if form.data_loading is not None and form.data_loading > MAX_SECONDS:
         message = f"{form.data_loading:g} s; a step waits at most {MAX_SECONDS:g} s for its data"
         raise InputError(document.fault(("data_loading",), message))
+    try:
+        run = run_of(form.run)
+    except InputError as error:
+        raise InputError(document.fault(("run",), str(error))) from None
     job = value_of(
         Job,
         form,
         time_limit_seconds=form.time_limit,
         data_loading_seconds=form.data_loading or 0.0,
+        run=run,
     )
     faults = [document.fault(("trainer", name), message) for name, message in trainer_faults(job)]
     if faults:

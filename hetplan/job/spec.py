@@ -22,6 +22,7 @@ from hetplan.files.quantities import (
     check_limits,
     spoken_count_schema,
 )
+from hetplan.job.run import Run
 
 MAX_TOKENS = 10**18
 """Tokens of the longest training run: 10,000 times what the largest published ones took."""
@@ -121,6 +122,8 @@ class Objective(SpokenEnum):
     STEP_TIME = "step_time"
     COST_PER_TOKEN = "cost_per_token"
     """Money; every device that may be used needs a price."""
+    DAYS = "days"
+    """The whole run with all that it loses (docs/days.md); total_tokens says how long it is."""
     ENERGY_PER_TOKEN = "energy_per_token"
     """At the meter; every device that may be used needs a known power."""
 
@@ -307,8 +310,8 @@ class JobSettings(FileForm):
     optimizer: Optimizer
     """Update rule."""
     objective: Objective = Objective.STEP_TIME
-    """What is made as small as it can be: step_time, cost_per_token where there are prices, or
-    energy_per_token."""
+    """What is made as small as it can be: step_time, days of the whole run, cost_per_token where
+    there are prices, or energy_per_token."""
     quantile: Quantile | None = None
     """Quantile of the predicted step that is compared. Left out: the estimate itself."""
     gap: Fraction = 0.01
@@ -330,7 +333,7 @@ class JobSettings(FileForm):
     gradient_clipping: bool | None = None
     """Whether gradients are clipped by their global norm. Left out: as the target does."""
     checkpoint_interval_steps: Count | None = None
-    """Steps from one checkpoint to the next. Left out: no checkpoints are counted."""
+    """Steps from one checkpoint to the next. Left out: as often as costs least (docs/days.md)."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     """Settings of the trainer that change what a step costs."""
     pin: Pins = field(default_factory=Pins)
@@ -349,6 +352,8 @@ class Job(JobSettings):
     """Longest search; None: until the gap is reached."""
     data_loading_seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = 0.0
     """Seconds of each step that the devices wait for their data."""
+    run: Run = field(default_factory=Run)
+    """What the run meets beside its steps."""
 
     def __post_init__(self) -> None:
         check_limits(self)

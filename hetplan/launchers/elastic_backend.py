@@ -5,7 +5,8 @@ phase is one `launch` with a folder of its own; while it runs a thread looks for
 back and makes the file that asks the ranks to save and leave.
 
 `Replanner` plans for the hosts that are left: the same model and job, by the same predictor and
-for the same aim, with a time limit of its own.
+for the same aim, with a time limit of its own; what it costs to go on with a plan counts
+(`hetplan.whatif.replan`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetplan.cluster.hosts import host_names, host_of_device, part_left
 from hetplan.emulation import state
@@ -41,7 +43,7 @@ from hetplan.launchers.elastic import (
 from hetplan.launchers.hosts import THIS_MACHINE
 from hetplan.launchers.local import (
     LaunchSettings,
-    launch,
+    launch_phase,
     played_kinds,
     precision_faults,
     torch_backend,
@@ -57,6 +59,9 @@ from hetplan.runtime.placement import place_ranks
 from hetplan.search.result import SearchResult
 from hetplan.search.solver import Progress as SearchProgress
 from hetplan.version import __version__
+
+if TYPE_CHECKING:
+    from hetplan.whatif.replan import Terms
 
 LOOK_SECONDS = 0.5
 """From one look for hosts to the next; when they are probed the rules say."""
@@ -135,6 +140,7 @@ class HostBackend:
         self._replanner, self._on_step, self.tell = replanner, on_step, tell
         self._phases = 0
         self._run: RunLog | None = None
+        self._start_seconds: float | None = None
         self._over = threading.Event()
         self.logs = settings.log_folder or Path(tempfile.mkdtemp(prefix="hetplan-elastic-"))
         """Where the phases' folders are."""
@@ -154,7 +160,13 @@ class HostBackend:
         """See `ElasticBackend`."""
         if self._replanner is None:
             return host_plan(self._given, (THIS_MACHINE,))
-        return self._replanner.plan(hosts, known, self._over.is_set)
+        return self._replanner.plan(
+            hosts,
+            known,
+            self._over.is_set,
+            steps_left=self._settings.steps - self.checkpoint_steps(),
+            start_seconds=self._start_seconds,
+        )
 
     def run(self, planned: HostPlan, first_step: int, look: Callable[[Progress], bool]) -> Ending:
         """See `ElasticBackend`."""
@@ -192,6 +204,7 @@ class HostBackend:
             self._over.set()
         watcher.join()
         self._over.clear()
+        self._start_seconds = collected.start_seconds or self._start_seconds
         return ending
 
     def _launch(
@@ -206,7 +219,7 @@ class HostBackend:
             check_loss=False,
             checkpoints=replace(settings.checkpoints, load="" if start is None else str(start)),
         )
-        return launch(planned.result, settings, on_step=collected.add)
+        return launch_phase(planned.result, settings, collected.add, lambda line: None)
 
     def _watch(
         self,
@@ -300,11 +313,7 @@ class Replanner:
         if not limit_seconds > 0:
             raise InputError(f"replan-seconds is {limit_seconds}; it must be more than 0")
         self._given, self._predictor = host_plan(given), predictor
-        own = given.inputs.job.time_limit_seconds
-        self._job = replace(
-            given.inputs.job,
-            time_limit_seconds=limit_seconds if own is None else min(own, limit_seconds),
-        )
+        self._latest, self._limit_seconds = self._given, limit_seconds
         self._known: dict[frozenset[str], HostPlan] = {frozenset(self.hosts): self._given}
         self._none: dict[frozenset[str], InfeasibleError | LimitError] = {}
 
@@ -318,33 +327,53 @@ class Replanner:
         hosts: Sequence[str],
         known: HostPlan | None,
         cancelled: Callable[[], bool] = lambda: False,
+        *,
+        steps_left: int | None = None,
+        start_seconds: float | None = None,
     ) -> HostPlan:
         """A plan for these hosts, not slower than `known`, which uses some of them.
 
-        InfeasibleError or LimitError where none was found; CancelledError soon after `cancelled`
-        says so.
+        Of the steps that are left, all that the start of the last phase and the move cost less is
+        worth a slower step (`hetplan.whatif.replan`). InfeasibleError or LimitError where none was
+        found; CancelledError soon after `cancelled` says so.
         """
         key = frozenset(hosts)
         if key in self._none:
             raise self._none[key]
         if key not in self._known:
+            terms = self._terms(steps_left, start_seconds)
             try:
-                self._known[key] = host_plan(self._searched(key, known, cancelled))
+                self._known[key] = host_plan(self._searched(key, known, terms, cancelled))
             except (InfeasibleError, LimitError) as error:
                 self._none[key] = error
                 raise
         plan = self._known[key]
         if known is not None and known.step_seconds <= plan.step_seconds:
             return known
+        self._latest = plan
         return plan
 
+    def _terms(self, steps_left: int | None, start_seconds: float | None) -> Terms:
+        from hetplan.whatif.replan import START_SECONDS, Terms
+
+        job = self._given.result.inputs.job
+        tokens = job.global_batch_size * job.sequence_length
+        return Terms(
+            horizon_tokens=None if steps_left is None else float(max(1, steps_left) * tokens),
+            start_seconds=START_SECONDS if start_seconds is None else start_seconds,
+            search_seconds=self._limit_seconds,
+            may_stay=False,  # whether a phase is left is another question (`growth_refusal`)
+        )
+
     def _searched(
-        self, hosts: frozenset[str], known: HostPlan | None, cancelled: Callable[[], bool]
+        self,
+        hosts: frozenset[str],
+        known: HostPlan | None,
+        terms: Terms,
+        cancelled: Callable[[], bool],
     ) -> SearchResult:
         # They take a second to import, which a run without faults need not wait for.
-        from hetplan.whatif.ask import ask as ask_search
-        from hetplan.whatif.no_plan import with_reasons
-        from hetplan.whatif.objectives import by_objective
+        from hetplan.whatif.replan import replan
 
         def look(progress: SearchProgress) -> None:
             if cancelled():
@@ -352,21 +381,8 @@ class Replanner:
 
         inputs = self._given.result.inputs
         gone = [name for name in self.hosts if name not in hosts]
-        left = replace(inputs, cluster=part_left(inputs.cluster, gone), job=self._job)
-        try:
-            with with_reasons(left, self._predictor):
-                result = ask_search(
-                    left,
-                    self._predictor,
-                    known_plans=() if known is None else (known.result.plan,),
-                    progress=look,
-                )
-        except InputError as error:
-            # The job was right for the whole cluster: its pins are not for what is left of it.
-            raise InfeasibleError([str(error)]) from error
-        return by_objective(
-            result, self._predictor, time_limit_seconds=self._job.time_limit_seconds
-        )
+        before, left = (known or self._latest).result, part_left(inputs.cluster, gone)
+        return replan(before, left, self._predictor, terms, progress=look).result
 
 
 def replanner_for(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,8 @@ from pathlib import Path
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import Fault, InputError
+from hetplan.files.locks import Lock
+from hetplan.files.writing import make_folder
 from hetplan.job.spec import Job, Precision
 from hetplan.launchers.hosts import hosts_of_emulation, this_machine_hosts
 from hetplan.launchers.ranks import LATE_SECONDS, OnStep, run_ranks
@@ -83,7 +86,39 @@ def launch(
     a rank, a host or a link fails.
     """
     settings = settings or LaunchSettings()
-    training, notes = _training(result, settings)
+    kinds, backend = _runnable(result, settings)
+    with kept_folders(settings):
+        return _train(result, settings, kinds, backend, on_step, tell)
+
+
+@contextmanager
+def kept_folders(settings: LaunchSettings) -> Iterator[None]:
+    """No other process saves checkpoints or writes logs to the folders of these settings."""
+    save = settings.checkpoints.save
+    with ExitStack() as stack:
+        for folder in (Path(save) if save else None, settings.log_folder):
+            if folder is not None:
+                make_folder(folder)
+                stack.enter_context(Lock(folder).take())
+        yield
+
+
+def launch_phase(
+    result: SearchResult, settings: LaunchSettings, on_step: OnStep, tell: Callable[[str], None]
+) -> RunLog:
+    """The same for one of several in a row, whose folders are kept already."""
+    return _train(result, settings, *_runnable(result, settings), on_step, tell)
+
+
+def _train(
+    result: SearchResult,
+    settings: LaunchSettings,
+    kinds: tuple[str, ...],
+    backend: str,
+    on_step: OnStep | None,
+    tell: Callable[[str], None],
+) -> RunLog:
+    training, notes = _training(result, settings, kinds, backend)
     for note in notes:
         tell(note)
     places = place_ranks(result.plan)
@@ -137,8 +172,10 @@ def stall_of(estimate: Estimate) -> float:
     return max(STALL_SECONDS, STALL_FACTOR * longest)
 
 
-def _training(result: SearchResult, settings: LaunchSettings) -> tuple[Training, tuple[str, ...]]:
-    """What the ranks do, and notes on it; an InputError with every reason why they cannot be."""
+def _runnable(result: SearchResult, settings: LaunchSettings) -> tuple[tuple[str, ...], str]:
+    """The ranks' device kinds and torch's device type; an InputError with every reason why this
+    machine cannot run the plan.
+    """
     plan, inputs, pace = result.plan, result.inputs, settings.pace
     if plan.target != "native":
         raise InputError(
@@ -161,6 +198,14 @@ def _training(result: SearchResult, settings: LaunchSettings) -> tuple[Training,
     faults += () if pace is None else pace_faults(inputs.model, places, kinds, pace)
     if faults:
         raise InputError(*faults)
+    return kinds, backend
+
+
+def _training(
+    result: SearchResult, settings: LaunchSettings, kinds: tuple[str, ...], backend: str
+) -> tuple[Training, tuple[str, ...]]:
+    """What the ranks do, and notes on it; an InputError where the checkpoints do not allow it."""
+    inputs = result.inputs
     checkpoints, resume = settle(
         settings.checkpoints, inputs.model, inputs.job, steps=settings.steps
     )
@@ -169,15 +214,15 @@ def _training(result: SearchResult, settings: LaunchSettings) -> tuple[Training,
     training = Training(
         model=inputs.model,
         job=inputs.job,
-        plan=plan,
+        plan=result.plan,
         device_kinds=kinds,
         backend=backend,
-        pace=pace,
+        pace=settings.pace,
         steps=settings.steps,
         warmup_steps=settings.warmup_steps,
         timeout_seconds=settings.timeout_seconds,
         checkpoints=checkpoints,
-        sums=sums_of(plan, inputs.cluster),
+        sums=sums_of(result.plan, inputs.cluster),
     )
     return training, () if resume is None else resume.notes
 

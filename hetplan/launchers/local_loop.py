@@ -27,7 +27,7 @@ from hetplan.job.load import load_job
 from hetplan.launchers.run_log import RunLog, read_runs
 from hetplan.model.spec import LayerKind
 from hetplan.profiling.store import read_store
-from hetplan.search.files import load_plan
+from hetplan.search.files import load_legal_plan
 from hetplan.units import format_brief, format_bytes, format_range
 
 FAST, SLOW, LINK = "demo-fast", "demo-slow", "demo-loopback"
@@ -98,7 +98,7 @@ def kind_lines(files: LoopFiles) -> Iterator[str]:
 def plan_lines(files: LoopFiles) -> Iterator[str]:
     """Layers and predicted step of both plans."""
     for name, file in (("hetplan's plan", files.uneven), ("even split", files.even)):
-        result = load_plan(file)
+        result = load_legal_plan(file)
         cluster, estimate = result.inputs.cluster, result.estimate
         layers = (
             f"{priced.transformer_layers} on "
@@ -156,7 +156,7 @@ def fit_and_plan(files: LoopFiles, wait: Wait) -> None:
     """Fit the samples, search the best plan, price the even split of the same stages."""
     _hetplan(files, wait, "fit", "--store", str(files.store), "--out", str(files.predictor))
     _hetplan(files, wait, "plan", *_inputs(files), "--out", str(files.uneven))
-    planned = load_plan(files.uneven)
+    planned = load_legal_plan(files.uneven)
     model, cluster = planned.inputs.model, planned.inputs.cluster
     stages = planned.plan.pipelines[0].stages
     replica = stages[0].replicas[0]

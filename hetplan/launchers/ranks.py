@@ -17,10 +17,10 @@ from pathlib import Path
 
 import hetplan
 from hetplan.emulation.running import end
-from hetplan.errors import InputError, LaunchError
+from hetplan.errors import LaunchError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
-from hetplan.files.writing import write_atomically
+from hetplan.files.writing import make_folder, write_atomically
 from hetplan.launchers.hosts import Hosts
 from hetplan.launchers.run_folder import MEETING_VARIABLE, START_SECONDS, RunFolder
 from hetplan.launchers.watching import Patience, RunFailed, RunFault, Seen, WatchedRank, Watcher
@@ -53,10 +53,7 @@ def run_ranks(
     InputError where the folder cannot be made, RunFailed where a rank, a host or a link fails.
     """
     if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot write to folder {out}: {error.strerror or error}") from error
+        make_folder(out)
         return _Run(training, hosts, patience, RunFolder(out), on_step).to_its_end()
     path = Path(tempfile.mkdtemp(prefix="hetplan-run-"))
     try:

@@ -22,6 +22,7 @@ from pathlib import Path
 from hetplan.cost.estimate_values import Interval
 from hetplan.errors import InputError
 from hetplan.files.encoding import to_plain
+from hetplan.files.nodes import read_json
 from hetplan.files.reading import Document, decode
 from hetplan.files.writing import append_line
 from hetplan.launchers.elastic import Phase
@@ -244,8 +245,10 @@ _DERIVED = ("relative_error", "inside_interval", "overrun_fraction", "valid")
 
 def _read_line(path: Path, number: int, line: str) -> RunLog | None:
     try:
-        root = json.loads(line)
-    except json.JSONDecodeError:
+        root = read_json(str(path), line)
+    except InputError as error:
+        if not isinstance(error.__cause__, json.JSONDecodeError):
+            raise InputError(*(replace(fault, line=number) for fault in error.faults)) from error
         _LOGGER.warning("%s:%d: half a line, left by a crash: skipped", path, number)
         return None
     if isinstance(root, dict):

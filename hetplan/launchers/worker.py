@@ -4,14 +4,15 @@ FOLDER holds `training.json`. The rank meets the others, trains its part and lea
 one line per step to `progress.jsonl` and the report to `report.json`; a rank that fails writes
 `rank-N.failed`. What it is doing it tells in `rank-N.activity`; a file `stop` asks the run to leave
 after its present step, with a checkpoint where there shall be any. Rank 0 opens the meeting point
-on a port that the system gives it, and writes the number to `port`, so that no port can be taken by
-another program in between.
+at the ranks' own address, on a port that the system gives it, and writes the number to `port`, so
+that no port can be taken by another program in between.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -113,8 +114,19 @@ def meet(
     activity.begin("wait for all ranks to start", kind=ActivityKind.STARTING)
     address = os.environ.get(MEETING_VARIABLE, _LOOPBACK)
     if rank == 0:
-        store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        write_atomically(folder.port, str(store.port))
+        # Whoever reaches the store can write to it: it listens on the ranks' address alone, not on
+        # all interfaces, as it would by itself.
+        listening = socket.create_server((address, 0), backlog=world_size)
+        port = listening.getsockname()[1]
+        store = TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timeout,
+            master_listen_fd=listening.detach(),
+        )
+        write_atomically(folder.port, str(port))
     else:
         limit = time.monotonic() + timeout.total_seconds()
         while not folder.port.exists():

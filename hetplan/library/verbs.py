@@ -92,9 +92,9 @@ def load_plan(path: File) -> Result:
     """The result in a plan file.
 
     `hetplan plan`, `hetplan estimate` and `Result.save` write them. InputError lists what is wrong
-    in it. Whether the plan is legal for its inputs is another question: `hetplan verify`.
+    in it, and says where the file was changed since.
     """
-    return Result.of(files.load_plan(given_path(path, "path")))
+    return Result.of(files.load_legal_plan(given_path(path, "path")))
 
 
 class LayoutKeywords(TypedDict, total=False):

@@ -40,7 +40,7 @@ _SHARES = (
 
 def _bus_share(row: CollectiveRow) -> float | None:
     """Bytes per byte of the message that busbw counts; None where the operation is not known."""
-    if not row.ranks.isdecimal() or not 2 <= int(row.ranks) < 10**6:
+    if not row.ranks.isdecimal() or len(row.ranks) > 6 or int(row.ranks) < 2:
         return None
     name = row.operation.lower()
     return next((share(int(row.ranks)) for names, share in _SHARES if name in names), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from hetplan.cluster.catalogue import load_catalogue, nearest_kinds
 from hetplan.cluster.libraries import island_library
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault
@@ -344,6 +345,26 @@ def _prices(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
         )
 
 
+def _of_run(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    """How long the run is, where its days count; kinds whose failures are given exist."""
+    if job.objective is Objective.DAYS and job.total_tokens is None:
+        message = (
+            "days, and the job has no total_tokens; say how long it is, as in total_tokens: 2T"
+        )
+        yield ("objective",), message
+    if not job.run.kind_failures:
+        return
+    known = {island.device.kind for island in cluster.islands}
+    known |= {device.kind for device in load_catalogue()}
+    for at, each in enumerate(job.run.kind_failures):
+        if each.kind not in known:
+            near = (
+                ", ".join(nearest_kinds(each.kind, known)[:3]) or "none; see hetplan doctor --kinds"
+            )
+            message = f"{each.kind} is no device kind; nearest: {near}"
+            yield ("run", "kind_failures", at, "kind"), message
+
+
 def check_job_against(
     job: Job,
     model: ModelSpec,
@@ -371,6 +392,7 @@ def check_job_against(
         *((("trainer", name), message) for name, message in trainer_faults(job)),
         *_product_format(job, cluster),
         *_kernels(job, cluster),
+        *_of_run(job, cluster),
         *((*_unsearched(job), *_islands(job, cluster)) if searched else ()),
         *(pin_faults(job, model, cluster) if searched else ()),
     )

@@ -15,7 +15,7 @@ from hetplan.plans.plan import Plan, RecomputeGranularity, Sharding
 
 
 def with_named_ends(job: Job, cluster: Cluster) -> Job:
-    """The job with the catalogue's names of device kinds in embedding_on and head_on."""
+    """The job with the catalogue's names of device kinds in pins and failure rates."""
     kinds = [island.device for island in cluster.islands]
     islands = {island.name for island in cluster.islands}
 
@@ -28,9 +28,11 @@ def with_named_ends(job: Job, cluster: Cluster) -> Job:
             return name  # `check_job` says what is wrong with it
 
     first, last = meant(job.pin.embedding_on), meant(job.pin.head_on)
-    if (first, last) == (job.pin.embedding_on, job.pin.head_on):
+    named = tuple(replace(each, kind=meant(each.kind) or "") for each in job.run.kind_failures)
+    pin = replace(job.pin, embedding_on=first, head_on=last)
+    if pin == job.pin and named == job.run.kind_failures:
         return job
-    return replace(job, pin=replace(job.pin, embedding_on=first, head_on=last))
+    return replace(job, pin=pin, run=replace(job.run, kind_failures=named))
 
 
 def keeps_pins(plan: Plan, cluster: Cluster, job: Job) -> bool:

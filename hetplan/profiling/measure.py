@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 from hetplan.errors import InputError
+from hetplan.files.locks import Lock
 from hetplan.profiling.backends import Backend, open_backend, use_threads
 from hetplan.profiling.bodies import TIMES, timing_columns
 from hetplan.profiling.measure_links import LinkCase, LinkProfiler, process_group
@@ -77,8 +78,9 @@ class SampleFile:
         """Units that failed, or in which the process died, and why."""
         if self._path.exists() and not self._path.is_file():
             raise InputError(f"{path} is no plain file; name another with --out")
+        # Two that measure at once would measure wrong times.
+        self._lock = Lock(self._path).take()
         try:
-            self._lock()
             if self._path.exists() and self._path.stat().st_size:
                 self._read(provenance)
             else:
@@ -87,22 +89,9 @@ class SampleFile:
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
-    def _lock(self) -> None:
-        """Two that measure at once would measure wrong times; the kernel frees a killed one's."""
-        try:
-            import fcntl
-
-            self._lock_file = os.open(str(self._path), os.O_RDWR | os.O_CREAT, 0o666)
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise InputError(f"{self._path}: another start measures into it; wait") from None
-        except ImportError:
-            return
-
     def close(self) -> None:
         """Let another start have the file; the end of the process does so too."""
-        os.close(self._lock_file)
+        self._lock.release()
 
     def _read(self, provenance: dict[str, Any]) -> None:
         data = self._path.read_bytes()
@@ -110,7 +99,7 @@ class SampleFile:
         lines = whole.decode("utf-8", "replace").split("\n")
         try:
             held = json.loads(lines[0][1:])
-        except ValueError:
+        except (ValueError, RecursionError):
             held = None
         if not isinstance(held, dict) or lines[1:2] != [",".join(self._columns)]:
             raise InputError(f"{self._path} is no file of these samples; name another with --out")
@@ -226,7 +215,10 @@ def measure_link(options: argparse.Namespace) -> None:
             file.add({**common, **vars(case), **timing_columns(timing)})
             print(f"{finished}/{total}, {case.operation} {case.message_bytes} B", flush=True)
 
-        LinkProfiler(backend).run(cases, measured=measured, on_sample=keep)
+        try:
+            LinkProfiler(backend).run(cases, measured=measured, on_sample=keep)
+        finally:
+            file.close()
 
 
 def _provenance(options: argparse.Namespace, backend: Backend) -> dict[str, Any]:

@@ -401,7 +401,7 @@ def header_faults(path: Path, line: str, sample_type: SampleType) -> tuple[Fault
         required = [name for name in wanted if name not in LATER_COLUMNS]
         found = [(name, "the column is missing") for name in required if name not in names]
         unknown = f"unknown column; {', '.join(wanted)}"
-        found += [(name, unknown) for name in names if name not in wanted]
+        found += [(name[:60], unknown) for name in names if name not in wanted]
         if len(set(names)) != len(names):
             found.append(("", "a column appears twice"))
     return tuple(

@@ -47,9 +47,10 @@ from hetplan.profiling.store import (
 from hetplan.version import __version__
 
 MODULES = (
-    "timing", "backends", "bodies", "work", "measure_links", "measure",
+    "../files/locks", "timing", "backends", "bodies", "work", "measure_links", "measure",
 )  # fmt: skip
-"""Joined in this order; they import the standard library, torch, each other and two errors."""
+"""Files beside this one, joined in this order; they import the standard library, torch, each other
+and two errors."""
 _ERRORS = '''class InputError(Exception):
     """Something that the user can change."""
 
@@ -79,7 +80,8 @@ def script_text(task: dict[str, Any]) -> str:
         if name == "measure":
             line = f"TASK: dict[str, Any] = json.loads({json.dumps(task)!r})\n"
             code = code.replace("TASK: dict[str, Any] = {}\n", line)
-        parts.append(f"\n# ---- {name}\n" + _HETPLAN_IMPORT.sub("", code).strip("\n") + "\n")
+        code = _HETPLAN_IMPORT.sub("", code).strip("\n")
+        parts.append(f"\n# ---- {Path(name).name}\n{code}\n")
     return "\n".join(parts)
 
 

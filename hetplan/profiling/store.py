@@ -19,21 +19,21 @@ File of provenance: schema `hetplan.provenance/2`, fields as in `Provenance`.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Generic
 
-from hetplan.errors import Fault, HetplanError, InputError
+from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
+from hetplan.files.locks import Lock
 from hetplan.files.reading import decode, read_document
-from hetplan.files.writing import append_line, write_atomically
+from hetplan.files.writing import append_line, make_folder, write_atomically
 from hetplan.profiling.samples import (
     AnySample,
     LayerSample,
@@ -70,7 +70,8 @@ _NAMED = re.compile(r"[a-z0-9_.-]+-[0-9a-f]{12}")
 """Names that hetplan gives to folders of populations; people's own say nothing."""
 
 
-_LOCK_FILE = ".lock"
+_LOCK_SECONDS = 60.0
+"""How long to wait for other writers: each needs milliseconds for its row."""
 _MAX_PER_HEADER = 1 << 16
 """Bytes; the longest header of samples has a few hundred."""
 _LOGGER = logging.getLogger(__name__)
@@ -339,38 +340,14 @@ def _check_name(what: str, name: str) -> None:
         raise InputError(f"{what} is {name!r}; the store keeps links under that name")
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Nobody else writes to this population meanwhile; the kernel frees the lock of the killed."""
-    import fcntl
-
-    try:
-        handle = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise InputError(
-            f"{folder}: cannot be written to ({error.strerror}); name a store you may write to"
-        ) from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError as error:
-            raise HetplanError(
-                f"{folder}: its file system has no locks ({error.strerror}), so two writers could "
-                "mix their rows; measure into a local folder"
-            ) from error
-        yield
-    finally:
-        os.close(handle)
+def _locked(folder: Path) -> Lock:
+    """Nobody else writes to this population meanwhile."""
+    return Lock(folder).take(_LOCK_SECONDS)
 
 
 def _open_population(folder: Path, provenance: Provenance, sample_type: type[Sample]) -> Path:
     """Path of the samples file, ready for rows: provenance and header written, torn end cut off."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"{folder}: cannot be made ({error.strerror}); name a store you may write to"
-        ) from error
+    make_folder(folder)
     path = folder / FILES[sample_type]
     with _locked(folder):
         if (folder / PROVENANCE_FILE).exists():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -23,13 +23,14 @@ from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.step_model.step import compose
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import to_plain
-from hetplan.files.reading import decode, read_document
+from hetplan.files.reading import read_document
 from hetplan.predict.predictor import Predictor
 from hetplan.proof import orders
 from hetplan.proof.closed_form import ClosedForm, several_pipelines_bound
 from hetplan.search.evidence import families_digest, family_words
-from hetplan.search.files import SCHEMA, load_legal_plan, placed_faults, seal_of
-from hetplan.search.result import Certificate, Inputs, Proof, SearchResult
+from hetplan.search.file_rules import SAME
+from hetplan.search.files import is_sealed, load_legal_plan, placed_faults
+from hetplan.search.result import Inputs, Proof, SearchResult
 from hetplan.search.solver import Grounds
 from hetplan.search.solvers import may_have_several
 from hetplan.search.space.allowed import allowed_cluster
@@ -39,8 +40,6 @@ from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_tables import StageTables
 
 VERIFICATION_SCHEMA = "hetplan.verification/1"
-_SAME = 1e-9
-"""Two ways of adding up the same numbers differ by less than this part of them."""
 _HALVINGS = 8
 """Of the range in which a bound is looked for that can be shown instead of the claimed one."""
 
@@ -109,18 +108,10 @@ def verify(
     `progress` is told how many families of how many were looked at.
     """
     document = read_document(path)
-    written = decode(document, SearchResult, schema=SCHEMA)
-    sealed = written.schema == SCHEMA
-    if sealed:
-        try:
-            # Fields that were left out have their defaults: the seal alone would not miss them.
-            whole = to_plain(replace(written, seal=seal_of(written)))
-        except ValueError as error:
-            raise _refused(path, "seal", f"cannot be made: {error}") from error
-        if document.root != whole:
-            raise _refused(path, "seal", "the file was changed after hetplan wrote it; plan again")
-    result = load_legal_plan(path)
-    not_checked = [] if sealed else [f"whether the file was changed: {written.schema} has no seal"]
+    result = load_legal_plan(document)
+    sealed = is_sealed(document) is True
+    form = document.at("schema")
+    not_checked = [] if sealed else [f"whether the file was changed: {form} has no seal"]
     recorded = dict(result.inputs.sha256).get("predictor", "")
     other_profiles = bool(recorded and predictor_sha256) and recorded != predictor_sha256
     if other_profiles:
@@ -140,7 +131,6 @@ def verify(
     if certificate is None:
         not_checked.append("that no plan is faster: the layout was given, not searched")
     else:
-        _check_arithmetic(path, result, certificate)
         if certificate.proof is None:
             not_checked.append("that no plan is faster: the certificate has no proof")
         else:
@@ -173,7 +163,7 @@ def _check_price(path: Path, result: SearchResult, predictor: Predictor) -> floa
     ends = replayed(times, sends_wait(plan), in_python=True).ends
     seconds = compose(plan, costs, step.work, ends).step_seconds
     seconds += straggler_wait(plan, costs, step)
-    if not math.isclose(seconds, result.estimate.step_seconds, rel_tol=_SAME):
+    if not math.isclose(seconds, result.estimate.step_seconds, rel_tol=SAME):
         message = f"{result.estimate.step_seconds!r} in the file; the replay takes {seconds!r}"
         raise _refused(path, "estimate.step_seconds", message)
     again = estimate_with(pricer, plan)
@@ -196,28 +186,10 @@ def _differences(old: object, new: object, place: str) -> Iterator[tuple[str, ob
         for at, (one, two) in enumerate(zip(old, new, strict=True)):
             yield from _differences(one, two, f"{place}[{at}]")
     elif isinstance(old, float | int) and isinstance(new, float | int):
-        if not math.isclose(old, new, rel_tol=_SAME, abs_tol=1e-12):
+        if not math.isclose(old, new, rel_tol=SAME, abs_tol=1e-12):
             yield place, old, new
     elif old != new:
         yield place, old, new
-
-
-def _check_arithmetic(path: Path, result: SearchResult, certificate: Certificate) -> None:
-    """Bound, gap and status fit together and to the step."""
-    step, bound = result.estimate.step_seconds, certificate.lower_bound_seconds
-    if not 0.0 <= bound <= step * (1.0 + _SAME):
-        message = f"{bound!r} s, but the plan's own step takes {step!r} s"
-        raise _refused(path, "certificate.lower_bound_seconds", message)
-    gap = 1.0 - bound / step
-    if not math.isclose(certificate.gap, gap, rel_tol=_SAME, abs_tol=_SAME):
-        message = f"{certificate.gap!r}; step and bound make it {gap!r}"
-        raise _refused(path, "certificate.gap", message)
-    if certificate.status not in ("optimal", "limit", "interrupted", "open"):
-        message = f"{certificate.status[:40]!a} is no status"
-        raise _refused(path, "certificate.status", message)
-    if certificate.status == "optimal" and gap > result.inputs.job.gap + 1e-6:
-        message = f"optimal, with a gap above the job's {result.inputs.job.gap:g}"
-        raise _refused(path, "certificate.status", message)
 
 
 @dataclass(frozen=True)
@@ -283,7 +255,7 @@ class _Claim:
             raise _refused(self.path, field, message)
 
     def _check_not_below(self, field: str, seconds: float | None) -> None:
-        if seconds is not None and not seconds >= self.seconds * (1.0 - _SAME):
+        if seconds is not None and not seconds >= self.seconds * (1.0 - SAME):
             message = f"{seconds!r} s, below the certificate's bound of {self.seconds!r} s"
             raise _refused(self.path, field, message)
 
@@ -322,7 +294,7 @@ class _Claim:
         for claim in self.proof.raised:
             family = families[claim.family]
             form = ClosedForm.of(tables.stage_pricer, family)
-            if not _excludes(tables, form, family, self.seconds * (1.0 - _SAME)):
+            if not _excludes(tables, form, family, self.seconds * (1.0 - SAME)):
                 # Most are missed by little: the first step down is a small one.
                 low, high, middle = 0.0, self.seconds, 0.875 * self.seconds
                 for _ in range(_HALVINGS):
@@ -344,7 +316,7 @@ class _Claim:
             grounds = self.proof.several_grounds or Grounds.ORDER_FREE
             self._check_grounds(f"{field}_grounds", grounds)
             shown = several_pipelines_bound(pricer)
-            if not shown >= self.seconds * (1.0 - _SAME):
+            if not shown >= self.seconds * (1.0 - SAME):
                 plans = "several pipelines"
                 yield Unshown(family=None, plans=plans, shown_seconds=shown, grounds=grounds)
 

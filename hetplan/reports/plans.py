@@ -13,12 +13,14 @@ from rich.table import Table
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate, StageEstimate
+from hetplan.cost.goodput.lost_nic import LostNic
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.terms import EXTRAPOLATING
 from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, Stage, expand
 from hetplan.plans.ranks import limits_of, pins_line
+from hetplan.reports.days import days_lines, run_of
 from hetplan.reports.energy import energy_line, power_lines
 from hetplan.reports.summary import emit_target
 from hetplan.reports.terminal import new_table
@@ -31,8 +33,7 @@ from hetplan.search.result import (
     Restriction,
     SearchResult,
 )
-from hetplan.units import format_bytes, format_each, format_seconds, format_share
-from hetplan.whatif.lost_nic import LostNic
+from hetplan.units import format_brief, format_bytes, format_each, format_seconds, format_share
 from hetplan.whatif.smaller_questions import usable_kinds
 
 
@@ -347,6 +348,9 @@ def detail_lines(result: SearchResult) -> Iterator[str]:
     if memory is not None:
         yield memory
     yield from estimate_lines(result.estimate)
+    run = run_of(result)
+    if run is not None:
+        yield from days_lines(run)
     yield from power_lines(result)
     if result.certificate is None:
         return
@@ -360,18 +364,23 @@ def detail_lines(result: SearchResult) -> Iterator[str]:
 
 def alternatives_table(result: SearchResult) -> Table:
     """One row per alternative."""
-    quantile = result.alternatives[0].quantile
+    found = result.alternatives
+    runs = any(plan.run_seconds is not None for plan in found)
     table = new_table(
-        f"best | >step | >p{quantile * 100:g} | >USD per step | >devices | layout",
+        f"best | >step | >p{found[0].quantile * 100:g} | >USD per step | "
+        + ">whole run | " * runs
+        + ">devices | layout",
         title="Other plans, none beaten by another in every column",
     )
-    for plan in result.alternatives:
+    for plan in found:
         price = "-" if plan.usd_per_step is None else f"{plan.usd_per_step:.4g}"
+        whole = "-" if plan.run_seconds is None else format_brief(plan.run_seconds)
         table.add_row(
             escape(plan.why),
             format_seconds(plan.step_seconds),
             format_seconds(plan.quantile_seconds),
             price,
+            *([whole] if runs else []),
             f"{plan.devices:,}",
             layout_words(plan.plan),
         )

@@ -24,13 +24,14 @@ from hetplan.plans.plan import NO_RECOMPUTE, Sharding, Stage
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import TARGETS
 from hetplan.predict.predictor import MEASURED
+from hetplan.reports.days import days_line, run_of
 from hetplan.reports.energy import energy_line
 from hetplan.reports.terminal import folded, table_lines
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import Certificate, SearchResult
 from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.trainers import TRAINERS
-from hetplan.units import digits, format_count, format_each, format_range, format_seconds
+from hetplan.units import digits, format_each, format_range, format_seconds
 from hetplan.whatif.plan_use import idle_islands
 
 _GIBIBYTE = float(1 << 30)
@@ -191,16 +192,12 @@ def _shape(stage: Stage, cluster: Cluster) -> object:
 
 def _answer(result: SearchResult) -> Iterator[str]:
     """What the plan is and what it costs."""
-    estimate, job = result.estimate, result.inputs.job
+    estimate, run = result.estimate, run_of(result)
     yield _plan_words(result)
-    words = [
-        format_range(estimate.step_seconds, *estimate.step_range),
-        f"{estimate.tokens_per_second:,.0f} tokens/s",
-    ]
-    if job.total_tokens is not None:
-        whole = job.total_tokens / estimate.tokens_per_second
-        words.append(f"{format_seconds(whole)} for {format_count(job.total_tokens)} tokens")
-    yield ", ".join(words)
+    step = format_range(estimate.step_seconds, *estimate.step_range)
+    yield f"{step}, {estimate.tokens_per_second:,.0f} tokens/s"
+    if run is not None:
+        yield days_line(run)
     if estimate.kinds:
         yield _use(result)
     if result.certificate is None:

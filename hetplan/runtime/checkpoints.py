@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hetplan.cost.step_model.end_of_step import clips_gradients
 from hetplan.errors import Fault, InputError
-from hetplan.files.writing import sync_folder
+from hetplan.files.writing import make_folder, sync_folder
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.weights import RULE_STATES
@@ -246,11 +246,7 @@ def check_save(parent: Path, loaded: Path | None) -> None:
     The folder may hold the checkpoint that the run goes on from (`loaded`) and earlier ones. Makes
     the folder; damaged ones later than `loaded` are renamed, with a warning.
     """
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        message = f"no checkpoint can be saved there: {error.strerror or error}"
-        raise InputError(Fault(file=str(parent), message=message)) from error
+    make_folder(parent)
     if (parent / MANIFEST).exists():
         message = "is a checkpoint itself; checkpoints are saved to a folder that holds them"
         raise InputError(Fault(file=str(parent), message=message))

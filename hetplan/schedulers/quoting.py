@@ -59,11 +59,12 @@ def _quoted(text: str) -> str:
 
 
 def check_printable(text: str) -> None:
-    """An InputError where the text holds control characters."""
-    if any(ord(each) < 32 or ord(each) == 127 for each in text):
+    """An InputError where the text holds control characters, or bytes that are no UTF-8."""
+    # Python reads such bytes of a command line as surrogates.
+    if any(ord(each) < 32 or ord(each) == 127 or "\ud800" <= each <= "\udfff" for each in text):
         raise InputError(
-            f"{text[:60]!a} holds a control character, such as a line break, which no script can "
-            "carry safely: remove it"
+            f"{text[:60]!a} holds a control character, such as a line break, or a byte that is no "
+            "UTF-8, which no script can carry safely: remove it"
         )
 
 

@@ -55,7 +55,7 @@ def final_plan(best: Best, evaluator: PlanEvaluator) -> FinalPlan:
     """
     found: Plan | None = None
     least = math.inf
-    for number, offer in enumerate(_nearest(best)):
+    for number, offer in enumerate(nearest(best)):
         if found is not None and offer.seconds >= least * (1.0 - AGREEMENT):
             break
         if number >= _SETTLED and offer.solver != GIVEN:
@@ -69,7 +69,7 @@ def final_plan(best: Best, evaluator: PlanEvaluator) -> FinalPlan:
     return FinalPlan(plan=found, estimate=estimate_with(evaluator.pricer, found))
 
 
-def _nearest(best: Best) -> list[Offer]:
+def nearest(best: Best) -> list[Offer]:
     """The best plans that were found, best first, each once."""
     found: dict[ChosenPlan, Offer] = {}
     for offer in sorted((*best.offers, *best.own.values()), key=lambda offer: offer.seconds):

@@ -181,7 +181,7 @@ def _decoded(path: Path, number: int, line: bytes, type_: type[T]) -> T:
     try:
         text = line.decode("utf-8")
         root = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             Fault(
                 file=str(path),

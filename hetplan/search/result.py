@@ -221,6 +221,8 @@ class Alternative:
     """None where a price is not given."""
     devices: int
     """In use."""
+    run_seconds: float | None = None
+    """The whole run with all that it loses; None where it was not asked, and in older files."""
     kwh_per_step: float | None = None
     """At the meter; None in files of forms before 14, as the next."""
     gap: float | None = None

@@ -13,6 +13,7 @@ link's capacity its estimate is higher. The bound holds for that too, and the ga
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,12 +21,14 @@ import numpy as np
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
 from hetplan.errors import InfeasibleError, InputError, LimitError
+from hetplan.files.locks import Lock
 from hetplan.interrupts import interrupts_wait
 from hetplan.job.spec import Job
 from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import check_model
 from hetplan.plans.check_job import check_job_against
+from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import describe_space
@@ -36,6 +39,7 @@ from hetplan.search.final_pricing import (
     FinalPlan,
     WrongOfferError,
     final_plan,
+    nearest,
     offer_starts,
 )
 from hetplan.search.journal import (
@@ -55,7 +59,7 @@ from hetplan.search.space.family import FamilyTable, table_of
 from hetplan.search.table_maker import TableMaker
 from hetplan.version import __version__
 
-__all__ = ["Progress", "check_question", "none_below", "search"]
+__all__ = ["Progress", "check_question", "none_below", "search", "search_with_rivals"]
 
 _MAX_ROUNDS = 3
 """Proofs again for a plan whose whole price is above what the search had."""
@@ -121,22 +125,59 @@ def search(
     `journal` is written while the search runs; one to resume goes on from what is there.
     Legal plans in `start` are known from the beginning.
     """
-    check_question(Question(model=model, cluster=cluster, job=job))
-    best = _nothing_yet(job, progress)
-    asked = digests(model, cluster, job, sha256)
     inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
-    run = _Run(
-        job=job,
-        maker=TableMaker.of(inputs, predictor, best.check_time),
-        best=best,
-        book=_journal(journal, best, asked, job.gap),
-    )
+    return _searched(inputs, predictor, progress, journal, start)[0]
+
+
+def search_with_rivals(
+    question: Question,
+    predictor: Predictor,
+    *,
+    start: Sequence[Plan] = (),
+    progress: Callable[[Progress], None] | None = None,
+) -> tuple[SearchResult, tuple[ChosenPlan, ...]]:
+    """What `search` ends with, and the best plan that each solver has found, best first.
+
+    These are choices: they need not have room, or be legal, once they are placed.
+    """
+    sha256 = question.sha256 if isinstance(question, Inputs) else ()
+    model, cluster, job = question.model, question.cluster, question.job
+    inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
+    found, run = _searched(inputs, predictor, progress, None, start)
+    return found, tuple(offer.chosen for offer in nearest(run.best))
+
+
+def _searched(
+    inputs: Inputs,
+    predictor: Predictor,
+    progress: Callable[[Progress], None] | None,
+    journal: JournalFile | None,
+    start: Sequence[Plan],
+) -> tuple[SearchResult, _Run]:
+    check_question(inputs)
+    job = inputs.job
+    best = _nothing_yet(job, progress)
+    asked = digests(inputs.model, inputs.cluster, job, inputs.sha256)
+    with nullcontext() if journal is None else Lock(journal.path).take():
+        run = _Run(
+            job=job,
+            maker=TableMaker.of(inputs, predictor, best.check_time),
+            best=best,
+            book=_journal(journal, best, asked, job.gap),
+        )
+        return _answered(run, inputs, start), run
+
+
+def _answered(run: _Run, inputs: Inputs, start: Sequence[Plan]) -> SearchResult:
+    """The answer; InfeasibleError or LimitError where there is none."""
     try:
         with interrupts_wait():
             return _answer(run, inputs, start)
     except _NoPlanError:
         if run.status == "optimal":
-            line = f"no plan of {model.name} for {job.target} fits the devices and the pins"
+            line = (
+                f"no plan of {inputs.model.name} for {run.job.target} fits the devices and the pins"
+            )
             raise InfeasibleError([line]) from None
         raise LimitError(
             "the time limit was reached before any plan was found; raise time_limit or pin degrees"

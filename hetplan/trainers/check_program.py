@@ -13,6 +13,9 @@ Exit status: 0 ready, 1 mend something, 2 called wrongly. Python 3.8 is enough f
 from __future__ import annotations
 
 import argparse
+import errno
+import hashlib
+import hmac
 import json
 import os
 import re
@@ -182,10 +185,49 @@ def check_limits(host: dict[str, Any]) -> None:
         ok("limits", "/dev/shm is below 1 GiB; mount -o remount,size=8G /dev/shm", "note")
 
 
-def receive_hosts(port: int, names: set[str], seconds: float) -> None:
+def listen(address: str, port: int) -> socket.socket:
+    """Listen on the rendezvous address alone, where other hosts can reach this one under it."""
+    family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    here = str(place[0])
+    if here.startswith("127.") or here == "::1":
+        why = f"is {here} here (/etc/hosts)"
+    else:
+        try:
+            return socket.create_server(place, family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            why = "is none of this host's own addresses"
+    if here != address:
+        ok("port", f"{address} {why}: listening on all interfaces", "note")
+        place = ("", port)
+    return socket.create_server(place[:2], family=family)
+
+
+def proof(key: bytes, nonce: str, word: str) -> str:
+    """What only a host with this very file can say."""
+    return hmac.new(key, f"{nonce} {word}".encode(), "sha256").hexdigest()
+
+
+def guest_name(guest: socket.socket, key: bytes) -> str:
+    """The name that a host says and proves; empty where it cannot."""
+    guest.settimeout(2)
+    nonce = os.urandom(16).hex()
+    with guest.makefile("rwb") as stream:
+        stream.write(f"{nonce}\n".encode())
+        stream.flush()
+        name, _, given = stream.readline(512).decode(errors="replace").strip().partition(" ")
+        if not hmac.compare_digest(given.encode(), proof(key, nonce, name).encode()):
+            return ""
+        stream.write(f"{proof(key, nonce, 'seen')}\n".encode())
+    return name
+
+
+def receive_hosts(address: tuple[str, int], names: set[str], key: bytes, seconds: float) -> None:
     """On the first host: listen on the rendezvous port until every other host has said its name."""
+    port, turned_away = address[1], 0
     try:
-        server = socket.create_server(("", port))
+        server = listen(*address)
     except OSError as error:
         return fail("port", f"{port}: {error.strerror}", "end what uses it")
     end = time.monotonic() + seconds
@@ -194,11 +236,17 @@ def receive_hosts(port: int, names: set[str], seconds: float) -> None:
             server.settimeout(max(0.1, end - time.monotonic()))
             try:
                 guest, _ = server.accept()
-                with guest:
-                    guest.settimeout(5)
-                    names.discard(guest.recv(256).decode(errors="replace").strip())
             except OSError:
                 continue
+            try:
+                with guest:
+                    name = guest_name(guest, key)
+            except OSError:
+                name = ""
+            turned_away += not name
+            names.discard(name)
+    if turned_away:
+        ok("port", f"{turned_away} who called did not know this folder", "note")
     if names:
         missing = ", ".join(sorted(names)[:20])
         fail("port", f"{missing} did not reach port {port}", "open it, or check there")
@@ -206,18 +254,29 @@ def receive_hosts(port: int, names: set[str], seconds: float) -> None:
         ok("port", f"every host reaches port {port}")
 
 
-def reach_first(address: tuple[str, int], name: str, seconds: float) -> None:
+def reach_first(address: tuple[str, int], name: str, key: bytes, seconds: float) -> None:
     """On the other hosts: tell the first one the name."""
     end = time.monotonic() + seconds
     while True:
         try:
-            with socket.create_connection(address, timeout=5) as guest:
-                guest.sendall(name.encode())
-            return ok("port", f"{address[0]}:{address[1]} is reached")
+            with (
+                socket.create_connection(address, timeout=5) as guest,
+                guest.makefile("rwb") as stream,
+            ):
+                nonce = stream.readline(512).decode(errors="replace").strip()
+                stream.write(f"{name} {proof(key, nonce, name)}\n".encode())
+                stream.flush()
+                if stream.readline(512).decode(errors="replace").strip() == proof(
+                    key, nonce, "seen"
+                ):
+                    return ok("port", f"{address[0]}:{address[1]} is reached")
+            found = "something answers that does not know this folder"
         except OSError as error:
-            if time.monotonic() > end:
-                return fail("port", f"{address[0]}:{address[1]}: {error}", "run check.py there")
-            time.sleep(1)
+            found = str(error)
+        if time.monotonic() > end:
+            place = f"{address[0]}:{address[1]}"
+            return fail("port", f"{place}: {found}", "run check.py of this folder there")
+        time.sleep(1)
 
 
 def main() -> int:
@@ -228,7 +287,8 @@ def main() -> int:
     parser.add_argument("--alone", action="store_true", help="this host only")
     asked = parser.parse_args()
     with open(os.path.abspath(__file__), encoding="utf-8") as stream:
-        plan = json.loads(stream.read().rpartition("\n# ")[2])["checks"]
+        text = stream.read()
+    plan = json.loads(text.rpartition("\n# ")[2])["checks"]
     first, host = plan["hosts"][0], this_host(plan["hosts"], asked.host)
     check_network(host, first)
     if not host["container"]:
@@ -236,11 +296,13 @@ def main() -> int:
         check_paths(host, plan)
     check_limits(host)
     if len(plan["hosts"]) > 1 and not asked.alone:
+        address = (first["address"], plan["port"])
+        key = hashlib.sha256(text.encode()).digest()  # every host has this file, nobody else
         if host is first:
             names = {each["name"] for each in plan["hosts"][1:]}
-            receive_hosts(plan["port"], names, asked.wait)
+            receive_hosts(address, names, key, asked.wait)
         else:
-            reach_first((first["address"], plan["port"]), host["name"], asked.wait)
+            reach_first(address, host["name"], key, asked.wait)
     print("correct what FAIL names" if failures else "ready")
     return 1 if failures else 0
 

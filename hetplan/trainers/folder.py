@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,8 @@ import numpy as np
 
 from hetplan.cost.traffic import checkpoint_bytes_per_parameter
 from hetplan.errors import Fault, HetplanError, InputError
-from hetplan.files.writing import write_atomically
+from hetplan.files.locks import Lock
+from hetplan.files.writing import temporary_beside, write_atomically
 from hetplan.plans.pieces import Places, stage_array
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch
 from hetplan.schedulers.rank_layout import Host, RankLayout, used_devices
@@ -89,7 +89,8 @@ def write_folder(folder: Path, files: Sequence[EmittedFile], *, force: bool = Fa
         if not folder.exists():
             _create(folder, files)
             return Written(files=tuple(each.path for each in files))
-        return _replace(folder, files)
+        with Lock(folder).take():
+            return _replace(folder, files)
     except OSError as error:
         raise _write_error(folder, error) from error
 
@@ -100,7 +101,7 @@ def emitted_files(folder: Path) -> Mapping[str, str]:
         text = (folder / CHECK_FILE).read_text(encoding="utf-8")
         program, _, emitted = text.rpartition("\n# ")
         listed = dict(json.loads(emitted)["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     if _sha256(f"{program}\n".encode()) == listed.get(CHECK_FILE):
         # check.py lists its program; the list itself is not in that sum.
@@ -111,18 +112,15 @@ def emitted_files(folder: Path) -> Mapping[str, str]:
 def _create(folder: Path, files: Sequence[EmittedFile]) -> None:
     """A new folder, filled elsewhere and put in its place by one rename."""
     place = folder.absolute()
-    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
-        temporary.mkdir()
-        for each in files:
-            _write(temporary, each)
-        temporary.rename(place)
+        with temporary_beside(place, folder=True) as (temporary, _):
+            for each in files:
+                _write(temporary, each)
+            temporary.rename(place)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             raise _fault(folder, "was made by somebody else meanwhile: try again") from None
         raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _replace(folder: Path, files: Sequence[EmittedFile]) -> Written:

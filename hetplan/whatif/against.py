@@ -133,9 +133,11 @@ def _components(found: Estimate, other: Estimate) -> tuple[ComponentChange, ...]
     return tuple(sorted(differ, key=lambda each: -abs(each.more_seconds)))
 
 
-def choices(found: Plan, other: Plan, cluster: Cluster) -> Iterator[Choice]:
-    """Everything that two plans decide differently."""
-    one, two = _described(found, cluster), _described(other, cluster)
+def choices(
+    found: Plan, other: Plan, cluster: Cluster, others: Cluster | None = None
+) -> Iterator[Choice]:
+    """Everything that two plans decide differently; `others` is the other plan's own cluster."""
+    one, two = _described(found, cluster), _described(other, others or cluster)
     for name in one:
         if one[name] != two[name]:
             yield Choice(name=name, found=one[name], other=two[name])

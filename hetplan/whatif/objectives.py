@@ -3,6 +3,7 @@
     step_time         the step, or what it stays below with the job's quantile
     cost_per_token    dollars per token, by the mean step or by the same quantile of it
     energy_per_token  kWh per token, likewise
+    days              the whole run with all that it loses (`hetplan.cost.goodput`), likewise
 
 What a plan costs and draws, `hetplan.cost.energy` says.
 
@@ -15,13 +16,15 @@ Alternatives are plans that no other plan of the pool beats by every aim at once
 one of each layout: plans that share islands, degrees, recomputation and schedule are near-copies.
 The front has the pool's plans that none beats in step, cost, energy and devices, with their gaps.
 
-What is proven: that no plan has a shorter step, of each question by its certificate; that none of
-the questions that were asked has a plan that costs or draws less (`hetplan.search.least_price`).
-Not that the front is whole: a plan between two of its points may be missing.
+What is proven: that no plan has a shorter step, of each question by its certificate, and so that no
+run ends before all its steps; that none of the questions that were asked has a plan that costs or
+draws less (`hetplan.search.least_price`). Not that the front is whole: a plan between two of its
+points may be missing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,6 +38,7 @@ from hetplan.cost.energy.energy import (
 )
 from hetplan.cost.energy.power import power_law, pue_of
 from hetplan.cost.estimate import estimate_with, step_quantile
+from hetplan.cost.goodput.run import goodput
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job, Objective
@@ -46,7 +50,7 @@ from hetplan.search.least_price import least_prices
 from hetplan.search.result import Alternative, Certificate, Question, SearchResult
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.table_maker import TableMaker
-from hetplan.units import counted
+from hetplan.units import counted, format_brief
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
 
 _PARTS = (0.75, 0.5, 0.25, 0.125)
@@ -212,6 +216,14 @@ def _ranked(
     return sorted(ranked, key=lambda plan: (_aim(plan, job), plan.step_seconds))
 
 
+def _run_seconds(pricer: Pricer, found: SearchResult) -> float | None:
+    """Of the whole run; None where it never ends, or is not the aim."""
+    if pricer.job.objective is not Objective.DAYS:
+        return None
+    run = goodput(found.plan, found.estimate, pricer.model, pricer.cluster, pricer.job)
+    return run.seconds if math.isfinite(run.seconds) else None
+
+
 _MISSING = {
     Objective.COST_PER_TOKEN: "`price` of the islands that plans use",
     Objective.ENERGY_PER_TOKEN: "`power` of the islands that plans use",
@@ -237,6 +249,7 @@ def _priced(pricer: Pricer, words: str, found: SearchResult, least: Least | None
         gap=None if found.certificate is None else found.certificate.gap,
         usd_gap=None if least is None else _gap(dollars, least.usd_per_step),
         kwh_gap=None if least is None else _gap(kwh, least.kwh_per_step),
+        run_seconds=_run_seconds(pricer, found),
     )
 
 
@@ -245,19 +258,24 @@ def _gap(has: float | None, least: float | None) -> float | None:
 
 
 def _amount(found: Alternative, job: Job) -> float | None:
-    """Of what the job's aim counts, in a step."""
+    """Of what the job's aim counts, in a step; the days of the whole run."""
     if job.objective is Objective.ENERGY_PER_TOKEN:
         return found.kwh_per_step
+    if job.objective is Objective.DAYS:
+        return found.run_seconds
     return found.usd_per_step if job.objective is Objective.COST_PER_TOKEN else found.step_seconds
 
 
 def _aim(found: Alternative, job: Job) -> float:
     seconds = found.step_seconds if job.quantile is None else found.quantile_seconds
-    # Rent and energy grow with the step; a late step is paid as well.
-    return (_amount(found, job) or 0.0) * seconds / found.step_seconds
+    # Rent, energy and days grow with the step; a late step is paid as well.
+    amount = _amount(found, job)
+    if amount is None:
+        return math.inf if job.objective is Objective.DAYS else 0.0
+    return amount * seconds / found.step_seconds
 
 
-def _certificate(result: SearchResult, step_seconds: float) -> Certificate | None:
+def certificate_beside(result: SearchResult, step_seconds: float) -> Certificate | None:
     """The step-time bound beside this plan's step."""
     known = result.certificate
     if known is None or step_seconds == result.estimate.step_seconds:
@@ -270,10 +288,18 @@ def _certificate(result: SearchResult, step_seconds: float) -> Certificate | Non
     return replace(known, lower_bound_seconds=lower, gap=gap, status=status)
 
 
-def _words(job: Job, best: Alternative, count: int, tokens: float) -> str:
+def _words(result: SearchResult, best: Alternative, count: int) -> str:
     """What the plan is best at, and of how many."""
+    job, certificate = result.inputs.job, result.certificate
+    # Of one step, padding left out.
+    tokens = result.estimate.tokens_per_second * result.estimate.step_seconds
     amount, proof = _amount(best, job) or 0.0, "no certificate goes with this aim"
-    if job.objective in _MISSING:
+    if job.objective is Objective.DAYS:
+        aim = f"days: {format_brief(amount) if amount else 'it never ends'}"
+        if certificate is not None and job.total_tokens is not None:
+            lower = job.total_tokens / tokens * certificate.lower_bound_seconds
+            proof = f"no plan ends before {format_brief(lower)}, its steps alone"
+    elif job.objective in _MISSING:
         money = job.objective is Objective.COST_PER_TOKEN
         unit, gap = ("USD", best.usd_gap) if money else ("kWh", best.kwh_gap)
         name = "cost" if money else "energy"
@@ -318,7 +344,7 @@ def _beats(one: Alternative, two: Alternative) -> bool:
         (one.quantile_seconds, two.quantile_seconds),
         (float(one.devices), float(two.devices)),
     ]
-    for name in ("usd_per_step", "kwh_per_step"):
+    for name in ("usd_per_step", "kwh_per_step", "run_seconds"):
         left, right = getattr(one, name), getattr(two, name)
         if left is not None and right is not None:
             pairs.append((left, right))
@@ -372,13 +398,11 @@ def by_objective(
     ranked = _ranked(job, pricer, plans, least)
     best = ranked[0]
     estimate = estimate_with(pricer, best.plan)
-    # Of one step, padding left out.
-    tokens = result.estimate.tokens_per_second * result.estimate.step_seconds
     return replace(
         result,
         plan=best.plan,
         estimate=estimate,
-        certificate=_certificate(result, estimate.step_seconds),
-        objective=_words(job, best, len(ranked), tokens),
+        certificate=certificate_beside(result, estimate.step_seconds),
+        objective=_words(result, best, len(ranked)),
         alternatives=_front(ranked) if front else _alternatives(ranked, top),
     )

@@ -27,8 +27,9 @@ from types import TracebackType
 from typing import Any
 
 from hetplan.errors import Fault, HetplanError, InfeasibleError, InputError, LimitError
+from hetplan.files.locks import Lock
 from hetplan.files.shipped import default_stores
-from hetplan.files.writing import check_writable, write_atomically
+from hetplan.files.writing import check_writable, make_folder, write_atomically
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import fit_stores, with_shipped
 from hetplan.predict.predictor import Predictor
@@ -86,12 +87,20 @@ class Row:
 COLUMNS = tuple(each.name for each in fields(Row))
 
 
+def check_fresh(path: Path, *, resume: bool) -> None:
+    """An InputError where the table of an earlier sweep would be lost."""
+    if not resume and path.exists() and path.stat().st_size > 0:
+        message = "exists already; continue it with --resume, or name another file"
+        raise InputError(Fault(file=str(path), message=message))
+
+
 class Table:
-    """The open table; rows of earlier runs stay."""
+    """The open table; rows of earlier runs stay. The caller has its lock."""
 
     def __init__(self, path: Path, *, fresh: bool) -> None:
         self._path = path
         self._lines: dict[str, list[str]] = {}
+        check_fresh(path, resume=not fresh)  # again, as nobody else can write it from here on
         if fresh or not path.exists():
             write_atomically(path, _line(COLUMNS))
         else:
@@ -148,10 +157,18 @@ class Table:
                     "changed: name another file with --out",
                 )
             )
-        good = [row for row in rows[1:] if len(row) == len(COLUMNS)]
+        good = [row for row in rows[1:] if _is_whole(row)]
         if whole != text or len(good) < len(rows) - 1:
             write_atomically(self._path, _line(COLUMNS) + "".join(map(_line, good)))
         return good
+
+
+def _is_whole(cells: list[str]) -> bool:
+    """Whether a row can be gone on from; others are asked again."""
+    try:
+        return len(cells) == len(COLUMNS) and _step(cells) > 0
+    except ValueError:
+        return False
 
 
 def _step(cells: list[str]) -> float:
@@ -203,12 +220,8 @@ def run_sweep(
     points = tuple(replace(point, digest=point.digest + digest) for point in sweep.points)
     check_writable(table)
     if plans is not None:
-        try:
-            plans.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            message = f"cannot be made: {error.strerror}; name another folder for the plans"
-            raise InputError(Fault(file=str(plans), message=message)) from error
-    with Table(table, fresh=not resume) as out:
+        make_folder(plans)
+    with Lock(table).take(), Table(table, fresh=not resume) as out:
         left = [point for point in points if point.key not in out.done]
         written: set[str] = set()
         for row in _answered(sweep, points, {point.key for point in left}, asked):

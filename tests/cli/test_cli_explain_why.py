@@ -18,7 +18,7 @@ from hetplan.job.spec import Pins
 from hetplan.model.load import load_model
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import EXPLAIN_SCHEMA, Explained
-from hetplan.search.files import load_plan, save_result
+from hetplan.search.files import load_legal_plan, save_result
 from hetplan.search.result import ChangeKind
 from hetplan.search.search import search
 
@@ -80,14 +80,14 @@ def test_without_verbose_the_changes_that_are_worth_most_are_ten_lines(folder: P
 
 def test_what_a_report_has_asked_is_kept_and_then_shown_without_planning(folder: Path) -> None:
     path, page = folder / "kept.json", folder / "kept.html"
-    other = load_plan(folder / "plan.json")
+    other = load_legal_plan(folder / "plan.json")
     store = ("--store", str(folder / "store"))
     predictor, _ = read_predictor(None, [folder / "store"])
     result = search(other.inputs.model, other.inputs.cluster, other.inputs.job, predictor)
     save_result(result, path)
     done = run("report", str(path), "--what-if", "--out", str(page), *store)
     assert done.exit_code == 0, done.stderr
-    saved = load_plan(path)
+    saved = load_legal_plan(path)
     assert replace(saved, idle=(), prices=()) == result
     assert [each.island for each in saved.idle] == ["a100"]
     assert saved.alone is None  # megatron has one library of collectives
@@ -110,12 +110,12 @@ def test_what_a_report_has_asked_is_kept_and_then_shown_without_planning(folder:
 
 def test_what_takes_a_search_is_named_and_asked_by_a_command_of_its_own(folder: Path) -> None:
     path = folder / "idle.json"
-    save_result(load_plan(folder / "plan.json"), path)
+    save_result(load_legal_plan(folder / "plan.json"), path)
     store = ("--store", str(folder / "store"))
     at_once = run("explain", str(path), *store)
     assert f"a100: `hetplan explain idle {path}` plans" in " ".join(at_once.stdout.split())
     assert "planning" not in at_once.stderr
-    assert load_plan(path).idle == ()
+    assert load_legal_plan(path).idle == ()
     asked = run("explain", "idle", str(path), *store)
     assert "a100, 8 of 8 devices idle: " in asked.stdout
     again = run("explain", str(path), *store)

@@ -21,6 +21,7 @@ from hetplan.cluster.load import load_cluster
 from hetplan.job.load import load_job
 from hetplan.machine.report import MachineDevice
 from hetplan.model.load import load_model
+from hetplan.search.files import load_legal_plan
 
 SEEN_HERE = init_module._seen_here
 SITES = ("--nodes", "4x8 h100 @A", "8x8 mi300x @B", "2x8 910b @B", "--between", "A B 10Gbit 30ms")
@@ -342,6 +343,16 @@ def test_what_init_writes_is_planned_as_the_line_is(nodes, tmp_path):
     assert run("plan", *words, *TINY, "--no-native", "--out", str(line)).exit_code == 0
     plans = [json.loads(path.read_text())["plan"] for path in (line, tmp_path / "plan.json")]
     assert plans[0] == plans[1]
+
+
+def test_a_closed_stream_is_no_fault_and_no_files_number(tmp_path):
+    """What a library says on the closed number 2 must not land in the plan's file."""
+    words = ("plan", "--nodes", "1x8 h100", *TINY, "--no-native", "--out", str(tmp_path / "p.json"))
+    line = shlex.join([sys.executable, "-m", "hetplan", *words])
+    done = subprocess.run(f"{line} 2>&-", shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "proven within" in done.stdout
+    assert load_legal_plan(tmp_path / "p.json").certificate is not None
 
 
 def test_a_closed_stdout_is_no_fault(tmp_path):

@@ -9,7 +9,7 @@ from sweep_files import sweep_files
 from typer.testing import CliRunner, Result
 
 from hetplan.cli.main import app
-from hetplan.search.files import load_plan, result_text
+from hetplan.search.files import load_legal_plan, result_text
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -41,7 +41,7 @@ def test_768_devices_are_planned_within_one_percent(folder: Path) -> None:
     inputs = {name: CONFIGS / f"{file}.yaml" for name, file in files.items()}
     done = plan(folder, inputs, "--no-native")
     assert done.exit_code == 0, done.output
-    result = load_plan(folder / "plan.json")
+    result = load_legal_plan(folder / "plan.json")
     assert result.certificate.status == "optimal"
     assert result.certificate.gap <= 0.01 + 1e-12
     assert result.estimate.fits
@@ -54,7 +54,7 @@ def test_json_on_stdout_is_the_file(folder: Path) -> None:
     done = run(folder, "--json", "--gap", "0.1")
     assert done.exit_code == 0, done.output
     assert done.stdout == (folder / "plan.json").read_text()
-    result = load_plan(folder / "plan.json")
+    result = load_legal_plan(folder / "plan.json")
     assert result.inputs.job.gap == 0.1
     assert result_text(result) == done.stdout
 
@@ -97,7 +97,7 @@ def test_an_interrupted_search_writes_its_plan_and_exits_with_130(
     monkeypatch.setattr(ProgressLine, "show", stop)
     done = run(folder)
     assert done.exit_code == 130, done.output
-    assert load_plan(folder / "plan.json").certificate.status == "interrupted"
+    assert load_legal_plan(folder / "plan.json").certificate.status == "interrupted"
 
 
 def test_an_interrupted_comparison_keeps_the_plan_says_so_and_exits_with_130(
@@ -114,7 +114,7 @@ def test_an_interrupted_comparison_keeps_the_plan_says_so_and_exits_with_130(
     done = run(folder, "--gap", "0.1")
     assert done.exit_code == 130, done.output
     assert " interrupted; " in done.output.partition("comparison with ")[2]
-    assert load_plan(folder / "plan.json").certificate.status == "optimal"
+    assert load_legal_plan(folder / "plan.json").certificate.status == "optimal"
 
 
 def test_mixtral_on_four_nodes_gets_expert_parallelism(folder: Path) -> None:
@@ -130,5 +130,5 @@ def test_mixtral_on_four_nodes_gets_expert_parallelism(folder: Path) -> None:
     model = CONFIGS / "models" / "mixtral-8x7b.yaml"
     done = plan(folder, {"model": model, "cluster": cluster, "job": job}, "--gap", "0.1")
     assert done.exit_code == 0, done.output
-    (pipeline,) = load_plan(folder / "plan.json").plan.pipelines
+    (pipeline,) = load_legal_plan(folder / "plan.json").plan.pipelines
     assert all(replica.ep > 1 for stage in pipeline.stages for replica in stage.replicas)

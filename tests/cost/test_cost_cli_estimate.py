@@ -18,7 +18,7 @@ from hetplan.errors import InfeasibleError, InputError
 from hetplan.job.spec import Job
 from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.plans.plan import Plan
-from hetplan.search.files import load_plan
+from hetplan.search.files import load_legal_plan
 from hetplan.search.result import Inputs
 
 CLUSTER = two_islands()  # a and b, two nodes of four devices each
@@ -248,7 +248,7 @@ def test_a_layout_of_every_choice_is_a_plan_file(
         "zb-h1", "--out", str(path), asked=ANY,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    kept = load_plan(path)
+    kept = load_legal_plan(path)
     assert kept.plan.pipelines[0].schedule.name == "zb-h1"
     assert sum(each.seconds for each in kept.estimate.components) == pytest.approx(
         kept.estimate.step_seconds

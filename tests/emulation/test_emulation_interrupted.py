@@ -1,8 +1,8 @@
-"""Nothing is left behind: not after a kill at any step, nor of processes that refuse to end."""
+"""Nothing is left behind, also of processes that refuse to end; kills at counted moments are in
+tests/kills."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +13,6 @@ import pytest
 from emulation_cases import (
     ENVIRONMENT,
     FOUR_HOSTS,
-    HERE,
     Traces,
     four_hosts,
     needs_machine,
@@ -27,23 +26,6 @@ from hetplan.errors import HetplanError
 
 pytestmark = [needs_machine, pytest.mark.xdist_group("emulation"), pytest.mark.slow]
 NAME = f"test-killed-{os.getpid()}"
-STEPS = 12
-"""That `make` tells of four hosts: one for each, and eight others."""
-
-
-def interrupted(how: str, *moments: float) -> list[dict[str, object]]:
-    done = subprocess.run(
-        (sys.executable, str(HERE / "emulation_kills.py"), NAME, how, *map(str, moments)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join((ENVIRONMENT["PYTHONPATH"], str(HERE)))},
-    )
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(moments)
-    return results
 
 
 def gone(before: Traces, name: str, seconds: float = 30.0) -> bool:
@@ -51,33 +33,6 @@ def gone(before: Traces, name: str, seconds: float = 30.0) -> bool:
     while traces(name) != before and time.monotonic() < limit:
         time.sleep(0.05)
     return traces(name) == before
-
-
-def test_down_removes_what_a_kill_leaves_after_every_step() -> None:
-    results = interrupted("kill", *range(STEPS))
-    assert [result["status"] for result in results] == [-9] * STEPS
-    assert all(result["clean"] for result in results), results
-    # The test would see nothing if there were nothing to see.
-    assert [result["left_namespaces"] for result in results][2:] == [5] * (STEPS - 2)
-    assert results[-1]["left_processes"] == 1
-
-
-def test_ctrl_c_leaves_nothing_without_down() -> None:
-    moments = (0, 1, 2, 4, 8, 9, 11)
-    results = interrupted("int", *moments)
-    assert [result["status"] for result in results] == [130] * len(moments)
-    for result in results:
-        assert not result["left_namespaces"]
-        assert not result["left_processes"]
-        assert not result["left_folder"]
-        assert result["clean"], result
-
-
-def test_down_removes_what_a_kill_leaves_at_any_moment() -> None:
-    moments = [0.003 * number for number in range(1, 101)]
-    assert all(result["clean"] for result in interrupted("kill-after", *moments))
-    moments = [0.003 * number for number in range(1, 31)]
-    assert all(result["clean"] for result in interrupted("kill-remove", *moments))
 
 
 def using(*command: str) -> subprocess.Popen[str]:

@@ -207,20 +207,3 @@ json_values = st.recursive(
 def test_the_json_tree_holds_what_json_holds(value, indent):
     text = json.dumps(value, indent=indent, allow_nan=True)
     assert plain(json_nodes(text)) == json.loads(text)
-
-
-YAML_LIKE = st.text(alphabet="ab:-[]{}&*!|>'\"#%@`,? \n\t019.~<\\é\ud7ff\x85\ufeff", max_size=60)
-
-
-@given(
-    data=st.binary(max_size=200)
-    | YAML_LIKE.map(lambda text: text.encode("utf-8", "surrogatepass")),
-    suffix=st.sampled_from([".yaml", ".json"]),
-)
-@steady
-def test_random_bytes_give_a_value_or_an_input_error(tmp_path, data, suffix):
-    path = write(tmp_path, data, f"fuzz{suffix}")
-    try:
-        decode(read_document(path), Outer, schema=SCHEMA)
-    except InputError as error:
-        str(error).encode()

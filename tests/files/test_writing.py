@@ -1,12 +1,13 @@
 import errno
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from hetplan.errors import HetplanError, InputError
-from hetplan.files.writing import append_line, write_atomically, write_together
+from hetplan.files.writing import append_line, check_writable, write_atomically, write_together
 
 
 def test_write_replaces_whole_files_and_leaves_nothing_else(tmp_path):
@@ -30,6 +31,39 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="choose another place"):
         write_atomically(path, "new\n")
     assert path.read_text() == "old\n"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
+    left = tmp_path / f".plan.json.{os.getuid()}.tmp"
+    left.write_text("half of")
+    check_writable(tmp_path / "plan.json")
+    assert list(tmp_path.iterdir()) == []
+    left.write_text("half of")
+    write_atomically(tmp_path / "plan.json", "whole\n")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+    left.symlink_to("/etc/passwd")
+    with pytest.raises(InputError, match="choose another place"):
+        write_atomically(tmp_path / "plan.json", "new\n")
+
+
+def test_writers_at_the_same_time_wait_for_each_other(tmp_path):
+    """And none removes the other's file as one that was left."""
+    path, done = tmp_path / "plan.json", []
+
+    def write(text):
+        for _ in range(50):
+            write_atomically(path, text)
+            check_writable(path)
+        done.append(text)
+
+    writers = [threading.Thread(target=write, args=(text * 1000,)) for text in "abcd"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(text[0] for text in done) == list("abcd")
+    assert path.read_text() in done
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
 
 

@@ -8,13 +8,14 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from importers_golden_inputs import FOLDER
+from importers_golden_inputs import FOLDER, GOLDEN_INPUTS
 from importers_renderers import Table, nccl_text, row_line, seconds_of
 from topologies_rendered import nvidia_topologies, render_nvidia
 
 from hetplan.errors import InputError
 from hetplan.importers import hostfile, iperf3, nccl_tests, nvidia_topo, slurm_nodes
 from hetplan.importers.records import Host, ImportContext, Imported, NodeTopology
+from hetplan.importers.table import importer_called
 
 CONTEXT = ImportContext(file="run.log", link="here")
 WORDS = {
@@ -263,3 +264,11 @@ def test_topologies_come_back(
 ) -> None:
     text = render_nvidia(topology, separator=separator, escapes=escapes, legend=legend)
     assert nvidia_topo.parse(text, CONTEXT).topology == topology
+
+
+def test_a_time_too_small_to_be_a_float_of_seconds_is_skipped() -> None:
+    """As microseconds it is a float above 0."""
+    (text, *_) = (each.text for each in GOLDEN_INPUTS if '"time": 500.0' in each.text)
+    text = text.replace('"time": 500.0', '"time": 1e-320', 1)
+    imported = importer_called("rccl-tests").parse(text, CONTEXT)
+    assert any("the time is 0" in each for each in imported.skipped)

@@ -9,7 +9,16 @@ from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import TARGET_NAMES, load_job
-from hetplan.job.spec import Forbids, LengthShare, Optimizer, Pins, Precision, ProductFormat
+from hetplan.job.run import KindFailures, Run
+from hetplan.job.spec import (
+    Forbids,
+    LengthShare,
+    Objective,
+    Optimizer,
+    Pins,
+    Precision,
+    ProductFormat,
+)
 from hetplan.model.load import load_model
 from hetplan.plans.check_job import check_job_against
 from hetplan.plans.pinned import with_named_ends
@@ -17,7 +26,7 @@ from hetplan.plans.targets import TARGETS
 
 CONFIGS = shipped_folder("configs")
 
-TEXT = """schema: hetplan.job/5
+TEXT = """schema: hetplan.job/6
 name: small
 global_batch_size: 96
 sequence_length: 2048
@@ -139,10 +148,10 @@ def test_what_a_step_also_costs_is_read(tmp_path):
 
 def test_files_of_older_forms_are_read(tmp_path):
     for number in (1, 2, 3, 4):
-        old = write(tmp_path, TEXT.replace("hetplan.job/5", f"hetplan.job/{number}"))
+        old = write(tmp_path, TEXT.replace("hetplan.job/6", f"hetplan.job/{number}"))
         assert load_job(old).name == "small"
-    newer = write(tmp_path, TEXT.replace("hetplan.job/5", "hetplan.job/6"))
-    with pytest.raises(InputError, match=r"reads up to hetplan\.job/5"):
+    newer = write(tmp_path, TEXT.replace("hetplan.job/6", "hetplan.job/7"))
+    with pytest.raises(InputError, match=r"reads up to hetplan\.job/6"):
         load_job(newer)
 
 
@@ -237,3 +246,64 @@ def test_jobs_that_do_not_fit(model, cluster, change, field):
     job = replace(load_job(CONFIGS / "jobs" / "llama-140b.yaml"), **change)
     found = check_job_against(job, model, cluster)
     assert field in [fault.field for fault in found]
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("{device_failures: 1.0}", "run.device_failures: found 1.0; it must be less than 1.0"),
+        ("{host_failures: -0.1}", "run.host_failures: found -0.1; it must be at least 0.0"),
+        ("{nic_failures: .nan}", "run.nic_failures"),
+        ("{link_failures: 30}", "run.link_failures"),
+        ("{kept_bandwidth: 1.5}", "run.kept_bandwidth"),
+        ("{storage: 0 GB/s}", "run.storage"),
+        ("{detection: 10}", "run.detection: found 10 without a unit"),
+        ("{repair: 400 d}", "repair_seconds"),
+        ("{failures: 0.1}", "run.failures"),
+        ("{kind_failures: [{kind: h100, probability: 2}]}", r"run.kind_failures\[0\].probability"),
+        (
+            "{kind_failures: [{kind: a, probability: 0}, {kind: a, probability: 0}]}",
+            "kind_failures names a twice",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_in_one_line(tmp_path, block, message):
+    with pytest.raises(InputError, match=message) as refused:
+        load_job(write(tmp_path, f"{TEXT}run: {block}\n"))
+    (fault,) = refused.value.faults
+    assert (fault.file, fault.line) == (str(tmp_path / "job.yaml"), TEXT.count("\n") + 1)
+    assert "\n" not in str(fault)
+
+
+def test_a_run_is_read_in_si_units_and_left_out_in_older_files(tmp_path):
+    text = TEXT + "run: {storage: 2 GB/s, repair: 1 d, failover: true, device_failures: 0.25}\n"
+    run = load_job(write(tmp_path, text)).run
+    assert (run.storage_bytes_per_second, run.repair_seconds) == (2e9, 86400.0)
+    assert (run.failover, run.device_failures, run.host_failures) == (True, 0.25, None)
+    old = write(tmp_path, TEXT.replace("hetplan.job/6", "hetplan.job/5"))
+    assert load_job(old).run == Run()
+
+
+def test_kinds_of_failures_are_named_as_people_type_them_and_must_exist():
+    cluster = load_cluster(CONFIGS / "clusters" / "mixed-768.yaml")
+    asked = load_job(CONFIGS / "jobs" / "llama-140b.yaml")
+    model = load_model(CONFIGS / "models" / "llama-140b.yaml")
+
+    def of(kind):
+        rates = (KindFailures(kind=kind, probability=0.1),)
+        return with_named_ends(replace(asked, run=Run(kind_failures=rates)), cluster)
+
+    assert of("MI210").run.kind_failures[0].kind == "amd-mi210"
+    assert check_job_against(of("MI210"), model, cluster) == ()
+    (fault,) = check_job_against(of("mi2100"), model, cluster)
+    assert fault.field == "run.kind_failures[0].kind"
+    assert "mi2100 is no device kind; nearest: " in fault.message
+
+
+def test_days_are_no_aim_of_a_run_of_unknown_length():
+    cluster = load_cluster(CONFIGS / "clusters" / "mixed-768.yaml")
+    asked = load_job(CONFIGS / "jobs" / "llama-140b.yaml")
+    model = load_model(CONFIGS / "models" / "llama-140b.yaml")
+    endless = replace(asked, objective=Objective.DAYS, total_tokens=None)
+    (fault,) = check_job_against(endless, model, cluster)
+    assert (fault.field, "total_tokens: 2T" in fault.message) == ("objective", True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -89,6 +90,28 @@ def test_a_long_call_is_compiled_and_starts_from_the_values_it_was_given(
     for path in own_folder.iterdir():
         path.write_bytes(path.read_bytes()[:100])
     assert fresh(raise_all)(np.array([1.0, 3.0]), 20) == (3.0 * 2**20, True)
+
+
+class Touch:
+    """Unpickled, it makes a file: a kernel on disk is code that runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(("mode", "runs"), [(0o600, True), (0o620, False), (0o602, False)])
+def test_a_kernel_that_others_could_have_written_is_not_loaded(
+    own_folder: Path, mode: int, runs: bool
+) -> None:
+    fresh(doubled).compile()(1.0)
+    (path,) = own_folder.iterdir()
+    path.write_bytes(pickle.dumps(Touch(own_folder.parent / "ran")))
+    path.chmod(mode)
+    assert fresh(doubled).compile()(2.0) == 4.0
+    assert (own_folder.parent / "ran").exists() == runs
 
 
 def test_without_a_folder_to_write_every_process_compiles(

@@ -25,6 +25,7 @@ def result_of(
         wait_seconds=0.0,
         reduction_seconds=0.0,
         optimizer_seconds=0.0,
+        components=(),
         memory=replace(
             some.stages[0].memory,
             parameter_bytes=stage_bytes,
@@ -39,6 +40,11 @@ def result_of(
     )
     count = sum(len(pipeline.stages) for pipeline in plan.pipelines)
     priced = replace(
-        some, kinds=(), num_microbatches=plan.pipelines[0].num_microbatches, stages=(stage,) * count
+        some,
+        kinds=(),
+        components=(),
+        num_microbatches=plan.pipelines[0].num_microbatches,
+        tokens_per_second=task.global_batch_size * task.sequence_length / some.step_seconds,
+        stages=(stage,) * count,
     )
     return trainer_plans.result_of(machines, plan, model, task, priced=priced)

@@ -34,7 +34,7 @@ from hetplan.runtime.checkpoints import checkpoints_in, step_folder
 from hetplan.runtime.measured import StepRecord
 from hetplan.runtime.single import reference_losses
 from hetplan.runtime.training import CheckpointRequest
-from hetplan.search.files import load_plan, save_result
+from hetplan.search.files import load_legal_plan, save_result
 from hetplan.search.result import SearchResult
 
 
@@ -245,7 +245,7 @@ def test_the_whole_loop(tmp_path: Path) -> None:
     uneven, even = local_loop.train(files, 5, waited.append)
     said = (local_loop.profile_lines, local_loop.kind_lines, local_loop.plan_lines)
     assert all(len(line) <= 80 for lines in said for line in lines(files))
-    layers = [stage.num_layers for stage in load_plan(files.uneven).plan.pipelines[0].stages]
+    layers = [stage.num_layers for stage in load_legal_plan(files.uneven).plan.pipelines[0].stages]
     assert len(set(layers)) > 1, "two unlike kinds got equal stages"
     assert losses(uneven) == pytest.approx(losses(even), rel=1e-4)
     if not (uneven.valid and even.valid):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from importers_mutations import mutated
-from lint_samples import DRAWN, Bundle
+from lint_samples import Bundle
 
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 from hetplan.lint.reading import LaunchContext, Reading, read_all
-from hetplan.lint.registry import findings, judge
+from hetplan.lint.registry import findings
 from hetplan.profiling.store import read_populations
 
 
@@ -75,28 +71,3 @@ def test_wrong_cells_are_faults_with_their_line(tmp_path: Path) -> None:
         (6, "busbw_GBps"),
     ]
     assert [each.rule for each in findings(reading).findings] == ["file-is-wrong"] * 2
-
-
-@given(seed=st.integers(0, 2**32))
-@settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-def test_damaged_files_are_clean_errors(tmp_path: Path, seed: int) -> None:
-    random_ = random.Random(seed)
-    name = random_.choice(list(DRAWN))
-    folder = tmp_path / str(seed)
-    if folder.exists():
-        return
-    folder.mkdir()
-    Bundle.draw(1, name).write(folder, name)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.write_bytes(mutated(random_, path.read_text()).encode("utf-8", "replace"))
-    try:
-        reading = read(folder)
-    except InputError:
-        return
-    judge(reading.inputs)

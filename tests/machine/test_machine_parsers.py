@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from hetplan.machine import devices, host
-from hetplan.machine.devices import DRIVER_TOOLS, TORCH_MARK, ListedDevice, parse_torch
+from hetplan.machine.devices import ListedDevice
 
 MIB = 2.0**20
 
@@ -53,35 +50,6 @@ def test_lists_of_driver_tools() -> None:
     # Chips and not processes.
     chip = ListedDevice(name="Ascend910B2", memory_bytes=65536 * MIB, driver="24.1.rc3")
     assert devices.parse_npu_smi(NPU) == (chip, chip)
-
-
-ALL = "\n".join((QUERY, ROCM, NPU))
-
-
-@settings(derandomize=True, deadline=None, max_examples=200)
-@given(data=st.data())
-def test_no_text_makes_a_parser_raise(data: st.DataObject) -> None:
-    sample = data.draw(st.sampled_from([QUERY, ROCM, NPU, ALL]))
-    start = data.draw(st.integers(0, len(sample)))
-    stop = data.draw(st.integers(start, len(sample)))
-    put = data.draw(
-        st.one_of(
-            st.text(max_size=20),
-            st.sampled_from(["[" * 5000, '{"a":' * 3000, "9" * 5000, ",,,\n", "NaN", "\x00"]),
-        )
-    )
-    text = sample[:start] + put + sample[stop:]
-    for tool in DRIVER_TOOLS:
-        for device in tool.parse(text):
-            assert 0 <= device.memory_bytes < 1e30
-            assert 0 < len(device.name) <= 66
-            assert device.name.isprintable()
-    for parse in (host.quota_cores, host.group_limit_bytes, host.port_bits_per_second):
-        assert parse(text) >= 0
-    host.port_state(text)
-    host.processor_model(text)
-    parse_torch(text)
-    parse_torch(TORCH_MARK + text)
 
 
 def test_files_of_proc_and_sys() -> None:

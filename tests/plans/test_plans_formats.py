@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans_of_many import Case, plain_case, summed_as, summed_cases, two_pipelines
 
+from hetplan.files.reading import decode, read_document
 from hetplan.job.spec import Precision, TrainerOptions
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
 from hetplan.plans.ranks import limits_of
-from hetplan.search.files import load_plan
+from hetplan.search.files import SCHEMA
+from hetplan.search.result import SearchResult
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -59,7 +61,7 @@ def test_older_plan_files_have_the_format_that_their_job_implied(number: int) ->
     data = json.loads(path.read_text())
     assert all("precision" not in each for each in data["plan"]["reduction_groups"])
     said = data["inputs"]["job"].get("trainer", {}).get("gradient_precision")
-    read = load_plan(path)
+    read = decode(read_document(path), SearchResult, schema=SCHEMA)
     plans = [read.plan, *(each.plan for each in read.alternatives)]
     assert {group.precision for plan in plans for group in plan.reduction_groups} == {
         said or "float32"

@@ -75,6 +75,12 @@ def test_it_is_python_3_8_and_imports_torch_alone() -> None:
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert len(names) == len(set(names)), "two modules define one name"
     assert MODULES[-1] == "measure"
+    called = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not called & {"exec", "eval", "compile", "__import__"}, "its code is not all in sight"
 
 
 def test_its_columns_and_constants_are_those_of_hetplan(monkeypatch) -> None:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from hetplan.files.reading import decode, read_document
-from hetplan.search.files import SCHEMA, seal_of
-from hetplan.search.result import SearchResult
 
 Place = tuple[str | int, ...]
 
@@ -51,14 +45,3 @@ def changed(data: Any, place: Place, random: np.random.Generator) -> Any:
     else:
         holder[last] = 1
     return new
-
-
-def sealed(data: Any, path: Path) -> None:
-    """Write the value with the seal that it would have; as it is where it cannot be read."""
-    path.write_text(json.dumps(data))
-    try:
-        result = decode(read_document(path), SearchResult, schema=SCHEMA)
-    except Exception:
-        return
-    data["seal"] = seal_of(result)
-    path.write_text(json.dumps(data))

@@ -63,7 +63,7 @@ def test_any_printable_text_is_a_single_word(texts: list[str]) -> None:
     assert heard(words(texts)) == there
 
 
-@pytest.mark.parametrize("text", ["a\nb", "a\0b", "a\tb", "a\rb", "\x1b[0m", "a\x7f"])
+@pytest.mark.parametrize("text", ["a\nb", "a\0b", "a\tb", "a\rb", "\x1b[0m", "a\x7f", "a\udc80"])
 def test_control_characters_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="control character"):
         word(text)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from hetplan.cli.main import app
 from hetplan.kernels import Kernel
-from hetplan.search.files import load_plan
+from hetplan.search.files import load_legal_plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 _MOMENTS = [
@@ -129,7 +129,7 @@ def test_an_interrupt_leaves_the_best_plan_and_a_journal(
     if found and name == "emit":
         assert plan.read_bytes() == whole
     elif found:
-        result = load_plan(plan)
+        result = load_legal_plan(plan)
         assert result.certificate.status == "interrupted"
         assert result.estimate.step_seconds <= min(_whole_offers(journal), default=1) * (1 + 1e-9)
     again = _plan(folder, *(["--resume"] if journal.exists() else []))
@@ -183,7 +183,7 @@ def test_a_signal_from_outside_ends_a_long_search(tmp_path: Path) -> None:
     search.send_signal(signal.SIGINT)
     _, said = search.communicate(timeout=120)
     assert search.returncode == 130, said
-    result = load_plan(out)
+    result = load_legal_plan(out)
     assert result.certificate.status == "interrupted"
     assert result.estimate.step_seconds <= min(_whole_offers(journal)) * (1 + 1e-9)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,53 @@ def test_hosts_meet_at_the_rendezvous_port(tmp_path: Path) -> None:
     texts = [each.communicate()[0] for each in running]
     assert [each.returncode for each in running] == [0, 0], texts
     assert "every host reaches port" in texts[1]
+
+
+def port_of(script: Path) -> int:
+    return int(json.loads(script.read_text().rpartition("\n# ")[2])["checks"]["port"])
+
+
+def called(place: tuple[str, int], words: bytes) -> bytes:
+    """What the port answers to these words, after what it says first."""
+    end = time.monotonic() + 20
+    while True:
+        try:
+            with socket.create_connection(place, timeout=5) as guest:
+                assert len(guest.recv(512)) == 33
+                guest.sendall(words)
+                return guest.recv(512)
+        except ConnectionError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_only_hosts_with_the_folder_count(tmp_path: Path) -> None:
+    """The port is open on the rendezvous address alone, and a name alone is no proof."""
+    script = emitted(tmp_path, host("a"), host("b"))
+    waits = command(script, "--host=a", "--wait=30")
+    place = ("127.0.0.1", port_of(script))
+    assert called(place, b"b\n") == b""
+    assert called(place, b"b " + b"0" * 64 + b"\n") == b""
+    assert called(place, "b \u00e9\x1b[2J\n".encode()) == b""
+    # Every address of 127/8 is this machine: only the rendezvous one is listened on.
+    with pytest.raises(ConnectionError), socket.create_connection(("127.0.0.2", place[1])):
+        pass
+    code, text = checked(script, "--host=b", "--wait=20")
+    assert code == 0, text
+    said, _ = waits.communicate()
+    assert waits.returncode == 0, said
+    assert "note  port: 3 who called did not know this folder" in said
+    assert "\x1b" not in said
+
+
+def test_a_stranger_at_the_port_is_not_taken_for_the_first_host(tmp_path: Path) -> None:
+    script = emitted(tmp_path, host("a"), host("b"))
+    other = tmp_path / "other"
+    other.mkdir()
+    older = emitted(other, host("a"), host("b"), port=port_of(script), save=str(tmp_path))
+    waits = command(older, "--host=a", "--wait=20")
+    code, text = checked(script, "--host=b", "--wait=2")
+    waits.kill()
+    waits.communicate()
+    assert code == 1
+    assert "something answers that does not know this folder" in text

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plan_files import write_sealed
 from trainer_models import MODEL
 from trainer_plans import JOB, chosen, result_of, two_regions
 
@@ -15,7 +16,7 @@ from hetplan.cli.emit import _target_of, emit
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.plans.build import plan_of
-from hetplan.search.files import load_plan, save_result
+from hetplan.search.files import load_legal_plan, save_result
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,7 +70,7 @@ def test_a_refused_plan_is_told_where_and_how_to_go_on(tmp_path: Path) -> None:
     document["plan"]["target"] = document["inputs"]["job"]["target"] = "any"
     stage = document["plan"]["pipelines"][0]["stages"][1]
     stage["recompute"]["granularity"] = "full"
-    plan.write_text(json.dumps(document, indent=2))
+    write_sealed(plan, document)
     out = tmp_path / "run"
     with pytest.raises(InputError, match=r"recomputes the same on all stages") as caught:
         emit(plan, target="megatron", out=out)
@@ -104,7 +105,7 @@ def test_hosts_and_domains_of_a_later_cluster_file_are_taken(tmp_path: Path) -> 
 def test_the_plans_own_trainer_is_the_default(tmp_path: Path) -> None:
     plan = trainer_plan(tmp_path)
     emit(plan, out=tmp_path / "own")
-    emit(plan, target=load_plan(plan).plan.target, out=tmp_path / "named")
+    emit(plan, target=load_legal_plan(plan).plan.target, out=tmp_path / "named")
     own, named = (
         {each.name: each.read_bytes() for each in (tmp_path / folder).iterdir()}
         for folder in ("own", "named")

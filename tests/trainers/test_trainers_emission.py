@@ -14,7 +14,7 @@ import hetplan
 from hetplan.errors import InputError
 from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions
-from hetplan.search.files import load_plan, save_result
+from hetplan.search.files import load_legal_plan, save_result
 from hetplan.trainers.emission import (
     emission_for,
 )
@@ -44,7 +44,7 @@ def test_the_library_verb_writes_a_folder(tmp_path: Path) -> None:
     assert {each.path for each in emission.files} == {
         str(each.relative_to(out)) for each in out.rglob("*") if each.is_file()
     }
-    assert load_plan(out / "plan.json").plan == result.plan
+    assert load_legal_plan(out / "plan.json").plan == result.plan
     with pytest.raises(InputError, match="not empty"):
         hetplan.emit(result, "megatron", str(out))
     hetplan.emit(result, "megatron", str(out), EmissionOptions(steps=7), force=True)

@@ -13,13 +13,16 @@ import hetplan
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.energy.energy import energy_of, rent_usd_per_hour, usd_per_step
 from hetplan.cost.estimate import step_quantile
+from hetplan.cost.goodput.run import goodput
 from hetplan.cost.step_model.pricer import Pricer
+from hetplan.job.run import KindFailures, Run
 from hetplan.job.spec import Forbids, Job, Objective, Pins
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.files import load_plan, save_result
+from hetplan.search.files import load_legal_plan, save_result
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
+from hetplan.units import format_brief
 from hetplan.whatif.objectives import by_objective, layout
 
 _PREDICTOR = FittedPredictor.datasheet_only()
@@ -90,7 +93,7 @@ def test_alternatives_are_legal_unlike_and_none_is_beaten(tmp_path: Path) -> Non
         for two in figures:
             assert one is two or any(a > b for a, b in zip(one, two, strict=True))
     save_result(found, tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json") == found
+    assert load_legal_plan(tmp_path / "plan.json") == found
     assert hetplan.plan(model(6), of, asked(), _PREDICTOR, top=5) == found
 
 
@@ -154,3 +157,29 @@ def test_aims_that_make_no_sense_exit_with_2(
     assert done.exit_code == 2
     assert words in done.stderr
     assert not (tmp_path / "p.json").exists()
+
+
+def test_the_days_of_a_run_choose_fewer_devices_where_these_fail() -> None:
+    """One island of two often fails: with the other alone the run is shorter, the step longer."""
+    frail = island("b", kind="frail", teraflops=100, nodes=2)
+    of = cluster(island("a", teraflops=100, nodes=2), frail)
+    rates = (KindFailures(kind="frail", probability=1 - 1e-13),)
+    run = Run(kind_failures=rates, restart_seconds=30 * 86400.0)
+    job_of = asked(total_tokens=10**12, run=run)
+    fast = hetplan.plan(model(6), of, job_of, _PREDICTOR)
+    short = hetplan.plan(model(6), of, replace(job_of, objective=Objective.DAYS), _PREDICTOR, top=3)
+    assert "b" in islands_of(fast)
+    assert islands_of(short) == {"a"}
+    assert short.estimate.step_seconds > fast.estimate.step_seconds
+    days = [
+        goodput(each.plan, each.estimate, model(6), of, job_of).seconds for each in (short, fast)
+    ]
+    assert days[0] < days[1]
+    assert short.objective.startswith(f"days: {format_brief(days[0])}; best of ")
+    # Its proof: no run is shorter than its steps, and no step than the certificate's bound.
+    assert short.certificate is not None
+    least = 10**12 / (8 * 1024) * short.certificate.lower_bound_seconds
+    assert f"no plan ends before {format_brief(least)}, its steps alone" in short.objective
+    assert all(
+        each.run_seconds is None or each.run_seconds >= days[0] for each in short.alternatives
+    )

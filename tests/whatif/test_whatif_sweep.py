@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from hetplan.cli.main import app
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.files import load_plan
+from hetplan.search.files import load_legal_plan
 from hetplan.search.result import SearchResult
 from hetplan.whatif import sweep as sweep_module
 from hetplan.whatif.sweep import COLUMNS, run_sweep
@@ -57,7 +57,7 @@ def test_every_question_has_one_row_and_its_plan(sweep: Path, tmp_path: Path) ->
     for row in rows:
         assert row["status"] == "optimal"
         assert float(row["gap"]) <= 0.2
-        kept = load_plan(plans / f"{row['key']}.json")
+        kept = load_legal_plan(plans / f"{row['key']}.json")
         assert repr(kept.estimate.step_seconds) == row["step_seconds"]
         assert kept.inputs.cluster.name == row["cluster"].removesuffix(".yaml")
         link = kept.inputs.cluster.link_between("a", "b")

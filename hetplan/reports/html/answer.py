@@ -13,6 +13,7 @@ from hetplan.cost.estimate_values import Estimate, StepRange
 from hetplan.cost.network.segments import LinkScope
 from hetplan.plans.pieces import used_devices
 from hetplan.predict.predictor import MEASURED
+from hetplan.reports.days import days_line, failure_words, lost_words, run_of
 from hetplan.reports.explained import gains_worth_saying, idle_lines
 from hetplan.reports.html.values import LinkUse, PlanView
 from hetplan.reports.html.words import (
@@ -28,7 +29,7 @@ from hetplan.reports.summary import next_lines, stage_rows, step_words
 from hetplan.search.descriptions import devices_in_use, layout_words
 from hetplan.search.result import ChangeKind, SearchResult, ShadowPrice
 from hetplan.search.space.allowed import allowed_cluster
-from hetplan.units import counted, format_count, format_each
+from hetplan.units import counted, format_each
 from hetplan.whatif.plan_use import idle_islands
 
 
@@ -51,10 +52,10 @@ def headline(result: SearchResult) -> str:
     )
 
 
-def _step_words(estimate: Estimate, step: float, count: float = 1.0) -> str:
-    """So many steps, with their interval."""
+def _step_words(estimate: Estimate, step: float) -> str:
+    """A step with its interval."""
     within = estimate.step_range
-    own, low, high = (seconds_words(count * each, count * step) for each in (step, *within[:2]))
+    own, low, high = (seconds_words(each, step) for each in (step, *within[:2]))
     return f"{own} {range_words(within.share, low, high)}"
 
 
@@ -83,7 +84,7 @@ def facts(view: PlanView) -> Iterator[Fact]:
 def _costs(view: PlanView) -> Iterator[Fact]:
     """How long, how fast, how dear."""
     result = view.result
-    estimate, job = result.estimate, result.inputs.job
+    estimate = result.estimate
     step, within = estimate.step_seconds, estimate.step_range
     tokens = estimate.tokens_per_second * step
     least, most = (f"{tokens / end:,.0f}" for end in (within.high_seconds, within.low_seconds))
@@ -92,11 +93,14 @@ def _costs(view: PlanView) -> Iterator[Fact]:
     yield Fact(name="Tokens per second", words=rate)
     if estimate.kinds:
         yield Fact(name="MFU", words=_mfu_words(estimate, within), section="use")
-    whole = _A_TRILLION if job.total_tokens is None else job.total_tokens
-    words = _step_words(estimate, step, whole / tokens)
-    count = format_count(whole)
-    name = "Time for all tokens" if job.total_tokens else f"Time per {count} tokens"
-    yield Fact(name=name, words=f"{words} for {count}" if job.total_tokens else words)
+    # Runs of other lengths are multiples of a trillion tokens.
+    run = run_of(result, 10**12)
+    if run is not None:
+        yield Fact(name="Whole run", words=days_line(run))
+        yield Fact(name="Lost time", words=lost_words(run))
+        yield Fact(name="Failures", words=failure_words(run))
+        if run.notes:
+            yield Fact(name="Assumed of the run", words="; ".join(run.notes))
     if view.usd_per_step is not None:
         yield Fact(name="Price", words=f"{view.usd_per_step:,.4g} USD per step", section="energy")
     if view.energy is not None:
@@ -104,10 +108,6 @@ def _costs(view: PlanView) -> Iterator[Fact]:
         words = range_words("90 %", f"{low:,.3g}", f"{high:,.3g}")
         words = f"{view.energy.kwh_per_step:,.3g} kWh per step {words}"
         yield Fact(name="Energy", words=words, section="energy")
-
-
-_A_TRILLION = 10**12
-"""Tokens of a run whose length is not given: others are multiples of it."""
 
 
 def _layout(view: PlanView) -> Iterator[Fact]:

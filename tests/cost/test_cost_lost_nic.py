@@ -5,8 +5,8 @@ from network_clusters import island, path, two_regions
 
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, IslandLink
+from hetplan.cost.goodput.lost_nic import kept_bandwidth, without_nic
 from hetplan.errors import InputError
-from hetplan.whatif.lost_nic import kept_bandwidth, without_nic
 
 
 def test_eight_nics_keep_what_was_measured_others_between_one_for_two_and_an_even_spread():

@@ -1,0 +1,123 @@
+"""`hetplan advise`: what each node, link or swap that could be had would bring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetplan.cli.options import AsJson, PredictorFile, Stores, emit, emit_lines, read_predictor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hetplan.units import Dimension
+    from hetplan.whatif.advise import Advised, Fewest
+
+ADVICE_SCHEMA = "hetplan.advice/1"
+_SHOWN = 6
+
+
+def advise(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file of today.")],
+    candidates: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="What could be had, and prices (YAML): docs/days.md."),
+    ],
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="PRICE", help="Of one candidate at most, as in '50 USD/h'."),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Also find the fewest nodes with which the run takes so long."
+        ),
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Of each search. Default: the job's."),
+    ] = None,
+    predictor: PredictorFile = None,
+    store: Stores = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank what could be bought by what it brings: planned again for each candidate.
+
+    A plan that was found makes the first figure, and no plan makes more than the second.
+    """
+    from hetplan.drafting.candidates import load_candidates
+    from hetplan.errors import InputError
+    from hetplan.files.encoding import encode
+    from hetplan.reports.progress import ProgressLine
+    from hetplan.search.files import load_legal_plan
+    from hetplan.units import Dimension
+    from hetplan.whatif.advise import Advice, fewest
+    from hetplan.whatif.advise import advise as advised
+
+    usd = _quantity("--budget", budget, Dimension.HOURLY_PRICE)
+    until = _quantity("--deadline", deadline, Dimension.TIME)
+    seconds = _quantity("--time-limit", time_limit, Dimension.TIME)
+    result = load_legal_plan(plan)
+    asked = load_candidates(candidates, result.inputs.cluster)
+    if until is not None and result.inputs.job.total_tokens is None:
+        raise InputError("--deadline: the job has no total_tokens, which it needs")
+    predict, _ = read_predictor(predictor, store)
+    with ProgressLine("planning with one candidate at a time") as line:
+        found = advised(
+            result,
+            predict,
+            asked,
+            usd_per_hour=usd,
+            time_limit_seconds=seconds,
+            progress=lambda at, words: line.show(at, len(asked), None, words),
+        )
+        least = [
+            fewest(result, predict, each, deadline_seconds=until, time_limit_seconds=seconds)
+            for each in asked
+            if until is not None and each.more is not None
+        ]
+    if as_json:
+        emit(encode(Advice(candidates=found, fewest=tuple(least)), schema=ADVICE_SCHEMA))
+    else:
+        emit_lines((*_lines(found), *(_fewest_line(each, deadline or "") for each in least)))
+
+
+def _quantity(option: str, text: str | None, dimension: Dimension) -> float | None:
+    from hetplan.errors import Fault, InputError
+    from hetplan.units import parse_quantity
+
+    try:
+        return None if text is None else parse_quantity(text, dimension)
+    except InputError as error:
+        raise InputError(Fault(field=option, message=str(error))) from error
+
+
+def _lines(found: tuple[Advised, ...]) -> Iterator[str]:
+    from hetplan.reports.explained import worth_words
+    from hetplan.units import counted
+
+    yield "tokens/s with one candidate at a time, planned again: found, and most possible"
+    for each in found[:_SHOWN]:
+        price = "" if each.usd_per_hour is None else f", {each.usd_per_hour:g} USD/h"
+        said = f"no plan: {each.worth.note}" if each.worth.note else worth_words(each.worth)
+        yield f"  {said}: {each.worth.words}{price}"
+    if len(found) > _SHOWN:
+        yield f"  and {counted(len(found) - _SHOWN, 'more')} that bring less (--json)"
+
+
+def _fewest_line(found: Fewest, deadline: str) -> str:
+    from hetplan.units import format_brief
+    from hetplan.whatif.advise import MOST_TIMES
+
+    proof = ""
+    if found.none_with >= 0:
+        fewer = f"with {found.none_with} of them" if found.none_with else "without it"
+        proof = f"; no plan {fewer} does"
+    if found.times is None:
+        return f"{deadline}: {MOST_TIMES} times {found.words} do not meet it{proof}"
+    if found.times == 0:
+        return f"{deadline}: met without {found.words}"
+    took = format_brief(found.seconds or 0.0)
+    return f"{deadline}: met with {found.times} times {found.words} ({took}){proof}"

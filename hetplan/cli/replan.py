@@ -1,0 +1,145 @@
+"""`hetplan replan`: the best next plan when a run's cluster changes, the move to it included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetplan.cli.options import (
+    AsJson,
+    PredictorFile,
+    Stores,
+    check_replaceable,
+    emit,
+    emit_lines,
+    read_predictor,
+    say,
+)
+
+if TYPE_CHECKING:
+    from hetplan.whatif.replan import Terms
+
+_MOVE = "The move"
+
+
+def replan(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file of the run.")],
+    lost: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODES", help="Nodes that are gone, as in node17,node18."),
+    ] = None,
+    gained: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORDS", help="Nodes that are new, as in '2x8 h100 @A', or one that is back."
+        ),
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Cluster file to go on with, in place of the plan's."),
+    ] = None,
+    horizon: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORK",
+            help="Tokens that are left, as in 500B, or time until the next change, as in 6h. "
+            "Default: the job's tokens, or a day.",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Global batch. Default: as the plan has."),
+    ] = None,
+    announced: Annotated[
+        bool,
+        typer.Option(
+            "--announced",
+            help="A checkpoint is saved before the nodes go: no step is repeated.",
+            rich_help_panel=_MOVE,
+        ),
+    ] = False,
+    state: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="SOURCE",
+            help="checkpoint (trainers that start anew), or peers (devices keep their state).",
+            rich_help_panel=_MOVE,
+        ),
+    ] = "checkpoint",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="To start again, without the move. Default: 69 s (MLPerf's median).",
+            rich_help_panel=_MOVE,
+        ),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="All readers of the checkpoint together. Default: 122 MB/s a device.",
+            rich_help_panel=_MOVE,
+        ),
+    ] = None,
+    time_limit: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Of the search. Default: 60 s.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Plan file to write.")] = None,
+    predictor: PredictorFile = None,
+    store: Stores = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the best next plan when nodes are lost or gained, or the job goes elsewhere.
+
+    It counts the start, the move of the state and the steps to repeat. The batch stays.
+    """
+    from hetplan.files.encoding import encode
+    from hetplan.library.replan import change_of, planned_again
+    from hetplan.reports.replanned import REPLANNED_SCHEMA, replanned_lines
+    from hetplan.search.files import SCHEMA, load_legal_plan, save_result
+
+    replacing = "" if out is None else check_replaceable(out, SCHEMA, "plan")
+    terms = _terms(horizon, state, start, storage, time_limit)
+    before = load_legal_plan(plan)
+    change = change_of(before, lost or (), gained or (), cluster, announced=announced)
+    predict, _ = read_predictor(predictor, store)
+    found = planned_again(before, change, predict, terms, batch)
+    if as_json:
+        emit(encode(found, schema=REPLANNED_SCHEMA))
+    else:
+        emit_lines(replanned_lines(found, terms))
+    if out is not None:
+        save_result(found.result, out)
+        say(f"wrote {out}{replacing}")
+
+
+def _terms(
+    horizon: str | None, state: str, start: str | None, storage: str | None, limit: str | None
+) -> Terms:
+    from hetplan.errors import Fault, InputError
+    from hetplan.units import Dimension, parse_quantity
+    from hetplan.whatif.replan import SEARCH_SECONDS, START_SECONDS, Source, Terms, with_horizon
+
+    if state not in tuple(Source):
+        message = f"{state[:40]!a}; it is one of {', '.join(Source)}"
+        raise InputError(Fault(field="--from", message=message))
+
+    def quantity(option: str, text: str | None, dimension: Dimension) -> float | None:
+        try:
+            return None if text is None else parse_quantity(text, dimension)
+        except InputError as error:
+            raise InputError(Fault(field=option, message=str(error))) from error
+
+    seconds = quantity("--start", start, Dimension.TIME)
+    search = quantity("--time-limit", limit, Dimension.TIME)
+    terms = Terms(
+        start_seconds=START_SECONDS if seconds is None else seconds,
+        source=Source(state),
+        storage_bytes_per_second=quantity("--storage", storage, Dimension.BANDWIDTH),
+        search_seconds=SEARCH_SECONDS if search is None else search,
+    )
+    return with_horizon(terms, horizon)

@@ -1,0 +1,1 @@
+"""Days of a whole run: step time, start-up, checkpoints, failures, restarts and backup paths."""
