@@ -25,8 +25,7 @@ def check(
         list[Path] | None,
         typer.Argument(
             metavar="FILE...",
-            help="Files or folders: hetplan's own, profile stores, other tools' outputs, tables "
-            "of measurements, launches.",
+            help="Files or folders of hetplan and other tools, stores, tables, launches.",
             show_default=False,
         ),
     ] = None,

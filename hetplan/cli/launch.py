@@ -53,10 +53,7 @@ CheckLoss = Annotated[
 ]
 EmulationName = Annotated[
     str,
-    typer.Option(
-        help="Name of an emulation that is up (hetplan emulate up): each rank runs on its host "
-        "that holds the rank's device."
-    ),
+    typer.Option(help="Emulation that is up (hetplan emulate up): each rank runs on its host."),
 ]
 Save = Annotated[
     Path | None,
@@ -74,8 +71,8 @@ SaveEvery = Annotated[
 Load = Annotated[
     Path | None,
     typer.Option(
-        help="Resume from this checkpoint, or from the last one of a --save folder, under this "
-        "plan; --steps counts the steps that are done.",
+        help="Checkpoint, or --save folder, to resume from under this plan; --steps counts the "
+        "steps that are done.",
         rich_help_panel=_CHECKPOINTS,
     ),
 ]
@@ -86,14 +83,14 @@ Keep = Annotated[
 Timeout = Annotated[
     float,
     typer.Option(
-        help="Seconds without a finished step after which the run is ended.",
+        help="Seconds without a step that end the run.",
         rich_help_panel=_LIMITS,
     ),
 ]
 Stall = Annotated[
     float | None,
     typer.Option(
-        help="Seconds without a finished operation of any rank after which the run is ended. "
+        help="Seconds without a finished operation that end the run. "
         "Default: 10, or 5 times the longest operation that is predicted, or was seen so far.",
         rich_help_panel=_LIMITS,
     ),
@@ -101,16 +98,14 @@ Stall = Annotated[
 MaxRanks = Annotated[
     int, typer.Option(help="Maximum number of processes.", rich_help_panel=_LIMITS)
 ]
-Warmup = Annotated[
-    int, typer.Option(help="First steps that are left out of the measured median.", hidden=True)
-]
+Warmup = Annotated[int, typer.Option(help="First steps that do not count.", hidden=True)]
 LogFolder = Annotated[Path | None, typer.Option(help="Folder for the logs of all ranks.")]
 
 
 GrowWhen = Annotated[
     str,
     typer.Option(
-        help="Leave a run for hosts that came back: worth (when it pays), always or never.",
+        help="Go on with hosts that came back: worth (if it pays), always or never.",
         rich_help_panel=_ELASTIC,
     ),
 ]
@@ -123,7 +118,7 @@ MaxRestarts = Annotated[
 WaitForHosts = Annotated[
     float,
     typer.Option(
-        help="Seconds to wait for hosts where no plan fits those that are left.",
+        help="Seconds to wait where no plan fits the hosts.",
         rich_help_panel=_ELASTIC,
     ),
 ]
@@ -229,9 +224,7 @@ def elastic(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on through faults: from the last checkpoint, planned again for the hosts of
-    --emulation that are left, and for those that come back.
-    """
+    """Train on through faults, planned again for the hosts of --emulation that are there."""
     from hetplan.launchers.elastic import Rules
     from hetplan.launchers.elastic_backend import HostBackend, elastic_settings, replanner_for
     from hetplan.launchers.local import LaunchSettings, kept_folders

@@ -44,7 +44,7 @@ class JobForm(JobSettings):
     data_loading: Seconds | None = None
     """Time of every step that the devices wait for their data. Left out: none, it is prefetched."""
     run: RunForm = field(default_factory=RunForm)
-    """What the run meets beside its steps: storage, failures, restarts."""
+    """Storage, failures and restarts."""
 
 
 def load_job(path: str | FilePath | Document) -> Job:
