@@ -146,7 +146,7 @@ class NicsForm(FileForm):
     rails: Count | None = None
     """Separate networks: NIC n of every node is on rail n modulo this. Left out: one network."""
     of_device: list[NodeNumber] = field(default_factory=list)
-    """For every device of a node the number of its NIC, from 0. Left out: spread evenly, in
+    """For every device of a node its NIC, from 0. Left out: spread evenly, in
     order."""
     rings: RingNics | None = None
     """NICs of a group with several, but not all, devices of a node. Those of its devices, that of
@@ -159,7 +159,7 @@ class IslandForm(FileForm):
     """Nodes of one kind on one fast fabric."""
 
     name: Name
-    """Name of the island, unique in the cluster."""
+    """Unique in the cluster."""
     nodes: Count
     """Number of nodes (hosts)."""
     node: Name | None = None
@@ -183,7 +183,7 @@ class IslandForm(FileForm):
     memory: Memory | None = None
     """Memory of one device that a job may use; left out: all that the device has."""
     nodes_out: list[NodeNumber] = field(default_factory=list)
-    """Numbers, from 0, of nodes that must not be used."""
+    """Numbers, from 0, of nodes that are out."""
     node_names: list[NodeNames] = field(default_factory=list)
     """Names of the nodes in order, as node[001-016]."""
     nics: NicsForm | None = None
@@ -217,7 +217,7 @@ class RegionForm(FileForm):
     """A data centre, or an availability zone."""
 
     name: Name
-    """Name of the region, unique in the cluster."""
+    """Unique in the cluster."""
     site: Name | None = None
     """Site whose power it draws."""
     islands: Annotated[list[IslandForm], Field(min_length=1)]
@@ -229,9 +229,9 @@ class SiteForm(FileForm):
     """A place with one supply of power, for one or more regions."""
 
     name: Name
-    """Name of the site, unique in the cluster; regions name it."""
+    """Unique in the cluster; regions name it."""
     power_limit: Watts | None = None
-    """Most that all devices of its regions may draw together."""
+    """Most that its devices may draw together."""
     energy_price: EnergyPrice | None = None
     """Of energy, where it is paid apart."""
     pue: Ratio = 1.0
@@ -270,7 +270,7 @@ class ClusterForm(FileForm):
     """Everything a job may use."""
 
     name: Name
-    """Name of the cluster in reports."""
+    """In reports."""
     sites: list[SiteForm] = field(default_factory=list)
     """Sites with their power."""
     regions: Annotated[list[RegionForm], Field(min_length=1)]
@@ -279,9 +279,9 @@ class ClusterForm(FileForm):
     """Links between two islands; every two islands need one, here, in region_links or in
     links_default."""
     region_links: list[RegionLinkForm] = field(default_factory=list)
-    """Links between the islands of two regions that `links` does not list."""
+    """Links between islands of two regions that `links` does not list."""
     links_default: LinksDefaultForm | None = None
-    """Links for pairs of islands that neither `links` nor `region_links` lists."""
+    """Links of pairs that neither `links` nor `region_links` lists."""
     devices: list[DeviceForm] = field(default_factory=list)
     """Device kinds of this file's own; one with a catalogue name replaces it."""
     launch: list[LaunchDomainForm] = field(default_factory=list)

@@ -58,13 +58,13 @@ class LaunchDomainForm(FileForm):
     scheduler: Scheduler = Scheduler.HOSTS
     """hosts: plain machines, over ssh."""
     interface: Word | None = None
-    """Interface over which all domains reach each other, as eth0. Left out:
+    """Over which all domains reach each other, as eth0. Left out:
     the libraries choose."""
     fabric_devices: list[Word] = field(default_factory=list)
-    """RDMA devices of the islands' own network, as `ibv_devices` shows them. Left out: the
+    """RDMA devices of the islands' own network. Left out: the
     libraries choose."""
     first_port: Port = FIRST_PORT
-    """First TCP port that hosts of other domains can reach."""
+    """First TCP port that other domains can reach."""
     last_port: Port = LAST_PORT
     """Last such port."""
     addresses: dict[str, Word] = field(default_factory=dict)

@@ -181,9 +181,9 @@ class Pins(FileForm):
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(min_length=1)] | None = None
     """Parts of transformer layers that are recomputed."""
     embedding_on: Name | None = None
-    """Island or device kind of the first stage."""
+    """Island or kind of the first stage."""
     head_on: Name | None = None
-    """Island or device kind of the last stage."""
+    """Island or kind of the last stage."""
     cp: Count | None = None
     """Context-parallel degree."""
     ep: Count | None = None
@@ -191,7 +191,7 @@ class Pins(FileForm):
     virtual_stages: Count | None = None
     """Chunks of layers per stage; 1: not interleaved."""
     sequence_parallel: bool | None = None
-    """Whether tensor-parallel ranks share what lies between their products."""
+    """Tensor-parallel ranks share what lies between products."""
     sharded_optimizer: bool | None = None
     """Whether data-parallel ranks share the optimizer state."""
     sharding: Sharding | None = None
@@ -256,7 +256,7 @@ class TrainerOptions(FileForm):
     """Norms, rotary positions and gated activations are a kernel each. Written by hand, or by
     torch.compile; otherwise PyTorch's separate operators, partly in float32."""
     summed_overlap: bool | None = None
-    """Overlap of tensor parallelism also hides what follows a sum of several products; otherwise
+    """Overlap also hides what follows a sum of several products; otherwise
     single products alone (PyTorch's asynchronous tensor parallelism)."""
     scattered_sends: bool | None = None
     """Without sequence parallelism every rank sends 1 / tp of the activations. The receivers gather
@@ -265,7 +265,7 @@ class TrainerOptions(FileForm):
     """Products add weight gradients to those of earlier microbatches; otherwise a
     pass of its own does."""
     blocking_sends: bool | None = None
-    """Sends and receives follow each other, each holding both stages (DeepSpeed's pipeline);
+    """Sends and receives follow each other, each holding both stages;
     otherwise what two neighbours exchange moves both ways at once."""
     context_exchange: bool | None = None
     """Context parallelism by all-to-all of heads instead of ring attention."""
@@ -298,7 +298,7 @@ class JobSettings(FileForm):
     """What a job file and a `Job` say alike."""
 
     name: Name
-    """Name of the job in reports."""
+    """In reports."""
     global_batch_size: Count
     """Sequences per optimizer step."""
     sequence_length: Count
@@ -322,7 +322,7 @@ class JobSettings(FileForm):
     seed: Seed = 0
     """Start of every random choice; the same seed gives the same plan."""
     sequence_lengths: tuple[LengthShare, ...] = ()
-    """Lengths of the sequences where they differ; left out: all have sequence_length."""
+    """Lengths, where they differ; left out: all have sequence_length."""
     packing: bool = False
     """Short sequences share rows, each attending only to itself; otherwise every one is padded to
     sequence_length."""

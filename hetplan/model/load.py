@@ -93,7 +93,7 @@ class ModelForm(FileForm):
     """Shape of a transformer language model."""
 
     name: Name
-    """Name of the model in reports."""
+    """In reports."""
     architecture: Architecture
     """gpt: LayerNorm, biases, GELU, learned positions. llama: RMSNorm, no biases, gated SiLU,
     rotary positions. The keys below that are left out follow it."""
