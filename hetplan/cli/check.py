@@ -61,7 +61,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report errors and warnings in files, with the rule that each breaks and what to do.
+    """Report errors and warnings in files, and what to do.
 
     Exit code 0: nothing, or only warnings; 2: an error (with --strict: any finding).
     """

@@ -102,9 +102,9 @@ def compare_run(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare one run, or each run of a list, with its plan (default).
+    """Compare one run, or each of a list, with its plan (default).
 
-    --trace FILE writes both timelines for ui.perfetto.dev.
+    `--trace FILE` writes both timelines for ui.perfetto.dev.
     """
     from hetplan.comparison.compare import compare_runs
     from hetplan.errors import InputError

@@ -46,7 +46,7 @@ PaceFile = Annotated[
     typer.Option(help="Pace file: play slower device kinds on this machine's cores."),
 ]
 RunLogFile = Annotated[
-    Path | None, typer.Option(help="File to which the run is added, one line of JSON per run.")
+    Path | None, typer.Option(help="File to which the run is added as a line of JSON.")
 ]
 CheckLoss = Annotated[
     bool, typer.Option("--check-loss", help="Also train in one process and compare the losses.")
@@ -164,7 +164,7 @@ def run(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a plan on this machine, or over the hosts of an emulation that is up on it."""
+    """Train a plan on this machine, or over the hosts of an emulation."""
     result = _plan_to_train(plan, run_log)  # before torch is imported, which takes seconds
     from hetplan.errors import LaunchError
     from hetplan.launchers import local

@@ -140,8 +140,7 @@ class ModelForm(FileForm):
     norm: Norm | None = None
     """Kind of every norm; left out: as the architecture."""
     norms_per_layer: Annotated[int, Field(ge=1, le=4)] = 2
-    """2, or 4: before and after attention and MLP. 1: one for both, with
-    parallel_residual."""
+    """4: before and after attention and MLP. 1: one for both, with parallel_residual."""
     parallel_residual: bool = False
     """Attention and MLP read the same input."""
     rotary: bool | None = None

@@ -68,9 +68,9 @@ class RotaryScaling(FileForm):
     original_length: Count | None = None
     """Sequence length before the stretching."""
     low_frequency_factor: Constant | None = None
-    """Of llama3: frequencies of fewer turns than this over the original length are stretched."""
+    """Of llama3: frequencies of fewer turns are stretched. Turns over the original length."""
     high_frequency_factor: Constant | None = None
-    """Of llama3: those of more turns than this are left as they are."""
+    """Of llama3: frequencies of more turns are left as they are."""
     beta_fast: Constant | None = None
     """Of yarn: as high_frequency_factor."""
     beta_slow: Constant | None = None
