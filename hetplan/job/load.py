@@ -42,7 +42,7 @@ class JobForm(JobSettings):
     time_limit: Seconds | None = None
     """Longest search; left out: until the gap is reached."""
     data_loading: Seconds | None = None
-    """Of every step, waiting for data. Left out: none, it is prefetched."""
+    """Wait of every step for its data. Left out: none, it is prefetched."""
     run: RunForm = field(default_factory=RunForm)
     """Storage, failures and restarts."""
 

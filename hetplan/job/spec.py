@@ -201,7 +201,7 @@ class Pins(FileForm):
     pipelines: Count | None = None
     """Copies of the model, each with devices and a share of the batch."""
     same_degrees: bool | None = None
-    """One tp, dp and microbatch size; each stage on one island."""
+    """One tp, dp and microbatch size for all stages. Each lies on one island."""
     depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
     """Most microbatches in flight beyond the schedule's own. Sends do not wait for their receivers;
     0: none, and sends wait."""
