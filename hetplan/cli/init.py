@@ -48,7 +48,7 @@ def init(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the files.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Write over files that exist.")] = False,
 ) -> None:
-    """Write a cluster, a model and a job file that are ready to plan.
+    """Write a cluster, a model and a job file.
 
     As in: hetplan init --nodes "4x8 h100 @A" "8x8 mi300x @B" --between "A B 10Gbit 30ms"
     --model llama-3-70b --tokens 2T --batch 1024 --seq 4096 --out my-cluster

@@ -70,7 +70,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="FRACTION",
-            help="Stop when the plan is proven to be this close to the best one.",
+            help="Stop when the plan is proven this close to the best.",
             rich_help_panel=JOB,
         ),
     ] = None,

@@ -32,19 +32,17 @@ def replan(
     ] = None,
     gained: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="WORDS", help="Nodes that are new, as in '2x8 h100 @A', or one that is back."
-        ),
+        typer.Option(metavar="WORDS", help="New nodes, as in '2x8 h100 @A', or one that is back."),
     ] = None,
     cluster: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Cluster file to go on with, in place of the plan's."),
+        typer.Option(metavar="FILE", help="Cluster file to go on with."),
     ] = None,
     horizon: Annotated[
         str | None,
         typer.Option(
             metavar="WORK",
-            help="Tokens that are left, as in 500B, or time until the next change, as in 6h. "
+            help="Tokens left, as in 500B, or time to the next change, as in 6h. "
             "Default: the job's tokens, or a day.",
         ),
     ] = None,
@@ -56,7 +54,7 @@ def replan(
         bool,
         typer.Option(
             "--announced",
-            help="A checkpoint is saved before the nodes go: no step is repeated.",
+            help="A checkpoint is saved before: no step is repeated.",
             rich_help_panel=_MOVE,
         ),
     ] = False,
@@ -65,7 +63,7 @@ def replan(
         typer.Option(
             "--from",
             metavar="SOURCE",
-            help="checkpoint (trainers that start anew), or peers (devices keep their state).",
+            help="checkpoint, or peers: devices keep their state.",
             rich_help_panel=_MOVE,
         ),
     ] = "checkpoint",
@@ -93,7 +91,7 @@ def replan(
     store: Stores = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best next plan when nodes are lost or gained, or the job goes elsewhere.
+    """Find the next plan when nodes are lost or gained, or the job moves.
 
     It counts the start, the move of the state and the steps to repeat. The batch stays.
     """
