@@ -102,7 +102,8 @@ def goodput(
         others=tuple(
             OtherInterval(interval_steps=count, seconds=course.seconds(step, count))
             for count in (best // 2, 2 * best)
-            if count and course.renewal.failures_per_second and not survives
+            if course.renewal.failures_per_second and not survives
+            if count and count == replace(course, given_interval=count).interval(step)
         ),
         other_failover_seconds=flipped.seconds(step, flipped.interval(step)),
         from_peers=survives,
