@@ -71,7 +71,7 @@ def replan(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="To start again, without the move. Default: 69 s (MLPerf's median).",
+            help="To start again, without the move. Default: as for the days of the run.",
             rich_help_panel=_MOVE,
         ),
     ] = None,
@@ -79,7 +79,7 @@ def replan(
         str | None,
         typer.Option(
             metavar="RATE",
-            help="All readers of the checkpoint together. Default: 122 MB/s a device.",
+            help="All readers of the checkpoint together. Default: as for the days.",
             rich_help_panel=_MOVE,
         ),
     ] = None,
@@ -120,7 +120,7 @@ def _terms(
 ) -> Terms:
     from hetplan.errors import Fault, InputError
     from hetplan.units import Dimension, parse_quantity
-    from hetplan.whatif.replan import SEARCH_SECONDS, START_SECONDS, Source, Terms, with_horizon
+    from hetplan.whatif.replan import SEARCH_SECONDS, Source, Terms, with_horizon
 
     if state not in tuple(Source):
         message = f"{state[:40]!a}; it is one of {', '.join(Source)}"
@@ -132,10 +132,9 @@ def _terms(
         except InputError as error:
             raise InputError(Fault(field=option, message=str(error))) from error
 
-    seconds = quantity("--start", start, Dimension.TIME)
     search = quantity("--time-limit", limit, Dimension.TIME)
     terms = Terms(
-        start_seconds=START_SECONDS if seconds is None else seconds,
+        start_seconds=quantity("--start", start, Dimension.TIME),
         source=Source(state),
         storage_bytes_per_second=quantity("--storage", storage, Dimension.BANDWIDTH),
         search_seconds=SEARCH_SECONDS if search is None else search,
