@@ -225,9 +225,14 @@ def compile_at_once() -> None:
     _counter.at_once = True
 
 
+def seconds_now() -> float:
+    """What limits of time are told by; `evaluation limits` puts CPU seconds in its place."""
+    return time.monotonic()
+
+
 def clock() -> float:
-    """Seconds of a clock that stands still while kernels are compiled."""
-    return time.monotonic() - _compiler_seconds.total
+    """Seconds of a clock that stands still while kernels and libraries are loaded or compiled."""
+    return seconds_now() - loading.seconds
 
 
 def kernel_folder() -> Path:
@@ -238,16 +243,34 @@ def kernel_folder() -> Path:
     return Path("~/.cache/hetplan/kernels").expanduser()
 
 
-class _Seconds:
-    """A sum of seconds."""
+class _Loading:
+    """What takes its time once in a process, whatever is asked: imports, kernels compiled or read.
 
-    __slots__ = ("total",)
+    Entered while that happens, also within itself.
+    """
+
+    __slots__ = ("_before", "_depth", "_since")
 
     def __init__(self) -> None:
-        self.total = 0.0
+        self._before, self._depth, self._since = 0.0, 0, 0.0
+
+    def __enter__(self) -> None:
+        if self._depth == 0:
+            self._since = seconds_now()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._before += seconds_now() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return self._before + (seconds_now() - self._since if self._depth else 0.0)
 
 
-_compiler_seconds = _Seconds()
+loading = _Loading()
 
 
 class _Disk:
@@ -267,12 +290,13 @@ class _Disk:
         from numba.core.compiler import CompileResult
 
         result: Any = CompileResult
-        target_context.refresh()
-        path = self._path(signature, target_context.codegen())
-        try:
-            return result._rebuild(target_context, *pickle.loads(path.read_bytes()))
-        except Exception:  # missing, cut off, of another version
-            return None
+        with loading:
+            target_context.refresh()
+            path = self._path(signature, target_context.codegen())
+            try:
+                return result._rebuild(target_context, *pickle.loads(path.read_bytes()))
+            except Exception:  # missing, cut off, of another version
+                return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep a compiled kernel."""
@@ -319,8 +343,9 @@ class _Compiler:
     """Numba, set up for kernels: imported when the first kernel has to be compiled or loaded."""
 
     def __init__(self) -> None:
-        from numba.core import event, types
-        from numba.extending import typeof_impl
+        with loading:
+            from numba.core import event, types
+            from numba.extending import typeof_impl
 
         events: Any = event
 
@@ -331,7 +356,7 @@ class _Compiler:
             def on_end(_, what: Any) -> None:  # noqa: N805
                 self._end()
 
-        self._depth, self._since, self._told = 0, 0.0, False
+        self._told = False
         events.register("numba:compile", Listener())
 
         @typeof_impl.register(Kernel)
@@ -348,17 +373,13 @@ class _Compiler:
 
     def _begin(self) -> None:
         """A function begins to be compiled, maybe within another one."""
-        if self._depth == 0:
-            self._since = time.monotonic()
         if not self._told:
             self._told = True
             _logger.warning("compiling kernels, once per machine: up to two minutes ...")
-        self._depth += 1
+        loading.__enter__()
 
     def _end(self) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            _compiler_seconds.total += time.monotonic() - self._since
+        loading.__exit__()
 
 
 _FLAGS: dict[str, Any] = {}

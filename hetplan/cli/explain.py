@@ -12,10 +12,13 @@ from hetplan.cli.options import (
     AsJson,
     PredictorFile,
     Stores,
+    TimeLimit,
     Verbose,
     emit,
     emit_lines,
+    moment_of,
     read_predictor,
+    say_left_out,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ def limits(
     save: Annotated[
         bool, typer.Option("--save", help="Write why islands are idle into the plan file.")
     ] = False,
+    time_limit: TimeLimit = None,
     predictor: PredictorFile = None,
     store: Stores = None,
     verbose: Verbose = False,
@@ -49,23 +53,31 @@ def limits(
 
     What --save has written is shown without planning.
     """
-    from hetplan.reports.explained import Explained, every_limit, idle_lines, limit_lines
-    from hetplan.reports.progress import ProgressLine
-    from hetplan.search.files import load_legal_plan, save_result
-    from hetplan.whatif.idle import idle_reasons
-    from hetplan.whatif.limits import limits as limits_of
+    from hetplan.kernels import loading
 
-    result = load_legal_plan(plan)
-    predict, _ = read_predictor(predictor, store)
-    idle = result.idle
-    if not idle:
-        with ProgressLine("planning with idle islands") as line:
+    with loading:
+        from hetplan.deadline import ends_by
+        from hetplan.reports.explained import Explained, every_limit, idle_lines, limit_lines
+        from hetplan.reports.progress import ProgressLine
+        from hetplan.search.files import load_legal_plan, save_result
+        from hetplan.whatif.idle import hardly_used, idle_reasons
+        from hetplan.whatif.limits import limits as limits_of
+
+    end, result = moment_of(time_limit), load_legal_plan(plan)
+    idle, left_out = result.idle, list[str]()
+    with ends_by(end), ProgressLine("planning with idle islands") as line:
+        predict, _ = read_predictor(predictor, store)
+        explained = Explained(limits=limits_of(result, predict))
+        if not idle:
             idle = idle_reasons(
                 result, predict, progress=lambda at, of, name: line.show(at, of, None, name)
             )
-    if save:
+            known = {each.island for each in idle}
+            left_out = [f"why {n} is idle" for n in hardly_used(result) if n not in known]
+    explained = replace(explained, idle=idle)
+    if save and not left_out:
         save_result(replace(result, idle=idle), plan)
-    explained = Explained(limits=limits_of(result, predict), idle=idle)
+    say_left_out(*left_out, *(["writing it into the plan file"] if save and left_out else []))
     if as_json:
         _emit_json(explained)
         return
@@ -109,36 +121,37 @@ def against(
 @app.command()
 def prices(
     plan: PlanFile,
-    time_limit: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Search time limit of one change. Default: the job's."),
-    ] = None,
+    time_limit: TimeLimit = None,
     predictor: PredictorFile = None,
     store: Stores = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what more bandwidth, nodes, memory or fewer demands are worth: plan again for each."""
-    from hetplan.reports.explained import Explained, price_lines
-    from hetplan.reports.progress import ProgressLine
-    from hetplan.search.files import load_legal_plan
-    from hetplan.units import Dimension, parse_quantity
-    from hetplan.whatif.limits import limits as limits_of
-    from hetplan.whatif.shadow_prices import changes, shadow_prices
+    from hetplan.kernels import loading
 
-    result = load_legal_plan(plan)
-    seconds = None if time_limit is None else parse_quantity(time_limit, Dimension.TIME)
-    predict, _ = read_predictor(predictor, store)
+    with loading:
+        from hetplan.deadline import ends_by
+        from hetplan.reports.explained import Explained, price_lines
+        from hetplan.reports.progress import ProgressLine
+        from hetplan.search.files import load_legal_plan
+        from hetplan.whatif.limits import limits as limits_of
+        from hetplan.whatif.shadow_prices import changes, shadow_prices
+
+    end, result = moment_of(time_limit), load_legal_plan(plan)
     planned = tuple(changes(result.inputs))
-    with ProgressLine("planning with one change at a time") as line:
+    with ends_by(end), ProgressLine("planning with one change at a time") as line:
+        predict, _ = read_predictor(predictor, store)
+        found = limits_of(result, predict)
         priced = shadow_prices(
             result,
             predict,
             asked=planned,
-            time_limit_seconds=seconds,
             progress=lambda number, words: line.show(number, len(planned), None, words),
         )
-    explained = Explained(limits=limits_of(result, predict), shadow_prices=priced)
+    missing = len(planned) - len(priced)
+    say_left_out(*([f"{missing} of {len(planned)} changes"] if missing else []))
+    explained = Explained(limits=found, shadow_prices=priced)
     if as_json:
         _emit_json(explained)
         return

@@ -78,6 +78,13 @@ Settings = Annotated[
         autocompletion=complete_job_keys,
     ),
 ]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Time limit of the command, as in '60 s', without loading and compiling.",
+    ),
+]
 TraceFile = Annotated[
     Path | None,
     typer.Option(
@@ -88,6 +95,20 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Print everything that is known of the result.")
 ]
+
+
+def moment_of(time_limit: str | None) -> float:
+    """When a command of this limit ends (`hetplan.deadline`)."""
+    from hetplan.deadline import moment_in
+    from hetplan.units import Dimension, parse_quantity
+
+    return moment_in(None if time_limit is None else parse_quantity(time_limit, Dimension.TIME))
+
+
+def say_left_out(*what: str) -> None:
+    """One line for all that a limit left no time for."""
+    if what:
+        say(f"left out for the time limit: {', '.join(what)}")
 
 
 def say(text: str) -> None:

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from hetplan.cli.options import PredictorFile, Stores, read_predictor, say
+from hetplan.cli.options import (
+    PredictorFile,
+    Stores,
+    TimeLimit,
+    moment_of,
+    read_predictor,
+    say,
+    say_left_out,
+)
 
 MARK = "<!-- hetplan report -->"
 
@@ -23,6 +31,7 @@ def report(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Page to write (HTML).")] = Path(
         "report.html"
     ),
+    time_limit: TimeLimit = None,
     predictor: PredictorFile = None,
     store: Stores = None,
 ) -> None:
@@ -30,12 +39,17 @@ def report(
 
     It needs no network. As in: hetplan report plan.json train.log --out report.html
     """
-    from hetplan.errors import Fault, InputError
-    from hetplan.files.writing import check_writable, write_atomically
-    from hetplan.reports.html.page import report_text
-    from hetplan.reports.html.values import plan_views
-    from hetplan.search.files import load_legal_plan
+    from hetplan.kernels import loading
 
+    with loading:
+        from hetplan.deadline import ends_by, seconds_left
+        from hetplan.errors import Fault, InputError
+        from hetplan.files.writing import check_writable, write_atomically
+        from hetplan.reports.html.page import report_text
+        from hetplan.reports.html.values import plan_views
+        from hetplan.search.files import load_legal_plan
+
+    end = moment_of(time_limit)
     plans = [path for path in files if _is_plan(path)]
     if not plans:
         message = "is no plan file: name one that `hetplan plan` or `estimate --out` wrote"
@@ -43,9 +57,13 @@ def report(
     check_writable(out)
     _check_replaceable(out)
     results = [(str(path), load_legal_plan(path)) for path in plans]
-    predict, _ = read_predictor(predictor, store)
     logs = [path for path in files if path not in plans]
-    text = report_text(plan_views(results, predict, logs))
+    with ends_by(end):
+        predict, _ = read_predictor(predictor, store)
+        views = plan_views(results, predict, logs)
+        if seconds_left() <= 0.0:
+            say_left_out("steps at other bandwidths of links")
+    text = report_text(views)
     write_atomically(out, text)
     say(f"wrote {out} ({len(text.encode()) / 1e6:.2g} MB)")
 

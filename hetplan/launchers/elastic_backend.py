@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hetplan.cluster.hosts import host_names, host_of_device, part_left
+from hetplan.deadline import moment_in
 from hetplan.emulation import state
 from hetplan.emulation.measuring import ask
 from hetplan.emulation.values import Emulation
@@ -364,9 +365,8 @@ class Replanner:
         except InputError as error:
             # The job was right for the whole cluster: its pins are not for what is left of it.
             raise InfeasibleError([str(error)]) from error
-        return by_objective(
-            result, self._predictor, time_limit_seconds=self._job.time_limit_seconds
-        )
+        end = moment_in(self._job.time_limit_seconds)
+        return by_objective(result, self._predictor, end=end)
 
 
 def replanner_for(

@@ -18,9 +18,10 @@ import numpy.typing as npt
 import pytest
 
 from hetplan import kernels
+from hetplan.errors import OutOfTimeError
 from hetplan.interrupts import held, interrupts_wait
 from hetplan.kernels import Kernel, clock, kernel, order_of, sum_of
-from hetplan.search.solver import Best, OutOfTimeError
+from hetplan.search.solver import Best
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
