@@ -129,11 +129,12 @@ def limits(count: int, seed: int, progress: Callable[[str], None]) -> Answer:
     rows = []
     for at in range(seed, seed + count):
         asked = question(at)
+        rows.append(_asked(asked))
         progress(
             f"{at}: {asked.islands} islands, {asked.devices:,} devices, {asked.layers} layers, "
-            f"batch {asked.batch:,}, {asked.target}, {asked.limit_seconds} s"
+            f"batch {asked.batch:,}, {asked.target}, {asked.limit_seconds} s: {rows[-1]['ended']}, "
+            f"{rows[-1]['overrun_seconds']:.2f} s over"
         )
-        rows.append(_asked(asked))
     frame = frame_of(rows)
     held = frame.overrun_seconds <= frame.allowed_seconds
     held &= frame.peak_memory_bytes <= MOST_BYTES
