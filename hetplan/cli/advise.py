@@ -33,7 +33,7 @@ def advise(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file of today.")],
     candidates: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="What could be had, and prices (YAML): docs/days.md."),
+        typer.Option(metavar="FILE", help="Offers and prices (YAML, docs/days.md)."),
     ],
     budget: Annotated[
         str | None,
@@ -41,16 +41,14 @@ def advise(
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="Also find the fewest nodes with which the run takes so long."
-        ),
+        typer.Option(metavar="TIME", help="Find the fewest nodes that meet it too."),
     ] = None,
     time_limit: TimeLimit = None,
     predictor: PredictorFile = None,
     store: Stores = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank what could be bought by what it brings: planned again for each candidate.
+    """Rank what could be bought: plan again with each.
 
     A plan that was found makes the first figure, and no plan makes more than the second.
     """

@@ -25,8 +25,7 @@ def check(
         list[Path] | None,
         typer.Argument(
             metavar="FILE...",
-            help="Files or folders: hetplan's own, profile stores, other tools' outputs, tables "
-            "of measurements, launches.",
+            help="Files or folders of hetplan and other tools, stores, tables, launches.",
             show_default=False,
         ),
     ] = None,
@@ -62,7 +61,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report errors and warnings in files, with the rule that each breaks and what to do.
+    """Report errors and warnings in files, and what to do.
 
     Exit code 0: nothing, or only warnings; 2: an error (with --strict: any finding).
     """

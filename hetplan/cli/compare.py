@@ -39,8 +39,8 @@ REPRICE = "Price the plan again"
 Logs = Annotated[
     list[Path] | None,
     typer.Argument(
-        help="Log files of one run: of Megatron-LM, torchtitan or NeMo, one per rank or "
-        "restart, gzip or not; or hetplan's own run log."
+        help="Logs of one run, of all ranks and restarts: Megatron-LM, torchtitan, NeMo, or "
+        "hetplan's own run log."
     ),
 ]
 PlanFile = Annotated[
@@ -102,9 +102,9 @@ def compare_run(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare one run, or each run of a list, with its plan (default).
+    """Compare one run, or each of a list, with its plan (default).
 
-    --trace FILE writes both timelines for ui.perfetto.dev.
+    `--trace FILE` writes both timelines for ui.perfetto.dev.
     """
     from hetplan.comparison.compare import compare_runs
     from hetplan.errors import InputError
@@ -140,11 +140,11 @@ def calibrate(
     predictor: PredictorFile = None,
     store: Stores = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Write the file even where the factors do not help.")
+        bool, typer.Option("--force", help="Write factors that do not help too.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Correct a fit by measured runs, where that helps on runs (or steps) held back."""
+    """Correct a fit by measured runs, where that helps."""
     from hetplan.comparison.calibration import (
         SCHEMA,
         MeasuredRun,

@@ -12,9 +12,7 @@ from hetplan.cli.options import emit, emit_lines
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option(help="Folder in which the demo makes one of its own for what it does.")
-    ] = Path("demo-out"),
+    out: Annotated[Path, typer.Option(help="Folder for the demo's own.")] = Path("demo-out"),
     steps: Annotated[int, typer.Option(min=3, help="Training steps of each plan.")] = 20,
 ) -> None:
     """Profile this machine, fit, plan, train, compare; then plan for 768 accelerators."""

@@ -40,8 +40,7 @@ def emit(
     nearest: Annotated[
         Path | None,
         typer.Option(
-            help="If the target cannot run the plan, search for the fastest plan that it can run "
-            "and write it to this file."
+            help="If the target cannot run the plan, write the fastest that it can to this file."
         ),
     ] = None,
     force: Annotated[

@@ -74,7 +74,7 @@ def down(
     every: Annotated[bool, typer.Option("--all", help="Remove every emulation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove an emulation, up or half made, and end what runs on its hosts."""
+    """Remove an emulation and what runs on its hosts."""
     from hetplan.emulation.making import remove, remove_every
     from hetplan.emulation.state import all_written
     from hetplan.errors import InputError
@@ -142,7 +142,7 @@ def run(
     host: Annotated[str, typer.Argument(help="Host of the emulation.")],
     command: Command,
 ) -> None:
-    """Run a command on one host, with its input, output and exit status."""
+    """Run a command on one host."""
     from hetplan.emulation.enter import become
     from hetplan.emulation.tools import require
 
@@ -180,7 +180,7 @@ def with_cluster(
     fail_fast: FailFast = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a cluster up, run a command on every host, and remove the cluster."""
+    """Bring a cluster up, run a command, and remove it."""
     from hetplan.emulation.running import HostStatus, emulated, run_on_one
     from hetplan.emulation.values import HERE
     from hetplan.errors import InputError
@@ -234,7 +234,7 @@ def pace(
     headroom: Annotated[
         float | None,
         typer.Option(
-            help="How many times slower than a core the fastest kind is. Default: so that all "
+            help="Fastest kind: times slower than a core. Default: so that all "
             "ranks fit on this machine's cores."
         ),
     ] = None,

@@ -175,6 +175,8 @@ def estimate(
         overlap=() if overlap == "none" else _names(overlap),
     )
     if plan is not None:
+        if not plan.exists():
+            raise InputError(f"{plan}: there is no such file; estimate takes a plan file")
         files = (model, cluster, job, nodes, between, batch, sequence)
         if any((*files, target, setting)) or layout != Layout():
             raise InputError(

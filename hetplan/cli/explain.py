@@ -47,7 +47,7 @@ def limits(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what limits the plan, and why islands are idle where the plan file says it (default)."""
+    """Show what limits the plan, and why islands are idle if known (default)."""
     from hetplan.reports.explained import Explained, every_limit, idle_lines, limit_lines
     from hetplan.search.files import load_legal_plan
     from hetplan.whatif.idle import little_used
@@ -228,7 +228,7 @@ def traffic(
     store: Stores = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the bytes per link, class and step, and the switches that carry them."""
+    """Show the bytes per link, class and step, and the switches."""
     from hetplan.errors import InputError
     from hetplan.reports.traffic import print_traffic, traffic_report
     from hetplan.search.files import load_legal_plan

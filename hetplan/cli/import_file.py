@@ -57,7 +57,7 @@ def samples(
         Path | None, typer.Option(metavar="DIR", help="Profile store. Default: your own.")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Add samples that the store already has once more.")
+        bool, typer.Option("--again", help="Add samples that are there already.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what was read; store nothing.")
@@ -128,7 +128,7 @@ def samples(
 
 @app.command(short_help="Show what perftest or iperf3 measured.")
 def links(files: Files, kind: Kind = None, out: Out = None, as_json: AsJson = False) -> None:
-    """Show bandwidth and latency between two hosts (perftest, iperf3), for a cluster file."""
+    """Show bandwidth and latency between two hosts (perftest, iperf3)."""
     from hetplan.importers.table import Gives
 
     _show(_read_all(files, (Gives.LINKS,), kind), as_json=as_json, out=out)

@@ -31,8 +31,8 @@ def launch(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Launch script, file of arguments, log with Megatron-LM's printed arguments, "
-            "FlagScale YAML, torchtitan TOML, or a folder that hetplan emitted."
+            help="Script, arguments, Megatron-LM's log, FlagScale YAML, torchtitan TOML, or a "
+            "folder of hetplan emit."
         ),
     ],
     cluster: Annotated[Path | None, typer.Option(help="Cluster file on which it runs.")] = None,
@@ -41,9 +41,7 @@ def launch(
     ] = None,
     given: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", help="NAME=VALUE of a variable or flag that only the host knows; repeatable."
-        ),
+        typer.Option("--set", help="NAME=VALUE that only the host knows; repeatable."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Plan file to write.", rich_help_panel=_OUTPUT)
@@ -59,7 +57,7 @@ def launch(
         ),
     ] = None,
     job: Annotated[
-        Path | None, typer.Option(help="Job file for what the launch does not say.")
+        Path | None, typer.Option(help="Job file: what the launch does not say.")
     ] = None,
     trainer: Annotated[
         str | None, typer.Option(help="megatron, flagscale or torchtitan. Default: detected.")

@@ -17,6 +17,8 @@ from hetplan.cli.one_line import (
     model_option,
     nodes_option,
     seq_option,
+    tokens_meant,
+    tokens_option,
 )
 from hetplan.cli.options import INTERRUPTED, emit, say
 
@@ -35,9 +37,7 @@ def init(
     model: Annotated[str | None, model_option()] = None,
     batch: Annotated[int | None, batch_option()] = None,
     seq: Annotated[int | None, seq_option()] = None,
-    tokens: Annotated[
-        str | None, typer.Option(metavar="N", help="Tokens of the whole run, as in 2T.")
-    ] = None,
+    tokens: Annotated[str | None, tokens_option()] = None,
     target: Annotated[
         str | None, typer.Option(metavar="NAME", help="Trainer that will run the plan.")
     ] = None,
@@ -48,7 +48,7 @@ def init(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the files.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Write over files that exist.")] = False,
 ) -> None:
-    """Write a cluster, a model and a job file that are ready to plan.
+    """Write a cluster, a model and a job file.
 
     As in: hetplan init --nodes "4x8 h100 @A" "8x8 mi300x @B" --between "A B 10Gbit 30ms"
     --model llama-3-70b --tokens 2T --batch 1024 --seq 4096 --out my-cluster
@@ -57,12 +57,11 @@ def init(
     the files with `# assumed:`.
     """
     from hetplan.drafting.draft import JobWords
-    from hetplan.units import parse_count
 
     words = JobWords(
         batch=batch,
         sequence=seq,
-        tokens=None if tokens is None else _of_option("--tokens", lambda: parse_count(tokens)),
+        tokens=tokens_meant(tokens),
         target=target,
         precision=precision,
         optimizer=optimizer,
@@ -84,15 +83,6 @@ class Answers:
     between: list[str]
     model: str
     words: JobWords
-
-
-def _of_option(option: str, parse: Callable[[], _T]) -> _T:
-    from hetplan.errors import Fault, InputError
-
-    try:
-        return parse()
-    except InputError as error:
-        raise InputError(Fault(field=option, message=str(error))) from error
 
 
 def draft(answers: Answers) -> tuple[tuple[Drafted, Drafted, Drafted], Inputs]:

@@ -46,17 +46,14 @@ PaceFile = Annotated[
     typer.Option(help="Pace file: play slower device kinds on this machine's cores."),
 ]
 RunLogFile = Annotated[
-    Path | None, typer.Option(help="File to which the run is added, one line of JSON per run.")
+    Path | None, typer.Option(help="File to which the run is added as a line of JSON.")
 ]
 CheckLoss = Annotated[
     bool, typer.Option("--check-loss", help="Also train in one process and compare the losses.")
 ]
 EmulationName = Annotated[
     str,
-    typer.Option(
-        help="Name of an emulation that is up (hetplan emulate up): each rank runs on its host "
-        "that holds the rank's device."
-    ),
+    typer.Option(help="Emulation that is up (hetplan emulate up): each rank runs on its host."),
 ]
 Save = Annotated[
     Path | None,
@@ -74,8 +71,8 @@ SaveEvery = Annotated[
 Load = Annotated[
     Path | None,
     typer.Option(
-        help="Resume from this checkpoint, or from the last one of a --save folder, under this "
-        "plan; --steps counts the steps that are done.",
+        help="Checkpoint, or --save folder, to resume from under this plan; --steps counts the "
+        "steps that are done.",
         rich_help_panel=_CHECKPOINTS,
     ),
 ]
@@ -86,14 +83,14 @@ Keep = Annotated[
 Timeout = Annotated[
     float,
     typer.Option(
-        help="Seconds without a finished step after which the run is ended.",
+        help="Seconds without a step that end the run.",
         rich_help_panel=_LIMITS,
     ),
 ]
 Stall = Annotated[
     float | None,
     typer.Option(
-        help="Seconds without a finished operation of any rank after which the run is ended. "
+        help="Seconds without a finished operation that end the run. "
         "Default: 10, or 5 times the longest operation that is predicted, or was seen so far.",
         rich_help_panel=_LIMITS,
     ),
@@ -101,16 +98,14 @@ Stall = Annotated[
 MaxRanks = Annotated[
     int, typer.Option(help="Maximum number of processes.", rich_help_panel=_LIMITS)
 ]
-Warmup = Annotated[
-    int, typer.Option(help="First steps that are left out of the measured median.", hidden=True)
-]
+Warmup = Annotated[int, typer.Option(help="First steps that do not count.", hidden=True)]
 LogFolder = Annotated[Path | None, typer.Option(help="Folder for the logs of all ranks.")]
 
 
 GrowWhen = Annotated[
     str,
     typer.Option(
-        help="Leave a run for hosts that came back: worth (when it pays), always or never.",
+        help="Go on with hosts that came back: worth (if it pays), always or never.",
         rich_help_panel=_ELASTIC,
     ),
 ]
@@ -123,7 +118,7 @@ MaxRestarts = Annotated[
 WaitForHosts = Annotated[
     float,
     typer.Option(
-        help="Seconds to wait for hosts where no plan fits those that are left.",
+        help="Seconds to wait where no plan fits the hosts.",
         rich_help_panel=_ELASTIC,
     ),
 ]
@@ -169,7 +164,7 @@ def run(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a plan on this machine, or over the hosts of an emulation that is up on it."""
+    """Train a plan on this machine, or over the hosts of an emulation."""
     result = _plan_to_train(plan, run_log)  # before torch is imported, which takes seconds
     from hetplan.errors import LaunchError
     from hetplan.launchers import local
@@ -229,9 +224,7 @@ def elastic(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on through faults: from the last checkpoint, planned again for the hosts of
-    --emulation that are left, and for those that come back.
-    """
+    """Train on through faults, planned again for the hosts of --emulation that are there."""
     from hetplan.launchers.elastic import Rules
     from hetplan.launchers.elastic_backend import HostBackend, elastic_settings, replanner_for
     from hetplan.launchers.local import LaunchSettings, kept_folders

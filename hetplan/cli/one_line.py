@@ -49,6 +49,25 @@ def seq_option(**shown: Any) -> Any:
     return typer.Option("--seq", metavar="N", min=1, help="Tokens of a sequence.", **shown)
 
 
+def tokens_option(**shown: Any) -> Any:
+    """`--tokens`."""
+    text = "Tokens of the whole run, as in 2T."
+    return typer.Option("--tokens", metavar="N", help=text, **shown)
+
+
+def tokens_meant(text: str | None) -> int | None:
+    """`2T` as a number; an InputError that names the option."""
+    from hetplan.errors import Fault, InputError
+    from hetplan.units import parse_count
+
+    if text is None:
+        return None
+    try:
+        return parse_count(text)
+    except InputError as error:
+        raise InputError(Fault(field="--tokens", message=str(error))) from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneLine:
     """What the options say without a file; None: not given."""
@@ -57,6 +76,7 @@ class OneLine:
     between: list[str] | None
     batch: int | None
     sequence: int | None
+    tokens: str | None = None
 
 
 def question_of(
@@ -104,6 +124,7 @@ def question_of(
         words = JobWords(
             batch=line.batch,
             sequence=line.sequence,
+            tokens=tokens_meant(line.tokens),
             target=target or said.get("target"),
             precision=said.get("precision"),
             optimizer=said.get("optimizer"),
@@ -119,12 +140,13 @@ def question_of(
 
 
 def _over_job(line: OneLine) -> tuple[Setting, ...]:
-    """`--batch` and `--seq` over the job's file."""
+    """`--batch`, `--seq` and `--tokens` over the job's file."""
     from hetplan.files.settings import Setting
 
     values = (
         ("--batch", "global_batch_size", line.batch),
         ("--seq", "sequence_length", line.sequence),
+        ("--tokens", "total_tokens", tokens_meant(line.tokens)),
     )
     return tuple(
         Setting(option=option, path=(key,), value=value)

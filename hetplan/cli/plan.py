@@ -20,6 +20,7 @@ from hetplan.cli.one_line import (
     nodes_option,
     question_of,
     seq_option,
+    tokens_option,
 )
 from hetplan.cli.options import (
     INTERRUPTED,
@@ -61,6 +62,7 @@ def plan(
     between: Annotated[list[str] | None, between_option(**WITHOUT_FILES)] = None,
     batch: Annotated[int | None, batch_option(**WITHOUT_FILES)] = None,
     sequence: Annotated[int | None, seq_option(**WITHOUT_FILES)] = None,
+    tokens: Annotated[str | None, tokens_option(hidden=True)] = None,
     target: TargetName = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Plan file to write (JSON).")] = Path(
         "plan.json"
@@ -70,7 +72,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="FRACTION",
-            help="Stop when the plan is proven to be this close to the best one.",
+            help="Stop when the plan is proven this close to the best.",
             rich_help_panel=JOB,
         ),
     ] = None,
@@ -140,7 +142,8 @@ def plan(
     """Find the fastest plan for a model, a cluster and a job.
 
     As in: hetplan plan --nodes "4x8 h100 @A" --nodes "8x8 mi300x @B" --between "A B 10Gbit 30ms"
-    --model llama-3-70b --batch 1024 --seq 4096. `hetplan init` makes files of the same words.
+    --model llama-3-70b --batch 1024 --seq 4096 --tokens 2T. `hetplan init` makes files of the
+    same words.
 
     Ctrl-C ends the search, writes the best plan so far and exits with 130. --top N reports
     several plans, --front those that none beats in time, cost, energy and devices; --objective
@@ -166,7 +169,7 @@ def plan(
         model,
         cluster,
         job,
-        OneLine(nodes=nodes, between=between, batch=batch, sequence=sequence),
+        OneLine(nodes=nodes, between=between, batch=batch, sequence=sequence, tokens=tokens),
         settings=job_settings(setting, gap=gap, time_limit=time_limit, objective=objective),
         target=target,
     )

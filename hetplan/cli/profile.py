@@ -86,7 +86,7 @@ Budget = Annotated[
     str | None,
     typer.Option(
         "--budget",
-        help="Time to spend, as in 10min, 90s, 1h or plain seconds; cheapest shapes first.",
+        help="Time to spend, as in 10min or 90s; cheapest shapes first.",
         rich_help_panel=_HOW,
     ),
 ]
@@ -240,9 +240,7 @@ def for_job(
     cluster: Annotated[Path, typer.Option(help="Cluster file.")],
     job: Annotated[Path, typer.Option(help="Job file.")],
     budget: Budget = DEFAULT_BUDGET,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would be measured, in which order.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the order.")] = False,
     store: Store = None,
     device: Device = None,
     kind: Kind = None,
@@ -279,7 +277,7 @@ def for_job(
 
 @app.command()
 def script(
-    cluster: Annotated[Path, typer.Option(help="Cluster file: its device kinds and links.")],
+    cluster: Annotated[Path, typer.Option(help="Cluster file: kinds and links.")],
     model: Model = None,
     job: JobFile = None,
     hidden: Hidden = None,
@@ -291,7 +289,7 @@ def script(
     architecture: Architecture = "gpt",
     precision: PrecisionNames = None,
 ) -> None:
-    """Write measure.py for machines without hetplan: one file, needs Python 3.8 and torch 2.1."""
+    """Write measure.py, which needs Python 3.8 and torch 2.1, for machines without hetplan."""
     import shlex
 
     from hetplan.cluster.load import load_cluster

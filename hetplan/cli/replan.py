@@ -33,19 +33,17 @@ def replan(
     ] = None,
     gained: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="WORDS", help="Nodes that are new, as in '2x8 h100 @A', or one that is back."
-        ),
+        typer.Option(metavar="WORDS", help="New nodes, as in '2x8 h100 @A', or one that is back."),
     ] = None,
     cluster: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Cluster file to go on with, in place of the plan's."),
+        typer.Option(metavar="FILE", help="Cluster file to go on with."),
     ] = None,
     horizon: Annotated[
         str | None,
         typer.Option(
             metavar="WORK",
-            help="Tokens that are left, as in 500B, or time until the next change, as in 6h. "
+            help="Tokens left, as in 500B, or time to the next change, as in 6h. "
             "Default: the job's tokens, or a day.",
         ),
     ] = None,
@@ -57,7 +55,7 @@ def replan(
         bool,
         typer.Option(
             "--announced",
-            help="A checkpoint is saved before the nodes go: no step is repeated.",
+            help="A checkpoint is saved before: no step is repeated.",
             rich_help_panel=_MOVE,
         ),
     ] = False,
@@ -66,7 +64,7 @@ def replan(
         typer.Option(
             "--from",
             metavar="SOURCE",
-            help="checkpoint (trainers that start anew), or peers (devices keep their state).",
+            help="checkpoint, or peers: devices keep their state.",
             rich_help_panel=_MOVE,
         ),
     ] = "checkpoint",
@@ -74,7 +72,7 @@ def replan(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="To start again, without the move. Default: 69 s (MLPerf's median).",
+            help="To start again, without the move. Default: as for the days of the run.",
             rich_help_panel=_MOVE,
         ),
     ] = None,
@@ -82,7 +80,7 @@ def replan(
         str | None,
         typer.Option(
             metavar="RATE",
-            help="All readers of the checkpoint together. Default: 122 MB/s a device.",
+            help="All readers of the checkpoint together. Default: as for the days.",
             rich_help_panel=_MOVE,
         ),
     ] = None,
@@ -94,7 +92,7 @@ def replan(
     store: Stores = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best next plan when nodes are lost or gained, or the job goes elsewhere.
+    """Find the next plan when nodes are lost or gained, or the job moves.
 
     It counts the start, the move of the state and the steps to repeat. The batch stays.
     """
@@ -123,16 +121,15 @@ def _terms(
 ) -> Terms:
     from hetplan.errors import Fault, InputError
     from hetplan.units import Dimension
-    from hetplan.whatif.replan import SEARCH_SECONDS, START_SECONDS, Source, Terms, with_horizon
+    from hetplan.whatif.replan import SEARCH_SECONDS, Source, Terms, with_horizon
 
     if state not in tuple(Source):
         message = f"{state[:40]!a}; it is one of {', '.join(Source)}"
         raise InputError(Fault(field="--from", message=message))
 
-    seconds = quantity("--start", start, Dimension.TIME)
     search = quantity("--time-limit", limit, Dimension.TIME)
     terms = Terms(
-        start_seconds=START_SECONDS if seconds is None else seconds,
+        start_seconds=quantity("--start", start, Dimension.TIME),
         source=Source(state),
         storage_bytes_per_second=quantity("--storage", storage, Dimension.BANDWIDTH),
         search_seconds=SEARCH_SECONDS if search is None else search,

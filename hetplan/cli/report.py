@@ -31,7 +31,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="PLAN... [LOG...]",
-            help="Plan files, shown side by side, and logs of runs of them.",
+            help="Plan files, and logs of their runs.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Page to write (HTML).")] = Path(

@@ -42,7 +42,7 @@ def verify(
         typer.Option(
             metavar="FRACTION",
             min=0.0,
-            help="Exit with 2 unless the gap that can be shown is at most this.",
+            help="Exit with 2 where the shown gap is wider.",
         ),
     ] = None,
     predictor: PredictorFile = None,

@@ -70,9 +70,9 @@ class PeakForm(FileForm):
     """float16 with float32 accumulation; of cards with two rates, not the one that accumulates in
     float16."""
     float32: Rate | None = None
-    """True float32, not TF32: what float32 training reaches with its default settings."""
+    """True float32, not TF32."""
     tf32: Rate | None = None
-    """TF32, or the vendor's own 19-bit-like format for float32 tensors."""
+    """TF32, or the vendor's own like it."""
     float8: Rate | None = None
     """float8 with float32 accumulation."""
     float4: Rate | None = None
@@ -86,13 +86,13 @@ class ScaleUpForm(FileForm):
     """The vendor's own links between devices."""
 
     name: Text
-    """As the vendor calls it, with its generation: NVLink 4, Infinity Fabric, HCCS."""
+    """As the vendor calls it, as NVLink 4."""
     bandwidth: Bandwidth
-    """Of one device in one direction, all links together: half of a bidirectional figure."""
+    """Of one device in one direction, all links together. Half of a bidirectional figure."""
     one_peer: Bandwidth | None = None
-    """What one pair of devices can use of it, in one direction; left out: all of it."""
+    """Of one pair of devices, in one direction; left out: all of it."""
     peers: Annotated[int, Field(ge=1, le=10**6)] | None = None
-    """Other devices that it reaches in the vendor's usual node or pod."""
+    """Devices that it reaches in a usual node or pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +114,8 @@ class DeviceForm(FileForm):
     vendor: Name
     """Vendor; devices of one vendor share a communication library."""
     architecture: Name | None = None
-    """What its kernels are built for: sm90, gfx942, ascend910b, ...; left out: not known, and no
-    rule of kernels is checked."""
+    """What its kernels are built for, as sm90. Left out: not known, and no rule of kernels is
+    checked."""
     peak: PeakForm = PeakForm()
     """Dense matrix rates; none: times of this kind come from measurements only."""
     memory: Memory | None = None
@@ -129,7 +129,7 @@ class DeviceForm(FileForm):
     max_power: Watts | None = None
     """The board's or module's limit."""
     overlap_compute_slowdown: Ratio | None = None
-    """How many times as long compute takes while the device communicates beside it; left out:
+    """How many times as long compute takes beside communication; left out:
     unknown."""
     overlap_communication_slowdown: Ratio | None = None
     """How many times as long communication takes beside compute; left out: unknown."""
@@ -137,13 +137,13 @@ class DeviceForm(FileForm):
     """Library of fused attention with its backward pass; `none` where there is none; left out:
     unknown."""
     collectives: Name | None = None
-    """The vendor's library of collectives: nccl, rccl, hccl, cncl, mccl, ..."""
+    """Library of collectives, as nccl."""
     torch_device: Name | None = None
-    """torch's device type: cuda, npu, mlu, musa, xpu, hpu, gcu, ..."""
+    """torch's device type, as cuda."""
     driver_names: list[Text] = field(default_factory=list)
-    """What the driver or torch calls it, so that it is recognised on a machine."""
+    """What the driver or torch calls it."""
     provenance: Literal["datasheet", "measured"]
-    """Whether the figures were printed by the vendor or measured."""
+    """Where the figures come from."""
     source: Text
     """Where the figures were read that `sources` does not name."""
     sources: dict[str, Text] = field(default_factory=dict)

@@ -65,10 +65,10 @@ class ScaleUpFabric:
     bandwidth_bytes_per_second: float
     """Of one device in ONE direction, all its links together; documents often print both."""
     one_peer_bytes_per_second: float = 0.0
-    """What one pair of devices can use of it, in one direction; 0: all of it, as behind a switch,
+    """Of one pair of devices, in one direction; 0: all of it, as behind a switch,
     or not known."""
     peers: int = 0
-    """Other devices that it reaches in the vendor's usual node or pod; 0 where that differs."""
+    """Devices that it reaches in a usual node or pod; 0 where that differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class DeviceKind:
     max_power_watts: float = 0.0
     """The board's or module's limit."""
     overlap_compute_slowdown: float = 0.0
-    """How many times as long compute takes while the device communicates beside it; 0: unknown."""
+    """How many times as long compute takes beside communication; 0: unknown."""
     overlap_communication_slowdown: float = 0.0
     """How many times as long communication takes beside compute; 0: unknown."""
     fused_attention: str = ""

@@ -38,9 +38,9 @@ class LinkForm(FileForm):
     """What one device can count on while the others send too. Required, except between nodes of an
     island with `nics`: there it is the device's share of them."""
     latency: Seconds | None = None
-    """One way: from the first byte sent to the first byte received. Either this or round_trip."""
+    """One way. Either this or round_trip."""
     round_trip: Seconds | None = None
-    """There and back, as ping shows it: twice the latency. Either this or latency."""
+    """There and back: twice the latency. Either this or latency."""
     transport: Transport | None = None
     """device-direct (nccl, rccl, hccl, ...) or host-staged (gloo over host memory). Left out:
     device-direct inside an island (host-staged for kind cpu), host-staged between islands."""
@@ -48,32 +48,31 @@ class LinkForm(FileForm):
     """Name of measured link samples in the profile store. They replace the figures, which then
     serve only for operations and sizes that were not measured."""
     oversubscription: Ratio | None = None
-    """How many times what may be sent exceeds what the path carries, such as 32 for 32:1; the
+    """What may be sent over what the path carries, as 32; the
     bandwidth is divided by it. Left out: 1."""
     streams: Count | None = None
-    """Connections that one device's transfer uses at the same time; needs window or loss."""
+    """Connections of one device's transfer; needs window or loss."""
     window: Memory | None = None
     """Most bytes of one stream that are under way; a stream carries window / round trip."""
     loss: Fraction | None = None
-    """Fraction of packets that are lost, such as 0.0001 for 0.01 %; with TCP a stream carries 1.22
+    """Fraction of packets that are lost; with TCP a stream carries 1.22
     * segment / (round trip * sqrt(loss))."""
     segment: Memory | None = None
     """Payload of one packet, for loss. Left out: 1460 B, TCP over Ethernet."""
     loss_recovery: LossRecovery | None = None
-    """What a sender does about lost packets: reno (slows down, as TCP does), go-back-n (sends
-    everything after the lost packet again, as RoCE cards do), selective (sends only that again:
-    BBR, newer RDMA cards). Left out: reno."""
+    """After lost packets: reno (TCP slows down), go-back-n (RoCE sends all again) or selective
+    (BBR, newer RDMA cards). Left out: reno."""
     price: TrafficPrice | None = None
-    """What traffic over the link costs, in US dollars per byte sent."""
+    """What traffic over the link costs."""
     compute_share: Fraction | None = None
-    """Part of a device's compute units that a transfer over the link takes while it runs, such as
-    0.15 where 20 of 132 copy. Left out: 0, the transport copies without them."""
+    """Part of a device's compute units that a transfer takes, as 0.15. There 20 of 132 copy. Left
+    out: 0, the transport copies without them."""
     equal_cost_paths: Count | None = None
-    """Parallel paths to which flows are assigned by hash, so that some collide. Left out: none
+    """Parallel paths to which flows are hashed. Some collide. Left out: none
     do."""
     measured: bool | None = None
-    """true: the figures are what collectives or sends over the link reached, as a draft takes them
-    out of samples, and count as they are: steps * (latency + bytes / bandwidth). Left out: they are
+    """The figures are what transfers reached, and count as they are. Steps * (latency + bytes /
+    bandwidth), as a draft takes them out of samples. Left out: they are
     the hardware's, and device-direct transfers reach the part of them that such links are known to
     reach."""
 
@@ -87,7 +86,7 @@ class BetweenForm(LinkForm):
     bandwidth_per_device: Bandwidth | None = None
     """What one device can count on, whatever the others send. This, bandwidth_shared, or both."""
     bandwidth_shared: Bandwidth | None = None
-    """Capacity that all devices which send at the same time share: of an uplink, a leased line."""
+    """Capacity that all devices share that send at once."""
 
 
 CLUSTER_SCHEMA = "hetplan.cluster/4"
@@ -142,18 +141,17 @@ class NicsForm(FileForm):
     bandwidth: Bandwidth
     """Of one NIC, in one direction."""
     most_per_device: Count | None = None
-    """NICs that one device sends over at the same time, where there are more NICs than devices.
+    """NICs that one device sends over at once.
     Left out: 1."""
     rails: Count | None = None
     """Separate networks: NIC n of every node is on rail n modulo this. Left out: one network."""
     of_device: list[NodeNumber] = field(default_factory=list)
-    """For every device of a node the number of its NIC, from 0. Left out: spread evenly, in
+    """For every device of a node its NIC, from 0. Left out: spread evenly, in
     order."""
     rings: RingNics | None = None
-    """By which NICs a device-direct collective leaves a node that holds several, but not all, of
-    its devices: `own` (those of its devices), `first-device` (that of the first of them) or `one`
-    (the node's first, for all such groups together). Left out: first-device where devices share
-    NICs without rails, else own."""
+    """NICs of a group with several, but not all, devices of a node. Those of its devices, that of
+    the first of them, or the node's first for all such groups. Left out: first-device where
+    devices share NICs without rails, else own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,14 +159,14 @@ class IslandForm(FileForm):
     """Nodes of one kind on one fast fabric."""
 
     name: Name
-    """Name of the island, unique in the cluster."""
+    """Unique in the cluster."""
     nodes: Count
     """Number of nodes (hosts)."""
     node: Name | None = None
-    """What a node is, as `dgx-h100` (`hetplan doctor --nodes`): it fills in device,
+    """What a node is, as `dgx-h100` (`hetplan doctor --nodes`). It fills in device,
     devices_per_node, intra_node, inter_node and nics; what the island says itself stands."""
     device: Name | None = None
-    """Device kind: of the catalogue (configs/devices) or of `devices` in this file. Required
+    """Device kind of the catalogue or of `devices`. Required
     without node."""
     devices_per_node: Count | None = None
     """Devices in one node. Required without node."""
@@ -176,7 +174,7 @@ class IslandForm(FileForm):
     """What joins the devices of a node (nvlink: a hybrid cube). It fills in intra_node, where what
     the island says itself stands. Not with node."""
     link: Bandwidth | None = None
-    """Of one link of the fabric in one direction: to one other device of a mesh, to one neighbour
+    """Of one link of the fabric in one direction. To one other device of a mesh, to one neighbour
     of a ring, a device's lanes of a pcie-tree. Left out: as the catalogue has it."""
     intra_node: LinkForm | None = None
     """Between two devices of one node. Required without node or fabric."""
@@ -185,34 +183,33 @@ class IslandForm(FileForm):
     memory: Memory | None = None
     """Memory of one device that a job may use; left out: all that the device has."""
     nodes_out: list[NodeNumber] = field(default_factory=list)
-    """Numbers, from 0, of nodes that must not be used."""
+    """Numbers, from 0, of nodes that are out."""
     node_names: list[NodeNames] = field(default_factory=list)
-    """Names of the nodes in order, for launchers: words or ranges such as node[001-016]."""
+    """Names of the nodes in order, as node[001-016]."""
     nics: NicsForm | None = None
     """Network cards of a node."""
     pcie_switches: Spread | None = None
-    """How many a node has, spread evenly over its devices, or the number of each device's own."""
+    """How many a node has, or the number of each device's own."""
     numa_nodes: Spread | None = None
-    """How many a node has, spread evenly over its devices, or the number of each device's own."""
+    """How many a node has, or the number of each device's own."""
     price: HourlyPrice | None = None
     """Of one device for one hour, its part of the node included."""
     power: Watts | None = None
-    """What one device draws under load, its part of the node and of the cooling included. Left
+    """What one device draws under load with its part of node and cooling. Left
     out: power_cap, or the limit of the device's board, where the catalogue has it."""
     host_launch: Seconds | None = None
-    """Time in which the host launches one operator of a forward pass. Left out: 29 us, as published
+    """Time of the host to launch one operator. Left out: 29 us, as published
     trainers took on their hosts."""
     host_memory: Memory | None = None
-    """Memory of one node's host that a job may use for an optimizer that is kept there; its devices
+    """Of one node's host, for an optimizer that is kept there; its devices
     have equal parts of it. Left out: unknown, and no searched plan keeps an optimizer there."""
     power_cap: Watts | None = None
-    """Limit that is set on each device, at most the limit of its board; it lowers the clock."""
+    """Limit that is set on each device. At most that of its board; it lowers the clock."""
     clock_ratio: ClockRatio = 1.0
-    """Clock that the devices hold under load, without power_cap, over the clock at which their
-    rates are given or their samples were measured. Left out: 1."""
+    """Clock held under load over that of rates and samples. Without power_cap. Left out: 1."""
     speed_spread: LogSpread | None = None
-    """Spread of the devices' speeds: standard deviation of the logarithm of the times that they
-    take for the same work, such as 0.03 for about 3 %. Left out: unknown."""
+    """Standard deviation of the logarithm of the devices' times. 0.03 is about 3 %. Left out:
+    unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,9 +217,9 @@ class RegionForm(FileForm):
     """A data centre, or an availability zone."""
 
     name: Name
-    """Name of the region, unique in the cluster."""
+    """Unique in the cluster."""
     site: Name | None = None
-    """Site whose power the region draws: a name of `sites`."""
+    """Site whose power it draws."""
     islands: Annotated[list[IslandForm], Field(min_length=1)]
     """Islands of the region."""
 
@@ -232,13 +229,13 @@ class SiteForm(FileForm):
     """A place with one supply of power, for one or more regions."""
 
     name: Name
-    """Name of the site, unique in the cluster; regions name it."""
+    """Unique in the cluster; regions name it."""
     power_limit: Watts | None = None
-    """Most that all devices of its regions may draw together."""
+    """Most that its devices may draw together."""
     energy_price: EnergyPrice | None = None
-    """Where energy is paid apart from the hours of the devices."""
+    """Of energy, where it is paid apart."""
     pue: Ratio = 1.0
-    """Power usage effectiveness: energy of the whole site over that of its nodes, cooling included.
+    """Power usage effectiveness. Energy of the whole site over that of its nodes, cooling included.
     Left out: 1, no overhead."""
 
 
@@ -273,7 +270,7 @@ class ClusterForm(FileForm):
     """Everything a job may use."""
 
     name: Name
-    """Name of the cluster in reports."""
+    """In reports."""
     sites: list[SiteForm] = field(default_factory=list)
     """Sites with their power."""
     regions: Annotated[list[RegionForm], Field(min_length=1)]
@@ -282,9 +279,9 @@ class ClusterForm(FileForm):
     """Links between two islands; every two islands need one, here, in region_links or in
     links_default."""
     region_links: list[RegionLinkForm] = field(default_factory=list)
-    """Links between the islands of two regions that `links` does not list."""
+    """Links between islands of two regions that `links` does not list."""
     links_default: LinksDefaultForm | None = None
-    """Links for pairs of islands that neither `links` nor `region_links` lists."""
+    """Links of pairs that neither `links` nor `region_links` lists."""
     devices: list[DeviceForm] = field(default_factory=list)
     """Device kinds of this file's own; one with a catalogue name replaces it."""
     launch: list[LaunchDomainForm] = field(default_factory=list)

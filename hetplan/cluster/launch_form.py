@@ -41,8 +41,8 @@ class KindLaunchForm(FileForm):
     device: Name
     """Device kind of an island of this domain."""
     resource: Word | None = None
-    """Kubernetes: name under which it counts the devices, such as amd.com/gpu (known for NVIDIA and
-    AMD). Slurm: their Type, for `--gpus-per-node=TYPE:8`; left out: no type."""
+    """Kubernetes' name of the devices, as amd.com/gpu. Known for NVIDIA and AMD. Slurm: their Type,
+    for `--gpus-per-node=TYPE:8`; left out: no type."""
     image: Word | None = None
     """Container image for hosts of this kind. Left out: the domain's."""
 
@@ -56,19 +56,19 @@ class LaunchDomainForm(FileForm):
     islands: Annotated[list[Name], Field(min_length=1)]
     """Islands of the domain; an island is in at most one."""
     scheduler: Scheduler = Scheduler.HOSTS
-    """hosts (plain machines, started over ssh), slurm or kubernetes."""
+    """hosts: plain machines, over ssh."""
     interface: Word | None = None
-    """Network interface over which hosts of all domains reach each other, such as eth0. Left out:
+    """Over which all domains reach each other, as eth0. Left out:
     the libraries choose."""
     fabric_devices: list[Word] = field(default_factory=list)
-    """RDMA devices of the islands' own network, as `ibv_devices` shows them. Left out: the
+    """RDMA devices of the islands' own network. Left out: the
     libraries choose."""
     first_port: Port = FIRST_PORT
-    """First TCP port that hosts of other domains can reach."""
+    """First TCP port that other domains can reach."""
     last_port: Port = LAST_PORT
     """Last such port."""
     addresses: dict[str, Word] = field(default_factory=dict)
-    """By node name the address by which hosts of every domain reach it; ranges of equally many on
+    """By node name, its address for all domains; ranges of equally many on
     both sides: "node[01-16]": "10.0.1.[1-16]". Nodes that are not listed are reached by name."""
     image: Word | None = None
     """Container image; required for kubernetes."""

@@ -149,7 +149,7 @@ class Link:
     oversubscription: Annotated[float, Field(ge=1, lt=math.inf)] = 1.0
     """How many times what may be sent exceeds what the path carries; bandwidths are divided."""
     streams: Count | None = None
-    """Connections that one device's transfer uses at the same time; None: not limited by them."""
+    """Connections of one device's transfer; None: not limited by them."""
     window_bytes: Positive | None = None
     """Most bytes of one stream that are under way."""
     loss: Fraction | None = None
@@ -164,7 +164,7 @@ class Link:
     """Part of a device's compute units that a transfer over the link takes while it runs; 0 for
     transports that copy without them."""
     equal_cost_paths: Count | None = None
-    """Parallel paths to which flows are assigned by hash, so that some collide; None: none do."""
+    """Parallel paths to which flows are hashed. Some collide; None: none do."""
     measured: bool = False
     """Whether bandwidth and latency are what collectives or sends over the link reached, so that
     time = steps * (latency + bytes / bandwidth); otherwise they are the hardware's figures, of

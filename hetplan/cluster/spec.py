@@ -88,7 +88,7 @@ class Island:
     power_watts: Positive | None = None
     """What one device draws under load, with its part of the node; None: not given."""
     host_launch_seconds: Positive | None = None
-    """In which the host launches one operator of a forward pass, for layers that are summed from
+    """Time of the host to launch one operator of a forward pass, for layers that are summed from
     operators; None: as most hosts."""
     host_memory_bytes: Positive | None = None
     """Memory of one node's host that a job may use; None: unknown. Its devices have equal parts."""

@@ -416,8 +416,8 @@ def _full_bandwidth(step: StepCost) -> Iterator[str]:
             one, two = left.unit.island.name, right.unit.island.name
             if hop is not None and one != two and hop.senders > 1 and not hop.divided:
                 yield (
-                    f"{one} to {two}: {hop.senders} senders at once, each priced at the link's "
-                    "full bandwidth; it must be one sender's share"
+                    f"{one} to {two}: {hop.senders} devices send at once, each priced at the "
+                    "link's whole bandwidth_per_device: right if each gets it while all send"
                 )
 
 

@@ -226,7 +226,12 @@ class _Inside:
 def _island_lines(island: DraftIsland, assumed: list[str]) -> list[str]:
     """The island's part of the file; what is assumed is added to `assumed`."""
     words, kind, template, nics = island.words, island.kind, island.template, island.nics
-    lines = [f"      - name: {scalar(island.name)}", f"        nodes: {words.nodes}"]
+    hosts = island.name if words.nodes == 1 else f"{island.name}-[1-{words.nodes}]"
+    lines = [
+        f"      - name: {scalar(island.name)}",
+        f"        nodes: {words.nodes}",
+        *comment(f'node_names: ["{hosts}"] # their hosts, for hetplan emit', 8),
+    ]
     others = f" (not {', '.join(island.others[:_MAX_OTHERS])})" if island.others else ""
     cards = _cards(nics) if nics is not None else ""
     if template is not None:

@@ -42,9 +42,9 @@ class JobForm(JobSettings):
     time_limit: Seconds | None = None
     """Longest search; left out: until the gap is reached."""
     data_loading: Seconds | None = None
-    """Time of every step that the devices wait for their data. Left out: none, it is prefetched."""
+    """Wait of every step for its data. Left out: none, it is prefetched."""
     run: RunForm = field(default_factory=RunForm)
-    """What the run meets beside its steps: storage, failures, restarts."""
+    """Storage, failures and restarts."""
 
 
 def load_job(path: str | FilePath | Document) -> Job:

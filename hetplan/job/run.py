@@ -34,7 +34,7 @@ class KindFailures(FileForm):
     kind: Name
     """Device kind."""
     probability: Fraction
-    """That one device fails within a year, from 0 to below 1."""
+    """That one fails within a year; from 0 to below 1."""
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -45,7 +45,7 @@ class RunSettings(FileForm):
     """What a job file and a `Run` say alike."""
 
     device_failures: Fraction | None = None
-    """Probability that a device fails within a year, where kind_failures does not name its kind."""
+    """Probability that a device fails within a year. Those in kind_failures have their own."""
     kind_failures: tuple[KindFailures, ...] = ()
     """The same by device kind."""
     host_failures: Fraction | None = None
@@ -57,19 +57,19 @@ class RunSettings(FileForm):
     line_failures: Fraction | None = None
     """The same of the line between two regions; left out: not counted."""
     failover: bool = False
-    """NICs, links and lines that fail fall back on another path; otherwise the run starts again."""
+    """Failed NICs, links and lines have another path; otherwise the run starts again."""
     kept_bandwidth: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Part of its bandwidth that a node keeps on the backup path. Left out: as measured with VCCL.
+    """Part of a node's bandwidth on the backup path. Left out: as measured with VCCL.
     """
     asynchronous_saving: bool = False
     """Devices wait for the copy to host memory alone; it is written beside the next steps."""
     one_reader: bool = False
     """One copy of a checkpoint is read and sent on; otherwise every rank reads its own part."""
     peer_recovery: bool = False
-    """A restart copies lost state from ranks that hold it too, and repeats one step. Such are
+    """A restart copies lost state from ranks that hold it too. It repeats one step. Such are
     replicas, and shard groups smaller than all replicas (MiCS)."""
     compiles: bool = False
-    """CUDA graphs are captured, or code is compiled, at every start."""
+    """Every start compiles, or captures CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,11 @@ class RunForm(RunSettings):
     storage: Bandwidth | None = None
     """Bandwidth of the checkpoints' storage, all hosts together."""
     start_up: Seconds | None = None
-    """From the start of the processes to the first step, as measured. Left out: by a law."""
+    """From the processes' start to the first step, as measured. Left out: by a law."""
     detection: Seconds | None = None
     """From a failure until it is noticed."""
     restart: Seconds | None = None
-    """From there until processes start again: a spare node, the scheduler. Left out: none."""
+    """From a noticed failure until processes start again. Left out: none."""
     failover_detection: Seconds | None = None
     """Until a backup path takes over; training waits."""
     repair: Seconds | None = None

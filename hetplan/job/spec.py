@@ -177,14 +177,13 @@ class Pins(FileForm):
     microbatch_size: Count | None = None
     """Sequences per microbatch and data-parallel rank."""
     recompute: bool | None = None
-    """Whether transformer layers are computed again in the backward pass."""
+    """Full recomputation of transformer layers."""
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(min_length=1)] | None = None
-    """Only these parts of transformer layers are computed again: core_attn, mlp, moe, layernorm,
-    moe_act."""
+    """Parts of transformer layers that are recomputed."""
     embedding_on: Name | None = None
-    """Island or device kind of the first stage."""
+    """Island or kind of the first stage."""
     head_on: Name | None = None
-    """Island or device kind of the last stage."""
+    """Island or kind of the last stage."""
     cp: Count | None = None
     """Context-parallel degree."""
     ep: Count | None = None
@@ -192,20 +191,20 @@ class Pins(FileForm):
     virtual_stages: Count | None = None
     """Chunks of layers per stage; 1: not interleaved."""
     sequence_parallel: bool | None = None
-    """Whether tensor-parallel ranks share what lies between their products."""
+    """Tensor-parallel ranks share what lies between products."""
     sharded_optimizer: bool | None = None
     """Whether data-parallel ranks share the optimizer state."""
     sharding: Sharding | None = None
-    """What they share: none, optimizer (ZeRO-1), gradients (ZeRO-2) or parameters (ZeRO-3) too."""
+    """What data-parallel ranks share: ZeRO-1, 2 or 3."""
     optimizer_offload: Part | None = None
-    """Part of the optimizer state that is kept, and updated, in host memory; 0: none."""
+    """Part of the optimizer state kept and updated in host memory; 0: none."""
     pipelines: Count | None = None
-    """Copies of the model, each over its own devices with its own share of the batch."""
+    """Copies of the model, each with devices and a share of the batch."""
     same_degrees: bool | None = None
-    """True: all stages have one tp, dp and microbatch size, and each lies on one island."""
+    """One tp, dp and microbatch size for all stages. Each lies on one island."""
     depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
-    """Most microbatches that a stage keeps in flight beyond its schedule's own, with sends that do
-    not wait for their receivers; 0: none, and sends wait."""
+    """Most microbatches in flight beyond the schedule's own. Sends do not wait for their receivers;
+    0: none, and sends wait."""
     schedule: Name | None = None
     """Order of passes. Left out: 1f1b and interleaved-1f1b; zb-h1, zbv and dualpipev are searched
     only where they are pinned, as their lower bounds are weak."""
@@ -250,23 +249,23 @@ class TrainerOptions(FileForm):
     attention_dropout: bool | None = None
     """Dropout of the attention's probabilities."""
     hidden_dropout: bool | None = None
-    """Dropout of the embedding and of what every layer adds to its input, twice."""
+    """Dropout after embedding, attention and MLP."""
     fused_loss: bool | None = None
     """Cross-entropy in one pass over the logits; otherwise of a float32 copy of them."""
     fused_elementwise: bool | None = None
-    """Norms, rotary positions and gated activations are a kernel each (written by hand, or by
-    torch.compile); otherwise PyTorch's separate operators, partly in float32."""
+    """Norms, rotary positions and gated activations are a kernel each. Written by hand, or by
+    torch.compile; otherwise PyTorch's separate operators, partly in float32."""
     summed_overlap: bool | None = None
-    """Overlap of tensor parallelism also hides what follows a sum of several products; otherwise
+    """Overlap also hides what follows a sum of several products; otherwise
     single products alone (PyTorch's asynchronous tensor parallelism)."""
     scattered_sends: bool | None = None
-    """Without sequence parallelism a stage sends 1 / tp of its activations from every rank, and the
-    receivers gather them; otherwise every rank sends all of them."""
+    """Without sequence parallelism every rank sends 1 / tp of the activations. The receivers gather
+    them; otherwise every rank sends all of them."""
     fused_accumulation: bool | None = None
-    """Products add the gradients of the weights to those of the microbatches before; otherwise a
+    """Products add weight gradients to those of earlier microbatches; otherwise a
     pass of its own does."""
     blocking_sends: bool | None = None
-    """Sends and receives follow each other, each holding both stages (DeepSpeed's pipeline);
+    """Sends and receives follow each other, each holding both stages;
     otherwise what two neighbours exchange moves both ways at once."""
     context_exchange: bool | None = None
     """Context parallelism by all-to-all of heads instead of ring attention."""
@@ -276,23 +275,22 @@ class TrainerOptions(FileForm):
     """Updated parameters are gathered beside the first microbatch's forward pass; goes with
     overlap_grad_reduce."""
     tp_comm_overlap: bool | None = None
-    """Tensor-parallel collectives run beside the products next to them, where stages are sequence
+    """Tensor-parallel collectives run beside neighbouring products. Stages must be sequence
     parallel."""
     expert_dispatcher: ExpertDispatcher | None = None
-    """How tokens get to the ranks of their experts: alltoall, deepep or allgather."""
+    """How tokens get to their experts."""
     shared_expert_overlap: bool | None = None
-    """Shared experts compute while tokens go to the routed ones and come back."""
+    """Shared experts compute beside the exchange of tokens."""
     collective_algorithm: CollectiveAlgorithm | None = None
-    """What the library of collectives is held to in sums (all_reduce) of device memory: ring or
-    tree. Sums that were measured on a link stay as they are. Left out: the library chooses."""
+    """Algorithm of all_reduce in device memory. Sums that were measured on a link stay as they are.
+    Left out: the library chooses."""
     mixed_libraries: bool | None = None
-    """Devices of several libraries of collectives (NCCL, RCCL, ...) train together, as under a
-    patched Megatron-LM or torchtitan only."""
+    """NCCL, RCCL and others train together, as in patched trainers."""
     gradient_precision: Precision | None = None
-    """Number format in which gradients are kept and reduced: float32, or that of the weights."""
+    """Format in which gradients are kept and reduced. It is float32, or that of the weights."""
     product_format: ProductFormat | None = None
-    """Narrower number format of the transformer layers' products with weights: float8, mxfp8 or
-    nvfp4; the devices must have its rate. Left out: the job's precision."""
+    """Narrower format of the transformer layers' products with weights; the devices must have its
+    rate. Left out: the job's precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +298,7 @@ class JobSettings(FileForm):
     """What a job file and a `Job` say alike."""
 
     name: Name
-    """Name of the job in reports."""
+    """In reports."""
     global_batch_size: Count
     """Sequences per optimizer step."""
     sequence_length: Count
@@ -310,26 +308,27 @@ class JobSettings(FileForm):
     optimizer: Optimizer
     """Update rule."""
     objective: Objective = Objective.STEP_TIME
-    """What is made as small as it can be: step_time, days of the whole run, cost_per_token where
+    """What is made as small as it can be. step_time, days of the whole run, cost_per_token where
     there are prices, or energy_per_token."""
     quantile: Quantile | None = None
     """Quantile of the predicted step that is compared. Left out: the estimate itself."""
     gap: Fraction = 0.01
-    """The search may stop when no plan can be faster by more than this fraction of the step."""
+    """Stop where no plan is faster by more than this fraction of the step."""
     total_tokens: Tokens | None = None
-    """Tokens of the whole training run, for its duration."""
+    """Tokens of the whole run."""
     memory_reserve_fraction: Fraction = 0.1
-    """Part of every device's memory that plans leave free for fragmentation and communication."""
+    """Part of every device's memory that plans leave free. Fragmentation and communication take
+    it."""
     seed: Seed = 0
     """Start of every random choice; the same seed gives the same plan."""
     sequence_lengths: tuple[LengthShare, ...] = ()
-    """Lengths of the sequences where they differ; left out: all have sequence_length."""
+    """Lengths, where they differ; left out: all have sequence_length."""
     packing: bool = False
-    """Short sequences are put together into rows of sequence_length tokens, each attending only to
-    itself; otherwise every one is padded to sequence_length."""
+    """Short sequences share rows, each attending only to itself; otherwise every one is padded to
+    sequence_length."""
     expert_load_factor: Ratio = 1.0
-    """Tokens of the busiest expert-parallel rank over the mean of all ranks: its experts and its
-    exchanges take as many times as long, and all wait for it. Left out: 1, equal loads."""
+    """Tokens of the busiest expert-parallel rank over the mean. Its experts and exchanges take as
+    many times as long, and all wait for it. Left out: 1, equal loads."""
     gradient_clipping: bool | None = None
     """Whether gradients are clipped by their global norm. Left out: as the target does."""
     checkpoint_interval_steps: Count | None = None

@@ -61,7 +61,7 @@ class SweepForm(FileForm):
     nodes: list[NodesAxis] = field(default_factory=list)
     """Islands whose size varies."""
     backend: Backend = "processes"
-    """Where plans are made: processes of this machine, or a cluster of Dask's or Ray's that the
+    """Where plans are made. Processes of this machine, or a cluster of Dask's or Ray's that the
     environment names."""
     workers: Count | None = None
     """Plans made at the same time; left out: one per core."""

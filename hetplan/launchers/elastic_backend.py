@@ -354,13 +354,13 @@ class Replanner:
         return plan
 
     def _terms(self, steps_left: int | None, start_seconds: float | None) -> Terms:
-        from hetplan.whatif.replan import START_SECONDS, Terms
+        from hetplan.whatif.replan import Terms
 
         job = self._given.result.inputs.job
         tokens = job.global_batch_size * job.sequence_length
         return Terms(
             horizon_tokens=None if steps_left is None else float(max(1, steps_left) * tokens),
-            start_seconds=START_SECONDS if start_seconds is None else start_seconds,
+            start_seconds=start_seconds,
             search_seconds=self._limit_seconds,
             may_stay=False,  # whether a phase is left is another question (`growth_refusal`)
         )

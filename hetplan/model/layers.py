@@ -106,15 +106,15 @@ class LatentSizes(FileForm):
     query_rank: Count | None = None
     """Width of the queries' latent; left out: queries are projected from hidden_size directly."""
     kv_rank: Count
-    """Width of the latent that keys and values are projected from."""
+    """Width of the keys' and values' latent."""
     nope_head_dim: Count
-    """Of a query or key head, the width without positions."""
+    """Unrotated width of a head."""
     rope_head_dim: Count
-    """Of a query head, the rotated width; all keys share one part of this width."""
+    """Rotated width of a query head; all keys share one part of this width."""
     value_head_dim: Count
     """Width of a value head."""
     bias: bool = False
-    """Biases on the projections to the latents and on the output projection."""
+    """Biases of latent and output projections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

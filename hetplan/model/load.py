@@ -51,9 +51,9 @@ class ExpertsForm(FileForm):
     ffn_hidden_size: Count
     """Inner width of each routed expert."""
     shared_ffn_hidden_size: CountOrZero = 0
-    """Inner width of all shared experts together, which every token goes to; 0: none."""
+    """Inner width of all shared experts together; 0: none."""
     shared_gate: bool = False
-    """A gate of hidden_size weights weighs the shared experts' output."""
+    """The shared experts' output has a gate. It has hidden_size weights."""
     bias: bool = False
     """Biases on every matrix of the experts."""
 
@@ -77,7 +77,7 @@ class LayersForm(FileForm):
     experts: ExpertsForm | None = None
     """Experts in the place of the MLP."""
     latent_attention: LatentSizes | None = None
-    """Latent attention in the place of plain attention."""
+    """Latent attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class ModelForm(FileForm):
     """Shape of a transformer language model."""
 
     name: Name
-    """Name of the model in reports."""
+    """In reports."""
     architecture: Architecture
     """gpt: LayerNorm, biases, GELU, learned positions. llama: RMSNorm, no biases, gated SiLU,
     rotary positions. The keys below that are left out follow it."""
@@ -102,7 +102,7 @@ class ModelForm(FileForm):
     hidden_size: Count
     """Width of the activations between layers."""
     ffn_hidden_size: Count | None = None
-    """Inner width of the MLP; needed where a layer has no experts."""
+    """Inner width of the dense MLPs. Needed where a layer has no experts."""
     num_attention_heads: Count
     """Query heads."""
     num_kv_heads: Count | None = None
@@ -116,17 +116,17 @@ class ModelForm(FileForm):
     tied_embeddings: bool = False
     """Whether the head's projection is the embedding's matrix."""
     window: Count | None = None
-    """Sliding window: a token sees itself and the window - 1 tokens before it. Left out: all."""
+    """Sliding window: tokens that a token sees, itself included. Left out: all."""
     experts: ExpertsForm | None = None
-    """A mixture of experts in the place of every MLP; for some of the layers only, see layers."""
+    """Experts in place of every MLP; of some only: `layers`."""
     latent_attention: LatentSizes | None = None
-    """Latent attention in the place of plain attention."""
+    """Latent attention."""
     layers: tuple[LayersForm, ...] = ()
-    """Where transformer layers differ: their runs in order, counts adding up to num_layers."""
+    """Runs of unlike layers in order. Counts add up to num_layers."""
     repeat_layers: bool = False
-    """The list of layers is repeated until num_layers are reached, and may end anywhere."""
+    """The list of layers is repeated up to num_layers. It may end anywhere."""
     multi_token_prediction: MultiTokenPredictionForm | None = None
-    """Multi-token prediction layers after the transformer layers."""
+    """Multi-token prediction layers."""
     qkv_bias: bool | None = None
     """Biases on the query, key and value projections; left out: as the architecture."""
     output_bias: bool | None = None
@@ -140,8 +140,7 @@ class ModelForm(FileForm):
     norm: Norm | None = None
     """Kind of every norm; left out: as the architecture."""
     norms_per_layer: Annotated[int, Field(ge=1, le=4)] = 2
-    """2: one for attention and one for the MLP. 4: before and after each. 1: one for both, with
-    parallel_residual."""
+    """4: before and after attention and MLP. 1: one for both, with parallel_residual."""
     parallel_residual: bool = False
     """Attention and MLP read the same input."""
     rotary: bool | None = None
@@ -153,7 +152,7 @@ class ModelForm(FileForm):
     head_bias: bool = False
     """Whether the head's projection has a bias."""
     embedding_size: Count | None = None
-    """Width of the vocabulary's matrices where it is not hidden_size, with a projection between."""
+    """Width of the vocabulary's matrices. Left out: hidden_size; else a projection is between."""
     norm_epsilon: Constant | None = None
     """Epsilon of every norm; as all below: left out, the trainer's own stands."""
     activation: Activation | None = None

@@ -62,15 +62,15 @@ class RotaryScaling(FileForm):
     """Stretching of rotary positions."""
 
     kind: RotaryScalingKind
-    """The word of Hugging Face's rope_type."""
+    """Hugging Face's rope_type."""
     factor: Constant | None = None
-    """How far positions, or their slow frequencies, are stretched."""
+    """How far positions, or slow frequencies, are stretched."""
     original_length: Count | None = None
     """Sequence length before the stretching."""
     low_frequency_factor: Constant | None = None
-    """Of llama3: frequencies of fewer turns than this over the original length are stretched."""
+    """Of llama3: frequencies of fewer turns are stretched. Turns over the original length."""
     high_frequency_factor: Constant | None = None
-    """Of llama3: those of more turns than this are left as they are."""
+    """Of llama3: frequencies of more turns are left as they are."""
     beta_fast: Constant | None = None
     """Of yarn: as high_frequency_factor."""
     beta_slow: Constant | None = None
@@ -98,21 +98,21 @@ class Router(FileForm):
     score_function: ScoreFunction | None = None
     """What makes the router's logits weights."""
     normalized: bool | None = None
-    """Whether the weights of a token's experts add up to 1, before scaling_factor."""
+    """Weights of a token's experts add up to 1, before scaling_factor."""
     scaling_factor: Constant | None = None
     """The weights are multiplied by it."""
     num_groups: Count | None = None
-    """Experts lie in this many groups of equal size; needs groups_per_token."""
+    """Groups of experts, of equal size; needs groups_per_token."""
     groups_per_token: Count | None = None
-    """Groups that the experts of one token come from."""
+    """Groups of one token's experts."""
     group_experts: Count | None = None
-    """Best experts of a group whose scores, added up, are the group's."""
+    """Experts whose scores add up to their group's."""
     correction_bias: bool | None = None
-    """The choice adds a bias per expert, which follows its load (arXiv 2408.15664)."""
+    """A bias per expert follows its load (arXiv 2408.15664)."""
     loss_coefficient: Weight | None = None
     """Weight of the balancing loss."""
     loss_per_sequence: bool | None = None
-    """Whether the balancing loss is that of each sequence; otherwise of a microbatch."""
+    """Balancing loss of each sequence; otherwise of a microbatch."""
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -296,7 +296,7 @@ class Plan:
     """What `optimizer_shards` ranks split; `none` where that is 1. Fewer shards than data-parallel
     ranks are MiCS-style groups (arXiv 2205.00119): shards inside, copies across."""
     optimizer_offload: float = 0.0
-    """Part of the optimizer state that is kept, and updated, in host memory."""
+    """Part of the optimizer state kept and updated in host memory."""
     overlap: OverlapSettings = OverlapSettings()
 
     @property

@@ -139,7 +139,7 @@ def failure_words(found: Goodput) -> str:
 def checkpoint_words(found: Goodput) -> str:
     """What is saved, how often, and what another interval would cost."""
     check, step = found.checkpoint, found.work_seconds
-    each = f"{format_bytes(float(f'{check.saved_bytes:.3g}'))}, {format_brief(check.save_seconds)}"
+    each = f"{format_bytes(check.saved_bytes)}, {format_brief(check.save_seconds)}"
     if check.delay_seconds:
         each += f" of waiting and {format_brief(check.delay_seconds)} of writing"
     if found.from_peers:

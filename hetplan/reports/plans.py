@@ -22,6 +22,7 @@ from hetplan.plans.plan import Plan, Stage, expand
 from hetplan.plans.ranks import limits_of, pins_line
 from hetplan.reports.days import days_lines, run_of
 from hetplan.reports.energy import energy_line, power_lines
+from hetplan.reports.summary import emit_target
 from hetplan.reports.terminal import new_table
 from hetplan.search.descriptions import layout_words
 from hetplan.search.result import (
@@ -316,7 +317,8 @@ def mixing_line(result: SearchResult, alone: BestAlone) -> str:
     best = alone.kind
     used = dict.fromkeys(island.device.kind for island in result.used_islands)
     plan = "the mix" if len(used) > 1 else "this plan"
-    other = f"{best.devices} x {best.device} alone under {alone.target}"
+    trainer = "any trainer" if alone.target == "any" else alone.target
+    other = f"{best.devices} x {best.device} alone under {trainer}"
     ratio = result.estimate.tokens_per_second / best.tokens_per_second
     if ratio >= 1.0 and list(used) == [best.device]:
         return f"no mix that was found is faster than {other}"
@@ -386,12 +388,12 @@ def alternatives_table(result: SearchResult) -> Table:
 
 
 def refused_lines(result: SearchResult) -> Iterator[str]:
-    """Why `hetplan emit` refuses this plan for its own target, and what helps."""
+    """Why `hetplan emit` refuses this plan for its target, and what helps."""
     from hetplan.schedulers.launch import EmissionOptions
     from hetplan.trainers import TRAINERS, trainer_named
     from hetplan.trainers.emission import plan_faults, refusals
 
-    name = result.plan.target
+    name = emit_target(result)
     if name not in TRAINERS:
         return
     named = with_node_names(result)

@@ -45,6 +45,8 @@ def replanned_lines(found: Replanned, terms: Terms) -> Iterator[str]:
             f"{format_brief(best.start_seconds)}, move {format_brief(best.moving.seconds)}"
             f"{again}"
         )
+    if best.steps_again is None:
+        yield "steps since the checkpoint are not counted: give checkpoint_interval_steps"
     yield _horizon(found, terms)
     yield from _beside(found)
     certificate = result.certificate

@@ -22,6 +22,7 @@ from hetplan.job.spec import RecomputeModule
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import NO_RECOMPUTE, Sharding, Stage
 from hetplan.plans.rules import experts_of
+from hetplan.plans.targets import TARGETS
 from hetplan.predict.predictor import MEASURED
 from hetplan.reports.days import days_line, run_of
 from hetplan.reports.energy import energy_line
@@ -422,6 +423,20 @@ def _basis(estimate: Estimate) -> str:
     )
 
 
+def emit_target(result: SearchResult) -> str:
+    """Trainer whose files `hetplan emit` writes for the plan; as it is without --target, but of
+    Megatron-LM's plans on Ascend MindSpeed, which alone takes them.
+    """
+    ascend = any(island_library(each) == "hccl" for each in result.used_islands)
+    return "mindspeed" if result.plan.target == "megatron" and ascend else result.plan.target
+
+
+def emit_command(result: SearchResult, name: str) -> str:
+    """`hetplan emit plan.json`, with --target where the plan's own is not the one."""
+    target = emit_target(result)
+    return f"hetplan emit {name}" + f" --target {target}" * (target != result.plan.target)
+
+
 def next_lines(result: SearchResult, file: Path, *, drafted: bool = False) -> Iterator[str]:
     """The commands that a reader of the plan in this file wants next.
 
@@ -433,13 +448,14 @@ def next_lines(result: SearchResult, file: Path, *, drafted: bool = False) -> It
     if result.plan.target == "native":
         yield f"to start it: hetplan launch {name}"
     elif result.plan.target not in TRAINERS:
-        yield f"to start it: plan with --target {', '.join(TRAINERS)} or native"
+        names = ", ".join(each for each in TARGETS if each in TRAINERS)
+        yield f"to start it: plan with --target {names} or native"
     elif drafted:
         yield "to start it: hetplan init with the same words writes files to correct first"
     elif nameless:
         yield (
             f"to start it: give node_names of {', '.join(nameless[:_MOST_NAMED])} in the cluster "
-            f"file, then hetplan emit {name} --cluster FILE --out DIR"
+            f"file, then {emit_command(result, name)} --cluster FILE --out DIR"
         )
     else:
-        yield f"to start it: hetplan emit {name} --out DIR"
+        yield f"to start it: {emit_command(result, name)} --out DIR"

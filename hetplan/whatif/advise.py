@@ -4,9 +4,9 @@ Each candidate is a change of the cluster whose worth has two ends (`hetplan.wha
 a plan that was found makes at least so many more tokens per second, and no plan of the changed
 cluster makes more than the other end. Worths of two candidates do not add up.
 
-`fewest` asks for 1, 2, 4, ... of a candidate until a plan meets the step that the deadline needs,
-then halves between. Fewer nodes are taken to be no faster than more, so one count whose lower bound
-misses the deadline rules out all below it.
+`fewest` asks for 1, 2, 4, ... of a candidate until a plan meets the deadline, then halves between;
+what a run loses to saves and failures counts. Fewer nodes are taken to be no faster than more, so
+one count whose steps alone miss the deadline, by their lower bound, rules out all below it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.goodput.run import goodput
 from hetplan.deadline import check_time
 from hetplan.errors import InputError
 from hetplan.predict.predictor import Predictor
@@ -124,7 +125,7 @@ def fewest(
     if job.total_tokens is None:
         raise InputError("the job has no total_tokens: a deadline needs them")
     steps = job.total_tokens / (job.global_batch_size * job.sequence_length)
-    run_seconds: dict[int, float] = {0: steps * result.estimate.step_seconds}
+    run_seconds: dict[int, float] = {0: _run_seconds(result)}
     ruled_out = -1
     if result.certificate is not None:
         bound = steps * result.certificate.lower_bound_seconds
@@ -142,7 +143,7 @@ def fewest(
                 check_time()
                 return False
             check_time()
-            run_seconds[times] = steps * found.estimate.step_seconds
+            run_seconds[times] = _run_seconds(found)
             certificate = found.certificate
             if certificate and steps * certificate.lower_bound_seconds > deadline_seconds:
                 ruled_out = max(ruled_out, times)
@@ -157,3 +158,9 @@ def fewest(
         middle = (low + high) // 2
         low, high = (low, middle) if meets(middle) else (middle, high)
     return Fewest(words=words, times=high, seconds=run_seconds[high], none_with=ruled_out)
+
+
+def _run_seconds(found: SearchResult) -> float:
+    """The days of a plan, with all that the run loses."""
+    inputs = found.inputs
+    return goodput(found.plan, found.estimate, inputs.model, inputs.cluster, inputs.job).seconds

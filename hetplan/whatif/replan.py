@@ -16,8 +16,8 @@ that have most of what it needs (`laid_near`).
 
 Steps again: a device that is lost takes its state with it. Where all of it has a copy elsewhere and
 devices keep theirs, none is repeated; otherwise the run goes back to its last checkpoint, half an
-interval ago on average. Before changes that are announced a checkpoint is saved, or those that
-leave send what they hold.
+interval ago on average: the job's, or the best one for the days of the old plan. Before changes
+that are announced a checkpoint is saved, or those that leave send what they hold.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from itertools import compress, islice
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
+from hetplan.cost.goodput.parts import used_islands
+from hetplan.cost.goodput.run import goodput, start_up_of, storage_bytes_per_second
 from hetplan.cost.moving import (
     GONE,
     Held,
@@ -62,11 +64,6 @@ from hetplan.whatif.ask import is_interrupted
 from hetplan.whatif.no_plan import with_reasons
 from hetplan.whatif.objectives import by_objective, certificate_beside, has_other_aim
 
-START_SECONDS = 69.0
-"""Median start of 47 results of MLPerf Training 4.0 and 4.1 (47 to 824 s)."""
-STORAGE_BYTES_PER_SECOND = 2e12 / 16384
-"""Per device: what the storage under Llama 3 405B sustained for its devices (arXiv 2407.21783,
-section 3.3.1)."""
 SEARCH_SECONDS = 60.0
 """Of the search, as a drafted job has; most end in some 2 CPU s for 1,000 devices."""
 DAY_SECONDS = 86400.0
@@ -96,11 +93,12 @@ class Terms:
     horizon_seconds: float | None = None
     """The work that the plan of the shortest step does in this time. Neither: all tokens of the
     job, or a day where it does not say them."""
-    start_seconds: float = START_SECONDS
-    """From the end of the old processes to the first step, without the move."""
+    start_seconds: float | None = None
+    """From the end of the old processes to the first step, without the move; None: as the days of
+    the run have it (`hetplan.cost.goodput.run`)."""
     source: Source = Source.CHECKPOINT
     storage_bytes_per_second: float | None = None
-    """What all readers of a checkpoint get together; None: `STORAGE_BYTES_PER_SECOND` a device."""
+    """What all readers of a checkpoint get together; None: as the days of the run have it."""
     search_seconds: float = SEARCH_SECONDS
     """Limit of the search; the job's own counts where it is shorter."""
     may_stay: bool = True
@@ -111,7 +109,7 @@ class Terms:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"{name} is {value}; it must be above 0")
-        if not 0 <= self.start_seconds < math.inf:
+        if self.start_seconds is not None and not 0 <= self.start_seconds < math.inf:
             raise InputError(f"start_seconds is {self.start_seconds}; it must be at least 0")
 
 
@@ -141,13 +139,14 @@ class Option:
     start_seconds: float
     """0 where nothing is started again."""
     moving: Moving
-    steps_again: float
-    """Since the checkpoint that it starts from."""
+    steps_again: float | None
+    """Since the checkpoint that it starts from; None: not known, and not counted."""
 
     @property
     def still_seconds(self) -> float:
         """For which nothing new is trained."""
-        return self.start_seconds + self.moving.seconds + self.steps_again * self.step_seconds
+        again = (self.steps_again or 0.0) * self.step_seconds
+        return self.start_seconds + self.moving.seconds + again
 
     def seconds(self, steps: float) -> float:
         """Until so many new steps are done."""
@@ -333,16 +332,33 @@ class _Ranking:
         given = self._transfers(plan, keeps=own or stays)
         storage = terms.storage_bytes_per_second
         if storage is None:
-            storage = STORAGE_BYTES_PER_SECOND * used(plan).size
-        interval = inputs.job.checkpoint_interval_steps or 0
+            storage = storage_bytes_per_second(used_islands(plan, cluster), inputs.job.run)
+        moves = moving(given, cluster, storage_bytes_per_second=storage)
         return Option(
             words=words,
             plan=plan,
             step_seconds=seconds,
-            start_seconds=0.0 if stays else terms.start_seconds,
-            moving=moving(given, cluster, storage_bytes_per_second=storage),
-            steps_again=interval / 2 if self.sudden and not own else 0.0,
+            start_seconds=0.0 if stays else self._start_seconds(plan, moves.seconds),
+            moving=moves,
+            steps_again=self._steps_again() if self.sudden and not own else 0.0,
         )
+
+    def _start_seconds(self, plan: Plan, move_seconds: float) -> float:
+        """Without the move, which loads the weights too."""
+        if self.terms.start_seconds is not None:
+            return self.terms.start_seconds
+        start = start_up_of(plan, self.asked.model, self.asked.job)
+        return start.seconds - min(start.loaded_seconds, move_seconds)
+
+    def _steps_again(self) -> float | None:
+        """Half of the interval between checkpoints: the job's, or the best for the old plan."""
+        before, inputs = self.before, self.before.inputs
+        job = replace(inputs.job, run=replace(inputs.job.run, peer_recovery=False))
+        interval = job.checkpoint_interval_steps
+        if interval is None and job.total_tokens is not None:
+            run = goodput(before.plan, before.estimate, inputs.model, inputs.cluster, job)
+            interval = run.interval_steps
+        return None if interval is None else interval / 2
 
     def _transfers(self, plan: Plan, *, keeps: bool) -> tuple[Transfer, ...]:
         """Of the plan's state, from devices that keep it or from the checkpoint."""

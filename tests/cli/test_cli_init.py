@@ -308,6 +308,17 @@ def test_a_layout_is_priced_from_one_line_as_from_its_files(tmp_path):
     assert run("estimate", *files, "--dp", "2", "--json").stdout == line.stdout
 
 
+def test_plan_takes_the_tokens_that_init_takes(tmp_path):
+    line = ("plan", "--nodes", "1x2 4090", *TINY, "--no-native", "--out", str(tmp_path / "p.json"))
+    done = run(*line, "--tokens", "1B")
+    assert done.exit_code == 0, done.stderr
+    assert "for 1B tokens" in " ".join(done.stdout.split())
+    assert json.loads((tmp_path / "p.json").read_text())["inputs"]["job"]["total_tokens"] == 10**9
+    wrong = run(*line, "--tokens", "many")
+    assert wrong.exit_code == 2
+    assert "--tokens: found 'many'" in wrong.stderr
+
+
 def test_batch_and_seq_stand_over_a_job_file(tmp_path):
     assert run("init", "--nodes", "1x2 4090", *TINY, "--out", str(tmp_path)).exit_code == 0
     job, out = tmp_path / "job.yaml", tmp_path / "plan.json"

@@ -20,7 +20,11 @@ from hetplan.files.locks import Lock
 from hetplan.files.writing import write_atomically
 from hetplan.profiling import store
 from hetplan.search.files import save_result
+from hetplan.search.result import IdleCause, IdleReason
 
+REASON = IdleReason(
+    island="a", idle_devices=1, usable_devices=8, busy_share=0.5, causes=(IdleCause.MEMORY,)
+)
 HELD = f"process {os.getpid()} on "
 
 
@@ -100,9 +104,9 @@ def test_reasons_are_not_saved_into_a_plan_that_was_replaced(
     newer = plan.read_text().rstrip() + "\n\n"
     monkeypatch.setattr(
         "hetplan.whatif.idle.idle_reasons",
-        lambda *_, **__: write_atomically(plan, newer) or (),
+        lambda *_, **__: write_atomically(plan, newer) or (REASON,),
     )
-    found = run("explain", "limits", str(plan), "--save")
+    found = run("explain", "idle", str(plan))
     assert found.exit_code == 2
     assert "was replaced while" in " ".join(found.stderr.split())
     assert plan.read_text() == newer

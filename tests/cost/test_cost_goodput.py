@@ -90,6 +90,17 @@ def test_no_other_interval_is_shorter_and_a_given_one_is_kept() -> None:
     assert given.seconds > best.others[1].seconds
 
 
+def test_an_interval_beside_the_best_one_can_be_had() -> None:
+    rare = Run(device_failures=1e-12, host_failures=0.0, nic_failures=0.0, link_failures=0.0)
+    once = found(rare)
+    steps = round(TOKENS / (32 * 128))  # of 32 sequences of 128 tokens
+    assert once.best_interval_steps == steps
+    assert [each.interval_steps for each in once.others] == [steps // 2]
+    slow = found(replace(OFTEN, storage_bytes_per_second=1e5, asynchronous_saving=True))
+    assert [each.interval_steps for each in slow.others] == [2 * slow.best_interval_steps]
+    assert all(each.seconds > run.seconds for run in (once, slow) for each in run.others)
+
+
 @pytest.mark.parametrize(
     ("better", "worse"),
     [

@@ -12,6 +12,7 @@ from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
+from hetplan.job.run import KindFailures, Run
 from hetplan.job.spec import Forbids, Job, LengthShare, Pins, RecomputeModule
 from hetplan.model.layers import (
     Attention,
@@ -97,6 +98,9 @@ def special_fields(hint):
     if hint is Pins:
         some = st.lists(st.sampled_from(RecomputeModule), min_size=1, max_size=2).map(tuple)
         return {"recompute_modules": st.none() | some}
+    if hint is Run:
+        kinds = st.lists(strategy(KindFailures), max_size=2, unique_by=lambda each: each.kind)
+        return {"kind_failures": kinds.map(tuple)}
     if hint is Forbids:
         return {"nodes": st.sampled_from([(), ("a/0",), ("a/0", "b/17")])}
     if hint is SearchResult:

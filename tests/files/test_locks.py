@@ -26,7 +26,8 @@ from hetplan.files.locks import Lock
 lock = Lock(Path(sys.argv[1])).take()
 if len(sys.argv) > 2 and os.fork() == 0:
     os.setsid()
-print("held", flush=True)
+else:
+    print("held", flush=True)
 time.sleep(60)
 """
 COUNT = """

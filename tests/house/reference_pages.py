@@ -185,7 +185,8 @@ def forms_page() -> str:
         "",
         "`make docs` writes this page from the forms that read the files. **Bold** keys are",
         "required, an example stands for a quantity with its unit, `=` precedes a default. Older",
-        "numbers of `schema` are read too. [Inputs](inputs.md) explains the files.",
+        "numbers of `schema` are read too. [Inputs](inputs.md) explains the files; the examples",
+        "there and the schemas say more of each key.",
     ]
     reader = _FormWriter()
     for name, title in FORMS.items():

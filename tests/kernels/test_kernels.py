@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import add
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np

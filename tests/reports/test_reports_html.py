@@ -28,7 +28,17 @@ from report_pages import (
     view_of,
 )
 from test_comparison_compare import own_log
-from trainer_plans import two_regions
+from trainer_plans import (
+    JOB,
+    MODEL,
+    cluster,
+    island,
+    one_pipeline,
+    plan_of,
+    result_of,
+    two_regions,
+)
+from trainer_plans import stage as stage_of
 
 from hetplan.comparison.compare import compare
 from hetplan.cost.estimate_values import Estimate
@@ -305,6 +315,33 @@ def test_a_reader_finds_the_command_for_what_the_page_does_not_hold() -> None:
 
 
 # ---- ten questions
+
+
+def test_degrees_stand_beside_the_islands_that_have_them() -> None:
+    machines = cluster(island("north", "n"), island("south", "s"))
+    stages = one_pipeline(
+        stage_of("north", 8, tp=8, dp=1, microbatch_size=2),
+        stage_of("south", 4, tp=4, dp=2, microbatch_size=1),
+        microbatches=4,
+    )
+    result = result_of(machines, plan_of(MODEL, machines, JOB, stages))
+    wanted = (
+        "2 stages: tp 8, microbatch size 2 in stage 0 on north; "
+        "tp 4, dp 2, microbatch size 1 in stage 1 on south"
+    )
+    assert {fact.name: fact.words for fact in facts(view_of(result))}["Layout"] == wanted
+    same = {fact.name: fact.words for fact in facts(view_of(two_regions()))}["Layout"]
+    assert same == "tp 8, dp 1, 4 stages, microbatch size 1"
+
+
+def test_half_of_a_link_inside_nodes_is_told_where_the_step_feels_it_more() -> None:
+    view, name = view_of(searched()), "Half of a link's bandwidth"
+    inside = next(use for use in view.links if use.link.scope is LinkScope.NODE)
+    for at_half, told in ((0.5, True), (0.01, False)):
+        links = (replace(inside, at_half=at_half),)
+        answer = {fact.name: fact.words for fact in facts(replace(view, links=links))}[name]
+        assert "-12.5" in answer
+        assert (f"with half of {inside.link}" in answer) is told
 
 
 def test_ten_questions_are_answered_by_the_results_fields() -> None:

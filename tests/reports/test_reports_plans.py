@@ -20,6 +20,7 @@ from hetplan.reports.plans import (
     restriction_line,
     stage_table,
 )
+from hetplan.reports.summary import next_lines
 from hetplan.search.result import BestAlone, HomogeneousSum, KindAlone, Restriction
 
 
@@ -102,6 +103,13 @@ def test_a_plan_that_emit_takes_has_no_such_line(tmp_path: Path) -> None:
     result = planned(tmp_path, "megatron", "two-regions.yaml", "a100")
     assert not any(island.node_names for island in result.used_islands)
     assert list(refused_lines(result)) == []  # names can be given later
+
+
+def test_a_megatron_plan_on_ascend_starts_under_mindspeed(tmp_path: Path) -> None:
+    result = planned(tmp_path, "megatron", "four-vendors.yaml", "ascend")
+    assert list(refused_lines(result)) == []
+    *_, start = next_lines(result, Path("plan.json"))
+    assert "hetplan emit plan.json --target mindspeed " in start
 
 
 def test_hetplans_own_trainer_has_no_folder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from search_jobs import cluster, island, job, model
 
 from hetplan.drafting.candidates import load_candidates
 from hetplan.errors import InputError
+from hetplan.job.run import Run
 from hetplan.job.spec import Pins
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.files import save_result
@@ -19,12 +20,16 @@ from hetplan.search.search import search
 from hetplan.whatif.advise import Candidate, advise, fewest
 
 PREDICTOR = FittedPredictor.datasheet_only()
+STEPS_ALONE = Run(
+    device_failures=0.0, host_failures=0.0, nic_failures=0.0, link_failures=0.0,
+    start_up_seconds=0.0, storage_bytes_per_second=1e18,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def today() -> SearchResult:
     pins = Pins(cp=1, virtual_stages=1, recompute=False, pipelines=1, depth=0)
-    asked = replace(job(24, gap=0.01), pin=pins, total_tokens=24 * 1024 * 1000)
+    asked = replace(job(24, gap=0.01), pin=pins, total_tokens=24 * 1024 * 1000, run=STEPS_ALONE)
     of = cluster(island("a", nodes=4, per_node=2), island("b", kind="old", teraflops=20.0))
     return search(model(6), of, asked, PREDICTOR)
 
@@ -76,6 +81,18 @@ def test_the_fewest_nodes_that_meet_a_deadline(today: SearchResult) -> None:
     assert met.times == 0
     never = fewest(today, PREDICTOR, one, deadline_seconds=1.0)
     assert (never.times, never.none_with) == (None, 64)
+
+
+def test_a_deadline_counts_what_the_run_loses(today: SearchResult) -> None:
+    step, one = today.estimate.step_seconds, more(today, 1)
+    job = replace(today.inputs.job, run=replace(STEPS_ALONE, start_up_seconds=100 * step))
+    slow = replace(today, inputs=replace(today.inputs, job=job))
+    met = fewest(slow, PREDICTOR, one, deadline_seconds=1101 * step)
+    assert met.times == 0
+    assert met.seconds == pytest.approx(1100 * step, rel=1e-6)
+    missed = fewest(slow, PREDICTOR, one, deadline_seconds=1099 * step)
+    assert missed.times != 0
+    assert missed.none_with < 0
 
 
 def write(folder: Path, text: str) -> Path:

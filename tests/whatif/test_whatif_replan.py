@@ -14,13 +14,15 @@ from search_jobs import cluster, island, job, model
 import hetplan
 from hetplan.cluster.hosts import part_left
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.goodput.run import goodput
 from hetplan.cost.moving import STORAGE, Moving
 from hetplan.drafting.changed import with_gained
 from hetplan.errors import InfeasibleError, InputError
+from hetplan.job.run import Run
 from hetplan.job.spec import Job, Pins
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.files import load_plan, save_result
+from hetplan.search.files import load_legal_plan, save_result
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.whatif.replan import Option, Replanned, Source, Terms, replan
@@ -115,11 +117,11 @@ def test_a_cheap_move_wins_over_a_short_horizon_and_the_fast_step_over_a_long_on
 def test_the_old_plan_goes_on_until_new_nodes_are_worth_a_start(before: SearchResult) -> None:
     more = with_gained(eight_nodes(), [])
     grown = more.with_island(replace(more.islands[0], nodes=12))
-    short = again(before, grown, terms(horizon_seconds=60.0))
+    short = again(before, grown, terms(horizon_seconds=60.0, start_seconds=69.0))
     assert short.best.words == "the old plan goes on"
     assert (short.best.still_seconds, short.best.moving.sent_bytes) == (0.0, 0.0)
     assert short.best.step_seconds == pytest.approx(before.estimate.step_seconds)
-    long = again(before, grown, terms(horizon_seconds=1e6))
+    long = again(before, grown, terms(horizon_seconds=1e6, start_seconds=69.0))
     assert long.best.step_seconds < before.estimate.step_seconds
     assert long.best.start_seconds == 69.0
     after = long.best.pays_after_seconds(short.best)
@@ -158,6 +160,25 @@ def test_what_has_no_copy_sends_a_run_back_to_its_checkpoint() -> None:
     sent = again(before, left, asked_terms).best
     assert (sent.steps_again, sent.moving.read_bytes) == (0.0, 0.0)
     assert sent.moving.sent_bytes > 0
+
+
+def test_the_move_counts_what_the_days_of_the_run_count(before: SearchResult) -> None:
+    def lost(job: Job, seconds: float | None = None) -> Option:
+        old = replace(before, inputs=replace(before.inputs, job=job))
+        left = part_left(before.inputs.cluster, {"a-2"})
+        asked_terms = terms(horizon_seconds=1e5, start_seconds=seconds)
+        return again(old, left, asked_terms, sudden=True).best
+
+    rare = replace(before.inputs.job, total_tokens=10**12)
+    inputs = before.inputs
+    days = goodput(before.plan, before.estimate, inputs.model, inputs.cluster, rare)
+    assert lost(rare).steps_again == days.interval_steps / 2 > 0.0
+    assert lost(before.inputs.job).steps_again is None
+    said = replace(rare, run=Run(start_up_seconds=5.0, storage_bytes_per_second=1e9))
+    option = lost(said)
+    assert option.start_seconds == 5.0
+    assert option.moving.read_seconds == option.moving.read_bytes / 1e9
+    assert lost(said, 7.0).start_seconds == 7.0
 
 
 def test_devices_that_keep_their_state_receive_less(before: SearchResult) -> None:
@@ -290,6 +311,6 @@ def test_the_command_writes_a_plan_file(before: SearchResult, tmp_path: Path) ->
     outcome = run("replan", str(file), "--lost", "a-1", "--horizon", "6h", "--out", str(out))
     assert outcome.exit_code == 0, outcome.stderr
     assert "lost: 2 of the plan's 16 devices" in outcome.stdout
-    assert load_plan(out).inputs.cluster == part_left(before.inputs.cluster, {"a-1"})
+    assert load_legal_plan(out).inputs.cluster == part_left(before.inputs.cluster, {"a-1"})
     machine = run("replan", str(file), "--lost", "a-1", "--horizon", "6h", "--json")
     assert '"schema": "hetplan.replanned/1"' in machine.stdout

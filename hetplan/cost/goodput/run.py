@@ -15,7 +15,7 @@ host port   16 lanes of PCIe 4, where the catalogue has none for the kind
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.devices import HostInterface
@@ -67,7 +67,7 @@ def goodput(
         message = "is not given; say how long the run is, as in total_tokens: 2T"
         raise InputError(Fault(field="total_tokens", message=message))
     used = used_islands(plan, cluster)
-    start_up = _start_up(plan, model, job)
+    start_up = start_up_of(plan, model, job)
     survives = job.run.peer_recovery and survives_a_host(plan, cluster)
     course = _Course(
         steps=job.total_tokens / (estimate.tokens_per_second * estimate.step_seconds),
@@ -102,7 +102,8 @@ def goodput(
         others=tuple(
             OtherInterval(interval_steps=count, seconds=course.seconds(step, count))
             for count in (best // 2, 2 * best)
-            if count and course.renewal.failures_per_second and not survives
+            if course.renewal.failures_per_second and not survives
+            if count and count == replace(course, given_interval=count).interval(step)
         ),
         other_failover_seconds=flipped.seconds(step, flipped.interval(step)),
         from_peers=survives,
@@ -208,7 +209,8 @@ def _or(given: float | None, usual: float) -> float:
     return usual if given is None else given
 
 
-def _start_up(plan: Plan, model: ModelSpec, job: Job) -> StartUp:
+def start_up_of(plan: Plan, model: ModelSpec, job: Job) -> StartUp:
+    """One start of the run: the job's own, or by the law."""
     run = job.run
     if run.start_up_seconds is not None:
         return StartUp(
@@ -240,8 +242,7 @@ def _checkpoint(
         for use in (each.memory for each in estimate.stages)
     ]
     counts = [sum(each.num_devices for each in stage.replicas) for stage in stages]
-    hosts = sum(each.hosts for each in used)
-    storage = run.storage_bytes_per_second or hosts * STORAGE_BYTES_PER_HOST_SECOND
+    storage = storage_bytes_per_second(used, run)
     written = math.fsum(saved) / storage
     copied = max(size / count for size, count in zip(saved, counts, strict=False))
     port = min((each.island.device.host or HOST_PORT).bandwidth_bytes_per_second for each in used)
@@ -258,6 +259,12 @@ def _checkpoint(
         delay_seconds=written if run.asynchronous_saving else 0.0,
         load_seconds=load,
     )
+
+
+def storage_bytes_per_second(used: Iterable[UsedIsland], run: Run) -> float:
+    """What all hosts in use get together."""
+    hosts = sum(each.hosts for each in used)
+    return run.storage_bytes_per_second or hosts * STORAGE_BYTES_PER_HOST_SECOND
 
 
 def _link_share(estimate: Estimate, cluster: Cluster) -> float:

@@ -98,7 +98,7 @@ class Goodput:
     best_interval_steps: int
     """Which makes the run shortest: Young's and Daly's optimum in whole steps."""
     others: tuple[OtherInterval, ...]
-    """Half and twice the best interval; empty where none is saved."""
+    """Half and twice the best interval, where they are possible; empty where none is saved."""
     other_failover_seconds: float
     """The run with failover where the job has none, and without where it has it."""
     from_peers: bool

@@ -5,16 +5,17 @@ a team asks of it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetplan.cost.estimate_values import Estimate, StepRange
+from hetplan.cost.network.segments import LinkScope
 from hetplan.plans.pieces import used_devices
 from hetplan.predict.predictor import MEASURED
 from hetplan.reports.days import days_line, failure_words, lost_words, run_of
 from hetplan.reports.explained import gains_worth_saying, idle_lines
-from hetplan.reports.html.values import PlanView
+from hetplan.reports.html.values import LinkUse, PlanView
 from hetplan.reports.html.words import (
     bytes_words,
     change_words,
@@ -24,11 +25,11 @@ from hetplan.reports.html.words import (
     share_words,
 )
 from hetplan.reports.plans import mixing_line
-from hetplan.reports.summary import next_lines, step_words
+from hetplan.reports.summary import next_lines, stage_rows, step_words
 from hetplan.search.descriptions import devices_in_use, layout_words
 from hetplan.search.result import ChangeKind, SearchResult, ShadowPrice
 from hetplan.search.space.allowed import allowed_cluster
-from hetplan.units import counted
+from hetplan.units import counted, format_each
 from hetplan.whatif.plan_use import idle_islands
 
 
@@ -113,18 +114,42 @@ def _layout(view: PlanView) -> Iterator[Fact]:
     """What runs where."""
     result, job = view.result, view.result.inputs.job
     yield Fact(name="Trainer", words=result.plan.target, section="start")
-    yield Fact(name="Layout", words=layout_words(result.plan), section="timeline")
+    yield Fact(name="Layout", words=_degrees(result), section="timeline")
     batch = f"{job.global_batch_size:,} sequences of {job.sequence_length:,} tokens"
     yield Fact(name="Batch", words=f"{batch}, {job.precision.value}")
     yield Fact(name="Devices", words=_devices(result), section="cluster")
     yield Fact(name="Fullest memory", words=_fullest(result.estimate), section="memory")
 
 
+def _degrees(result: SearchResult) -> str:
+    """Degrees; of one pipeline whose islands differ in them, of each island by itself."""
+    plan, rows = result.plan, [*stage_rows(result)]
+    whole = layout_words(plan)
+    islands = [row.islands for row in rows]
+    apart = len({*islands}) == len(islands) == len({*(each for row in islands for each in row)})
+    if len(plan.pipelines) > 1 or "/" not in whole or not apart or len(rows) > _MOST_LAYOUTS:
+        return whole
+    parts = []
+    for row in rows:
+        degrees = [(name, format_each(getattr(row, name))) for name in ("tp", "cp", "ep", "dp")]
+        words = [f"{name} {value}" for name, value in degrees if name == "tp" or value != "1"]
+        words.append(f"microbatch size {format_each(row.microbatch_size)}")
+        words += [f"recompute {row.recompute}"] * (row.recompute != "none")
+        at = f"stage{'s' * (row.first != row.last)} {row.name}"
+        names = " and ".join(island.name for island in row.islands)
+        parts.append(f"{', '.join(words)} in {at} on {names}")
+    return f"{counted(len(plan.stages), 'stage')}: {'; '.join(parts)}"
+
+
+_MOST_LAYOUTS = 4
+"""Islands whose degrees stand in the table one by one."""
+
+
 def _limits(view: PlanView) -> Iterator[Fact]:
     """What holds the plan up, and what stands idle."""
     words = step_words(view.result.estimate)
     for gain, change in gains_worth_saying(view.limits)[:1]:
-        words += f". It would be {share_words(gain)} shorter with {change}"
+        words += f". The step would be {share_words(gain)} shorter with {change}"
     yield Fact(name="What limits it", words=words, section="step")
     yield Fact(name="Fullest link", words=_fullest_link(view), section="cluster")
     yield Fact(name="Idle devices", words=_idle(view), section="help")
@@ -168,14 +193,23 @@ def _changes(view: PlanView) -> Iterator[Fact]:
     felt = [use for use in view.links if use.at_half is not None]
     if worst is not None:
         words = f"{gain_of(worst)} tokens/s with {worst.words}, planned again"
+        # Nobody plans links inside nodes again: said where the step feels one of them more.
+        inside = [use for use in felt if use.link.scope is LinkScope.NODE]
+        if any((1 + worst.least_gain) * (1 + (use.at_half or 0.0)) > 1 for use in inside):
+            words += f"; {_at_half(inside)}"
     elif felt:
-        most = max(felt, key=lambda use: use.at_half or 0.0)
-        words = f"step {change_words(most.at_half)} with half of {most.link}, this layout kept"
+        words = _at_half(felt)
     else:
         words = "nothing changes: no link with a known bandwidth is used"
     yield Fact(name="Half of a link's bandwidth", words=words, section="cluster")
     if result.alone is not None:
         yield Fact(name="Beside one kind", words=mixing_line(result, result.alone))
+
+
+def _at_half(links: Sequence[LinkUse]) -> str:
+    """The link whose half makes the step longest."""
+    most = max(links, key=lambda use: use.at_half or 0.0)
+    return f"step {change_words(most.at_half)} with half of {most.link}, this layout kept"
 
 
 def gain_of(price: ShadowPrice) -> str:

@@ -39,7 +39,7 @@ from hetplan.reports.html.words import (
     ticks,
 )
 from hetplan.reports.plans import grouped, refused_lines, with_node_names
-from hetplan.reports.summary import StageRow
+from hetplan.reports.summary import StageRow, emit_target
 from hetplan.reports.timeline import PipelineTimeline
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.quoting import FOLDER, word
@@ -210,7 +210,7 @@ def _together(every: Sequence[Sequence[Fact]]) -> list[tuple[Fact, list[str]]]:
 
 def _start(result: SearchResult) -> dict[str, Any]:
     """The flags that `hetplan emit` writes for the plan's target, or why it writes none."""
-    name = result.plan.target
+    name = emit_target(result)
     if name not in TRAINERS:
         return {"refused": [], "launch": None}
     try:
@@ -218,11 +218,13 @@ def _start(result: SearchResult) -> dict[str, Any]:
         launch = emission_for(with_node_names(result), trainer_named(name), options).launch
     except InputError:
         return {"refused": [*refused_lines(result)], "launch": None}
+    again = {words[0] for agent in launch.agent_arguments for words in agent}
     return {
         "refused": [],
         "launch": launch,
+        "target": "" if name == result.plan.target else name,
         "program": _shell_words(launch.program),
-        "flags": [*map(_shell_words, launch.arguments)],
+        "flags": [_shell_words(words) for words in launch.arguments if words[0] not in again],
         "own": [
             [*map(_shell_words, agent)] for agent in dict.fromkeys(launch.agent_arguments) if agent
         ],
