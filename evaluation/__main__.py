@@ -207,6 +207,17 @@ def closed_loop(
         raise typer.Exit(INVALID_EXIT)
 
 
+def limits(
+    questions: Annotated[int, typer.Option(min=1, help="Random questions that are asked.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first of them.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """By how much `hetplan plan` overruns random time limits, and its largest memory."""
+    from evaluation.limits import limits as run
+
+    run(questions, seed, say).show(as_json=as_json)
+
+
 def worth(reference: Reference = None, as_json: AsJson = False) -> None:
     """What one device of a kind is worth in another's terms, and measured ratios."""
     from evaluation.worth import worth as run
@@ -302,7 +313,8 @@ def _seconds(text: str | None) -> float | None:
 
 
 for _command in (
-    accuracy, search, cost, power, hethub, experts, worth, closed_loop, distil, soak, startup,
+    accuracy, search, cost, power, hethub, experts, limits, worth, closed_loop, distil, soak,
+    startup,
 ):  # fmt: skip
     app.command(_command.__name__.replace("_", "-"))(guarded(_command))
 

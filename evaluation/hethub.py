@@ -28,11 +28,11 @@ import pandas
 from evaluation.output import WORDS, Answer, Section
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
+from hetplan.deadline import ends_by, moment_in
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.files.shipped import default_stores, shipped_folder
 from hetplan.job.load import load_job
 from hetplan.job.spec import Job
-from hetplan.kernels import clock
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import fit_stores, with_shipped
@@ -156,7 +156,8 @@ def _row(mix: Mix, target: str, predictor: Predictor, limit: float | None) -> Ro
         return row
     limit = math.inf if job.time_limit_seconds is None else job.time_limit_seconds
     # Each kind alone has the limit that the mix had.
-    figure = homogeneous_sum(found, Answers(predictor, clock() + len(kinds) * limit))
+    with ends_by(moment_in(len(kinds) * limit)):
+        figure = homogeneous_sum(found, Answers(predictor))
     alone = {each.device: each for each in figure.kinds}
     devices = [
         sum(replica.num_devices for replica in stage.replicas)

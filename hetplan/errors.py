@@ -3,7 +3,7 @@
 HetplanError                      1  (a fault of hetplan itself, or of the machine)
   InputError                      2  something the user gave is wrong: file, line, field, mend
   InfeasibleError                 3  the question is well put and has no answer
-  LimitError                      4  stopped at a limit before any plan was found
+  LimitError, OutOfTimeError      4  stopped at a limit before there was anything to show
   ProfileError, LaunchError       1  a measurement or a training run failed
 """
 
@@ -80,6 +80,15 @@ class LimitError(HetplanError):
     """A time or memory limit was reached before any plan was found."""
 
     exit_code = 4
+
+
+class OutOfTimeError(HetplanError):
+    """The time limit was reached; what was found so far stands (`hetplan.deadline`)."""
+
+    exit_code = LimitError.exit_code
+
+    def __init__(self) -> None:
+        super().__init__("the time limit came before there was anything to show; raise it")
 
 
 class ProfileError(HetplanError):

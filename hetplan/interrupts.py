@@ -14,26 +14,32 @@ from types import FrameType
 
 
 class _Held:
-    """Whether compiled code runs, and whether a signal came meanwhile."""
+    """Whether compiled code runs, and what is to be raised when it has returned."""
 
     __slots__ = ("inside", "pending")
 
     def __init__(self) -> None:
         self.inside = False
-        self.pending = False
+        self.pending: type[BaseException] | None = None
 
     def __enter__(self) -> None:
         self.inside = True
 
     def __exit__(self, *_: object) -> None:
         self.inside = False
-        if self.pending:
-            self.pending = False
-            raise KeyboardInterrupt
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            raise pending
+
+    def stop(self, error: type[BaseException]) -> None:
+        """Raise it, after compiled code where that runs; of two the first."""
+        if not self.inside:
+            raise error
+        self.pending = self.pending or error
 
 
 held = _Held()
-"""Entered while compiled code runs; KeyboardInterrupt at its end where a signal came."""
+"""Entered while compiled code runs."""
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -41,10 +47,10 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
     A second signal does not wait: compiling a function can take a while.
     """
-    if held.inside and not held.pending:
-        held.pending = True
+    if held.inside and held.pending is not KeyboardInterrupt:
+        held.pending = KeyboardInterrupt
         return
-    held.pending = False
+    held.pending = None
     raise KeyboardInterrupt
 
 

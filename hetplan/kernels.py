@@ -251,12 +251,12 @@ def count_cpu_seconds() -> None:
     """Let `clock` count this process's CPU seconds from now on: for who measures on a machine that
     others use.
     """
-    _seconds.now = time.process_time
+    loading.now = time.process_time
 
 
 def clock() -> float:
-    """Seconds of a clock that stands still while kernels are compiled."""
-    return _seconds.now() - _seconds.compiling
+    """Seconds of a clock that stands still while kernels and libraries are loaded or compiled."""
+    return loading.now() - loading.seconds
 
 
 def kernel_folder() -> Path:
@@ -267,17 +267,35 @@ def kernel_folder() -> Path:
     return Path("~/.cache/hetplan/kernels").expanduser()
 
 
-class _Seconds:
-    """What the clock reads, and how much of it went into compiling."""
+class _Loading:
+    """What takes its time once in a process, whatever is asked: imports, kernels compiled or read.
 
-    __slots__ = ("compiling", "now")
+    Entered while that happens, also within itself.
+    """
+
+    __slots__ = ("_before", "_depth", "_since", "now")
 
     def __init__(self) -> None:
-        self.compiling = 0.0
         self.now: Callable[[], float] = time.monotonic
+        self._before, self._depth, self._since = 0.0, 0, 0.0
+
+    def __enter__(self) -> None:
+        if self._depth == 0:
+            self._since = self.now()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._before += self.now() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return self._before + (self.now() - self._since if self._depth else 0.0)
 
 
-_seconds = _Seconds()
+loading = _Loading()
 
 
 class _Disk:
@@ -297,12 +315,13 @@ class _Disk:
         from numba.core.compiler import CompileResult
 
         result: Any = CompileResult
-        target_context.refresh()
-        path = self._path(signature, target_context.codegen())
-        try:
-            return result._rebuild(target_context, *pickle.loads(_own_bytes(path)))
-        except Exception:  # missing, cut off, of another version, or somebody else's
-            return None
+        with loading:
+            target_context.refresh()
+            path = self._path(signature, target_context.codegen())
+            try:
+                return result._rebuild(target_context, *pickle.loads(_own_bytes(path)))
+            except Exception:  # missing, cut off, of another version, or somebody else's
+                return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep a compiled kernel."""
@@ -353,8 +372,9 @@ class _Compiler:
     """Numba, set up for kernels: imported when the first kernel has to be compiled or loaded."""
 
     def __init__(self) -> None:
-        from numba.core import event, types
-        from numba.extending import typeof_impl
+        with loading:
+            from numba.core import event, types
+            from numba.extending import typeof_impl
 
         events: Any = event
 
@@ -365,7 +385,7 @@ class _Compiler:
             def on_end(_, what: Any) -> None:  # noqa: N805
                 self._end()
 
-        self._depth, self._since, self._told = 0, 0.0, False
+        self._told = False
         events.register("numba:compile", Listener())
 
         @typeof_impl.register(Kernel)
@@ -382,17 +402,13 @@ class _Compiler:
 
     def _begin(self) -> None:
         """A function begins to be compiled, maybe within another one."""
-        if self._depth == 0:
-            self._since = _seconds.now()
         if not self._told:
             self._told = True
             _logger.warning("compiling kernels, once per machine: up to two minutes ...")
-        self._depth += 1
+        loading.__enter__()
 
     def _end(self) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            _seconds.compiling += _seconds.now() - self._since
+        loading.__exit__()
 
 
 _FLAGS: dict[str, Any] = {}

@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, PredictorFile, Stores, emit, emit_lines, read_predictor
+from hetplan.cli.options import (
+    AsJson,
+    PredictorFile,
+    Stores,
+    TimeLimit,
+    emit,
+    emit_lines,
+    moment_of,
+    quantity,
+    read_predictor,
+    say_left_out,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hetplan.units import Dimension
     from hetplan.whatif.advise import Advised, Fewest
 
 ADVICE_SCHEMA = "hetplan.advice/1"
@@ -33,10 +43,7 @@ def advise(
         str | None,
         typer.Option(metavar="TIME", help="Find the fewest nodes that meet it too."),
     ] = None,
-    time_limit: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Of each search. Default: the job's."),
-    ] = None,
+    time_limit: TimeLimit = None,
     predictor: PredictorFile = None,
     store: Stores = None,
     as_json: AsJson = False,
@@ -45,51 +52,48 @@ def advise(
 
     A plan that was found makes the first figure, and no plan makes more than the second.
     """
-    from hetplan.drafting.candidates import load_candidates
-    from hetplan.errors import InputError
-    from hetplan.files.encoding import encode
-    from hetplan.reports.progress import ProgressLine
-    from hetplan.search.files import load_legal_plan
-    from hetplan.units import Dimension
-    from hetplan.whatif.advise import Advice, fewest
-    from hetplan.whatif.advise import advise as advised
+    from hetplan.kernels import loading
 
-    usd = _quantity("--budget", budget, Dimension.HOURLY_PRICE)
-    until = _quantity("--deadline", deadline, Dimension.TIME)
-    seconds = _quantity("--time-limit", time_limit, Dimension.TIME)
-    result = load_legal_plan(plan)
+    with loading:
+        from hetplan.deadline import ends_by
+        from hetplan.drafting.candidates import load_candidates
+        from hetplan.errors import InputError, OutOfTimeError
+        from hetplan.files.encoding import encode
+        from hetplan.reports.progress import ProgressLine
+        from hetplan.search.files import load_legal_plan
+        from hetplan.units import Dimension
+        from hetplan.whatif.advise import Advice, affordable, fewest
+        from hetplan.whatif.advise import advise as advised
+
+    end, until = moment_of(time_limit), quantity("--deadline", deadline, Dimension.TIME)
+    usd, result = quantity("--budget", budget, Dimension.HOURLY_PRICE), load_legal_plan(plan)
     asked = load_candidates(candidates, result.inputs.cluster)
     if until is not None and result.inputs.job.total_tokens is None:
         raise InputError("--deadline: the job has no total_tokens, which it needs")
-    predict, _ = read_predictor(predictor, store)
-    with ProgressLine("planning with one candidate at a time") as line:
+    least: list[Fewest] = []
+    left_out: list[str] = []
+    with ends_by(end), ProgressLine("planning with one candidate at a time") as line:
+        predict, _ = read_predictor(predictor, store)
         found = advised(
             result,
             predict,
             asked,
             usd_per_hour=usd,
-            time_limit_seconds=seconds,
             progress=lambda at, words: line.show(at, len(asked), None, words),
         )
-        least = [
-            fewest(result, predict, each, deadline_seconds=until, time_limit_seconds=seconds)
-            for each in asked
-            if until is not None and each.more is not None
-        ]
+        known = {each.worth.words for each in found}
+        left_out += [each.words for each in affordable(asked, usd) if each.words not in known]
+        for each in asked:
+            if until is not None and each.more is not None:
+                try:
+                    least.append(fewest(result, predict, each, deadline_seconds=until))
+                except OutOfTimeError:
+                    left_out.append(f"the fewest of {each.words}")
+    say_left_out(*left_out)
     if as_json:
         emit(encode(Advice(candidates=found, fewest=tuple(least)), schema=ADVICE_SCHEMA))
     else:
         emit_lines((*_lines(found), *(_fewest_line(each, deadline or "") for each in least)))
-
-
-def _quantity(option: str, text: str | None, dimension: Dimension) -> float | None:
-    from hetplan.errors import Fault, InputError
-    from hetplan.units import parse_quantity
-
-    try:
-        return None if text is None else parse_quantity(text, dimension)
-    except InputError as error:
-        raise InputError(Fault(field=option, message=str(error))) from error
 
 
 def _lines(found: tuple[Advised, ...]) -> Iterator[str]:

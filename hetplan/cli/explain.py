@@ -13,14 +13,18 @@ from hetplan.cli.options import (
     AsJson,
     PredictorFile,
     Stores,
+    TimeLimit,
     Verbose,
     emit,
     emit_lines,
+    moment_of,
     read_predictor,
+    say_left_out,
 )
 
 if TYPE_CHECKING:
     from hetplan.reports.explained import Explained
+    from hetplan.search.result import SearchResult
 
 app = typer.Typer(
     help="Explain a plan: what limits it, what would help, why not another one.\n\n"
@@ -70,6 +74,7 @@ def limits(
 @app.command()
 def idle(
     plan: PlanFile,
+    time_limit: TimeLimit = None,
     predictor: PredictorFile = None,
     store: Stores = None,
     verbose: Verbose = False,
@@ -79,35 +84,54 @@ def idle(
 
     The plan file keeps the answer, which `hetplan explain` and `hetplan report` show from then on.
     """
+    from hetplan.kernels import loading
+
+    with loading:
+        from hetplan.deadline import ends_by
+        from hetplan.files.reading import read_document
+        from hetplan.reports.explained import Explained, idle_lines
+        from hetplan.reports.progress import ProgressLine
+        from hetplan.search.files import load_legal_plan
+        from hetplan.whatif.idle import idle_reasons, little_used
+        from hetplan.whatif.limits import limits as limits_of
+
+    end, before = moment_of(time_limit), read_document(plan).sha256
+    result = load_legal_plan(plan)
+    found, left_out = result.idle, list[str]()
+    with ends_by(end):
+        predict, _ = read_predictor(predictor, store)
+        limited = limits_of(result, predict)
+        if not found:
+            with ProgressLine("planning with idle islands") as line:
+                found = idle_reasons(
+                    result, predict, progress=lambda at, of, name: line.show(at, of, None, name)
+                )
+            known = {each.island for each in found}
+            left_out = [f"why {name} is idle" for name in little_used(result) if name not in known]
+    if found and not result.idle and not left_out:
+        _keep(replace(result, idle=found), plan, before)
+    result = replace(result, idle=found)
+    say_left_out(*left_out, *(["writing it into the plan file"] if found and left_out else []))
+    if as_json:
+        _emit_json(Explained(limits=limited, idle=found))
+        return
+    lines = [*idle_lines(found, result, verbose=verbose)]
+    if not left_out or lines:
+        emit_lines(lines or ["no island is idle or has little to do, as far as a search says"])
+
+
+def _keep(result: SearchResult, path: Path, sha256: str) -> None:
+    """Write it into the plan file, which had this digest when it was read."""
     from hetplan.errors import Fault, InputError
     from hetplan.files.locks import Lock
     from hetplan.files.reading import read_document
-    from hetplan.reports.explained import Explained, idle_lines
-    from hetplan.reports.progress import ProgressLine
-    from hetplan.search.files import load_legal_plan, save_result
-    from hetplan.whatif.idle import idle_reasons
-    from hetplan.whatif.limits import limits as limits_of
+    from hetplan.search.files import save_result
 
-    before = read_document(plan).sha256
-    result = load_legal_plan(plan)
-    predict, _ = read_predictor(predictor, store)
-    if not result.idle:
-        with ProgressLine("planning with idle islands") as line:
-            found = idle_reasons(
-                result, predict, progress=lambda at, of, name: line.show(at, of, None, name)
-            )
-        if found:
-            result = replace(result, idle=found)
-            with Lock(plan).take():
-                if read_document(plan).sha256 != before:
-                    message = "was replaced while its islands were looked at; explain the new plan"
-                    raise InputError(Fault(file=str(plan), message=message))
-                save_result(result, plan)
-    if as_json:
-        _emit_json(Explained(limits=limits_of(result, predict), idle=result.idle))
-        return
-    lines = [*idle_lines(result.idle, result, verbose=verbose)]
-    emit_lines(lines or ["no island is idle or has little to do, as far as a search says"])
+    with Lock(path).take():
+        if read_document(path).sha256 != sha256:
+            message = "was replaced while its islands were looked at; explain the new plan"
+            raise InputError(Fault(file=str(path), message=message))
+        save_result(result, path)
 
 
 @app.command()
@@ -146,37 +170,40 @@ def against(
 @app.command()
 def prices(
     plan: PlanFile,
-    time_limit: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Search time limit of one change. Default: the job's."),
-    ] = None,
+    time_limit: TimeLimit = None,
     predictor: PredictorFile = None,
     store: Stores = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what more bandwidth, nodes, memory or fewer demands are worth: plan again for each."""
-    from hetplan.reports.explained import Explained, price_lines
-    from hetplan.reports.progress import ProgressLine
-    from hetplan.search.files import load_legal_plan
-    from hetplan.units import Dimension, parse_quantity
-    from hetplan.whatif.limits import limits as limits_of
-    from hetplan.whatif.shadow_prices import changes, shadow_prices
+    from hetplan.kernels import loading
 
-    result = load_legal_plan(plan)
-    seconds = None if time_limit is None else parse_quantity(time_limit, Dimension.TIME)
-    predict, _ = read_predictor(predictor, store)
+    with loading:
+        from hetplan.deadline import ends_by
+        from hetplan.reports.explained import Explained, price_lines
+        from hetplan.reports.progress import ProgressLine
+        from hetplan.search.files import load_legal_plan
+        from hetplan.whatif.limits import limits as limits_of
+        from hetplan.whatif.shadow_prices import changes, shadow_prices
+
+    end, result = moment_of(time_limit), load_legal_plan(plan)
     priced, planned = result.prices, tuple(changes(result.inputs))
-    if not priced or seconds is not None:
-        with ProgressLine("planning with one change at a time") as line:
-            priced = shadow_prices(
-                result,
-                predict,
-                asked=planned,
-                time_limit_seconds=seconds,
-                progress=lambda number, words: line.show(number, len(planned), None, words),
-            )
-    explained = Explained(limits=limits_of(result, predict), shadow_prices=priced)
+    with ends_by(end):
+        predict, _ = read_predictor(predictor, store)
+        found = limits_of(result, predict)
+        if not priced or time_limit is not None:
+            with ProgressLine("planning with one change at a time") as line:
+                priced = shadow_prices(
+                    result,
+                    predict,
+                    asked=planned,
+                    progress=lambda number, words: line.show(number, len(planned), None, words),
+                )
+            if len(priced) < len(planned):
+                missing = len(planned) - len(priced)
+                say_left_out(f"{missing} of {len(planned)} changes")
+    explained = Explained(limits=found, shadow_prices=priced)
     if as_json:
         _emit_json(explained)
         return

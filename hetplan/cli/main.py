@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import signal
 import stat
 import sys
@@ -22,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hetplan.cli.options import INTERRUPTED, tell
-from hetplan.errors import Fault, HetplanError, InputError
+from hetplan.errors import Fault, HetplanError, InputError, LimitError
 from hetplan.interrupts import interrupt, interrupts_wait
 from hetplan.version import __version__
 
@@ -53,19 +54,44 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
             # The reader of stdout went away; Python would complain again when it flushes.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
-        except OSError as error:
-            place = error.filename or "input or output"
-            tell(Fault(file=str(place), message=error.strerror or str(error)))
-            _show_traceback()
-            raise typer.Exit(1) from None
         except typer.Exit:
             raise
         except Exception as error:
-            tell(Fault(message=_explain(error)))
+            tell(_fault_of(error))
             _show_traceback()
-            raise typer.Exit(1) from None
+            raise typer.Exit(LimitError.exit_code if _no_memory(error) else 1) from None
 
     return run
+
+
+def _fault_of(error: Exception) -> Fault:
+    """What went wrong, which nobody meant."""
+    if _no_memory(error):
+        return Fault(message=NO_MEMORY)
+    if isinstance(error, OSError):
+        place = error.filename or "input or output"
+        return Fault(file=str(place), message=error.strerror or str(error))
+    return Fault(message=_explain(error))
+
+
+def _no_memory(error: BaseException | None) -> bool:
+    """Whether it, or what it came of, is want of memory."""
+    if error is None or isinstance(error, MemoryError):
+        return error is not None
+    text = str(error).lower()
+    return any(words in text for words in _NO_MEMORY_WORDS) or _no_memory(error.__context__)
+
+
+NO_MEMORY = "not enough memory (`ulimit -v` shows a limit); what was written before is kept"
+_NO_MEMORY_WORDS = (
+    "not enough memory",  # torch
+    "out of memory",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "failed to map segment",  # the loader of shared libraries
+    "can't start new thread",
+)
+"""How libraries that raise no MemoryError say the same."""
 
 
 EXTRAS = {
@@ -281,10 +307,33 @@ def common(
 
 def main() -> None:
     """Run the command that the arguments name; hetplan/__main__.py calls it."""
+    _open_closed_streams()
+    _one_thread_in_little_space()
     _end_like_ctrl_c()
     # Whatever a command and its programs write, nobody but its owner and group may change.
     os.umask(os.umask(0) | stat.S_IWOTH)
     app()
+
+
+def _open_closed_streams() -> None:
+    """Let standard streams that the caller closed (`2>&-`) end nowhere: the next file that is
+    opened would take their place.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
+def _one_thread_in_little_space() -> None:
+    """Where address space is limited OpenBLAS has one thread: it takes some 30 MB for each when it
+    is loaded, and ends the process where it cannot.
+    """
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _end_like_ctrl_c() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hetplan.files.settings import Setting
     from hetplan.predict.predictor import Predictor
     from hetplan.search.result import Inputs, SearchResult
+    from hetplan.units import Dimension
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -78,6 +79,13 @@ Settings = Annotated[
         autocompletion=complete_job_keys,
     ),
 ]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Time limit of the command, as in '60 s', without loading and compiling.",
+    ),
+]
 TraceFile = Annotated[
     Path | None,
     typer.Option(
@@ -88,6 +96,31 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Print everything that is known of the result.")
 ]
+
+
+def moment_of(time_limit: str | None) -> float:
+    """When a command of this limit ends (`hetplan.deadline`)."""
+    from hetplan.deadline import moment_in
+    from hetplan.units import Dimension
+
+    return moment_in(quantity("--time-limit", time_limit, Dimension.TIME))
+
+
+def quantity(option: str, text: str | None, dimension: Dimension) -> float | None:
+    """What an option says, in SI; None where it is not given."""
+    from hetplan.errors import Fault, InputError
+    from hetplan.units import parse_quantity
+
+    try:
+        return None if text is None else parse_quantity(text, dimension)
+    except InputError as error:
+        raise InputError(Fault(field=option, message=str(error))) from error
+
+
+def say_left_out(*what: str) -> None:
+    """One line for all that a limit left no time for."""
+    if what:
+        say(f"left out for the time limit: {', '.join(what)}")
 
 
 def say(text: str) -> None:

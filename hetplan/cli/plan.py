@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,7 @@ from hetplan.cli.options import (
     note,
     read_predictor,
     say,
+    say_left_out,
     show_summary,
     write_trace,
 )
@@ -78,7 +80,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Search time limit, as in '60 s'. Limits under 10 s may overrun by 1 s.",
+            help="Time limit of the command, as in '60 s', without loading and compiling.",
             rich_help_panel=JOB,
         ),
     ] = None,
@@ -149,14 +151,19 @@ def plan(
     --resume continues one that was killed; --store DIR fits to other measurements; --trace FILE
     writes the plan's timeline for ui.perfetto.dev.
     """
-    from hetplan.errors import InputError
-    from hetplan.files.writing import check_writable
-    from hetplan.kernels import clock
-    from hetplan.model.layer_units import own_numerics_remark
-    from hetplan.search.files import SCHEMA, result_text
-    from hetplan.trainers.before_search import unknown_kinds
+    from hetplan.kernels import loading
 
-    began = clock()
+    with loading:
+        from hetplan.deadline import ends_by, moment_in
+        from hetplan.errors import InputError
+        from hetplan.files.writing import check_writable
+        from hetplan.model.layer_units import own_numerics_remark
+        from hetplan.search.files import SCHEMA, result_text
+        from hetplan.search.journal import JournalFile
+        from hetplan.trainers.before_search import unknown_kinds
+        from hetplan.whatif.no_plan import with_reasons
+        from hetplan.whatif.smaller_questions import Answers, best_plan
+
     _check_journal(journal, resume)
     inputs, where = question_of(
         model,
@@ -169,23 +176,21 @@ def plan(
     replacing = check_replaceable(out, SCHEMA, "plan")
     if trace is not None:
         check_writable(trace)
-    predict, digest = read_predictor(predictor, store)
-    unknown = tuple(unknown_kinds(inputs, predict, where))
+    end = moment_in(inputs.job.time_limit_seconds)
+    with ends_by(end):
+        predict, digest = read_predictor(predictor, store)
+        unknown = tuple(unknown_kinds(inputs, predict, where))
     if unknown:
         raise InputError(*unknown)
-    from hetplan.search.journal import JournalFile  # last: the imports take a second
-    from hetplan.whatif.no_plan import with_reasons
-    from hetplan.whatif.smaller_questions import Answers, best_plan
-
     inputs = replace(inputs, sha256=(*inputs.sha256, ("predictor", digest)))
     answers = Answers(predict)
 
     def run_search() -> SearchResult:
-        with with_reasons(inputs, predict):
+        with with_reasons(inputs, predict, end):
             file = None if journal is None else JournalFile(journal, resume)
-            return best_plan(inputs, answers, journal=file, began=began)
+            return best_plan(inputs, answers, journal=file, end=end)
 
-    result = _saved(run_search, answers, (top, front), out)
+    result = _saved(run_search, answers, (top, front), out, end)
     say(f"wrote {out}{replacing}")
     write_trace(trace, result, predict)
     remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
@@ -198,11 +203,7 @@ def plan(
     if result.certificate is not None and result.certificate.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not as_json:
-        if native:
-            with _comparison("a wider target", answers, out):
-                _show_restriction(result, answers, verbose)
-        with _comparison("each kind alone", answers, out):
-            _show_homogeneous(result, answers, verbose, out)
+        _show_comparisons(result, answers, out, native=native, verbose=verbose, end=end)
         _show_next(result, out, drafted=cluster is None)
 
 
@@ -216,19 +217,41 @@ def _shown(answers: Answers) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _comparison(other: str, answers: Answers, out: Path) -> Iterator[None]:
-    """Ctrl-C ends a comparison, and the command with it; the plan was written before."""
-    try:
-        with _shown(answers):
-            yield
-    except KeyboardInterrupt:
-        say(f"comparison with {other} interrupted; {out} is kept")
-        raise typer.Exit(INTERRUPTED) from None
+def _show_comparisons(
+    result: SearchResult, answers: Answers, out: Path, *, native: bool, verbose: bool, end: float
+) -> None:
+    """What the time allows; Ctrl-C ends them, and the command: the plan was written before."""
+    from hetplan.deadline import ends_by
+    from hetplan.errors import OutOfTimeError
+    from hetplan.whatif.smaller_questions import usable_kinds
+
+    known: dict[str, Callable[[SearchResult, Answers, bool], tuple[list[str], str]]] = {}
+    if native and result.inputs.job.target not in ("native", "any"):
+        known["a wider target"] = _restriction_lines
+    if len(usable_kinds(result.inputs)) > 1:
+        known["each kind alone"] = partial(_homogeneous_lines, out)
+    left_out = []
+    for other, lines_of in known.items():
+        lines: list[str] = []
+        try:
+            with _shown(answers), ends_by(end):
+                lines, missing = lines_of(result, answers, verbose)
+        except OutOfTimeError:
+            missing = other
+        except KeyboardInterrupt:
+            say(f"comparison with {other} interrupted; {out} is kept")
+            raise typer.Exit(INTERRUPTED) from None
+        emit_lines(lines)
+        left_out += [missing] * bool(missing)
+    say_left_out(*(f"the comparison with {each}" for each in left_out))
 
 
 def _saved(
-    run_search: Callable[[], SearchResult], answers: Answers, wanted: tuple[int, bool], out: Path
+    run_search: Callable[[], SearchResult],
+    answers: Answers,
+    wanted: tuple[int, bool],
+    out: Path,
+    end: float,
 ) -> SearchResult:
     """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far.
 
@@ -241,7 +264,7 @@ def _saved(
     try:
         with _shown(answers):
             result = run_search()
-        result = _by_objective(result, answers, *wanted)
+        result = _by_objective(result, answers, *wanted, end)
         save_result(result, out)
     except KeyboardInterrupt:
         if result is None:
@@ -251,7 +274,9 @@ def _saved(
     return result
 
 
-def _by_objective(result: SearchResult, answers: Answers, top: int, front: bool) -> SearchResult:
+def _by_objective(
+    result: SearchResult, answers: Answers, top: int, front: bool, end: float
+) -> SearchResult:
     from hetplan.reports.progress import ProgressLine
     from hetplan.whatif.objectives import by_objective, has_other_aim
 
@@ -263,6 +288,7 @@ def _by_objective(result: SearchResult, answers: Answers, top: int, front: bool)
             answers.predictor,
             top=top,
             front=front,
+            end=end,
             progress=lambda at, of, words: line.show(at, of, None, words),
         )
 
@@ -304,32 +330,41 @@ def _show(result: SearchResult, verbose: bool, predictor: Predictor) -> None:
         print_table(alternatives_table(result))
 
 
-def _show_restriction(result: SearchResult, answers: Answers, verbose: bool) -> None:
-    """What a trainer that can run more plans would gain, if that is more than the job's gap."""
+def _restriction_lines(
+    result: SearchResult, answers: Answers, verbose: bool
+) -> tuple[list[str], str]:
+    """What a trainer that can run more plans would gain, if that is more than the job's gap; and
+    what there was no time for.
+    """
     from hetplan.reports.plans import restriction_line, unused_kinds
     from hetplan.whatif.baselines import restriction
 
     restricted, step = restriction(result, answers), result.estimate.step_seconds
     worth = step * (1.0 - result.inputs.job.gap)
-    if restricted is not None and (verbose or restricted.step_seconds < worth):
-        emit_lines([restriction_line(restricted, step, unused_kinds(result))])
+    if restricted is None or not (verbose or restricted.step_seconds < worth):
+        return [], ""
+    return [restriction_line(restricted, step, unused_kinds(result))], ""
 
 
-def _show_homogeneous(result: SearchResult, answers: Answers, verbose: bool, out: Path) -> None:
-    """The plan against the best kind alone, and the sum of all, where the job may use several; the
-    plan file keeps the former.
+def _homogeneous_lines(
+    out: Path, result: SearchResult, answers: Answers, verbose: bool
+) -> tuple[list[str], str]:
+    """The plan against the best kind alone, which the plan file keeps, and the sum of all; and what
+    there was no time for.
     """
     from hetplan.reports.plans import homogeneous_lines, mixing_line
     from hetplan.search.files import save_result
+    from hetplan.search.result import NO_TIME
     from hetplan.whatif.baselines import homogeneous_sum, strongest_alone
-    from hetplan.whatif.smaller_questions import usable_kinds
 
-    if len(usable_kinds(result.inputs)) < 2:
-        return
     figure = homogeneous_sum(result, answers)
+    missing = [f"{kind.device} alone" for kind in figure.kinds if kind.reason == NO_TIME]
+    if missing and not verbose:
+        return [], " and ".join(missing) if len(missing) < len(figure.kinds) else "each kind alone"
     best = strongest_alone(result, figure, answers)
-    if verbose:
-        emit_lines(homogeneous_lines(figure))
+    lines = [*homogeneous_lines(figure)] if verbose else []
     if best is not None:
-        save_result(replace(result, alone=best), out)
-        emit_lines([mixing_line(result, best)])
+        lines.append(mixing_line(result, best))
+        if not missing:
+            save_result(replace(result, alone=best), out)
+    return lines, " and ".join(missing)

@@ -14,6 +14,7 @@ from hetplan.cli.options import (
     check_replaceable,
     emit,
     emit_lines,
+    quantity,
     read_predictor,
     say,
 )
@@ -119,18 +120,12 @@ def _terms(
     horizon: str | None, state: str, start: str | None, storage: str | None, limit: str | None
 ) -> Terms:
     from hetplan.errors import Fault, InputError
-    from hetplan.units import Dimension, parse_quantity
+    from hetplan.units import Dimension
     from hetplan.whatif.replan import SEARCH_SECONDS, Source, Terms, with_horizon
 
     if state not in tuple(Source):
         message = f"{state[:40]!a}; it is one of {', '.join(Source)}"
         raise InputError(Fault(field="--from", message=message))
-
-    def quantity(option: str, text: str | None, dimension: Dimension) -> float | None:
-        try:
-            return None if text is None else parse_quantity(text, dimension)
-        except InputError as error:
-            raise InputError(Fault(field=option, message=str(error))) from error
 
     search = quantity("--time-limit", limit, Dimension.TIME)
     terms = Terms(

@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import PredictorFile, Stores, read_predictor, say
+from hetplan.cli.options import (
+    PredictorFile,
+    Stores,
+    TimeLimit,
+    moment_of,
+    read_predictor,
+    say,
+    say_left_out,
+)
 
 if TYPE_CHECKING:
     from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
 
 MARK = "<!-- hetplan report -->"
+_PAGE_SECONDS = 2.0
+"""Of a time limit, for the page; the rest is for what-ifs."""
 
 
 def report(
@@ -35,6 +45,7 @@ def report(
             "file keeps the answers.",
         ),
     ] = False,
+    time_limit: TimeLimit = None,
     predictor: PredictorFile = None,
     store: Stores = None,
 ) -> None:
@@ -42,30 +53,42 @@ def report(
 
     It needs no network. As in: hetplan report plan.json train.log --out report.html
     """
-    from hetplan.errors import Fault, InputError
-    from hetplan.files.writing import check_replaceable, write_atomically
-    from hetplan.reports.html.page import report_text
-    from hetplan.reports.html.values import plan_views
-    from hetplan.search.files import load_legal_plan
+    from hetplan.kernels import loading
 
+    with loading:
+        from hetplan.deadline import ends_by, seconds_left
+        from hetplan.errors import Fault, InputError
+        from hetplan.files.writing import check_replaceable, write_atomically
+        from hetplan.reports.html.page import report_text
+        from hetplan.reports.html.values import plan_views
+        from hetplan.search.files import load_legal_plan
+
+    end = moment_of(time_limit)
     plans = [path for path in files if _is_plan(path)]
     if not plans:
         message = "is no plan file: name one that `hetplan plan` or `estimate --out` wrote"
         raise InputError(Fault(file=str(files[0]), message=message))
     check_replaceable(out, "report", lambda held: MARK.encode() in held[:200])
     results = [(str(path), load_legal_plan(path)) for path in plans]
-    predict, _ = read_predictor(predictor, store)
-    if what_if:
-        results = [(name, _asked(Path(name), result, predict)) for name, result in results]
     logs = [path for path in files if path not in plans]
-    text = report_text(plan_views(results, predict, logs))
+    with ends_by(end):
+        predict, _ = read_predictor(predictor, store)
+        if what_if:
+            results = [(name, _asked(Path(name), result, predict)) for name, result in results]
+        views = plan_views(results, predict, logs)
+        if seconds_left() <= 0.0:
+            say_left_out("steps at other bandwidths of links")
+    text = report_text(views)
     write_atomically(out, text)
     say(f"wrote {out} ({len(text.encode()) / 1e6:.2g} MB)")
 
 
 def _asked(path: Path, result: SearchResult, predictor: Predictor) -> SearchResult:
-    """The result with all answers, each written into its file as soon as it is there."""
-    from hetplan.errors import Fault, InputError
+    """The result with all answers, each written into its file as soon as it is there; with those
+    that there was time for.
+    """
+    from hetplan.deadline import ends_by, moment
+    from hetplan.errors import Fault, InputError, OutOfTimeError
     from hetplan.files.writing import check_writable
     from hetplan.reports.html.values import plan_view
     from hetplan.reports.progress import ProgressLine
@@ -80,11 +103,15 @@ def _asked(path: Path, result: SearchResult, predictor: Predictor) -> SearchResu
         )
         raise InputError(Fault(file=str(path), message=message))
     with ProgressLine("planning with one change at a time") as line:
-        for found in with_what_ifs(
-            result, predictor, lambda at, of, what: line.show(at, of, None, what)
-        ):
-            result = found
-            save_result(result, path)
+        try:
+            with ends_by(moment() - _PAGE_SECONDS):
+                for found in with_what_ifs(
+                    result, predictor, lambda at, of, what: line.show(at, of, None, what)
+                ):
+                    result = found
+                    save_result(result, path)
+        except OutOfTimeError:
+            say_left_out(f"answers to what-ifs of {path}")
     return result
 
 

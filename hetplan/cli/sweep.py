@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import PredictorFile, Stores, read_predictor, say
+from hetplan.cli.options import (
+    PredictorFile,
+    Stores,
+    TimeLimit,
+    moment_of,
+    read_predictor,
+    say,
+    say_left_out,
+)
 
 if TYPE_CHECKING:
     from hetplan.whatif.sweep import Row
@@ -27,6 +35,7 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Plan what is missing in the table.")
     ] = False,
+    time_limit: TimeLimit = None,
     predictor: PredictorFile = None,
     store: Stores = None,
 ) -> None:
@@ -34,23 +43,28 @@ def sweep(
 
     Ctrl-C exits with 130 and keeps the finished rows; --resume continues.
     """
-    from hetplan.files.writing import check_writable
-    from hetplan.reports.progress import ProgressLine
-    from hetplan.whatif.sweep import check_fresh, run_sweep
-    from hetplan.whatif.sweep_grid import load_sweep
+    from hetplan.kernels import loading
 
+    with loading:
+        from hetplan.deadline import ends_by
+        from hetplan.files.writing import check_writable
+        from hetplan.reports.progress import ProgressLine
+        from hetplan.whatif.sweep import check_fresh, run_sweep
+        from hetplan.whatif.sweep_grid import load_sweep
+
+    end = moment_of(time_limit)
     check_writable(out)
     check_fresh(out, resume=resume)
     questions = load_sweep(file)
-    predict, digest = read_predictor(predictor, store)
     statuses: Counter[str] = Counter()
-    with ProgressLine("planning") as line:
+    with ends_by(end), ProgressLine("planning") as line:
+        predict, digest = read_predictor(predictor, store)
 
         def show(done: int, total: int, row: Row) -> None:
             statuses[row.status] += 1
             line.show(done, total, None, row.words)
 
-        planned = run_sweep(
+        planned, missing = run_sweep(
             questions,
             out,
             resume=resume,
@@ -59,8 +73,9 @@ def sweep(
             plans=plans,
             progress=show,
         )
-    kept = len(questions.points) - planned
+    kept = len(questions.points) - planned - missing
     before = f"; {kept} were there before" if kept else ""
     found = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
     what = f"{planned} of {len(questions.points)} questions planned"
     say(f"wrote {out}: {what}{f' ({found})' * bool(found)}{before}")
+    say_left_out(*([f"{missing} questions; --resume plans them"] if missing else []))

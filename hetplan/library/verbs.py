@@ -13,6 +13,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost import estimate as cost
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.pricer import Pricer
+from hetplan.deadline import moment_in
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import decode
 from hetplan.files.settings import given_path, keywords
@@ -68,6 +69,7 @@ def plan(
     the job's time limit came before any plan.
     """
     inputs, document = question_of(model, cluster, job)
+    end = moment_in(inputs.job.time_limit_seconds)
     predict, digest = predictor_of(predictor)
     check_before_search(inputs, document, cluster, predict)
     if digest:
@@ -75,14 +77,15 @@ def plan(
     answers = Answers(predict)
     with ProgressLine("closing candidates", progress) as line:
         answers.shown = each_shown_on(line)
-        with with_reasons(inputs, predict):
-            found = best_plan(inputs, answers)
+        with with_reasons(inputs, predict, end):
+            found = best_plan(inputs, answers, end=end)
         line.begin("planning nearby questions")
         found = by_objective(
             found,
             predict,
             top=top,
             front=front,
+            end=end,
             progress=lambda at, of, words: line.show(at, of, None, words),
         )
     return Result.of(found, predict)

@@ -403,7 +403,7 @@ def _proof(result: SearchResult, certificate: Certificate) -> str:
     if certificate.status == "optimal":
         return f"proven within {certificate.gap:.1%} of the best: no plan takes less than {least}"
     ended = {
-        "limit": "its time limit ended the search: plan longer",
+        "limit": "its limit ended the search: plan longer",
         "interrupted": "the search was interrupted: plan again, or resume its journal",
     }.get(certificate.status, "the search could not close what is left")
     if not certificate.lower_bound_seconds:

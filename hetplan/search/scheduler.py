@@ -23,6 +23,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hetplan.deadline import LATE_SECONDS
 from hetplan.search.journal import Journal
 from hetplan.search.solver import MAX_EFFORT, Best, Solver
 
@@ -37,9 +38,6 @@ _MORE = 16
 
 _FIRST = 8
 """Solvers that are tried for a first plan."""
-
-_GRACE_SECONDS = 1.0
-"""By which the search for a first plan may be late."""
 
 _UNKNOWN = float("inf")
 """Estimate of a solver that has none."""
@@ -81,11 +79,11 @@ class Scheduler:
         """
         best = self.best
         best.check_time()
-        best.deadline += _GRACE_SECONDS
+        best.deadline += LATE_SECONDS
         for number, at in enumerate(_by(estimates, [*estimates])[:_FIRST]):
             if best.chosen is None or number < most:
                 self._improve(at)
-        best.deadline -= _GRACE_SECONDS
+        best.deadline -= LATE_SECONDS
 
     def improve_below(self, seconds: float) -> None:
         """Plans of the likeliest solvers that may have some below this price of the best plan.

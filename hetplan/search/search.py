@@ -20,11 +20,11 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
-from hetplan.errors import InfeasibleError, InputError, LimitError
+from hetplan.deadline import ends_by, moment, moment_in
+from hetplan.errors import InfeasibleError, InputError, LimitError, OutOfTimeError
 from hetplan.files.locks import Lock
 from hetplan.interrupts import interrupts_wait
 from hetplan.job.spec import Job
-from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import check_model
 from hetplan.plans.check_job import check_job_against
@@ -52,7 +52,7 @@ from hetplan.search.journal import (
 )
 from hetplan.search.result import Certificate, CoursePoint, Inputs, Question, SearchResult
 from hetplan.search.scheduler import Scheduler
-from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
+from hetplan.search.solver import Best, Offer, Progress, Solver
 from hetplan.search.solvers import solvers_of
 from hetplan.search.space.allowed import apart
 from hetplan.search.space.family import FamilyTable, table_of
@@ -211,24 +211,29 @@ def none_below(
     check_question(question)
     best = _nothing_yet(replace(question.job, time_limit_seconds=time_limit_seconds, gap=0.0), None)
     maker = TableMaker.of(question, predictor, best.check_time)
-    solvers = solvers_of(maker)
-    best.bounds, best.seconds = [0.0] * len(solvers), seconds
     try:
-        _note_order_free(maker, solvers, best)
-        left = sorted((bound, at) for at, bound in enumerate(best.bounds) if best.open(at))
-        # The proof of several pipelines takes longest.
-        left.sort(key=lambda each: each[1] >= len(maker.families))
-        if len(left) > _FEW_OPEN:
-            return False
-        for _, at in left:
-            best.check_time()
-            solvers[at].sharpen(best)
-            if best.open(at):
-                solvers[at].prove(best)
-            if best.chosen is not None or best.open(at):
-                return False
+        with ends_by(best.deadline):
+            return _none_below(maker, best, seconds)
     except OutOfTimeError:
         return False
+
+
+def _none_below(maker: TableMaker, best: Best, seconds: float) -> bool:
+    solvers = solvers_of(maker)
+    best.bounds, best.seconds = [0.0] * len(solvers), seconds
+    _note_order_free(maker, solvers, best)
+    left = sorted((bound, at) for at, bound in enumerate(best.bounds) if best.open(at))
+    # The proof of several pipelines takes longest.
+    left.sort(key=lambda each: each[1] >= len(maker.families))
+    if len(left) > _FEW_OPEN:
+        return False
+    for _, at in left:
+        best.check_time()
+        solvers[at].sharpen(best)
+        if best.open(at):
+            solvers[at].prove(best)
+        if best.chosen is not None or best.open(at):
+            return False
     return True
 
 
@@ -247,7 +252,7 @@ def _answer(run: _Run, inputs: Inputs, start: Sequence[Plan]) -> SearchResult:
     except KeyboardInterrupt:
         book.use_reserve()
         best.straighten()
-        if best.chosen is None or not best.bounds:
+        if best.chosen is None:
             raise
         run.status = "interrupted"
         return _result(run, inputs, _settled(run))
@@ -258,14 +263,11 @@ def _answer(run: _Run, inputs: Inputs, start: Sequence[Plan]) -> SearchResult:
 
 def _nothing_yet(job: Job, progress: Callable[[Progress], None] | None) -> Best:
     """The best plan of a search that begins now."""
-    started = clock()
-    limit = job.time_limit_seconds
     return Best(
         gap=job.gap,
         bounds=[],
-        deadline=float("inf") if limit is None else started + limit,
+        deadline=min(moment(), moment_in(job.time_limit_seconds)),
         progress=progress,
-        started=started,
         seed=job.seed,
     )
 
@@ -314,16 +316,20 @@ def _search(run: _Run, start: Sequence[Plan]) -> None:
     _NoPlanError where there is no plan in the end.
     """
     best, book = run.best, run.book
-    run.families = run.maker.families
-    run.solvers = solvers_of(run.maker)
-    best.bounds = [0.0] * len(run.solvers)
-    run.candidates = len(run.solvers)
-    book.solvers = run.solvers
     try:
-        offer_starts(start, best, run.maker.evaluator)
-        _drive(run)
-    except OutOfTimeError:
+        with ends_by(best.deadline):
+            # First: what is known stays known, however long the others take to be listed.
+            offer_starts(start, best, run.maker.evaluator)
+            run.families = run.maker.families
+            run.solvers = book.solvers = solvers_of(run.maker)
+            run.candidates = len(run.solvers)
+            best.bounds = [0.0] * len(run.solvers)
+            _drive(run)
+    except (OutOfTimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) and best.chosen is None:
+            raise
         run.status = "limit"
+        best.straighten()
         book.use_reserve()
     if best.chosen is None:
         raise _NoPlanError

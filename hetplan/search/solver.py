@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hetplan.errors import OutOfTimeError
 from hetplan.kernels import clock
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.result import CoursePoint
@@ -67,10 +68,6 @@ class Grounds(StrEnum):
     """Prices of devices (weak duality), for several pipelines."""
     JOURNAL = "journal"
     """A search that was broken off; its journal has the bound alone."""
-
-
-class OutOfTimeError(Exception):
-    """The time limit was reached; what was found so far stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +143,8 @@ class Best:
 
     @property
     def lower_bound(self) -> float:
-        """No plan of any solver has a shorter step."""
-        return min(self.seconds, min(self.bounds, default=float("inf")))
+        """No plan of any solver has a shorter step; 0 before those are listed."""
+        return min(self.seconds, min(self.bounds, default=0.0))
 
     def offer(self, solver: int, chosen: ChosenPlan, seconds: float) -> bool:
         """Keep the plan if it is faster than the best so far, or its solver's; whether the former.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -37,6 +37,30 @@ from hetplan.search.space.stage_table import (
 from hetplan.search.space.stage_tables import StageTables
 from hetplan.search.space.transfers import Transfers
 
+_KEPT_BYTES = 300_000_000
+"""Of all large tables that solvers keep. With what one of them takes while it is made, and all that
+is small, a search stays below 2 GB."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """Values that can be made again, as many as there is room for: the oldest are given up."""
+
+    most_bytes: int
+    _values: dict[Hashable, tuple[object, int]] = field(default_factory=dict)
+
+    def value(self, key: Hashable, size: int, make: Callable[[], object]) -> object:
+        """What `make` gives; None where that alone, of so many bytes, has no room."""
+        if key in self._values:
+            return self._values[key][0]
+        if size > self.most_bytes:
+            return None
+        while sum(each for _, each in self._values.values()) + size > self.most_bytes:
+            del self._values[next(iter(self._values))]
+        made = make()
+        self._values[key] = made, size
+        return made
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableMaker:
@@ -53,6 +77,8 @@ class TableMaker:
         default_factory=dict, repr=False, compare=False
     )
 
+    kept: Kept = field(default_factory=lambda: Kept(_KEPT_BYTES), repr=False, compare=False)
+    """Large tables of solvers, the newest."""
     walked: dict[int, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
     """Last (target, bound) of walks over loosest families, by their id: the table of families keeps
     them. Of another target the bound is found again, so that a resumed search has the same.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.goodput.run import goodput
+from hetplan.deadline import check_time
 from hetplan.errors import InputError
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import SearchResult, ShadowPrice
@@ -77,14 +78,24 @@ def advise(
     candidates: Sequence[Candidate],
     *,
     usd_per_hour: float | None = None,
-    time_limit_seconds: float | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> tuple[Advised, ...]:
-    """What each candidate within the budget brings, best first; each search has the time limit.
+    """What each candidate within the budget brings, best first; of fewer where time is over
+    (`hetplan.deadline`).
 
     InputError where a budget is given and no candidate within it has a price.
     """
     prices = {each.words: each.usd_per_hour for each in candidates}
+    asked = [
+        Change(words=each.words, question=result.inputs.changed(cluster=each.cluster))
+        for each in affordable(candidates, usd_per_hour)
+    ]
+    found = shadow_prices(result, predictor, asked=asked, progress=progress)
+    return tuple(Advised(worth=each, usd_per_hour=prices[each.words]) for each in found)
+
+
+def affordable(candidates: Sequence[Candidate], usd_per_hour: float | None) -> list[Candidate]:
+    """Those within the budget; InputError where there is none."""
     within = [
         each
         for each in candidates
@@ -95,14 +106,7 @@ def advise(
         raise InputError(
             f"no candidate has a price of at most {usd_per_hour:g} USD/h; give prices, or more"
         )
-    asked = [
-        Change(words=each.words, question=result.inputs.changed(cluster=each.cluster))
-        for each in within
-    ]
-    found = shadow_prices(
-        result, predictor, asked=asked, time_limit_seconds=time_limit_seconds, progress=progress
-    )
-    return tuple(Advised(worth=each, usd_per_hour=prices[each.words]) for each in found)
+    return within
 
 
 def fewest(
@@ -111,11 +115,10 @@ def fewest(
     candidate: Candidate,
     *,
     deadline_seconds: float,
-    time_limit_seconds: float | None = None,
 ) -> Fewest:
     """The least number of a candidate with which a plan that is found meets the deadline.
 
-    InputError where the job does not say its tokens.
+    InputError where the job does not say its tokens; OutOfTimeError where time is over.
     """
     words, cluster_with = candidate.words, candidate.more
     job = result.inputs.job
@@ -132,11 +135,14 @@ def fewest(
         nonlocal ruled_out
         if times not in run_seconds and cluster_with is not None:
             question = result.inputs.changed(cluster=cluster_with(times))
-            looser = question.looser(gap_beside(result, question), time_limit_seconds)
+            looser = question.looser(gap_beside(result, question))
             try:
+                check_time()
                 found = ask(looser, predictor)
             except NO_ANSWER:
+                check_time()
                 return False
+            check_time()
             run_seconds[times] = _run_seconds(found)
             certificate = found.certificate
             if certificate and steps * certificate.lower_bound_seconds > deadline_seconds:

@@ -22,7 +22,8 @@ from dataclasses import replace
 
 from hetplan.cluster.libraries import island_library
 from hetplan.cost.model_flops import flops_per_token, product_format
-from hetplan.errors import InfeasibleError
+from hetplan.deadline import check_time, seconds_left
+from hetplan.errors import InfeasibleError, LimitError
 from hetplan.job.spec import Pins
 from hetplan.job.trainer import trainer_faults
 from hetplan.plans.check_job import check_job_against
@@ -60,8 +61,8 @@ def restriction(result: SearchResult, answers: Answers) -> Restriction | None:
     minute.
 
     Not searched where a short proof shows that it cannot be faster. None where the result is of
-    that target already, it cannot train this model, it lacks what the job asks of its trainer, or
-    no time is left.
+    that target already, it cannot train this model, or it lacks what the job asks of its trainer.
+    OutOfTimeError where there was no time for a plan of it (`hetplan.deadline`).
     """
     inputs = result.inputs
     if inputs.job.target in (WIDER, "any"):
@@ -74,14 +75,13 @@ def restriction(result: SearchResult, answers: Answers) -> Restriction | None:
     else:
         return None
     wider = inputs.changed(job=asked)
-    if answers.seconds_left <= 0.0:
-        return None
+    check_time()
     step = result.estimate.step_seconds
     if answers.none_below(wider, step):
         return Restriction(
             target=name, libraries=kept_apart, step_seconds=step, lower_bound_seconds=step
         )
-    left = max(0.0, min(_WIDER_SECONDS, answers.seconds_left))
+    left = max(0.0, min(_WIDER_SECONDS, seconds_left()))
     try:
         found = ask(
             wider.looser(_WIDER_GAP, left),
@@ -90,6 +90,7 @@ def restriction(result: SearchResult, answers: Answers) -> Restriction | None:
             progress=answers.shown(name),
         )
     except NO_ANSWER:
+        check_time()
         return None
     lower = found.estimate.step_seconds
     if found.certificate is not None:
@@ -188,4 +189,4 @@ def _no_plan(own: Question, answers: Answers) -> str:
     if isinstance(error, InfeasibleError):
         return (*room_lines(own, answers.predictor), first_line(error))[0]
     # InputError: the kind lacks a rate for the job's precision, and the plan left it unused.
-    return NO_TIME if error is None else first_line(error)
+    return NO_TIME if error is None or isinstance(error, LimitError) else first_line(error)

@@ -31,11 +31,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 from hetplan.cluster.libraries import island_library
 from hetplan.cluster.spec import Island
+from hetplan.deadline import check_time
+from hetplan.errors import OutOfTimeError
 from hetplan.job.trainer import mixes_libraries, trainer_faults
 from hetplan.plans.check import check_plan
 from hetplan.plans.pieces import islands_in_use
@@ -104,22 +107,34 @@ def idle_reasons(
     *,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> tuple[IdleReason, ...]:
-    """Every island that the result's plan leaves idle, in part or most of the time, and why.
+    """Every island that the result's plan leaves idle, in part or most of the time (`little_used`),
+    and why; fewer where time is over (`hetplan.deadline`).
 
     None of a plan that was given, or chosen by another aim than its step: no search says that
     another one would be worse. `progress` is told (number, of how many, island).
     """
-    named, certificate = little_used(result), result.certificate
-    if not named or certificate is None:
-        return ()
+    found: list[IdleReason] = []
+    with suppress(OutOfTimeError):
+        for reason in _reasons(result, CachingPredictor(predictor), progress):
+            found.append(reason)
+    return tuple(found)
+
+
+def _reasons(
+    result: SearchResult,
+    predictor: Predictor,
+    progress: Callable[[int, int, str], None] | None,
+) -> Iterator[IdleReason]:
+    named = little_used(result)
+    if not named:
+        return
     cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
     shares = busy_shares(result)
     idle = {island.name: left for island, left in idle_islands(result.plan, cluster)}
-    predictor = CachingPredictor(predictor)
-    basis = result if certificate.gap <= MOST_OPEN else _closed(result, predictor)
+    basis = result if _open(result) <= MOST_OPEN else _closed(result, predictor)
     known = [] if basis is None else [basis.plan]
-    found = []
     for number, name in enumerate(named):
+        check_time()
         if progress is not None:
             progress(number, len(named), name)
         island = cluster.island(name)
@@ -136,8 +151,8 @@ def idle_reasons(
                 reason = replace(reason, seconds_with_it=basis.estimate.step_seconds)
             else:
                 reason = _explained(reason, asker)
-        found.append(reason)
-    return tuple(found)
+        check_time()  # a search that time ended says nothing of what could be
+        yield reason
 
 
 def closed_question(result: SearchResult) -> Question | None:

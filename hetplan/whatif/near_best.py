@@ -18,13 +18,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, OutOfTimeError
 from hetplan.kernels import clock
 from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question
-from hetplan.search.solver import Best, OutOfTimeError
+from hetplan.search.solver import Best
 from hetplan.search.solvers import solver_of
 from hetplan.search.space.family import Family
 from hetplan.search.space.forwarding_predictor import ShiftedPredictor

@@ -9,6 +9,7 @@ halving.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,8 @@ from typing import Any
 
 from hetplan.cluster.libraries import AS_NCCL, island_library
 from hetplan.cluster.spec import MAX_DEVICES, Island
-from hetplan.errors import InfeasibleError
+from hetplan.deadline import check_time, ends_by
+from hetplan.errors import InfeasibleError, OutOfTimeError
 from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.plans.pinned import pinned_values
 from hetplan.plans.rules import some
@@ -195,13 +197,33 @@ _SECONDS = 20.0
 
 
 def why_no_plan(asked: Question, predictor: Predictor) -> tuple[str, ...]:
-    """Lines: the smallest conflict, what memory lacks, and the changes that would help."""
-    feasible = Feasible(predictor)
+    """Lines: the smallest conflict, what memory lacks, and the changes that would help.
+
+    Where time is over (`hetplan.deadline`) those that are there, and what is left out.
+    """
+    lines: list[str] = []
+    try:
+        check_time()
+        feasible = Feasible(predictor)
+        lines += _demands(asked, predictor, feasible)
+        lines += _changes(asked, predictor, feasible)
+    except OutOfTimeError:
+        what = "" if lines else "which demands cannot hold together, and "
+        lines.append(f"left out for the time limit: {what}what would help")
+    return tuple(lines)
+
+
+def _demands(asked: Question, predictor: Predictor, feasible: Feasible) -> list[str]:
     conflict = find_conflict(asked, constraints(asked), feasible)
     lines = [_words(conflict, sure=not feasible.uncertain)]
     lines += [f"  {each.words}" for each in conflict.constraints]
     if any(each.words.startswith("memory of ") for each in conflict.constraints):
         lines += room_lines(asked, predictor)
+    return lines
+
+
+def _changes(asked: Question, predictor: Predictor, feasible: Feasible) -> tuple[str, ...]:
+    """Those that give a plan; what was tried where none does."""
     likely: list[str] = []
     offers: list[str] = []
     open_: list[Change] = []
@@ -221,15 +243,11 @@ def why_no_plan(asked: Question, predictor: Predictor) -> tuple[str, ...]:
         words = "; ".join(change.words for change in open_)
         offers.append(f"whether these give a plan is not decided: {words}")
     if offers:
-        return (*lines, "each of these alone gives a plan:", *offers)
+        return ("each of these alone gives a plan:", *offers)
     if likely:
         words = "; ".join(likely)
-        return (
-            *lines,
-            f"memory allows these, and no plan was found in {_SECONDS:g} s each: {words}",
-        )
+        return (f"memory allows these, and no plan was found in {_SECONDS:g} s each: {words}",)
     return (
-        *lines,
         "no single change of a pin, a forbid, the batch, the target, the memory reserve or the "
         "number of nodes gives a plan",
     )
@@ -264,9 +282,10 @@ def _verified(relaxation: Change, predictor: Predictor) -> str:
 
 
 @contextmanager
-def with_reasons(question: Question, predictor: Predictor) -> Iterator[None]:
-    """Let an InfeasibleError of the search inside say why the question has no plan."""
+def with_reasons(question: Question, predictor: Predictor, end: float = math.inf) -> Iterator[None]:
+    """Let an InfeasibleError of the search inside say why the question has no plan, by `end`."""
     try:
         yield
     except InfeasibleError:
-        raise InfeasibleError(why_no_plan(question, predictor)) from None
+        with ends_by(end):
+            raise InfeasibleError(why_no_plan(question, predictor)) from None

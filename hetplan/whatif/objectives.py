@@ -40,7 +40,8 @@ from hetplan.cost.energy.power import power_law, pue_of
 from hetplan.cost.estimate import estimate_with, step_quantile
 from hetplan.cost.goodput.run import goodput
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.errors import Fault, InputError
+from hetplan.deadline import check_time, ends_by
+from hetplan.errors import Fault, InputError, OutOfTimeError
 from hetplan.job.spec import Job, Objective
 from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan, RecomputeGranularity
@@ -122,32 +123,30 @@ def _other_degrees(plan: Plan, question: Question) -> Iterator[Change]:
 
 
 def _pool(
-    result: SearchResult,
-    predictor: Predictor,
-    time_limit_seconds: float | None,
-    progress: Callable[[int, int, str], None] | None,
-) -> tuple[dict[Plan, tuple[str, SearchResult]], bool]:
+    result: SearchResult, predictor: Predictor, progress: Callable[[int, int, str], None] | None
+) -> tuple[dict[Plan, tuple[str, SearchResult]], type[BaseException] | None]:
     """(words of its question, its answer) of the result's plan and of the best plans of nearby
-    questions, and whether every question was asked: Ctrl-C ends them with the plans so far.
+    questions; and what ended them before all were asked: Ctrl-C or the time limit.
 
     Questions without a plan are left out. They do not start from each other's plans: a plan that
     is good enough for two questions would answer both, and the choice would be smaller.
     """
     plans = {result.plan: ("the shortest step", result)}
     if is_interrupted(result):
-        return plans, False
+        return plans, KeyboardInterrupt
     asked = [*nearby(result)]
     for number, change in enumerate(asked):
         if progress is not None:
             progress(number, len(asked), change.words)
         try:
-            other = ask(change.question.looser(_LOOSE_GAP, time_limit_seconds), predictor)
+            check_time()
+            other = ask(change.question.looser(_LOOSE_GAP), predictor)
         except NO_ANSWER:
             continue
-        except KeyboardInterrupt:
-            return plans, False
+        except (KeyboardInterrupt, OutOfTimeError) as error:
+            return plans, type(error)
         plans.setdefault(other.plan, (change.words, other))
-    return plans, True
+    return plans, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,21 +374,22 @@ def by_objective(
     *,
     top: int = 1,
     front: bool = False,
-    time_limit_seconds: float | None = None,
+    end: float = math.inf,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> SearchResult:
     """The best plan that was found for the job's aim, and up to `top` - 1 alternatives; or instead
     of these the whole front, that plan's own point included.
 
     The result itself where the job asks for the shortest step and nothing else. The search is
-    asked again for every nearby question, each within `time_limit_seconds` or the job's limit;
+    asked again for every nearby question, each within the job's limit and all by the moment `end`;
     `progress` is told (number, of how many, words) before each.
     """
     inputs, job = result.inputs, result.inputs.job
     if not has_other_aim(job, top, front=front):
         return result
-    plans, whole = _pool(result, predictor, time_limit_seconds, progress)
-    if not whole:
+    with ends_by(end):
+        plans, ended_by = _pool(result, predictor, progress)
+    if ended_by is KeyboardInterrupt:
         result = interrupted(result)
     pricer = Pricer(inputs.model, inputs.cluster, job, predictor)
     least = None
@@ -403,6 +403,7 @@ def by_objective(
         plan=best.plan,
         estimate=estimate,
         certificate=certificate_beside(result, estimate.step_seconds),
-        objective=_words(result, best, len(ranked)),
+        objective=_words(result, best, len(ranked))
+        + "; others were left out for the time limit" * (ended_by is OutOfTimeError),
         alternatives=_front(ranked) if front else _alternatives(ranked, top),
     )

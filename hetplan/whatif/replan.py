@@ -45,6 +45,7 @@ from hetplan.cost.moving import (
     transfers,
     used,
 )
+from hetplan.deadline import moment_in
 from hetplan.errors import Fault, InfeasibleError, InputError
 from hetplan.job.spec import Job
 from hetplan.plans.build import chosen_of
@@ -251,7 +252,7 @@ def _candidates(
     found = replace(found, inputs=asked)
     if has_other_aim(asked.job):
         # Another aim than the time ranks its plans by itself.
-        best = by_objective(found, predictor, time_limit_seconds=limit)
+        best = by_objective(found, predictor, end=moment_in(limit))
         return best, {best.plan: "the search"}
     plans = {found.plan: near.get(found.plan, "the search")}
     for chosen in rivals[:_MOST_RIVALS]:

@@ -25,9 +25,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from hetplan.deadline import check_time
+from hetplan.errors import OutOfTimeError
 from hetplan.job.spec import Forbids
 from hetplan.plans.check import check_plan
 from hetplan.plans.pieces import islands_in_use
@@ -200,10 +203,9 @@ def shadow_prices(
     predictor: Predictor,
     *,
     asked: Iterable[Change] | None = None,
-    time_limit_seconds: float | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> tuple[ShadowPrice, ...]:
-    """Every change's worth, the largest first; `time_limit_seconds` is for each search.
+    """Every change's worth, the largest first; of fewer where time is over (`hetplan.deadline`).
 
     `progress` is told how many have a price, and what is asked next.
     """
@@ -211,14 +213,14 @@ def shadow_prices(
     pricing = _Pricing(
         result=result,
         predictor=CachingPredictor(predictor),
-        seconds=time_limit_seconds,
         progress=progress,
     )
-    far = [change for change in every if change.helping is not None and pricing.is_far(change)]
-    pricing.together(far)
-    for change in every:
-        if change not in far and not pricing.unfelt(change):
-            pricing.alone(change)
+    with suppress(OutOfTimeError):
+        far = [change for change in every if change.helping is not None and pricing.is_far(change)]
+        pricing.together(far)
+        for change in every:
+            if change not in far and not pricing.unfelt(change):
+                pricing.alone(change)
     return tuple(sorted(pricing.found, key=lambda each: (-each.least_gain, -most_of(each))))
 
 
@@ -233,7 +235,6 @@ class _Pricing:
 
     result: SearchResult
     predictor: Predictor
-    seconds: float | None
     progress: Callable[[int, str], None] | None
     found: list[ShadowPrice] = field(default_factory=list)
     known: list[Plan] = field(default_factory=list)
@@ -327,6 +328,7 @@ class _Pricing:
         try:
             answer = self._ask(change.question)
         except NO_ANSWER as error:
+            check_time()  # time that was over says nothing of the change
             self.found.append(replace(row, note=first_line(error)))
             return
         today = _same_layout(self.result, change.question)
@@ -342,7 +344,8 @@ class _Pricing:
     def _ask(self, question: Question) -> SearchResult:
         today = _same_layout(self.result, question)
         known = (*(() if today is None else (today,)), *self.known)
-        looser = question.looser(gap_beside(self.result, question), self.seconds)
+        looser = question.looser(gap_beside(self.result, question))
+        check_time()
         answer = ask(looser, self.predictor, known_plans=known)
         own_devices = self.result.inputs.cluster.num_devices
         if answer.plan not in known and question.cluster.num_devices == own_devices:

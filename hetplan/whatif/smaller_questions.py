@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetplan.cluster.spec import Island
-from hetplan.errors import HetplanError, InputError, LimitError
+from hetplan.deadline import ends_by, moment_in, seconds_left
+from hetplan.errors import HetplanError, InputError, LimitError, OutOfTimeError
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_faults
 from hetplan.kernels import clock
@@ -60,27 +61,28 @@ def best_plan(
     *,
     known_plans: Sequence[Plan] = (),
     journal: JournalFile | None = None,
-    began: float | None = None,
+    end: float = math.inf,
 ) -> SearchResult:
     """The best plan of the question; its search starts from the answers of smaller ones, and from
     the known plans.
 
-    The job's time limit is for all searches together, from `began` on (`hetplan.kernels.clock`).
-    Ctrl-C ends them with the best plan so far. Errors as `search`.
+    All searches together end by the moment `end`, and within the job's time limit. Ctrl-C ends
+    them with the best plan so far. Errors as `search`.
     """
-    job, limit = question.job, question.job.time_limit_seconds
-    end = math.inf if limit is None else limit + (clock() if began is None else began)
-    answers.deadline = end if limit is None else clock() + _SHARE * (end - clock())
-    stopped = False
+    job, stopped = question.job, False
+    end = min(end, moment_in(job.time_limit_seconds))
     try:
-        start = (*answers.start(question), *known_plans)
-        if answers.seconds_left < _LEAST_SECONDS:  # a part of a part may have been answered alone
-            start = (*start, *answers.plans)
+        with ends_by(clock() + _SHARE * (end - clock())):
+            start = (*answers.start(question), *known_plans)
+            if seconds_left() < _LEAST_SECONDS:  # a part of a part may have been answered alone
+                start = (*start, *answers.plans)
+    except OutOfTimeError:
+        start = (*answers.plans, *known_plans)
     except KeyboardInterrupt:
         start, stopped = (*answers.plans, *known_plans), True
         if not start:
             raise
-    if limit is not None or stopped:
+    if end < math.inf or stopped:
         job = replace(job, time_limit_seconds=0.0 if stopped else max(0.0, end - clock()))
     try:
         found = searched(
@@ -94,7 +96,6 @@ def best_plan(
         if stopped:  # the plans of smaller questions are none of this one
             raise KeyboardInterrupt from None
         raise
-    answers.deadline = end
     found = replace(found, inputs=replace(found.inputs, job=question.job))
     return interrupted(found) if stopped else found
 
@@ -164,19 +165,12 @@ class Answers:
     """
 
     predictor: Predictor
-    deadline: float = math.inf
-    """By `hetplan.kernels.clock`; what is asked later has no answer."""
     shown: Callable[[str], Callable[[Progress], None] | None] = _unheard
     """The listener of the search of this name."""
     _found: dict[Job, SearchResult | HetplanError] = field(default_factory=dict)
     """By job without its time limit; an error where there is no plan."""
     plans: list[Plan] = field(default_factory=list)
     """Every plan that a search has ended with, or was interrupted with."""
-
-    @property
-    def seconds_left(self) -> float:
-        """Until the deadline."""
-        return self.deadline - clock()
 
     def start(self, question: Question) -> tuple[Plan, ...]:
         """The fastest plan of the smaller questions, by its price for this one; none or one."""
@@ -185,7 +179,7 @@ class Answers:
         if evaluator is None:
             return fastest  # what has no plan has none in a part of it
         for name, smaller in smaller_questions(question):
-            if self.seconds_left < _LEAST_SECONDS:
+            if seconds_left() < _LEAST_SECONDS:
                 break
             if self._unknown(smaller) and self.none_below(smaller, known):
                 continue
@@ -201,7 +195,7 @@ class Answers:
         """The answer of a smaller question, from its own ones; None: no plan, or no time."""
         job = _timeless(question.job)
         if job not in self._found:
-            start, left = self.start(question), self.seconds_left
+            start, left = self.start(question), seconds_left()
             if left < _LEAST_SECONDS:
                 return None
             limit = None if left == math.inf else left
@@ -239,7 +233,7 @@ class Answers:
 
     def none_below(self, question: Question, seconds: float) -> bool:
         """Whether a short proof shows that no answer is faster."""
-        left = self.seconds_left
+        left = seconds_left()
         if seconds == math.inf or left < _LEAST_SECONDS:
             return False
         try:

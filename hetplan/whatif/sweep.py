@@ -20,13 +20,21 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hetplan.errors import Fault, HetplanError, InfeasibleError, InputError, LimitError
+from hetplan.deadline import check_time, ends_by, moment_in, seconds_left
+from hetplan.errors import (
+    Fault,
+    HetplanError,
+    InfeasibleError,
+    InputError,
+    LimitError,
+    OutOfTimeError,
+)
 from hetplan.files.locks import Lock
 from hetplan.files.shipped import default_stores
 from hetplan.files.writing import check_writable, make_folder, write_atomically
@@ -191,6 +199,13 @@ class SweepContext:
     """Folder for plan files; None: only the table."""
     parent: int | None = None
     """Process without which its workers end; None: they outlive it, as those of a cluster do."""
+    ends_at: float = math.inf
+    """When the sweep is over, by `time.time`: workers have clocks of their own."""
+
+    @property
+    def end(self) -> float:
+        """The same by the clock of this process (`hetplan.deadline`)."""
+        return math.inf if self.ends_at == math.inf else moment_in(self.ends_at - time.time())
 
 
 def run_sweep(
@@ -202,12 +217,12 @@ def run_sweep(
     digest: str = "",
     plans: Path | None = None,
     progress: Callable[[int, int, Row], None] | None = None,
-) -> int:
-    """Plan every question that is not in the table yet; how many were planned.
+) -> tuple[int, int]:
+    """Plan every question that is not in the table yet; how many were planned, and left out.
 
     `digest` is of the predictor's text: rows of another one are asked again. InputError where the
     table is of something else, or where the backend that is named is not installed. Ctrl-C ends it
-    with the rows that are done.
+    with the rows that are done, and so does the end of the caller's time (`hetplan.deadline`).
     """
     if predictor is None:
         own, digest = fit_stores(*default_stores())
@@ -216,6 +231,7 @@ def run_sweep(
         predictor=predictor,
         plans=None if plans is None else str(plans),
         parent=os.getpid() if sweep.backend == "processes" else None,
+        ends_at=time.time() + seconds_left(),
     )
     points = tuple(replace(point, digest=point.digest + digest) for point in sweep.points)
     check_writable(table)
@@ -224,13 +240,14 @@ def run_sweep(
     with Lock(table).take(), Table(table, fresh=not resume) as out:
         left = [point for point in points if point.key not in out.done]
         written: set[str] = set()
-        for row in _answered(sweep, points, {point.key for point in left}, asked):
-            new = row.key not in out.done and row.key not in written
-            if out.add(row) and new:
-                written.add(row.key)
-                if progress is not None:
-                    progress(len(written), len(left), row)
-    return len(left)
+        with suppress(OutOfTimeError):
+            for row in _answered(sweep, points, {point.key for point in left}, asked):
+                new = row.key not in out.done and row.key not in written
+                if out.add(row) and new:
+                    written.add(row.key)
+                    if progress is not None:
+                        progress(len(written), len(left), row)
+    return len(written), len(left) - len(written)
 
 
 def _answered(
@@ -242,9 +259,11 @@ def _answered(
     every = [point for group in groups for point in group]
     with _mapped(sweep, len(every)) as mapped:
         for point, answer in mapped(answered, [(point, asked) for point in every]):
-            answers[point] = answer
-            yield answer.row
-        together = [({p: answers[p] for p in group}, asked) for group in groups if len(group) > 1]
+            if answer is not None:
+                answers[point] = answer
+                yield answer.row
+        known = [{p: answers[p] for p in group if p in answers} for group in groups]
+        together = [(group, asked) for group in known if len(group) > 1]
         for rows in mapped(exchanged, together):
             yield from rows
 
@@ -373,13 +392,25 @@ class Answer:
     result: SearchResult | None = None
 
 
-def answered(point: Point, asked: SweepContext) -> tuple[Point, Answer]:
-    """The answer of one question by itself."""
+def answered(point: Point, asked: SweepContext) -> tuple[Point, Answer | None]:
+    """The answer of one question by itself; None where the sweep is over before it is there."""
     if asked.parent is not None:
         _end_with(asked.parent)
+    try:
+        with ends_by(asked.end):
+            check_time()
+            answer = _answer(point, asked)
+            check_time()  # what ended before its own limit is asked again
+            return point, answer
+    except OutOfTimeError:
+        return point, None
+
+
+def _answer(point: Point, asked: SweepContext) -> Answer:
     row, found = _row(point), None
     try:
         found = question(point)
+        end = moment_in(found.job.time_limit_seconds)
         row = replace(
             row,
             target=found.job.target,
@@ -387,12 +418,12 @@ def answered(point: Point, asked: SweepContext) -> tuple[Point, Answer]:
             sequence_length=found.job.sequence_length,
         )
         result = _best(found, (), asked)
-        return point, Answer(row=_written(row, result, asked), question=found, result=result)
+        return Answer(row=_written(row, result, asked, end), question=found, result=result)
+    except OutOfTimeError:
+        raise
     except HetplanError as error:
         status = _STATUS.get(type(error), "error")
-        return point, Answer(
-            row=replace(row, status=status, reason=first_line(error)), question=found
-        )
+        return Answer(row=replace(row, status=status, reason=first_line(error)), question=found)
 
 
 def exchanged(answers: dict[Point, Answer], asked: SweepContext) -> list[Row]:
@@ -407,9 +438,10 @@ def exchanged(answers: dict[Point, Answer], asked: SweepContext) -> list[Row]:
     }
     own = {at: each.result for at, each in enumerate(answers.values()) if each.result is not None}
     results = dict(own)
-    for _ in points:  # a plan wanders from neighbour to neighbour at most once around
-        if not any([_bettered(at, questions, results, asked) for at in questions]):
-            break
+    with suppress(OutOfTimeError), ends_by(asked.end):
+        for _ in points:  # a plan wanders from neighbour to neighbour at most once around
+            if not any([_bettered(at, questions, results, asked) for at in questions]):
+                break
     return [
         _written(answers[points[at]].row, result, asked)
         for at, result in results.items()
@@ -417,9 +449,9 @@ def exchanged(answers: dict[Point, Answer], asked: SweepContext) -> list[Row]:
     ]
 
 
-def _written(row: Row, result: SearchResult, asked: SweepContext) -> Row:
+def _written(row: Row, result: SearchResult, asked: SweepContext, end: float = math.inf) -> Row:
     """The row with the result, whose plan is written."""
-    result = by_objective(result, asked.predictor)
+    result = by_objective(result, asked.predictor, end=end)
     if is_interrupted(result):
         raise KeyboardInterrupt
     if asked.plans is not None:

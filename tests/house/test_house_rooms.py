@@ -19,6 +19,7 @@ ORDER = {
     "interrupts": 0,
     "units": 1,
     "kernels": 1,
+    "deadline": 2,
     "files": 2,
     "model": 3,
     "cluster": 3,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import add
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,10 @@ import numpy.typing as npt
 import pytest
 
 from hetplan import kernels
+from hetplan.errors import OutOfTimeError
 from hetplan.interrupts import held, interrupts_wait
 from hetplan.kernels import Kernel, clock, kernel, order_of, sum_of
-from hetplan.search.solver import Best, OutOfTimeError
+from hetplan.search.solver import Best
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -56,7 +56,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def time_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     now = [1000.0]
-    monkeypatch.setattr(kernels, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(kernels.loading, "now", lambda: now[0])
 
     def passes(seconds: float) -> None:
         now[0] += seconds

@@ -8,12 +8,15 @@ import pytest
 from search_jobs import cluster, island, job, model
 
 from hetplan.cluster.spec import Cluster
+from hetplan.deadline import ends_by
+from hetplan.errors import OutOfTimeError
 from hetplan.job.spec import Forbids, Pins, TrainerOptions
 from hetplan.kernels import clock
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.plans import homogeneous_lines
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
+from hetplan.search.table_maker import TableMaker
 from hetplan.whatif.baselines import (
     MIXES,
     WIDER,
@@ -47,7 +50,27 @@ def test_more_plans_are_never_slower(trainer: str) -> None:
 
 
 def test_nothing_is_compared_where_no_time_is_left() -> None:
-    assert restriction(_find("flagscale"), Answers(PREDICTOR, deadline=clock())) is None
+    found = _find("flagscale")
+    with pytest.raises(OutOfTimeError), ends_by(clock() - 0.01):
+        restriction(found, Answers(PREDICTOR))
+
+
+def test_a_known_plan_is_kept_where_there_is_no_time_to_list_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = _find("flagscale")
+
+    def families(_: TableMaker) -> None:
+        raise OutOfTimeError
+
+    monkeypatch.setattr(TableMaker, "families", property(families))
+    inputs = known.inputs
+    found = search(inputs.model, inputs.cluster, inputs.job, PREDICTOR, start=(known.plan,))
+    assert found.plan == known.plan
+    proof = found.certificate
+    assert proof is not None
+    assert (proof.status, proof.lower_bound_seconds, proof.gap) == ("limit", 0.0, 1.0)
+    assert (proof.candidates, proof.pruned_by_bound, proof.left_open) == (0, 0, 0)
 
 
 def _two_makers() -> Cluster:
@@ -100,7 +123,8 @@ def test_a_plan_of_one_kind_is_what_this_kind_reaches_alone() -> None:
     only_new = replace(job(8, gap=0.05), forbid=Forbids(islands=("slow",)))
     found = search(model(6), _two_makers(), only_new, PREDICTOR)
     result = replace(found, inputs=replace(found.inputs, job=job(8, gap=0.05)))
-    slow, new = homogeneous_sum(result, Answers(PREDICTOR, deadline=0.0)).kinds
+    with ends_by(clock() + 0.4):  # too little to begin a search
+        slow, new = homogeneous_sum(result, Answers(PREDICTOR)).kinds
     assert "not searched" in slow.reason
     assert new.tokens_per_second == result.estimate.tokens_per_second
     assert (new.reason, new.gap) == ("", found.certificate.gap if found.certificate else 1.0)
@@ -109,7 +133,8 @@ def test_a_plan_of_one_kind_is_what_this_kind_reaches_alone() -> None:
 def test_kinds_that_no_time_was_left_for_have_no_ratio() -> None:
     asked = replace(job(8, gap=0.05), target="flagscale")
     result = search(model(6), _two_makers(), asked, PREDICTOR)
-    figure = homogeneous_sum(result, Answers(PREDICTOR, deadline=0.0))
+    with ends_by(clock() + 0.4):  # too little to begin a search
+        figure = homogeneous_sum(result, Answers(PREDICTOR))
     assert figure.homogeneous_sum_ratio is None
     first, *_, ratio = homogeneous_lines(figure)
     assert "not searched alone" in first

@@ -33,9 +33,11 @@ def rows_of(table: Path) -> list[dict[str, str]]:
 
 
 def plan_all(sweep: Path, table: Path, *, resume: bool = False, plans: Path | None = None) -> int:
-    return run_sweep(
+    planned, left_out = run_sweep(
         load_sweep(sweep), table, resume=resume, predictor=_PREDICTOR, plans=plans, digest="none"
     )
+    assert left_out == 0
+    return planned
 
 
 def command(*arguments: str) -> Result:
@@ -196,7 +198,7 @@ def test_other_inputs_and_another_predictor_are_other_questions(
         asked.append(
             run_sweep(changed, tmp_path / "t.csv", resume=True, predictor=_PREDICTOR, digest=digest)
         )
-    assert asked == [8, 0, 8]
+    assert asked == [(8, 0), (0, 0), (8, 0)]
 
 
 def test_a_table_of_something_else_is_left_alone_and_a_torn_head_is_not(

@@ -69,7 +69,7 @@ MEMORY_PARTS = (
 )
 ENDED = {
     "optimal": "The search reached the gap of the job.",
-    "limit": "The time limit ended the search before the gap of the job.",
+    "limit": "A limit ended the search before the gap of the job.",
     "interrupted": "The search was interrupted.",
     "open": "The search ended by itself with a wider gap than the job's.",
 }

@@ -23,7 +23,8 @@ from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
 from hetplan.cost.step_model.draws import straggler_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic import Ledger, ledger
-from hetplan.errors import Fault, InputError
+from hetplan.deadline import seconds_left
+from hetplan.errors import Fault, InputError, OutOfTimeError
 from hetplan.plans.pieces import Devices, Places, device_array, stage_array, used_devices
 from hetplan.plans.plan import Plan
 from hetplan.plans.v_schedules import stage_of
@@ -199,6 +200,8 @@ def _with_other_bandwidths(
     use: LinkUse, plan: Plan, question: Question, predictor: Predictor, step: float
 ) -> LinkUse:
     """With what half and twice the bandwidth make of the step, the layout as it is."""
+    if seconds_left() <= 0.0:
+        return use
     name, island = use.link, question.cluster.island(use.link.left)
     link = {
         LinkScope.NODE: island.intra_node,
@@ -222,7 +225,10 @@ def _with_other_bandwidths(
         pricer = Pricer(question.model, changed.cluster, question.job, predictor)
         return pricer.step(plan).step_seconds / step - 1.0
 
-    return replace(use, at_half=grown(0.5), at_twice=grown(2.0))
+    try:
+        return replace(use, at_half=grown(0.5), at_twice=grown(2.0))
+    except OutOfTimeError:
+        return use
 
 
 def _senders_across(plan: Plan, cluster: Cluster) -> dict[tuple[str, str], int]:

@@ -440,6 +440,13 @@ class IslandProgram:
         return np.ascontiguousarray((terms[..., OWN] + gained + allowed).min(axis=2))
 
 
+def program_bytes(space: StageTable, stages: int) -> int:
+    """What a program of so many stages takes, most of it for `terms`, `allowed` and `alone`."""
+    variants, meshes = space.forward.shape
+    rows = meshes * stages * (space.num_layers + 1)
+    return 8 * int(rows) * (int(variants) * (OF_ISLANDS + 2) + 4)
+
+
 def island_program(
     space: StageTable, family: Family, most_units: MostUnits, exchange: Exchange, stages: int
 ) -> IslandProgram:

@@ -38,7 +38,12 @@ from hetplan.search.interleaved.heuristic import (
     runs_of,
     units_of,
 )
-from hetplan.search.interleaved.island_bound import IslandProgram, island_program, least_open
+from hetplan.search.interleaved.island_bound import (
+    IslandProgram,
+    island_program,
+    least_open,
+    program_bytes,
+)
 from hetplan.search.interleaved.rows import Row, row_of
 from hetplan.search.solver import Best
 from hetplan.search.space.chunk_memory import ChunkMemory
@@ -101,7 +106,6 @@ class InterleavedSolver(FamilySolver):
         self._listed: list[_Open] | None = None
         self._whole = True
         """Whether all rows were listed, so that each can be bounded."""
-        self._programs: dict[int, IslandProgram] = {}
 
     @cached_property
     def space(self) -> StageTable:
@@ -149,7 +153,10 @@ class InterleavedSolver(FamilySolver):
         least = min(best.target, NEVER)
         for stages in stage_counts(space, family):
             best.check_time()
-            _, mesh = least_open(self._island_program(stages), 0.0, least, _HALVINGS)
+            program = self._island_program(stages)
+            if program is None:
+                continue
+            _, mesh = least_open(program, 0.0, least, _HALVINGS)
             if legal(space, runs_of(mesh)):
                 starts[runs_of(mesh)] = None
         found = []
@@ -275,8 +282,10 @@ class InterleavedSolver(FamilySolver):
         for stages in stage_counts(self.space, self.family):
             best.check_time()
             best.explored += 1
-            target = min(best.target, NEVER)
-            bound, mesh = least_open(self._island_program(stages), known, target, _HALVINGS)
+            target, program = min(best.target, NEVER), self._island_program(stages)
+            if program is None:
+                return known
+            bound, mesh = least_open(program, known, target, _HALVINGS)
             if legal(self.space, runs_of(mesh)):
                 one = self._open(mesh)
                 cut = one.program(target)
@@ -285,12 +294,16 @@ class InterleavedSolver(FamilySolver):
             least = min(least, bound)
         return least
 
-    def _island_program(self, stages: int) -> IslandProgram:
-        if stages not in self._programs:
-            self._programs[stages] = island_program(
+    def _island_program(self, stages: int) -> IslandProgram | None:
+        """None where its tables would be too large: then there is no bound by islands."""
+        found = self._maker.kept.value(
+            (self.index, stages),
+            program_bytes(self.space, stages),
+            lambda: island_program(
                 self.space, self.family, self._memory.most_units, self._maker.exchange, stages
-            )
-        return self._programs[stages]
+            ),
+        )
+        return found if isinstance(found, IslandProgram) else None
 
     def _rows(self, limit: float) -> list[_Open]:
         """Rows that may have a step below `limit`, least bound first; kept once they are listed.
@@ -312,7 +325,8 @@ class InterleavedSolver(FamilySolver):
         """The same rows, fewer of them, by what positions can hold (`island_bound`)."""
         found: list[tuple[int, ...]] = []
         for stages in stage_counts(self.space, self.family):
-            some = self._island_program(stages).rows(limit, _MAX_ROWS - len(found))
+            program = self._island_program(stages)
+            some = None if program is None else program.rows(limit, _MAX_ROWS - len(found))
             if some is None:
                 return None
             found += [mesh for mesh in some if legal(self.space, runs_of(mesh))]

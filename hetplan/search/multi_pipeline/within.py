@@ -288,6 +288,13 @@ _WORTHS = (0.0, 0.5, 1.0, 2.0, 4.0)
 what a bottleneck costs that has a second less; any numbers are valid."""
 
 
+_STATE_BYTES = 12
+"""Of `came` in `cheapest_within`."""
+
+_MOST_BYTES = 400_000_000
+"""Of all states of a program; with more of them they are put into fewer bins."""
+
+
 class WithinPricer:
     """Cheapest pipelines that end within a time."""
 
@@ -357,6 +364,10 @@ class WithinPricer:
         rests = np.full((rows + 1, self.num_layers + 1, len(worth)), np.inf)
         _rests(middle, first, worth, rests)
         path = np.empty((2, rows), dtype=np.int64)
+        while bins[0] * bins[1] * (rows + 1) * (self.num_layers + 1) * _STATE_BYTES > _MOST_BYTES:
+            bins = max(1, bins[0] // 2), max(1, bins[1] // 2)
+            if bins == (1, 1):
+                break
         found = cheapest_within(
             last,
             middle,
