@@ -73,10 +73,11 @@ def advise(
             time_limit_seconds=seconds,
             progress=lambda at, words: line.show(at, len(asked), None, words),
         )
+        within = {each.worth.words for each in found}
         least = [
             fewest(result, predict, each, deadline_seconds=until, time_limit_seconds=seconds)
             for each in asked
-            if until is not None and each.more is not None
+            if until is not None and each.more is not None and each.words in within
         ]
     if as_json:
         emit(encode(Advice(candidates=found, fewest=tuple(least)), schema=ADVICE_SCHEMA))
