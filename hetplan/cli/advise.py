@@ -81,9 +81,9 @@ def advise(
             usd_per_hour=usd,
             progress=lambda at, words: line.show(at, len(asked), None, words),
         )
-        known = {each.worth.words for each in found}
-        left_out += [each.words for each in affordable(asked, usd) if each.words not in known]
-        for each in asked:
+        known, within = {each.worth.words for each in found}, affordable(asked, usd)
+        left_out += [each.words for each in within if each.words not in known]
+        for each in within:
             if until is not None and each.more is not None:
                 try:
                     least.append(fewest(result, predict, each, deadline_seconds=until))

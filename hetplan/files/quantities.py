@@ -231,7 +231,11 @@ def check_limits(value: object) -> None:
         if number is None:
             continue
         for relation, limit in tests:
-            if not relation(number, limit):  # also where it is NaN
+            try:
+                within = relation(number, limit)  # False also where it is NaN
+            except TypeError:
+                within = False
+            if not within:
                 raise InputError(f"{name} is {number!s:.40}; it must be {words}")
 
 

@@ -128,6 +128,10 @@ def replan(
     if source not in tuple(Source):
         message = f"found {source!a}; it is one of {', '.join(Source)}"
         raise InputError(Fault(field="source", message=message))
+    for name, given in (("lost", lost), ("gained", gained), ("horizon", horizon or "")):
+        many = name != "horizon" and isinstance(given, list | tuple)
+        if not all(isinstance(each, str) for each in (given if many else (given,))):
+            raise InputError(Fault(field=name, message=f"found {given!a:.40}; give text"))
     asked = with_horizon(Terms(source=Source(str(source)), **terms), horizon)  # type: ignore[arg-type]
     before = plan if isinstance(plan, SearchResult) else load_legal_plan(Path(plan))
     names = (lost,) if isinstance(lost, str) else lost

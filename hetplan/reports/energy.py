@@ -35,7 +35,7 @@ def energy_line(result: SearchResult) -> str:
         whole += [] if energy is None else [kwh_words(steps * energy.kwh_per_step)]
         whole += [] if dollars is None else [f"{digits(steps * dollars)} USD"]
     if whole:
-        words.append(f"{' and '.join(whole)} for {format_count(tokens or 0)} tokens")
+        words.append(f"{' and '.join(whole)} for the steps of {format_count(tokens or 0)} tokens")
     return "; ".join(words)
 
 

@@ -47,6 +47,7 @@ from hetplan.cost.moving import (
 )
 from hetplan.deadline import moment_in
 from hetplan.errors import Fault, InfeasibleError, InputError
+from hetplan.files.quantities import NonNegative, Positive, check_limits
 from hetplan.job.spec import Job
 from hetplan.plans.build import chosen_of
 from hetplan.plans.check import check_plan
@@ -89,28 +90,23 @@ class Source(StrEnum):
 class Terms:
     """What a change of plans costs, and how long the next plan is to last."""
 
-    horizon_tokens: float | None = None
-    horizon_seconds: float | None = None
+    horizon_tokens: Positive | None = None
+    horizon_seconds: Positive | None = None
     """The work that the plan of the shortest step does in this time. Neither: all tokens of the
     job, or a day where it does not say them."""
-    start_seconds: float | None = None
+    start_seconds: NonNegative | None = None
     """From the end of the old processes to the first step, without the move; None: as the days of
     the run have it (`hetplan.cost.goodput.run`)."""
     source: Source = Source.CHECKPOINT
-    storage_bytes_per_second: float | None = None
+    storage_bytes_per_second: Positive | None = None
     """What all readers of a checkpoint get together; None: as the days of the run have it."""
-    search_seconds: float = SEARCH_SECONDS
+    search_seconds: NonNegative = SEARCH_SECONDS
     """Limit of the search; the job's own counts where it is shorter."""
     may_stay: bool = True
     """Whether the old plan may go on without a start, where it can."""
 
     def __post_init__(self) -> None:
-        for name in ("horizon_tokens", "horizon_seconds", "storage_bytes_per_second"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"{name} is {value}; it must be above 0")
-        if self.start_seconds is not None and not 0 <= self.start_seconds < math.inf:
-            raise InputError(f"start_seconds is {self.start_seconds}; it must be at least 0")
+        check_limits(self)
 
 
 def with_horizon(terms: Terms, text: str | None) -> Terms:

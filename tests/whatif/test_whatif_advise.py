@@ -148,5 +148,14 @@ def test_the_command_says_found_and_most_possible(today: SearchResult, tmp_path:
     outcome = run("advise", str(plan), "--candidates", str(file), "--deadline", "1 d")
     assert outcome.exit_code == 0, outcome.stderr
     assert "a b 400Gbit 1ms each, 3 USD/h" in outcome.stdout
+    nodes = "  - {nodes: 1x8 h100 @here, price: 90 USD/h}\n"
+    of = today.inputs.cluster
+    near = replace(of, within_region=of.link_between("a", "b"))
+    save_result(replace(today, inputs=replace(today.inputs, cluster=near)), plan)
+    dear = write(tmp_path, f"{nodes}  - {{link: a b 400Gbit 1ms each, price: 3 USD/h}}\n")
+    options = ("--budget", "5 USD/h", "--deadline", "1 d")
+    outcome = run("advise", str(plan), "--candidates", str(dear), *options)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "h100" not in outcome.stdout
     machine = run("advise", str(plan), "--candidates", str(file), "--json")
     assert '"schema": "hetplan.advice/1"' in machine.stdout

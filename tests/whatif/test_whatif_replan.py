@@ -259,6 +259,10 @@ def test_the_library_takes_names_and_says_ten_lines(before: SearchResult) -> Non
         ({"lost": "a-1", "horizon": "soon"}, "500B"),
         ({"lost": "a-1", "source": "air"}, "one of checkpoint, peers"),
         ({"lost": "a-1", "startseconds": 3}, "unknown; known: horizon"),
+        ({"lost": "a-1", "start_seconds": "69 s"}, "start_seconds"),
+        ({"lost": "a-1", "search_seconds": math.nan}, "search_seconds"),
+        ({"lost": "a-1", "horizon": 5}, "horizon"),
+        ({"lost": 5}, "lost"),
     ):
         with pytest.raises(InputError, match=message):
             hetplan.replan(before, predictor=PREDICTOR, **keywords)
