@@ -225,6 +225,12 @@ def digits(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:#.3g}"
 
 
+def scaled(number: float, *units: tuple[str, float]) -> str:
+    """Three digits in the largest unit that is not above the number, else the last: `412 kW`."""
+    unit, size = next((each for each in units if number >= each[1]), units[-1])
+    return f"{digits(number / size)}{unit}"
+
+
 def format_brief(seconds: float, like: float | None = None) -> str:
     """A time with three digits, as in `29.3 s`, `991 ms`, or in the unit that `like` has."""
     unit = format_seconds(seconds if like is None else like).split()[1]

@@ -15,7 +15,6 @@ Part of the stand-alone measure.py: Python 3.8 and torch 2.1 only.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -268,7 +267,6 @@ def time_layer(
     gradient: Tensor | None,
     backend: Any,
     limits: TimingLimits,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[Timing, float, float]]:
     """Forward, then backward: its timing, bytes kept for backward, peak bytes (0: not told)."""
 
@@ -281,7 +279,7 @@ def time_layer(
         result.backward(gradient)
         mark()
 
-    timings = measure(one_pass, backend, limits, clock=clock)
+    timings = measure(one_pass, backend, limits)
     parameters = {each.untyped_storage().data_ptr() for each in layer.parameters()}
     kept: dict[int, int] = {}
 
@@ -311,11 +309,7 @@ ADAMW = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 def time_update(
-    optimizer: str,
-    values: Tensor,
-    backend: Any,
-    limits: TimingLimits,
-    clock: Callable[[], float] = time.perf_counter,
+    optimizer: str, values: Tensor, backend: Any, limits: TimingLimits
 ) -> tuple[Timing, float]:
     """Timing of one update of this vector of parameters, and its peak bytes."""
     gradients = torch.randn_like(values) * INITIAL_STD
@@ -337,7 +331,7 @@ def time_update(
             values.copy_(updated.detach())
         mark()
 
-    (timing,) = measure(update, backend, limits, clock=clock)
+    (timing,) = measure(update, backend, limits)
     if not backend.reset_peak_memory():
         return timing, 0.0
     update(lambda: None)

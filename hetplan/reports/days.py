@@ -16,6 +16,7 @@ from hetplan.units import (
     format_bytes,
     format_count,
     format_range,
+    scaled,
 )
 
 _SHOWN_SHARE = 0.005
@@ -67,10 +68,7 @@ def days_line(found: Goodput) -> str:
 
 def count_words(number: float) -> str:
     """`11.2B`."""
-    letter, size = next(
-        (each for each in (("T", 1e12), ("B", 1e9), ("M", 1e6)) if number >= each[1]), ("", 1.0)
-    )
-    return f"{digits(number / size)}{letter}"
+    return scaled(number, ("T", 1e12), ("B", 1e9), ("M", 1e6), ("", 1.0))
 
 
 def lost_words(found: Goodput) -> str:

@@ -17,7 +17,7 @@ from hetplan.plans.pieces import used_devices
 from hetplan.predict.predictor import Predictor
 from hetplan.reports.terminal import new_table
 from hetplan.search.result import Alternative, SearchResult
-from hetplan.units import digits, format_brief, format_count
+from hetplan.units import digits, format_brief, format_count, scaled
 
 
 def energy_line(result: SearchResult) -> str:
@@ -64,18 +64,12 @@ def _pues(energy: Energy) -> str:
 
 def watts_words(watts: float) -> str:
     """Three digits, as in `412 kW`."""
-    for unit, size in (("GW", 1e9), ("MW", 1e6), ("kW", 1e3)):
-        if watts >= size:
-            return f"{digits(watts / size)} {unit}"
-    return f"{digits(watts)} W"
+    return scaled(watts, (" GW", 1e9), (" MW", 1e6), (" kW", 1e3), (" W", 1.0))
 
 
 def kwh_words(kwh: float) -> str:
     """Three digits, as in `0.81 kWh`, `1.06 GWh`."""
-    for unit, size in (("GWh", 1e6), ("MWh", 1e3)):
-        if kwh >= size:
-            return f"{digits(kwh / size)} {unit}"
-    return f"{digits(kwh)} kWh"
+    return scaled(kwh, (" GWh", 1e6), (" MWh", 1e3), (" kWh", 1.0))
 
 
 def power_lines(result: SearchResult) -> Iterator[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from hetplan.cost.network.segments import LinkScope
 from hetplan.plans.pieces import stage_array
+from hetplan.plans.plan import Plan
 from hetplan.search.descriptions import devices_in_use
 from hetplan.units import counted, format_brief, format_bytes
 from hetplan.whatif.against import choices
@@ -77,20 +79,17 @@ def _changes(found: Replanned) -> Iterator[str]:
 
 def _stages(found: Replanned) -> Iterator[str]:
     """Layers and devices of each stage, before and after; runs of alike ones once."""
-
-    def rows(plan: object) -> list[str]:
-        counted_rows: list[tuple[str, int]] = []
-        for stage in plan.stages:  # type: ignore[attr-defined]
-            words = f"{stage.num_layers} on {stage_array(stage).size}"
-            if counted_rows and counted_rows[-1][0] == words:
-                counted_rows[-1] = words, counted_rows[-1][1] + 1
-            else:
-                counted_rows.append((words, 1))
-        return [f"{times} x {words}" if times > 1 else words for words, times in counted_rows]
-
-    old, new = rows(found.before.plan), rows(found.result.plan)
+    old, new = (", ".join(_rows(each.plan)) for each in (found.before, found.result))
     if old != new:
-        yield f"stages of layers on devices: {', '.join(old)} -> {', '.join(new)}"
+        yield f"stages of layers on devices: {old} -> {new}"
+
+
+def _rows(plan: Plan) -> Iterator[str]:
+    """`3 x 10 on 64`, and so on."""
+    every = (f"{stage.num_layers} on {stage_array(stage).size}" for stage in plan.stages)
+    for words, alike in groupby(every):
+        times = len([*alike])
+        yield f"{times} x {words}" if times > 1 else words
 
 
 def _move(best: Option, terms: Terms) -> Iterator[str]:

@@ -275,8 +275,12 @@ def cluster_map(cluster: Cluster, used: dict[str, Sequence[float]], links: Seque
     )
 
 
-def _text(x: float, y: float, words: str, name: str = "", most: int = 34) -> Markup:
-    shown = words if len(words) <= most else words[: most - 1] + "…"
+_MOST_LETTERS = 34
+"""Of a line in a picture of a cluster."""
+
+
+def _text(x: float, y: float, words: str, name: str = "") -> Markup:
+    shown = words if len(words) <= _MOST_LETTERS else words[: _MOST_LETTERS - 1] + "…"
     return tag("text", shown, x=x, y=y, class_=name or None)
 
 
