@@ -128,13 +128,14 @@ def plan(
         ),
     ] = False,
     native: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            help="Compare with a trainer that can run more plans.",
+            help="Compare with a trainer that can run more plans. Default: with FlagScale, where "
+            "the target cannot mix libraries.",
             rich_help_panel=SEARCH,
             hidden=True,
         ),
-    ] = True,
+    ] = None,
     trace: TraceFile = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
@@ -218,13 +219,22 @@ def _shown(answers: Answers) -> Iterator[None]:
 
 
 def _show_comparisons(
-    result: SearchResult, answers: Answers, out: Path, *, native: bool, verbose: bool, end: float
+    result: SearchResult,
+    answers: Answers,
+    out: Path,
+    *,
+    native: bool | None,
+    verbose: bool,
+    end: float,
 ) -> None:
     """What the time allows; Ctrl-C ends them, and the command: the plan was written before."""
     from hetplan.deadline import ends_by
     from hetplan.errors import OutOfTimeError
+    from hetplan.whatif.ask import libraries_apart
     from hetplan.whatif.smaller_questions import usable_kinds
 
+    if native is None:
+        native = bool(libraries_apart(result.inputs))
     known: dict[str, Callable[[SearchResult, Answers, bool], tuple[list[str], str]]] = {}
     if native and result.inputs.job.target not in ("native", "any"):
         known["a wider target"] = _restriction_lines

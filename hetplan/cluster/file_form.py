@@ -65,15 +65,14 @@ class LinkForm(FileForm):
     price: TrafficPrice | None = None
     """What traffic over the link costs."""
     compute_share: Fraction | None = None
-    """Part of a device's compute units that a transfer takes, as 0.15. There 20 of 132 copy. Left
-    out: 0, the transport copies without them."""
+    """Part of a device's compute units that a transfer takes, as 0.15. Left out: 0, the transport
+    copies without them."""
     equal_cost_paths: Count | None = None
     """Parallel paths to which flows are hashed. Some collide. Left out: none
     do."""
     measured: bool | None = None
-    """The figures are what transfers reached, and count as they are. Steps * (latency + bytes /
-    bandwidth), as a draft takes them out of samples. Left out: they are
-    the hardware's, and device-direct transfers reach the part of them that such links are known to
+    """The figures are what transfers reached, and count as they are. Left out: they are the
+    hardware's, and device-direct transfers reach the part of them that such links are known to
     reach."""
 
 

@@ -23,7 +23,7 @@ from hetplan.search.files import save_result
 from hetplan.search.result import IdleCause, IdleReason
 
 REASON = IdleReason(
-    island="a", idle_devices=1, usable_devices=8, busy_share=0.5, causes=(IdleCause.MEMORY,)
+    island="slow", idle_devices=1, usable_devices=8, busy_share=0.5, causes=(IdleCause.MEMORY,)
 )
 HELD = f"process {os.getpid()} on "
 
