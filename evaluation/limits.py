@@ -28,6 +28,8 @@ from evaluation.output import WORDS, Answer, Section, frame_of
 from hetplan import kernels
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import CPU_KIND
+from hetplan.job.spec import Precision
+from hetplan.plans.check_job import MAX_SEARCHED_ISLANDS
 from hetplan.units import format_bytes
 
 MOST_ISLANDS, MOST_KINDS, MOST_DEVICES, MOST_LAYERS, MOST_BATCH = 200, 64, 131_072, 1000, 10**6
@@ -36,6 +38,8 @@ LIMITS = (1, 2, 5, 10)
 TARGETS = ("megatron", "flagscale", "torchtitan", "native", "any")
 _HIDDEN = (1024, 2048, 4096, 8192, 12288)
 _PER_NODE = 8
+_REFUSED = 0.1
+"""Part of the questions that may have more islands than are searched."""
 _PATIENCE_SECONDS = 600
 """Until a command that does not end is killed, on a machine that others use."""
 _ENDED = {0: "plan", 2: "refused", 3: "none", 4: "not in time"}
@@ -77,8 +81,13 @@ def question(seed: int) -> Question:
     def size(least: int, most: int) -> int:
         return min(most, round(least * math.exp(draw.random() * math.log(most / least))))
 
-    every = sorted(kind.kind for kind in load_catalogue() if kind.kind != CPU_KIND)
-    islands = size(1, MOST_ISLANDS)
+    every = sorted(
+        kind.kind
+        for kind in load_catalogue()
+        if kind.kind != CPU_KIND and Precision.BFLOAT16 in dict(kind.peak_flops_per_second)
+    )
+    refused = draw.random() < _REFUSED
+    islands = size(1, MOST_ISLANDS if refused else MAX_SEARCHED_ISLANDS)
     names = draw.sample(every, min(islands, draw.randint(1, MOST_KINDS)))
     kinds = len(names)
     names += [draw.choice(names) for _ in range(islands - kinds)]

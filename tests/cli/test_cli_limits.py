@@ -74,6 +74,23 @@ def test_little_address_space_is_one_line_and_loses_nothing(tmp_path: Path) -> N
     assert kept.read_text() == ""
 
 
+def test_few_files_no_home_one_core_and_a_full_disk_lose_nothing(tmp_path: Path) -> None:
+    asked = (*_PLAN, "--time-limit", "60 s", "--gap", "0.9")
+    little = (
+        'ulimit -n 64; export HOME=/proc/nowhere XDG_CACHE_HOME=; exec taskset -c "$(core)" "$@"'
+    )
+    one_core = 'core() { taskset -cp $$ | sed "s/.*: //; s/[-,].*//"; }; '
+    done = _hetplan(tmp_path, one_core + little, *asked)
+    assert done.returncode == 0, done.stderr
+    plan = tmp_path / "plan.json"
+    kept = plan.read_bytes()
+    full = _hetplan(tmp_path, 'ulimit -f 1; exec "$@"', *asked)
+    assert full.returncode == 1
+    assert full.stderr.splitlines()[-1] == f"hetplan: cannot write {plan}: File too large"
+    assert plan.read_bytes() == kept
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
+
+
 def test_no_time_at_all_is_one_line(tmp_path: Path) -> None:
     done = _hetplan(tmp_path, 'exec "$@"', *_PLAN, "--time-limit", "1 us")
     assert done.returncode == LimitError.exit_code

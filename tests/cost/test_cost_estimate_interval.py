@@ -15,6 +15,7 @@ from hetplan.cluster.spec import Cluster, RegionLink
 from hetplan.comparison.calibration import run_error
 from hetplan.cost.estimate import StepCalibration, estimate, span_of
 from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.step_model import draws
 from hetplan.cost.step_model.draws import Draws
 from hetplan.errors import InputError
 from hetplan.plans.chosen import Shape
@@ -107,6 +108,23 @@ def test_errors_of_many_classes_average_out(parts: int) -> None:
     found = estimate(ALONE, SHAPE, CLUSTER, ASKED, sure)
     assert half(found) == pytest.approx(0.1 / math.sqrt(parts), rel=0.12)
     assert found.own_log_halfwidth == pytest.approx(half(found))
+
+
+def test_a_step_of_many_passes_has_fewer_draws_and_much_the_same_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sure = LinearPredictor(halfwidth=0.1)
+    found = estimate(BOTH, SHAPE, CLUSTER, ASKED, sure)
+    steps = []
+    whole = draws.drawn_steps
+    monkeypatch.setattr(draws, "_MOST_PASSES", 1)
+    monkeypatch.setattr(
+        "hetplan.cost.estimate.drawn_steps", lambda *asked: steps.append(whole(*asked)) or steps[0]
+    )
+    fewer = estimate(BOTH, SHAPE, CLUSTER, ASKED, sure)
+    assert [len(each) for each in steps] == [draws._FEWER_DRAWS]
+    assert fewer.step_seconds == pytest.approx(found.step_seconds, rel=1e-9)
+    assert half(fewer) == pytest.approx(half(found), rel=0.15)
 
 
 @pytest.mark.parametrize("plan", [ALONE, BOTH], ids=["one device", "two islands"])

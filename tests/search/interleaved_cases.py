@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import permutations, product
 
 import numpy as np
@@ -18,6 +18,7 @@ from hetplan.job.spec import Job
 from hetplan.search.solver import OrderFreeBound
 from hetplan.search.space.family import Family
 from hetplan.search.space.stage_table import StageTable
+from hetplan.search.table_maker import Kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class Case:
     room: Ints
     """[V, M, P] units that fit on a slot of this mesh, by its distance from the last slot."""
     exchange: Exchange
+    kept: Kept = field(default_factory=lambda: Kept(10**8), repr=False, compare=False)
 
     def most_units(self, mesh: Sequence[int]) -> Ints:
         """As `hetplan.search.space.chunk_memory.ChunkMemory`."""
