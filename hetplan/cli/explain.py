@@ -24,7 +24,6 @@ from hetplan.cli.options import (
 
 if TYPE_CHECKING:
     from hetplan.reports.explained import Explained
-    from hetplan.search.result import SearchResult
 
 app = typer.Typer(
     help="Explain a plan: what limits it, what would help, why not another one.\n\n"
@@ -91,7 +90,7 @@ def idle(
         from hetplan.files.reading import read_document
         from hetplan.reports.explained import Explained, idle_lines
         from hetplan.reports.progress import ProgressLine
-        from hetplan.search.files import load_legal_plan
+        from hetplan.search.files import load_legal_plan, save_in_place
         from hetplan.whatif.idle import idle_reasons, little_used
         from hetplan.whatif.limits import limits as limits_of
 
@@ -109,7 +108,7 @@ def idle(
             known = {each.island for each in found}
             left_out = [f"why {name} is idle" for name in little_used(result) if name not in known]
     if found and not result.idle and not left_out:
-        _keep(replace(result, idle=found), plan, before)
+        save_in_place(replace(result, idle=found), plan, before)
     result = replace(result, idle=found)
     say_left_out(*left_out, *(["writing it into the plan file"] if found and left_out else []))
     if as_json:
@@ -118,20 +117,6 @@ def idle(
     lines = [*idle_lines(found, result, verbose=verbose)]
     if not left_out or lines:
         emit_lines(lines or ["no island is idle or has little to do, as far as a search says"])
-
-
-def _keep(result: SearchResult, path: Path, sha256: str) -> None:
-    """Write it into the plan file, which had this digest when it was read."""
-    from hetplan.errors import Fault, InputError
-    from hetplan.files.locks import Lock
-    from hetplan.files.reading import read_document
-    from hetplan.search.files import save_result
-
-    with Lock(path).take():
-        if read_document(path).sha256 != sha256:
-            message = "was replaced while its islands were looked at; explain the new plan"
-            raise InputError(Fault(file=str(path), message=message))
-        save_result(result, path)
 
 
 @app.command()

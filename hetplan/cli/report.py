@@ -74,7 +74,7 @@ def report(
     with ends_by(end):
         predict, _ = read_predictor(predictor, store)
         if what_if:
-            results = [(name, _asked(Path(name), result, predict)) for name, result in results]
+            results = [(name, _asked(Path(name), predict)) for name, _ in results]
         views = plan_views(results, predict, logs)
         if seconds_left() <= 0.0:
             say_left_out("steps at other bandwidths of links")
@@ -83,19 +83,21 @@ def report(
     say(f"wrote {out} ({len(text.encode()) / 1e6:.2g} MB)")
 
 
-def _asked(path: Path, result: SearchResult, predictor: Predictor) -> SearchResult:
+def _asked(path: Path, predictor: Predictor) -> SearchResult:
     """The result with all answers, each written into its file as soon as it is there; with those
     that there was time for.
     """
     from hetplan.deadline import ends_by, moment
     from hetplan.errors import Fault, InputError, OutOfTimeError
+    from hetplan.files.reading import read_document
     from hetplan.files.writing import check_writable
     from hetplan.reports.html.values import plan_view
     from hetplan.reports.progress import ProgressLine
-    from hetplan.search.files import save_result
+    from hetplan.search.files import load_legal_plan, save_in_place
     from hetplan.whatif.kept import with_what_ifs
 
     check_writable(path)
+    before, result = read_document(path).sha256, load_legal_plan(path)
     if plan_view(path.name, result, predictor).is_priced_anew:
         message = (
             "was priced by another predictor than this one, so that answers would not be about "
@@ -109,7 +111,7 @@ def _asked(path: Path, result: SearchResult, predictor: Predictor) -> SearchResu
                     result, predictor, lambda at, of, what: line.show(at, of, None, what)
                 ):
                     result = found
-                    save_result(result, path)
+                    before = save_in_place(result, path, before)
         except OutOfTimeError:
             say_left_out(f"answers to what-ifs of {path}")
     return result

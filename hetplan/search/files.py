@@ -14,6 +14,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import Fault, FaultList, InputError
 from hetplan.files.encoding import canonical, encode
+from hetplan.files.locks import Lock
 from hetplan.files.reading import Document, decode, read_document
 from hetplan.files.settings import Setting, with_settings
 from hetplan.files.writing import write_atomically
@@ -73,6 +74,19 @@ def _digest(text: str) -> str:
 def save_result(result: SearchResult, path: Path) -> None:
     """Write the result; the file is whole or, after a fault, as it was before."""
     write_atomically(path, result_text(result))
+
+
+def save_in_place(result: SearchResult, path: Path, sha256: str) -> str:
+    """Write the result over the file of this digest that it was read from; the new digest.
+
+    An InputError where that file was replaced meanwhile.
+    """
+    with Lock(path).take():
+        if read_document(path).sha256 != sha256:
+            message = "was replaced while it was planned again; ask about the new plan"
+            raise InputError(Fault(file=str(path), message=message))
+        save_result(result, path)
+        return read_document(path).sha256
 
 
 def load_legal_plan(path: str | Path | Document) -> SearchResult:
