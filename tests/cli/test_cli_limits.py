@@ -74,6 +74,7 @@ def test_little_address_space_is_one_line_and_loses_nothing(tmp_path: Path) -> N
     assert kept.read_text() == ""
 
 
+@pytest.mark.slow  # two processes without compiled kernels on disk: 8 s of CPU
 def test_few_files_no_home_one_core_and_a_full_disk_lose_nothing(tmp_path: Path) -> None:
     asked = (*_PLAN, "--time-limit", "60 s", "--gap", "0.9")
     little = (
