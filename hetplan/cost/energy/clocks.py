@@ -32,7 +32,7 @@ from hetplan.cost.arrays import Floats
 from hetplan.cost.energy.energy import JOULES_PER_KWH
 from hetplan.cost.energy.power import power_law, pue_of
 from hetplan.cost.replay.ends import replayed
-from hetplan.cost.replay.programs import Message, Receive, Send, Step, Wait, programs
+from hetplan.cost.replay.programs import Message, Receive, Send, Step, Wait, programs_of
 from hetplan.cost.replay.times import PipelineTimes
 from hetplan.cost.step_model.plan import sends_wait
 from hetplan.cost.step_model.pricer import Pricer
@@ -100,15 +100,7 @@ def slack_of(pipelines: Sequence[PipelineTimes], *, rendezvous: bool) -> list[li
     step = max(float(ends.max()) for ends in whole.ends)
     found = []
     for p, times in enumerate(pipelines):
-        written = programs(
-            times.schedule,
-            times.num_stages,
-            times.num_microbatches,
-            times.virtual_stages,
-            times.warmup,
-            rendezvous,
-            times.exchange,
-        )
+        written = programs_of(times, rendezvous)
         replay = _Replay(times, whole.start[p], whole.left[p])
         for s, program in enumerate(written):
             replay.read(s, program)

@@ -49,7 +49,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from hetplan.cost.replay.times import Exchange
+from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.cost.schedules import forwards_first, passes
 from hetplan.errors import InputError
 from hetplan.plans.v_schedules import Pass, stage_of, virtual_stage_of
@@ -137,6 +137,19 @@ def programs(
     ):
         return tuple(tuple(_batched(s, num_stages, order)) for s, order in enumerate(orders))
     return tuple(map(tuple, early_receives(orders, virtual_stages, schedule)))
+
+
+def programs_of(times: PipelineTimes, rendezvous: bool) -> tuple[tuple[Step, ...], ...]:
+    """The programs of the stages that these times are of."""
+    return programs(
+        times.schedule,
+        times.num_stages,
+        times.num_microbatches,
+        times.virtual_stages,
+        times.warmup,
+        rendezvous,
+        times.exchange,
+    )
 
 
 def ends_of_hop(message: Message, num_stages: int, schedule: str = "1f1b") -> tuple[int, int]:

@@ -31,7 +31,7 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.ends import Replayed, replayed
-from hetplan.cost.replay.programs import DOWN, UP, Step, Wait, programs
+from hetplan.cost.replay.programs import DOWN, UP, Step, Wait, programs_of
 from hetplan.cost.replay.times import PipelineTimes
 from hetplan.plans.v_schedules import Pass, PassKind
 
@@ -128,15 +128,7 @@ def without_transfers(times: PipelineTimes) -> PipelineTimes:
 def _pipeline(times: PipelineTimes, whole: Replayed, p: int, rendezvous: bool) -> PipelineReplay:
     start, left = whole.start[p], whole.left[p]
     arrived = left + times.wire_latency[:, None]
-    written = programs(
-        times.schedule,
-        times.num_stages,
-        times.num_microbatches,
-        times.virtual_stages,
-        times.warmup,
-        rendezvous,
-        times.exchange,
-    )
+    written = programs_of(times, rendezvous)
     wires = {DOWN: times.link_forward, UP: times.link_backward}
     transfers = [
         Transfer(
