@@ -99,7 +99,6 @@ def idle(
     found, left_out = result.idle, list[str]()
     with ends_by(end):
         predict, _ = read_predictor(predictor, store)
-        limited = limits_of(result, predict)
         if not found:
             with ProgressLine("planning with idle islands") as line:
                 found = idle_reasons(
@@ -112,7 +111,7 @@ def idle(
     result = replace(result, idle=found)
     say_left_out(*left_out, *(["writing it into the plan file"] if found and left_out else []))
     if as_json:
-        _emit_json(Explained(limits=limited, idle=found))
+        _emit_json(Explained(limits=limits_of(result, predict), idle=found))
         return
     lines = [*idle_lines(found, result, verbose=verbose)]
     if not left_out or lines:
@@ -176,7 +175,6 @@ def prices(
     priced, planned = result.prices, tuple(changes(result.inputs))
     with ends_by(end):
         predict, _ = read_predictor(predictor, store)
-        found = limits_of(result, predict)
         if not priced or time_limit is not None:
             with ProgressLine("planning with one change at a time") as line:
                 priced = shadow_prices(
@@ -188,9 +186,8 @@ def prices(
             if len(priced) < len(planned):
                 missing = len(planned) - len(priced)
                 say_left_out(f"{missing} of {len(planned)} changes")
-    explained = Explained(limits=found, shadow_prices=priced)
     if as_json:
-        _emit_json(explained)
+        _emit_json(Explained(limits=limits_of(result, predict), shadow_prices=priced))
         return
     emit_lines(price_lines(priced, verbose=verbose))
 
