@@ -119,18 +119,13 @@ def replan(
 def _terms(
     horizon: str | None, state: str, start: str | None, storage: str | None, limit: str | None
 ) -> Terms:
-    from hetplan.errors import Fault, InputError
     from hetplan.units import Dimension
-    from hetplan.whatif.replan import SEARCH_SECONDS, Source, Terms, with_horizon
-
-    if state not in tuple(Source):
-        message = f"{state[:40]!a}; it is one of {', '.join(Source)}"
-        raise InputError(Fault(field="--from", message=message))
+    from hetplan.whatif.replan import SEARCH_SECONDS, Terms, source_named, with_horizon
 
     search = quantity("--time-limit", limit, Dimension.TIME)
     terms = Terms(
         start_seconds=quantity("--start", start, Dimension.TIME),
-        source=Source(state),
+        source=source_named(state, "--from"),
         storage_bytes_per_second=quantity("--storage", storage, Dimension.BANDWIDTH),
         search_seconds=SEARCH_SECONDS if search is None else search,
     )

@@ -21,7 +21,7 @@ from hetplan.reports.terminal import folded
 from hetplan.search.files import load_legal_plan
 from hetplan.search.result import SearchResult
 from hetplan.whatif import replan as core
-from hetplan.whatif.replan import Replanned, Source, Terms, with_horizon
+from hetplan.whatif.replan import Replanned, Source, Terms, source_named, with_horizon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +124,14 @@ def replan(
     if unknown:
         message = f"unknown; known: horizon, announced, {', '.join(known)}"
         raise InputError(*(Fault(field=name, message=message) for name in unknown))
-    source = terms.pop("source", Source.CHECKPOINT)
-    if source not in tuple(Source):
-        message = f"found {source!a}; it is one of {', '.join(Source)}"
-        raise InputError(Fault(field="source", message=message))
+    source = source_named(terms.pop("source", Source.CHECKPOINT), "source")
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int)):
+        raise InputError(Fault(field="batch", message=f"found {batch!a:.40}; give a whole number"))
     for name, given in (("lost", lost), ("gained", gained), ("horizon", horizon or "")):
         many = name != "horizon" and isinstance(given, list | tuple)
         if not all(isinstance(each, str) for each in (given if many else (given,))):
             raise InputError(Fault(field=name, message=f"found {given!a:.40}; give text"))
-    asked = with_horizon(Terms(source=Source(str(source)), **terms), horizon)  # type: ignore[arg-type]
+    asked = with_horizon(Terms(source=source, **terms), horizon)  # type: ignore[arg-type]
     before = plan if isinstance(plan, SearchResult) else load_legal_plan(Path(plan))
     names = (lost,) if isinstance(lost, str) else lost
     words = (gained,) if isinstance(gained, str) else gained

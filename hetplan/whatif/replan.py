@@ -109,6 +109,14 @@ class Terms:
         check_limits(self)
 
 
+def source_named(name: object, field: str) -> Source:
+    """The source of this name; `field` is where it was said."""
+    if name not in tuple(Source):
+        message = f"{str(name)[:40]!a}; it is one of {', '.join(Source)}"
+        raise InputError(Fault(field=field, message=message))
+    return Source(str(name))
+
+
 def with_horizon(terms: Terms, text: str | None) -> Terms:
     """The terms for a horizon as in `6h`, or as in `500B` tokens."""
     if text is None:

@@ -263,6 +263,7 @@ def test_the_library_takes_names_and_says_ten_lines(before: SearchResult) -> Non
         ({"lost": "a-1", "search_seconds": math.nan}, "search_seconds"),
         ({"lost": "a-1", "horizon": 5}, "horizon"),
         ({"lost": 5}, "lost"),
+        ({"lost": "a-1", "batch": 3.5}, "batch: found 3.5"),
     ):
         with pytest.raises(InputError, match=message):
             hetplan.replan(before, predictor=PREDICTOR, **keywords)
