@@ -194,7 +194,7 @@ def limits(count: int, seed: int, journal: Path | None, progress: Callable[[str]
 
 
 def answers_in(journal: Path) -> dict[int, dict[str, object]]:
-    """Rows by seed; a line that a kill cut off is none, and is ended so that the next can follow."""
+    """Rows by seed; what a kill cut off is taken away, so that the next row is whole."""
     if not journal.exists():
         return {}
     text = journal.read_text(encoding="utf-8")
