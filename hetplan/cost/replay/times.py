@@ -48,6 +48,8 @@ _SECONDS = (
 _MAX_ALL_AT_ONCE = 20_000
 """Stages times microbatches of draws that are replayed together in numpy, at 20 microseconds each:
 as long as loading the compiled replay takes."""
+_PORTION = 10_000_000
+"""Passes of draws in one call of the compiled replay: 0.06 CPU s, after which Ctrl-C is heard."""
 
 
 class Exchange(StrEnum):
@@ -218,7 +220,12 @@ def ends_of_draws(times: StageTimes, rendezvous: bool) -> Floats:
     """
     num_stages = times.forward.shape[1]
     if compiler_is_loaded() or num_stages * times.num_microbatches > _MAX_ALL_AT_ONCE:
-        return _ends_one_by_one(times, rendezvous)
+        count = max(1, _PORTION // (num_stages * times.num_microbatches))
+        portions = (
+            StageTimes(*(each[at : at + count] for each in times[:6]), *times[6:])
+            for at in range(0, len(times.forward), count)
+        )
+        return np.concatenate([_ends_one_by_one(each, rendezvous) for each in portions])
     names = times._fields[:6]
     seconds: dict[str, Any] = {name: np.ascontiguousarray(getattr(times, name).T) for name in names}
     found: Floats = pipeline_ends.elementwise(times._replace(**seconds), rendezvous).T
