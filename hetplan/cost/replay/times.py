@@ -219,17 +219,20 @@ def ends_of_draws(times: StageTimes, rendezvous: bool) -> Floats:
     The seconds of `times` have the draws as their first axis.
     """
     num_stages = times.forward.shape[1]
+    names = times._fields[:6]
     if compiler_is_loaded() or num_stages * times.num_microbatches > _MAX_ALL_AT_ONCE:
         count = max(1, _PORTION // (num_stages * times.num_microbatches))
-        portions = (
-            StageTimes(*(each[at : at + count] for each in times[:6]), *times[6:])
+        found = [
+            _ends_one_by_one(
+                times._replace(**{name: getattr(times, name)[at : at + count] for name in names}),
+                rendezvous,
+            )
             for at in range(0, len(times.forward), count)
-        )
-        return np.concatenate([_ends_one_by_one(each, rendezvous) for each in portions])
-    names = times._fields[:6]
+        ]
+        return np.concatenate(found)
     seconds: dict[str, Any] = {name: np.ascontiguousarray(getattr(times, name).T) for name in names}
-    found: Floats = pipeline_ends.elementwise(times._replace(**seconds), rendezvous).T
-    return found
+    every: Floats = pipeline_ends.elementwise(times._replace(**seconds), rendezvous).T
+    return every
 
 
 @kernel
