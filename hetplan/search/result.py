@@ -231,6 +231,11 @@ class Alternative:
     """Part of its cost by which any plan could be cheaper, proven; None: no price, or not asked."""
     kwh_gap: float | None = None
     """The same of its energy, as the power law has it."""
+    worst_seconds: float | None = None
+    """Mean step in the worst tenth of all draws of what varies (`Job.vary`); None where the aim is
+    another, or the plan was beaten before all were priced, and in forms before 16."""
+    median_seconds: float | None = None
+    """Median step of the same draws."""
 
 
 class IdleCause(StrEnum):
