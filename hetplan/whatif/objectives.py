@@ -4,6 +4,7 @@
     cost_per_token    dollars per token, by the mean step or by the same quantile of it
     energy_per_token  kWh per token, likewise
     days              the whole run with all that it loses (`hetplan.cost.goodput`), likewise
+    robust            the step in the worst tenth of draws of what varies (`hetplan.whatif.robust`)
 
 What a plan costs and draws, `hetplan.cost.energy` says.
 
@@ -25,7 +26,7 @@ points may be missing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island
@@ -53,6 +54,7 @@ from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import counted, format_brief
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
+from hetplan.whatif.robust import Worlds, check_varied, risks, varies
 
 _PARTS = (0.75, 0.5, 0.25, 0.125)
 """Parts of every island's nodes that are left for cheaper plans."""
@@ -123,7 +125,10 @@ def _other_degrees(plan: Plan, question: Question) -> Iterator[Change]:
 
 
 def _pool(
-    result: SearchResult, predictor: Predictor, progress: Callable[[int, int, str], None] | None
+    result: SearchResult,
+    predictor: Predictor,
+    progress: Callable[[int, int, str], None] | None,
+    bad_days: Iterable[tuple[Change, Predictor]],
 ) -> tuple[dict[Plan, tuple[str, SearchResult]], type[BaseException] | None]:
     """(words of its question, its answer) of the result's plan and of the best plans of nearby
     questions; and what ended them before all were asked: Ctrl-C or the time limit.
@@ -134,19 +139,29 @@ def _pool(
     plans = {result.plan: ("the shortest step", result)}
     if is_interrupted(result):
         return plans, KeyboardInterrupt
-    asked = [*nearby(result)]
-    for number, change in enumerate(asked):
+    asked = [*bad_days, *((change, predictor) for change in nearby(result))]
+    for number, (change, there) in enumerate(asked):
         if progress is not None:
             progress(number, len(asked), change.words)
         try:
             check_time()
-            other = ask(change.question.looser(_LOOSE_GAP), predictor)
+            other = _here(ask(change.question.looser(_LOOSE_GAP), there), result, predictor)
         except NO_ANSWER:
             continue
         except (KeyboardInterrupt, OutOfTimeError) as error:
             return plans, type(error)
         plans.setdefault(other.plan, (change.words, other))
     return plans, None
+
+
+def _here(other: SearchResult, result: SearchResult, predictor: Predictor) -> SearchResult:
+    """A plan of another cluster on the result's, without what was proven there."""
+    inputs = result.inputs
+    if other.inputs.cluster == inputs.cluster:
+        return other
+    pricer = Pricer(inputs.model, inputs.cluster, inputs.job, predictor)
+    estimate = estimate_with(pricer, other.plan)
+    return replace(other, inputs=inputs, estimate=estimate, certificate=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,13 +215,25 @@ USUAL_QUANTILE = 0.9
 
 
 def _ranked(
-    job: Job, pricer: Pricer, plans: Mapping[Plan, tuple[str, SearchResult]], least: Least | None
+    job: Job,
+    pricer: Pricer,
+    plans: Mapping[Plan, tuple[str, SearchResult]],
+    least: Least | None,
+    worlds: Worlds | None,
 ) -> list[Alternative]:
     """The plans by every aim, best first by the job's own.
 
     InputError where money or energy is the aim and its figure is missing everywhere.
     """
     ranked = [_priced(pricer, words, found, least) for words, found in plans.values()]
+    if worlds is not None:
+        known = risks(worlds, {each.plan: each.step_seconds for each in ranked})
+        ranked = [
+            replace(each, worst_seconds=risk.worst_seconds, median_seconds=risk.median_seconds)
+            if (risk := known.get(each.plan))
+            else each
+            for each in ranked
+        ]
     if job.objective in _MISSING:
         ranked = [plan for plan in ranked if _amount(plan, job) is not None]
         if not ranked:
@@ -262,6 +289,8 @@ def _amount(found: Alternative, job: Job) -> float | None:
         return found.kwh_per_step
     if job.objective is Objective.DAYS:
         return found.run_seconds
+    if job.objective is Objective.ROBUST:
+        return found.worst_seconds
     return found.usd_per_step if job.objective is Objective.COST_PER_TOKEN else found.step_seconds
 
 
@@ -270,7 +299,7 @@ def _aim(found: Alternative, job: Job) -> float:
     # Rent, energy and days grow with the step; a late step is paid as well.
     amount = _amount(found, job)
     if amount is None:
-        return math.inf if job.objective is Objective.DAYS else 0.0
+        return math.inf if job.objective in (Objective.DAYS, Objective.ROBUST) else 0.0
     return amount * seconds / found.step_seconds
 
 
@@ -287,8 +316,9 @@ def certificate_beside(result: SearchResult, step_seconds: float) -> Certificate
     return replace(known, lower_bound_seconds=lower, gap=gap, status=status)
 
 
-def _words(result: SearchResult, best: Alternative, count: int) -> str:
+def _words(result: SearchResult, ranked: Sequence[Alternative]) -> str:
     """What the plan is best at, and of how many."""
+    best, count = ranked[0], len(ranked)
     job, certificate = result.inputs.job, result.certificate
     # Of one step, padding left out.
     tokens = result.estimate.tokens_per_second * result.estimate.step_seconds
@@ -298,6 +328,10 @@ def _words(result: SearchResult, best: Alternative, count: int) -> str:
         if certificate is not None and job.total_tokens is not None:
             lower = job.total_tokens / tokens * certificate.lower_bound_seconds
             proof = f"no plan ends before {format_brief(lower)}, its steps alone"
+    elif job.objective is Objective.ROBUST:
+        nominal = next(each for each in ranked if each.plan == result.plan)
+        aim = f"worst tenth of draws: {_instead(best, nominal, 'worst_seconds')}, median "
+        aim += _instead(best, nominal, "median_seconds")
     elif job.objective in _MISSING:
         money = job.objective is Objective.COST_PER_TOKEN
         unit, gap = ("USD", best.usd_gap) if money else ("kWh", best.kwh_gap)
@@ -314,6 +348,12 @@ def _words(result: SearchResult, best: Alternative, count: int) -> str:
         return ""
     among = f"best of {counted(count, 'plan')} of nearby questions ({best.why})"
     return f"{aim}; {among}; {proof}"
+
+
+def _instead(best: Alternative, nominal: Alternative, name: str) -> str:
+    """`4.1 s instead of 4.9 s`, the plan of the shortest step."""
+    words = f"{getattr(best, name):.4g} s"
+    return words + f" instead of {getattr(nominal, name):.4g} s" * (best.plan != nominal.plan)
 
 
 def _alternatives(ranked: Sequence[Alternative], top: int) -> tuple[Alternative, ...]:
@@ -364,7 +404,8 @@ def layout(plan: Plan) -> tuple[object, ...]:
 
 def has_other_aim(job: Job, top: int = 1, *, front: bool = False) -> bool:
     """Whether more is asked than the plan with the shortest step."""
-    other = job.objective is not Objective.STEP_TIME or job.quantile is not None
+    plain = Objective.ROBUST if job.vary and not varies(job) else Objective.STEP_TIME
+    other = job.objective not in (Objective.STEP_TIME, plain) or job.quantile is not None
     return other or top > 1 or front
 
 
@@ -385,17 +426,21 @@ def by_objective(
     `progress` is told (number, of how many, words) before each.
     """
     inputs, job = result.inputs, result.inputs.job
+    check_varied(job)
     if not has_other_aim(job, top, front=front):
         return result
+    robust = job.objective is Objective.ROBUST
+    worlds = Worlds.of(inputs, predictor) if robust else None
     with ends_by(end):
-        plans, ended_by = _pool(result, predictor, progress)
+        bad_days = () if worlds is None else worlds.bad_days()
+        plans, ended_by = _pool(result, predictor, progress, bad_days)
     if ended_by is KeyboardInterrupt:
         result = interrupted(result)
     pricer = Pricer(inputs.model, inputs.cluster, job, predictor)
     least = None
     if front or job.objective in _MISSING:
         least = least_of([found.inputs for _, found in plans.values()], predictor)
-    ranked = _ranked(job, pricer, plans, least)
+    ranked = _ranked(job, pricer, plans, least, worlds)
     best = ranked[0]
     estimate = estimate_with(pricer, best.plan)
     return replace(
@@ -403,7 +448,7 @@ def by_objective(
         plan=best.plan,
         estimate=estimate,
         certificate=certificate_beside(result, estimate.step_seconds),
-        objective=_words(result, best, len(ranked))
+        objective=_words(result, ranked)
         + "; others were left out for the time limit" * (ended_by is OutOfTimeError),
         alternatives=_front(ranked) if front else _alternatives(ranked, top),
     )
