@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
 
-ESTIMATE_SCHEMA = "hetplan.estimate/5"
+ESTIMATE_SCHEMA = "hetplan.estimate/6"
 LAYOUT = "Layout"
 
 
@@ -261,8 +262,28 @@ def show_estimate(
 ) -> None:
     """The ten lines of a priced plan, or its estimate as JSON."""
     if as_json:
-        from hetplan.files.encoding import encode
-
-        emit(encode(result.estimate, schema=ESTIMATE_SCHEMA))
+        emit(_json(result))
     else:
         show_summary(result, verbose=verbose, predictor=predictor)
+
+
+def _json(result: SearchResult) -> str:
+    """The estimate, the energy of a step, and what of the whole run is finite."""
+    from hetplan.cost.energy.energy import energy_of, whole_run
+    from hetplan.files.encoding import canonical, to_plain
+
+    plan, estimate, of = result.plan, result.estimate, result.inputs
+    run = whole_run(plan, estimate, of.model, of.cluster, of.job)
+    data: dict[str, Any] = {"schema": ESTIMATE_SCHEMA, "run": None}
+    data.update(cast("dict[str, Any]", to_plain(estimate)))
+    data["energy"] = to_plain(energy_of(plan, estimate, of.cluster))
+    if run is not None:
+        names = ("seconds", "low_seconds", "high_seconds")
+        figures = {name: getattr(run.goodput, name) for name in names}
+        data["run"] = {
+            **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+            "lost": to_plain(run.goodput.lost),
+            "kwh": run.kwh,
+            "usd": run.usd,
+        }
+    return canonical(data)

@@ -1,7 +1,8 @@
 """Plans for other aims than the shortest step: robust, cheap, or a choice of several.
 
     step_time         the step, or what it stays below with the job's quantile
-    cost_per_token    dollars per token, by the mean step or by the same quantile of it
+    cost_per_token    dollars per token, by the mean step or by the same quantile of it; with lost
+                      time where the job says its tokens
     energy_per_token  kWh per token, likewise
     days              the whole run with all that it loses (`hetplan.cost.goodput`), likewise
     robust            the step in the worst tenth of draws of what varies (`hetplan.whatif.robust`)
@@ -36,10 +37,10 @@ from hetplan.cost.energy.energy import (
     energy_of,
     hourly_price,
     usd_per_step,
+    whole_run,
 )
 from hetplan.cost.energy.power import power_law, pue_of
 from hetplan.cost.estimate import estimate_with, step_quantile
-from hetplan.cost.goodput.run import goodput
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.deadline import check_time, ends_by
 from hetplan.errors import Fault, InputError, OutOfTimeError
@@ -237,17 +238,9 @@ def _ranked(
     if job.objective in _MISSING:
         ranked = [plan for plan in ranked if _amount(plan, job) is not None]
         if not ranked:
-            message = f"{job.objective} needs {_MISSING[job.objective]}; the cluster gives none"
+            message = f"needs {_MISSING[job.objective]}, and a run that ends; no plan has both"
             raise InputError(Fault(field="objective", message=message))
     return sorted(ranked, key=lambda plan: (_aim(plan, job), plan.step_seconds))
-
-
-def _run_seconds(pricer: Pricer, found: SearchResult) -> float | None:
-    """Of the whole run; None where it never ends, or is not the aim."""
-    if pricer.job.objective is not Objective.DAYS:
-        return None
-    run = goodput(found.plan, found.estimate, pricer.model, pricer.cluster, pricer.job)
-    return run.seconds if math.isfinite(run.seconds) else None
 
 
 _MISSING = {
@@ -263,6 +256,12 @@ def _priced(pricer: Pricer, words: str, found: SearchResult, least: Least | None
     dollars = usd_per_step(plan, estimate, pricer.model, pricer.cluster, job)
     energy = energy_of(plan, estimate, pricer.cluster)
     kwh = None if energy is None else energy.kwh_per_step
+    run, seconds = whole_run(plan, estimate, pricer.model, pricer.cluster, job), None
+    if run is not None:  # a step's part of the whole
+        dollars = None if run.usd is None else run.usd / run.steps
+        kwh = None if run.kwh is None else run.kwh / run.steps
+        if job.objective is Objective.DAYS and math.isfinite(run.days):
+            seconds = run.goodput.seconds
     return Alternative(
         why=words,
         plan=plan,
@@ -275,7 +274,7 @@ def _priced(pricer: Pricer, words: str, found: SearchResult, least: Least | None
         gap=None if found.certificate is None else found.certificate.gap,
         usd_gap=None if least is None else _gap(dollars, least.usd_per_step),
         kwh_gap=None if least is None else _gap(kwh, least.kwh_per_step),
-        run_seconds=_run_seconds(pricer, found),
+        run_seconds=seconds,
     )
 
 
@@ -337,6 +336,7 @@ def _words(result: SearchResult, ranked: Sequence[Alternative]) -> str:
         unit, gap = ("USD", best.usd_gap) if money else ("kWh", best.kwh_gap)
         name = "cost" if money else "energy"
         aim = f"{name} per token: {amount / tokens * 1e6:.4g} {unit} per 1M"
+        aim += " with lost time" * (job.total_tokens is not None)
         if job.quantile is not None:
             aim += f" at the mean step, chosen by the step's p{job.quantile * 100:g}"
         if gap is not None:

@@ -117,6 +117,21 @@ def test_a_file_of_candidates_says_what_each_changes(today: SearchResult, tmp_pa
     assert (link.usd_per_hour, link.more, link.words) == (3.0, None, "a b 400Gbit 1ms each")
 
 
+def test_the_price_of_nodes_that_go_is_taken_off(today: SearchResult, tmp_path: Path) -> None:
+    """Two devices of a-0 at 3 USD/h are paid no longer; a node that is out was not paid."""
+    of = today.inputs.cluster
+    one = replace(of.island("a"), price_usd_per_device_hour=3.0, nodes_out=(1,))
+    for cluster_of, goes, price in (
+        (of.with_island(one), "[a-0]", 44.0),
+        (of.with_island(one), "[a-0, a-1]", 44.0),
+        (of.with_island(one), "[]", 50.0),
+        (of, "[a-0]", 50.0),
+    ):
+        text = f"  - {{link: a b 400Gbit 1ms each, without: {goes}, price: 50 USD/h}}\n"
+        (found,) = load_candidates(write(tmp_path, text), cluster_of)
+        assert found.usd_per_hour == price
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -127,6 +142,7 @@ def test_a_file_of_candidates_says_what_each_changes(today: SearchResult, tmp_pa
         ("  - {link: a b 1Gbit 1ms}\n", ("--budget", "3 EUR"), "--budget"),
         ("  - {link: a b 1Gbit 1ms}\n", ("--budget", "3 USD/h"), "no candidate has a price"),
         ("  - {link: a b 1Gbit 1ms, price: cheap}\n", (), "price"),
+        ("  - {link: a b 1Gbit 1ms, price: 3 EUR/h}\n", (), "candidates.yaml:3"),
     ],
 )
 def test_bad_input_is_one_clear_line(

@@ -1,10 +1,13 @@
-"""What a step of a plan takes from the meter, and what it costs.
+"""What a step of a plan, and a whole run, take from the meter and cost.
 
     joules = sum over islands of PUE x (computing watts x seconds in passes
              + communicating watts x the rest of the step, of every device of the plan,
              + idle watts x the step, of the other devices of its nodes)
 
     dollars = rent of the nodes x step + bytes over priced links + joules x price of the site
+
+A whole run takes as much for the time of its steps, repeated ones and slower ones too; while it
+stands still (start-up, saving, failures) devices draw their idle watts, and rent goes on.
 
 Nodes without a device of the plan are not counted, nor are switches between nodes. A node of which
 a plan uses some devices is paid whole. A plan has no cost where one of its islands has neither a
@@ -19,6 +22,8 @@ from dataclasses import dataclass
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.energy.power import PowerLaw, power_law, pue_of
 from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.goodput.run import goodput
+from hetplan.cost.goodput.values import SECONDS_PER_DAY, Cause, Goodput
 from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.traffic import ledger
 from hetplan.job.spec import Job
@@ -46,6 +51,8 @@ class IslandEnergy:
     """Of the step, mean over its devices in use."""
     joules_per_step: float
     mean_watts: float
+    idle_watts: float
+    """Of its nodes, while the run stands still."""
     usd_per_joule: float | None
     """None: energy has no price there."""
 
@@ -134,6 +141,7 @@ def _part(
         computing_share=busy,
         joules_per_step=pue * node_watts * step,
         mean_watts=pue * node_watts,
+        idle_watts=pue * used[0] * island.devices_per_node * law.idle_watts,
         usd_per_joule=None if site is None else site.price_usd_per_joule,
     )
 
@@ -165,21 +173,74 @@ def usd_per_step(
     """Dollars of one step of a priced plan; None where a price, or a power that is paid, is not
     known.
     """
+    return _usd(plan, estimate, (model, cluster, job), (estimate.step_seconds, 0.0, 1.0))
+
+
+def _usd(
+    plan: Plan,
+    estimate: Estimate,
+    of: tuple[ModelSpec, Cluster, Job],
+    took: tuple[float, float, float],
+) -> float | None:
+    """took: seconds in steps, seconds that stand still, and steps."""
+    cluster, (moving, still, steps) = of[1], took
     per_hour = rent_usd_per_hour(plan, cluster)
     if per_hour is None:
         return None
-    dollars = [per_hour / SECONDS_PER_HOUR * estimate.step_seconds]
+    dollars = [per_hour / SECONDS_PER_HOUR * (moving + still)]
     if any(site.price_usd_per_joule for site in cluster.sites):
         energy = energy_of(plan, estimate, cluster)
         if energy is None:
             return None
-        dollars += [each.joules_per_step * (each.usd_per_joule or 0.0) for each in energy.islands]
+        dollars += [
+            (each.mean_watts * moving + each.idle_watts * still) * (each.usd_per_joule or 0.0)
+            for each in energy.islands
+        ]
     if _any_link_has_a_price(cluster):
-        for entry in ledger(plan, model, cluster, job, None).entries:
+        for entry in ledger(plan, *of, None).entries:
             if entry.link.scope is LinkScope.ISLANDS:
                 link = cluster.link_between(entry.link.left, entry.link.right)
-                dollars.append(entry.bytes_per_step * (link.price_usd_per_byte or 0.0))
+                usd = entry.bytes_per_step * (link.price_usd_per_byte or 0.0)
+                dollars.append(steps * usd)
     return math.fsum(dollars)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRun:
+    """All tokens of a job under one plan, with all that the run loses."""
+
+    goodput: Goodput
+    steps: float
+    kwh: float | None
+    """None: not known, or the run never ends."""
+    usd: float | None
+    """The same."""
+
+    @property
+    def days(self) -> float:
+        """Expected; infinite where failures come faster than the run recovers."""
+        return self.goodput.seconds / SECONDS_PER_DAY
+
+
+def whole_run(
+    plan: Plan, estimate: Estimate, model: ModelSpec, cluster: Cluster, job: Job
+) -> WholeRun | None:
+    """The run of a priced plan; None where the job does not say its tokens."""
+    if job.total_tokens is None:
+        return None
+    run = goodput(plan, estimate, model, cluster, job)
+    again = run.lost_to(Cause.LOST_WORK)
+    moving = run.work_seconds + again + run.lost_to(Cause.FAILOVER)
+    steps, still = run.work_seconds / estimate.step_seconds, run.seconds - moving
+    kwh = usd = None
+    if math.isfinite(still):
+        took = moving, still, steps + again / estimate.step_seconds
+        usd = _usd(plan, estimate, (model, cluster, job), took)
+        energy = energy_of(plan, estimate, cluster)
+        if energy is not None:
+            idle = math.fsum(each.idle_watts for each in energy.islands)
+            kwh = (energy.mean_watts * moving + idle * still) / JOULES_PER_KWH
+    return WholeRun(goodput=run, steps=steps, kwh=kwh, usd=usd)
 
 
 def _any_link_has_a_price(cluster: Cluster) -> bool:
