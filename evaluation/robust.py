@@ -137,7 +137,7 @@ def robust_row(pairs: PairSet, predictor: Predictor) -> tuple[RobustRow, SearchR
     nominal = search(model, cluster, job, predictor)
     robust = by_objective(nominal, predictor)
     worlds = Worlds.of(nominal.inputs, predictor)
-    risks = [risk_of(worlds.seconds(each.plan, range(DRAWS)))[0] for each in (nominal, robust)]
+    risks = [risk_of(worlds.seconds(each.plan, range(DRAWS))) for each in (nominal, robust)]
     regions = [len(islands_in_use(each.plan, cluster)) for each in (nominal, robust)]
     return RobustRow(
         pairs=pairs.name,
@@ -162,7 +162,7 @@ def sampling_errors(nominal: SearchResult, predictor: Predictor) -> dict[int, fl
         for seed in range(SEEDS):
             asked = replace(job, seed=seed, vary=(*job.vary, speed))
             worlds = Worlds.of(nominal.inputs.changed(job=asked), predictor, count)
-            risk, _ = risk_of(worlds.seconds(nominal.plan, range(count)))
+            risk = risk_of(worlds.seconds(nominal.plan, range(count)))
             worst.append(risk.worst_seconds)
         found[count] = float(np.std(worst, ddof=1) / np.mean(worst))
     return found

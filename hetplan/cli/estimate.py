@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -268,22 +268,11 @@ def show_estimate(
 
 
 def _json(result: SearchResult) -> str:
-    """The estimate, the energy of a step, and what of the whole run is finite."""
-    from hetplan.cost.energy.energy import energy_of, whole_run
+    """The estimate, with the energy of a step and the whole run; what is infinite is null."""
     from hetplan.files.encoding import canonical, to_plain
+    from hetplan.library.result import Result
 
-    plan, estimate, of = result.plan, result.estimate, result.inputs
-    run = whole_run(plan, estimate, of.model, of.cluster, of.job)
-    data: dict[str, Any] = {"schema": ESTIMATE_SCHEMA, "run": None}
-    data.update(cast("dict[str, Any]", to_plain(estimate)))
-    data["energy"] = to_plain(energy_of(plan, estimate, of.cluster))
-    if run is not None:
-        names = ("seconds", "low_seconds", "high_seconds")
-        figures = {name: getattr(run.goodput, name) for name in names}
-        data["run"] = {
-            **{name: value if math.isfinite(value) else None for name, value in figures.items()},
-            "lost": to_plain(run.goodput.lost),
-            "kwh": run.kwh,
-            "usd": run.usd,
-        }
-    return canonical(data)
+    own = Result.of(result)
+    data = {name: to_plain(getattr(own, name)) for name in ("estimate", "energy", "run")}
+    data = json.loads(json.dumps(data), parse_constant=lambda _: None)
+    return canonical({"schema": ESTIMATE_SCHEMA, **data.pop("estimate"), **data})

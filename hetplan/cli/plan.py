@@ -100,22 +100,13 @@ def plan(
     objective: Annotated[
         str | None,
         typer.Option(
-            metavar="AIM",
-            help="time, days, cost, energy, robust.",
-            rich_help_panel=JOB,
-            hidden=True,
+            metavar="AIM", help="time, days, cost, ....", rich_help_panel=JOB, hidden=True
         ),
     ] = None,
     vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="'A B 30%'", help="What varies over time.", rich_help_panel=JOB, hidden=True
-        ),
+        list[str] | None, typer.Option(metavar="'A B 30%'", hidden=True, help="What varies.")
     ] = None,
-    vary_file: Annotated[
-        Path | None,
-        typer.Option(metavar="CSV", help="Measured bandwidths.", rich_help_panel=JOB, hidden=True),
-    ] = None,
+    vary_file: Annotated[Path | None, typer.Option(hidden=True, help="Bandwidths (CSV).")] = None,
     front: Annotated[
         bool,
         typer.Option(

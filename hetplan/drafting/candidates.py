@@ -82,15 +82,11 @@ def _candidate(form: CandidateForm, cluster: Cluster) -> Candidate:
         more = None
     words, usd = "; ".join(_words(form)), form.price
     if usd is not None and form.without:
-        usd -= _rent(cluster) - _rent(part_left(cluster, form.without))
+        left = part_left(cluster, form.without)
+        for was in cluster.islands:
+            gone = was.num_usable_devices - left.island(was.name).num_usable_devices
+            usd -= gone * (hourly_price(cluster, was) or 0.0)
     return Candidate(words=words, cluster=changed, usd_per_hour=usd, more=more)
-
-
-def _rent(cluster: Cluster) -> float:
-    """Dollars per hour of all usable nodes that have a price."""
-    return sum(
-        each.num_usable_devices * (hourly_price(cluster, each) or 0.0) for each in cluster.islands
-    )
 
 
 def _times(cluster: Cluster, text: str, times: int) -> Cluster:

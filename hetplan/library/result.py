@@ -79,12 +79,9 @@ class Result(SearchResult):
 
     @property
     def run(self) -> WholeRun | None:
-        """The whole run with lost time: `days`, `kwh`, `usd`, and `goodput` with every cause.
-
-        None where the job has no total_tokens.
-        """
-        inputs = self.inputs
-        return whole_run(self.plan, self.estimate, inputs.model, inputs.cluster, inputs.job)
+        """The whole run with lost time: `days`, `kwh`, `usd`, causes; None without total_tokens."""
+        of = self.inputs
+        return whole_run(self.plan, self.estimate, of.model, of.cluster, of.job)
 
     @property
     def gap(self) -> float | None:

@@ -374,27 +374,23 @@ def variation_faults(
     vary: Sequence[Variation], cluster: Cluster
 ) -> Iterator[tuple[tuple[str, int], str]]:
     """(path in the job's file, message) of what does not vary so on this cluster."""
-    islands = {island.name: island.device.kind for island in cluster.islands}
-    ends = [*cluster.regions, *islands]
+    kinds = {island.name: island.device.kind for island in cluster.islands}
     seen: set[frozenset[str]] = set()
     for at, each in enumerate(vary):
-        name, of = " ".join(each.of), frozenset(each.of)
-        message = ""
+        of, message = frozenset(each.of), ""
         if of in seen:
-            message = f"{name} is there twice"
+            message = "is there twice"
         elif (each.spread is None) == (not each.samples):
-            message = f"{name}: give either a spread, as in 0.3, or samples"
+            message = "give either a spread, as in 0.3, or samples"
         elif 0 < len(each.samples) < MIN_SAMPLES:
-            message = f"{name} has {counted(len(each.samples), 'sample')}; give {MIN_SAMPLES}"
-        elif len(each.of) == 1:
-            if not of & {*islands, *islands.values()}:
-                known = some(dict.fromkeys((*islands.values(), *islands)))
-                message = f"{name}: name a kind or an island of: {known}"
-        elif len(of) == 1 or not (of <= {*cluster.regions} or of <= {*islands}):
-            message = f"{name}: name two regions or two islands of: {some(ends)}"
+            message = f"{counted(len(each.samples), 'sample')}; give {MIN_SAMPLES}"
+        elif len(each.of) == 1 and not of & {*kinds, *kinds.values()}:
+            message = f"name a kind or island of: {some(dict.fromkeys((*kinds.values(), *kinds)))}"
+        elif len(each.of) > 1 and (len(of) < 2 or not (of <= {*cluster.regions} or of <= {*kinds})):
+            message = f"name two regions or two islands of: {some([*cluster.regions, *kinds])}"
         seen.add(of)
         if message:
-            yield ("vary", at), message
+            yield ("vary", at), f"{' '.join(each.of)}: {message}"
 
 
 def check_job_against(

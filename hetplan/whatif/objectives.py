@@ -27,7 +27,7 @@ points may be missing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island
@@ -40,7 +40,7 @@ from hetplan.cost.energy.energy import (
     whole_run,
 )
 from hetplan.cost.energy.power import power_law, pue_of
-from hetplan.cost.estimate import estimate_with, step_quantile
+from hetplan.cost.estimate import estimate, estimate_with, step_quantile
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.deadline import check_time, ends_by
 from hetplan.errors import Fault, InputError, OutOfTimeError
@@ -55,7 +55,7 @@ from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import counted, format_brief
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
-from hetplan.whatif.robust import Worlds, check_varied, risks, varies
+from hetplan.whatif.robust import Worlds, check_varied, risks
 
 _PARTS = (0.75, 0.5, 0.25, 0.125)
 """Parts of every island's nodes that are left for cheaper plans."""
@@ -125,12 +125,14 @@ def _other_degrees(plan: Plan, question: Question) -> Iterator[Change]:
         yield Change(words=words, question=question.with_pins(recompute=not full))
 
 
+_Pool = dict[Plan, tuple[str, SearchResult]]
+_Progress = Callable[[int, int, str], None] | None
+_Asked = Iterable[tuple[Change, Predictor]]
+
+
 def _pool(
-    result: SearchResult,
-    predictor: Predictor,
-    progress: Callable[[int, int, str], None] | None,
-    bad_days: Iterable[tuple[Change, Predictor]],
-) -> tuple[dict[Plan, tuple[str, SearchResult]], type[BaseException] | None]:
+    result: SearchResult, predictor: Predictor, progress: _Progress, bad_days: _Asked
+) -> tuple[_Pool, type[BaseException] | None]:
     """(words of its question, its answer) of the result's plan and of the best plans of nearby
     questions; and what ended them before all were asked: Ctrl-C or the time limit.
 
@@ -160,9 +162,8 @@ def _here(other: SearchResult, result: SearchResult, predictor: Predictor) -> Se
     inputs = result.inputs
     if other.inputs.cluster == inputs.cluster:
         return other
-    pricer = Pricer(inputs.model, inputs.cluster, inputs.job, predictor)
-    estimate = estimate_with(pricer, other.plan)
-    return replace(other, inputs=inputs, estimate=estimate, certificate=None)
+    priced = estimate(other.plan, inputs.model, inputs.cluster, inputs.job, predictor)
+    return replace(other, inputs=inputs, estimate=priced, certificate=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,25 +217,20 @@ USUAL_QUANTILE = 0.9
 
 
 def _ranked(
-    job: Job,
-    pricer: Pricer,
-    plans: Mapping[Plan, tuple[str, SearchResult]],
-    least: Least | None,
-    worlds: Worlds | None,
+    pricer: Pricer, plans: _Pool, least: Least | None, worlds: Worlds | None
 ) -> list[Alternative]:
     """The plans by every aim, best first by the job's own.
 
     InputError where money or energy is the aim and its figure is missing everywhere.
     """
+    job = pricer.job
     ranked = [_priced(pricer, words, found, least) for words, found in plans.values()]
     if worlds is not None:
         known = risks(worlds, {each.plan: each.step_seconds for each in ranked})
-        ranked = [
-            replace(each, worst_seconds=risk.worst_seconds, median_seconds=risk.median_seconds)
-            if (risk := known.get(each.plan))
-            else each
-            for each in ranked
-        ]
+        for at, each in enumerate(ranked):
+            if each.plan in known:
+                worst, median, _ = known[each.plan]
+                ranked[at] = replace(each, worst_seconds=worst, median_seconds=median)
     if job.objective in _MISSING:
         ranked = [plan for plan in ranked if _amount(plan, job) is not None]
         if not ranked:
@@ -258,8 +254,9 @@ def _priced(pricer: Pricer, words: str, found: SearchResult, least: Least | None
     kwh = None if energy is None else energy.kwh_per_step
     run, seconds = whole_run(plan, estimate, pricer.model, pricer.cluster, job), None
     if run is not None:  # a step's part of the whole
-        dollars = None if run.usd is None else run.usd / run.steps
-        kwh = None if run.kwh is None else run.kwh / run.steps
+        steps = run.goodput.work_seconds / estimate.step_seconds
+        dollars = None if run.usd is None else run.usd / steps
+        kwh = None if run.kwh is None else run.kwh / steps
         if job.objective is Objective.DAYS and math.isfinite(run.days):
             seconds = run.goodput.seconds
     return Alternative(
@@ -329,8 +326,12 @@ def _words(result: SearchResult, ranked: Sequence[Alternative]) -> str:
             proof = f"no plan ends before {format_brief(lower)}, its steps alone"
     elif job.objective is Objective.ROBUST:
         nominal = next(each for each in ranked if each.plan == result.plan)
-        aim = f"worst tenth of draws: {_instead(best, nominal, 'worst_seconds')}, median "
-        aim += _instead(best, nominal, "median_seconds")
+        other = best.plan != result.plan
+        worst, middle = (
+            f"{getattr(best, name):.4g} s" + f" instead of {getattr(nominal, name):.4g} s" * other
+            for name in ("worst_seconds", "median_seconds")
+        )
+        aim = f"worst tenth of draws: {worst}, median {middle}"
     elif job.objective in _MISSING:
         money = job.objective is Objective.COST_PER_TOKEN
         unit, gap = ("USD", best.usd_gap) if money else ("kWh", best.kwh_gap)
@@ -348,12 +349,6 @@ def _words(result: SearchResult, ranked: Sequence[Alternative]) -> str:
         return ""
     among = f"best of {counted(count, 'plan')} of nearby questions ({best.why})"
     return f"{aim}; {among}; {proof}"
-
-
-def _instead(best: Alternative, nominal: Alternative, name: str) -> str:
-    """`4.1 s instead of 4.9 s`, the plan of the shortest step."""
-    words = f"{getattr(best, name):.4g} s"
-    return words + f" instead of {getattr(nominal, name):.4g} s" * (best.plan != nominal.plan)
 
 
 def _alternatives(ranked: Sequence[Alternative], top: int) -> tuple[Alternative, ...]:
@@ -404,8 +399,9 @@ def layout(plan: Plan) -> tuple[object, ...]:
 
 def has_other_aim(job: Job, top: int = 1, *, front: bool = False) -> bool:
     """Whether more is asked than the plan with the shortest step."""
-    plain = Objective.ROBUST if job.vary and not varies(job) else Objective.STEP_TIME
-    other = job.objective not in (Objective.STEP_TIME, plain) or job.quantile is not None
+    varies = any(each.spread or len({*each.samples}) > 1 for each in job.vary)
+    plain = (Objective.STEP_TIME, Objective.STEP_TIME if varies else Objective.ROBUST)
+    other = job.objective not in plain or job.quantile is not None
     return other or top > 1 or front
 
 
@@ -416,7 +412,7 @@ def by_objective(
     top: int = 1,
     front: bool = False,
     end: float = math.inf,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: _Progress = None,
 ) -> SearchResult:
     """The best plan that was found for the job's aim, and up to `top` - 1 alternatives; or instead
     of these the whole front, that plan's own point included.
@@ -429,10 +425,9 @@ def by_objective(
     check_varied(job)
     if not has_other_aim(job, top, front=front):
         return result
-    robust = job.objective is Objective.ROBUST
-    worlds = Worlds.of(inputs, predictor) if robust else None
+    worlds = Worlds.of(inputs, predictor) if job.objective is Objective.ROBUST else None
     with ends_by(end):
-        bad_days = () if worlds is None else worlds.bad_days()
+        bad_days = worlds.bad_days() if worlds else ()
         plans, ended_by = _pool(result, predictor, progress, bad_days)
     if ended_by is KeyboardInterrupt:
         result = interrupted(result)
@@ -440,7 +435,7 @@ def by_objective(
     least = None
     if front or job.objective in _MISSING:
         least = least_of([found.inputs for _, found in plans.values()], predictor)
-    ranked = _ranked(job, pricer, plans, least, worlds)
+    ranked = _ranked(pricer, plans, least, worlds)
     best = ranked[0]
     estimate = estimate_with(pricer, best.plan)
     return replace(

@@ -2,22 +2,19 @@
 
 A job says what varies (`Job.vary`), as --vary and --vary-file do. Every draw is a world: the
 cluster with other bandwidths and clocks, in which each candidate is priced whole. All candidates
-meet the same worlds. What is compared is the mean step of the worst tenth of them (the expected
-shortfall, CVaR): unlike p90 it sees how long the worst steps are.
+meet the same worlds. What is compared is the mean step of the worst tenth (the expected shortfall,
+CVaR): unlike p90 it sees how long the worst steps are.
 
-    spread s    bandwidth or speed of a draw is (1 - s)^(-z / 1.645), z standard normal: the
-                median is the cluster's figure, and one draw in twenty is below 1 - s of it
+    spread s    a draw's bandwidth or speed is (1 - s)^(-z / 1.645) of the cluster's, z standard
+                normal: one draw in twenty is below 1 - s
     samples     those of the measured distribution, over their median
 
 Each variation takes evenly spaced quantiles of its law in an order of its own (a Latin hypercube,
-as `hetplan.cost.step_model.draws`); variations are independent, and all devices or links of one go
-together.
+as `hetplan.cost.step_model.draws`); variations are independent, and all that one names go together.
 
-Candidates are the best plans of nearby questions (`hetplan.whatif.objectives`) and those found
-where each variation, then all together, are at their worst tenth (`bad_days`). The mean over any
-tenth of the draws is at most that over the worst: so a candidate that is no better in the tenth
-that is worst for the best plan so far is out, priced in that tenth alone.
-
+Candidates are the best plans of nearby questions (`hetplan.whatif.objectives`) and of `bad_days`.
+The mean over any tenth of the draws is at most that over the worst: so a candidate that is no
+better in the tenth that is worst for the best plan so far is out, priced in that tenth alone.
 Nothing bounds the worst tenth of plans that were not tried.
 """
 
@@ -25,11 +22,13 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,11 +42,10 @@ from hetplan.job.spec import Job, Objective, Variation
 from hetplan.plans.check_job import variation_faults
 from hetplan.plans.pinned import with_named_ends
 from hetplan.plans.plan import Plan
-from hetplan.predict.calibration.values import corrected
-from hetplan.predict.predictor import Prediction, Predictor, SendLaw
+from hetplan.predict.predictor import Predictor
 from hetplan.predict.regression import NORMAL_90
 from hetplan.search.result import Inputs, Question
-from hetplan.search.space.forwarding_predictor import CachingPredictor, ForwardingPredictor
+from hetplan.search.space.forwarding_predictor import CachingPredictor, VariedPredictor
 from hetplan.whatif.ask import Change, pairs_between, relinked, widened
 
 DRAWS = 200
@@ -57,70 +55,47 @@ _FASTEST_CLOCK = 1.5
 """The most that a cluster may say (`hetplan.cluster.spec.ClockRatio`)."""
 
 
-def varies(job: Job) -> bool:
-    """Whether any draw differs from the cluster."""
-    return any(each.spread or len({*each.samples}) > 1 for each in job.vary)
-
-
 def check_varied(job: Job) -> None:
     """InputError where a robust plan is wanted and nothing is said to vary."""
     if job.objective is Objective.ROBUST and not job.vary:
-        message = (
-            'robust, and nothing varies: say what, as in --vary "A B 30%" or --vary "h100 5%", or '
-            "--vary-file with measured bandwidths"
-        )
+        message = 'robust: say what varies, as in --vary "A B 30%" or "h100 5%", or --vary-file CSV'
         raise InputError(Fault(field="objective", message=message))
-
-
-# ---- What the user says
 
 
 def said_variation(text: str) -> Variation:
     """`A B 30%` or `h100 5%`; a spread is from 0 % to below 100 %."""
-    *names, spread = text.split() or [""]
-    number = spread.removesuffix("%")
-    try:
-        part = float(number) / 100.0 if number != spread else math.nan
-        if not 0.0 <= part < 1.0 or len(names) not in (1, 2):
-            raise ValueError
-    except ValueError:
+    found = re.fullmatch(r"(\S+) (\S+ )?(\d\d?(?:\.\d+)?)%", " ".join(text.split()), re.ASCII)
+    if found is None:
         message = 'write two regions, or a kind, and 0% to below 100%, as in "A B 30%" or "h100 5%"'
-        raise InputError(Fault(field=f"--vary {text[:80]!a}", message=message)) from None
-    return Variation(of=tuple(names), spread=part)
+        raise InputError(Fault(field=f"--vary {text[:80]!a}", message=message))
+    of = tuple(name.strip() for name in found.groups()[:2] if name)
+    return Variation(of=of, spread=float(found[3]) / 100.0)
 
 
-def read_variations(path: Path) -> tuple[tuple[Variation, int], ...]:
+def read_variations(path: Path) -> Iterator[tuple[Variation, int]]:
     """(samples of a pair, the line of its first) of a CSV file with the columns from, to and
     bandwidth..., in any one unit; others are left alone.
     """
-    rows = csv.reader(read_text(path).splitlines())
-    header = [name.strip() for name in next(rows, [])]
-    places = [
-        next((at for at, name in enumerate(header) if name.startswith(wanted)), -1)
-        for wanted in ("from", "to", "bandwidth")
-    ]
-    if -1 in places:
+    rows = csv.DictReader(read_text(path).splitlines())
+    name = next((name for name in rows.fieldnames or () if name.startswith("bandwidth")), "")
+    if not {"from", "to"} < {*(rows.fieldnames or ())} or not name:
         message = "needs the columns from, to and bandwidth, as in from,to,bandwidth_gbit_per_s"
         raise InputError(Fault(file=str(path), line=1, message=message))
-    found: dict[tuple[str, ...], list[float]] = {}
-    lines: dict[tuple[str, ...], int] = {}
+    found: dict[tuple[str, ...], tuple[int, list[float]]] = {}
     for row in rows:
-        if not any(row):
-            continue
         try:
-            left, right, text = (row[at].strip() for at in places)
-            sample = float(text)
+            pair, sample = tuple(sorted((row["from"], row["to"]))), float(row[name])
             if not 0.0 < sample < math.inf:
                 raise ValueError
-        except (IndexError, ValueError):
-            message = f"{','.join(row)[:60]!a}: give two names and a bandwidth above 0"
-            raise InputError(Fault(file=str(path), line=rows.line_num, message=message)) from None
-        pair = tuple(sorted((left, right)))
-        found.setdefault(pair, []).append(sample)
-        lines.setdefault(pair, rows.line_num)
+        except (TypeError, ValueError):
+            message = f"{','.join(map(str, row.values()))[:60]!a}: give two names and a bandwidth"
+            fault = Fault(file=str(path), line=rows.line_num, message=f"{message} above 0")
+            raise InputError(fault) from None
+        found.setdefault(pair, (rows.line_num, []))[1].append(sample)
     if not found:
         raise InputError(Fault(file=str(path), message="holds no samples"))
-    return tuple((Variation(of=k, samples=tuple(v)), lines[k]) for k, v in found.items())
+    for pair, (line, samples) in found.items():
+        yield Variation(of=pair, samples=tuple(samples)), line
 
 
 def with_variations(question: Inputs, said: Sequence[str], file: Path | None) -> Inputs:
@@ -129,49 +104,17 @@ def with_variations(question: Inputs, said: Sequence[str], file: Path | None) ->
     InputError with the line or option of what is wrong.
     """
     given = [(said_variation(text), f"--vary {text[:80]!a}", 0) for text in said]
-    if file is not None:
-        given += [(each, str(file), line) for each, line in read_variations(file)]
-    vary = question.job.vary
+    try:
+        given += [(each, str(file), line) for each, line in (read_variations(file) if file else ())]
+    except csv.Error as error:
+        raise InputError(Fault(file=str(file), message=f"is no CSV file: {error}")) from None
+    job = question.job
     for each, place, line in given:
-        job = replace(question.job, vary=(*vary, each))
-        vary = with_named_ends(job, question.cluster).vary
-        for _, message in variation_faults(vary, question.cluster):
-            fault = Fault(message=message, line=line)
-            raise InputError(replace(fault, file=place) if line else replace(fault, field=place))
-    return replace(question, job=replace(question.job, vary=vary))
-
-
-# ---- Worlds
-
-
-@dataclass(frozen=True, slots=True)
-class _VariedPredictor(ForwardingPredictor):
-    """Links that were measured are so many times as fast; of a collective its latency, too."""
-
-    factors: dict[str, float]
-    """By name of the samples."""
-
-    def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
-        """Point-to-point law of a link."""
-        law = self.predictor.send(link, message_bytes, nodes=nodes)
-        factor = self.factors.get(link.samples or "", 1.0)
-        return replace(law, seconds_per_byte=law.seconds_per_byte / factor)
-
-    def collective(
-        self,
-        link: Link,
-        operation: str,
-        group_size: int,
-        message_bytes: float,
-        *,
-        nodes: int = 1,
-        groups: int = 1,
-    ) -> Prediction:
-        """Time of a collective."""
-        found = self.predictor.collective(
-            link, operation, group_size, message_bytes, nodes=nodes, groups=groups
-        )
-        return corrected(found, 1.0 / self.factors.get(link.samples or "", 1.0))
+        job = with_named_ends(replace(job, vary=(*job.vary, each)), question.cluster)
+        for _, message in variation_faults(job.vary, question.cluster):
+            where = {"file": place, "line": line} if line else {"field": place}
+            raise InputError(Fault(message=message, **where))
+    return replace(question, job=job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,17 +154,15 @@ class Worlds:
             else:
                 changed = partial(_scaled, factor=factor, measured=measured)
                 cluster = _linked(cluster, (variation.of[0], variation.of[1]), changed)
-        predictor = _VariedPredictor(self.predictor, measured) if measured else self.predictor
+        predictor = VariedPredictor(self.predictor, measured) if measured else self.predictor
         return self.question.changed(cluster=cluster), predictor
 
     def bad_days(self) -> Iterator[tuple[Change, Predictor]]:
         """The question with each variation where one draw in ten is worse, and with all."""
-        bad = np.quantile(self.factors, TENTH, axis=1)
+        bad, count = np.quantile(self.factors, TENTH, axis=1), len(self.factors)
         names = [" ".join(each.of) for each in self.question.job.vary]
-        rows = [np.where(np.arange(len(bad)) == at, bad, 1.0) for at in range(len(bad))]
-        if len(bad) > 1:
-            rows, names = [*rows, bad], [*names, "all that varies"]
-        for row, name in zip(rows, names, strict=True):
+        for at, name in enumerate([*names, "all that varies"] if count > 1 else names):
+            row = np.where((np.arange(count) == at) | (at == count), bad, 1.0)
             question, predictor = self.world(row)
             yield Change(words=f"a bad day of {name}", question=question), predictor
 
@@ -238,36 +179,33 @@ def _law(variation: Variation, count: int) -> Floats:
 
 def _at_speed(cluster: Cluster, name: str, factor: float) -> Cluster:
     """The cluster whose islands of this name or kind compute so many times as fast."""
-    return replace(
-        cluster,
-        islands=tuple(
-            replace(each, clock_ratio=min(_FASTEST_CLOCK, factor * each.clock_ratio))
-            if name in (each.name, each.device.kind)
-            else each
-            for each in cluster.islands
-        ),
-    )
+    for each in cluster.islands:
+        if name in (each.name, each.device.kind):
+            clock = min(_FASTEST_CLOCK, factor * each.clock_ratio)
+            cluster = cluster.with_island(replace(each, clock_ratio=clock))
+    return cluster
 
 
 def _linked(cluster: Cluster, ends: tuple[str, str], changed: Callable[[Link], Link]) -> Cluster:
     """The cluster with the links between two regions or islands changed; islands of two regions
     without a link of their own go by that of their regions.
     """
-    pairs = {frozenset(ends)}
-    if not {*ends} <= {*cluster.regions}:
-        regions = (cluster.island(ends[0]).region, cluster.island(ends[1]).region)
-        if regions[0] == regions[1] and not cluster.lists_link(*ends):
-            return relinked(cluster, [ends], changed)
-        ends = ends if cluster.lists_link(*ends) else regions
+    pairs = [ends]
     if {*ends} <= {*cluster.regions}:
-        pairs = {frozenset(pair) for pair in pairs_between(cluster, ends)}
-        regional = [each.link for each in cluster.region_links if {*each.between} == {*ends}]
-        known = regional or [link for link in (cluster.across_regions,) if link is not None]
+        pairs = pairs_between(cluster, ends)
+    elif not cluster.lists_link(*ends):
+        ends = (cluster.island(ends[0]).region, cluster.island(ends[1]).region)
+        if ends[0] == ends[1]:
+            return relinked(cluster, pairs, changed)
+    if {*ends} <= {*cluster.regions}:
         others = tuple(each for each in cluster.region_links if {*each.between} != {*ends})
-        own = tuple(RegionLink(between=ends, link=changed(link)) for link in known)
-        cluster = replace(cluster, region_links=(*others, *own))
+        own: list[Link | None] = [each.link for each in cluster.region_links if each not in others]
+        for link in filter(None, own or [cluster.across_regions]):
+            others = (*others, RegionLink(between=ends, link=changed(link)))
+        cluster = replace(cluster, region_links=others)
+    named = {frozenset(pair) for pair in pairs}
     links = tuple(
-        replace(each, link=changed(each.link)) if frozenset(each.between) in pairs else each
+        replace(each, link=changed(each.link)) if frozenset(each.between) in named else each
         for each in cluster.links
     )
     return replace(cluster, links=links)
@@ -280,24 +218,20 @@ def _scaled(link: Link, factor: float, measured: dict[str, float]) -> Link:
     return replace(widened(link, factor), samples=link.samples)
 
 
-# ---- The aim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Risk:
+class Risk(NamedTuple):
     """A plan's step over all draws."""
 
     worst_seconds: float
     """Mean of the worst tenth."""
     median_seconds: float
+    worst: Ints
+    """The draws of the worst tenth."""
 
 
-def risk_of(steps: Floats) -> tuple[Risk, Ints]:
-    """(what the draws say, which of them are the worst tenth)."""
+def risk_of(steps: Floats) -> Risk:
+    """What the draws say."""
     worst = np.argsort(-steps, kind="stable")[: max(1, round(TENTH * len(steps)))]
-    return Risk(
-        worst_seconds=float(np.mean(steps[worst])), median_seconds=float(np.median(steps))
-    ), worst
+    return Risk(float(np.mean(steps[worst])), float(np.median(steps)), worst)
 
 
 def risks(worlds: Worlds, plans: Mapping[Plan, float]) -> dict[Plan, Risk]:
@@ -305,14 +239,13 @@ def risks(worlds: Worlds, plans: Mapping[Plan, float]) -> dict[Plan, Risk]:
     estimated, whose waits for slow ranks scale the draws.
     """
     found: dict[Plan, Risk] = {}
-    least, worst = math.inf, np.arange(0)
-    question, every = worlds.question, range(worlds.factors.shape[1])
+    best, question = None, worlds.question
     pricer = Pricer(question.model, question.cluster, question.job, worlds.predictor)
     for plan, step_seconds in plans.items():
         scale = step_seconds / pricer.step(plan).step_seconds
-        if found and scale * float(np.mean(worlds.seconds(plan, worst))) >= least:
+        if best and scale * np.mean(worlds.seconds(plan, best.worst)) >= best.worst_seconds:
             continue
-        risk, at = risk_of(scale * worlds.seconds(plan, every))
-        if risk.worst_seconds < least:
-            found[plan], least, worst = risk, risk.worst_seconds, at
+        risk = risk_of(scale * worlds.seconds(plan, range(worlds.factors.shape[1])))
+        if best is None or risk.worst_seconds < best.worst_seconds:
+            found[plan] = best = risk
     return found

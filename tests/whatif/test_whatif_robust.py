@@ -22,10 +22,10 @@ from hetplan.predict.fit import FittedPredictor
 from hetplan.search.files import load_legal_plan, save_result
 from hetplan.search.result import Question, SearchResult
 from hetplan.search.search import search
+from hetplan.search.space.forwarding_predictor import VariedPredictor
 from hetplan.whatif.objectives import by_objective
 from hetplan.whatif.robust import (
     Worlds,
-    _VariedPredictor,
     read_variations,
     risk_of,
     risks,
@@ -79,7 +79,7 @@ def test_a_larger_spread_never_lowers_the_worst_tenth_of_a_plan(nominal: SearchR
             said = tuple(varying(spread * part, of) for of, part in vary)
             there = inputs.changed(job=replace(inputs.job, vary=said))
             steps = Worlds.of(there, PREDICTOR, COUNT).seconds(nominal.plan, range(COUNT))
-            worst.append(risk_of(steps)[0].worst_seconds)
+            worst.append(risk_of(steps).worst_seconds)
         assert worst == sorted(worst)
         assert worst[0] == pytest.approx(nominal.estimate.step_seconds, rel=1e-12)
         assert worst[-1] > 1.5 * worst[0]
@@ -134,7 +134,7 @@ def test_a_world_is_the_cluster_with_other_bandwidth_and_clock(nominal: SearchRe
 
 def test_a_measured_link_keeps_its_samples_and_takes_longer(nominal: SearchResult) -> None:
     link = replace(nominal.inputs.cluster.link_between("a", "b"), samples="wan")
-    slow = _VariedPredictor(PREDICTOR, {"wan": 0.5})
+    slow = VariedPredictor(PREDICTOR, {"wan": 0.5})
     for message in (1e3, 1e8):
         law, usual = (each.send(link, message, nodes=2) for each in (slow, PREDICTOR))
         assert law == replace(usual, seconds_per_byte=2 * usual.seconds_per_byte)
@@ -156,7 +156,7 @@ def test_the_robust_plan_loses_least_and_says_what_it_costs(
     assert robust == by_objective(nominal, PREDICTOR, top=3)
     worlds = Worlds.of(nominal.inputs, PREDICTOR)
     every = range(worlds.factors.shape[1])
-    own, other = (risk_of(worlds.seconds(p.plan, every))[0] for p in (robust, nominal))
+    own, other = (risk_of(worlds.seconds(p.plan, every)) for p in (robust, nominal))
     assert own.worst_seconds < other.worst_seconds
     assert own.median_seconds >= other.median_seconds
     assert len(islands_in_use(robust.plan, nominal.inputs.cluster)) == 1
@@ -178,7 +178,7 @@ def test_plans_that_are_not_priced_in_every_world_are_no_better(nominal: SearchR
     plans = {each.plan: each.estimate.step_seconds for each in found}
     worlds = Worlds.of(nominal.inputs, PREDICTOR, COUNT)
     known = risks(worlds, plans)
-    worst = {plan: risk_of(worlds.seconds(plan, range(COUNT)))[0].worst_seconds for plan in plans}
+    worst = {plan: risk_of(worlds.seconds(plan, range(COUNT))).worst_seconds for plan in plans}
     best = min(plans, key=lambda plan: worst[plan])
     assert min(known, key=lambda plan: known[plan].worst_seconds) == best
     assert known[best].worst_seconds == pytest.approx(worst[best], rel=1e-12)
@@ -208,19 +208,19 @@ HEADER = "from,to,bandwidth_gbit_per_s"
         (("--vary", "A B"), "--vary 'A B'"),
         (("--vary", "A Z 30%"), "--vary 'A Z 30%': A Z: name two regions or two islands of: A, B"),
         (("--vary", "A A 30%"), "--vary 'A A 30%': A A: name two regions"),
-        (("--vary", "b200 5%"), "--vary 'b200 5%': b200: name a kind or an island of: "),
-        (("--vary", "A B 5%", "--vary", "B A 6%"), "--vary 'B A 6%': B A is there twice"),
-        ((), "objective: robust, and nothing varies: say what, as in --vary"),
+        (("--vary", "b200 5%"), "--vary 'b200 5%': b200: name a kind or island of: "),
+        (("--vary", "A B 5%", "--vary", "B A 6%"), "--vary 'B A 6%': B A: is there twice"),
+        ((), "objective: robust: say what varies, as in --vary"),
         (("--set", "vary=[{of: [A, B]}]"), "--set vary.[0]: A B: give either a spread"),
         (("--set", "vary=[{of: [A, B], spread: 2}]"), "--set vary.[0].spread: found 2"),
         (f"{HEADER}\n" + "A,B,0\n", "s.csv:2: 'A,B,0': give two names and a bandwidth above 0"),
         (f"{HEADER}\n\nA,B,-1\n", "s.csv:3: 'A,B,-1'"),
         (f"{HEADER}\nA,B,fast\n", "s.csv:2: 'A,B,fast'"),
-        (f"{HEADER}\nA,B\n", "s.csv:2: 'A,B'"),
+        (f"{HEADER}\nA,B\n", "s.csv:2: 'A,B,None'"),
         (f"{HEADER}\n", "s.csv: holds no samples"),
         ("from,to,gbit\nA,B,1\n", "s.csv:1: needs the columns from, to and bandwidth"),
         ("", "s.csv: the file is empty"),
-        (f"{HEADER}\n" + "A,B,1\n" * 9, "s.csv:2: A B has 9 samples; give 10"),
+        (f"{HEADER}\n" + "A,B,1\n" * 9, "s.csv:2: A B: 9 samples; give 10"),
         (f"{HEADER}\n" + "A,B,1\n" * 10 + "A,Z,1\n" * 10, "s.csv:12: A Z: name two regions"),
     ],
 )
@@ -248,8 +248,8 @@ def test_what_is_said_is_read(tmp_path: Path) -> None:
     file = tmp_path / "s.csv"
     rows = [f"us-east,{1 + k / 10},eu" for k in range(10)]
     file.write_text("from,bandwidth_mbit,to\n" + "\n".join(rows))
-    ((found, line),) = read_variations(file)
+    ((found, line),) = list(read_variations(file))
     assert (found.of, line) == (("eu", "us-east"), 2)
     assert found.samples == tuple(1 + k / 10 for k in range(10))
     with pytest.raises(InputError, match="no such file"):
-        read_variations(tmp_path / "none.csv")
+        list(read_variations(tmp_path / "none.csv"))

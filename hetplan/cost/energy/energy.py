@@ -173,35 +173,20 @@ def usd_per_step(
     """Dollars of one step of a priced plan; None where a price, or a power that is paid, is not
     known.
     """
-    return _usd(plan, estimate, (model, cluster, job), (estimate.step_seconds, 0.0, 1.0))
-
-
-def _usd(
-    plan: Plan,
-    estimate: Estimate,
-    of: tuple[ModelSpec, Cluster, Job],
-    took: tuple[float, float, float],
-) -> float | None:
-    """took: seconds in steps, seconds that stand still, and steps."""
-    cluster, (moving, still, steps) = of[1], took
     per_hour = rent_usd_per_hour(plan, cluster)
     if per_hour is None:
         return None
-    dollars = [per_hour / SECONDS_PER_HOUR * (moving + still)]
+    dollars = [per_hour / SECONDS_PER_HOUR * estimate.step_seconds]
     if any(site.price_usd_per_joule for site in cluster.sites):
         energy = energy_of(plan, estimate, cluster)
         if energy is None:
             return None
-        dollars += [
-            (each.mean_watts * moving + each.idle_watts * still) * (each.usd_per_joule or 0.0)
-            for each in energy.islands
-        ]
+        dollars += [each.joules_per_step * (each.usd_per_joule or 0.0) for each in energy.islands]
     if _any_link_has_a_price(cluster):
-        for entry in ledger(plan, *of, None).entries:
+        for entry in ledger(plan, model, cluster, job, None).entries:
             if entry.link.scope is LinkScope.ISLANDS:
                 link = cluster.link_between(entry.link.left, entry.link.right)
-                usd = entry.bytes_per_step * (link.price_usd_per_byte or 0.0)
-                dollars.append(steps * usd)
+                dollars.append(entry.bytes_per_step * (link.price_usd_per_byte or 0.0))
     return math.fsum(dollars)
 
 
@@ -210,7 +195,6 @@ class WholeRun:
     """All tokens of a job under one plan, with all that the run loses."""
 
     goodput: Goodput
-    steps: float
     kwh: float | None
     """None: not known, or the run never ends."""
     usd: float | None
@@ -229,18 +213,24 @@ def whole_run(
     if job.total_tokens is None:
         return None
     run = goodput(plan, estimate, model, cluster, job)
-    again = run.lost_to(Cause.LOST_WORK)
-    moving = run.work_seconds + again + run.lost_to(Cause.FAILOVER)
-    steps, still = run.work_seconds / estimate.step_seconds, run.seconds - moving
-    kwh = usd = None
-    if math.isfinite(still):
-        took = moving, still, steps + again / estimate.step_seconds
-        usd = _usd(plan, estimate, (model, cluster, job), took)
-        energy = energy_of(plan, estimate, cluster)
-        if energy is not None:
-            idle = math.fsum(each.idle_watts for each in energy.islands)
-            kwh = (energy.mean_watts * moving + idle * still) / JOULES_PER_KWH
-    return WholeRun(goodput=run, steps=steps, kwh=kwh, usd=usd)
+    again, slower = run.lost_to(Cause.LOST_WORK), run.lost_to(Cause.FAILOVER)
+    still, kwh = run.seconds - run.work_seconds - again - slower, None
+    if math.isinf(still):
+        return WholeRun(goodput=run, kwh=None, usd=None)
+    energy, rent = energy_of(plan, estimate, cluster), rent_usd_per_hour(plan, cluster)
+    usd = usd_per_step(plan, estimate, model, cluster, job)
+    steps = (run.work_seconds + again) / estimate.step_seconds
+    beside = [
+        (each.mean_watts * slower + each.idle_watts * still, each.usd_per_joule or 0.0)
+        for each in (energy.islands if energy else ())
+    ]
+    if energy is not None:
+        joules = steps * energy.joules_per_step + math.fsum(joules for joules, _ in beside)
+        kwh = joules / JOULES_PER_KWH
+    if usd is not None and rent is not None:
+        usd = steps * usd + rent / SECONDS_PER_HOUR * (slower + still)
+        usd += math.fsum(joules * price for joules, price in beside)
+    return WholeRun(goodput=run, kwh=kwh, usd=usd)
 
 
 def _any_link_has_a_price(cluster: Cluster) -> bool:
