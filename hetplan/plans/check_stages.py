@@ -23,6 +23,7 @@ from hetplan.plans.pieces import (
     stage_copies,
 )
 from hetplan.plans.plan import (
+    Pipeline,
     RecomputeGranularity,
     RecomputeModule,
     ReductionGroup,
@@ -37,10 +38,12 @@ def devices_exist(checked: CheckedPlan) -> Found:
     """No range of devices leaves the cluster, and no list of them is longer than it."""
     total = checked.cluster.num_devices
     lists = [(f"{field}.devices", replica.devices) for field, replica in checked.replicas()]
-    lists += [
-        (f"reduction_groups[{g}].members", group.members)
-        for g, group in enumerate(checked.plan.reduction_groups)
-    ]
+    outer = checked.plan.outer
+    for place, groups in (
+        ("reduction_groups", checked.plan.reduction_groups),
+        ("outer.reduction_groups", () if outer is None else outer.reduction_groups),
+    ):
+        lists += [(f"{place}[{g}].members", group.members) for g, group in enumerate(groups)]
     lists += [
         ("tied_embedding_devices", checked.plan.tied_embedding_devices),
         ("unused_devices", checked.plan.unused_devices),
@@ -366,49 +369,74 @@ def tied(checked: CheckedPlan) -> Found:
 
 
 def reductions(checked: CheckedPlan) -> Found:
-    """Every copy of every weight meets all the others in exactly one group."""
+    """Every copy of every weight meets all the others of its site in exactly one group; those of
+    all sites in one that averages them.
+    """
+    plan, places = checked.plan, checked.plan.site_of_pipeline
+    named = [(f"reduction_groups[{g}]", each) for g, each in enumerate(plan.reduction_groups)]
+    if plan.outer is None:
+        yield from _reduced_once(checked, plan.pipelines, named)
+        return
+    for site in range(len(plan.outer.sites)):
+        own = [each for each, place in zip(plan.pipelines, places, strict=True) if place == site]
+        devices = np.concatenate([stage_array(stage) for each in own for stage in each.stages])
+        mine = [
+            each for each in named if not each[1].members or each[1].members[0].start in devices
+        ]
+        yield from _reduced_once(checked, own, mine)
+    named = [
+        (f"outer.reduction_groups[{g}]", each) for g, each in enumerate(plan.outer.reduction_groups)
+    ]
+    yield from _reduced_once(checked, plan.pipelines, named)
+
+
+_Named = Sequence[tuple[str, ReductionGroup]]
+"""Groups with their places in the file."""
+
+
+def _reduced_once(checked: CheckedPlan, pipelines: Sequence[Pipeline], groups: _Named) -> Found:
+    """Faults of the groups that these pipelines have."""
     total = len(checked.model.layers)
-    groups = checked.plan.reduction_groups
-    for g, group in enumerate(groups):
+    for where, group in groups:
         if not 0 <= group.layers.start < group.layers.stop <= total:
             yield (
-                f"reduction_groups[{g}].layers",
+                f"{where}.layers",
                 f"{group.layers.start} to {group.layers.stop} are not in 0 to {total}, or empty",
             )
             return
-        yield from _format(f"reduction_groups[{g}].precision", group.precision)
-    cuts = [cut for group in groups for cut in (group.layers.start, group.layers.stop)]
-    pieces = [*holders([each.stages for each in checked.plan.pipelines], total, cuts)]
+        yield from _format(f"{where}.precision", group.precision)
+    cuts = [cut for _, group in groups for cut in (group.layers.start, group.layers.stop)]
+    pieces = [*holders([each.stages for each in pipelines], total, cuts)]
     starts = {piece.layers.start: at for at, piece in enumerate(pieces)}
     covering: list[list[int]] = [[] for _ in pieces]
-    for g, group in enumerate(groups):
+    for g, (_, group) in enumerate(groups):
         at = starts[group.layers.start]
         while at < len(pieces) and pieces[at].layers.start < group.layers.stop:
             covering[at].append(g)
             at += 1
     told: set[int] = set()
     for piece, found in zip(pieces, covering, strict=True):
-        yield from _covered(checked, piece, found, told)
-    for g, group in enumerate(groups):
-        where = f"reduction_groups[{g}]"
+        yield from _covered(checked, piece, found, told, groups)
+    for g, (where, group) in enumerate(groups):
         if group.members and g not in told:
             members = device_array(group.members)
             yield from _transport(checked, where, group.transport, members)
 
 
-def _covered(checked: CheckedPlan, piece: Holders, found: Sequence[int], told: set[int]) -> Found:
+def _covered(
+    checked: CheckedPlan, piece: Holders, found: Sequence[int], told: set[int], groups: _Named
+) -> Found:
     """Faults of the groups that cover one piece; groups in `told` were named before."""
-    groups = checked.plan.reduction_groups
     layers = f"layers {piece.layers.start} to {piece.layers.stop}"
     experts = bool(experts_of(checked.model, piece.layers.start, piece.layers.stop))
     apart = experts and piece.experts_apart
     members: Devices | None = None
     for expert, copies in ((False, piece.copies), (True, piece.expert_copies if apart else 1)):
-        mine = [g for g in found if groups[g].expert is expert]
+        mine = [g for g in found if groups[g][1].expert is expert]
         what = "routed experts" if expert else "weights"
         if len(mine) != (copies > 1):
             yield (
-                f"reduction_groups[{mine[-1]}]" if mine else "reduction_groups",
+                groups[mine[-1]][0] if mine else "reduction_groups",
                 f"{len(mine)} groups reduce the {what} of {layers}, which have {copies} "
                 f"{'copies' if copies > 1 else 'copy of their own'}: "
                 + ("they would drift apart" if not mine else f"there must be {int(copies > 1)}"),
@@ -420,9 +448,9 @@ def _covered(checked: CheckedPlan, piece: Holders, found: Sequence[int], told: s
                 continue
             if members is None:
                 members = np.concatenate([stage_array(stage) for stage in piece.stages])
-            for field, message in _members(groups[g], members, copies, layers):
+            for field, message in _members(groups[g][1], members, copies, layers):
                 told.add(g)
-                yield f"reduction_groups[{g}].{field}", message
+                yield f"{groups[g][0]}.{field}", message
 
 
 def _members(
