@@ -23,6 +23,7 @@ from functools import cached_property
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import MemoryUse
+from hetplan.cost.local_steps import with_outer_state
 from hetplan.cost.memory.device import device_memory
 from hetplan.cost.memory.values import MemoryLayout
 from hetplan.cost.replay.ends import step_ends
@@ -110,6 +111,9 @@ def stage_memory(costs: PlanCosts, plan: Plan, pipeline: PipelineWork, s: int) -
             uses, key=lambda use: (not use.host_fits, use.total_bytes - use.available_bytes)
         )
         costs.memory[key] = fullest
+    if plan.outer is not None:
+        held = stage.parameters + stage.expert_parameters
+        return with_outer_state(fullest, plan.outer, held)
     return fullest
 
 
