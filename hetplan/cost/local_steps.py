@@ -12,7 +12,7 @@ in several groups follow each other; different stages sum at the same time. The 
 own pass over the weights, once in H steps, is not counted.
 
 Memory: every rank keeps in its host's memory the weights of the last averaging and their momentum
-in float32, and on the device the largest fragment's differences.
+in float32, and a fragment's differences.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hetplan.cost.estimate_values import Component, MemoryUse
+from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.groups import copies_of, holders_of
 from hetplan.cost.terms import Part, repeated, seconds_of_parts
-from hetplan.job.spec import Precision
-from hetplan.plans.local_steps import fragments
-from hetplan.plans.plan import LayerRange, OuterSynchronisation, ReductionGroup
+from hetplan.plans.local_steps import common_layers, fragments
+from hetplan.plans.plan import OuterSynchronisation
 from hetplan.profiling.samples import LinkOperation
 
 if TYPE_CHECKING:
-    from hetplan.cost.step_model.plan import PipelineWork, PlanCosts
+    from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, Reduction
 
 HOST_BYTES_PER_PARAMETER = 8.0
 """Weights and momentum in float32."""
@@ -43,65 +42,50 @@ def outer_parts(
     inner_seconds: float,
 ) -> tuple[Part, ...]:
     """What averaging adds to every step, whose own part takes `inner_seconds`."""
-    hidden = outer.fragment_sync_delay * inner_seconds
+    hidden = outer.settings.fragment_sync_delay * inner_seconds
     found: list[Part] = []
-    for parts in fragment_parts(outer, costs, work):
+    for parts in _fragment_parts(outer, costs, work):
         seconds = seconds_of_parts(parts)
         if seconds > hidden:
-            found += repeated(parts, (seconds - hidden) / seconds / outer.sync_steps)
+            found += repeated(parts, (seconds - hidden) / seconds / outer.settings.sync_steps)
     return tuple(found)
 
 
-def fragment_parts(
+def _fragment_parts(
     outer: OuterSynchronisation, costs: PlanCosts, work: Sequence[PipelineWork]
 ) -> Iterator[tuple[Part, ...]]:
     """The sums of each fragment's differences, nothing hidden: those of its slowest stage."""
-    model = costs.settings.model
-    for layers in fragments(model.num_layers, len(model.layers), outer.num_fragments):
+    for layers in fragments(costs.settings.model, outer.settings.num_fragments):
         groups = [
             replace(group, layers=both)
             for group in outer.reduction_groups
-            if (both := _common(group.layers, layers)) is not None
+            if (both := common_layers(group.layers, layers)) is not None
         ]
-        by_stage: dict[tuple[int, int], list[Part]] = {}
-        for group, reduction in zip(
-            sorted(groups, key=lambda each: -each.layers.start),
-            costs.reductions(groups, work),
-            strict=True,
-        ):
-            parts = _sums(group, costs, work, reduction.members)
+        by_stage: dict[tuple[int, int], tuple[Part, ...]] = {}
+        for reduction in costs.reductions(groups, work):
+            parts = _sums(outer, costs, work, reduction)
             for p, s, _ in reduction.members:
-                by_stage.setdefault((p, s), []).extend(parts)
-        yield tuple(max(by_stage.values(), key=seconds_of_parts, default=()))
+                by_stage[p, s] = (*by_stage.get((p, s), ()), *parts)
+        yield max(by_stage.values(), key=seconds_of_parts)
 
 
 def _sums(
-    group: ReductionGroup,
+    outer: OuterSynchronisation,
     costs: PlanCosts,
     work: Sequence[PipelineWork],
-    members: Sequence[tuple[int, int, float]],
+    reduction: Reduction,
 ) -> tuple[Part, ...]:
-    """The sum of what the group's largest member holds."""
-    settings = costs.settings
+    """The sum of what the largest member holds."""
+    members, settings = reduction.members, costs.settings
     replicas = [unit.replica for p, s, _ in members for unit in work[p].stages[s].units]
-    copies = copies_of(settings.cluster, holders_of(replicas, expert=group.expert), 1)
-    size = max(count for _, _, count in members) * Precision(group.precision).bytes_per_element
-    terms = settings.known.of(
-        copies.whole, LinkOperation.ALL_REDUCE, size, "all_reduce of differences"
-    )
+    copies = copies_of(settings.cluster, holders_of(replicas, expert=reduction.expert), 1)
+    size = max(count for *_, count in members) * outer.settings.precision.bytes_per_element
+    operation = LinkOperation.ALL_REDUCE
+    terms = settings.known.of(copies.whole, operation, size, "all_reduce of differences")
     return tuple(Part(component=Component.OUTER, term=term) for term in terms)
 
 
-def _common(one: LayerRange, two: LayerRange) -> LayerRange | None:
-    start, stop = max(one.start, two.start), min(one.stop, two.stop)
-    return LayerRange(start=start, stop=stop) if start < stop else None
-
-
-def with_outer_state(use: MemoryUse, outer: OuterSynchronisation, parameters: float) -> MemoryUse:
-    """The memory of a rank with so many parameters, with what averaging keeps."""
-    size = Precision(outer.reduction_groups[0].precision).bytes_per_element
-    return replace(
-        use,
-        temporary_bytes=use.temporary_bytes + size * parameters / outer.num_fragments,
-        host_bytes=use.host_bytes + HOST_BYTES_PER_PARAMETER * parameters,
-    )
+def host_bytes(outer: OuterSynchronisation, parameters: float) -> float:
+    """What averaging keeps in the host's memory of a rank with so many parameters."""
+    message = outer.settings.precision.bytes_per_element / outer.settings.num_fragments
+    return (HOST_BYTES_PER_PARAMETER + message) * parameters

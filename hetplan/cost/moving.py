@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -58,15 +58,7 @@ from hetplan.plans.pieces import (
     stage_array,
     stage_shards,
 )
-from hetplan.plans.plan import (
-    DeviceRange,
-    Plan,
-    ReductionGroup,
-    Replica,
-    Sharding,
-    Stage,
-    compress,
-)
+from hetplan.plans.plan import DeviceRange, Plan, Replica, Sharding, Stage, compress
 
 GONE = -1
 """The new number of a device that is no longer there."""
@@ -513,17 +505,21 @@ def on_devices(plan: Plan, now: Sequence[int], num_devices: int) -> Plan:
     pipelines = tuple(
         replace(each, stages=tuple(map(placed, each.stages))) for each in plan.pipelines
     )
-    taken = {now[device] for device in used(plan).tolist()}
-
-    def grouped(groups: Iterable[ReductionGroup]) -> tuple[ReductionGroup, ...]:
-        return tuple(replace(each, members=moved(each.members)) for each in groups)
-
     outer = plan.outer
+    taken = {now[device] for device in used(plan).tolist()}
     return replace(
         plan,
         pipelines=pipelines,
-        reduction_groups=grouped(plan.reduction_groups),
-        outer=outer and replace(outer, reduction_groups=grouped(outer.reduction_groups)),
+        reduction_groups=tuple(
+            replace(each, members=moved(each.members)) for each in plan.reduction_groups
+        ),
+        outer=outer
+        and replace(
+            outer,
+            reduction_groups=tuple(
+                replace(each, members=moved(each.members)) for each in outer.reduction_groups
+            ),
+        ),
         tied_embedding_devices=moved(plan.tied_embedding_devices),
         unused_devices=compress([each for each in range(num_devices) if each not in taken]),
     )

@@ -373,7 +373,7 @@ class TrafficCount:
         for group in plan.outer.reduction_groups:
             copies, count = self._copied(group, 1)
             size = count * Precision(group.precision).bytes_per_element
-            operation, times = LinkOperation.ALL_REDUCE, 1 / plan.outer.sync_steps
+            operation, times = LinkOperation.ALL_REDUCE, 1 / plan.outer.settings.sync_steps
             yield from self._sent(copies.whole, operation, size, times, TrafficClass.DATA_PARALLEL)
 
     def _copied(self, group: ReductionGroup, shards: int) -> tuple[CopyGroups, float]:

@@ -380,8 +380,8 @@ def _of_synchronisation(job: Job, model: ModelSpec, cluster: Cluster) -> Iterato
         yield ("synchronisation",), f"{message}: leave it out"
     if can is not None and not can.local_steps:
         have = " or ".join(name for name, other in TARGETS.items() if other.local_steps)
-        message = f"target {job.target} is given no local steps by hetplan; leave it out, or plan"
-        yield ("synchronisation",), f"{message} for {have}"
+        message = f"target {job.target} has no local steps here; leave it out, or plan for {have}"
+        yield ("synchronisation",), message
     for name, message in setting_faults(wanted, model.num_layers):
         yield ("synchronisation", name), message
 

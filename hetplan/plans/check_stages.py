@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +24,6 @@ from hetplan.plans.pieces import (
     stage_copies,
 )
 from hetplan.plans.plan import (
-    Pipeline,
     RecomputeGranularity,
     RecomputeModule,
     ReductionGroup,
@@ -38,12 +38,10 @@ def devices_exist(checked: CheckedPlan) -> Found:
     """No range of devices leaves the cluster, and no list of them is longer than it."""
     total = checked.cluster.num_devices
     lists = [(f"{field}.devices", replica.devices) for field, replica in checked.replicas()]
-    outer = checked.plan.outer
-    for place, groups in (
-        ("reduction_groups", checked.plan.reduction_groups),
-        ("outer.reduction_groups", () if outer is None else outer.reduction_groups),
-    ):
-        lists += [(f"{place}[{g}].members", group.members) for g, group in enumerate(groups)]
+    lists += [
+        (f"reduction_groups[{g}].members", group.members)
+        for g, group in enumerate(checked.plan.every_group)
+    ]
     lists += [
         ("tied_embedding_devices", checked.plan.tied_embedding_devices),
         ("unused_devices", checked.plan.unused_devices),
@@ -369,74 +367,73 @@ def tied(checked: CheckedPlan) -> Found:
 
 
 def reductions(checked: CheckedPlan) -> Found:
-    """Every copy of every weight meets all the others of its site in exactly one group; those of
-    all sites in one that averages them.
+    """Every copy of every weight meets all the others of its site in exactly one group, and those
+    of all sites in one that averages them.
     """
-    plan, places = checked.plan, checked.plan.site_of_pipeline
-    named = [(f"reduction_groups[{g}]", each) for g, each in enumerate(plan.reduction_groups)]
-    if plan.outer is None:
-        yield from _reduced_once(checked, plan.pipelines, named)
-        return
-    for site in range(len(plan.outer.sites)):
-        own = [each for each, place in zip(plan.pipelines, places, strict=True) if place == site]
-        devices = np.concatenate([stage_array(stage) for each in own for stage in each.stages])
-        mine = [
-            each for each in named if not each[1].members or each[1].members[0].start in devices
-        ]
-        yield from _reduced_once(checked, own, mine)
-    named = [
-        (f"outer.reduction_groups[{g}]", each) for g, each in enumerate(plan.outer.reduction_groups)
-    ]
-    yield from _reduced_once(checked, plan.pipelines, named)
+    plan, sites = checked.plan, checked.plan.site_of_pipeline
+    for site in sorted({*sites}):
+        own = [each for each, place in zip(plan.pipelines, sites, strict=True) if place == site]
+        mine = replace(checked, plan=replace(plan, pipelines=tuple(own)))
+        others = [each for each in plan.pipelines if each not in own]
+        foreign = {
+            g
+            for g, group in enumerate(plan.reduction_groups if others else ())
+            if any(group.has(stage) for each in others for stage in each.stages)
+            and not any(group.has(stage) for each in own for stage in each.stages)
+        }
+        yield from _reduced_once(mine, foreign)
+    if plan.outer is not None:
+        averaged = replace(plan, reduction_groups=plan.outer.reduction_groups)
+        for field, message in _reduced_once(replace(checked, plan=averaged), set()):
+            yield f"outer.{field}", message
 
 
-_Named = Sequence[tuple[str, ReductionGroup]]
-"""Groups with their places in the file."""
-
-
-def _reduced_once(checked: CheckedPlan, pipelines: Sequence[Pipeline], groups: _Named) -> Found:
-    """Faults of the groups that these pipelines have."""
+def _reduced_once(checked: CheckedPlan, foreign: set[int]) -> Found:
+    """The same of one site; `foreign`: numbers of the others' groups."""
     total = len(checked.model.layers)
-    for where, group in groups:
+    groups = checked.plan.reduction_groups
+    for g, group in enumerate(groups):
         if not 0 <= group.layers.start < group.layers.stop <= total:
             yield (
-                f"{where}.layers",
+                f"reduction_groups[{g}].layers",
                 f"{group.layers.start} to {group.layers.stop} are not in 0 to {total}, or empty",
             )
             return
-        yield from _format(f"{where}.precision", group.precision)
-    cuts = [cut for _, group in groups for cut in (group.layers.start, group.layers.stop)]
-    pieces = [*holders([each.stages for each in pipelines], total, cuts)]
+        yield from _format(f"reduction_groups[{g}].precision", group.precision)
+    cuts = [cut for group in groups for cut in (group.layers.start, group.layers.stop)]
+    pieces = [*holders([each.stages for each in checked.plan.pipelines], total, cuts)]
     starts = {piece.layers.start: at for at, piece in enumerate(pieces)}
     covering: list[list[int]] = [[] for _ in pieces]
-    for g, (_, group) in enumerate(groups):
+    for g, group in enumerate(groups):
+        if g in foreign:
+            continue
         at = starts[group.layers.start]
         while at < len(pieces) and pieces[at].layers.start < group.layers.stop:
             covering[at].append(g)
             at += 1
     told: set[int] = set()
     for piece, found in zip(pieces, covering, strict=True):
-        yield from _covered(checked, piece, found, told, groups)
-    for g, (where, group) in enumerate(groups):
-        if group.members and g not in told:
+        yield from _covered(checked, piece, found, told)
+    for g, group in enumerate(groups):
+        where = f"reduction_groups[{g}]"
+        if group.members and g not in told | foreign:
             members = device_array(group.members)
             yield from _transport(checked, where, group.transport, members)
 
 
-def _covered(
-    checked: CheckedPlan, piece: Holders, found: Sequence[int], told: set[int], groups: _Named
-) -> Found:
+def _covered(checked: CheckedPlan, piece: Holders, found: Sequence[int], told: set[int]) -> Found:
     """Faults of the groups that cover one piece; groups in `told` were named before."""
+    groups = checked.plan.reduction_groups
     layers = f"layers {piece.layers.start} to {piece.layers.stop}"
     experts = bool(experts_of(checked.model, piece.layers.start, piece.layers.stop))
     apart = experts and piece.experts_apart
     members: Devices | None = None
     for expert, copies in ((False, piece.copies), (True, piece.expert_copies if apart else 1)):
-        mine = [g for g in found if groups[g][1].expert is expert]
+        mine = [g for g in found if groups[g].expert is expert]
         what = "routed experts" if expert else "weights"
         if len(mine) != (copies > 1):
             yield (
-                groups[mine[-1]][0] if mine else "reduction_groups",
+                f"reduction_groups[{mine[-1]}]" if mine else "reduction_groups",
                 f"{len(mine)} groups reduce the {what} of {layers}, which have {copies} "
                 f"{'copies' if copies > 1 else 'copy of their own'}: "
                 + ("they would drift apart" if not mine else f"there must be {int(copies > 1)}"),
@@ -448,9 +445,9 @@ def _covered(
                 continue
             if members is None:
                 members = np.concatenate([stage_array(stage) for stage in piece.stages])
-            for field, message in _members(groups[g][1], members, copies, layers):
+            for field, message in _members(groups[g], members, copies, layers):
                 told.add(g)
-                yield f"{groups[g][0]}.{field}", message
+                yield f"reduction_groups[{g}].{field}", message
 
 
 def _members(

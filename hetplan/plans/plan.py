@@ -19,7 +19,7 @@ from enum import StrEnum
 from itertools import chain
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision, RecomputeModule, Sharding, TrainerOptions
+from hetplan.job.spec import Precision, RecomputeModule, Sharding, Synchronisation, TrainerOptions
 from hetplan.job.trainer import trainer_settings_of
 from hetplan.plans.v_schedules import V_SCHEDULES, stage_of
 
@@ -279,18 +279,14 @@ class ReductionGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSynchronisation:
-    """How sites that train by themselves are averaged (`hetplan.job.spec.Synchronisation`)."""
+    """How sites that train by themselves are averaged (`hetplan.plans.local_steps`)."""
 
     sites: tuple[int, ...]
     """Pipelines of each site, whose weights are always equal: the first so many, then the next."""
     reduction_groups: tuple[ReductionGroup, ...]
     """Who averages the differences of which layers: every copy in all sites."""
-    sync_steps: int
-    num_fragments: int
-    fragment_sync_delay: int
-    fragment_update_alpha: float
-    outer_lr: float
-    outer_momentum: float
+    settings: Synchronisation
+    """The job's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,11 +207,7 @@ class _Course:
 
 def tokens_needed(plan: Plan, job: Job) -> float:
     """Tokens that the plan trains for the loss of `total_tokens`: of local steps more."""
-    extra = (
-        0.0
-        if plan.outer is None or job.synchronisation is None
-        else job.synchronisation.extra_tokens
-    )
+    extra = 0.0 if plan.outer is None else plan.outer.settings.extra_tokens
     return (job.total_tokens or 0) * (1.0 + extra)
 
 
