@@ -36,6 +36,7 @@ from hetplan.search.solver import Best, Grounds, Offer, Solver
 from hetplan.version import __version__
 
 SCHEMA = "hetplan.journal/2"
+JOURNAL_EXISTS = "exists already; continue it with --resume, or name another file"
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ class JournalFile:
 
     path: Path
     resume: bool = False
-    """Go on from what the file has; otherwise it is begun anew."""
+    """Go on from what the file has; otherwise there must be none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,8 +234,8 @@ class Journal:
     _silent: bool = False
     _file: IO[bytes] | None = field(default=None, repr=False)
 
-    def begin(self, header: Header, whole_bytes: int) -> None:
-        """Open the file: a new one, or behind the whole lines of the old one."""
+    def begin(self, header: Header, whole_bytes: int, *, resume: bool) -> None:
+        """Open the file: a new one, or behind the whole lines of the one to resume."""
         if self.path is None:
             return
         try:
@@ -243,7 +244,9 @@ class Journal:
                 self._file.truncate(whole_bytes)
                 self._file.seek(whole_bytes)
             else:
-                self._file = self.path.open("wb")
+                self._file = self.path.open("wb" if resume else "xb")
+        except FileExistsError as error:  # made since the command looked
+            raise InputError(Fault(file=str(self.path), message=JOURNAL_EXISTS)) from error
         except OSError as error:
             message = f"the journal cannot be written: {error.strerror}"
             raise InputError(Fault(file=str(self.path), message=message)) from error
