@@ -176,6 +176,9 @@ class ScratchFolder:
                 if self.path.exists():
                     raise
                 # Another process took it for what one that was killed before its lock had left.
+            except KeyboardInterrupt:
+                self.remove()
+                raise
 
     def keep(self) -> None:
         """Leave it to the user."""

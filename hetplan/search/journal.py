@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import IO, TypeVar
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import to_plain
-from hetplan.files.reading import Document, decode
+from hetplan.files.reading import Document, decode, read_bytes
 from hetplan.job.spec import Job
 from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
@@ -136,13 +137,9 @@ def read_journal(path: Path) -> Record | None:
 
     InputError where a whole line is not one of a journal, or says what no search writes.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except OSError as error:
-        message = f"the journal cannot be read: {error.strerror}"
-        raise InputError(Fault(file=str(path), message=message)) from error
+    data = read_bytes(path)
     whole = data[: data.rfind(b"\n") + 1]
     lines = whole.splitlines()
     if not lines:
