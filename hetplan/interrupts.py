@@ -6,6 +6,7 @@ handler: an exception raised there is lost, or ends the process with a segmentat
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -60,8 +61,7 @@ def _dropped(unraisable: sys.UnraisableHookArgs) -> None:
     drops it, comes again when that has ended.
     """
     if unraisable.exc_type is KeyboardInterrupt:
-        signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+        threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(unraisable)
 

@@ -47,7 +47,7 @@ class Lock:
         folder = real.is_dir()
         self._place = real / ".lock" if folder else real.with_name(f".{real.name}.lock")
         self._claim = self._place.with_name(f"{self._place.name}.held")
-        self._handle: int | None = None
+        self._handle = -1
         self._has_claim, self._pid = False, os.getpid()
 
     def take(self, wait_seconds: float = 0.0) -> Lock:
@@ -65,11 +65,11 @@ class Lock:
 
     def release(self) -> None:
         """Let others have it."""
-        if self._handle is not None and self._pid == os.getpid():  # in a fork it is the parent's
+        if self._handle >= 0 and self._pid == os.getpid():  # in a fork it is the parent's
             # While it is held, so that nobody can have locked the file that goes.
             surely(self._unlink)
             os.close(self._handle)
-            self._handle, self._has_claim = None, False
+            self._handle, self._has_claim = -1, False
 
     def _unlink(self) -> None:
         with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ class Lock:
             raise InputError(f"{self._path}: {message}") from error
         if not self._holds():
             os.close(self._handle)
-            self._handle = None
+            self._handle = -1
             return False
         with contextlib.suppress(OSError):  # a full disk costs the name alone
             os.ftruncate(self._handle, 0)
@@ -114,7 +114,7 @@ class Lock:
         """Whether the open file is locked, and is the lock still."""
         try:
             # Whoever had it before has removed the file: another one counts now.
-            file = os.fstat(self._handle or 0).st_ino
+            file = os.fstat(self._handle).st_ino
             return self._flock() and file == os.stat(str(self._place)).st_ino
         except FileNotFoundError:
             return False
@@ -123,7 +123,7 @@ class Lock:
         try:
             import fcntl
 
-            fcntl.flock(self._handle or 0, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except (ImportError, OSError) as error:

@@ -202,7 +202,7 @@ class ScratchFolder:
 
 
 _SCRATCH_SECONDS = 1.0
-"""For another process to see that a new folder has nothing that is to be removed."""
+"""Longest wait for another process that looks whether the new folder was left."""
 
 
 def _remove_scratch(folder: Path, lock: Lock) -> None:

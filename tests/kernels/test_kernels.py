@@ -239,9 +239,12 @@ def test_an_interrupt_in_a_finalizer_comes_again() -> None:
         def __del__(self) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+    def work() -> None:
         Finalized()
         time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        work()
 
 
 def test_a_clock_of_cpu_seconds_stands_still_while_the_process_sleeps() -> None:
