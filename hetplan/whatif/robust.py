@@ -51,6 +51,7 @@ from hetplan.whatif.ask import Change, pairs_between, relinked, widened
 DRAWS = 200
 """Over ten seeds the worst tenth deviates by 0.26 % (`python -m evaluation robust`)."""
 TENTH = 0.1
+"""The part of the draws that is compared: the worst decile."""
 _FASTEST_CLOCK = 1.5
 """The most that a cluster may say (`hetplan.cluster.spec.ClockRatio`)."""
 
