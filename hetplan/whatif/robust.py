@@ -220,13 +220,11 @@ def _scaled(link: Link, factor: float, measured: dict[str, float]) -> Link:
 
 
 class Risk(NamedTuple):
-    """A plan's step over all draws."""
+    """A plan's step over all draws: mean of the worst tenth, median, and which draws are worst."""
 
     worst_seconds: float
-    """Mean of the worst tenth."""
     median_seconds: float
     worst: Ints
-    """The draws of the worst tenth."""
 
 
 def risk_of(steps: Floats) -> Risk:
