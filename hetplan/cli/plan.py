@@ -100,7 +100,10 @@ def plan(
     objective: Annotated[
         str | None,
         typer.Option(
-            metavar="AIM", help="time, days, cost, ....", rich_help_panel=JOB, hidden=True
+            metavar="AIM",
+            help="time, days, cost, energy, robust.",
+            rich_help_panel=JOB,
+            hidden=True,
         ),
     ] = None,
     vary: Annotated[
