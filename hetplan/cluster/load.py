@@ -20,18 +20,28 @@ from hetplan.cluster.file_form import (
     IslandForm,
     LinkForm,
     NicsForm,
+    StorageForm,
 )
 from hetplan.cluster.launch_form import check_launch, launch_domain
 from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES
 from hetplan.cluster.names import with_kind_names
 from hetplan.cluster.node import Nics, spread_evenly
-from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Site, Transport
+from hetplan.cluster.spec import (
+    Cluster,
+    Island,
+    IslandLink,
+    Link,
+    RegionLink,
+    Site,
+    Storage,
+    Transport,
+)
 from hetplan.cluster.templates import links_of, with_templates
 from hetplan.errors import InputError
 from hetplan.files.quantities import value_of
 from hetplan.files.reading import Document, decode, read_document
 
-CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/9"
+CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/10"
 """Schema of the Cluster value's own JSON form, in which every figure is in base units."""
 
 
@@ -106,16 +116,28 @@ def _cluster(form: ClusterForm, kinds: Mapping[str, DeviceKind]) -> Cluster:
             _between(default.across_regions) if default and default.across_regions else None
         ),
         sites=tuple(
-            Site(
-                name=site.name,
+            value_of(
+                Site,
+                site,
                 regions=tuple(region.name for region in form.regions if region.site == site.name),
                 power_limit_watts=site.power_limit,
                 price_usd_per_joule=site.energy_price,
-                pue=site.pue,
+                storage=_storage(site.storage),
             )
             for site in form.sites
         ),
         launch_domains=tuple(launch_domain(domain) for domain in form.launch),
+        max_nodes=form.max_nodes,
+    )
+
+
+def _storage(form: StorageForm | None) -> Storage | None:
+    if form is None:
+        return None
+    return Storage(
+        read_bytes_per_second=form.read,
+        write_bytes_per_second=form.write,
+        shares_uplink=form.shares_uplink,
     )
 
 

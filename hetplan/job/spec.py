@@ -333,6 +333,9 @@ class JobSettings(FileForm):
     """Whether gradients are clipped by their global norm. Left out: as the target does."""
     checkpoint_interval_steps: Count | None = None
     """Steps from one checkpoint to the next. Left out: as often as costs least (docs/days.md)."""
+    cpu_cores_per_device: Count | None = None
+    """Host cores for each device. Loader workers and communication threads take them. Left out:
+    cores limit no plan."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     """Settings of the trainer that change what a step costs."""
     pin: Pins = field(default_factory=Pins)

@@ -55,7 +55,7 @@ from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage
 from hetplan.plans.pieces import own_depth, stage_array
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.search.result import Inputs, SearchResult
+from hetplan.search.result import Inputs, SearchResult, certificate_beside
 from hetplan.search.search import search_with_rivals
 from hetplan.search.solver import Progress
 from hetplan.search.space.allowed import allowed_cluster
@@ -63,7 +63,7 @@ from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
 from hetplan.units import Dimension, parse_count, parse_quantity
 from hetplan.whatif.ask import is_interrupted
 from hetplan.whatif.no_plan import with_reasons
-from hetplan.whatif.objectives import by_objective, certificate_beside, has_other_aim
+from hetplan.whatif.objectives import by_objective, has_other_aim
 
 SEARCH_SECONDS = 60.0
 """Of the search, as a drafted job has; most end in some 2 CPU s for 1,000 devices."""

@@ -14,6 +14,7 @@ price nor a site with one, and no energy where the power of one is unknown (`pow
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetplan.cluster.spec import Cluster, Island
@@ -23,6 +24,7 @@ from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.traffic import ledger
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.limits import LimitKind, Overrun, limits_of
 from hetplan.plans.pieces import used_devices
 from hetplan.plans.plan import Plan
 
@@ -136,6 +138,43 @@ def _part(
         mean_watts=pue * node_watts,
         usd_per_joule=None if site is None else site.price_usd_per_joule,
     )
+
+
+def power_overruns(plan: Plan, estimate: Estimate, cluster: Cluster, job: Job) -> Iterator[Overrun]:
+    """Power limits of sites that a priced plan breaks by its mean draw."""
+    for used in power_use(plan, estimate, cluster, job):
+        if used.used > used.limit.most * (1.0 + _ROUNDING):
+            yield used
+
+
+def power_use(plan: Plan, estimate: Estimate, cluster: Cluster, job: Job) -> Iterator[Overrun]:
+    """Of every power limit what a priced plan draws, whether it breaks it or not; none where the
+    power of one of its islands is unknown.
+    """
+    limits = [each for each in limits_of(cluster, job) if each.kind is LimitKind.POWER]
+    energy = energy_of(plan, estimate, cluster) if limits else None
+    parts = {} if energy is None else {each.island: each for each in energy.islands}
+    for limit in limits if parts else ():
+        mine = [parts[name] for name in limit.islands if name in parts]
+        per_node = (
+            parts[name].mean_watts / parts[name].nodes
+            if name in parts
+            else most_node_watts(cluster, cluster.island(name))
+            for name in limit.islands
+        )
+        watts = math.fsum(each.mean_watts for each in mine)
+        yield Overrun(limit=limit, used=watts, per_node=tuple(per_node))
+
+
+_ROUNDING = 1e-9
+"""Watts of many islands in another order."""
+
+
+def most_node_watts(cluster: Cluster, island: Island) -> float:
+    """No node draws more: all of its devices compute; 0 where their power is unknown."""
+    law = power_law(cluster, island)
+    watts = 0.0 if law is None else law.computing_watts
+    return pue_of(cluster, island) * island.devices_per_node * watts
 
 
 def rent_usd_per_hour(plan: Plan, cluster: Cluster) -> float | None:
