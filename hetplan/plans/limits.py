@@ -68,9 +68,17 @@ class Overrun:
     @property
     def words(self) -> str:
         """The limit, and what the plan takes."""
-        verb = {LimitKind.POWER: "draws", LimitKind.NODES: "has", LimitKind.CORES: "needs"}
-        takes = f"{verb[self.limit.kind]} {self.limit.figure(self.used)}"
-        return f"{self.limit.words}, the plan {takes}"
+        return self.said_of("the plan")
+
+    def said_of(self, plan: str) -> str:
+        """The same of a plan in these words."""
+        figure = self.limit.figure(self.used)
+        takes = {
+            LimitKind.POWER: f"draws {figure}",
+            LimitKind.NODES: f"has {figure}",
+            LimitKind.CORES: f"needs {figure} in a node",
+        }
+        return f"{self.limit.words}, {plan} {takes[self.limit.kind]}"
 
 
 def limits_of(cluster: Cluster, job: Job) -> Iterator[Limit]:

@@ -56,6 +56,7 @@ def days_line(found: Goodput) -> str:
             ("failures", FAILURES),
             ("checkpoints", (Cause.SAVING,)),
             ("start-up", (Cause.START_UP,)),
+            ("data", (Cause.DATA,)),
         )
     ]
     parts = (

@@ -131,6 +131,7 @@ _CAUSES = {
     IdleCause.MEMORY: "its memory is too small",
     IdleCause.BATCH: "the batch is too small for it or does not divide over it",
     IdleCause.DEGREES: "{target} gives all stages the same degrees, {other} does not",
+    IdleCause.LIMIT: "{other} keeps it out",
 }
 
 _FIGURES: dict[str, Callable[[float], str]] = {

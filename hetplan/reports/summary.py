@@ -28,7 +28,7 @@ from hetplan.reports.days import days_line, run_of
 from hetplan.reports.energy import energy_line
 from hetplan.reports.terminal import folded, table_lines
 from hetplan.search.descriptions import devices_in_use
-from hetplan.search.result import Certificate, SearchResult
+from hetplan.search.result import LIMITS_LEFT_OUT, Certificate, SearchResult
 from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.trainers import TRAINERS
 from hetplan.units import digits, format_each, format_range, format_seconds
@@ -402,10 +402,11 @@ def _proof(result: SearchResult, certificate: Certificate) -> str:
     least = format_seconds(float(f"{certificate.lower_bound_seconds:.4g}"))
     if certificate.status == "optimal":
         return f"proven within {certificate.gap:.1%} of the best: no plan takes less than {least}"
+    closing = "the search could not close what is left"
     ended = {
         "limit": "its limit ended the search: plan longer",
         "interrupted": "the search was interrupted: plan again, or resume its journal",
-    }.get(certificate.status, "the search could not close what is left")
+    }.get(certificate.status, LIMITS_LEFT_OUT if certificate.without_limits else closing)
     if not certificate.lower_bound_seconds:
         return f"not proven: no bound was found, {ended}"
     return f"a plan up to {certificate.gap:.1%} shorter could exist (bound {least}); {ended}"

@@ -99,11 +99,18 @@ class Certificate:
     """Plan and bound where one of them changed, by the search's work; empty in files of forms
     before 13."""
 
+    @property
+    def without_limits(self) -> bool:
+        """Whether it is a bound of plans that may break limits of sites."""
+        return self.space.endswith(LIMITS_LEFT_OUT)
+
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:
         """Data of forms before 5, which had a second bound, of the plan's own degrees."""
         return {key: each for key, each in data.items() if key != "integer_model_bound_seconds"}
 
+
+LIMITS_LEFT_OUT = "the bound leaves limits of sites out"
 
 NO_TIME = "not searched alone: no time was left"
 """Reason of a kind of which nothing is known."""
@@ -248,6 +255,8 @@ class IdleCause(StrEnum):
     """It does not divide over the island's devices, or has too few microbatches for them."""
     DEGREES = "degrees"
     """The trainer gives all stages the same tp, dp and microbatch size."""
+    LIMIT = "limit"
+    """Of the sites: power, nodes or cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +291,7 @@ class IdleReason:
     causes: tuple[IdleCause, ...]
     """The fewest changes that were found to make the best plan use more of it; empty: none does."""
     other: str = ""
-    """The other island of the link, or the target without this cause."""
+    """The other island of the link, the target without this cause, or the limits."""
     gain: float = 0.0
     """Part by which tokens/s grow with the causes gone."""
     seconds_with_it: float | None = None

@@ -10,17 +10,18 @@ halving.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from hetplan.cluster.libraries import AS_NCCL, island_library
 from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.deadline import check_time, ends_by
-from hetplan.errors import InfeasibleError, OutOfTimeError
+from hetplan.errors import InfeasibleError, InputError, LimitError, OutOfTimeError
 from hetplan.job.spec import Forbids, Job, Pins
+from hetplan.plans.limits import Limit, LimitKind, Overrun, limits_of, with_limit
 from hetplan.plans.pinned import pinned_values
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, target
@@ -40,6 +41,7 @@ from hetplan.whatif.ask import (
 from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict
 from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.smaller_questions import usable_islands
+from hetplan.whatif.within_limits import OverLimitsError
 
 _RESERVES = (0.05, 0.0)
 """Values of `memory_reserve_fraction` that are tried where they are below the job's."""
@@ -57,7 +59,21 @@ def relaxations(asked: Question, feasible: Callable[[Question], bool]) -> Iterat
     for each in _without_devices(asked):
         if feasible(each.question):
             yield each
+    yield from _other_limits(asked)
     yield from _more_nodes(asked, feasible)
+
+
+def _other_limits(asked: Question) -> Iterator[Change]:
+    """Each limit on nodes twice as large; what plans draw and need is known after a search."""
+    for limit in limits_of(asked.cluster, asked.job):
+        if limit.kind is LimitKind.NODES:
+            yield _with_limit(asked, limit, 2 * limit.most)
+
+
+def _with_limit(asked: Question, limit: Limit, most: float) -> Change:
+    question = asked.changed(cluster=with_limit(asked.cluster, limit, most))
+    words = f"{limit.name} {limit.figure(most)} instead of {limit.figure(limit.most)}"
+    return Change(words=words, question=question)
 
 
 def _without_devices(asked: Question) -> Iterator[Change]:
@@ -196,8 +212,12 @@ _SECONDS = 20.0
 2.6 CPU seconds at most; a machine that others use may need several times as long."""
 
 
-def why_no_plan(asked: Question, predictor: Predictor) -> tuple[str, ...]:
+def why_no_plan(
+    asked: Question, predictor: Predictor, over: OverLimitsError | None = None
+) -> tuple[str, ...]:
     """Lines: the smallest conflict, what memory lacks, and the changes that would help.
+
+    over: where there are plans, which break these limits.
 
     Where time is over (`hetplan.deadline`) those that are there, and what is left out.
     """
@@ -205,12 +225,53 @@ def why_no_plan(asked: Question, predictor: Predictor) -> tuple[str, ...]:
     try:
         check_time()
         feasible = Feasible(predictor)
-        lines += _demands(asked, predictor, feasible)
-        lines += _changes(asked, predictor, feasible)
+        if over is None:
+            lines += _demands(asked, predictor, feasible)
+            changes = relaxations(asked, feasible)
+        else:
+            needed = _in_the_way(asked, predictor, over.least)
+            lines += _limit_lines(needed)
+            raised = (_with_limit(asked, each.limit, _up(each.used)) for each in needed)
+            changes = chain(raised, relaxations(asked, feasible))
+        lines += _changes(changes, predictor, feasible)
     except OutOfTimeError:
         what = "" if lines else "which demands cannot hold together, and "
         lines.append(f"left out for the time limit: {what}what would help")
     return tuple(lines)
+
+
+def _in_the_way(asked: Question, predictor: Predictor, broken: Sequence[Overrun]) -> list[Overrun]:
+    """The fewest of these limits that still leave no plan, given up one by one."""
+    kept = list(broken)
+    for each in broken if len(broken) > 1 else ():
+        rest = [other for other in kept if other is not each]
+        cluster = asked.cluster
+        for other in broken:
+            if other not in rest:
+                cluster = with_limit(cluster, other.limit, None)
+        with suppress(LimitError, InputError):
+            try:
+                ask(asked.changed(cluster=cluster).looser(_LOOSE_GAP, _SECONDS), predictor)
+            except InfeasibleError:
+                kept = rest
+    return kept
+
+
+def _limit_lines(broken: Sequence[Overrun]) -> Iterator[str]:
+    several = len(broken) > 1
+    which = "these limits together; any fewer leave one" if several else "this limit"
+    yield f"no plan was found within {which}:"
+    for each in broken:
+        yield f"  {each.said_of('the smallest plan found')}"
+
+
+def _up(value: float) -> float:
+    """Three digits of a number, never less than it."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / unit * (1.0 - _ROUNDING)) * unit if unit > 1 else math.ceil(value)
+
+
+_ROUNDING = 1e-12
 
 
 def _demands(asked: Question, predictor: Predictor, feasible: Feasible) -> list[str]:
@@ -222,13 +283,15 @@ def _demands(asked: Question, predictor: Predictor, feasible: Feasible) -> list[
     return lines
 
 
-def _changes(asked: Question, predictor: Predictor, feasible: Feasible) -> tuple[str, ...]:
+def _changes(
+    changes: Iterable[Change], predictor: Predictor, feasible: Feasible
+) -> tuple[str, ...]:
     """Those that give a plan; what was tried where none does."""
     likely: list[str] = []
     offers: list[str] = []
     open_: list[Change] = []
     feasible.uncertain = False
-    for change in islice(relaxations(asked, feasible), _MAX_VERIFIED):
+    for change in islice(changes, _MAX_VERIFIED):
         likely.append(change.words)
         if feasible.uncertain:
             open_.append(change)
@@ -286,6 +349,7 @@ def with_reasons(question: Question, predictor: Predictor, end: float = math.inf
     """Let an InfeasibleError of the search inside say why the question has no plan, by `end`."""
     try:
         yield
-    except InfeasibleError:
+    except InfeasibleError as error:
+        over = error if isinstance(error, OverLimitsError) else None
         with ends_by(end):
-            raise InfeasibleError(why_no_plan(question, predictor)) from None
+            raise InfeasibleError(why_no_plan(question, predictor, over)) from None

@@ -31,7 +31,8 @@ from itertools import compress, islice
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.goodput.parts import used_islands
-from hetplan.cost.goodput.run import goodput, start_up_of, storage_bytes_per_second
+from hetplan.cost.goodput.run import goodput, start_up_of
+from hetplan.cost.goodput.storage import stores_of
 from hetplan.cost.moving import (
     GONE,
     Held,
@@ -336,7 +337,8 @@ class _Ranking:
         given = self._transfers(plan, keeps=own or stays)
         storage = terms.storage_bytes_per_second
         if storage is None:
-            storage = storage_bytes_per_second(used_islands(plan, cluster), inputs.job.run)
+            stores = stores_of(used_islands(plan, cluster), cluster, inputs.job.run)
+            storage = math.fsum(each.read_bytes_per_second for each in stores)
         moves = moving(given, cluster, storage_bytes_per_second=storage)
         return Option(
             words=words,

@@ -28,7 +28,7 @@ from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Job
 from hetplan.kernels import clock
 from hetplan.plans.limits import LimitKind, Overrun, limits_of, overruns
-from hetplan.search.result import Question, SearchResult, certificate_beside
+from hetplan.search.result import LIMITS_LEFT_OUT, Question, SearchResult, certificate_beside
 from hetplan.search.space.allowed import allowed_cluster
 
 _MOST_SPLITS = 16
@@ -122,7 +122,7 @@ def _beside(whole: SearchResult, best: SearchResult, stopped: bool) -> SearchRes
     """The best plan within the limits, with the bound of all plans."""
     known = certificate_beside(whole, _step(best))
     if known is not None:
-        space = f"{known.space}; the bound leaves limits of sites out"
+        space = f"{known.space}; {LIMITS_LEFT_OUT}"
         known = replace(known, space=space, status="interrupted" if stopped else known.status)
     return replace(best, inputs=whole.inputs, certificate=known)
 

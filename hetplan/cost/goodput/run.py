@@ -2,8 +2,7 @@
 
 Defaults for what the job leaves out, besides the failure rates (`hetplan.cost.goodput.parts`):
 
-storage     Llama 3's Tectonic sustains 2 TB/s for a cluster of 24,000 GPUs in hosts of eight
-            (arXiv 2407.21783, section 3.3.1): so much for each host in use
+storage     the site's, or of each host in use (`hetplan.cost.goodput.storage`)
 detection   10 min, after which torch.distributed gives up a collective of NCCL (its default since
             pytorch/pytorch#110947)
 restart     no wait: a spare host is ready
@@ -15,7 +14,7 @@ host port   16 lanes of PCIe 4, where the catalogue has none for the kind
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.devices import HostInterface
@@ -25,7 +24,6 @@ from hetplan.cost.goodput.lost_nic import DETECTION_SECONDS
 from hetplan.cost.goodput.parts import (
     LINE,
     Failing,
-    UsedIsland,
     failing,
     survives_a_host,
     used_islands,
@@ -36,6 +34,13 @@ from hetplan.cost.goodput.startup import (
     MLPERF,
     StartUp,
     ranks_times_stages,
+)
+from hetplan.cost.goodput.storage import (
+    STORAGE_BYTES_PER_HOST_SECOND,
+    Store,
+    bytes_at,
+    data_seconds,
+    stores_of,
 )
 from hetplan.cost.goodput.values import (
     SECONDS_PER_DAY,
@@ -53,7 +58,6 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import is_link, link_cause
 
-STORAGE_BYTES_PER_HOST_SECOND = 2e12 / (24000 / 8)
 NOTICE_SECONDS = 600.0
 REPAIR_SECONDS = SECONDS_PER_DAY
 HOST_PORT = HostInterface(pcie_generation=4, lanes=16)
@@ -69,20 +73,21 @@ def goodput(
     used = used_islands(plan, cluster)
     start_up = start_up_of(plan, model, job)
     survives = job.run.peer_recovery and survives_a_host(plan, cluster)
+    stores = stores_of(used, cluster, job.run)
+    share_between = _link_share(estimate, cluster)
     course = _Course(
         steps=job.total_tokens / (estimate.tokens_per_second * estimate.step_seconds),
         given_interval=job.checkpoint_interval_steps,
         run=job.run,
-        failing=failing(used, job.run, _link_share(estimate, cluster)),
+        failing=failing(used, job.run, share_between),
         start_up=start_up,
-        checkpoint=_checkpoint(plan, estimate, model, job, used, survives),
+        checkpoint=_checkpoint(plan, estimate, model, cluster, job, stores, survives),
+        data_seconds=data_seconds(stores, plan, model, job),
         from_peers=survives,
         ranks_times_stages=ranks_times_stages(plan),
     )
     other = replace(job.run, failover=not job.run.failover)
-    flipped = replace(
-        course, run=other, failing=failing(used, other, _link_share(estimate, cluster))
-    )
+    flipped = replace(course, run=other, failing=failing(used, other, share_between))
     step, (low, high, share) = estimate.step_seconds, estimate.step_range
     interval, best = course.interval(step), course.best_interval(step)
     return Goodput(
@@ -107,7 +112,7 @@ def goodput(
         ),
         other_failover_seconds=flipped.seconds(step, flipped.interval(step)),
         from_peers=survives,
-        notes=tuple(_notes(course, job)),
+        notes=tuple(_notes(course, job, any(each.assumed for each in stores))),
     )
 
 
@@ -123,6 +128,8 @@ class _Course:
     checkpoint: Checkpoint
     from_peers: bool
     ranks_times_stages: int
+    data_seconds: float
+    """Until the tokens of a step are there; no step is shorter."""
 
     @property
     def detection_seconds(self) -> float:
@@ -151,13 +158,13 @@ class _Course:
         )
 
     def moving_seconds(self, step_seconds: float) -> float:
-        """Mean step, slower backup paths counted."""
+        """Mean step, slower backup paths and waits for data counted."""
         slow = speed(
             self.failing.slowings,
             _or(self.run.failover_detection_seconds, DETECTION_SECONDS),
             _or(self.run.repair_seconds, REPAIR_SECONDS),
         )
-        return step_seconds / slow
+        return max(step_seconds, self.data_seconds) / slow
 
     def best_interval(self, step_seconds: float) -> int:
         """Steps between checkpoints; the whole run where none is ever read."""
@@ -194,13 +201,16 @@ class _Course:
         down = whole * renewal.share_before(self.recovery_seconds)
         saving = steps / interval_steps * self.checkpoint.save_seconds
         again = max(0.0, whole - down - saving - steps * moving)
+        fed = max(step_seconds, self.data_seconds)
+        if fed > step_seconds:
+            yield LostSeconds(cause=Cause.DATA, seconds=steps * (fed - step_seconds))
         for cause, seconds in (
             (Cause.START_UP, self.start_up.seconds),
             (Cause.SAVING, saving),
             (Cause.LOST_WORK, again),
             (Cause.DETECTION, noticing),
             (Cause.RESTART, down - noticing),
-            (Cause.FAILOVER, steps * (moving - step_seconds)),
+            (Cause.FAILOVER, steps * (moving - fed)),
         ):
             yield LostSeconds(cause=cause, seconds=seconds)
 
@@ -227,8 +237,9 @@ def _checkpoint(
     plan: Plan,
     estimate: Estimate,
     model: ModelSpec,
+    cluster: Cluster,
     job: Job,
-    used: tuple[UsedIsland, ...],
+    stores: tuple[Store, ...],
     from_peers: bool,
 ) -> Checkpoint:
     """Bytes and seconds of saving and reading; ranks that hold the same share the writing.
@@ -236,35 +247,39 @@ def _checkpoint(
     An optimizer in host memory is read with all that lies there, a gradient too: some too much.
     """
     run, stages = job.run, plan.stages
+    beside = run.asynchronous_saving
     saved = checkpoint_bytes(plan, model, job)
     states = [
         use.parameter_bytes + use.optimizer_bytes + use.host_bytes
         for use in (each.memory for each in estimate.stages)
     ]
     counts = [sum(each.num_devices for each in stage.replicas) for stage in stages]
-    storage = storage_bytes_per_second(used, run)
-    written = math.fsum(saved) / storage
+    whole = [state * count for state, count in zip(states, counts, strict=True)]
+    sizes = bytes_at(stores, plan, cluster, saved)
+    rates = [each.write_bytes_per_second(beside_training=beside) for each in stores]
+    written = [size / rate for size, rate in zip(sizes, rates, strict=True)]
     copied = max(size / count for size, count in zip(saved, counts, strict=False))
-    port = min((each.island.device.host or HOST_PORT).bandwidth_bytes_per_second for each in used)
-    link = min(each.island.inter_node.bandwidth_bytes_per_second for each in used)
-    whole = math.fsum(state * count for state, count in zip(states, counts, strict=True))
-    read = math.fsum(saved) if run.one_reader else whole
-    load = read / storage + (max(states) / link if run.one_reader else 0.0)
+    islands = [cluster.island(name) for each in stores for name in each.islands]
+    port = min((each.device.host or HOST_PORT).bandwidth_bytes_per_second for each in islands)
+    link = min(each.inter_node.bandwidth_bytes_per_second for each in islands)
+    reads = sizes if run.one_reader else bytes_at(stores, plan, cluster, whole)
+    load = max(size / each.read_bytes_per_second for size, each in zip(reads, stores, strict=True))
+    load += max(states) / link if run.one_reader else 0.0
+    read = math.fsum(saved if run.one_reader else whole)
     if from_peers:
         read, load = 0.0, max(states) / link
+    share = _link_share(estimate, cluster)
+    slowed = (
+        seconds * (1.0 - 1.0 / (1.0 + share * (1.0 / each.kept_bandwidth - 1.0)))
+        for seconds, each in zip(written, stores, strict=True)
+    )
     return Checkpoint(
         saved_bytes=math.fsum(saved),
         read_bytes=read,
-        save_seconds=copied / port if run.asynchronous_saving else written,
-        delay_seconds=written if run.asynchronous_saving else 0.0,
+        save_seconds=copied / port + max(slowed) if beside else max(written),
+        delay_seconds=max(written) if beside else 0.0,
         load_seconds=load,
     )
-
-
-def storage_bytes_per_second(used: Iterable[UsedIsland], run: Run) -> float:
-    """What all hosts in use get together."""
-    hosts = sum(each.hosts for each in used)
-    return run.storage_bytes_per_second or hosts * STORAGE_BYTES_PER_HOST_SECOND
 
 
 def _link_share(estimate: Estimate, cluster: Cluster) -> float:
@@ -275,7 +290,7 @@ def _link_share(estimate: Estimate, cluster: Cluster) -> float:
     return found / estimate.step_seconds
 
 
-def _notes(course: _Course, job: Job) -> Iterator[str]:
+def _notes(course: _Course, job: Job, storage_assumed: bool) -> Iterator[str]:
     """Which figures are defaults, and what of the job could not be had."""
     run = job.run
     assumed = [each.part for each in course.failing.parts if each.assumed]
@@ -289,7 +304,7 @@ def _notes(course: _Course, job: Job) -> Iterator[str]:
         yield f"start-up by a law fitted on MLPerf's results, 90 % within {within}"
         if course.ranks_times_stages > LARGEST_RANKS_TIMES_STAGES:
             yield "this plan has more ranks and stages than any of them: it may start much faster"
-    if run.storage_bytes_per_second is None:
+    if storage_assumed:
         rate = STORAGE_BYTES_PER_HOST_SECOND / 1e9
         yield f"storage of {rate:.3g} GB/s a host, as Llama 3's"
     if run.detection_seconds is None:
