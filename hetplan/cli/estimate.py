@@ -36,11 +36,9 @@ from hetplan.cli.options import (
 
 if TYPE_CHECKING:
     from hetplan.cluster.spec import Cluster
-    from hetplan.cost.estimate_values import Estimate
     from hetplan.cost.goodput.lost_nic import LostNic
-    from hetplan.plans.plan import Plan
     from hetplan.predict.predictor import Predictor
-    from hetplan.search.result import Inputs, SearchResult
+    from hetplan.search.result import SearchResult
 
 ESTIMATE_SCHEMA = "hetplan.estimate/5"
 LAYOUT = "Layout"
@@ -154,6 +152,7 @@ def estimate(
     from hetplan.plans.layout import Layout, plan_of_layout
     from hetplan.search.files import SCHEMA, load_layout, priced_result, save_result
     from hetplan.search.space.allowed import allowed_cluster
+    from hetplan.whatif.within_limits import limit_use
 
     layout = Layout(
         tp=tp,
@@ -209,7 +208,10 @@ def estimate(
     predict, digest = read_predictor(predictor, store)
     pricer = Pricer(inputs.model, usable, inputs.job, predict)
     estimated = estimate_with(pricer, priced)
-    refuse_broken_limits(priced, estimated, inputs)
+    use = limit_use(priced, estimated, inputs)
+    faults = [f"{each.words()}; use fewer nodes there" for each in use if each.is_broken]
+    if faults:
+        raise InputError(*faults)
     result = priced_result(inputs, priced, estimated, digest)
     if out is not None:
         save_result(result, out)
@@ -224,19 +226,6 @@ def estimate(
     unfit = misfits(estimated)
     if unfit:
         raise InfeasibleError(unfit)
-
-
-def refuse_broken_limits(plan: Plan, estimate: Estimate, inputs: Inputs) -> None:
-    """InputError with every limit of the cluster's sites that a priced plan breaks."""
-    from hetplan.cost.energy.energy import power_overruns
-    from hetplan.errors import InputError
-    from hetplan.plans.limits import as_fault, overruns
-
-    cluster, job = inputs.cluster, inputs.job
-    watts = power_overruns(plan, estimate, cluster, job)
-    found = (*overruns(plan, cluster, job), *watts)
-    if found:
-        raise InputError(*map(as_fault, found))
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:

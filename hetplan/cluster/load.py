@@ -20,7 +20,6 @@ from hetplan.cluster.file_form import (
     IslandForm,
     LinkForm,
     NicsForm,
-    StorageForm,
 )
 from hetplan.cluster.launch_form import check_launch, launch_domain
 from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES
@@ -122,22 +121,17 @@ def _cluster(form: ClusterForm, kinds: Mapping[str, DeviceKind]) -> Cluster:
                 regions=tuple(region.name for region in form.regions if region.site == site.name),
                 power_limit_watts=site.power_limit,
                 price_usd_per_joule=site.energy_price,
-                storage=_storage(site.storage),
+                storage=site.storage
+                and Storage(
+                    read_bytes_per_second=site.storage.read,
+                    write_bytes_per_second=site.storage.write,
+                    shares_uplink=site.storage.shares_uplink,
+                ),
             )
             for site in form.sites
         ),
         launch_domains=tuple(launch_domain(domain) for domain in form.launch),
         max_nodes=form.max_nodes,
-    )
-
-
-def _storage(form: StorageForm | None) -> Storage | None:
-    if form is None:
-        return None
-    return Storage(
-        read_bytes_per_second=form.read,
-        write_bytes_per_second=form.write,
-        shares_uplink=form.shares_uplink,
     )
 
 

@@ -135,6 +135,13 @@ class Island:
         return () if self.nics is None else self.nics.by_senders(self.devices_per_node)
 
     @property
+    def node_bytes_per_second(self) -> float:
+        """Of all NICs of a node, in one direction."""
+        if self.nics is None:
+            return self.devices_per_node * self.inter_node.bandwidth_bytes_per_second
+        return self.nics.per_node * self.nics.bandwidth_bytes_per_second
+
+    @property
     def host_bytes_per_device(self) -> float | None:
         """Host memory that a job may use for each device; None: unknown."""
         if self.host_memory_bytes is None:

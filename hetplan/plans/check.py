@@ -17,7 +17,7 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans import check_stages as stages
 from hetplan.plans import check_target as target
-from hetplan.plans.limits import overruns
+from hetplan.plans.limits import node_use
 from hetplan.plans.pieces import Places
 from hetplan.plans.plan import Plan
 from hetplan.plans.rules import CheckedPlan, Found, Rule
@@ -27,8 +27,9 @@ _Check: TypeAlias = Callable[[CheckedPlan], Found]
 
 def _limits(checked: CheckedPlan) -> Found:
     """No more nodes than control planes have room for, and cores for every device."""
-    for each in overruns(checked.plan, checked.cluster, checked.job):
-        yield "", each.words
+    for each in node_use(checked.plan, checked.cluster, checked.job):
+        if each.is_broken:
+            yield "", each.words()
 
 
 _GROUPS: tuple[tuple[tuple[Rule, _Check], ...], ...] = (

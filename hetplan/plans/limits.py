@@ -1,20 +1,17 @@
 """Limits outside the devices: which a cluster sets, and which a plan breaks.
 
-    power_limit   watts of all nodes of a plan in one site (`hetplan.cost.energy.energy`)
-    max_nodes     nodes of a plan under one control plane: a site's, or the whole cluster's
-    cpu_cores     cores of a node's host, where the job says how many each device needs
-
-Each is a sum over nodes that may not be above a number, so that fewer nodes keep it.
+Each is a sum over nodes that may not be above a number, so that fewer nodes keep it. What a plan
+draws is known once it is priced (`hetplan.cost.energy.energy`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from hetplan.cluster.spec import Cluster, Site
-from hetplan.errors import Fault
+from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
 from hetplan.plans.pieces import used_devices
 from hetplan.plans.plan import Plan
@@ -25,13 +22,16 @@ class LimitKind(StrEnum):
     """The key of a cluster file that sets the limit."""
 
     POWER = "power_limit"
+    """Watts of all nodes of a plan in one site."""
     NODES = "max_nodes"
+    """Nodes of a plan under one control plane."""
     CORES = "cpu_cores"
+    """Cores of a node's host, where the job says how many each device needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One limit of a cluster."""
+    """One limit of a cluster, and what a plan takes of it."""
 
     kind: LimitKind
     place: str
@@ -39,6 +39,9 @@ class Limit:
     most: float
     islands: tuple[str, ...]
     """Whose nodes count."""
+    used: float = 0.0
+    per_node: tuple[float, ...] = ()
+    """What a node of each of its islands adds; of cores infinity where no whole node will do."""
 
     @property
     def name(self) -> str:
@@ -49,62 +52,34 @@ class Limit:
         """A value of the limit in words."""
         return format_power(value) if self.kind is LimitKind.POWER else f"{value:g}"
 
-    @property
-    def words(self) -> str:
-        """`power_limit of A: 1.2 MW`."""
-        return f"{self.name}: {self.figure(self.most)}"
+    def words(self, plan: str = "the plan") -> str:
+        """`power_limit of A: 1.2 MW, the plan takes 1.4 MW`."""
+        return f"{self.name}: {self.figure(self.most)}, {plan} takes {self.figure(self.used)}"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overrun:
-    """A limit that a plan breaks."""
-
-    limit: Limit
-    used: float
-    """By the plan."""
-    per_node: tuple[float, ...]
-    """What a node of each of the limit's islands adds; of cores, infinity: no node will do."""
+    def node_of(self, island: str) -> float:
+        """What one more node of this island adds."""
+        return self.per_node[self.islands.index(island)]
 
     @property
-    def words(self) -> str:
-        """The limit, and what the plan takes."""
-        return self.said_of("the plan")
-
-    def said_of(self, plan: str) -> str:
-        """The same of a plan in these words."""
-        figure = self.limit.figure(self.used)
-        takes = {
-            LimitKind.POWER: f"draws {figure}",
-            LimitKind.NODES: f"has {figure}",
-            LimitKind.CORES: f"needs {figure} in a node",
-        }
-        return f"{self.limit.words}, {plan} {takes[self.limit.kind]}"
+    def is_broken(self) -> bool:
+        """Whether the plan takes more; watts of many islands are summed in another order."""
+        return self.used > self.most * (1.0 + 1e-9)
 
 
 def limits_of(cluster: Cluster, job: Job) -> Iterator[Limit]:
-    """Every limit that is set, those of sites in file order first."""
+    """Every limit that is set."""
+    found: list[tuple[LimitKind, str, float | None, tuple[str, ...]]] = []
     for site in cluster.sites:
-        names = islands_of(site, cluster)
-        for kind, most in (
-            (LimitKind.POWER, site.power_limit_watts),
-            (LimitKind.NODES, site.max_nodes),
-        ):
-            if most is not None:
-                yield Limit(kind=kind, place=site.name, most=most, islands=names)
-    if cluster.max_nodes is not None:
-        every = tuple(island.name for island in cluster.islands)
-        yield Limit(kind=LimitKind.NODES, place="", most=cluster.max_nodes, islands=every)
-    for island in cluster.islands if job.cpu_cores_per_device else ():
-        if island.cpu_cores is not None:
-            names = (island.name,)
-            yield Limit(
-                kind=LimitKind.CORES, place=island.name, most=island.cpu_cores, islands=names
-            )
-
-
-def islands_of(site: Site, cluster: Cluster) -> tuple[str, ...]:
-    """Names of the site's islands."""
-    return tuple(each.name for each in cluster.islands if each.region in site.regions)
+        mine = tuple(each.name for each in cluster.islands if each.region in site.regions)
+        found.append((LimitKind.POWER, site.name, site.power_limit_watts, mine))
+        found.append((LimitKind.NODES, site.name, site.max_nodes, mine))
+    every = tuple(each.name for each in cluster.islands)
+    found.append((LimitKind.NODES, "", cluster.max_nodes, every))
+    for each in cluster.islands if job.cpu_cores_per_device else ():
+        found.append((LimitKind.CORES, each.name, each.cpu_cores, (each.name,)))
+    for kind, place, most, islands in found:
+        if most is not None:
+            yield Limit(kind=kind, place=place, most=most, islands=islands)
 
 
 def with_limit(cluster: Cluster, limit: Limit, most: float | None) -> Cluster:
@@ -130,21 +105,16 @@ def unlimited(cluster: Cluster, job: Job) -> Cluster:
     return cluster
 
 
-def overruns(plan: Plan, cluster: Cluster, job: Job) -> Iterator[Overrun]:
-    """Limits of nodes and cores that the plan breaks."""
+def node_use(plan: Plan, cluster: Cluster, job: Job) -> Iterator[Limit]:
+    """What a plan takes of every limit of nodes and cores."""
     limits = [each for each in limits_of(cluster, job) if each.kind is not LimitKind.POWER]
     used = {island.name: mine for island, mine in used_devices(plan, cluster)} if limits else {}
     for limit in limits:
         if limit.kind is LimitKind.NODES:
             count = sum(int(used[name].any(axis=1).sum()) for name in limit.islands)
-            per_node = (1.0,) * len(limit.islands)
+            yield replace(limit, used=count, per_node=(1.0,) * len(limit.islands))
         else:
             ranks = int(used[limit.place].sum(axis=1).max())
-            count, per_node = ranks * (job.cpu_cores_per_device or 0), (float("inf"),)
-        if count > limit.most:
-            yield Overrun(limit=limit, used=count, per_node=per_node)
-
-
-def as_fault(overrun: Overrun) -> Fault:
-    """The overrun for a person who gave the plan."""
-    return Fault(message=f"{overrun.words}; use fewer nodes there, or correct the limit")
+            each = job.cpu_cores_per_device or 0
+            enough = each * used[limit.place].shape[1] <= limit.most
+            yield replace(limit, used=each * ranks, per_node=(0.0 if enough else math.inf,))

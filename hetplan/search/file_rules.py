@@ -11,12 +11,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 
-from hetplan.cost.energy.energy import power_overruns
 from hetplan.cost.estimate_values import ComponentSeconds, Estimate
 from hetplan.errors import Fault
 from hetplan.plans.check import check_plan
 from hetplan.plans.check_job import check_job_against
-from hetplan.plans.rules import Rule
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
 
@@ -157,9 +155,6 @@ def _estimate(result: SearchResult) -> Iterator[Fault]:
             message = f"{use.device[:40]!a} is no kind of the cluster; {_AGAIN}"
             yield Fault(field=f"estimate.kinds[{at}].device", message=message)
     yield from _stages(estimate, searched=result.certificate is not None)
-    if len(estimate.stages) == stages:
-        for each in power_overruns(result.plan, estimate, result.inputs.cluster, job):
-            yield Fault(field="plan", message=f"{each.words} [{Rule.LIMITS}]")
 
 
 def _stages(estimate: Estimate, *, searched: bool) -> Iterator[Fault]:

@@ -99,11 +99,6 @@ class Certificate:
     """Plan and bound where one of them changed, by the search's work; empty in files of forms
     before 13."""
 
-    @property
-    def without_limits(self) -> bool:
-        """Whether it is a bound of plans that may break limits of sites."""
-        return self.space.endswith(LIMITS_LEFT_OUT)
-
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:
         """Data of forms before 5, which had a second bound, of the plan's own degrees."""
@@ -255,8 +250,6 @@ class IdleCause(StrEnum):
     """It does not divide over the island's devices, or has too few microbatches for them."""
     DEGREES = "degrees"
     """The trainer gives all stages the same tp, dp and microbatch size."""
-    LIMIT = "limit"
-    """Of the sites: power, nodes or cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +284,7 @@ class IdleReason:
     causes: tuple[IdleCause, ...]
     """The fewest changes that were found to make the best plan use more of it; empty: none does."""
     other: str = ""
-    """The other island of the link, the target without this cause, or the limits."""
+    """The other island of the link, or the target without this cause."""
     gain: float = 0.0
     """Part by which tokens/s grow with the causes gone."""
     seconds_with_it: float | None = None

@@ -72,7 +72,10 @@ def constraints(asked: Question) -> tuple[Constraint, ...]:
     must be.
     """
     limits = [each for each in limits_of(asked.cluster, asked.job) if each.kind is LimitKind.NODES]
-    nodes = (Constraint(words=each.words, without=partial(_unset, limit=each)) for each in limits)
+    nodes = (
+        Constraint(words=f"{each.name}: {each.most:g}", without=partial(_unset, limit=each))
+        for each in limits
+    )
     return (*_of_libraries(asked), *_of_job(asked.job), *nodes, *_of_cluster(asked.cluster))
 
 

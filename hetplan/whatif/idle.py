@@ -9,7 +9,6 @@ the search is asked again with one thing of the island changed:
     memory       twice as much
     batch        a multiple of its devices; where it is one already, twice as large
     degrees      the trainer whose stages may have degrees of their own
-    limit        no limits of its site (where there are some)
 
 The first change after which the best plan gives the island more work is the cause. Where the
 library is in the way, the others are asked on top of it; bandwidth and round trip are asked
@@ -42,7 +41,6 @@ from hetplan.deadline import check_time
 from hetplan.errors import OutOfTimeError
 from hetplan.job.trainer import mixes_libraries, trainer_faults
 from hetplan.plans.check import check_plan
-from hetplan.plans.limits import unlimited
 from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
 from hetplan.plans.targets import target
@@ -65,7 +63,7 @@ from hetplan.whatif.ask import (
 )
 from hetplan.whatif.plan_use import idle_islands, work_share
 from hetplan.whatif.smaller_questions import usable_islands
-from hetplan.whatif.within_limits import broken_limits, may_break
+from hetplan.whatif.within_limits import full_limits
 
 _WIDE = 1000.0
 """Times the bandwidth of a link that is in nobody's way: 10 Gbit/s become more than any port."""
@@ -134,8 +132,7 @@ def _reasons(
     cluster = allowed_cluster(result.inputs.cluster, result.inputs.job)
     shares = busy_shares(result)
     idle = {island.name: left for island, left in idle_islands(result.plan, cluster)}
-    limited = result.certificate is not None and result.certificate.without_limits
-    basis = result if _open(result) <= MOST_OPEN or limited else _closed(result, predictor)
+    basis = result if _open(result) <= MOST_OPEN else _closed(result, predictor)
     known = [] if basis is None else [basis.plan]
     for number, name in enumerate(named):
         check_time()
@@ -149,7 +146,7 @@ def _reasons(
             busy_share=shares[name],
             causes=(),
         )
-        if basis is not None:
+        if basis is not None and not full_limits(result, name):
             asker = _Asker(result=basis, predictor=predictor, island=island, known=known)
             if basis is not result and asker.share > work_share(result.plan, cluster, name):
                 reason = replace(reason, seconds_with_it=basis.estimate.step_seconds)
@@ -244,8 +241,7 @@ class _Asker:
             found = ask(question.looser(gap), self.predictor, known_plans=self.known)
         except NO_ANSWER:
             return None
-        own = self.result.inputs
-        if found.plan not in self.known and not broken_limits(found, own.cluster, own.job):
+        if found.plan not in self.known:
             self.known.append(found.plan)
         return found
 
@@ -295,9 +291,6 @@ def _explained(reason: IdleReason, asker: _Asker) -> IdleReason:
         found = asker.ask(_all_changed(asker, base, causes))
         if asker.helps(found):
             other = _other(asker, base, causes)
-            if causes == (IdleCause.LIMIT,):
-                broken = broken_limits(found, base.cluster, base.job)
-                other = " and ".join(each.limit.name for each in broken)
             reason = replace(
                 _mended(reason, asker, found, (*first, *causes)),
                 other=other,
@@ -316,8 +309,6 @@ def _mended(
 
 def _tried(asker: _Asker, base: Question) -> Iterator[tuple[IdleCause, ...]]:
     """Sets of changes, likeliest first; the caller stops at the first that helps."""
-    if may_break(base):
-        yield (IdleCause.LIMIT,)
     yield (IdleCause.BANDWIDTH,)
     hardware = asker.helps(asker.ask(_all_changed(asker, base, _HARDWARE)))
     if hardware:
@@ -356,8 +347,6 @@ def _changed(asker: _Asker, question: Question, cause: IdleCause, other: str = "
             return question.with_job(global_batch_size=_better_batch(asker))
         case IdleCause.DEGREES:
             return question.with_job(target=_FREER_TARGET)
-        case IdleCause.LIMIT:
-            return question.changed(cluster=unlimited(question.cluster, question.job))
 
 
 def _pairs(asker: _Asker, question: Question, other: str = "") -> list[tuple[str, str]]:
@@ -448,8 +437,6 @@ def _break_even(
 ) -> BreakEven | None:
     if causes == (IdleCause.BATCH,):
         return _least_batch(asker, base)
-    if causes == (IdleCause.LIMIT,):
-        return None
     axis = _axis(asker, base, causes, other)
     return None if axis is None else _least_value(asker, axis)
 

@@ -10,8 +10,8 @@ halving.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -19,9 +19,9 @@ from typing import Any
 from hetplan.cluster.libraries import AS_NCCL, island_library
 from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.deadline import check_time, ends_by
-from hetplan.errors import InfeasibleError, InputError, LimitError, OutOfTimeError
+from hetplan.errors import InfeasibleError, OutOfTimeError
 from hetplan.job.spec import Forbids, Job, Pins
-from hetplan.plans.limits import Limit, LimitKind, Overrun, limits_of, with_limit
+from hetplan.plans.limits import Limit, LimitKind, limits_of, with_limit
 from hetplan.plans.pinned import pinned_values
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, target
@@ -229,9 +229,9 @@ def why_no_plan(
             lines += _demands(asked, predictor, feasible)
             changes = relaxations(asked, feasible)
         else:
-            needed = _in_the_way(asked, predictor, over.least)
-            lines += _limit_lines(needed)
-            raised = (_with_limit(asked, each.limit, _up(each.used)) for each in needed)
+            lines.append("plans were found, and none of them within these limits:")
+            lines += [f"  {each.words('the smallest found')}" for each in over.least]
+            raised = (_with_limit(asked, each, _up(each.used)) for each in over.least)
             changes = chain(raised, relaxations(asked, feasible))
         lines += _changes(changes, predictor, feasible)
     except OutOfTimeError:
@@ -240,38 +240,10 @@ def why_no_plan(
     return tuple(lines)
 
 
-def _in_the_way(asked: Question, predictor: Predictor, broken: Sequence[Overrun]) -> list[Overrun]:
-    """The fewest of these limits that still leave no plan, given up one by one."""
-    kept = list(broken)
-    for each in broken if len(broken) > 1 else ():
-        rest = [other for other in kept if other is not each]
-        cluster = asked.cluster
-        for other in broken:
-            if other not in rest:
-                cluster = with_limit(cluster, other.limit, None)
-        with suppress(LimitError, InputError):
-            try:
-                ask(asked.changed(cluster=cluster).looser(_LOOSE_GAP, _SECONDS), predictor)
-            except InfeasibleError:
-                kept = rest
-    return kept
-
-
-def _limit_lines(broken: Sequence[Overrun]) -> Iterator[str]:
-    several = len(broken) > 1
-    which = "these limits together; any fewer leave one" if several else "this limit"
-    yield f"no plan was found within {which}:"
-    for each in broken:
-        yield f"  {each.said_of('the smallest plan found')}"
-
-
 def _up(value: float) -> float:
-    """Three digits of a number, never less than it."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return math.ceil(value / unit * (1.0 - _ROUNDING)) * unit if unit > 1 else math.ceil(value)
-
-
-_ROUNDING = 1e-12
+    """Three digits of a number above it."""
+    unit = 10.0 ** max(0, math.floor(math.log10(value)) - 2)
+    return math.ceil(value / unit) * unit
 
 
 def _demands(asked: Question, predictor: Predictor, feasible: Feasible) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.energy.power import PowerLaw, power_law, pue_of
@@ -24,7 +24,7 @@ from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.traffic import ledger
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.limits import LimitKind, Overrun, limits_of
+from hetplan.plans.limits import Limit, LimitKind, limits_of
 from hetplan.plans.pieces import used_devices
 from hetplan.plans.plan import Plan
 
@@ -140,34 +140,23 @@ def _part(
     )
 
 
-def power_overruns(plan: Plan, estimate: Estimate, cluster: Cluster, job: Job) -> Iterator[Overrun]:
-    """Power limits of sites that a priced plan breaks by its mean draw."""
-    for used in power_use(plan, estimate, cluster, job):
-        if used.used > used.limit.most * (1.0 + _ROUNDING):
-            yield used
-
-
-def power_use(plan: Plan, estimate: Estimate, cluster: Cluster, job: Job) -> Iterator[Overrun]:
-    """Of every power limit what a priced plan draws, whether it breaks it or not; none where the
-    power of one of its islands is unknown.
+def power_use(plan: Plan, estimate: Estimate, cluster: Cluster, job: Job) -> Iterator[Limit]:
+    """What a priced plan draws of every power limit, by its mean; none where the power of one of
+    its islands is unknown.
     """
     limits = [each for each in limits_of(cluster, job) if each.kind is LimitKind.POWER]
     energy = energy_of(plan, estimate, cluster) if limits else None
     parts = {} if energy is None else {each.island: each for each in energy.islands}
     for limit in limits if parts else ():
-        mine = [parts[name] for name in limit.islands if name in parts]
+        mine = {name: parts[name] for name in limit.islands if name in parts}
         per_node = (
-            parts[name].mean_watts / parts[name].nodes
-            if name in parts
+            mine[name].mean_watts / mine[name].nodes
+            if name in mine
             else most_node_watts(cluster, cluster.island(name))
             for name in limit.islands
         )
-        watts = math.fsum(each.mean_watts for each in mine)
-        yield Overrun(limit=limit, used=watts, per_node=tuple(per_node))
-
-
-_ROUNDING = 1e-9
-"""Watts of many islands in another order."""
+        watts = math.fsum(each.mean_watts for each in mine.values())
+        yield replace(limit, used=watts, per_node=tuple(per_node))
 
 
 def most_node_watts(cluster: Cluster, island: Island) -> float:

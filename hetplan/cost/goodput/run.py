@@ -2,7 +2,7 @@
 
 Defaults for what the job leaves out, besides the failure rates (`hetplan.cost.goodput.parts`):
 
-storage     the site's, or of each host in use (`hetplan.cost.goodput.storage`)
+storage     the site's, or a rate of each host in use (`hetplan.cost.goodput.storage`)
 detection   10 min, after which torch.distributed gives up a collective of NCCL (its default since
             pytorch/pytorch#110947)
 restart     no wait: a spare host is ready
@@ -14,7 +14,7 @@ host port   16 lanes of PCIe 4, where the catalogue has none for the kind
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.devices import HostInterface
@@ -24,6 +24,7 @@ from hetplan.cost.goodput.lost_nic import DETECTION_SECONDS
 from hetplan.cost.goodput.parts import (
     LINE,
     Failing,
+    UsedIsland,
     failing,
     survives_a_host,
     used_islands,
@@ -36,11 +37,10 @@ from hetplan.cost.goodput.startup import (
     ranks_times_stages,
 )
 from hetplan.cost.goodput.storage import (
-    STORAGE_BYTES_PER_HOST_SECOND,
-    Store,
-    bytes_at,
+    BYTES_PER_HOST_SECOND,
+    StorageRates,
     data_seconds,
-    stores_of,
+    storage_rates,
 )
 from hetplan.cost.goodput.values import (
     SECONDS_PER_DAY,
@@ -73,21 +73,23 @@ def goodput(
     used = used_islands(plan, cluster)
     start_up = start_up_of(plan, model, job)
     survives = job.run.peer_recovery and survives_a_host(plan, cluster)
-    stores = stores_of(used, cluster, job.run)
-    share_between = _link_share(estimate, cluster)
+    storage = storage_rates(used, cluster, job.run)
+    stages = plan.pipelines[0].stages
+    ends = stages if len(stages) == 1 else (stages[0], stages[-1])
+    copies = sum(max(each.cp for each in stage.replicas) for stage in ends)
     course = _Course(
         steps=job.total_tokens / (estimate.tokens_per_second * estimate.step_seconds),
         given_interval=job.checkpoint_interval_steps,
         run=job.run,
-        failing=failing(used, job.run, share_between),
+        failing=failing(used, job.run, _link_share(estimate, used)),
         start_up=start_up,
-        checkpoint=_checkpoint(plan, estimate, model, cluster, job, stores, survives),
-        data_seconds=data_seconds(stores, plan, model, job),
+        checkpoint=_checkpoint(plan, estimate, model, job, used, storage, survives),
+        data_seconds=data_seconds(storage, copies, model, job),
         from_peers=survives,
         ranks_times_stages=ranks_times_stages(plan),
     )
     other = replace(job.run, failover=not job.run.failover)
-    flipped = replace(course, run=other, failing=failing(used, other, share_between))
+    flipped = replace(course, run=other, failing=failing(used, other, _link_share(estimate, used)))
     step, (low, high, share) = estimate.step_seconds, estimate.step_range
     interval, best = course.interval(step), course.best_interval(step)
     return Goodput(
@@ -112,7 +114,7 @@ def goodput(
         ),
         other_failover_seconds=flipped.seconds(step, flipped.interval(step)),
         from_peers=survives,
-        notes=tuple(_notes(course, job, any(each.assumed for each in stores))),
+        notes=tuple(_notes(course, job)),
     )
 
 
@@ -202,8 +204,6 @@ class _Course:
         saving = steps / interval_steps * self.checkpoint.save_seconds
         again = max(0.0, whole - down - saving - steps * moving)
         fed = max(step_seconds, self.data_seconds)
-        if fed > step_seconds:
-            yield LostSeconds(cause=Cause.DATA, seconds=steps * (fed - step_seconds))
         for cause, seconds in (
             (Cause.START_UP, self.start_up.seconds),
             (Cause.SAVING, saving),
@@ -211,6 +211,7 @@ class _Course:
             (Cause.DETECTION, noticing),
             (Cause.RESTART, down - noticing),
             (Cause.FAILOVER, steps * (moving - fed)),
+            (Cause.DATA, steps * (fed - step_seconds)),
         ):
             yield LostSeconds(cause=cause, seconds=seconds)
 
@@ -237,9 +238,9 @@ def _checkpoint(
     plan: Plan,
     estimate: Estimate,
     model: ModelSpec,
-    cluster: Cluster,
     job: Job,
-    stores: tuple[Store, ...],
+    used: tuple[UsedIsland, ...],
+    storage: StorageRates,
     from_peers: bool,
 ) -> Checkpoint:
     """Bytes and seconds of saving and reading; ranks that hold the same share the writing.
@@ -247,50 +248,44 @@ def _checkpoint(
     An optimizer in host memory is read with all that lies there, a gradient too: some too much.
     """
     run, stages = job.run, plan.stages
-    beside = run.asynchronous_saving
     saved = checkpoint_bytes(plan, model, job)
     states = [
         use.parameter_bytes + use.optimizer_bytes + use.host_bytes
         for use in (each.memory for each in estimate.stages)
     ]
     counts = [sum(each.num_devices for each in stage.replicas) for stage in stages]
-    whole = [state * count for state, count in zip(states, counts, strict=True)]
-    sizes = bytes_at(stores, plan, cluster, saved)
-    rates = [each.write_bytes_per_second(beside_training=beside) for each in stores]
-    written = [size / rate for size, rate in zip(sizes, rates, strict=True)]
+    written = math.fsum(saved) / storage.write_bytes_per_second
     copied = max(size / count for size, count in zip(saved, counts, strict=False))
-    islands = [cluster.island(name) for each in stores for name in each.islands]
-    port = min((each.device.host or HOST_PORT).bandwidth_bytes_per_second for each in islands)
-    link = min(each.inter_node.bandwidth_bytes_per_second for each in islands)
-    reads = sizes if run.one_reader else bytes_at(stores, plan, cluster, whole)
-    load = max(size / each.read_bytes_per_second for size, each in zip(reads, stores, strict=True))
-    load += max(states) / link if run.one_reader else 0.0
-    read = math.fsum(saved if run.one_reader else whole)
+    port = min((each.island.device.host or HOST_PORT).bandwidth_bytes_per_second for each in used)
+    link = min(each.island.inter_node.bandwidth_bytes_per_second for each in used)
+    whole = math.fsum(state * count for state, count in zip(states, counts, strict=True))
+    read = math.fsum(saved) if run.one_reader else whole
+    load = read / storage.read_bytes_per_second + (max(states) / link if run.one_reader else 0.0)
+    # Transfers between hosts are longer while a checkpoint is written beside them.
+    share = _link_share(estimate, used)
+    slower = 1.0 + share * (1.0 / storage.kept_bandwidth - 1.0)
     if from_peers:
         read, load = 0.0, max(states) / link
-    share = _link_share(estimate, cluster)
-    slowed = (
-        seconds * (1.0 - 1.0 / (1.0 + share * (1.0 / each.kept_bandwidth - 1.0)))
-        for seconds, each in zip(written, stores, strict=True)
-    )
     return Checkpoint(
         saved_bytes=math.fsum(saved),
         read_bytes=read,
-        save_seconds=copied / port + max(slowed) if beside else max(written),
-        delay_seconds=max(written) if beside else 0.0,
+        save_seconds=copied / port + written * (1.0 - 1.0 / slower)
+        if run.asynchronous_saving
+        else written,
+        delay_seconds=written if run.asynchronous_saving else 0.0,
         load_seconds=load,
     )
 
 
-def _link_share(estimate: Estimate, cluster: Cluster) -> float:
+def _link_share(estimate: Estimate, used: Iterable[UsedIsland]) -> float:
     """Part of the step in transfers between hosts."""
-    inside = {link_cause(island.intra_node) for island in cluster.islands}
+    inside = {link_cause(each.island.intra_node) for each in used}
     between = (each for each in estimate.causes if is_link(each.cause))
     found = math.fsum(each.seconds for each in between if each.cause not in inside)
     return found / estimate.step_seconds
 
 
-def _notes(course: _Course, job: Job, storage_assumed: bool) -> Iterator[str]:
+def _notes(course: _Course, job: Job) -> Iterator[str]:
     """Which figures are defaults, and what of the job could not be had."""
     run = job.run
     assumed = [each.part for each in course.failing.parts if each.assumed]
@@ -304,8 +299,8 @@ def _notes(course: _Course, job: Job, storage_assumed: bool) -> Iterator[str]:
         yield f"start-up by a law fitted on MLPerf's results, 90 % within {within}"
         if course.ranks_times_stages > LARGEST_RANKS_TIMES_STAGES:
             yield "this plan has more ranks and stages than any of them: it may start much faster"
-    if storage_assumed:
-        rate = STORAGE_BYTES_PER_HOST_SECOND / 1e9
+    if not course.data_seconds:
+        rate = BYTES_PER_HOST_SECOND / 1e9
         yield f"storage of {rate:.3g} GB/s a host, as Llama 3's"
     if run.detection_seconds is None:
         yield f"failures noticed in {NOTICE_SECONDS / 60:g} min, NCCL's time-out in PyTorch"
