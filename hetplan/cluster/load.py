@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from hetplan.cluster.catalogue import device_kind, load_catalogue
-from hetplan.cluster.check import check_islands, check_nodes, check_sites
+from hetplan.cluster.check import check_islands, check_limits_of, check_nodes, check_sites
 from hetplan.cluster.check_links import check_link_figures, check_links
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.file_form import (
@@ -22,19 +22,10 @@ from hetplan.cluster.file_form import (
     NicsForm,
 )
 from hetplan.cluster.launch_form import check_launch, launch_domain
-from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES
+from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES, Link, Transport
 from hetplan.cluster.names import with_kind_names
 from hetplan.cluster.node import Nics, spread_evenly
-from hetplan.cluster.spec import (
-    Cluster,
-    Island,
-    IslandLink,
-    Link,
-    RegionLink,
-    Site,
-    Storage,
-    Transport,
-)
+from hetplan.cluster.spec import Cluster, Island, IslandLink, RegionLink, Site, Storage
 from hetplan.cluster.templates import links_of, with_templates
 from hetplan.errors import InputError
 from hetplan.files.quantities import value_of
@@ -82,13 +73,17 @@ def _load(document: Document, catalogue: Sequence[DeviceKind] | None) -> Cluster
         lambda _: faults,
         partial(check_islands, catalogue=known),
         check_nodes,
-        partial(check_sites, catalogue=known),
+        check_sites,
         check_link_figures,
         partial(check_links, catalogue=known),
         partial(check_launch, catalogue=known),
     )
     form = decode(document, ClusterForm, schema=CLUSTER_SCHEMA, checks=checks)
-    return _cluster(form, known | {device.kind: device_kind(device) for device in form.devices})
+    cluster = _cluster(form, known | {device.kind: device_kind(device) for device in form.devices})
+    too_low = [*check_limits_of(document, cluster)]
+    if too_low:
+        raise InputError(*too_low)
+    return cluster
 
 
 def _cluster(form: ClusterForm, kinds: Mapping[str, DeviceKind]) -> Cluster:

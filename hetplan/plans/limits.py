@@ -22,11 +22,8 @@ class LimitKind(StrEnum):
     """The key of a cluster file that sets the limit."""
 
     POWER = "power_limit"
-    """Watts of all nodes of a plan in one site."""
     NODES = "max_nodes"
-    """Nodes of a plan under one control plane."""
     CORES = "cpu_cores"
-    """Cores of a node's host, where the job says how many each device needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +52,6 @@ class Limit:
     def words(self, plan: str = "the plan") -> str:
         """`power_limit of A: 1.2 MW, the plan takes 1.4 MW`."""
         return f"{self.name}: {self.figure(self.most)}, {plan} takes {self.figure(self.used)}"
-
-    def node_of(self, island: str) -> float:
-        """What one more node of this island adds."""
-        return self.per_node[self.islands.index(island)]
 
     @property
     def is_broken(self) -> bool:
@@ -89,13 +82,12 @@ def with_limit(cluster: Cluster, limit: Limit, most: float | None) -> Cluster:
         return cluster.with_island(replace(cluster.island(limit.place), cpu_cores=count))
     if not limit.place:
         return replace(cluster, max_nodes=count)
-    site = next(each for each in cluster.sites if each.name == limit.place)
+    sites = {each.name: each for each in cluster.sites}
     if limit.kind is LimitKind.POWER:
-        changed = replace(site, power_limit_watts=most)
+        sites[limit.place] = replace(sites[limit.place], power_limit_watts=most)
     else:
-        changed = replace(site, max_nodes=count)
-    sites = (changed if each is site else each for each in cluster.sites)
-    return replace(cluster, sites=tuple(sites))
+        sites[limit.place] = replace(sites[limit.place], max_nodes=count)
+    return replace(cluster, sites=tuple(sites.values()))
 
 
 def unlimited(cluster: Cluster, job: Job) -> Cluster:

@@ -32,7 +32,6 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Forbids, Job
 from hetplan.plans.build import check_model
 from hetplan.plans.check_job import check_job_against
-from hetplan.plans.limits import Limit, LimitKind, limits_of, with_limit
 from hetplan.plans.rules import some
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
@@ -71,16 +70,7 @@ def constraints(asked: Question) -> tuple[Constraint, ...]:
     A conflict keeps what comes late, so that what the user cannot change is named only where it
     must be.
     """
-    limits = [each for each in limits_of(asked.cluster, asked.job) if each.kind is LimitKind.NODES]
-    nodes = (
-        Constraint(words=f"{each.name}: {each.most:g}", without=partial(_unset, limit=each))
-        for each in limits
-    )
-    return (*_of_libraries(asked), *_of_job(asked.job), *nodes, *_of_cluster(asked.cluster))
-
-
-def _unset(asked: Question, limit: Limit) -> Question:
-    return asked.changed(cluster=with_limit(asked.cluster, limit, None))
+    return (*_of_libraries(asked), *_of_job(asked.job), *_of_cluster(asked.cluster))
 
 
 def _of_libraries(asked: Question) -> Iterator[Constraint]:

@@ -21,7 +21,7 @@ from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.deadline import check_time, ends_by
 from hetplan.errors import InfeasibleError, OutOfTimeError
 from hetplan.job.spec import Forbids, Job, Pins
-from hetplan.plans.limits import Limit, LimitKind, limits_of, with_limit
+from hetplan.plans.limits import Limit, with_limit
 from hetplan.plans.pinned import pinned_values
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, target
@@ -59,21 +59,7 @@ def relaxations(asked: Question, feasible: Callable[[Question], bool]) -> Iterat
     for each in _without_devices(asked):
         if feasible(each.question):
             yield each
-    yield from _other_limits(asked)
     yield from _more_nodes(asked, feasible)
-
-
-def _other_limits(asked: Question) -> Iterator[Change]:
-    """Each limit on nodes twice as large; what plans draw and need is known after a search."""
-    for limit in limits_of(asked.cluster, asked.job):
-        if limit.kind is LimitKind.NODES:
-            yield _with_limit(asked, limit, 2 * limit.most)
-
-
-def _with_limit(asked: Question, limit: Limit, most: float) -> Change:
-    question = asked.changed(cluster=with_limit(asked.cluster, limit, most))
-    words = f"{limit.name} {limit.figure(most)} instead of {limit.figure(limit.most)}"
-    return Change(words=words, question=question)
 
 
 def _without_devices(asked: Question) -> Iterator[Change]:
@@ -225,14 +211,13 @@ def why_no_plan(
     try:
         check_time()
         feasible = Feasible(predictor)
+        changes = relaxations(asked, feasible)
         if over is None:
             lines += _demands(asked, predictor, feasible)
-            changes = relaxations(asked, feasible)
         else:
             lines.append("plans were found, and none of them within these limits:")
             lines += [f"  {each.words('the smallest found')}" for each in over.least]
-            raised = (_with_limit(asked, each, _up(each.used)) for each in over.least)
-            changes = chain(raised, relaxations(asked, feasible))
+            changes = chain((_raised(asked, each) for each in over.least), changes)
         lines += _changes(changes, predictor, feasible)
     except OutOfTimeError:
         what = "" if lines else "which demands cannot hold together, and "
@@ -240,10 +225,13 @@ def why_no_plan(
     return tuple(lines)
 
 
-def _up(value: float) -> float:
-    """Three digits of a number above it."""
-    unit = 10.0 ** max(0, math.floor(math.log10(value)) - 2)
-    return math.ceil(value / unit) * unit
+def _raised(asked: Question, limit: Limit) -> Change:
+    """The question with the limit that the smallest plan found needs, three digits of it."""
+    unit = 10.0 ** max(0, math.floor(math.log10(limit.used)) - 2)
+    most = math.ceil(limit.used / unit) * unit
+    words = f"{limit.name} {limit.figure(most)} instead of {limit.figure(limit.most)}"
+    raised = asked.changed(cluster=with_limit(asked.cluster, limit, most))
+    return Change(words=words, question=raised)
 
 
 def _demands(asked: Question, predictor: Predictor, feasible: Feasible) -> list[str]:

@@ -32,7 +32,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.goodput.parts import used_islands
 from hetplan.cost.goodput.run import goodput, start_up_of
-from hetplan.cost.goodput.storage import storage_rates
+from hetplan.cost.goodput.storage import storage_of
 from hetplan.cost.moving import (
     GONE,
     Held,
@@ -337,7 +337,7 @@ class _Ranking:
         given = self._transfers(plan, keeps=own or stays)
         storage = terms.storage_bytes_per_second
         if storage is None:
-            rates = storage_rates(used_islands(plan, cluster), cluster, inputs.job.run)
+            rates, _ = storage_of(used_islands(plan, cluster), cluster, inputs.job)
             storage = rates.read_bytes_per_second
         moves = moving(given, cluster, storage_bytes_per_second=storage)
         return Option(

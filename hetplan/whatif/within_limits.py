@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from hetplan.cluster.spec import Island
 from hetplan.cost.energy.energy import most_node_watts, power_use
 from hetplan.cost.estimate_values import Estimate
 from hetplan.deadline import moment_in
@@ -55,25 +54,27 @@ def limit_use(plan: Plan, estimate: Estimate, question: Question) -> tuple[Limit
 
 def full_limits(result: SearchResult, island: str) -> list[str]:
     """Limits that have no room for one more node of an island beside the result's plan."""
-    use = limit_use(result.plan, result.estimate, result.inputs)
-    mine = (each for each in use if island in each.islands)
-    return [each.name for each in mine if each.used + each.node_of(island) > each.most]
+    return [
+        each.name
+        for each in limit_use(result.plan, result.estimate, result.inputs)
+        for name, node in zip(each.islands, each.per_node, strict=True)
+        if name == island and each.used + node > each.most
+    ]
 
 
 def may_break(question: Question) -> bool:
     """Whether a plan on all nodes at their highest draw would break a limit."""
-    job, islands = question.job, {each.name: each for each in _islands(question)}
-
-    def used(kind: LimitKind, island: Island) -> float:
-        if kind is LimitKind.CORES:
-            return island.devices_per_node * (job.cpu_cores_per_device or 0.0)
-        watts = most_node_watts(question.cluster, island) if kind is LimitKind.POWER else 1.0
-        return len(island.usable_nodes) * watts
-
-    return any(
-        sum(used(limit.kind, islands[name]) for name in limit.islands) > limit.most
-        for limit in limits_of(question.cluster, job)
-    )
+    cluster, job = allowed_cluster(question.cluster, question.job), question.job
+    for limit in limits_of(cluster, job):
+        most = 0.0
+        for island in map(cluster.island, limit.islands):
+            power = limit.kind is LimitKind.POWER
+            most += len(island.usable_nodes) * (most_node_watts(cluster, island) if power else 1)
+        if limit.kind is LimitKind.CORES:
+            most = island.devices_per_node * (job.cpu_cores_per_device or 0)
+        if most > limit.most:
+            return True
+    return False
 
 
 def within_limits(
@@ -90,21 +91,21 @@ def within_limits(
     end = moment_in(limit)
     whole = ask(question.with_job(time_limit_seconds=limit and limit / 2), True)
     whole = replace(whole, inputs=replace(whole.inputs, job=question.job))
-    every = {each.name: len(each.usable_nodes) for each in _islands(question)}
+    islands = allowed_cluster(question.cluster, question.job).islands
+    every = {each.name: len(each.usable_nodes) for each in islands}
     waiting, tried = deque([(every, whole)]), [every]
     least: dict[str, Limit] = {}
     best: SearchResult | None = None
     stopped = False
     while waiting:
         caps, found = waiting.popleft()
-        stopped = stopped or _status(found) == "interrupted"
+        stopped |= found.certificate is not None and found.certificate.status == "interrupted"
         use = limit_use(found.plan, found.estimate, question)
         broken = [each for each in use if each.is_broken]
         for each in broken:
-            known = least.get(each.name, each)
-            least[each.name] = min(known, each, key=lambda one: one.used)
-        if not broken and (best is None or _step(found) < _step(best)):
-            best = found
+            least[each.name] = min(least.get(each.name, each), each, key=lambda one: one.used)
+        if not broken:
+            best = min(best or found, found, key=lambda one: one.estimate.step_seconds)
         next_ = _fewer(caps, broken[0]) if broken else _more(caps, found, question, every)
         for counts in next_:
             if counts in tried or len(tried) > _MOST_ASKED or stopped or clock() > end:
@@ -122,28 +123,13 @@ def within_limits(
         raise LimitError("the time limit was reached before any plan within the sites' limits")
     if best is None:
         raise OverLimitsError([*least.values()])
-    return best if best is whole else _beside(whole, best, stopped)
-
-
-def _beside(whole: SearchResult, best: SearchResult, stopped: bool) -> SearchResult:
-    """The best plan within the limits, with the bound of all plans."""
-    known = certificate_beside(whole, _step(best))
-    if known is not None:
-        status = "interrupted" if stopped else known.status
-        known = replace(known, space=f"{known.space}; {LIMITS_LEFT_OUT}", status=status)
-    return replace(best, inputs=whole.inputs, certificate=known)
-
-
-def _step(found: SearchResult) -> float:
-    return found.estimate.step_seconds
-
-
-def _status(found: SearchResult) -> str:
-    return "" if found.certificate is None else found.certificate.status
-
-
-def _islands(question: Question) -> tuple[Island, ...]:
-    return allowed_cluster(question.cluster, question.job).islands
+    if best is whole:
+        return whole
+    bound = certificate_beside(whole, best.estimate.step_seconds)
+    if bound is not None:
+        status = "interrupted" if stopped else bound.status
+        bound = replace(bound, space=f"{bound.space}; {LIMITS_LEFT_OUT}", status=status)
+    return replace(best, inputs=whole.inputs, certificate=bound)
 
 
 def with_node_counts(question: Question, counts: Mapping[str, int]) -> Question:
@@ -152,7 +138,7 @@ def with_node_counts(question: Question, counts: Mapping[str, int]) -> Question:
     """
     out = [
         f"{island.name}/{node}"
-        for island in _islands(question)
+        for island in allowed_cluster(question.cluster, question.job).islands
         for node in island.usable_nodes[counts.get(island.name, island.nodes) :]
     ]
     forbid = question.job.forbid

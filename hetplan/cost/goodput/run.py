@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.devices import HostInterface
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Storage
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.goodput.lost_nic import DETECTION_SECONDS
 from hetplan.cost.goodput.parts import (
@@ -36,12 +36,7 @@ from hetplan.cost.goodput.startup import (
     StartUp,
     ranks_times_stages,
 )
-from hetplan.cost.goodput.storage import (
-    BYTES_PER_HOST_SECOND,
-    StorageRates,
-    data_seconds,
-    storage_rates,
-)
+from hetplan.cost.goodput.storage import BYTES_PER_HOST_SECOND, data_seconds, storage_of
 from hetplan.cost.goodput.values import (
     SECONDS_PER_DAY,
     Cause,
@@ -73,10 +68,9 @@ def goodput(
     used = used_islands(plan, cluster)
     start_up = start_up_of(plan, model, job)
     survives = job.run.peer_recovery and survives_a_host(plan, cluster)
-    storage = storage_rates(used, cluster, job.run)
-    stages = plan.pipelines[0].stages
-    ends = stages if len(stages) == 1 else (stages[0], stages[-1])
-    copies = sum(max(each.cp for each in stage.replicas) for stage in ends)
+    storage = storage_of(used, cluster, job)
+    sites = [cluster.site_of(each.island.region) for each in used]
+    assumed = not job.run.storage_bytes_per_second and not all(s and s.storage for s in sites)
     course = _Course(
         steps=job.total_tokens / (estimate.tokens_per_second * estimate.step_seconds),
         given_interval=job.checkpoint_interval_steps,
@@ -84,7 +78,7 @@ def goodput(
         failing=failing(used, job.run, _link_share(estimate, used)),
         start_up=start_up,
         checkpoint=_checkpoint(plan, estimate, model, job, used, storage, survives),
-        data_seconds=data_seconds(storage, copies, model, job),
+        data_seconds=data_seconds(used, storage[0].read_bytes_per_second, plan, model, job),
         from_peers=survives,
         ranks_times_stages=ranks_times_stages(plan),
     )
@@ -114,7 +108,7 @@ def goodput(
         ),
         other_failover_seconds=flipped.seconds(step, flipped.interval(step)),
         from_peers=survives,
-        notes=tuple(_notes(course, job)),
+        notes=tuple(_notes(course, job, assumed)),
     )
 
 
@@ -213,7 +207,8 @@ class _Course:
             (Cause.FAILOVER, steps * (moving - fed)),
             (Cause.DATA, steps * (fed - step_seconds)),
         ):
-            yield LostSeconds(cause=cause, seconds=seconds)
+            if seconds or cause is not Cause.DATA:
+                yield LostSeconds(cause=cause, seconds=seconds)
 
 
 def _or(given: float | None, usual: float) -> float:
@@ -240,30 +235,29 @@ def _checkpoint(
     model: ModelSpec,
     job: Job,
     used: tuple[UsedIsland, ...],
-    storage: StorageRates,
+    storage: tuple[Storage, float],
     from_peers: bool,
 ) -> Checkpoint:
     """Bytes and seconds of saving and reading; ranks that hold the same share the writing.
 
     An optimizer in host memory is read with all that lies there, a gradient too: some too much.
     """
-    run, stages = job.run, plan.stages
+    run, stages, (rates, kept) = job.run, plan.stages, storage
     saved = checkpoint_bytes(plan, model, job)
     states = [
         use.parameter_bytes + use.optimizer_bytes + use.host_bytes
         for use in (each.memory for each in estimate.stages)
     ]
     counts = [sum(each.num_devices for each in stage.replicas) for stage in stages]
-    written = math.fsum(saved) / storage.write_bytes_per_second
+    written = math.fsum(saved) / rates.write_bytes_per_second
     copied = max(size / count for size, count in zip(saved, counts, strict=False))
     port = min((each.island.device.host or HOST_PORT).bandwidth_bytes_per_second for each in used)
     link = min(each.island.inter_node.bandwidth_bytes_per_second for each in used)
     whole = math.fsum(state * count for state, count in zip(states, counts, strict=True))
     read = math.fsum(saved) if run.one_reader else whole
-    load = read / storage.read_bytes_per_second + (max(states) / link if run.one_reader else 0.0)
+    load = read / rates.read_bytes_per_second + (max(states) / link if run.one_reader else 0.0)
     # Transfers between hosts are longer while a checkpoint is written beside them.
-    share = _link_share(estimate, used)
-    slower = 1.0 + share * (1.0 / storage.kept_bandwidth - 1.0)
+    slower = 1.0 + _link_share(estimate, used) * (1.0 / kept - 1.0)
     if from_peers:
         read, load = 0.0, max(states) / link
     return Checkpoint(
@@ -285,7 +279,7 @@ def _link_share(estimate: Estimate, used: Iterable[UsedIsland]) -> float:
     return found / estimate.step_seconds
 
 
-def _notes(course: _Course, job: Job) -> Iterator[str]:
+def _notes(course: _Course, job: Job, storage_assumed: bool) -> Iterator[str]:
     """Which figures are defaults, and what of the job could not be had."""
     run = job.run
     assumed = [each.part for each in course.failing.parts if each.assumed]
@@ -299,7 +293,7 @@ def _notes(course: _Course, job: Job) -> Iterator[str]:
         yield f"start-up by a law fitted on MLPerf's results, 90 % within {within}"
         if course.ranks_times_stages > LARGEST_RANKS_TIMES_STAGES:
             yield "this plan has more ranks and stages than any of them: it may start much faster"
-    if not course.data_seconds:
+    if storage_assumed:
         rate = BYTES_PER_HOST_SECOND / 1e9
         yield f"storage of {rate:.3g} GB/s a host, as Llama 3's"
     if run.detection_seconds is None:

@@ -27,7 +27,7 @@ from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import stages_with_room
 from hetplan.plans.check_target import ends_agree
-from hetplan.plans.limits import LimitKind, limits_of, unlimited
+from hetplan.plans.limits import unlimited
 from hetplan.plans.targets import Target, target
 from hetplan.search.space.family import Mesh
 
@@ -88,19 +88,8 @@ def allowed_cluster(cluster: Cluster, job: Job) -> Cluster:
 
 
 def searched_cluster(cluster: Cluster, job: Job) -> Cluster:
-    """What a search has of the cluster: of each island no more nodes than its max_nodes, and no
-    other limits. Those of several islands, or of watts, its plans may break
-    (`hetplan.whatif.within_limits`).
-    """
-    left = allowed_cluster(cluster, job)
-    for limit in limits_of(cluster, job):
-        if limit.kind is LimitKind.NODES:
-            for island in map(left.island, limit.islands):
-                beyond = island.usable_nodes[int(limit.most) :]
-                if beyond:
-                    out = tuple(sorted({*island.nodes_out, *beyond}))
-                    left = left.with_island(replace(island, nodes_out=out))
-    return unlimited(left, job)
+    """The same without the limits of its sites, which `hetplan.whatif.within_limits` keeps."""
+    return unlimited(allowed_cluster(cluster, job), job)
 
 
 def _nodes_out(island: Island, job: Job) -> tuple[int, ...]:
