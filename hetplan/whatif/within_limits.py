@@ -5,10 +5,9 @@ breaks one, the question is asked again with fewer nodes, in every way to deal t
 over the limit's islands, as many as the plan's own use of the limit allows. A plan that draws less
 than that is followed by one on more nodes. The bound stays that of the search without these limits.
 
-Claim: a plan within limits on nodes alone is one of a question that is asked, where one island may
-have any number of nodes, and others up to 15 together with it, 3 each where there are two more.
-Proof: each node adds 1 whatever the plan, so its counts of nodes lie within one way of each limit
-that another plan breaks.
+Claim: a plan within limits on nodes alone is one of a question that is asked, where a limit is on
+one island, on two with up to 15 nodes of the first, or on three with up to 3 of the first two.
+Proof: each node adds 1 whatever the plan, so its counts lie within one way of any broken limit.
 """
 
 from __future__ import annotations
@@ -173,15 +172,17 @@ def splits(most: Sequence[int], weights: Sequence[float], limit: float) -> list[
     """
     free = min(len(most) - 1, _SPLIT)
     parts = max(1, int(_MOST_SPLITS ** (1.0 / max(1, free)) + _ROUNDING) - 1)
+    limit *= 1.0 + _ROUNDING
+    tops = [min(n, int(limit // w)) if w else n for n, w in zip(most, weights, strict=True)]
     found = set()
-    for given in product(*(range(0, each + 1, -(-each // parts) or 1) for each in most[:free])):
-        counts, left = [], limit * (1.0 + _ROUNDING)
-        for at, weight in enumerate(weights):
-            room = most[at] if not weight else int(max(-1.0, left // weight))
-            counts.append(given[at] if at < free else min(most[at], room))
-            left -= weight * counts[at] if counts[at] else 0.0
-        if min(counts) >= 0 and left >= 0.0:
-            found.add(tuple(counts))
-    return sorted(
-        (one for one in found if not any(_above(two, one) for two in found)), reverse=True
-    )
+    for given in product(*(range(0, top + 1, -(-top // parts) or 1) for top in tops[:free])):
+        counts, left = [*given], limit
+        left -= sum(w * n for w, n in zip(weights, given, strict=False) if n)
+        if left < 0.0:
+            continue
+        for top, weight in zip(tops[free:], weights[free:], strict=True):
+            counts.append(min(top, int(left // weight)) if weight else top)
+            left -= weight * counts[-1] if counts[-1] else 0.0
+        found.add(tuple(counts))
+    best = (one for one in found if not any(_above(two, one) for two in found))
+    return sorted(best, reverse=True)
