@@ -153,6 +153,7 @@ def estimate(
     from hetplan.plans.layout import Layout, plan_of_layout
     from hetplan.search.files import SCHEMA, load_layout, priced_result, save_result
     from hetplan.search.space.allowed import allowed_cluster
+    from hetplan.whatif.within_limits import limit_use
 
     layout = Layout(
         tp=tp,
@@ -208,6 +209,10 @@ def estimate(
     predict, digest = read_predictor(predictor, store)
     pricer = Pricer(inputs.model, usable, inputs.job, predict)
     estimated = estimate_with(pricer, priced)
+    use = limit_use(priced, estimated, inputs)
+    faults = [f"{each.words()}; use fewer nodes there" for each in use if each.is_broken]
+    if faults:
+        raise InputError(*faults)
     result = priced_result(inputs, priced, estimated, digest)
     if out is not None:
         save_result(result, out)

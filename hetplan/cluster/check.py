@@ -11,7 +11,7 @@ from hetplan.cluster.catalogue import nearest_kinds
 from hetplan.cluster.devices import DeviceKind, capped_clock_ratio
 from hetplan.cluster.node import Nics, count_names, expand_names, nic_faults
 from hetplan.cluster.places import island_paths, kind_figures, placed, quantity, unknown
-from hetplan.cluster.spec import MAX_DEVICES, too_many_devices
+from hetplan.cluster.spec import MAX_DEVICES, Cluster, too_many_devices
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
 from hetplan.files.reading import Document
@@ -283,11 +283,8 @@ def _power_cap(document: Document, path: Path, device: str, board: float) -> Ite
             yield document.fault((*path, "power_cap"), str(error))
 
 
-def check_sites(document: Document, *, catalogue: Mapping[str, DeviceKind]) -> Iterator[Fault]:
-    """Regions name known sites, sites have regions, and their power feeds at least one node.
-
-    A limit below the draw of all devices is no fault: it says how many may run (`power`).
-    """
+def check_sites(document: Document) -> Iterator[Fault]:
+    """Regions name known sites, and sites have regions."""
     names = {
         name: at
         for at in document.entries(("sites",))
@@ -306,36 +303,26 @@ def check_sites(document: Document, *, catalogue: Mapping[str, DeviceKind]) -> I
             yield document.fault(
                 ("sites", at, "name"), f"no region has `site: {name}`; add that, or remove the site"
             )
-            continue
-        limit = quantity(document, ("sites", at, "power_limit"), Dimension.POWER)
-        nodes = list(_node_powers(document, set(regions[name]), catalogue))
-        if limit is not None and nodes and min(nodes)[0] > limit:
-            least = min(nodes)
+
+
+def check_limits_of(document: Document, cluster: Cluster) -> Iterator[Fault]:
+    """Power limits that feed not even one node of their site, at the draw that the file says or
+    the boards' limit.
+    """
+    for at, site in enumerate(cluster.sites):
+        least = min(
+            (
+                each.devices_per_node
+                * (each.power_watts or each.power_cap_watts or each.device.max_power_watts),
+                each.name,
+            )
+            for each in cluster.islands
+            if each.region in site.regions
+        )
+        if site.power_limit_watts is not None and least[0] > site.power_limit_watts:
             yield document.fault(
                 ("sites", at, "power_limit"),
-                f"{format_power(limit)} feeds no node of its regions, the least is one of "
-                f"{least[1]} with {format_power(least[0])}; raise it, or correct the power of the "
-                "islands",
+                f"{format_power(site.power_limit_watts)} feeds no node of its regions, the least "
+                f"is one of {least[1]} with {format_power(least[0])}; raise it, or correct the "
+                "power of the islands",
             )
-
-
-_DRAW_KEYS = ("power", "power_cap")
-"""What says how much a device draws, the first that is given; else the limit of its board."""
-
-
-def _node_powers(
-    document: Document, regions: set[int], catalogue: Mapping[str, DeviceKind]
-) -> Iterator[tuple[float, str]]:
-    """(watts of one node, island) for every island of these regions; 0 where nothing says it."""
-    kinds = kind_figures(document, catalogue)
-    for region, path in island_paths(document):
-        name = document.word((*path, "name"))
-        if region not in regions or name is None:
-            continue
-        given = (quantity(document, (*path, key), Dimension.POWER) for key in _DRAW_KEYS)
-        kind = kinds.get(document.word((*path, "device")) or "")
-        board = kind.max_power_watts if kind else 0.0
-        each = next((watts for watts in given if watts is not None), board)
-        devices = document.whole((*path, "devices_per_node")) or 0
-        if devices <= MAX_DEVICES:
-            yield each * devices, name

@@ -209,6 +209,8 @@ class IslandForm(FileForm):
     speed_spread: LogSpread | None = None
     """Standard deviation of the logarithm of the devices' times. 0.03 is about 3 %. Left out:
     unknown."""
+    cpu_cores: Count | None = None
+    """Of one node's host, that a job may use; goes with cpu_cores_per_device of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,18 +226,34 @@ class RegionForm(FileForm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StorageForm(FileForm):
+    """What keeps a site's checkpoints and data."""
+
+    read: Bandwidth
+    """All hosts of the site together."""
+    write: Bandwidth
+    """The same."""
+    shares_uplink: bool = False
+    """It is reached over the NICs that training uses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SiteForm(FileForm):
     """A place with one supply of power, for one or more regions."""
 
     name: Name
     """Unique in the cluster; regions name it."""
     power_limit: Watts | None = None
-    """Most that its devices may draw together."""
+    """Most that the nodes of a plan may draw there, at the meter (with pue)."""
     energy_price: EnergyPrice | None = None
     """Of energy, where it is paid apart."""
     pue: Ratio = 1.0
     """Power usage effectiveness. Energy of the whole site over that of its nodes, cooling included.
     Left out: 1, no overhead."""
+    max_nodes: Count | None = None
+    """Most nodes of a plan that its control plane has room for."""
+    storage: StorageForm | None = None
+    """Left out: run.storage of the job, or its default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,3 +304,5 @@ class ClusterForm(FileForm):
     launch: list[LaunchDomainForm] = field(default_factory=list)
     """How hosts are started. Islands that no entry names are plain hosts, reached by ssh under
     their node names."""
+    max_nodes: Count | None = None
+    """Most nodes of a plan, of all sites together."""

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from hetplan.cluster.catalogue import device_kind, load_catalogue
-from hetplan.cluster.check import check_islands, check_nodes, check_sites
+from hetplan.cluster.check import check_islands, check_limits_of, check_nodes, check_sites
 from hetplan.cluster.check_links import check_link_figures, check_links
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.file_form import (
@@ -22,16 +22,16 @@ from hetplan.cluster.file_form import (
     NicsForm,
 )
 from hetplan.cluster.launch_form import check_launch, launch_domain
-from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES
+from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES, Link, Transport
 from hetplan.cluster.names import with_kind_names
 from hetplan.cluster.node import Nics, spread_evenly
-from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Site, Transport
+from hetplan.cluster.spec import Cluster, Island, IslandLink, RegionLink, Site, Storage
 from hetplan.cluster.templates import links_of, with_templates
 from hetplan.errors import InputError
 from hetplan.files.quantities import value_of
 from hetplan.files.reading import Document, decode, read_document
 
-CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/9"
+CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/10"
 """Schema of the Cluster value's own JSON form, in which every figure is in base units."""
 
 
@@ -73,13 +73,17 @@ def _load(document: Document, catalogue: Sequence[DeviceKind] | None) -> Cluster
         lambda _: faults,
         partial(check_islands, catalogue=known),
         check_nodes,
-        partial(check_sites, catalogue=known),
+        check_sites,
         check_link_figures,
         partial(check_links, catalogue=known),
         partial(check_launch, catalogue=known),
     )
     form = decode(document, ClusterForm, schema=CLUSTER_SCHEMA, checks=checks)
-    return _cluster(form, known | {device.kind: device_kind(device) for device in form.devices})
+    cluster = _cluster(form, known | {device.kind: device_kind(device) for device in form.devices})
+    too_low = [*check_limits_of(document, cluster)]
+    if too_low:
+        raise InputError(*too_low)
+    return cluster
 
 
 def _cluster(form: ClusterForm, kinds: Mapping[str, DeviceKind]) -> Cluster:
@@ -106,16 +110,23 @@ def _cluster(form: ClusterForm, kinds: Mapping[str, DeviceKind]) -> Cluster:
             _between(default.across_regions) if default and default.across_regions else None
         ),
         sites=tuple(
-            Site(
-                name=site.name,
+            value_of(
+                Site,
+                site,
                 regions=tuple(region.name for region in form.regions if region.site == site.name),
                 power_limit_watts=site.power_limit,
                 price_usd_per_joule=site.energy_price,
-                pue=site.pue,
+                storage=site.storage
+                and Storage(
+                    read_bytes_per_second=site.storage.read,
+                    write_bytes_per_second=site.storage.write,
+                    shares_uplink=site.storage.shares_uplink,
+                ),
             )
             for site in form.sites
         ),
         launch_domains=tuple(launch_domain(domain) for domain in form.launch),
+        max_nodes=form.max_nodes,
     )
 
 

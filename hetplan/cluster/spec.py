@@ -35,6 +35,7 @@ __all__ = [
     "Link",
     "RegionLink",
     "Site",
+    "Storage",
     "Transport",
     "too_many_devices",
 ]
@@ -99,6 +100,8 @@ class Island:
     are given."""
     speed_spread: LogSpread | None = None
     """Standard deviation of the logarithm of a device's times around its kind's; None: unknown."""
+    cpu_cores: Count | None = None
+    """Cores of one node's host that a job may use; None: unknown."""
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -130,6 +133,13 @@ class Island:
     def ports(self) -> tuple[float, ...]:
         """`Link.by_senders_bytes_per_second` of its NICs; empty where none are described."""
         return () if self.nics is None else self.nics.by_senders(self.devices_per_node)
+
+    @property
+    def node_bytes_per_second(self) -> float:
+        """Of all NICs of a node, in one direction."""
+        if self.nics is None:
+            return self.devices_per_node * self.inter_node.bandwidth_bytes_per_second
+        return self.nics.per_node * self.nics.bandwidth_bytes_per_second
 
     @property
     def host_bytes_per_device(self) -> float | None:
@@ -189,17 +199,34 @@ class RegionLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """What keeps a site's checkpoints and data, for all of its hosts together."""
+
+    read_bytes_per_second: Positive
+    write_bytes_per_second: Positive
+    shares_uplink: bool = False
+    """Whether it is reached over the NICs that training uses."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """A place with one supply of power; it holds regions."""
 
     name: str
     regions: tuple[str, ...]
     power_limit_watts: Positive | None = None
-    """Most that its devices may draw together; None: not given."""
+    """Most that the nodes of a plan may draw there, at the meter; None: not given."""
     price_usd_per_joule: NonNegative | None = None
     """Of energy that is paid apart from device-hours; None: not given."""
     pue: Ratio = 1.0
     """Energy of the site over that of its nodes."""
+    max_nodes: Count | None = None
+    """Most nodes of one plan that its control plane has room for; None: any number."""
+    storage: Storage | None = None
+    """None: not described."""
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -222,6 +249,8 @@ class Cluster:
     sites: tuple[Site, ...] = ()
     launch_domains: tuple[LaunchDomain, ...] = ()
     """How the hosts of islands are started; islands that none names are plain hosts."""
+    max_nodes: Count | None = None
+    """Most nodes of one plan, of all sites together; None: any number."""
 
     def __post_init__(self) -> None:
         if len({island.name for island in self.islands}) < len(self.islands):

@@ -13,6 +13,7 @@ from pydantic import Field
 from hetplan.errors import InputError
 from hetplan.files.quantities import (
     Bandwidth,
+    Count,
     FileForm,
     Fraction,
     Name,
@@ -68,6 +69,9 @@ class RunSettings(FileForm):
     peer_recovery: bool = False
     """A restart copies lost state from ranks that hold it too. It repeats one step. Such are
     replicas, and shard groups smaller than all replicas (MiCS)."""
+    data_readers: Count | None = None
+    """Hosts that read the tokens from storage and pass them on. Left out: every host reads its
+    own."""
     compiles: bool = False
     """Every start compiles, or captures CUDA graphs."""
 

@@ -377,6 +377,9 @@ class JobSettings(FileForm):
     """Steps from one checkpoint to the next. Left out: as often as costs least (docs/days.md)."""
     vary: tuple[Variation, ...] = ()
     """What varies over time, for objective robust."""
+    cpu_cores_per_device: Count | None = None
+    """Host cores for each device. Loader workers and communication threads take them. Left out:
+    cores limit no plan."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     """Settings of the trainer that change what a step costs."""
     synchronisation: Synchronisation | None = None

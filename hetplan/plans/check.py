@@ -17,12 +17,21 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans import check_stages as stages
 from hetplan.plans import check_target as target
+from hetplan.plans.limits import node_use
 from hetplan.plans.local_steps import outer
 from hetplan.plans.pieces import Places
 from hetplan.plans.plan import Plan
 from hetplan.plans.rules import CheckedPlan, Found, Rule
 
 _Check: TypeAlias = Callable[[CheckedPlan], Found]
+
+
+def _limits(checked: CheckedPlan) -> Found:
+    """No more nodes than control planes have room for, and cores for every device."""
+    for each in node_use(checked.plan, checked.cluster, checked.job):
+        if each.is_broken:
+            yield "", each.words()
+
 
 _GROUPS: tuple[tuple[tuple[Rule, _Check], ...], ...] = (
     ((Rule.DEVICES_EXIST, stages.devices_exist),),
@@ -61,6 +70,7 @@ _GROUPS: tuple[tuple[tuple[Rule, _Check], ...], ...] = (
         (Rule.TIED, stages.tied),
         (Rule.TARGET, target.target_limits),
         (Rule.KERNELS, target.kernels),
+        (Rule.LIMITS, _limits),
     ),
 )
 

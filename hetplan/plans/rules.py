@@ -50,6 +50,7 @@ class Rule(StrEnum):
     TIED = "copies of a tied matrix are kept equal"
     TARGET = "the target can express it"
     KERNELS = "its devices have the kernels"
+    LIMITS = "a site's limits hold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

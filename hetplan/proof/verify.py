@@ -33,7 +33,7 @@ from hetplan.search.files import is_sealed, load_legal_plan, placed_faults
 from hetplan.search.result import Inputs, Proof, SearchResult
 from hetplan.search.solver import Grounds
 from hetplan.search.solvers import may_have_several
-from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.allowed import searched_cluster
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family, FamilyTable
 from hetplan.search.space.stage_pricer import StagePricer
@@ -209,7 +209,7 @@ class _Claim:
     ) -> ShownBound:
         """What can be shown of it; InputError where the proof is not of these inputs, or fails."""
         model, job, proof = self.inputs.model, self.inputs.job, self.proof
-        cluster = allowed_cluster(self.inputs.cluster, job)
+        cluster = searched_cluster(self.inputs.cluster, job)
         families = Families(model=model, cluster=cluster, job=job).families()
         if (len(families), families_digest(families)) != (proof.families, proof.families_sha256):
             message = f"of {proof.families} families; these inputs have {len(families)}, or others"

@@ -57,6 +57,7 @@ def days_line(found: Goodput) -> str:
             ("failures", FAILURES),
             ("checkpoints", (Cause.SAVING,)),
             ("start-up", (Cause.START_UP,)),
+            ("data", (Cause.DATA,)),
         )
     ]
     parts = (

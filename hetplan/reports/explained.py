@@ -20,6 +20,7 @@ from hetplan.whatif.against import Against
 from hetplan.whatif.idle import MOST_OPEN, closed_question
 from hetplan.whatif.limits import FASTER, Limits
 from hetplan.whatif.shadow_prices import most_of
+from hetplan.whatif.within_limits import full_limits
 
 EXPLAIN_SCHEMA = "hetplan.explain/3"
 RANKS_SCHEMA = "hetplan.ranks/1"
@@ -156,6 +157,10 @@ def idle_lines(
         what = f"{each.island}, {each.idle_devices} of {each.usable_devices} devices idle"
         if not each.idle_devices:
             what = f"{each.island} computes for {each.busy_share:.0%} of the step"
+        full = full_limits(result, each.island)
+        if full:
+            yield f"{what}: {' and '.join(full)} has no room for one more node"
+            continue
         unknown = not each.causes and open_ > MOST_OPEN and each.seconds_with_it is None
         if unknown:
             sooner = ", or for flagscale or megatron, whose searches close sooner" if closed else ""

@@ -28,11 +28,12 @@ from hetplan.reports.days import days_line, run_of
 from hetplan.reports.energy import energy_line
 from hetplan.reports.terminal import folded, table_lines
 from hetplan.search.descriptions import devices_in_use
-from hetplan.search.result import Certificate, SearchResult
+from hetplan.search.result import LIMITS_LEFT_OUT, Certificate, SearchResult
 from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.trainers import TRAINERS
 from hetplan.units import digits, format_each, format_range, format_seconds
 from hetplan.whatif.plan_use import idle_islands
+from hetplan.whatif.within_limits import full_limits
 
 _GIBIBYTE = float(1 << 30)
 
@@ -384,6 +385,11 @@ def _left_out(result: SearchResult) -> Iterator[str]:
         return
     names = ", ".join(f"{left:,} {short_kind(island)}" for island, left in idle[:_MOST_NAMED])
     more = f" and devices of {len(idle) - _MOST_NAMED} more islands" * (len(idle) > _MOST_NAMED)
+    full = [full_limits(result, island.name) for island, _ in idle]
+    if all(full):
+        limits = ", ".join(dict.fromkeys(each[0] for each in full))
+        yield f"left idle: {names}{more}: no room for one more node within {limits}"
+        return
     libraries = {island_library(island) for island, _ in idle}
     used = {island_library(island) for island in result.used_islands}
     if apart(cluster, result.inputs.job) and not libraries & used:
@@ -402,10 +408,11 @@ def _proof(result: SearchResult, certificate: Certificate) -> str:
     least = format_seconds(float(f"{certificate.lower_bound_seconds:.4g}"))
     if certificate.status == "optimal":
         return f"proven within {certificate.gap:.1%} of the best: no plan takes less than {least}"
+    closing = "the search could not close what is left"
     ended = {
         "limit": "its limit ended the search: plan longer",
         "interrupted": "the search was interrupted: plan again, or resume its journal",
-    }.get(certificate.status, "the search could not close what is left")
+    }.get(certificate.status, LIMITS_LEFT_OUT if LIMITS_LEFT_OUT in certificate.space else closing)
     if not certificate.lower_bound_seconds:
         return f"not proven: no bound was found, {ended}"
     return f"a plan up to {certificate.gap:.1%} shorter could exist (bound {least}); {ended}"

@@ -105,6 +105,8 @@ class Certificate:
         return {key: each for key, each in data.items() if key != "integer_model_bound_seconds"}
 
 
+LIMITS_LEFT_OUT = "the bound leaves limits of sites out"
+
 NO_TIME = "not searched alone: no time was left"
 """Reason of a kind of which nothing is known."""
 
@@ -387,3 +389,16 @@ class SearchResult:
     def from_older_form(data: dict[str, object]) -> dict[str, object]:
         """Data of forms before 8, whose plans did not name the formats of their reductions."""
         return searched_with_formats(data)
+
+
+def certificate_beside(result: SearchResult, step_seconds: float) -> Certificate | None:
+    """The step-time bound beside this plan's step."""
+    known = result.certificate
+    if known is None or step_seconds == result.estimate.step_seconds:
+        return known
+    lower = min(known.lower_bound_seconds, step_seconds)
+    gap = 1.0 - lower / step_seconds
+    status = known.status
+    if status == "optimal" and gap > result.inputs.job.gap:
+        status = "open"
+    return replace(known, lower_bound_seconds=lower, gap=gap, status=status)

@@ -25,7 +25,7 @@ from hetplan.search.bounds.order_free_table import Columns, OrderFreeTable
 from hetplan.search.one_f_one_b.heuristic import IN_FLIGHT, MANY, likely_meshes
 from hetplan.search.result import Question
 from hetplan.search.solver import OrderFreeBound
-from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.allowed import searched_cluster
 from hetplan.search.space.chunk_memory import ChunkMemory
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family, FamilyTable, island_masks
@@ -95,7 +95,7 @@ class TableMaker:
     ) -> TableMaker:
         """Of a question, whose forbidden islands and nodes are left out."""
         job = question.job
-        cluster = allowed_cluster(question.cluster, job)
+        cluster = searched_cluster(question.cluster, job)
         return cls(model=question.model, cluster=cluster, job=job, predictor=predictor, check=check)
 
     @cached_property

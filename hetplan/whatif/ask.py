@@ -26,6 +26,7 @@ from hetplan.search.search import search
 from hetplan.search.solver import Progress
 from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.search.space.plan_evaluator import fits
+from hetplan.whatif.within_limits import within_limits
 
 NO_ANSWER = (InfeasibleError, InputError, LimitError)
 """What `ask` raises where a question has no plan, contradicts itself, or took too long."""
@@ -64,17 +65,24 @@ def searched(
     progress: Callable[[Progress], None] | None = None,
     journal: JournalFile | None = None,
 ) -> SearchResult:
-    """What `search` ends with; the result of `Inputs` has their digests."""
-    return search(
-        question.model,
-        question.cluster,
-        question.job,
-        predictor,
-        sha256=question.sha256 if isinstance(question, Inputs) else (),
-        progress=progress,
-        journal=journal,
-        start=start,
-    )
+    """What `search` ends with, within the limits of the cluster's sites; the result of `Inputs` has
+    their digests. A journal is of the search of the whole question.
+    """
+    sha256 = question.sha256 if isinstance(question, Inputs) else ()
+
+    def asked(each: Question, whole: bool) -> SearchResult:
+        return search(
+            each.model,
+            each.cluster,
+            each.job,
+            predictor,
+            sha256=sha256,
+            progress=progress,
+            journal=journal if whole else None,
+            start=start,
+        )
+
+    return within_limits(question, asked)
 
 
 def ask(

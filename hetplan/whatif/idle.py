@@ -63,6 +63,7 @@ from hetplan.whatif.ask import (
 )
 from hetplan.whatif.plan_use import idle_islands, work_share
 from hetplan.whatif.smaller_questions import usable_islands
+from hetplan.whatif.within_limits import full_limits
 
 _WIDE = 1000.0
 """Times the bandwidth of a link that is in nobody's way: 10 Gbit/s become more than any port."""
@@ -145,7 +146,7 @@ def _reasons(
             busy_share=shares[name],
             causes=(),
         )
-        if basis is not None:
+        if basis is not None and not full_limits(result, name):
             asker = _Asker(result=basis, predictor=predictor, island=island, known=known)
             if basis is not result and asker.share > work_share(result.plan, cluster, name):
                 reason = replace(reason, seconds_with_it=basis.estimate.step_seconds)

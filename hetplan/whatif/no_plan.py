@@ -10,10 +10,10 @@ halving.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from hetplan.cluster.libraries import AS_NCCL, island_library
@@ -21,6 +21,7 @@ from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.deadline import check_time, ends_by
 from hetplan.errors import InfeasibleError, OutOfTimeError
 from hetplan.job.spec import Forbids, Job, Pins
+from hetplan.plans.limits import Limit, with_limit
 from hetplan.plans.pinned import pinned_values
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, target
@@ -40,6 +41,7 @@ from hetplan.whatif.ask import (
 from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict
 from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.smaller_questions import usable_islands
+from hetplan.whatif.within_limits import OverLimitsError
 
 _RESERVES = (0.05, 0.0)
 """Values of `memory_reserve_fraction` that are tried where they are below the job's."""
@@ -196,8 +198,12 @@ _SECONDS = 20.0
 2.6 CPU seconds at most; a machine that others use may need several times as long."""
 
 
-def why_no_plan(asked: Question, predictor: Predictor) -> tuple[str, ...]:
+def why_no_plan(
+    asked: Question, predictor: Predictor, over: OverLimitsError | None = None
+) -> tuple[str, ...]:
     """Lines: the smallest conflict, what memory lacks, and the changes that would help.
+
+    over: where there are plans, which break these limits.
 
     Where time is over (`hetplan.deadline`) those that are there, and what is left out.
     """
@@ -205,12 +211,27 @@ def why_no_plan(asked: Question, predictor: Predictor) -> tuple[str, ...]:
     try:
         check_time()
         feasible = Feasible(predictor)
-        lines += _demands(asked, predictor, feasible)
-        lines += _changes(asked, predictor, feasible)
+        changes = relaxations(asked, feasible)
+        if over is None:
+            lines += _demands(asked, predictor, feasible)
+        else:
+            lines.append("plans were found, and none of them within these limits:")
+            lines += [f"  {each.words('the smallest found')}" for each in over.least]
+            changes = chain((_raised(asked, each) for each in over.least), changes)
+        lines += _changes(changes, predictor, feasible)
     except OutOfTimeError:
         what = "" if lines else "which demands cannot hold together, and "
         lines.append(f"left out for the time limit: {what}what would help")
     return tuple(lines)
+
+
+def _raised(asked: Question, limit: Limit) -> Change:
+    """The question with the limit that the smallest plan found needs, three digits of it."""
+    unit = 10.0 ** max(0, math.floor(math.log10(limit.used)) - 2)
+    most = math.ceil(limit.used / unit) * unit
+    words = f"{limit.name} {limit.figure(most)} instead of {limit.figure(limit.most)}"
+    raised = asked.changed(cluster=with_limit(asked.cluster, limit, most))
+    return Change(words=words, question=raised)
 
 
 def _demands(asked: Question, predictor: Predictor, feasible: Feasible) -> list[str]:
@@ -222,13 +243,15 @@ def _demands(asked: Question, predictor: Predictor, feasible: Feasible) -> list[
     return lines
 
 
-def _changes(asked: Question, predictor: Predictor, feasible: Feasible) -> tuple[str, ...]:
+def _changes(
+    changes: Iterable[Change], predictor: Predictor, feasible: Feasible
+) -> tuple[str, ...]:
     """Those that give a plan; what was tried where none does."""
     likely: list[str] = []
     offers: list[str] = []
     open_: list[Change] = []
     feasible.uncertain = False
-    for change in islice(relaxations(asked, feasible), _MAX_VERIFIED):
+    for change in islice(changes, _MAX_VERIFIED):
         likely.append(change.words)
         if feasible.uncertain:
             open_.append(change)
@@ -286,6 +309,7 @@ def with_reasons(question: Question, predictor: Predictor, end: float = math.inf
     """Let an InfeasibleError of the search inside say why the question has no plan, by `end`."""
     try:
         yield
-    except InfeasibleError:
+    except InfeasibleError as error:
+        over = error if isinstance(error, OverLimitsError) else None
         with ends_by(end):
-            raise InfeasibleError(why_no_plan(question, predictor)) from None
+            raise InfeasibleError(why_no_plan(question, predictor, over)) from None

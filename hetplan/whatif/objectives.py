@@ -50,12 +50,13 @@ from hetplan.plans.plan import Plan, RecomputeGranularity
 from hetplan.predict.predictor import Predictor
 from hetplan.search.descriptions import devices_in_use
 from hetplan.search.least_price import least_prices
-from hetplan.search.result import Alternative, Certificate, Question, SearchResult
+from hetplan.search.result import Alternative, Question, SearchResult, certificate_beside
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import counted, format_brief
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
 from hetplan.whatif.robust import Worlds, check_varied, risks
+from hetplan.whatif.within_limits import with_node_counts
 
 _PARTS = (0.75, 0.5, 0.25, 0.125)
 """Parts of every island's nodes that are left for cheaper plans."""
@@ -83,21 +84,11 @@ def nearby(result: SearchResult) -> Iterator[Change]:
             if others:
                 yield Change(words=f"{kind} only", question=question.without_islands(*others))
     for part in _PARTS:
-        fewer = _fewer_nodes(question.job, usable, part)
-        if fewer != question.job:
-            yield Change(words=f"{part:.0%} of the nodes", question=question.changed(job=fewer))
+        kept = {each.name: max(1, round(part * len(each.usable_nodes))) for each in usable}
+        fewer = with_node_counts(question, kept)
+        if fewer.job != question.job:
+            yield Change(words=f"{part:.0%} of the nodes", question=fewer)
     yield from _other_degrees(plan, question)
-
-
-def _fewer_nodes(job: Job, islands: list[Island], part: float) -> Job:
-    """The last nodes of every island are left out, so that device numbers stay."""
-    out = []
-    for island in islands:
-        kept = max(1, round(part * len(island.usable_nodes)))
-        out += [f"{island.name}/{node}" for node in island.usable_nodes[kept:]]
-    if not out:
-        return job
-    return replace(job, forbid=replace(job.forbid, nodes=(*job.forbid.nodes, *out)))
 
 
 def _other_degrees(plan: Plan, question: Question) -> Iterator[Change]:
@@ -297,19 +288,6 @@ def _aim(found: Alternative, job: Job) -> float:
     if amount is None:
         return math.inf if job.objective in (Objective.DAYS, Objective.ROBUST) else 0.0
     return amount * seconds / found.step_seconds
-
-
-def certificate_beside(result: SearchResult, step_seconds: float) -> Certificate | None:
-    """The step-time bound beside this plan's step."""
-    known = result.certificate
-    if known is None or step_seconds == result.estimate.step_seconds:
-        return known
-    lower = min(known.lower_bound_seconds, step_seconds)
-    gap = 1.0 - lower / step_seconds
-    status = known.status
-    if status == "optimal" and gap > result.inputs.job.gap:
-        status = "open"
-    return replace(known, lower_bound_seconds=lower, gap=gap, status=status)
 
 
 def _words(result: SearchResult, ranked: Sequence[Alternative]) -> str:

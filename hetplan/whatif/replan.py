@@ -31,7 +31,8 @@ from itertools import compress, islice
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.goodput.parts import used_islands
-from hetplan.cost.goodput.run import goodput, start_up_of, storage_bytes_per_second
+from hetplan.cost.goodput.run import goodput, start_up_of
+from hetplan.cost.goodput.storage import storage_of
 from hetplan.cost.moving import (
     GONE,
     Held,
@@ -57,7 +58,7 @@ from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage
 from hetplan.plans.pieces import own_depth, stage_array
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.search.result import Inputs, SearchResult
+from hetplan.search.result import Inputs, SearchResult, certificate_beside
 from hetplan.search.search import search_with_rivals
 from hetplan.search.solver import Progress
 from hetplan.search.space.allowed import allowed_cluster
@@ -65,7 +66,7 @@ from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
 from hetplan.units import Dimension, parse_count, parse_quantity
 from hetplan.whatif.ask import is_interrupted
 from hetplan.whatif.no_plan import with_reasons
-from hetplan.whatif.objectives import by_objective, certificate_beside, has_other_aim
+from hetplan.whatif.objectives import by_objective, has_other_aim
 
 SEARCH_SECONDS = 60.0
 """Of the search, as a drafted job has; most end in some 2 CPU s for 1,000 devices."""
@@ -345,7 +346,8 @@ class _Ranking:
         given = self._transfers(plan, keeps=own or stays)
         storage = terms.storage_bytes_per_second
         if storage is None:
-            storage = storage_bytes_per_second(used_islands(plan, cluster), inputs.job.run)
+            rates, _ = storage_of(used_islands(plan, cluster), cluster, inputs.job)
+            storage = rates.read_bytes_per_second
         moves = moving(given, cluster, storage_bytes_per_second=storage)
         return Option(
             words=words,

@@ -46,7 +46,7 @@ SCHEMAS = {
     CheckpointManifest: "hetplan.checkpoint/3",
     Comparison: "hetplan.comparison/1",
     ModelSpec: "hetplan.model-value/3",
-    Cluster: "hetplan.cluster-value/9",
+    Cluster: "hetplan.cluster-value/10",
     Job: "hetplan.job-value/9",
     Plan: "hetplan.plan-value/5",
     Estimate: "hetplan.estimate/5",

@@ -17,7 +17,8 @@ price nor a site with one, and no energy where the power of one is unknown (`pow
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.energy.power import PowerLaw, power_law, pue_of
@@ -28,6 +29,7 @@ from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.traffic import ledger
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.limits import Limit, LimitKind, limits_of
 from hetplan.plans.pieces import used_devices
 from hetplan.plans.plan import Plan
 
@@ -144,6 +146,32 @@ def _part(
         idle_watts=pue * used[0] * island.devices_per_node * law.idle_watts,
         usd_per_joule=None if site is None else site.price_usd_per_joule,
     )
+
+
+def power_use(plan: Plan, estimate: Estimate, cluster: Cluster, job: Job) -> Iterator[Limit]:
+    """What a priced plan draws of every power limit, by its mean; none where the power of one of
+    its islands is unknown.
+    """
+    limits = [each for each in limits_of(cluster, job) if each.kind is LimitKind.POWER]
+    energy = energy_of(plan, estimate, cluster) if limits else None
+    parts = {} if energy is None else {each.island: each for each in energy.islands}
+    for limit in limits if parts else ():
+        mine = {name: parts[name] for name in limit.islands if name in parts}
+        per_node = (
+            mine[name].mean_watts / mine[name].nodes
+            if name in mine
+            else most_node_watts(cluster, cluster.island(name))
+            for name in limit.islands
+        )
+        watts = math.fsum(each.mean_watts for each in mine.values())
+        yield replace(limit, used=watts, per_node=tuple(per_node))
+
+
+def most_node_watts(cluster: Cluster, island: Island) -> float:
+    """No node draws more: all of its devices compute; 0 where their power is unknown."""
+    law = power_law(cluster, island)
+    watts = 0.0 if law is None else law.computing_watts
+    return pue_of(cluster, island) * island.devices_per_node * watts
 
 
 def rent_usd_per_hour(plan: Plan, cluster: Cluster) -> float | None:

@@ -2,8 +2,7 @@
 
 Defaults for what the job leaves out, besides the failure rates (`hetplan.cost.goodput.parts`):
 
-storage     Llama 3's Tectonic sustains 2 TB/s for a cluster of 24,000 GPUs in hosts of eight
-            (arXiv 2407.21783, section 3.3.1): so much for each host in use
+storage     the site's, or a rate of each host in use (`hetplan.cost.goodput.storage`)
 detection   10 min, after which torch.distributed gives up a collective of NCCL (its default since
             pytorch/pytorch#110947)
 restart     no wait: a spare host is ready
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.devices import HostInterface
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Storage
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.goodput.lost_nic import DETECTION_SECONDS
 from hetplan.cost.goodput.parts import (
@@ -37,6 +36,7 @@ from hetplan.cost.goodput.startup import (
     StartUp,
     ranks_times_stages,
 )
+from hetplan.cost.goodput.storage import BYTES_PER_HOST_SECOND, data_seconds, storage_of
 from hetplan.cost.goodput.values import (
     SECONDS_PER_DAY,
     Cause,
@@ -53,7 +53,6 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import is_link, link_cause
 
-STORAGE_BYTES_PER_HOST_SECOND = 2e12 / (24000 / 8)
 NOTICE_SECONDS = 600.0
 REPAIR_SECONDS = SECONDS_PER_DAY
 HOST_PORT = HostInterface(pcie_generation=4, lanes=16)
@@ -69,19 +68,21 @@ def goodput(
     used = used_islands(plan, cluster)
     start_up = start_up_of(plan, model, job)
     survives = job.run.peer_recovery and survives_a_host(plan, cluster)
+    storage = storage_of(used, cluster, job)
+    sites = [cluster.site_of(each.island.region) for each in used]
+    assumed = not job.run.storage_bytes_per_second and not all(s and s.storage for s in sites)
     course = _Course(
         steps=tokens_needed(plan, job) / (estimate.tokens_per_second * estimate.step_seconds),
         given_interval=job.checkpoint_interval_steps,
         run=job.run,
-        failing=failing(used, job.run, _link_share(estimate, cluster)),
+        failing=failing(used, job.run, _link_share(estimate, used)),
         start_up=start_up,
-        checkpoint=_checkpoint(plan, estimate, model, job, used, survives),
+        checkpoint=_checkpoint(plan, estimate, model, job, used, storage, survives),
+        data_seconds=data_seconds(used, storage[0].read_bytes_per_second, plan, model, job),
         from_peers=survives,
     )
     other = replace(job.run, failover=not job.run.failover)
-    flipped = replace(
-        course, run=other, failing=failing(used, other, _link_share(estimate, cluster))
-    )
+    flipped = replace(course, run=other, failing=failing(used, other, _link_share(estimate, used)))
     step, (low, high, share) = estimate.step_seconds, estimate.step_range
     interval, best = course.interval(step), course.best_interval(step)
     fast = replace(course, start_up=start_up.least)
@@ -107,7 +108,7 @@ def goodput(
         ),
         other_failover_seconds=flipped.seconds(step, flipped.interval(step)),
         from_peers=survives,
-        notes=tuple(_notes(course, job)),
+        notes=tuple(_notes(course, job, assumed)),
     )
 
 
@@ -122,6 +123,8 @@ class _Course:
     start_up: StartUp
     checkpoint: Checkpoint
     from_peers: bool
+    data_seconds: float
+    """Until the tokens of a step are there; no step is shorter."""
 
     @property
     def detection_seconds(self) -> float:
@@ -150,13 +153,13 @@ class _Course:
         )
 
     def moving_seconds(self, step_seconds: float) -> float:
-        """Mean step, slower backup paths counted."""
+        """Mean step, slower backup paths and waits for data counted."""
         slow = speed(
             self.failing.slowings,
             _or(self.run.failover_detection_seconds, DETECTION_SECONDS),
             _or(self.run.repair_seconds, REPAIR_SECONDS),
         )
-        return step_seconds / slow
+        return max(step_seconds, self.data_seconds) / slow
 
     def best_interval(self, step_seconds: float) -> int:
         """Steps between checkpoints; the whole run where none is ever read."""
@@ -193,15 +196,18 @@ class _Course:
         down = whole * renewal.share_before(self.recovery_seconds)
         saving = steps / interval_steps * self.checkpoint.save_seconds
         again = max(0.0, whole - down - saving - steps * moving)
+        fed = max(step_seconds, self.data_seconds)
         for cause, seconds in (
             (Cause.START_UP, self.start_up.seconds),
             (Cause.SAVING, saving),
             (Cause.LOST_WORK, again),
             (Cause.DETECTION, noticing),
             (Cause.RESTART, down - noticing),
-            (Cause.FAILOVER, steps * (moving - step_seconds)),
+            (Cause.FAILOVER, steps * (moving - fed)),
+            (Cause.DATA, steps * (fed - step_seconds)),
         ):
-            yield LostSeconds(cause=cause, seconds=seconds)
+            if seconds or cause is not Cause.DATA:
+                yield LostSeconds(cause=cause, seconds=seconds)
 
 
 def tokens_needed(plan: Plan, job: Job) -> float:
@@ -234,53 +240,51 @@ def _checkpoint(
     model: ModelSpec,
     job: Job,
     used: tuple[UsedIsland, ...],
+    storage: tuple[Storage, float],
     from_peers: bool,
 ) -> Checkpoint:
     """Bytes and seconds of saving and reading; ranks that hold the same share the writing.
 
     An optimizer in host memory is read with all that lies there, a gradient too: some too much.
     """
-    run, stages = job.run, plan.stages
+    run, stages, (rates, kept) = job.run, plan.stages, storage
     saved = checkpoint_bytes(plan, model, job)
     states = [
         use.parameter_bytes + use.optimizer_bytes + use.host_bytes
         for use in (each.memory for each in estimate.stages)
     ]
     counts = [sum(each.num_devices for each in stage.replicas) for stage in stages]
-    storage = storage_bytes_per_second(used, run)
-    written = math.fsum(saved) / storage
+    written = math.fsum(saved) / rates.write_bytes_per_second
     copied = max(size / count for size, count in zip(saved, counts, strict=False))
     port = min((each.island.device.host or HOST_PORT).bandwidth_bytes_per_second for each in used)
     link = min(each.island.inter_node.bandwidth_bytes_per_second for each in used)
     whole = math.fsum(state * count for state, count in zip(states, counts, strict=True))
     read = math.fsum(saved) if run.one_reader else whole
-    load = read / storage + (max(states) / link if run.one_reader else 0.0)
+    load = read / rates.read_bytes_per_second + (max(states) / link if run.one_reader else 0.0)
+    # Transfers between hosts are longer while a checkpoint is written beside them.
+    slower = 1.0 + _link_share(estimate, used) * (1.0 / kept - 1.0)
     if from_peers:
         read, load = 0.0, max(states) / link
     return Checkpoint(
         saved_bytes=math.fsum(saved),
         read_bytes=read,
-        save_seconds=copied / port if run.asynchronous_saving else written,
+        save_seconds=copied / port + written * (1.0 - 1.0 / slower)
+        if run.asynchronous_saving
+        else written,
         delay_seconds=written if run.asynchronous_saving else 0.0,
         load_seconds=load,
     )
 
 
-def storage_bytes_per_second(used: Iterable[UsedIsland], run: Run) -> float:
-    """What all hosts in use get together."""
-    hosts = sum(each.hosts for each in used)
-    return run.storage_bytes_per_second or hosts * STORAGE_BYTES_PER_HOST_SECOND
-
-
-def _link_share(estimate: Estimate, cluster: Cluster) -> float:
+def _link_share(estimate: Estimate, used: Iterable[UsedIsland]) -> float:
     """Part of the step in transfers between hosts."""
-    inside = {link_cause(island.intra_node) for island in cluster.islands}
+    inside = {link_cause(each.island.intra_node) for each in used}
     between = (each for each in estimate.causes if is_link(each.cause))
     found = math.fsum(each.seconds for each in between if each.cause not in inside)
     return found / estimate.step_seconds
 
 
-def _notes(course: _Course, job: Job) -> Iterator[str]:
+def _notes(course: _Course, job: Job, storage_assumed: bool) -> Iterator[str]:
     """Which figures are defaults, and what of the job could not be had."""
     run = job.run
     assumed = [each.part for each in course.failing.parts if each.assumed]
@@ -297,8 +301,8 @@ def _notes(course: _Course, job: Job) -> Iterator[str]:
                 "this plan has more ranks and stages than any of them: the range begins with "
                 f"process groups created in {SCALABLE_GROUPED_SECONDS:g} s, as MegaScale's"
             )
-    if run.storage_bytes_per_second is None:
-        rate = STORAGE_BYTES_PER_HOST_SECOND / 1e9
+    if storage_assumed:
+        rate = BYTES_PER_HOST_SECOND / 1e9
         yield f"storage of {rate:.3g} GB/s a host, as Llama 3's"
     if run.detection_seconds is None:
         yield f"failures noticed in {NOTICE_SECONDS / 60:g} min, NCCL's time-out in PyTorch"

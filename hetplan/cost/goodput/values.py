@@ -19,6 +19,7 @@ class Cause(StrEnum):
     DETECTION = "noticing failures"
     RESTART = "starting again after failures"
     FAILOVER = "slower backup paths"
+    DATA = "waiting for data"
 
 
 FAILURES = (Cause.LOST_WORK, Cause.DETECTION, Cause.RESTART, Cause.FAILOVER)
@@ -57,7 +58,7 @@ class Checkpoint:
     read_bytes: float
     """What a restart reads: every rank's shards, or one copy."""
     save_seconds: float
-    """For which training waits at every save."""
+    """For which training waits at every save, or is later by, where both share NICs."""
     delay_seconds: float
     """From then until it counts."""
     load_seconds: float

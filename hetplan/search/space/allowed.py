@@ -27,6 +27,7 @@ from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import stages_with_room
 from hetplan.plans.check_target import MAX_PASSES, ends_agree
+from hetplan.plans.limits import unlimited
 from hetplan.plans.targets import Target, target
 from hetplan.search.space.family import Mesh
 
@@ -88,6 +89,11 @@ def allowed_cluster(cluster: Cluster, job: Job) -> Cluster:
             replace(island, nodes_out=_nodes_out(island, job)) for island in cluster.islands
         ),
     )
+
+
+def searched_cluster(cluster: Cluster, job: Job) -> Cluster:
+    """The same without the limits of its sites, which `hetplan.whatif.within_limits` keeps."""
+    return unlimited(allowed_cluster(cluster, job), job)
 
 
 def _nodes_out(island: Island, job: Job) -> tuple[int, ...]:

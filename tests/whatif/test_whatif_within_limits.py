@@ -1,0 +1,164 @@
+"""Limits of sites: no plan breaks one, loose ones change nothing, and reports name them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from oracle_instances import Instance, axes_of, listed
+from reference_search import Problem, solve
+from search_jobs import cluster, island, job, model
+
+from hetplan.cluster.spec import Cluster, Site
+from hetplan.cost.energy.energy import energy_of
+from hetplan.cost.step_model.pricer import Pricer
+from hetplan.errors import InfeasibleError, InputError
+from hetplan.files.encoding import to_plain
+from hetplan.plans.check import check_plan
+from hetplan.plans.pieces import used_devices
+from hetplan.predict.fit import FittedPredictor
+from hetplan.reports.explained import idle_lines
+from hetplan.reports.summary import summarize
+from hetplan.search.result import LIMITS_LEFT_OUT, Question, SearchResult
+from hetplan.whatif.ask import searched
+from hetplan.whatif.idle import idle_reasons
+from hetplan.whatif.no_plan import with_reasons
+from hetplan.whatif.within_limits import OverLimitsError, full_limits, splits
+
+_PREDICTOR = FittedPredictor.datasheet_only()
+_PLAIN = {"islands", "stages", "layers", "dp", "tp", "microbatch", "recompute", "sharding"}
+
+
+def two_sites(**limits: float) -> Cluster:
+    """Two islands whose devices draw 500 W, each at a site of its own; the first has the limits."""
+    first = replace(island("a", nodes=4), power_watts=500.0, region="north")
+    second = replace(
+        island("b", kind="other", teraflops=60, nodes=3), power_watts=500.0, region="south"
+    )
+    sites = (
+        Site(name="A", regions=("north",), **limits),  # type: ignore[arg-type]
+        Site(name="B", regions=("south",)),
+    )
+    return replace(cluster(first, second), sites=sites)
+
+
+def nodes_of(found: SearchResult) -> dict[str, int]:
+    used = used_devices(found.plan, found.inputs.cluster)
+    return {each.name: int(mine.any(axis=1).sum()) for each, mine in used}
+
+
+def best(within: Cluster, **settings: object) -> SearchResult:
+    asked = Question(model=model(6), cluster=within, job=replace(job(8), **settings))  # type: ignore[arg-type]
+    return searched(asked, _PREDICTOR)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_splits_are_the_maximal_counts(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    most = [int(n) for n in rng.integers(0, 4, size=int(rng.integers(1, 4)))]
+    weights = [float(w) for w in rng.integers(1, 4, size=len(most))]
+    limit = float(rng.integers(0, 10))
+    within = [
+        each
+        for each in product(*(range(n + 1) for n in most))
+        if sum(w * n for w, n in zip(weights, each, strict=True)) <= limit
+    ]
+    maximal = {
+        one
+        for one in within
+        if not any(
+            two != one and all(b >= a for a, b in zip(one, two, strict=True)) for two in within
+        )
+    }
+    assert set(splits(most, weights, limit)) == maximal
+    assert splits([3], [math.inf], 60.0) == [(0,)]
+
+
+def small_jobs() -> list[Instance]:
+    rows = [row for row in listed() if row.plans <= 400 and {*row.wanted} <= _PLAIN]
+    made = [row.instance() for row in rows]
+    return [each for each in made if axes_of(each) <= _PLAIN and len(each.cluster.islands) > 1]
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_the_best_plan_on_few_nodes_is_that_of_the_reference_search(at: int) -> None:
+    made = small_jobs()[at]
+    usable = sum(len(each.usable_nodes) for each in made.cluster.islands)
+    for most in range(1, usable + 1):
+        few = replace(made.cluster, max_nodes=most)
+        expected = solve(Problem(Pricer(made.model, few, made.job, _PREDICTOR)))
+        asked = Question(model=made.model, cluster=few, job=made.job)
+        try:
+            found = searched(asked, _PREDICTOR)
+        except (InfeasibleError, InputError):
+            assert expected is None
+            continue
+        assert expected is not None
+        assert found.estimate.step_seconds == pytest.approx(expected.step_seconds, rel=1e-8)
+        assert not check_plan(found.plan, made.model, few, made.job)
+        assert found.certificate is not None
+        assert found.certificate.lower_bound_seconds <= found.estimate.step_seconds
+
+
+@pytest.mark.parametrize("watts", [2100.0, 1500.0, 1100.0, 600.0])
+def test_no_plan_draws_more_than_its_site_may(watts: float) -> None:
+    within = two_sites(power_limit_watts=watts)
+    found = best(within)
+    energy = energy_of(found.plan, found.estimate, within)
+    assert energy is not None
+    drawn = sum(each.mean_watts for each in energy.islands if each.site == "A")
+    assert drawn <= watts
+    # One more node would draw at least what those in use do on the mean.
+    nodes = nodes_of(found)["a"]
+    assert nodes == 4 or drawn + 0.5 * drawn / max(1, nodes) > watts - 500.0
+
+
+def test_limits_far_away_change_nothing_to_the_byte() -> None:
+    far = two_sites(power_limit_watts=1e7, max_nodes=100)
+    free = best(two_sites())
+    found = best(replace(far, max_nodes=100))
+    for part in ("plan", "estimate", "certificate"):
+        assert to_plain(getattr(found, part)) == to_plain(getattr(free, part))
+
+
+def test_a_site_and_the_whole_cluster_keep_to_their_nodes() -> None:
+    few = best(two_sites(max_nodes=2))
+    assert nodes_of(few)["a"] <= 2
+    assert sum(nodes_of(best(replace(two_sites(), max_nodes=3))).values()) <= 3
+    assert few.certificate is not None
+    assert few.certificate.space.endswith(LIMITS_LEFT_OUT)
+    assert full_limits(few, "a") == ["max_nodes of A"]
+    text = "\n".join(summarize(few).lines(width=200))
+    assert "no room for one more node within max_nodes of A" in text
+    (line,) = [each for each in idle_lines(idle_reasons(few, _PREDICTOR), few) if "a, " in each]
+    assert line == "a, 2 of 4 devices idle: max_nodes of A has no room for one more node"
+
+
+def test_nodes_without_the_cores_for_their_devices_stay_out() -> None:
+    poor = two_sites()
+    poor = poor.with_island(replace(poor.island("a"), cpu_cores=7))
+    assert nodes_of(best(poor))["a"] > 0
+    assert nodes_of(best(poor, cpu_cores_per_device=7))["a"] > 0
+    assert nodes_of(best(poor, cpu_cores_per_device=8))["a"] == 0
+
+
+def test_no_plan_names_the_limit_and_what_would_do() -> None:
+    one = replace(cluster(island("a", nodes=4, gigabytes=1.2)), sites=())
+    one = replace(
+        one.with_island(replace(one.island("a"), power_watts=500.0)),
+        sites=(Site(name="A", regions=("here",), power_limit_watts=600.0),),
+    )
+    asked = Question(model=model(8), cluster=one, job=job(4))
+    with pytest.raises(OverLimitsError, match="power_limit of A: 600 W"):
+        searched(asked, _PREDICTOR)
+    with pytest.raises(InfeasibleError) as told, with_reasons(asked, _PREDICTOR):
+        searched(asked, _PREDICTOR)
+    first, second, *rest = told.value.reasons
+    assert first == "plans were found, and none of them within these limits:"
+    assert second.startswith("  power_limit of A: 600 W, the smallest found takes ")
+    raised = [each for each in rest if each.startswith("  power_limit of A ")]
+    assert len(raised) == 1
+    assert "instead of 600 W" in raised[0]
