@@ -71,6 +71,7 @@ def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
 
     from hetplan.profiling.backends import open_backend
     from hetplan.runtime.loop import train
+    from hetplan.runtime.telemetry import Recorder
     from hetplan.runtime.training import SCHEMA, Training
 
     training = decode(read_document(folder.training), Training, schema=SCHEMA)
@@ -93,6 +94,12 @@ def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
         on_step=folder.tell if rank == 0 else None,
         stop=lambda done: folder.stop.exists(),
         activity=activity,
+        on_rank_step=Recorder(
+            folder.telemetry(rank),
+            rank,
+            compute_apart=training.backend == "cpu"
+            or all(replica.tp == 1 for replica in training.plan.replicas),
+        ),
     )
     activity.begin("its end", kind=ActivityKind.ENDING)
     if rank == 0 and report is not None:
