@@ -9,27 +9,26 @@ busy core    one rank does, one whose times scatter
 shaped link  what a host sends to the next one gets a part of the rate (htb)
 lossy link   a part of the packets on that way is dropped (a class whose queue holds none)
 
-Processes stay for all runs, because each would import torch for seconds. Each run is written to
-`runs.jsonl` as soon as it is judged: an interrupted evaluation goes on from there.
+Processes stay for all runs, because each would import torch for seconds. The telemetry of every run
+stays in the folder: an interrupted evaluation goes on from there, and a finished one judges again.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from evaluation.closed_loop.measuring import ENVIRONMENT
 from evaluation.output import WORDS, Answer, Section, frame_of
 from hetplan.cluster.load import load_cluster
-from hetplan.comparison.suspects import Suspect, judge
+from hetplan.comparison.suspects import judge
 from hetplan.comparison.telemetry import Run, read_telemetry
 from hetplan.emulation.running import emulated, end, start
 from hetplan.emulation.tools import require
@@ -37,7 +36,7 @@ from hetplan.emulation.values import CONTROL_HOST, Emulation
 from hetplan.errors import HetplanError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, document_of, read_document
-from hetplan.files.writing import append_line, make_folder, write_atomically
+from hetplan.files.writing import make_folder, write_atomically
 from hetplan.job.load import read_job
 from hetplan.launchers.run_folder import RunFolder
 from hetplan.model.load import load_model
@@ -116,19 +115,18 @@ class Trial:
 class Judged:
     """A run and who was accused."""
 
-    seed: int
     number: int
     fault: str
     culprit: str
     strength: float
     right: bool
-    """Nobody of a clean run, the culprit alone of another."""
+    """Nobody of a clean run, the culprit and nobody else of another."""
+    cause_right: bool
+    """Also `lossy` of a lossy link alone."""
     wrong: int
     """Innocents who were accused."""
     accused: tuple[str, ...]
     step_seconds: float
-    load: float
-    """Of the machine: runnable processes in the last minute."""
 
 
 def trial_of(seed: int, number: int) -> Trial:
@@ -344,66 +342,61 @@ def main(rank: int) -> None:
 # ---- runs
 
 
-def judged_run(seed: int, trial: Trial, folder: RunFolder, result: SearchResult) -> Judged:
+def judged_run(trial: Trial, folder: RunFolder, result: SearchResult) -> Judged:
     """Who is accused by a run's telemetry, its first steps left out."""
-    run = Run.of(result, STEPS + WARMUP)
+    run = Run.of(result, folder.path)
     whole = read_telemetry([folder.path], run)
     begin = min(each.begin_seconds for each in whole if each.step == WARMUP)
     records = [each for each in whole if each.begin_seconds >= begin]
     suspects = judge(records, run).suspects
-    right = [each for each in suspects if _is_culprit(each, trial)]
+    right = [each for each in suspects if each.name == trial.culprit]
+    cause = "lossy" if trial.fault == LOSSY_LINK else "slow"
     steps = {each.step: each.window_seconds for each in records if each.step is not None}
+    only = len(right) == len(suspects) and bool(suspects) == (trial.fault != CLEAN)
     return Judged(
-        seed=seed,
         number=trial.number,
         fault=trial.fault,
         culprit=trial.culprit,
         strength=trial.strength,
-        right=len(right) == len(suspects) and bool(suspects) == (trial.fault != CLEAN),
+        right=only,
+        cause_right=only and all(each.cause == cause for each in suspects),
         wrong=len(suspects) - len(right),
         accused=tuple(each.line for each in suspects),
         step_seconds=sum(steps.values()) / len(steps),
-        load=os.getloadavg()[0],
     )
-
-
-def _is_culprit(suspect: Suspect, trial: Trial) -> bool:
-    cause = "lossy" if trial.fault == LOSSY_LINK else "slow"
-    return suspect.name == trial.culprit and suspect.cause == cause
 
 
 def faults(runs: int, seed: int, out: Path, say: Callable[[str], None]) -> Answer:
     """That many runs with a fault and as many without."""
     require()
     make_folder(out)
-    log = out / "runs.jsonl"
-    lines = log.read_text().splitlines() if log.exists() else []
-    done = [each for each in map(json.loads, lines) if each["seed"] == seed]
-    known = {each["number"] for each in done}
-    trials = [trial_of(seed, number) for number in range(2 * runs) if number not in known]
-    if trials:
-        result = planned()
+    result = planned()
+    trials = [trial_of(seed, number) for number in range(2 * runs)]
+    folders = [RunFolder(out / f"run-{seed}-{trial.number}") for trial in trials]
+    missing = [
+        (trial, folder)
+        for trial, folder in zip(trials, folders, strict=True)
+        if not folder.stop.exists()
+    ]
+    if missing:
         name = f"faults-{os.getpid()}"
         with emulated(result.inputs.cluster, name=name) as emulation:
             prepare(emulation)
             with rank_processes(emulation) as processes:
-                for trial in trials:
-                    folder = RunFolder(out / f"run-{seed}-{trial.number}")
+                for trial, folder in missing:
                     make_folder(folder.path)
                     folder.clear()
-                    training = training_of(result, trial)
-                    text = encode(training, schema=TRAINING_SCHEMA)
+                    text = encode(training_of(result, trial), schema=TRAINING_SCHEMA)
                     write_atomically(folder.training, text)
                     with faulty(emulation, trial):
                         _train_all(processes, folder)
-                    judged = asdict(judged_run(seed, trial, folder, result))
-                    append_line(log, json.dumps(judged))
-                    done.append(judged)
-                    say(f"{trial.number}: {trial.fault} {trial.culprit}: {judged['accused']}")
-    return _answer([each for each in done if each["number"] < 2 * runs])
+                    folder.stop.touch()
+                    say(f"run {trial.number}: {trial.fault}")
+    pairs = zip(trials, folders, strict=True)
+    return _answer([judged_run(trial, folder, result) for trial, folder in pairs])
 
 
-def _answer(done: Sequence[dict[str, object]]) -> Answer:
+def _answer(done: Sequence[Judged]) -> Answer:
     frame = frame_of(done)
     table = (
         frame.assign(nobody=frame.accused.map(len) == 0, wrong=frame.wrong > 0)
@@ -411,6 +404,7 @@ def _answer(done: Sequence[dict[str, object]]) -> Answer:
         .agg(
             runs=("right", "size"),
             right=("right", "sum"),
+            cause=("cause_right", "sum"),
             wrong=("wrong", "sum"),
             nobody=("nobody", "sum"),
             step_seconds=("step_seconds", "median"),
@@ -421,6 +415,7 @@ def _answer(done: Sequence[dict[str, object]]) -> Answer:
         "planted": ("fault", WORDS),
         "runs": ("runs", "{}"),
         "named right": ("right", "{}"),
+        "and its cause": ("cause", "{}"),
         "accused wrongly": ("wrong", "{}"),
         "nobody": ("nobody", "{}"),
         "step": ("step_seconds", "{:.2f} s"),

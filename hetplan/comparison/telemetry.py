@@ -21,14 +21,23 @@ from hetplan.cluster.hosts import node_name
 from hetplan.cluster.places import unknown
 from hetplan.cluster.spec import Island
 from hetplan.errors import Fault, InputError
-from hetplan.files.reading import decode, document_of, pydantic_message, read_bytes, text_of
+from hetplan.files.reading import (
+    decode,
+    document_of,
+    pydantic_message,
+    read_bytes,
+    read_document,
+    text_of,
+)
+from hetplan.launchers.run_folder import RunFolder
 from hetplan.plans.plan import expand
 from hetplan.runtime.telemetry import COLUMNS, SCHEMA, Record
+from hetplan.runtime.training import SCHEMA as TRAINING_SCHEMA
+from hetplan.runtime.training import Training
 from hetplan.search.result import SearchResult
 
-_MOST_FAULTS = 20
-_OVERLAP = 1e-3
-"""Of a window: clocks that are read twice differ by less."""
+_MOST_FAULTS, _BEYOND = 20, 1e18  # no second or byte of a run reaches it
+_OVERLAP = 1e-3  # of a window: clocks that are read twice differ by less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +47,13 @@ class TelemetryFile:
     records: tuple[Record, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Placed:
     """A record, and where it was read."""
 
     record: Record
     file: str
     line: int
-
-    def fault(self, name: str, message: str) -> Fault:
-        """What is wrong with one of its fields."""
-        return Fault(file=self.file, line=self.line, field=name, message=message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,38 +82,44 @@ class Run:
     """None: not known."""
 
     @classmethod
-    def of(cls, result: SearchResult, steps: int | None = None) -> Run:
-        """A run of this plan; `steps` where they are not those of the job."""
+    def of(cls, result: SearchResult, folder: Path | None = None) -> Run:
+        """The run of this plan that has this folder, or any; InputError where it is another's."""
         cluster, job = result.inputs.cluster, result.inputs.job
-        if steps is None and job.total_tokens is not None:
+        steps = None
+        if job.total_tokens is not None:
             steps = math.ceil(job.total_tokens / (job.global_batch_size * job.sequence_length))
-        names = {
+        if folder is not None and (file := RunFolder(folder).training).exists():
+            training = decode(read_document(file), Training, schema=TRAINING_SCHEMA)
+            if training.plan != result.plan:
+                raise InputError(Fault(file=str(file), field="plan", message="is another plan"))
+            steps = training.steps
+        nodes = {
             node_name(island, node): island
             for island in cluster.islands
             for node in range(island.nodes)
         }
-        return cls(result=result, ranks=tuple(_ranks(result)), islands=names, steps=steps)
+        return cls(result=result, ranks=tuple(_ranks(result)), islands=nodes, steps=steps)
 
 
 def _ranks(result: SearchResult) -> Iterator[RankWork]:
-    cluster, number, stage_number = result.inputs.cluster, 0, 0
+    cluster, costs = result.inputs.cluster, iter(result.estimate.stages)
+    number = 0
     for pipeline in result.plan.pipelines:
         for stage in pipeline.stages:
-            cost = result.estimate.stages[stage_number]
+            cost = next(costs)
             communication = cost.tensor_parallel_seconds * pipeline.num_microbatches
             for replica in stage.replicas:
-                shape = (replica.tp, replica.cp, replica.ep, replica.etp, replica.microbatch_size)
+                shape = (replica.tp, replica.cp, replica.ep, replica.microbatch_size)
                 for device in expand(replica.devices):
                     island = cluster.island_of_device(device)
                     yield RankWork(
                         rank=number,
                         host=node_name(island, cluster.node_of_device(device)),
                         kind=island.device.kind,
-                        work=(stage_number, island.device.kind, shape),
+                        work=(id(stage), island.device.kind, shape),
                         compute_seconds=max(0.0, cost.busy_seconds - communication),
                     )
                     number += 1
-            stage_number += 1
 
 
 # ---- files
@@ -123,68 +134,54 @@ class Tail:
     lines: int = 0
     names: tuple[str, ...] = ()
 
-    def more(self) -> list[Placed]:
+    def more(self) -> Iterator[Placed]:
         """Records of the whole lines that are new; InputError with every fault."""
-        with _open(self.path) as stream:
-            stream.seek(self.offset)
-            data = stream.read()
-        data = data[: data.rfind(b"\n") + 1]
-        self.offset += len(data)
-        text = text_of(str(self.path), data) if data else ""
         try:
+            with self.path.open("rb") as stream:
+                stream.seek(self.offset)
+                data = stream.read()
+            data = data[: data.rfind(b"\n") + 1]
+            text = text_of(str(self.path), data) if data else ""
             rows = list(csv.reader(io.StringIO(text, newline="")))
-        except csv.Error as error:
-            fault = Fault(file=str(self.path), line=self.lines + 1, message=f"is no CSV: {error}")
-            raise InputError(fault) from error
-        first = self.lines + 1
-        self.lines += len(rows)
+        except (OSError, csv.Error) as error:
+            raise InputError(
+                Fault(file=str(self.path), message=f"cannot be read: {error}")
+            ) from error
+        self.offset += len(data)
+        first, self.lines = self.lines + 1, self.lines + len(rows)
         if rows and not self.names:
-            self.names = self._header(rows.pop(0))
-            first += 1
-        return list(self._records(rows, first))
-
-    def _header(self, names: Sequence[str]) -> tuple[str, ...]:
-        wrong = next((name for name in names if name not in COLUMNS), None)
-        if wrong is not None:
-            message = unknown(wrong, COLUMNS, "column")
-        elif len(set(names)) < len(names) or not {"begin_seconds", "window_seconds"} <= set(names):
-            message = "the header needs begin_seconds and window_seconds, and every name once"
-        else:
-            return tuple(names)
-        raise InputError(Fault(file=str(self.path), line=1, field="header", message=message))
-
-    def _records(self, rows: Sequence[Sequence[str]], first: int) -> Iterator[Placed]:
+            self.names, first = tuple(rows.pop(0)), first + 1
+            wrong = next((name for name in self.names if name not in COLUMNS), None)
+            if wrong is not None or len(set(self.names)) < len(self.names):
+                message = (
+                    "a column appears twice" if wrong is None else unknown(wrong, COLUMNS, "column")
+                )
+                raise InputError(self._fault(1, "", message))
         faults = [
-            Fault(
-                file=str(self.path),
-                line=number,
-                message=f"found {len(cells)} columns, the header has {len(self.names)}",
-            )
-            for number, cells in enumerate(rows, start=first)
-            if len(cells) != len(self.names)
+            self._fault(at, "", f"found {len(row)} columns, the header has {len(self.names)}")
+            for at, row in enumerate(rows, start=first)
+            if len(row) != len(self.names)
         ]
         if faults:
             raise InputError(*faults[:_MOST_FAULTS])
-        data = [
-            {name: cell for name, cell in zip(self.names, cells, strict=True) if cell}
-            for cells in rows
+        cells = [
+            {name: cell for name, cell in zip(self.names, row, strict=True) if cell} for row in rows
         ]
         try:
-            records = _adapter().validate_python(data)
+            records = _adapter().validate_python(cells)
         except ValidationError as error:
-            raise InputError(
-                *(
-                    Fault(
-                        file=str(self.path),
-                        line=first + int(detail["loc"][0]),
-                        field=str(detail["loc"][-1]),
-                        message=pydantic_message(detail),
-                    )
-                    for detail in error.errors()[:_MOST_FAULTS]
+            faults = [
+                self._fault(
+                    first + int(each["loc"][0]), str(each["loc"][-1]), pydantic_message(each)
                 )
-            ) from error
-        for at, record in enumerate(records):
-            yield Placed(record=record, file=str(self.path), line=first + at)
+                for each in error.errors()[:_MOST_FAULTS]
+            ]
+            raise InputError(*faults) from error
+        for at, record in enumerate(records, start=first):
+            yield Placed(record, str(self.path), at)
+
+    def _fault(self, line: int, name: str, message: str) -> Fault:
+        return Fault(file=str(self.path), line=line, field=name, message=message)
 
 
 @lru_cache(maxsize=1)
@@ -192,43 +189,27 @@ def _adapter() -> TypeAdapter[Any]:
     return TypeAdapter(tuple[Record, ...])
 
 
-def _open(path: Path) -> io.BufferedReader:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        message = f"cannot be read: {error.strerror or error}"
-        raise InputError(Fault(file=str(path), message=message)) from error
-
-
 def tails_of(folder: Path) -> list[Tail]:
     """The files of a run's folder."""
-    return [Tail(path=path) for path in sorted(folder.glob("rank-*.telemetry"))]
+    return [Tail(path) for path in sorted(folder.glob("rank-*.telemetry"))]
 
 
 def read_telemetry(paths: Sequence[Path], run: Run) -> tuple[Record, ...]:
     """The records of these files and folders; an InputError where one is not of the run."""
     placed: list[Placed] = []
     for path in paths:
-        if path.is_dir():
-            tails = tails_of(path)
-            if not tails:
-                raise InputError(f"{path} has no rank-N.telemetry: it is no folder of a run")
-            placed += [record for tail in tails for record in tail.more()]
-        elif path.suffix.lower() == ".json":
-            placed += _of_json(path)
+        if path.suffix.lower() == ".json":
+            document = document_of(str(path), read_bytes(path))
+            records = decode(document, TelemetryFile, schema=SCHEMA).records
+            for at, record in enumerate(records):
+                placed.append(Placed(record, str(path), document.line(("records", at))))
         else:
-            placed += Tail(path=path).more()
-    Checks(run).check(placed)
+            for tail in tails_of(path) if path.is_dir() else [Tail(path)]:
+                placed += tail.more()
     if not placed:
-        raise InputError(f"no record in {', '.join(map(str, paths))}")
+        raise InputError(f"no record of telemetry in {', '.join(map(str, paths))}")
+    Checks(run).check(placed)
     return tuple(each.record for each in placed)
-
-
-def _of_json(path: Path) -> Iterator[Placed]:
-    document = document_of(str(path), read_bytes(path))
-    records = decode(document, TelemetryFile, schema=SCHEMA).records
-    for at, record in enumerate(records):
-        yield Placed(record=record, file=str(path), line=document.line(("records", at)))
 
 
 # ---- whether they are of the run
@@ -239,68 +220,62 @@ class Checks:
     """What telemetry must fulfil; it remembers the windows that it has seen."""
 
     run: Run
-    _windows: dict[tuple[object, ...], float] = field(default_factory=dict)
-    _timers: set[tuple[object, ...]] = field(default_factory=set)
+    _ends: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def check(self, placed: Sequence[Placed]) -> None:
         """An InputError with the first faults of these records."""
-        faults = [each.fault(*wrong) for each in placed for wrong in self._wrong(each.record)]
-        if not faults:
-            faults = list(self._overlaps(placed))
-        if faults:
-            raise InputError(*faults[:_MOST_FAULTS])
+        wrong = [(each, *found) for each in placed for found in self._wrong(each.record)]
+        wrong = wrong or list(self._overlaps(placed))
+        if wrong:
+            raise InputError(
+                *(
+                    Fault(file=each.file, line=each.line, field=name, message=message)
+                    for each, name, message in wrong[:_MOST_FAULTS]
+                )
+            )
 
     def _wrong(self, record: Record) -> Iterator[tuple[str, str]]:
         """(field, message) of what is wrong with one record by itself."""
         for name in COLUMNS:
             value = getattr(record, name)
-            if isinstance(value, float | int) and not 0 <= value < math.inf:
-                yield name, f"found {value:g}; it must be a number from 0 on"
+            if isinstance(value, float | int) and not 0 <= value < _BEYOND:
+                yield name, f"found {value:g}; write a number from 0 on"
         if not record.window_seconds > 0:
             yield "window_seconds", "found 0; a window has a length"
-        ends = (("source", record.source_nic), ("target", record.target_nic))
-        for name, nic in ends:
-            yield from self._wrong_end(name, getattr(record, name), nic)
-        if record.rank is not None and record.rank >= len(self.run.ranks):
-            yield "rank", f"found {record.rank}; the plan has {len(self.run.ranks)} ranks, from 0"
-        steps = self.run.steps
+        yield from self._wrong_end("source", record.source, record.source_nic)
+        yield from self._wrong_end("target", record.target, record.target_nic)
+        count, steps = len(self.run.ranks), self.run.steps
+        if record.rank is not None and record.rank >= count:
+            yield "rank", f"found {record.rank}; the plan has {count} ranks, from 0"
         if record.step is not None and steps is not None and record.step >= steps:
             yield "step", f"found {record.step}; the run has {steps} steps, from 0"
-        if record.source or record.target:
-            if record.bytes is None:
-                yield "bytes", "found nothing; a flow or a port needs its bytes"
-            if record.source and record.source == record.target:
-                yield "target", "is the source; what stays on a node is no flow"
-            if (record.busy_seconds or 0.0) > record.window_seconds * (1 + _OVERLAP):
-                yield "busy_seconds", "is longer than the window"
-        else:
-            for name in ("rank", "step", "seconds"):
-                if getattr(record, name) is None:
-                    yield name, "found nothing; name source or target, or rank, step and seconds"
-            if not record.part:
-                yield "part", "found nothing; say what the seconds are of, as `compute`"
+        is_flow = bool(record.source or record.target)
+        for name in ("bytes",) if is_flow else ("rank", "step", "part", "seconds"):
+            if getattr(record, name) in (None, ""):
+                what = "a flow or port (source or target)" if is_flow else "a timer"
+                yield name, f"found nothing; {what} needs it"
+        if record.bytes is not None and not is_flow:
+            yield "source", "found nothing; bytes need a source or a target"
+        if is_flow and record.source == record.target:
+            yield "target", "is the source; what stays on a node is no flow"
+        if (record.busy_seconds or 0.0) > record.window_seconds * (1 + _OVERLAP):
+            yield "busy_seconds", "is longer than the window"
 
     def _wrong_end(self, name: str, node: str, nic: int | None) -> Iterator[tuple[str, str]]:
-        if node and node not in self.run.islands:
+        island = self.run.islands.get(node)
+        if node and island is None:
             yield name, f"{unknown(node, self.run.islands, 'node')}: is this another run's?"
         elif nic is not None:
-            island = self.run.islands.get(node)
-            count = island.nics.per_node if island is not None and island.nics is not None else None
-            if not node or (count is not None and nic >= count):
-                has = f"the node has {count} NICs" if node else f"there is no {name} to have it"
-                yield f"{name}_nic", f"found {nic}; {has}"
+            count = island.nics.per_node if island is not None and island.nics else None
+            if island is None or (count is not None and nic >= count):
+                yield f"{name}_nic", f"found {nic}; {node or 'no node'} has {count or 0} NICs"
 
-    def _overlaps(self, placed: Sequence[Placed]) -> Iterator[Fault]:
+    def _overlaps(self, placed: Sequence[Placed]) -> Iterator[tuple[Placed, str, str]]:
         for each in sorted(placed, key=lambda one: one.record.begin_seconds):
             record = each.record
-            if not record.source and not record.target:
-                timer = (record.rank, record.step, record.part)
-                if timer in self._timers:
-                    yield each.fault("part", f"a second time of this part in step {record.step}")
-                self._timers.add(timer)
-                continue
-            begin, end = record.begin_seconds, record.begin_seconds + record.window_seconds
-            before = self._windows.get(record.flow, -math.inf)
-            if begin < before - _OVERLAP * record.window_seconds:
-                yield each.fault("begin_seconds", "the window overlaps another one of this flow")
-            self._windows[record.flow] = max(before, end)
+            begin, length = record.begin_seconds, record.window_seconds
+            before = self._ends.get(record.flow, -math.inf)
+            if begin < before - _OVERLAP * length:
+                what = "timer" if record.bytes is None else "flow"
+                yield each, "begin_seconds", f"the window overlaps another one of this {what}"
+            self._ends[record.flow] = max(before, begin + length)

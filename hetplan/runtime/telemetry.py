@@ -63,6 +63,11 @@ class Record:
     seconds: float | None = None
 
     @property
+    def middle_seconds(self) -> float:
+        """Of the window."""
+        return self.begin_seconds + self.window_seconds / 2
+
+    @property
     def flow(self) -> tuple[object, ...]:
         """What windows of one flow, port or timer have in common."""
         ends = (self.source, self.source_nic, self.target, self.target_nic)
@@ -81,15 +86,6 @@ def row(record: Record) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """What went to one host."""
-
-    bytes: float = 0.0
-    busy_seconds: float = 0.0
-    resent_bytes: float = 0.0
-
-
 class Connections:
     """What this process sends over TCP, host by host, since the last look."""
 
@@ -98,26 +94,21 @@ class Connections:
         self._before: dict[int, tuple[int, int, int]] = {}
         self.look()
 
-    def look(self) -> dict[str, Sent]:
-        """By the host's name in /etc/hosts; by address where it has none. Empty where the system
-        does not tell.
+    def look(self) -> dict[str, tuple[float, float, float]]:
+        """Bytes, busy seconds and bytes sent again by the host's name in /etc/hosts, or by its
+        address where it has none. Empty where the system does not tell.
         """
-        found: dict[str, Sent] = {}
-        now: dict[int, tuple[int, int, int]] = {}
-        for inode, address, counts in _counted():
-            now[inode] = counts
+        found: dict[str, tuple[float, float, float]] = {}
+        now = {inode: (address, counts) for inode, address, counts in _counted()}
+        for inode, (address, counts) in now.items():
             before = self._before.get(inode, (0, 0, 0))
             acked, busy, resent = (one - other for one, other in zip(counts, before, strict=True))
             name = self._names.get(address, address)
-            if acked < SMALL_BYTES or name == self._own:
-                continue
-            so_far = found.get(name, Sent())
-            found[name] = Sent(
-                bytes=so_far.bytes + acked,
-                busy_seconds=so_far.busy_seconds + max(busy / 1e6, TICK_SECONDS / 2),
-                resent_bytes=so_far.resent_bytes + resent,
-            )
-        self._before = now
+            if acked >= SMALL_BYTES and name != self._own:
+                so_far = found.get(name, (0.0, 0.0, 0.0))
+                seconds = max(busy / 1e6, TICK_SECONDS / 2)
+                found[name] = (so_far[0] + acked, so_far[1] + seconds, so_far[2] + resent)
+        self._before = {inode: counts for inode, (_, counts) in now.items()}
         return found
 
 
@@ -189,18 +180,19 @@ class Recorder:
             )
             for part, seconds in parts
         ]
+        window = ended - self._since
         records += [
             Record(
                 begin_seconds=self._since,
-                window_seconds=ended - self._since,
+                window_seconds=window,
                 source=self._host,
                 target=name,
-                bytes=sent.bytes,
-                busy_seconds=min(sent.busy_seconds, ended - self._since),
-                resent_bytes=sent.resent_bytes,
+                bytes=sent,
+                busy_seconds=min(busy, window),
+                resent_bytes=resent,
                 rank=self._rank,
             )
-            for name, sent in self._connections.look().items()
+            for name, (sent, busy, resent) in self._connections.look().items()
         ]
         self._since = ended
         self._write([row(record) for record in records])
