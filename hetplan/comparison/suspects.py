@@ -7,10 +7,10 @@ long as most of their records. In window w a suspect i has a figure
     flows    y_iw = log(busy seconds / bytes)
 
 and an excess x_iw = y_iw less the median of y over its like. Like a rank are ranks of equal work on
-other hosts, else on its own, else ranks of its kind, where what the plan does not know (half of its
-interval) widens the margin. Like a flow are flows over links of equal figures that carry up to
-twice as much or half; one without its like is held against its link's own rate, where it carries
-enough for the round trip not to matter. No figure counts waiting for a partner.
+other hosts, else on its own, else of its kind, where half of the plan's interval is added to L.
+Like a flow are flows over links of equal figures that carry up to twice as much or half; one
+without its like is held against its link's own rate, where it carries enough for the round trip not
+to matter. No figure counts waiting for a partner.
 
 A suspect is slow where x_iw > L in more windows than chance explains. L is the larger of log(1.15)
 and 3/4 of the spread (1.4826 times the median absolute deviation of x from each one's own median).
@@ -42,6 +42,7 @@ import numpy as np
 import pandas
 from numpy.typing import NDArray
 
+from hetplan.cluster.spec import Link
 from hetplan.comparison.telemetry import Run
 from hetplan.cost.network.segments import (
     LinkName,
@@ -124,30 +125,24 @@ class Verdict:
     suspects: tuple[Suspect, ...]
     """Surest first; of each its surest block."""
     ranks: int
-    """That could be judged in some block; so the flows."""
+    """Ranks and flows that could be judged in some block."""
     flows: int
-    steps: int
-    windows: int
+    not_judged: int
+    """Others: without their like, or with too few windows or bytes."""
     carried: tuple[Carried, ...]
-    not_judged: tuple[Key, ...]
-    """Without their like, or with too few windows or bytes."""
 
     @property
-    def lines(self) -> tuple[str, ...]:
+    def lines(self) -> Iterator[str]:
         """For a person, most important first."""
-        traffic = [
-            f"{printable(each.link)}: {format_bytes(each.measured_bytes)} a step, the plan counts "
-            f"{format_bytes(each.planned_bytes)}"
-            for each in self.carried
-        ]
-        left = len(self.not_judged)
-        return (
-            *([each.line for each in self.suspects] or ["nobody stands out"]),
-            f"judged: {counted(self.ranks, 'rank')} over {counted(self.steps, 'step')}, "
-            f"{counted(self.flows, 'flow')} over {counted(self.windows, 'window')}"
-            + (f"; not {left} others: no like, few windows or few bytes" if left else ""),
-            *traffic,
+        yield from [each.line for each in self.suspects] or ["nobody stands out"]
+        left = f"; not {self.not_judged} others: no like, few windows or few bytes"
+        yield (
+            f"judged: {counted(self.ranks, 'rank')}, {counted(self.flows, 'flow')}"
+            + (left if self.not_judged else "")
         )
+        for each in self.carried:
+            sizes = (format_bytes(each.measured_bytes), format_bytes(each.planned_bytes))
+            yield f"{printable(each.link)}: {sizes[0]} a step, the plan counts {sizes[1]}"
 
 
 def judge(records: Sequence[Record], run: Run, *, blocks_before: int = 0) -> Verdict:
@@ -160,25 +155,22 @@ def judge(records: Sequence[Record], run: Run, *, blocks_before: int = 0) -> Ver
     judged: set[Key] = set()
     ranks, links = _blocks(compute), _blocks(flows)
     for at in range(max(len(ranks), len(links))):
-        tests = list(_rank_tests(ranks[at], run)) if at < len(ranks) else []
-        tests += _flow_tests(links[at], run) if at < len(links) else []
+        tests = [test for block in ranks[at : at + 1] for test in _rank_tests(block, run)]
+        tests += [test for block in links[at : at + 1] for test in _flow_tests(block, run)]
         judged |= {test.key for test in tests}
         level = LEVEL * 6 / (math.pi * (blocks_before + at + 1)) ** 2 / max(1, len(tests))
         for suspect in _named([test for test in tests if test.chance <= level], tests):
-            named = (suspect.kind, suspect.name, suspect.cause)
-            if named not in found or found[named].confidence < suspect.confidence:
-                found[named] = suspect
-    everyone = {tuple(key[1:]) for key in flows.index}
-    everyone |= {(run.ranks[int(rank)].host, str(rank)) for rank in compute.columns}
+            known = found.setdefault((suspect.kind, suspect.name, suspect.cause), suspect)
+            if known.chance > suspect.chance:
+                found[suspect.kind, suspect.name, suspect.cause] = suspect
+    everyone = len(compute.columns) + len({tuple(key[1:]) for key in flows.index})
     num_ranks = sum(len(key) == 2 for key in judged)
     return Verdict(
-        suspects=tuple(sorted(found.values(), key=lambda each: (-each.confidence, each.name))),
+        suspects=tuple(sorted(found.values(), key=lambda each: (each.chance, each.name))),
         ranks=num_ranks,
         flows=len(judged) - num_ranks,
-        steps=len(compute),
-        windows=len(flows.index.unique(0)) if len(flows) else 0,
+        not_judged=everyone - len(judged),
         carried=tuple(_carried(records, run, len(compute))),
-        not_judged=tuple(sorted(everyone - judged)),
     )
 
 
@@ -197,39 +189,43 @@ def _flows(records: Sequence[Record]) -> pandas.DataFrame:
     if not sent:
         return pandas.DataFrame()
     width = float(np.median([each.window_seconds for each in sent]))
-    first = min(each.middle_seconds for each in sent)
+    middles = np.array([each.begin_seconds + each.window_seconds / 2 for each in sent])
+    windows = ((middles - middles.min()) // width).astype(int)
     rows = [
-        (
-            int((each.middle_seconds - first) / width),
+        [
             *("" if end is None else str(end) for end in each.flow[:4]),
             *(each.bytes, each.busy_seconds, each.resent_bytes),
-        )
+        ]
         for each in sent
     ]
-    names = ["window", "source", "out", "target", "into", "bytes", "busy", "resent"]
-    frame = pandas.DataFrame(rows, columns=names).astype(dict.fromkeys(names[5:], float))
-    return frame.groupby(names[:5]).sum(min_count=1)
+    names = ["source", "out", "target", "into", "bytes", "busy", "resent"]
+    frame = pandas.DataFrame(rows, columns=names).astype(dict.fromkeys(names[4:], float))
+    return frame.assign(window=windows).groupby(["window", *names[:4]]).sum(min_count=1)
 
 
 def _blocks(frame: pandas.DataFrame) -> list[pandas.DataFrame]:
     """Rows of so many windows each; the last block has the rest too, where that is little."""
     windows = frame.index.get_level_values(0)
-    order = sorted(set(windows))
-    starts = list(range(0, len(order), BLOCK))
-    if len(starts) > 1 and len(order) - starts[-1] < LEAST_WINDOWS:
-        starts.pop()
-    ends = [*starts[1:], len(order)]
-    return [frame[windows.isin(order[one:two])] for one, two in zip(starts, ends, strict=True)]
+    order = np.unique(windows)
+    count = max(len(order) > 0, (len(order) + BLOCK - LEAST_WINDOWS) // BLOCK)
+    block_of = np.minimum(np.arange(len(order)) // BLOCK, count - 1)
+    return [frame[windows.isin(order[block_of == at])] for at in range(count)]
 
 
 # ---- tests
 
 
-def _tail(hits: int, windows: int, share: float) -> float:
-    """P(Binomial(windows, share) >= hits)."""
+def _test(
+    key: Key, cause: str, factor: float, first: int, stands_out: Array, share: float
+) -> Suspect:
+    """A suspect, and the chance that an innocent stands out in as many of the windows."""
     from scipy.special import bdtrc
 
-    return float(bdtrc(hits - 1, windows, share))
+    hits, count = int(stands_out.sum()), len(stands_out)
+    chance = float(bdtrc(hits - 1, count, share))  # P(Binomial(count, share) >= hits)
+    return Suspect(
+        key=key, cause=cause, factor=factor, hits=hits, windows=count, first=first, chance=chance
+    )
 
 
 def _log(values: Array) -> Array:
@@ -259,39 +255,24 @@ def _excess(figures: Array, like: Sequence[list[int]]) -> tuple[Array, float]:
 def _slow(key: Key, excess: Array, first: int, margin: float, note: str = "") -> Iterator[Suspect]:
     known = excess[np.isfinite(excess)]
     if len(known) >= LEAST_WINDOWS:
-        hits = int((known > margin).sum())
-        chance = _tail(hits, len(known), GRANTED)
-        yield Suspect(
-            key=key,
-            cause="slow",
-            factor=math.exp(float(np.median(known))),
-            hits=hits,
-            windows=len(known),
-            first=first,
-            chance=chance,
-            note=note,
-        )
+        factor, above = math.exp(float(np.median(known))), np.where(known > margin, 1.0, 0.0)
+        yield replace(_test(key, "slow", factor, first, above, GRANTED), note=note)
 
 
 def _rank_tests(block: pandas.DataFrame, run: Run) -> Iterator[Suspect]:
-    ranks = [run.ranks[int(rank)] for rank in block.columns]
+    ranks, like, extra = [run.ranks[int(rank)] for rank in block.columns], [], []
     interval = run.result.estimate.interval
-    doubt = math.log(interval.p90_seconds / interval.p10_seconds) / 2
-    like: list[list[int]] = []
-    extra: list[float] = []
     for own in ranks:
-        others = [(at, each) for at, each in enumerate(ranks) if each is not own]
-        equal = [at for at, each in others if each.work == own.work]
+        equal = [at for at, one in enumerate(ranks) if one.work == own.work and one is not own]
         away = [at for at in equal if ranks[at].host != own.host]
-        kind = [at for at, each in others if each.kind == own.kind and each.host != own.host]
+        kind = [at for at, one in enumerate(ranks) if one.kind == own.kind and one.host != own.host]
         like.append(away or equal or kind)
-        extra.append(0.0 if equal else doubt)
-    predicted = [each.compute_seconds or math.nan for each in ranks]
-    excess, margin = _excess(_log(block.to_numpy(dtype=float) / np.array(predicted)), like)
-    first = int(block.index[0])
+        extra.append(0.0 if equal else math.log(interval.p90_seconds / interval.p10_seconds) / 2)
+    predicted = np.array([each.compute_seconds or math.nan for each in ranks])
+    excess, margin = _excess(_log(block.to_numpy(dtype=float) / predicted), like)
     for at, own in enumerate(ranks):
         note = "nobody does equal work: by the plan's prediction" if extra[at] else ""
-        key = (own.host, str(own.rank))
+        key, first = (own.host, str(own.rank)), int(block.index[0])
         yield from _slow(key, excess[:, at], first, margin + extra[at], note)
 
 
@@ -313,32 +294,24 @@ def _flow_tests(block: pandas.DataFrame, run: Run) -> Iterator[Suspect]:
     figures = _flow_figures(sent, busy)
     excess, margin = _excess(figures, like)
     for at, key in enumerate(keys):
-        known, note = int(np.isfinite(lost[:, at]).sum()), ""
+        known, note = lost[np.isfinite(lost[:, at]), at], ""
         if np.isnan(busy[:, at]).all():
             note = "its busy time is not known: by its fullest windows"
-        elif not known:
+        elif not len(known):
             note = "shaped or lossy cannot be told apart"
+        link, devices, _ = links[at]
         if like[at]:
             yield from _slow(key, excess[:, at], first, margin, note)
-        elif key[0] and key[2]:
-            rate, under_way = _rate(run, key, links.count(links[at]))
-            if float(_median(sent[:, at])) >= LONG_TRANSFER * under_way:
-                own, note = figures[:, at] + math.log(rate), "by the link's own rate"
-                yield from _slow(key, own, first, ALONE_MARGIN, note)
-        share = float(np.nansum(resent[:, at]) / max(1.0, whole[at]))
-        if known >= LEAST_WINDOWS and share >= LOSS_SHARE:
-            usual = np.nansum(lost[:, like[at]]) / max(1, np.isfinite(lost[:, like[at]]).sum())
-            hits = int(np.nansum(lost[:, at]))
-            chance = _tail(hits, known, max(LOSS_GRANTED, float(usual)))
-            yield Suspect(
-                key=key,
-                cause="lossy",
-                factor=share,
-                hits=hits,
-                windows=known,
-                first=first,
-                chance=chance,
-            )
+        elif link is not None:
+            shared = shared_bytes_per_second(link) / links.count(links[at])
+            rate = min(link.bandwidth_bytes_per_second * devices, shared)
+            if _median(sent[:, at]) >= LONG_TRANSFER * rate * 2 * link.latency_seconds:
+                own_excess, note = figures[:, at] + math.log(rate), "by the link's own rate"
+                yield from _slow(key, own_excess, first, ALONE_MARGIN, note)
+        share, of_like = float(np.nansum(resent[:, at]) / max(1.0, whole[at])), lost[:, like[at]]
+        if len(known) >= LEAST_WINDOWS and share >= LOSS_SHARE:
+            usual = float(np.nansum(of_like) / max(1, np.isfinite(of_like).sum()))
+            yield _test(key, "lossy", share, first, known, max(LOSS_GRANTED, usual))
 
 
 def _flow_figures(sent: Array, busy: Array) -> Array:
@@ -353,24 +326,13 @@ def _flow_figures(sent: Array, busy: Array) -> Array:
     return figures
 
 
-def _link_of(run: Run, key: Key) -> tuple[object, ...]:
-    """What links have in common on which flows go alike."""
+def _link_of(run: Run, key: Key) -> tuple[Link | None, int, str]:
+    """What flows that go alike have in common: link and devices behind it, or a port's island."""
     one, two = run.islands.get(key[0]), run.islands.get(key[2])
-    if one is None or two is None:
-        return (one and one.name, two and two.name)
-    link = run.result.inputs.cluster.link_between(one.name, two.name)
-    rates = (link.bandwidth_bytes_per_second, shared_bytes_per_second(link))
-    devices = sorted((one.devices_per_node, two.devices_per_node))
-    return (one is two, link.latency_seconds, *rates, *devices)
-
-
-def _rate(run: Run, key: Key, flows: int) -> tuple[float, float]:
-    """Bytes per second of the link of a flow, one of so many on it, and bytes of a round trip."""
-    one, two = run.islands[key[0]], run.islands[key[2]]
-    link = run.result.inputs.cluster.link_between(one.name, two.name)
-    own = link.bandwidth_bytes_per_second * min(one.devices_per_node, two.devices_per_node)
-    rate = min(own, shared_bytes_per_second(link) / flows)
-    return rate, rate * 2 * link.latency_seconds
+    if one and two:
+        link = run.result.inputs.cluster.link_between(one.name, two.name)
+        return link, min(one.devices_per_node, two.devices_per_node), ""
+    return None, 0, f"out of {one.name}" if one else f"into {two.name if two else ''}"
 
 
 # ---- names

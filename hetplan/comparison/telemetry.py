@@ -9,26 +9,16 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 from hetplan.cluster.hosts import node_name
 from hetplan.cluster.places import unknown
 from hetplan.cluster.spec import Island
 from hetplan.errors import Fault, InputError
-from hetplan.files.reading import (
-    decode,
-    document_of,
-    pydantic_message,
-    read_bytes,
-    read_document,
-    text_of,
-)
+from hetplan.files.reading import decode, read_document, text_of
 from hetplan.launchers.run_folder import RunFolder
 from hetplan.plans.plan import expand
 from hetplan.runtime.telemetry import COLUMNS, SCHEMA, Record
@@ -37,6 +27,7 @@ from hetplan.runtime.training import Training
 from hetplan.search.result import SearchResult
 
 _MOST_FAULTS, _BEYOND = 20, 1e18  # no second or byte of a run reaches it
+_TEXTS, _COUNTS = ("source", "target", "part"), ("source_nic", "target_nic", "rank", "step")
 _OVERLAP = 1e-3  # of a window: clocks that are read twice differ by less
 
 
@@ -135,7 +126,7 @@ class Tail:
     names: tuple[str, ...] = ()
 
     def more(self) -> Iterator[Placed]:
-        """Records of the whole lines that are new; InputError with every fault."""
+        """Records of the whole lines that are new; InputError at the first that is none."""
         try:
             with self.path.open("rb") as stream:
                 stream.seek(self.offset)
@@ -144,49 +135,36 @@ class Tail:
             text = text_of(str(self.path), data) if data else ""
             rows = list(csv.reader(io.StringIO(text, newline="")))
         except (OSError, csv.Error) as error:
-            raise InputError(
-                Fault(file=str(self.path), message=f"cannot be read: {error}")
-            ) from error
+            raise self._fault("", f"cannot be read: {error}") from error
         self.offset += len(data)
-        first, self.lines = self.lines + 1, self.lines + len(rows)
-        if rows and not self.names:
-            self.names, first = tuple(rows.pop(0)), first + 1
-            wrong = next((name for name in self.names if name not in COLUMNS), None)
-            if wrong is not None or len(set(self.names)) < len(self.names):
-                message = (
-                    "a column appears twice" if wrong is None else unknown(wrong, COLUMNS, "column")
-                )
-                raise InputError(self._fault(1, "", message))
-        faults = [
-            self._fault(at, "", f"found {len(row)} columns, the header has {len(self.names)}")
-            for at, row in enumerate(rows, start=first)
-            if len(row) != len(self.names)
-        ]
-        if faults:
-            raise InputError(*faults[:_MOST_FAULTS])
-        cells = [
-            {name: cell for name, cell in zip(self.names, row, strict=True) if cell} for row in rows
-        ]
-        try:
-            records = _adapter().validate_python(cells)
-        except ValidationError as error:
-            faults = [
-                self._fault(
-                    first + int(each["loc"][0]), str(each["loc"][-1]), pydantic_message(each)
-                )
-                for each in error.errors()[:_MOST_FAULTS]
-            ]
-            raise InputError(*faults) from error
-        for at, record in enumerate(records, start=first):
-            yield Placed(record, str(self.path), at)
+        for row in rows:
+            self.lines += 1
+            if not self.names:
+                for name in row:
+                    if name not in COLUMNS or row.count(name) > 1:
+                        raise self._fault(name, unknown(name, COLUMNS, "or repeated column"))
+                self.names = tuple(row)
+            elif len(row) != len(self.names):
+                raise self._fault("", f"found {len(row)} cells; the header has {len(self.names)}")
+            else:
+                cells = zip(self.names, row, strict=True)
+                yield Placed(self._record(cells), str(self.path), self.lines)
 
-    def _fault(self, line: int, name: str, message: str) -> Fault:
-        return Fault(file=str(self.path), line=line, field=name, message=message)
+    def _record(self, cells: Iterable[tuple[str, str]]) -> Record:
+        values: dict[str, Any] = dict.fromkeys(("begin_seconds", "window_seconds"), math.nan)
+        for name, cell in cells:
+            kind = str if name in _TEXTS else int if name in _COUNTS else float
+            if cell:
+                try:
+                    values[name] = kind(cell)
+                except ValueError:
+                    wanted = "a whole number" if kind is int else "a number"
+                    raise self._fault(name, f"found {cell[:40]!a}; write {wanted}") from None
+        return Record(**values)
 
-
-@lru_cache(maxsize=1)
-def _adapter() -> TypeAdapter[Any]:
-    return TypeAdapter(tuple[Record, ...])
+    def _fault(self, name: str, message: str) -> InputError:
+        fault = Fault(file=str(self.path), line=self.lines, field=name[:40], message=message)
+        return InputError(fault)
 
 
 def tails_of(folder: Path) -> list[Tail]:
@@ -199,7 +177,7 @@ def read_telemetry(paths: Sequence[Path], run: Run) -> tuple[Record, ...]:
     placed: list[Placed] = []
     for path in paths:
         if path.suffix.lower() == ".json":
-            document = document_of(str(path), read_bytes(path))
+            document = read_document(path)
             records = decode(document, TelemetryFile, schema=SCHEMA).records
             for at, record in enumerate(records):
                 placed.append(Placed(record, str(path), document.line(("records", at))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,60 +27,47 @@ def watch(folder: Path, run: Run, tell: Callable[[str], None]) -> None:
         raise InputError(f"{folder} is no folder of a run (hetplan launch --log-folder)")
     tails: dict[Path, Tail] = {}
     checks, waiting = Checks(run), list[Record]()
-    known: dict[tuple[str, str, str], str] = {}
+    known: dict[str, str] = {}
     blocks = told = 0
-    while True:
-        over = is_over(folder)  # before reading, so that nothing is missed
+    over = False
+    while not over:
+        over = _is_over(folder)  # before reading, so that nothing is missed
         for tail in tails_of(folder):
             tails.setdefault(tail.path, tail)
         new = [placed for tail in tails.values() for placed in tail.more()]
         checks.check(new)
         waiting += [each.record for each in new]
-        while waiting:
-            steps = sorted({each.step for each in waiting if each.step is not None})
-            if len(steps) <= BLOCK and not over:
-                break
-            inside, waiting = _first_block(waiting, steps)
-            verdict = judge(inside, run, blocks_before=blocks)
-            blocks += 1
-            now = {(each.kind, each.name, each.cause): each.line for each in verdict.suspects}
-            lines = [line for named, line in now.items() if named not in known]
-            lines += [
-                f"{printable(' '.join(named[:2]))} no longer stands out"
-                for named in known
-                if named not in now
-            ]
+        while waiting and (over or len({each.step for each in waiting} - {None}) > BLOCK):
+            inside, waiting = _first_block(waiting)
+            suspects = judge(inside, run, blocks_before=blocks).suspects
+            now = {f"{each.cause} {each.kind}: {each.name}": each.line for each in suspects}
+            lines = [line for name, line in now.items() if name not in known]
+            lines += [f"{printable(name)} is over" for name in known if name not in now]
             for line in lines:
                 tell(line)
-            known, told = now, told + len(lines)
-        if over:
-            if not told:
-                tell("nobody stood out")
-            return
-        time.sleep(LOOK_SECONDS)
+            known, blocks, told = now, blocks + 1, told + len(lines)
+        if not over:
+            time.sleep(LOOK_SECONDS)
+    if not told:
+        tell("nobody stood out")
 
 
-def _first_block(
-    records: Sequence[Record], steps: Sequence[int]
-) -> tuple[list[Record], list[Record]]:
+def _first_block(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     """Those of the first steps, and the rest; flows belong to the time in which they begin."""
+    steps = sorted({each.step for each in records if each.step is not None})
     if len(steps) <= BLOCK:
         return list(records), []
     end = steps[BLOCK]
     begin = min(each.begin_seconds for each in records if each.step == end)
     split: tuple[list[Record], list[Record]] = ([], [])
     for each in records:
-        later = each.begin_seconds >= begin if each.step is None else each.step >= end
-        split[later].append(each)
+        split[each.begin_seconds >= begin if each.step is None else each.step >= end].append(each)
     return split
 
 
-def is_over(folder: Path) -> bool:
+def _is_over(folder: Path) -> bool:
     """Whether the run has ended, well or not."""
     beats = [read_beat(path) for path in folder.glob("rank-*.activity")]
-    silent = [
-        beat is not None and time.monotonic() - beat.seconds > SILENT_START_SECONDS
-        for beat in beats
-    ]
+    last = max((beat.seconds for beat in beats if beat is not None), default=math.inf)
     ended = RunFolder(folder).report.exists() or any(folder.glob("rank-*.failed"))
-    return ended or (bool(silent) and all(silent))
+    return ended or time.monotonic() - last > SILENT_START_SECONDS

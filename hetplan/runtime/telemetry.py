@@ -18,7 +18,8 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,16 +43,16 @@ class Record:
     """
 
     begin_seconds: float
-    """On any clock, the same one for all records of a file."""
+    """On one clock for all records of a run."""
     window_seconds: float
     source: str = ""
-    """Node that sends; of a port it is the node, whose outgoing bytes are told."""
+    """Node that sends; alone: of its port, outgoing."""
     source_nic: int | None = None
     target: str = ""
     target_nic: int | None = None
     bytes: float | None = None
     busy_seconds: float | None = None
-    """Of the window, in which bytes were on their way; None: not known."""
+    """Of the window, with bytes on their way; None: not known."""
     resent_bytes: float | None = None
     """Sent again because they were lost; None: not known."""
     rank: int | None = None
@@ -63,53 +64,18 @@ class Record:
     seconds: float | None = None
 
     @property
-    def middle_seconds(self) -> float:
-        """Of the window."""
-        return self.begin_seconds + self.window_seconds / 2
-
-    @property
     def flow(self) -> tuple[object, ...]:
         """What windows of one flow, port or timer have in common."""
         ends = (self.source, self.source_nic, self.target, self.target_nic)
         return (*ends, self.rank, self.part)
 
+    @property
+    def row(self) -> str:
+        """Its line; names of hosts need no quotes."""
+        return ",".join("" if each is None else str(each) for each in astuple(self))
+
 
 COLUMNS = tuple(field.name for field in fields(Record))
-
-
-def row(record: Record) -> str:
-    """The record's line; a name is written as the trainer has it, without commas or quotes."""
-    values = (getattr(record, name) for name in COLUMNS)
-    return ",".join(
-        "" if value is None else repr(value) if isinstance(value, float) else str(value)
-        for value in values
-    )
-
-
-class Connections:
-    """What this process sends over TCP, host by host, since the last look."""
-
-    def __init__(self) -> None:
-        self._own, self._names = os.uname().nodename, _host_names()
-        self._before: dict[int, tuple[int, int, int]] = {}
-        self.look()
-
-    def look(self) -> dict[str, tuple[float, float, float]]:
-        """Bytes, busy seconds and bytes sent again by the host's name in /etc/hosts, or by its
-        address where it has none. Empty where the system does not tell.
-        """
-        found: dict[str, tuple[float, float, float]] = {}
-        now = {inode: (address, counts) for inode, address, counts in _counted()}
-        for inode, (address, counts) in now.items():
-            before = self._before.get(inode, (0, 0, 0))
-            acked, busy, resent = (one - other for one, other in zip(counts, before, strict=True))
-            name = self._names.get(address, address)
-            if acked >= SMALL_BYTES and name != self._own:
-                so_far = found.get(name, (0.0, 0.0, 0.0))
-                seconds = max(busy / 1e6, TICK_SECONDS / 2)
-                found[name] = (so_far[0] + acked, so_far[1] + seconds, so_far[2] + resent)
-        self._before = {inode: counts for inode, (_, counts) in now.items()}
-        return found
 
 
 def _host_names() -> dict[str, str]:
@@ -151,60 +117,55 @@ class Recorder:
     def __init__(self, path: Path, rank: int, *, compute_apart: bool) -> None:
         """`compute_apart`: communication inside the passes is measured apart from them."""
         self._rank, self._compute = rank, COMPUTE if compute_apart else "passes"
+        self._own, self._names = os.uname().nodename, _host_names()
+        self._counts, self._since = {each[0]: each[2] for each in _counted()}, time.time()
         self._handle: int | None = None
         with suppress(OSError):
             self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self._write([",".join(COLUMNS)])
-        self._connections, self._host = Connections(), os.uname().nodename
-        self._since = time.time()
 
     def __call__(self, step: int, measured: RankStep) -> None:
         """The records of a step that has just ended."""
-        if self._handle is None:
-            return
-        ended = time.time()
-        parts = (
-            (self._compute, measured.busy_seconds - measured.tensor_parallel_seconds),
-            ("wait", measured.wait_seconds),
-            ("reduction", measured.reduction_seconds),
-            ("optimizer", measured.optimizer_seconds),
+        ended, length = time.time(), measured.seconds
+        timer = partial(Record, begin_seconds=ended - length, window_seconds=length, step=step)
+        parts = {
+            self._compute: max(0.0, measured.busy_seconds - measured.tensor_parallel_seconds),
+            "wait": measured.wait_seconds,
+            "reduction": measured.reduction_seconds,
+            "optimizer": measured.optimizer_seconds,
+        }
+        records = [timer(rank=self._rank, part=part, seconds=each) for part, each in parts.items()]
+        self._write([each.row for each in (*records, *self._flows(ended))])
+
+    def _flows(self, now: float) -> Iterator[Record]:
+        """What went to each other host since the last step, by its name in /etc/hosts."""
+        window, sent = now - self._since, dict[str, tuple[float, float, float]]()
+        counted = {inode: (address, counts) for inode, address, counts in _counted()}
+        for inode, (address, counts) in counted.items():
+            before = self._counts.get(inode, (0, 0, 0))
+            acked, busy, again = (one - other for one, other in zip(counts, before, strict=True))
+            name = self._names.get(address, address)
+            if acked >= SMALL_BYTES and name != self._own:
+                one, two, three = sent.get(name, (0.0, 0.0, 0.0))
+                seconds = max(busy / 1e6, TICK_SECONDS / 2)
+                sent[name] = (one + acked, two + seconds, three + again)
+        self._since, self._counts = now, {each: counts for each, (_, counts) in counted.items()}
+        flow = partial(
+            Record,
+            begin_seconds=now - window,
+            window_seconds=window,
+            source=self._own,
+            rank=self._rank,
         )
-        records = [
-            Record(
-                begin_seconds=ended - measured.seconds,
-                window_seconds=measured.seconds,
-                rank=self._rank,
-                step=step,
-                part=part,
-                seconds=max(0.0, seconds),
-            )
-            for part, seconds in parts
-        ]
-        window = ended - self._since
-        records += [
-            Record(
-                begin_seconds=self._since,
-                window_seconds=window,
-                source=self._host,
-                target=name,
-                bytes=sent,
-                busy_seconds=min(busy, window),
-                resent_bytes=resent,
-                rank=self._rank,
-            )
-            for name, (sent, busy, resent) in self._connections.look().items()
-        ]
-        self._since = ended
-        self._write([row(record) for record in records])
+        for name, (size, seconds, lost) in sent.items():
+            busy_seconds = min(seconds, window)
+            yield flow(target=name, bytes=size, busy_seconds=busy_seconds, resent_bytes=lost)
 
     def _write(self, lines: list[str]) -> None:
-        if self._handle is None:
-            return
-        data = "".join(f"{line}\n" for line in lines).encode()
-        try:
-            whole = os.write(self._handle, data) == len(data)
-        except OSError:
-            whole = False
-        if not whole:
+        if self._handle is not None:
+            data = "".join(f"{line}\n" for line in lines).encode()
+            with suppress(OSError):
+                if os.write(self._handle, data) == len(data):
+                    return
             os.close(self._handle)
             self._handle = None
