@@ -26,8 +26,9 @@ accuses an innocent in less than 5 of 100 runs, as far as windows are independen
 1 - p_i times the tests.
 
 All ranks of a host (two or more) are the host; all flows of a port to or from several others are
-its NIC. Flows of a host with slow ranks are not accused of slowness, nor those that are much less
-slow than the slowest of ranks and flows: they wait for it.
+its NIC. Where a flow is lossy, or much slower than others, or ranks are, the others wait for it:
+flows of a host with slow ranks are not accused of slowness, nor those less than 2/3 as slow (in
+logarithms) as the slowest, nor any while one is lossy.
 """
 
 from __future__ import annotations
@@ -340,9 +341,10 @@ def _link_of(run: Run, key: Key) -> tuple[Link | None, int, str]:
 
 def _named(guilty: Sequence[Suspect], tests: Sequence[Suspect]) -> Iterator[Suspect]:
     """The fewest names that explain what was found in one block."""
-    slow_hosts = {test.key[0] for test in guilty if len(test.key) == 2}
+    ranks = [test for test in guilty if len(test.key) == 2]
+    slow_hosts = {test.key[0] for test in ranks}
     for host in sorted(slow_hosts):
-        mine = [test for test in guilty if test.key[0] == host and len(test.key) == 2]
+        mine = [test for test in ranks if test.key[0] == host]
         judged = sum(test.key[0] == host and len(test.key) == 2 for test in tests)
         if len(mine) == judged > 1:
             yield _suspect(mine, "host", host, len(tests))
@@ -350,20 +352,12 @@ def _named(guilty: Sequence[Suspect], tests: Sequence[Suspect]) -> Iterator[Susp
         alone = f"{host} has no other rank: it may be the host" if judged == 1 else ""
         for test in mine:
             yield _suspect([test], "rank", f"{test.key[1]} on {host}", len(tests), alone)
-    flows = [test for test in guilty if len(test.key) == 4]
-    lossy = {test.key for test in flows if test.cause == "lossy"}
-    slow = [
-        test
-        for test in flows
-        if test.key not in lossy and not slow_hosts & {test.key[0], test.key[2]}
-    ]
-    ranks = [test for test in guilty if len(test.key) == 2]
-    most = max((test.factor for test in (*ranks, *slow)), default=1.0)
-    for found in (
-        [test for test in flows if test.cause == "lossy"],
-        [test for test in slow if test.factor >= most**COUPLED],
-    ):
-        yield from _named_flows(found, {each.key for each in tests if len(each.key) == 4}, tests)
+    flows = [test for test in guilty if test.cause == "lossy"]
+    if not flows:
+        most = max((test.factor for test in guilty), default=1.0) ** COUPLED
+        flows = [test for test in guilty if test not in ranks and test.factor >= most]
+        flows = [test for test in flows if not slow_hosts & {test.key[0], test.key[2]}]
+    yield from _named_flows(flows, {each.key for each in tests if len(each.key) == 4}, tests)
 
 
 def _named_flows(
