@@ -35,7 +35,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -69,7 +71,7 @@ LONG_TRANSFER = 10.0  # times what is under way in a round trip, which is then a
 
 Array: TypeAlias = NDArray[np.float64]
 Key: TypeAlias = tuple[str, ...]
-"""Of a rank: host, number; of a flow: source, its NIC, target, its NIC; of a port two are empty."""
+"""Of a rank: its number; of a flow: source and target; of a port one of them is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ class Suspect:
     """Windows in which it stands out."""
     windows: int
     first: int
-    """First window of the block: a step, or for flows a number of windows since the begin."""
+    """First step of the block; 0 where no timer tells."""
     chance: float
     """That an innocent stands out in as many windows, at most."""
     confidence: float = 0.0
@@ -105,18 +107,9 @@ class Suspect:
         sure = min(99.99, math.floor(self.confidence * 1e4) / 100)  # no more is claimed
         return (
             f"{self.cause} {self.kind}: {printable(self.name)} {how}; it stands out in {self.hits} "
-            f"of {counted(self.windows, window)} from {window} {self.first} on (confidence "
+            f"of {counted(self.windows, window)} from step {self.first} on (confidence "
             f"{sure:.2f} %)" + (f"; {self.note}" if self.note else "")
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """Bytes of a step over all links of one name, both ways."""
-
-    link: str
-    measured_bytes: float
-    planned_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +123,8 @@ class Verdict:
     flows: int
     not_judged: int
     """Others: without their like, or with too few windows or bytes."""
-    carried: tuple[Carried, ...]
+    carried: tuple[tuple[str, float, float], ...]
+    """Link, measured and planned bytes of a step, both ways."""
 
     @property
     def lines(self) -> Iterator[str]:
@@ -141,76 +135,64 @@ class Verdict:
             f"judged: {counted(self.ranks, 'rank')}, {counted(self.flows, 'flow')}"
             + (left if self.not_judged else "")
         )
-        for each in self.carried:
-            sizes = (format_bytes(each.measured_bytes), format_bytes(each.planned_bytes))
-            yield f"{printable(each.link)}: {sizes[0]} a step, the plan counts {sizes[1]}"
+        for link, measured, planned in self.carried:
+            sizes = (format_bytes(measured), format_bytes(planned))
+            yield f"{printable(link)}: {sizes[0]} a step, the plan counts {sizes[1]}"
 
 
-def judge(records: Sequence[Record], run: Run, *, blocks_before: int = 0) -> Verdict:
-    """Who stands out in telemetry that belongs to the run (`read_telemetry`).
-
-    `blocks_before` were judged earlier: the later a block, the more it takes to accuse somebody.
-    """
-    compute, flows = _compute(records), _flows(records)
+def judge(records: Sequence[Record], run: Run) -> Verdict:
+    """Who stands out in telemetry that belongs to the run (`read_telemetry`)."""
     found: dict[tuple[str, str, str], Suspect] = {}
     judged: set[Key] = set()
-    ranks, links = _blocks(compute), _blocks(flows)
-    for at in range(max(len(ranks), len(links))):
-        tests = [test for block in ranks[at : at + 1] for test in _rank_tests(block, run)]
-        tests += [test for block in links[at : at + 1] for test in _flow_tests(block, run)]
-        judged |= {test.key for test in tests}
-        level = LEVEL * 6 / (math.pi * (blocks_before + at + 1)) ** 2 / max(1, len(tests))
-        for suspect in _named([test for test in tests if test.chance <= level], tests):
+    for at, block in enumerate(blocks(records), start=1):
+        suspects, tested = judge_block(block, run, at)
+        judged |= tested
+        for suspect in suspects:
             known = found.setdefault((suspect.kind, suspect.name, suspect.cause), suspect)
             if known.chance > suspect.chance:
                 found[suspect.kind, suspect.name, suspect.cause] = suspect
-    everyone = len(compute.columns) + len({tuple(key[1:]) for key in flows.index})
-    num_ranks = sum(len(key) == 2 for key in judged)
+    timers = {(str(each.rank),) for each in records if each.part == COMPUTE}
+    flows = {each.flow[:2] for each in records if each.bytes is not None}
+    steps = len({each.step for each in records} - {None})
     return Verdict(
         suspects=tuple(sorted(found.values(), key=lambda each: (each.chance, each.name))),
-        ranks=num_ranks,
-        flows=len(judged) - num_ranks,
-        not_judged=everyone - len(judged),
-        carried=tuple(_carried(records, run, len(compute))),
+        ranks=len(timers & judged),
+        flows=len(flows & judged),
+        not_judged=len((timers | flows) - judged),
+        carried=tuple(_carried(records, run, steps)),
     )
 
 
-# ---- figures of windows
+def judge_block(records: Sequence[Record], run: Run, number: int) -> tuple[list[Suspect], set[Key]]:
+    """Who stands out in one block, the how manieth of its run, and who was tested."""
+    tests = [*_rank_tests(records, run), *_flow_tests(records, run)]
+    level = LEVEL * 6 / (math.pi * number) ** 2 / max(1, len(tests))
+    guilty = [test for test in tests if test.chance <= level]
+    return list(_named(guilty, tests, run)), {test.key for test in tests}
 
 
-def _compute(records: Sequence[Record]) -> pandas.DataFrame:
-    """Seconds of compute by step and rank; of a step that was done again the last ones."""
-    rows = {(each.step, each.rank): each.seconds for each in records if each.part == COMPUTE}
-    return pandas.Series(rows, dtype=float).unstack().sort_index() if rows else pandas.DataFrame()
+def blocks(records: Sequence[Record]) -> Iterator[list[Record]]:
+    """Records of so many windows each; the last block has the rest too, where that is little."""
+    windows = sorted({begin for begin in _begins(records)})
+    count = max(1, (len(windows) + BLOCK - LEAST_WINDOWS) // BLOCK)
+    ends = [*(windows[at * BLOCK] for at in range(1, count)), math.inf]
+    parts: list[list[Record]] = [[] for _ in ends]
+    for each in records:
+        parts[bisect_right(ends, each.begin_seconds)].append(each)
+    yield from parts
 
 
-def _flows(records: Sequence[Record]) -> pandas.DataFrame:
-    """Bytes, busy seconds and bytes sent again by window and flow."""
-    sent = [each for each in records if each.bytes is not None]
-    if not sent:
-        return pandas.DataFrame()
-    width = float(np.median([each.window_seconds for each in sent]))
-    middles = np.array([each.begin_seconds + each.window_seconds / 2 for each in sent])
-    windows = ((middles - middles.min()) // width).astype(int)
-    rows = [
-        [
-            *("" if end is None else str(end) for end in each.flow[:4]),
-            *(each.bytes, each.busy_seconds, each.resent_bytes),
-        ]
-        for each in sent
-    ]
-    names = ["source", "out", "target", "into", "bytes", "busy", "resent"]
-    frame = pandas.DataFrame(rows, columns=names).astype(dict.fromkeys(names[4:], float))
-    return frame.assign(window=windows).groupby(["window", *names[:4]]).sum(min_count=1)
-
-
-def _blocks(frame: pandas.DataFrame) -> list[pandas.DataFrame]:
-    """Rows of so many windows each; the last block has the rest too, where that is little."""
-    windows = frame.index.get_level_values(0)
-    order = np.unique(windows)
-    count = max(len(order) > 0, (len(order) + BLOCK - LEAST_WINDOWS) // BLOCK)
-    block_of = np.minimum(np.arange(len(order)) // BLOCK, count - 1)
-    return [frame[windows.isin(order[block_of == at])] for at in range(count)]
+def _begins(records: Sequence[Record]) -> Iterable[float]:
+    """When steps begin; without timers when windows of the most usual length do."""
+    steps: dict[int, float] = {}
+    for each in records:
+        if each.step is not None:
+            steps[each.step] = min(steps.get(each.step, math.inf), each.begin_seconds)
+    if steps or not records:
+        return steps.values()
+    width = float(np.median([each.window_seconds for each in records]))
+    first = min(each.begin_seconds for each in records)
+    return {first + (each.begin_seconds - first) // width * width for each in records}
 
 
 # ---- tests
@@ -260,7 +242,11 @@ def _slow(key: Key, excess: Array, first: int, margin: float, note: str = "") ->
         yield replace(_test(key, "slow", factor, first, above, GRANTED), note=note)
 
 
-def _rank_tests(block: pandas.DataFrame, run: Run) -> Iterator[Suspect]:
+def _rank_tests(records: Sequence[Record], run: Run) -> Iterator[Suspect]:
+    rows = {(each.step, each.rank): each.seconds for each in records if each.part == COMPUTE}
+    if not rows:
+        return
+    block = pandas.Series(rows, dtype=float).unstack().sort_index()
     ranks, like, extra = [run.ranks[int(rank)] for rank in block.columns], [], []
     interval = run.result.estimate.interval
     for own in ranks:
@@ -271,17 +257,27 @@ def _rank_tests(block: pandas.DataFrame, run: Run) -> Iterator[Suspect]:
         extra.append(0.0 if equal else math.log(interval.p90_seconds / interval.p10_seconds) / 2)
     predicted = np.array([each.compute_seconds or math.nan for each in ranks])
     excess, margin = _excess(_log(block.to_numpy(dtype=float) / predicted), like)
-    for at, own in enumerate(ranks):
+    for at, rank in enumerate(block.columns):
         note = "nobody does equal work: by the plan's prediction" if extra[at] else ""
-        key, first = (own.host, str(own.rank)), int(block.index[0])
-        yield from _slow(key, excess[:, at], first, margin + extra[at], note)
+        first = int(block.index[0])
+        yield from _slow((str(rank),), excess[:, at], first, margin + extra[at], note)
 
 
-def _flow_tests(block: pandas.DataFrame, run: Run) -> Iterator[Suspect]:
-    wide = block.unstack([1, 2, 3, 4])
-    sent, busy, resent = (wide[name].to_numpy(dtype=float) for name in ("bytes", "busy", "resent"))
+def _flow_tests(records: Sequence[Record], run: Run) -> Iterator[Suspect]:
+    rows = [each for each in records if each.bytes is not None]
+    if not rows:
+        return
+    names = ["source", "target", "bytes", "busy_seconds", "resent_bytes"]
+    frame = pandas.DataFrame([[getattr(each, name) for name in names] for each in rows])
+    frame.columns = pandas.Index(names)
+    width = float(np.median([each.window_seconds for each in rows]))
+    middles = np.array([each.begin_seconds + each.window_seconds / 2 for each in rows])
+    frame["window"] = ((middles - middles.min()) // width).astype(int)
+    frame = frame.astype(dict.fromkeys(names[2:], float))
+    wide = frame.groupby(["window", *names[:2]]).sum(min_count=1).unstack([1, 2])
+    sent, busy, resent = (wide[name].to_numpy(dtype=float) for name in names[2:])
     keys: list[Key] = list(wide["bytes"].columns)
-    whole, first = np.nansum(sent, axis=0), int(wide.index[0])
+    whole, first = np.nansum(sent, axis=0), min(each.step or 0 for each in records)
     lost = np.where(np.isfinite(resent), resent >= LOSS_SHARE * np.maximum(sent, 1.0), math.nan)
     links = [_link_of(run, key) for key in keys]
     like = [
@@ -329,7 +325,7 @@ def _flow_figures(sent: Array, busy: Array) -> Array:
 
 def _link_of(run: Run, key: Key) -> tuple[Link | None, int, str]:
     """What flows that go alike have in common: link and devices behind it, or a port's island."""
-    one, two = run.islands.get(key[0]), run.islands.get(key[2])
+    one, two = (run.islands.get(run.node_of(end)) for end in key)
     if one and two:
         link = run.result.inputs.cluster.link_between(one.name, two.name)
         return link, min(one.devices_per_node, two.devices_per_node), ""
@@ -339,45 +335,38 @@ def _link_of(run: Run, key: Key) -> tuple[Link | None, int, str]:
 # ---- names
 
 
-def _named(guilty: Sequence[Suspect], tests: Sequence[Suspect]) -> Iterator[Suspect]:
+def _named(guilty: Sequence[Suspect], tests: Sequence[Suspect], run: Run) -> Iterator[Suspect]:
     """The fewest names that explain what was found in one block."""
-    ranks = [test for test in guilty if len(test.key) == 2]
-    slow_hosts = {test.key[0] for test in ranks}
+    tested = {test.key for test in tests}
+    hosts: dict[Key, str] = {
+        key: run.ranks[int(key[0])].host for key in tested if len(key) == 1
+    }
+    ranks = [test for test in guilty if test.key in hosts]
+    slow_hosts = {hosts[test.key] for test in ranks}
     for host in sorted(slow_hosts):
-        mine = [test for test in ranks if test.key[0] == host]
-        judged = sum(test.key[0] == host and len(test.key) == 2 for test in tests)
+        mine = [test for test in ranks if hosts[test.key] == host]
+        judged = list(hosts.values()).count(host)
         if len(mine) == judged > 1:
             yield _suspect(mine, "host", host, len(tests))
             continue
         alone = f"{host} has no other rank: it may be the host" if judged == 1 else ""
         for test in mine:
-            yield _suspect([test], "rank", f"{test.key[1]} on {host}", len(tests), alone)
+            yield _suspect([test], "rank", f"{test.key[0]} on {host}", len(tests), alone)
     flows = [test for test in guilty if test.cause == "lossy"]
     if not flows:
         most = max((test.factor for test in guilty), default=1.0) ** COUPLED
         flows = [test for test in guilty if test not in ranks and test.factor >= most]
-        flows = [test for test in flows if not slow_hosts & {test.key[0], test.key[2]}]
-    yield from _named_flows(flows, {each.key for each in tests if len(each.key) == 4}, tests)
-
-
-def _named_flows(
-    guilty: list[Suspect], judged: set[Key], tests: Sequence[Suspect]
-) -> Iterator[Suspect]:
-    """Ports of which all flows are guilty, then the links that are left."""
-    for end, way in ((slice(0, 2), "sends"), (slice(2, 4), "receives")):
-        for port in sorted({test.key[end] for test in guilty if test.key[end][0]}):
-            mine = [test for test in guilty if test.key[end] == port]
-            own = sum(key[end] == port for key in judged)
-            if (len(mine) == own > 1 and own < len(judged)) or not all(mine[0].key[::2]):
-                guilty = [test for test in guilty if test not in mine]
-                yield _suspect(mine, "NIC", f"{_end(port)}, what it {way}", len(tests))
-    for test in guilty:
-        name = f"{_end(test.key[:2])} to {_end(test.key[2:])}"
-        yield _suspect([test], "link", name, len(tests))
-
-
-def _end(port: Key) -> str:
-    return f"{port[0]} NIC {port[1]}" if port[1] else port[0]
+        flows = [test for test in flows if not slow_hosts & set(map(run.node_of, test.key))]
+    judged_flows = tested - set(hosts)
+    for end, way in ((0, "sends"), (1, "receives")):
+        for port in sorted({test.key[end] for test in flows if test.key[end]}):
+            mine = [test for test in flows if test.key[end] == port]
+            own = sum(key[end] == port for key in judged_flows)
+            if (len(mine) == own > 1 and own < len(judged_flows)) or not all(mine[0].key):
+                flows = [test for test in flows if test not in mine]
+                yield _suspect(mine, "NIC", f"{port}, what it {way}", len(tests))
+    for test in flows:
+        yield _suspect([test], "link", " to ".join(test.key), len(tests))
 
 
 def _suspect(tests: Sequence[Suspect], kind: str, name: str, count: int, note: str = "") -> Suspect:
@@ -392,16 +381,16 @@ def _suspect(tests: Sequence[Suspect], kind: str, name: str, count: int, note: s
 # ---- beside the plan
 
 
-def _carried(records: Sequence[Record], run: Run, steps: int) -> Iterator[Carried]:
+def _carried(records: Sequence[Record], run: Run, steps: int) -> Iterator[tuple[str, float, float]]:
     """Bytes of the flows of a step beside the ledger's, where timers say how many steps."""
-    inputs, found = run.result.inputs, dict[LinkName, float]()
+    inputs, found = run.result.inputs, Counter[LinkName]()
     for each in records if steps else ():
         if each.source and each.target and each.bytes is not None:
-            one, two = run.islands[each.source].name, run.islands[each.target].name
+            ends = (run.islands[run.node_of(end)].name for end in (each.source, each.target))
+            one, two = sorted(ends)
             link = island_link(one, LinkScope.ISLAND) if one == two else between_islands(one, two)
-            found[link] = found.get(link, 0.0) + each.bytes
+            found[link] += each.bytes  # type: ignore[assignment]
     if found:
         planned = ledger(run.result.plan, inputs.model, inputs.cluster, inputs.job)
         for link, size in sorted(found.items()):
-            amount = planned.over(link)
-            yield Carried(link=str(link), measured_bytes=size / steps, planned_bytes=amount)
+            yield str(link), size / steps, planned.over(link)

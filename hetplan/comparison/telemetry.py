@@ -10,9 +10,9 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from hetplan.cluster.hosts import node_name
 from hetplan.cluster.places import unknown
@@ -27,8 +27,11 @@ from hetplan.runtime.training import Training
 from hetplan.search.result import SearchResult
 
 _MOST_FAULTS, _BEYOND = 20, 1e18  # no second or byte of a run reaches it
-_TEXTS, _COUNTS = ("source", "target", "part"), ("source_nic", "target_nic", "rank", "step")
+_KINDS = {"source": str, "target": str, "part": str, "rank": int, "step": int}
 _OVERLAP = 1e-3  # of a window: clocks that are read twice differ by less
+
+
+Records: TypeAlias = list[Record]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,28 +52,29 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
-    """A rank of the plan, and what it has to compute in a step."""
+    """A rank of the plan; what ranks of equal work have in common; its predicted seconds."""
 
-    rank: int
     host: str
     kind: str
     work: tuple[object, ...]
-    """Ranks of equal work have it in common."""
     compute_seconds: float
-    """Predicted, communication left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What telemetry of a plan's run can name."""
+    """What telemetry of a plan's run can name: ranks in the order in which the plan names its
+    devices, islands by node, and steps, where their number is known.
+    """
 
     result: SearchResult
     ranks: tuple[RankWork, ...]
-    """In the order in which the plan names its devices."""
     islands: Mapping[str, Island]
-    """By node."""
     steps: int | None
-    """None: not known."""
+
+    @staticmethod
+    def node_of(end: str) -> str:
+        """The node of an end, which may be one of its NICs."""
+        return end.partition("/")[0]
 
     @classmethod
     def of(cls, result: SearchResult, folder: Path | None = None) -> Run:
@@ -94,23 +98,19 @@ class Run:
 
 def _ranks(result: SearchResult) -> Iterator[RankWork]:
     cluster, costs = result.inputs.cluster, iter(result.estimate.stages)
-    number = 0
     for pipeline in result.plan.pipelines:
         for stage in pipeline.stages:
             cost = next(costs)
             communication = cost.tensor_parallel_seconds * pipeline.num_microbatches
             for replica in stage.replicas:
-                shape = (replica.tp, replica.cp, replica.ep, replica.microbatch_size)
                 for device in expand(replica.devices):
                     island = cluster.island_of_device(device)
                     yield RankWork(
-                        rank=number,
                         host=node_name(island, cluster.node_of_device(device)),
                         kind=island.device.kind,
-                        work=(id(stage), island.device.kind, shape),
+                        work=(id(stage), island.device.kind, replica.tp, replica.microbatch_size),
                         compute_seconds=max(0.0, cost.busy_seconds - communication),
                     )
-                    number += 1
 
 
 # ---- files
@@ -153,13 +153,11 @@ class Tail:
     def _record(self, cells: Iterable[tuple[str, str]]) -> Record:
         values: dict[str, Any] = dict.fromkeys(("begin_seconds", "window_seconds"), math.nan)
         for name, cell in cells:
-            kind = str if name in _TEXTS else int if name in _COUNTS else float
-            if cell:
-                try:
-                    values[name] = kind(cell)
-                except ValueError:
-                    wanted = "a whole number" if kind is int else "a number"
-                    raise self._fault(name, f"found {cell[:40]!a}; write {wanted}") from None
+            try:
+                values |= {name: _KINDS.get(name, float)(cell)} if cell else {}
+            except ValueError:
+                wanted = "a whole number" if name in _KINDS else "a number"
+                raise self._fault(name, f"found {cell[:40]!a}; write {wanted}") from None
         return Record(**values)
 
     def _fault(self, name: str, message: str) -> InputError:
@@ -172,7 +170,7 @@ def tails_of(folder: Path) -> list[Tail]:
     return [Tail(path) for path in sorted(folder.glob("rank-*.telemetry"))]
 
 
-def read_telemetry(paths: Sequence[Path], run: Run) -> tuple[Record, ...]:
+def read_telemetry(paths: Sequence[Path], run: Run) -> Records:
     """The records of these files and folders; an InputError where one is not of the run."""
     placed: list[Placed] = []
     for path in paths:
@@ -186,74 +184,60 @@ def read_telemetry(paths: Sequence[Path], run: Run) -> tuple[Record, ...]:
                 placed += tail.more()
     if not placed:
         raise InputError(f"no record of telemetry in {', '.join(map(str, paths))}")
-    Checks(run).check(placed)
-    return tuple(each.record for each in placed)
+    return check(placed, run, {})
 
 
 # ---- whether they are of the run
 
 
-@dataclass(slots=True)
-class Checks:
-    """What telemetry must fulfil; it remembers the windows that it has seen."""
-
-    run: Run
-    _ends: dict[tuple[object, ...], float] = field(default_factory=dict)
-
-    def check(self, placed: Sequence[Placed]) -> None:
-        """An InputError with the first faults of these records."""
-        wrong = [(each, *found) for each in placed for found in self._wrong(each.record)]
-        wrong = wrong or list(self._overlaps(placed))
-        if wrong:
-            raise InputError(
-                *(
-                    Fault(file=each.file, line=each.line, field=name, message=message)
-                    for each, name, message in wrong[:_MOST_FAULTS]
-                )
+def check(placed: Sequence[Placed], run: Run, ends: dict[tuple[object, ...], float]) -> Records:
+    """The records, or an InputError with the first faults; `ends` remembers the windows so far."""
+    wrong = [(each, *found) for each in placed for found in _wrong(each.record, run)]
+    wrong = wrong or list(_overlaps(placed, ends))
+    if wrong:
+        raise InputError(
+            *(
+                Fault(file=each.file, line=each.line, field=name, message=message)
+                for each, name, message in wrong[:_MOST_FAULTS]
             )
+        )
+    return [each.record for each in placed]
 
-    def _wrong(self, record: Record) -> Iterator[tuple[str, str]]:
-        """(field, message) of what is wrong with one record by itself."""
-        for name in COLUMNS:
-            value = getattr(record, name)
-            if isinstance(value, float | int) and not 0 <= value < _BEYOND:
-                yield name, f"found {value:g}; write a number from 0 on"
-        if not record.window_seconds > 0:
-            yield "window_seconds", "found 0; a window has a length"
-        yield from self._wrong_end("source", record.source, record.source_nic)
-        yield from self._wrong_end("target", record.target, record.target_nic)
-        count, steps = len(self.run.ranks), self.run.steps
-        if record.rank is not None and record.rank >= count:
-            yield "rank", f"found {record.rank}; the plan has {count} ranks, from 0"
-        if record.step is not None and steps is not None and record.step >= steps:
-            yield "step", f"found {record.step}; the run has {steps} steps, from 0"
-        is_flow = bool(record.source or record.target)
-        for name in ("bytes",) if is_flow else ("rank", "step", "part", "seconds"):
-            if getattr(record, name) in (None, ""):
-                what = "a flow or port (source or target)" if is_flow else "a timer"
-                yield name, f"found nothing; {what} needs it"
-        if record.bytes is not None and not is_flow:
-            yield "source", "found nothing; bytes need a source or a target"
-        if is_flow and record.source == record.target:
-            yield "target", "is the source; what stays on a node is no flow"
-        if (record.busy_seconds or 0.0) > record.window_seconds * (1 + _OVERLAP):
-            yield "busy_seconds", "is longer than the window"
 
-    def _wrong_end(self, name: str, node: str, nic: int | None) -> Iterator[tuple[str, str]]:
-        island = self.run.islands.get(node)
-        if node and island is None:
-            yield name, f"{unknown(node, self.run.islands, 'node')}: is this another run's?"
-        elif nic is not None:
-            count = island.nics.per_node if island is not None and island.nics else None
-            if island is None or (count is not None and nic >= count):
-                yield f"{name}_nic", f"found {nic}; {node or 'no node'} has {count or 0} NICs"
+def _wrong(record: Record, run: Run) -> Iterator[tuple[str, str]]:
+    """(field, message) of what is wrong with one record by itself."""
+    for name in COLUMNS:
+        value = getattr(record, name)
+        if isinstance(value, float | int) and not 0 <= value < _BEYOND:
+            yield name, f"found {value:g}; write a number from 0 on"
+    if not record.window_seconds > 0:
+        yield "window_seconds", "found 0; a window has a length"
+    for name in ("source", "target"):
+        node = run.node_of(getattr(record, name))
+        if node and node not in run.islands:
+            yield name, f"{unknown(node, run.islands, 'node')}: is this another run's?"
+    if record.rank is not None and record.rank >= len(run.ranks):
+        yield "rank", f"found {record.rank}; the plan has {len(run.ranks)} ranks, from 0"
+    if record.step is not None and run.steps is not None and record.step >= run.steps:
+        yield "step", f"found {record.step}; the run has {run.steps} steps, from 0"
+    is_flow = bool(record.source or record.target)
+    for name in ("bytes",) if is_flow else ("rank", "step", "part", "seconds"):
+        if getattr(record, name) in (None, ""):
+            what = "a flow or port (source or target)" if is_flow else "a timer"
+            yield name, f"found nothing; {what} needs it"
+    if record.bytes is not None and not is_flow:
+        yield "source", "found nothing; bytes need a source or a target"
+    if (record.busy_seconds or 0.0) > record.window_seconds * (1 + _OVERLAP):
+        yield "busy_seconds", "is longer than the window"
 
-    def _overlaps(self, placed: Sequence[Placed]) -> Iterator[tuple[Placed, str, str]]:
-        for each in sorted(placed, key=lambda one: one.record.begin_seconds):
-            record = each.record
-            begin, length = record.begin_seconds, record.window_seconds
-            before = self._ends.get(record.flow, -math.inf)
-            if begin < before - _OVERLAP * length:
-                what = "timer" if record.bytes is None else "flow"
-                yield each, "begin_seconds", f"the window overlaps another one of this {what}"
-            self._ends[record.flow] = max(before, begin + length)
+
+def _overlaps(
+    placed: Sequence[Placed], ends: dict[tuple[object, ...], float]
+) -> Iterator[tuple[Placed, str, str]]:
+    for each in sorted(placed, key=lambda one: one.record.begin_seconds):
+        record = each.record
+        begin, length = record.begin_seconds, record.window_seconds
+        before = ends.get(record.flow, -math.inf)
+        if begin < before - _OVERLAP * length:
+            yield each, "begin_seconds", "the window overlaps another one of this flow or timer"
+        ends[record.flow] = max(before, begin + length)

@@ -39,22 +39,18 @@ TICK_SECONDS = 0.004
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One window of a flow (source and target), a port (one of them) or a rank's timer (rank,
-    step, part, seconds).
+    step, part, seconds). Ends are nodes, `NODE`, or NICs, `NODE/NUMBER`.
     """
 
     begin_seconds: float
     """On one clock for all records of a run."""
     window_seconds: float
     source: str = ""
-    """Node that sends; alone: of its port, outgoing."""
-    source_nic: int | None = None
     target: str = ""
-    target_nic: int | None = None
     bytes: float | None = None
     busy_seconds: float | None = None
-    """Of the window, with bytes on their way; None: not known."""
+    """Of the window, with bytes on their way; None: not known. So what was lost and sent again."""
     resent_bytes: float | None = None
-    """Sent again because they were lost; None: not known."""
     rank: int | None = None
     """Of a flow: the rank that sent, where several share one."""
     step: int | None = None
@@ -66,8 +62,7 @@ class Record:
     @property
     def flow(self) -> tuple[object, ...]:
         """What windows of one flow, port or timer have in common."""
-        ends = (self.source, self.source_nic, self.target, self.target_nic)
-        return (*ends, self.rank, self.part)
+        return (self.source, self.target, self.rank, self.part)
 
     @property
     def row(self) -> str:
