@@ -7,7 +7,8 @@ long as most of their records. In window w a suspect i has a figure
     flows    y_iw = log(busy seconds / bytes)
 
 and an excess x_iw = y_iw less the median of y over its like. Like a rank are ranks of equal work on
-other hosts, else on its own, else of its kind, where half of the plan's interval is added to L.
+other hosts; else ranks of its kind there, where half of the plan's interval is added to L; else
+ranks of equal work on its own.
 Like a flow are flows over links of equal figures that carry up to twice as much or half; one
 without its like is held against its link's own rate, where it carries enough for the round trip not
 to matter. No figure counts waiting for a partner.
@@ -250,11 +251,13 @@ def _rank_tests(records: Sequence[Record], run: Run) -> Iterator[Suspect]:
     ranks, like, extra = [run.ranks[int(rank)] for rank in block.columns], [], []
     interval = run.result.estimate.interval
     for own in ranks:
-        equal = [at for at, one in enumerate(ranks) if one.work == own.work and one is not own]
-        away = [at for at in equal if ranks[at].host != own.host]
-        kind = [at for at, one in enumerate(ranks) if one.kind == own.kind and one.host != own.host]
-        like.append(away or equal or kind)
-        extra.append(0.0 if equal else math.log(interval.p90_seconds / interval.p10_seconds) / 2)
+        away = [at for at, one in enumerate(ranks) if one.host != own.host]
+        equal = [at for at in away if ranks[at].work == own.work]
+        kind = [at for at in away if ranks[at].kind == own.kind]
+        near = [at for at, one in enumerate(ranks) if one.work == own.work and one is not own]
+        like.append(equal or kind or near)
+        doubt = math.log(interval.p90_seconds / interval.p10_seconds) / 2
+        extra.append(doubt if kind and not equal else 0.0)
     predicted = np.array([each.compute_seconds or math.nan for each in ranks])
     excess, margin = _excess(_log(block.to_numpy(dtype=float) / predicted), like)
     for at, rank in enumerate(block.columns):

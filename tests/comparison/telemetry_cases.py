@@ -6,27 +6,36 @@ It tests the judge; nothing here was measured.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
-from estimate_plans import plan_with, stages_of
+from compare_cases import PREDICTOR, small_result
 from cost_fakes import job, model, two_islands
+from estimate_plans import plan_with, stages_of
 from trainer_plans import result_of
 
 from hetplan.comparison.telemetry import Run
 from hetplan.cost.estimate import estimate
-from hetplan.predict.fit import FittedPredictor
 from hetplan.runtime.telemetry import COLUMNS, COMPUTE, Record
+from hetplan.search.result import SearchResult
+
+
+def copies() -> SearchResult:
+    """Eight copies of the model on the two nodes of island a."""
+    asked, shape, machines = job(global_batch_size=32), model(), two_islands()
+    stages = stages_of([(0,)], (8,), shape.num_layers + 2, num_microbatches=4)
+    plan = plan_with(shape, machines, asked, [(stages, 4)])
+    priced = estimate(plan, shape, machines, asked, PREDICTOR)
+    return result_of(machines, plan, shape, asked, priced=priced)
 
 
 def run() -> Run:
-    """One stage on each of two islands of two nodes; ranks of a stage do equal work."""
-    asked = job(global_batch_size=32, gradient_clipping=True)
-    shape, machines = model(hidden_size=1024, ffn_hidden_size=4096, head_dim=128), two_islands()
-    stages = stages_of([(0, 6)], (4, 4), shape.num_layers + 2, num_microbatches=8)
-    plan = plan_with(shape, machines, asked, [(stages, 8)])
-    priced = estimate(plan, shape, machines, asked, FittedPredictor.datasheet_only())
-    return Run.of(result_of(machines, plan, shape, asked, priced=priced))
+    """Eight ranks of equal work on two hosts, four on each."""
+    return Run.of(copies())
+
+
+def stages_apart() -> Run:
+    """Two stages of unlike work, each on a host of its own."""
+    return Run.of(small_result())
 
 
 def timers(
@@ -86,7 +95,3 @@ def write(folder: Path, text: str, name: str = "telemetry.csv") -> Path:
     path = folder / name
     path.write_text(text)
     return path
-
-
-def shifted(records: list[Record], seconds: float) -> list[Record]:
-    return [replace(each, begin_seconds=each.begin_seconds + seconds) for each in records]
