@@ -89,8 +89,7 @@ Telemetry = Annotated[
     typer.Option(
         "--telemetry",
         metavar="FILE",
-        help="Rates of flows or ports and timers of ranks (CSV or JSON), or the folder of a run: "
-        "who makes the run slow? May be repeated; the argument is then the plan file.",
+        help="Folder or telemetry of a run: who makes it slow? The argument is its plan file.",
     ),
 ]
 Watch = Annotated[bool, typer.Option("--watch", help="Follow the folder of a run until it ends.")]

@@ -341,9 +341,7 @@ def _link_of(run: Run, key: Key) -> tuple[Link | None, int, str]:
 def _named(guilty: Sequence[Suspect], tests: Sequence[Suspect], run: Run) -> Iterator[Suspect]:
     """The fewest names that explain what was found in one block."""
     tested = {test.key for test in tests}
-    hosts: dict[Key, str] = {
-        key: run.ranks[int(key[0])].host for key in tested if len(key) == 1
-    }
+    hosts: dict[Key, str] = {key: run.ranks[int(key[0])].host for key in tested if len(key) == 1}
     ranks = [test for test in guilty if test.key in hosts]
     slow_hosts = {hosts[test.key] for test in ranks}
     for host in sorted(slow_hosts):
