@@ -38,7 +38,7 @@ import math
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -77,10 +77,9 @@ Key: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """Who was tested in one block of windows, and what was found."""
+    """A host, rank, NIC or link that was tested in one block of windows, and what was found."""
 
     kind: str = ""
-    """`host`, `rank`, `NIC` or `link`."""
     name: str = ""
     key: Key
     cause: str
@@ -88,10 +87,9 @@ class Suspect:
     factor: float
     """Times as long as its like in the median window; of a lossy one the share sent again."""
     hits: int
-    """Windows in which it stands out."""
+    """Windows in which it stands out, of so many from this step on (0: no timer tells)."""
     windows: int
     first: int
-    """First step of the block; 0 where no timer tells."""
     chance: float
     """That an innocent stands out in as many windows, at most."""
     confidence: float = 0.0
@@ -143,20 +141,17 @@ class Verdict:
 
 def judge(records: Sequence[Record], run: Run) -> Verdict:
     """Who stands out in telemetry that belongs to the run (`read_telemetry`)."""
-    found: dict[tuple[str, str, str], Suspect] = {}
-    judged: set[Key] = set()
+    found, judged = list[Suspect](), set[Key]()
     for at, block in enumerate(blocks(records), start=1):
         suspects, tested = judge_block(block, run, at)
-        judged |= tested
-        for suspect in suspects:
-            known = found.setdefault((suspect.kind, suspect.name, suspect.cause), suspect)
-            if known.chance > suspect.chance:
-                found[suspect.kind, suspect.name, suspect.cause] = suspect
+        found, judged = found + suspects, judged | tested
+    found.sort(key=lambda each: (each.chance, each.name))
+    surest = {(each.kind, each.name, each.cause): each for each in reversed(found)}
     timers = {(str(each.rank),) for each in records if each.part == COMPUTE}
     flows = {each.flow[:2] for each in records if each.bytes is not None}
     steps = len({each.step for each in records} - {None})
     return Verdict(
-        suspects=tuple(sorted(found.values(), key=lambda each: (each.chance, each.name))),
+        suspects=tuple(reversed(surest.values())),
         ranks=len(timers & judged),
         flows=len(flows & judged),
         not_judged=len((timers | flows) - judged),
@@ -174,26 +169,20 @@ def judge_block(records: Sequence[Record], run: Run, number: int) -> tuple[list[
 
 def blocks(records: Sequence[Record]) -> Iterator[list[Record]]:
     """Records of so many windows each; the last block has the rest too, where that is little."""
-    windows = sorted({begin for begin in _begins(records)})
-    count = max(1, (len(windows) + BLOCK - LEAST_WINDOWS) // BLOCK)
-    ends = [*(windows[at * BLOCK] for at in range(1, count)), math.inf]
-    parts: list[list[Record]] = [[] for _ in ends]
+    begins: dict[float, float] = {}
+    has_steps = any(each.step is not None for each in records)
+    width = float(np.median([each.window_seconds for each in records])) if records else 1.0
+    for each in records:
+        if each.step is not None or not has_steps:
+            window = each.begin_seconds // width if each.step is None else each.step
+            begins[window] = min(begins.get(window, math.inf), each.begin_seconds)
+    order = sorted(begins.values())
+    count = max(1, (len(order) + BLOCK - LEAST_WINDOWS) // BLOCK)
+    ends = [order[at * BLOCK] for at in range(1, count)]
+    parts: list[list[Record]] = [[] for _ in range(count)]
     for each in records:
         parts[bisect_right(ends, each.begin_seconds)].append(each)
     yield from parts
-
-
-def _begins(records: Sequence[Record]) -> Iterable[float]:
-    """When steps begin; without timers when windows of the most usual length do."""
-    steps: dict[int, float] = {}
-    for each in records:
-        if each.step is not None:
-            steps[each.step] = min(steps.get(each.step, math.inf), each.begin_seconds)
-    if steps or not records:
-        return steps.values()
-    width = float(np.median([each.window_seconds for each in records]))
-    first = min(each.begin_seconds for each in records)
-    return {first + (each.begin_seconds - first) // width * width for each in records}
 
 
 # ---- tests
@@ -271,16 +260,20 @@ def _flow_tests(records: Sequence[Record], run: Run) -> Iterator[Suspect]:
     if not rows:
         return
     names = ["source", "target", "bytes", "busy_seconds", "resent_bytes"]
-    frame = pandas.DataFrame([[getattr(each, name) for name in names] for each in rows])
-    frame.columns = pandas.Index(names)
+    values = [[getattr(each, name) for name in names] for each in rows]
     width = float(np.median([each.window_seconds for each in rows]))
     middles = np.array([each.begin_seconds + each.window_seconds / 2 for each in rows])
-    frame["window"] = ((middles - middles.min()) // width).astype(int)
-    frame = frame.astype(dict.fromkeys(names[2:], float))
-    wide = frame.groupby(["window", *names[:2]]).sum(min_count=1).unstack([1, 2])
+    frame = pandas.DataFrame(values, columns=names).astype(dict.fromkeys(names[2:], float))
+    wide = (
+        frame.assign(window=(middles - middles.min()) // width)
+        .groupby(["window", *names[:2]])
+        .sum(min_count=1)
+        .unstack([1, 2])
+    )
     sent, busy, resent = (wide[name].to_numpy(dtype=float) for name in names[2:])
     keys: list[Key] = list(wide["bytes"].columns)
-    whole, first = np.nansum(sent, axis=0), min(each.step or 0 for each in records)
+    whole = np.nansum(sent, axis=0)
+    first = min((each.step for each in records if each.step is not None), default=0)
     lost = np.where(np.isfinite(resent), resent >= LOSS_SHARE * np.maximum(sent, 1.0), math.nan)
     links = [_link_of(run, key) for key in keys]
     like = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,9 +29,8 @@ from hetplan.search.result import SearchResult
 _MOST_FAULTS, _BEYOND = 20, 1e18  # no second or byte of a run reaches it
 _KINDS = {"source": str, "target": str, "part": str, "rank": int, "step": int}
 _OVERLAP = 1e-3  # of a window: clocks that are read twice differ by less
-
-
-Records: TypeAlias = list[Record]
+Placed: TypeAlias = tuple[Record, str, int]
+"""A record, and the file and line where it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +38,6 @@ class TelemetryFile:
     """The content of a JSON file."""
 
     records: tuple[Record, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A record, and where it was read."""
-
-    record: Record
-    file: str
-    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +78,7 @@ class Run:
             if training.plan != result.plan:
                 raise InputError(Fault(file=str(file), field="plan", message="is another plan"))
             steps = training.steps
-        nodes = {
-            node_name(island, node): island
-            for island in cluster.islands
-            for node in range(island.nodes)
-        }
+        nodes = {node_name(each, at): each for each in cluster.islands for at in range(each.nodes)}
         return cls(result=result, ranks=tuple(_ranks(result)), islands=nodes, steps=steps)
 
 
@@ -147,12 +133,11 @@ class Tail:
             elif len(row) != len(self.names):
                 raise self._fault("", f"found {len(row)} cells; the header has {len(self.names)}")
             else:
-                cells = zip(self.names, row, strict=True)
-                yield Placed(self._record(cells), str(self.path), self.lines)
+                yield self._record(row), str(self.path), self.lines
 
-    def _record(self, cells: Iterable[tuple[str, str]]) -> Record:
+    def _record(self, row: Sequence[str]) -> Record:
         values: dict[str, Any] = dict.fromkeys(("begin_seconds", "window_seconds"), math.nan)
-        for name, cell in cells:
+        for name, cell in zip(self.names, row, strict=True):
             try:
                 values |= {name: _KINDS.get(name, float)(cell)} if cell else {}
             except ValueError:
@@ -161,8 +146,8 @@ class Tail:
         return Record(**values)
 
     def _fault(self, name: str, message: str) -> InputError:
-        fault = Fault(file=str(self.path), line=self.lines, field=name[:40], message=message)
-        return InputError(fault)
+        file, name = str(self.path), name[:40]
+        return InputError(Fault(file=file, line=self.lines, field=name, message=message))
 
 
 def tails_of(folder: Path) -> list[Tail]:
@@ -170,15 +155,14 @@ def tails_of(folder: Path) -> list[Tail]:
     return [Tail(path) for path in sorted(folder.glob("rank-*.telemetry"))]
 
 
-def read_telemetry(paths: Sequence[Path], run: Run) -> Records:
+def read_telemetry(paths: Sequence[Path], run: Run) -> list[Record]:
     """The records of these files and folders; an InputError where one is not of the run."""
     placed: list[Placed] = []
     for path in paths:
         if path.suffix.lower() == ".json":
             document = read_document(path)
-            records = decode(document, TelemetryFile, schema=SCHEMA).records
-            for at, record in enumerate(records):
-                placed.append(Placed(record, str(path), document.line(("records", at))))
+            for at, each in enumerate(decode(document, TelemetryFile, schema=SCHEMA).records):
+                placed.append((each, str(path), document.line(("records", at))))
         else:
             for tail in tails_of(path) if path.is_dir() else [Tail(path)]:
                 placed += tail.more()
@@ -190,18 +174,18 @@ def read_telemetry(paths: Sequence[Path], run: Run) -> Records:
 # ---- whether they are of the run
 
 
-def check(placed: Sequence[Placed], run: Run, ends: dict[tuple[object, ...], float]) -> Records:
+def check(
+    placed: Sequence[Placed], run: Run, ends: dict[tuple[object, ...], float]
+) -> list[Record]:
     """The records, or an InputError with the first faults; `ends` remembers the windows so far."""
-    wrong = [(each, *found) for each in placed for found in _wrong(each.record, run)]
-    wrong = wrong or list(_overlaps(placed, ends))
-    if wrong:
-        raise InputError(
-            *(
-                Fault(file=each.file, line=each.line, field=name, message=message)
-                for each, name, message in wrong[:_MOST_FAULTS]
-            )
-        )
-    return [each.record for each in placed]
+    wrong = [(each, *found) for each in placed for found in _wrong(each[0], run)]
+    faults = [
+        Fault(file=file, line=line, field=name, message=message)
+        for (_, file, line), name, message in (wrong or list(_overlaps(placed, ends)))
+    ]
+    if faults:
+        raise InputError(*faults[:_MOST_FAULTS])
+    return [record for record, _, _ in placed]
 
 
 def _wrong(record: Record, run: Run) -> Iterator[tuple[str, str]]:
@@ -225,8 +209,6 @@ def _wrong(record: Record, run: Run) -> Iterator[tuple[str, str]]:
         if getattr(record, name) in (None, ""):
             what = "a flow or port (source or target)" if is_flow else "a timer"
             yield name, f"found nothing; {what} needs it"
-    if record.bytes is not None and not is_flow:
-        yield "source", "found nothing; bytes need a source or a target"
     if (record.busy_seconds or 0.0) > record.window_seconds * (1 + _OVERLAP):
         yield "busy_seconds", "is longer than the window"
 
@@ -234,10 +216,8 @@ def _wrong(record: Record, run: Run) -> Iterator[tuple[str, str]]:
 def _overlaps(
     placed: Sequence[Placed], ends: dict[tuple[object, ...], float]
 ) -> Iterator[tuple[Placed, str, str]]:
-    for each in sorted(placed, key=lambda one: one.record.begin_seconds):
-        record = each.record
-        begin, length = record.begin_seconds, record.window_seconds
-        before = ends.get(record.flow, -math.inf)
-        if begin < before - _OVERLAP * length:
+    for each in sorted(placed, key=lambda one: one[0].begin_seconds):
+        flow, begin, length = each[0].flow, each[0].begin_seconds, each[0].window_seconds
+        if begin < ends.get(flow, -math.inf) - _OVERLAP * length:
             yield each, "begin_seconds", "the window overlaps another one of this flow or timer"
-        ends[record.flow] = max(before, begin + length)
+        ends[flow] = max(ends.get(flow, -math.inf), begin + length)

@@ -18,7 +18,7 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,24 +85,22 @@ def _counted() -> Iterator[tuple[int, str, tuple[int, int, int]]]:
     """(inode, address of the peer, (bytes acknowledged, busy microseconds, bytes sent again)) of
     every TCP connection to another host.
     """
-    try:
-        handles = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:
-        return
-    for handle in handles:
+    handles = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    for handle in map(int, handles):
         with suppress(OSError, struct.error):
             found = os.fstat(handle)
             if not stat.S_ISSOCK(found.st_mode):
                 continue
-            with socket.socket(fileno=os.dup(handle)) as connection:
-                if connection.family != socket.AF_INET or connection.type != socket.SOCK_STREAM:
+            with socket.socket(fileno=os.dup(handle)) as one:
+                if (one.family, one.type) != (socket.AF_INET, socket.SOCK_STREAM):
                     continue
-                address = connection.getpeername()[0]
+                address, info = (
+                    one.getpeername()[0],
+                    one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 216),
+                )
+                # bytes_acked; busy_time, rwnd_limited, sndbuf_limited; bytes_retrans
+                acked, busy, full, starved, resent = struct.unpack_from("<Q40x3Q16xQ", info, 120)
                 if not address.startswith("127."):
-                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 216)
-                    (acked,) = struct.unpack_from("<Q", info, 120)
-                    busy, full, starved = struct.unpack_from("<3Q", info, 168)
-                    (resent,) = struct.unpack_from("<Q", info, 208)
                     yield found.st_ino, address, (acked, busy - full - starved, resent)
 
 
@@ -145,16 +143,10 @@ class Recorder:
                 seconds = max(busy / 1e6, TICK_SECONDS / 2)
                 sent[name] = (one + acked, two + seconds, three + again)
         self._since, self._counts = now, {each: counts for each, (_, counts) in counted.items()}
-        flow = partial(
-            Record,
-            begin_seconds=now - window,
-            window_seconds=window,
-            source=self._own,
-            rank=self._rank,
-        )
+        flow = partial(Record, begin_seconds=now - window, window_seconds=window, rank=self._rank)
         for name, (size, seconds, lost) in sent.items():
-            busy_seconds = min(seconds, window)
-            yield flow(target=name, bytes=size, busy_seconds=busy_seconds, resent_bytes=lost)
+            way = flow(source=self._own, target=name, bytes=size, resent_bytes=lost)
+            yield replace(way, busy_seconds=min(seconds, window))
 
     def _write(self, lines: list[str]) -> None:
         if self._handle is not None:

@@ -172,7 +172,7 @@ def test_a_torn_last_line_is_left_for_later(tmp_path: Path) -> None:
     tail = Tail(path)
     assert len(list(tail.more())) == 2
     path.write_text(text)
-    assert [each.line for each in tail.more()] == [4]
+    assert [line for _, _, line in tail.more()] == [4]
 
 
 @pytest.mark.parametrize(
