@@ -215,8 +215,7 @@ def _show_telemetry(plans: list[Path], given: list[Path], watch: bool, as_json: 
     from hetplan.search.files import load_legal_plan
 
     def tell(line: str) -> None:
-        for part in folded([line], text_width()):
-            emit(part)
+        emit("\n".join(folded([line], text_width())))
 
     if len(plans) != 1:
         raise InputError("give one plan file with --telemetry, and no log")
@@ -226,13 +225,11 @@ def _show_telemetry(plans: list[Path], given: list[Path], watch: bool, as_json: 
     run = Run.of(load_legal_plan(plans[0]), folder)
     if watch:
         watch_run(given[0], run, tell)
-        return
-    verdict = judge(read_telemetry(given, run), run)
-    if as_json:
-        emit(encode(verdict, schema=SCHEMA))
-        return
-    for line in verdict.lines:
-        tell(line)
+    elif as_json:
+        emit(encode(judge(read_telemetry(given, run), run), schema=SCHEMA))
+    else:
+        for line in judge(read_telemetry(given, run), run).lines:
+            tell(line)
 
 
 def _name(run: ComparedRun) -> str:

@@ -1,43 +1,35 @@
 """Who makes a run slow: the host, rank, NIC or link that stands out from its like.
 
-Telemetry is cut into blocks of `BLOCK` windows: a window is a step for ranks, and for flows as
-long as most of their records. In window w a suspect i has a figure
+In each window w (a step for ranks; for flows as long as most of their records) suspect i has
 
-    ranks    y_iw = log(compute seconds / the plan's prediction of them)
-    flows    y_iw = log(busy seconds / bytes)
+    y_iw = log(compute seconds / predicted) of a rank, log(busy seconds / bytes) of a flow
+    x_iw = y_iw - median of y over its like
 
-and an excess x_iw = y_iw less the median of y over its like. Like a rank are ranks of equal work on
-other hosts; else ranks of its kind there, where half of the plan's interval is added to L; else
-ranks of equal work on its own.
-Like a flow are flows over links of equal figures that carry up to twice as much or half; one
-without its like is held against its link's own rate, where it carries enough for the round trip not
-to matter. No figure counts waiting for a partner.
+Neither figure counts waiting for a partner. Like a rank are ranks of equal work on other hosts;
+else ranks of its kind there, where half of the plan's interval is added to L; else those of equal
+work on its own. Like a flow are flows over links of equal figures that carry up to twice as much or
+half; one alone is held against its link's rate, where the round trip does not matter to it.
 
-A suspect is slow where x_iw > L in more windows than chance explains. L is the larger of log(1.15)
-and 3/4 of the spread (1.4826 times the median absolute deviation of x from each one's own median).
-Where x is normal an innocent is above that in 23 of 100 windows; 1/4 is granted. So with h of n
-windows above L
+i is slow where x_iw > L in h of the n windows of a block, more than chance explains:
 
-    p_i = P(Binomial(n, 1/4) >= h)
+    L    the larger of log(1.15) and 3/4 of the spread, 1.4826 times the median absolute deviation
+         of x from each one's own median: a normal innocent is above it in 23 of 100 windows
+    p_i  P(Binomial(n, 1/4) >= h)
 
-A flow is lossy by the same test: windows in which 0.1 % of the bytes or more were sent again,
-against the share of such windows of its like, at least 1/10. In the k-th block i is accused where
-p_i times the tests of the block is at most 0.05 * 6 / (pi k)^2: over all blocks of a run chance
-accuses an innocent in less than 5 of 100 runs, as far as windows are independent. Confidence is
-1 - p_i times the tests.
+A flow is lossy by the same test of windows in which 0.1 % of its bytes were sent again, against the
+share of such windows of its like, at least 1/10. In the k-th block i is accused where p_i times the
+tests of the block is at most 0.05 * 6 / (pi k)^2: chance accuses an innocent in less than 5 of 100
+runs, as far as windows are independent. Confidence is 1 - p_i times the tests.
 
-All ranks of a host (two or more) are the host; all flows of a port to or from several others are
-its NIC. Where a flow is lossy, or much slower than others, or ranks are, the others wait for it:
-flows of a host with slow ranks are not accused of slowness, nor those less than 2/3 as slow (in
-logarithms) as the slowest, nor any while one is lossy.
+All ranks of a host (two or more) are the host; all flows of a port to or from several others its
+NIC. Others wait for who is slow: not accused of slowness are flows of a host with slow ranks, those
+less than 2/3 as slow (in logarithms) as the slowest, and any while one is lossy.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -48,20 +40,14 @@ from numpy.typing import NDArray
 
 from hetplan.cluster.spec import Link
 from hetplan.comparison.telemetry import Run
-from hetplan.cost.network.segments import (
-    LinkName,
-    LinkScope,
-    between_islands,
-    island_link,
-    shared_bytes_per_second,
-)
+from hetplan.cost.network import segments
 from hetplan.cost.traffic import ledger
 from hetplan.errors import printable
 from hetplan.runtime.telemetry import COMPUTE, Record
 from hetplan.units import counted, format_bytes
 
 SCHEMA = "hetplan.suspects/1"
-BLOCK, LEAST_WINDOWS = 20, 8  # 14 of 20 accuse one of 20 suspects; of less than 8 nobody is judged
+BLOCK, LEAST_WINDOWS = 20, 8  # windows: 14 of 20 accuse one of 20 suspects
 MARGIN, SPREADS = math.log(1.15), 0.75  # devices of a kind differ by some percent
 LEVEL, GRANTED = 0.05, 0.25
 LOSS_GRANTED, LOSS_SHARE = 0.1, 1e-3  # 0.1 % of bytes sent again halves a long connection's rate
@@ -145,13 +131,13 @@ def judge(records: Sequence[Record], run: Run) -> Verdict:
     for at, block in enumerate(blocks(records), start=1):
         suspects, tested = judge_block(block, run, at)
         found, judged = found + suspects, judged | tested
-    found.sort(key=lambda each: (each.chance, each.name))
-    surest = {(each.kind, each.name, each.cause): each for each in reversed(found)}
+    found.sort(key=lambda each: (-each.chance, each.name))
+    surest = {(each.kind, each.name, each.cause): each for each in found}
     timers = {(str(each.rank),) for each in records if each.part == COMPUTE}
     flows = {each.flow[:2] for each in records if each.bytes is not None}
     steps = len({each.step for each in records} - {None})
     return Verdict(
-        suspects=tuple(reversed(surest.values())),
+        suspects=tuple(sorted(surest.values(), key=lambda each: (each.chance, each.name))),
         ranks=len(timers & judged),
         flows=len(flows & judged),
         not_judged=len((timers | flows) - judged),
@@ -207,22 +193,17 @@ def _log(values: Array) -> Array:
     return np.where(np.isfinite(found), found, math.nan)
 
 
-def _median(values: Array, axis: int | None = None) -> Array:
-    """Of what is known; nan where nothing is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return np.asarray(np.nanmedian(values, axis=axis))
-
-
 def _excess(figures: Array, like: Sequence[list[int]]) -> tuple[Array, float]:
     """Each column less the median of its like, window by window, and the margin by their spread."""
-    found = np.full_like(figures, math.nan)
+    found, frame = pandas.DataFrame(figures * math.nan), pandas.DataFrame(figures)
     for column, others in enumerate(like):
-        middle = _median(figures[:, others], axis=1)
+        middle = frame[others].median(axis=1)
         # Where none of the like has the window, their usual figure.
-        found[:, column] = figures[:, column] - np.where(np.isnan(middle), _median(middle), middle)
-    spread = 1.4826 * float(_median(np.abs(found - _median(found, axis=0))))
-    return found, max(MARGIN, SPREADS * spread)
+        found[column] = frame[column] - middle.fillna(middle.median())
+    spread = 1.4826 * float(
+        pandas.Series((found - found.median()).to_numpy().ravel()).abs().median()
+    )
+    return found.to_numpy(dtype=float), max(MARGIN, SPREADS * spread)
 
 
 def _slow(key: Key, excess: Array, first: int, margin: float, note: str = "") -> Iterator[Suspect]:
@@ -296,9 +277,9 @@ def _flow_tests(records: Sequence[Record], run: Run) -> Iterator[Suspect]:
         if like[at]:
             yield from _slow(key, excess[:, at], first, margin, note)
         elif link is not None:
-            shared = shared_bytes_per_second(link) / links.count(links[at])
+            shared = segments.shared_bytes_per_second(link) / links.count(links[at])
             rate = min(link.bandwidth_bytes_per_second * devices, shared)
-            if _median(sent[:, at]) >= LONG_TRANSFER * rate * 2 * link.latency_seconds:
+            if np.nanmedian(sent[:, at]) >= LONG_TRANSFER * rate * 2 * link.latency_seconds:
                 own_excess, note = figures[:, at] + math.log(rate), "by the link's own rate"
                 yield from _slow(key, own_excess, first, ALONE_MARGIN, note)
         share, of_like = float(np.nansum(resent[:, at]) / max(1.0, whole[at])), lost[:, like[at]]
@@ -377,13 +358,14 @@ def _suspect(tests: Sequence[Suspect], kind: str, name: str, count: int, note: s
 
 def _carried(records: Sequence[Record], run: Run, steps: int) -> Iterator[tuple[str, float, float]]:
     """Bytes of the flows of a step beside the ledger's, where timers say how many steps."""
-    inputs, found = run.result.inputs, Counter[LinkName]()
+    inputs, found = run.result.inputs, dict[segments.LinkName, float]()
     for each in records if steps else ():
         if each.source and each.target and each.bytes is not None:
-            ends = (run.islands[run.node_of(end)].name for end in (each.source, each.target))
-            one, two = sorted(ends)
-            link = island_link(one, LinkScope.ISLAND) if one == two else between_islands(one, two)
-            found[link] += each.bytes  # type: ignore[assignment]
+            one, two = (run.islands[run.node_of(end)].name for end in each.flow[:2])
+            link = segments.between_islands(one, two)
+            if one == two:
+                link = segments.island_link(one, segments.LinkScope.ISLAND)
+            found[link] = found.get(link, 0.0) + each.bytes
     if found:
         planned = ledger(run.result.plan, inputs.model, inputs.cluster, inputs.job)
         for link, size in sorted(found.items()):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hetplan.cluster.hosts import node_name
 from hetplan.cluster.places import unknown
@@ -40,8 +40,7 @@ class TelemetryFile:
     records: tuple[Record, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankWork:
+class RankWork(NamedTuple):
     """A rank of the plan; what ranks of equal work have in common; its predicted seconds."""
 
     host: str
@@ -175,7 +174,7 @@ def read_telemetry(paths: Sequence[Path], run: Run) -> list[Record]:
 
 
 def check(
-    placed: Sequence[Placed], run: Run, ends: dict[tuple[object, ...], float]
+    placed: Sequence[Placed], run: Run, ends: dict[tuple[str, str, int | None, str], float]
 ) -> list[Record]:
     """The records, or an InputError with the first faults; `ends` remembers the windows so far."""
     wrong = [(each, *found) for each in placed for found in _wrong(each[0], run)]
@@ -214,7 +213,7 @@ def _wrong(record: Record, run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _overlaps(
-    placed: Sequence[Placed], ends: dict[tuple[object, ...], float]
+    placed: Sequence[Placed], ends: dict[tuple[str, str, int | None, str], float]
 ) -> Iterator[tuple[Placed, str, str]]:
     for each in sorted(placed, key=lambda one: one[0].begin_seconds):
         flow, begin, length = each[0].flow, each[0].begin_seconds, each[0].window_seconds

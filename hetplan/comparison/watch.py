@@ -26,7 +26,7 @@ def watch(folder: Path, run: Run, tell: Callable[[str], None]) -> None:
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder of a run (hetplan launch --log-folder)")
     tails, waiting = dict[Path, Tail](), list[Record]()
-    ends, known = dict[tuple[object, ...], float](), dict[str, str]()
+    ends, known = dict[tuple[str, str, int | None, str], float](), dict[str, str]()
     number, told, over = 0, 0, False
     while not over:
         over = _is_over(folder)  # before reading, so that nothing is missed

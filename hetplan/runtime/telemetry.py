@@ -60,7 +60,7 @@ class Record:
     seconds: float | None = None
 
     @property
-    def flow(self) -> tuple[object, ...]:
+    def flow(self) -> tuple[str, str, int | None, str]:
         """What windows of one flow, port or timer have in common."""
         return (self.source, self.target, self.rank, self.part)
 
