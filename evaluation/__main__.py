@@ -22,6 +22,7 @@ USUAL_REFERENCE = Path("../shared/reference")
 USUAL_SILICON = Path("../shared/silicon")
 """Where operators and power at the wall lie beside a checkout, if they are there."""
 USUAL_OUT = Path("closed-loop-out")
+USUAL_FAULTS = Path("faults-out")
 SEARCH_LIMIT_SECONDS = 180.0
 INVALID_EXIT = 5
 """The machine was too busy: neither goals reached nor goals missed."""
@@ -299,6 +300,20 @@ def soak(
         raise typer.Exit(1)
 
 
+def faults(
+    runs: Annotated[int, typer.Option(min=1, help="Runs with a fault; as many without.")] = 12,
+    seed: Annotated[int, typer.Option(help="Of faults, culprits and strengths.")] = 0,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the runs; an interrupted evaluation goes on from there.")
+    ] = USUAL_FAULTS,
+    as_json: AsJson = False,
+) -> None:
+    """Planted faults on emulated hosts: who is named, and who is accused wrongly (root)."""
+    from evaluation.faults import faults as run
+
+    run(runs, seed, out, say).show(as_json=as_json)
+
+
 def _folder(path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
         raise InputError(f"{path} is no folder")
@@ -328,7 +343,7 @@ def _seconds(text: str | None) -> float | None:
 
 for _command in (
     accuracy, search, cost, power, hethub, experts, limits, worth, closed_loop, distil, soak,
-    startup, robust,
+    startup, robust, faults,
 ):  # fmt: skip
     app.command(_command.__name__.replace("_", "-"))(guarded(_command))
 

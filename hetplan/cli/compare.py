@@ -84,6 +84,15 @@ Warmup = Annotated[
         "those that its launch left out.",
     ),
 ]
+Telemetry = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--telemetry",
+        metavar="FILE",
+        help="Folder or telemetry of a run: who makes it slow? The argument is its plan file.",
+    ),
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Follow the folder of a run until it ends.")]
 
 
 @app.command("run")
@@ -98,6 +107,8 @@ def compare_run(
     job: Job = None,
     predictor: PredictorFile = None,
     store: Stores = None,
+    telemetry: Telemetry = None,
+    watch: Watch = False,
     trace: TraceFile = None,
     verbose: Verbose = False,
     as_json: AsJson = False,
@@ -110,6 +121,9 @@ def compare_run(
     from hetplan.errors import InputError
     from hetplan.files.writing import check_writable
 
+    if telemetry or watch:
+        _show_telemetry([*(logs or ()), *([plan] if plan else ())], telemetry or [], watch, as_json)
+        return
     files = _run_files(logs, plan, runs)
     if trace is not None:
         if len(files) > 1:
@@ -188,6 +202,34 @@ def calibrate(
     save_predictor(with_calibration(fitted, trial.calibration), out)
     forced = "" if trial.helped else ", by --force: it did NOT help on what was held back"
     say(f"wrote {out}{forced}")
+
+
+def _show_telemetry(plans: list[Path], given: list[Path], watch: bool, as_json: bool) -> None:
+    """Who stands out in telemetry, at once or while a run goes on."""
+    from hetplan.comparison.suspects import SCHEMA, judge
+    from hetplan.comparison.telemetry import Run, read_telemetry
+    from hetplan.comparison.watch import watch as watch_run
+    from hetplan.errors import InputError
+    from hetplan.files.encoding import encode
+    from hetplan.reports.terminal import folded, text_width
+    from hetplan.search.files import load_legal_plan
+
+    def tell(line: str) -> None:
+        emit("\n".join(folded([line], text_width())))
+
+    if len(plans) != 1:
+        raise InputError("give one plan file with --telemetry, and no log")
+    if watch and (len(given) != 1 or as_json):
+        raise InputError("--watch follows one folder (--telemetry RUN) and tells lines, no --json")
+    folder = given[0] if len(given) == 1 and given[0].is_dir() else None
+    run = Run.of(load_legal_plan(plans[0]), folder)
+    if watch:
+        watch_run(given[0], run, tell)
+    elif as_json:
+        emit(encode(judge(read_telemetry(given, run), run), schema=SCHEMA))
+    else:
+        for line in judge(read_telemetry(given, run), run).lines:
+            tell(line)
 
 
 def _name(run: ComparedRun) -> str:

@@ -76,6 +76,10 @@ class RunFolder:
         """What a rank does (`hetplan.runtime.activity`)."""
         return self.path / f"rank-{rank}.activity"
 
+    def telemetry(self, rank: int) -> Path:
+        """What a rank measured of every step (`hetplan.runtime.telemetry`)."""
+        return self.path / f"rank-{rank}.telemetry"
+
     @property
     def stop(self) -> Path:
         """Made by whoever wants the run to save a checkpoint and leave after its present step."""
@@ -85,7 +89,7 @@ class RunFolder:
         """Remove what an earlier run in this folder left."""
         for path in (self.training, self.report, self.port, self.progress, self.stop):
             path.unlink(missing_ok=True)
-        for what in ("log", "failed", "activity"):
+        for what in ("log", "failed", "activity", "telemetry"):
             for path in self.path.glob(f"rank-*.{what}"):
                 path.unlink()
 

@@ -71,6 +71,7 @@ def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
 
     from hetplan.profiling.backends import open_backend
     from hetplan.runtime.loop import train
+    from hetplan.runtime.telemetry import Recorder
     from hetplan.runtime.training import SCHEMA, Training
 
     training = decode(read_document(folder.training), Training, schema=SCHEMA)
@@ -86,6 +87,8 @@ def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
         world_size=world_size,
         timeout=timeout,
     )
+    apart = training.backend == "cpu" or all(each.tp == 1 for each in training.plan.replicas)
+    recorder = Recorder(folder.telemetry(rank), rank, compute_apart=apart)
     report = train(
         training,
         rank,
@@ -93,6 +96,7 @@ def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
         on_step=folder.tell if rank == 0 else None,
         stop=lambda done: folder.stop.exists(),
         activity=activity,
+        on_rank_step=recorder,
     )
     activity.begin("its end", kind=ActivityKind.ENDING)
     if rank == 0 and report is not None:

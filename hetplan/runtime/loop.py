@@ -32,6 +32,8 @@ from hetplan.runtime.training import Training
 from hetplan.runtime.training_state import RunCheckpoints
 
 OnStep = Callable[[StepRecord], None]
+OnRankStep = Callable[[int, "RankStep"], None]
+"""Called on every rank after each step, with its number and the rank's own figures."""
 Stop = Callable[[int], bool]
 """Called on the first rank after each step with the number of steps done; True ends the run."""
 
@@ -62,14 +64,15 @@ def train(
     on_step: OnStep | None = None,
     stop: Stop | None = None,
     activity: Activity | None = None,
+    on_rank_step: OnRankStep | None = None,
 ) -> TrainingReport | None:
     """Train as this rank of the plan; every rank of it returns the same report.
 
     The default process group must exist, with the plan's ranks as its first ones, and all its
-    ranks must call this; those without a place in the plan get None at once. `on_step` is called
-    after each step. Where the first rank's `stop` returns True, all ranks leave after that step,
-    with a checkpoint where the training saves any and a report of the steps so far. `activity`
-    records what this rank does.
+    ranks must call this; those without a place in the plan get None at once. `on_step` and
+    `on_rank_step` are called after each step. Where the first rank's `stop` returns True, all ranks
+    leave after that step, with a checkpoint where the training saves any and a report of the steps
+    so far. `activity` records what this rank does.
     """
     places = place_ranks(training.plan)
     activity = activity or Activity()
@@ -103,6 +106,7 @@ def train(
         memory=memory,
         pacer=pacer,
         activity=activity,
+        on_rank_step=on_rank_step,
     )
     report = loop.run(checkpoints, on_step=on_step, stop=stop)
     activity.begin("exchange of sent bytes", others)
@@ -145,6 +149,7 @@ class _Loop:
     memory: Memory
     pacer: Pacer | None
     activity: Activity
+    on_rank_step: OnRankStep | None
 
     @property
     def _others(self) -> tuple[int, ...]:
@@ -196,6 +201,8 @@ class _Loop:
         batch = self.trainer.batch(step)
         self.activity.begin(f"barrier before step {step + 1}", self._others)
         own = self._timed_step(batch)
+        if self.on_rank_step is not None:
+            self.on_rank_step(step, own)
         self.activity.begin(f"exchange of the figures of step {step + 1}", self._others)
         if stop is not None and self.rank == 0 and stop(step + 1):
             own = replace(own, stops=1.0)
