@@ -8,9 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
 
 from hetplan.errors import Fault, InputError
 from hetplan.lint.rows import CollectiveRow, Place
@@ -24,55 +22,6 @@ MAX_CELL = 1 << 20  # csv's own limit is 128 KiB; notes are long, a megabyte is 
 COLUMNS = frozenset({"gpu", "op", "ranks", "size_bytes", "time_us", "busbw_GBps"})
 """Columns of a table of collectives: `time_us` microseconds, `busbw_GBps` 1e9 bytes per second."""
 
-Row = TypeVar("Row")
-
-
-@dataclass(slots=True)
-class Cells:
-    """One row of a table, read by column name; wrong cells are collected, not raised."""
-
-    file: str
-    line: int
-    values: Mapping[str, str]
-    faults: list[Fault] = field(default_factory=list)
-
-    @property
-    def place(self) -> Place:
-        """File and line of the row."""
-        return Place(file=self.file, line=self.line)
-
-    def text(self, column: str) -> str:
-        """The cell; empty where the column is missing."""
-        return (self.values.get(column) or "").strip()
-
-    def number(self, column: str, unit: float = 1.0) -> float | None:
-        """A finite number times its unit; None where the cell is empty, or wrong (a fault)."""
-        text = self.text(column)
-        if not text or text.lower() in ("nan", "none"):
-            return None
-        try:
-            value = float(text)
-        except ValueError:
-            self._wrong(column, f"found {text[:60]!a}; write a number")
-            return None
-        if not math.isfinite(value) or abs(value) > MAX_NUMBER:
-            self._wrong(column, f"found {text[:60]!a}; write a finite number")
-            return None
-        return value * unit
-
-    def count(self, column: str) -> int | None:
-        """A whole number of at least 1; None where the cell is empty, or wrong (a fault)."""
-        value = self.number(column)
-        if value is None:
-            return None
-        if value < 1 or value != int(value):
-            self._wrong(column, f"found {value:g}; write a whole number of at least 1")
-            return None
-        return int(value)
-
-    def _wrong(self, column: str, message: str) -> None:
-        self.faults.append(Fault(file=self.file, line=self.line, field=column, message=message))
-
 
 def columns_of(header: str) -> frozenset[str]:
     """The column names in the first line of a CSV file."""
@@ -83,34 +32,47 @@ def columns_of(header: str) -> frozenset[str]:
 
 
 def read_collectives(file: str, text: str) -> tuple[CollectiveRow, ...]:
-    """The rows of a table with `COLUMNS`."""
-    return read_table(file, text, _collective)
+    """The rows of a table with `COLUMNS`; an InputError lists the cells that are wrong."""
+    faults: list[Fault] = []
+    rows = [_collective(file, line, cells, faults) for line, cells in _lines(file, text, faults)]
+    if faults:
+        raise InputError(*faults[:MAX_FAULTS])
+    return tuple(rows)
 
 
-def _collective(cells: Cells) -> CollectiveRow:
+def _collective(
+    file: str, line: int, cells: Mapping[str, str], faults: list[Fault]
+) -> CollectiveRow:
+    def number(column: str, unit: float) -> float | None:
+        """A finite number times its unit; None where the cell is empty, or wrong (a fault)."""
+        text = cells.get(column, "").strip()
+        if not text or text.lower() in ("nan", "none"):
+            return None
+        try:
+            value, wanted = float(text), "a finite number"
+        except ValueError:
+            value, wanted = math.nan, "a number"
+        if math.isfinite(value) and abs(value) <= MAX_NUMBER:
+            return value * unit
+        message = f"found {text[:60]!a}; write {wanted}"
+        faults.append(Fault(file=file, line=line, field=column, message=message))
+        return None
+
     return CollectiveRow(
-        place=cells.place,
-        source=cells.text("source"),
-        device=cells.text("gpu"),
-        operation=cells.text("op"),
-        ranks=cells.text("ranks"),
-        scope=cells.text("scope"),
-        size_bytes=cells.number("size_bytes"),
-        seconds=cells.number("time_us", MICROSECOND),
-        bus_bytes_per_second=cells.number("busbw_GBps", 1e9),
+        place=Place(file=file, line=line),
+        source=cells.get("source", "").strip(),
+        device=cells.get("gpu", "").strip(),
+        operation=cells.get("op", "").strip(),
+        ranks=cells.get("ranks", "").strip(),
+        scope=cells.get("scope", "").strip(),
+        size_bytes=number("size_bytes", 1.0),
+        seconds=number("time_us", MICROSECOND),
+        bus_bytes_per_second=number("busbw_GBps", 1e9),
     )
 
 
-def read_table(file: str, text: str, read: Callable[[Cells], Row | None]) -> tuple[Row, ...]:
-    """The rows that `read` makes of the lines; an InputError lists the cells that are wrong."""
-    faults: list[Fault] = []
-    rows = [read(cells) for cells in _lines(file, text, faults)]
-    if faults:
-        raise InputError(*faults[:MAX_FAULTS])
-    return tuple(row for row in rows if row is not None)
-
-
-def _lines(file: str, text: str, faults: list[Fault]) -> Iterator[Cells]:
+def _lines(file: str, text: str, faults: list[Fault]) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """(line, cells by column) of every row as wide as the header; a fault for every other."""
     lines = csv.reader(io.StringIO(text, newline=""))
     previous = csv.field_size_limit(MAX_CELL)
     try:
@@ -122,8 +84,7 @@ def _lines(file: str, text: str, faults: list[Fault]) -> Iterator[Cells]:
                 message = f"found {len(values)} columns where the header has {len(names)}"
                 faults.append(Fault(file=file, line=lines.line_num, message=message))
                 continue
-            cells = dict(zip(names, values, strict=True))
-            yield Cells(file=file, line=lines.line_num, values=cells, faults=faults)
+            yield lines.line_num, dict(zip(names, values, strict=True))
     except csv.Error as error:
         faults.append(Fault(file=file, line=lines.line_num, message=f"not CSV: {error}"))
     finally:
