@@ -8,9 +8,8 @@ from pathlib import Path
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
-from hetplan.lint.evidence import Evidence
+from hetplan.lint.evidence import Evidence, Inputs, Place, Planned
 from hetplan.lint.findings import Check, Finding, finding
-from hetplan.lint.rows import Inputs, Place, Planned
 from hetplan.model.spec import ModelSpec
 from hetplan.trainers import rules
 from hetplan.trainers.flagscale import rules as flagscale

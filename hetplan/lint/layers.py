@@ -10,9 +10,8 @@ from statistics import median
 from typing import TypeAlias
 
 from hetplan.errors import Fault
-from hetplan.lint.evidence import Evidence, Timed
+from hetplan.lint.evidence import Evidence, Timed, known_device
 from hetplan.lint.findings import Check, at, grouped
-from hetplan.lint.known import known_device
 from hetplan.model.spec import LayerKind
 
 WARM_UP = 1.10  # more work in less time by 10 %: three times the noise of a steady median (3 %)

@@ -9,10 +9,8 @@ from hetplan.cluster.names import guessed_kinds
 from hetplan.cluster.spec import Island
 from hetplan.errors import Fault
 from hetplan.files.reading import read_document
-from hetplan.lint.evidence import Evidence, is_sentinel
+from hetplan.lint.evidence import CollectiveRow, Evidence, fastest_link, is_sentinel, known_device
 from hetplan.lint.findings import Check, Finding, at, finding, grouped
-from hetplan.lint.known import fastest_link, known_device
-from hetplan.lint.rows import CollectiveRow
 from hetplan.units import format_bandwidth, format_seconds
 
 GIB_SLIP = 2**30 / 1e9

@@ -10,10 +10,9 @@ import yaml
 
 from hetplan.errors import Fault
 from hetplan.lint import launches, layers, links, samples
-from hetplan.lint.evidence import Evidence
+from hetplan.lint.evidence import Evidence, Inputs
 from hetplan.lint.findings import Check, Finding, Findings, Rule, Severity, apply, finding, grouped
 from hetplan.lint.reading import LaunchContext, Reading, read_all
-from hetplan.lint.rows import Inputs
 
 _MAX_FAULTS = 20
 """Faults of one file that are shown one by one: as many as a person mends before the next look."""

@@ -8,9 +8,8 @@ from typing import TypeAlias
 
 from hetplan.errors import Fault
 from hetplan.job.spec import Precision
-from hetplan.lint.evidence import Evidence
+from hetplan.lint.evidence import Evidence, SampleRow
 from hetplan.lint.findings import Check, at, finding, grouped
-from hetplan.lint.rows import SampleRow
 from hetplan.model.spec import LayerKind
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Phase
 

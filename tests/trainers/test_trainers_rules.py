@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
+from hetplan.lint.evidence import Inputs
 from hetplan.lint.findings import Finding
 from hetplan.lint.launches import CHECKS, known_places
 from hetplan.lint.registry import judge
-from hetplan.lint.rows import Inputs
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.trainers.launch_values import LaunchHost, LaunchText, Setting
