@@ -1,4 +1,4 @@
-"""What the rules judge: rows and files in base units, with their places, and what follows from them.
+"""What the rules judge: rows and files in base units, with their places, and what they imply.
 
 The reader (reading.py) fills `Inputs`; rules know nothing of file forms. `Evidence` adds the layers
 of stores with both passes and their work: the operations of a layer follow from its shape (causal
