@@ -100,9 +100,13 @@ def plan(
     objective: Annotated[
         str | None,
         typer.Option(
-            metavar="AIM", help="time, days, cost, energy.", rich_help_panel=JOB, hidden=True
+            metavar="AIM", help="time, days, cost, ....", rich_help_panel=JOB, hidden=True
         ),
     ] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option(metavar="'A B 30%'", hidden=True, help="What varies.")
+    ] = None,
+    vary_file: Annotated[Path | None, typer.Option(hidden=True, help="Bandwidths (CSV).")] = None,
     front: Annotated[
         bool,
         typer.Option(
@@ -148,7 +152,8 @@ def plan(
 
     Ctrl-C ends the search, writes the best plan so far and exits with 130. --top N reports
     several plans, --front those that none beats in time, cost, energy and devices; --objective
-    days, cost or energy has another aim; --journal FILE saves the search while it runs, and
+    days, cost, energy or robust has another aim; --vary "A B 30%" or "h100 5%" says what varies,
+    --vary-file CSV from measurements; --journal FILE saves the search while it runs, and
     --resume continues one that was killed; --store DIR fits to other measurements; --trace FILE
     writes the plan's timeline for ui.perfetto.dev.
     """
@@ -163,6 +168,7 @@ def plan(
         from hetplan.search.journal import JournalFile
         from hetplan.trainers.before_search import unknown_kinds
         from hetplan.whatif.no_plan import with_reasons
+        from hetplan.whatif.robust import check_varied, with_variations
         from hetplan.whatif.smaller_questions import Answers, best_plan
 
     _check_journal(journal, resume)
@@ -174,6 +180,8 @@ def plan(
         settings=job_settings(setting, gap=gap, time_limit=time_limit, objective=objective),
         target=target,
     )
+    inputs = with_variations(inputs, vary or (), vary_file)
+    check_varied(inputs.job)
     replacing = check_replaceable(out, SCHEMA, "plan")
     if trace is not None:
         check_writable(trace)

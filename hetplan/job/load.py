@@ -26,7 +26,7 @@ from hetplan.job.spec import (
 )
 from hetplan.job.trainer import trainer_faults
 
-JOB_SCHEMA = "hetplan.job/6"
+JOB_SCHEMA = "hetplan.job/7"
 
 TargetName: TypeAlias = Literal["native", "megatron", "flagscale", "torchtitan", "any"]
 TARGET_NAMES: tuple[str, ...] = get_args(TargetName)

@@ -17,6 +17,7 @@ from hetplan.files.quantities import (
     Fraction,
     Name,
     NodeName,
+    Positive,
     Ratio,
     SpokenEnum,
     check_limits,
@@ -126,6 +127,8 @@ class Objective(SpokenEnum):
     """The whole run with all that it loses (docs/days.md); total_tokens says how long it is."""
     ENERGY_PER_TOKEN = "energy_per_token"
     """At the meter; every device that may be used needs a known power."""
+    ROBUST = "robust"
+    """The step in the worst tenth of all draws of what varies (`vary`)."""
 
     @classmethod
     def spoken(cls) -> dict[str, str]:
@@ -238,6 +241,18 @@ class LengthShare(FileForm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Variation(FileForm):
+    """What varies over time: the bandwidth of a link, or the speed of devices."""
+
+    of: Annotated[tuple[Name, ...], Field(min_length=1, max_length=2)]
+    """Two regions or two islands; or a device kind, or an island."""
+    spread: Fraction | None = None
+    """One draw in twenty is lower by more than this part."""
+    samples: tuple[Positive, ...] = ()
+    """Instead of spread, at least ten that were measured; their median stands for the cluster's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions(FileForm):
     """Settings of the trainer that change what a step costs; left out: as the target does."""
 
@@ -309,7 +324,7 @@ class JobSettings(FileForm):
     """Update rule."""
     objective: Objective = Objective.STEP_TIME
     """What is made as small as it can be. step_time, days of the whole run, cost_per_token where
-    there are prices, or energy_per_token."""
+    there are prices, energy_per_token, or robust."""
     quantile: Quantile | None = None
     """Quantile of the predicted step that is compared. Left out: the estimate itself."""
     gap: Fraction = 0.01
@@ -333,6 +348,8 @@ class JobSettings(FileForm):
     """Whether gradients are clipped by their global norm. Left out: as the target does."""
     checkpoint_interval_steps: Count | None = None
     """Steps from one checkpoint to the next. Left out: as often as costs least (docs/days.md)."""
+    vary: tuple[Variation, ...] = ()
+    """What varies over time, for objective robust."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     """Settings of the trainer that change what a step costs."""
     pin: Pins = field(default_factory=Pins)

@@ -32,6 +32,7 @@ from hetplan.search.files import priced_result
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.whatif.no_plan import with_reasons
 from hetplan.whatif.objectives import by_objective
+from hetplan.whatif.robust import check_varied
 from hetplan.whatif.smaller_questions import Answers, best_plan
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def plan(
     end = moment_in(inputs.job.time_limit_seconds)
     predict, digest = predictor_of(predictor)
     check_before_search(inputs, document, cluster, predict)
+    check_varied(inputs.job)
     if digest:
         inputs = replace(inputs, sha256=(*inputs.sha256, ("predictor", digest)))
     answers = Answers(predict)
