@@ -6,7 +6,9 @@ handler: an exception raised there is lost, or ends the process with a segmentat
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +56,20 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _dropped(unraisable: sys.UnraisableHookArgs) -> None:
+    """A `sys.unraisablehook`: a KeyboardInterrupt that came in a finalizer, where Python prints and
+    drops it, comes again when that has ended.
+    """
+    if unraisable.exc_type is KeyboardInterrupt:
+        threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+_AGAIN_SECONDS = 0.01
+"""A finalizer takes microseconds; where one takes longer, the next one is tried."""
+
+
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
     """Within it Ctrl-C waits for compiled code, where it had Python's own handler before."""
@@ -64,7 +80,9 @@ def interrupts_wait() -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGINT, interrupt)
+    before, sys.unraisablehook = sys.unraisablehook, _dropped
     try:
         yield
     finally:
+        sys.unraisablehook = before
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -355,7 +355,9 @@ class _Disk:
         """Remove the oldest versions of a kernel for the same types."""
         stem = newest.name.rpartition("-")[0]
         versions = sorted(newest.parent.glob(f"{stem}-*.kernel"), key=lambda p: p.stat().st_mtime)
-        for path in versions[:-_KEPT_VERSIONS]:
+        # Nobody writes a kernel for an hour: a process that was killed left it.
+        left = [p for p in newest.parent.glob(".new-*") if p.stat().st_mtime < time.time() - 3600]
+        for path in (*versions[:-_KEPT_VERSIONS], *left):
             path.unlink(missing_ok=True)
 
 

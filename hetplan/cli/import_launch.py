@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,13 +81,15 @@ def launch(
     from hetplan.cli.estimate import show_estimate
     from hetplan.cost.estimate import misfits
     from hetplan.errors import InfeasibleError, InputError
+    from hetplan.files.locks import Lock
     from hetplan.trainers.import_launch import import_launch, price_launch
 
     if hosts is not None and island is not None:
         raise InputError(
             "--hosts names the nodes, --island the islands of a launch without: give one"
         )
-    outputs = _outputs(out, drafts, force=force)
+    outputs = _outputs(out, drafts)
+    _check_new(outputs, force)
     imported = import_launch(
         file,
         cluster=cluster,
@@ -100,7 +103,11 @@ def launch(
     priced = price_launch(imported, *read_predictor(predictor, None))
     remarks = [f"note: {remark}" for remark in imported.remarks]
     say_lines(remarks, most=None if verbose else _REMARKS, more="--verbose")
-    _write(outputs, imported, priced)
+    with ExitStack() as kept:
+        for place in filter(None, (out, drafts)):
+            kept.enter_context(Lock(place).take())
+        _check_new(outputs, force)
+        _write(outputs, imported, priced)
     if verbose and not as_json:
         emit(imported.title)
     show_estimate(priced, verbose=verbose, as_json=as_json)
@@ -113,26 +120,27 @@ _REMARKS = 3
 """On the launch, that are said without --verbose."""
 
 
-def _outputs(out: Path | None, drafts: Path | None, *, force: bool) -> dict[str, Path]:
-    """The files to write by what they hold; an InputError where one exists or cannot be written."""
-    from hetplan.errors import InputError
-    from hetplan.files.writing import check_writable
+def _outputs(out: Path | None, drafts: Path | None) -> dict[str, Path]:
+    """The files to write by what they hold."""
+    from hetplan.files.writing import make_folder
 
     outputs = {} if out is None else {"plan": out}
     if drafts is not None:
-        if drafts.exists() and not drafts.is_dir():
-            raise InputError(f"{drafts} is a file; --drafts names a folder")
-        drafts.mkdir(parents=True, exist_ok=True)
+        make_folder(drafts)
         outputs |= {"model": drafts / "model.yaml", "job": drafts / "job.yaml"}
-    for path in outputs.values():
-        if path.exists() and not force:
-            raise InputError(f"{path} exists; give another name, or --force to replace it")
-        check_writable(path)
     return outputs
 
 
+def _check_new(outputs: dict[str, Path], force: bool) -> None:
+    from hetplan.files.writing import check_new
+
+    for path in outputs.values():
+        check_new(path, force=force)
+
+
 def _write(outputs: dict[str, Path], imported: ImportedLaunch, priced: SearchResult) -> None:
-    from hetplan.files.writing import write_atomically
+    """All files or none."""
+    from hetplan.files.writing import write_together
     from hetplan.search.files import result_text
     from hetplan.trainers.import_launch import job_text, model_text
 
@@ -141,6 +149,6 @@ def _write(outputs: dict[str, Path], imported: ImportedLaunch, priced: SearchRes
         "model": lambda: model_text(imported.model),
         "job": lambda: job_text(imported.job),
     }
-    for what, path in outputs.items():
-        write_atomically(path, texts[what]())
+    write_together({path: texts[what]() for what, path in outputs.items()})
+    for path in outputs.values():
         say(f"wrote {path}")

@@ -404,20 +404,22 @@ def _train_elastically(
     try:
         elastic_run.train()
     except KeyboardInterrupt:
+        backend.end_logs(kept=True)
         show(elastic_run.history, None)
         say(
             f"interrupted; {backend.where_to_resume()}; the logs of all ranks are in {backend.logs}"
         )
         raise typer.Exit(INTERRUPTED) from None
     except LaunchError as error:
+        backend.end_logs(kept=True)
         show(elastic_run.history, None)
         raise LaunchError(
             f"{error}\n{backend.where_to_resume()}\nthe logs of all ranks are in {backend.logs}"
         ) from error
     except BaseException:
-        backend.remove_logs()
+        backend.end_logs(kept=False)
         raise
-    backend.remove_logs()
+    backend.end_logs(kept=False)
     loss_check = None
     if settings.check_loss:
         model, job = given.inputs.model, given.inputs.job

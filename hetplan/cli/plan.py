@@ -100,7 +100,10 @@ def plan(
     objective: Annotated[
         str | None,
         typer.Option(
-            metavar="AIM", help="time, days, cost, ....", rich_help_panel=JOB, hidden=True
+            metavar="AIM",
+            help="time, days, cost, energy, robust.",
+            rich_help_panel=JOB,
+            hidden=True,
         ),
     ] = None,
     vary: Annotated[
@@ -292,8 +295,11 @@ def _saved(
     except KeyboardInterrupt:
         if result is None:
             raise
-        result = interrupted(result)
-        save_result(result, out)
+    else:
+        return result, local
+    # Here, where the exception and all that it holds, maybe the file's lock, is gone.
+    result = interrupted(result)
+    save_result(result, out)
     return result, local
 
 
@@ -334,6 +340,7 @@ def _by_objective(
 def _check_journal(journal: Path | None, resume: bool) -> None:
     """A journal is never overwritten by mistake."""
     from hetplan.errors import Fault, InputError
+    from hetplan.search.journal import JOURNAL_EXISTS
 
     if resume and journal is None:
         raise InputError("--resume needs --journal FILE, which an earlier search wrote")
@@ -344,8 +351,7 @@ def _check_journal(journal: Path | None, resume: bool) -> None:
             Fault(file=str(journal), message="there is no such journal; leave out --resume")
         )
     if not resume and journal.exists():
-        message = "exists already; continue it with --resume, or name another file"
-        raise InputError(Fault(file=str(journal), message=message))
+        raise InputError(Fault(file=str(journal), message=JOURNAL_EXISTS))
 
 
 def _show_next(result: SearchResult, out: Path, *, drafted: bool) -> None:
@@ -391,7 +397,7 @@ def _homogeneous_lines(
     there was no time for.
     """
     from hetplan.reports.plans import homogeneous_lines, mixing_line
-    from hetplan.search.files import save_result
+    from hetplan.search.files import file_digest, save_in_place
     from hetplan.search.result import NO_TIME
     from hetplan.whatif.baselines import homogeneous_sum, strongest_alone
 
@@ -404,5 +410,5 @@ def _homogeneous_lines(
     if best is not None:
         lines.append(mixing_line(result, best))
         if not missing:
-            save_result(replace(result, alone=best), out)
+            save_in_place(replace(result, alone=best), out, file_digest(result))
     return lines, " and ".join(missing)

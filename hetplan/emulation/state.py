@@ -12,8 +12,9 @@ are):
 
 Whoever makes or removes an emulation holds an exclusive lock on its folder; the programs that it
 starts hold it too, so that what a killed command has started is over before anything is removed.
-Whoever enters a host holds a shared one until it is inside. Every command on a host goes through
-here, so only the standard library is imported until a file is read.
+Whoever enters a host holds a shared one until it is inside. A lock of `hetplan.files.locks` is one
+process's own and never shared, so it cannot do either. Every command on a host goes through here,
+so only the standard library is imported until a file is read.
 """
 
 from __future__ import annotations

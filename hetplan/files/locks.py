@@ -16,6 +16,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
 _MAX_HOLDER_BYTES = 1024
 
 
+def surely(work: Callable[[], object]) -> None:
+    """Do it, and once more where a Ctrl-C breaks it off."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        work()
+        raise
+
+
 class Lock:
     """Keeps a file or folder for this process, from `take` until `release` or its end."""
 
@@ -37,29 +47,37 @@ class Lock:
         folder = real.is_dir()
         self._place = real / ".lock" if folder else real.with_name(f".{real.name}.lock")
         self._claim = self._place.with_name(f"{self._place.name}.held")
-        self._file: Any = None
+        self._handle = -1
         self._has_claim, self._pid = False, os.getpid()
 
     def take(self, wait_seconds: float = 0.0) -> Lock:
         """Have it, or an InputError that names who has had it for so long."""
         limit = time.monotonic() + wait_seconds
-        while not self._try():
-            if time.monotonic() >= limit:
-                raise InputError(f"{self._path}: {self._holder()}")
-            time.sleep(_POLL_SECONDS)
+        try:
+            while not self._try():
+                if time.monotonic() >= limit:
+                    raise InputError(f"{self._path}: {self._holder()}")
+                time.sleep(_POLL_SECONDS)
+        except BaseException:
+            self.release()
+            raise
         return self
 
     def release(self) -> None:
         """Let others have it."""
-        if self._file is not None and self._pid == os.getpid():  # in a fork it is the parent's
+        if self._handle >= 0 and self._pid == os.getpid():  # in a fork it is the parent's
             # While it is held, so that nobody can have locked the file that goes.
-            with contextlib.suppress(OSError):
+            surely(self._unlink)
+            os.close(self._handle)
+            self._handle, self._has_claim = -1, False
+
+    def _unlink(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._holds():
                 os.unlink(str(self._place))
-            with contextlib.suppress(OSError):
-                if self._has_claim:
-                    os.unlink(str(self._claim))
-            self._file.close()
-            self._file, self._has_claim = None, False
+        with contextlib.suppress(OSError):
+            if self._has_claim:
+                os.unlink(str(self._claim))
 
     def __enter__(self) -> Lock:
         return self
@@ -71,39 +89,47 @@ class Lock:
         with contextlib.suppress(Exception):  # the interpreter may be half gone
             self.release()
 
-    def _try(self) -> bool:
+    def take_over(self) -> bool:
+        """Have it if a process that is gone left it; False: somebody has it, or nobody had."""
+        with contextlib.suppress(InputError):
+            return self._try(new=False)
+        return False
+
+    def _try(self, *, new: bool = True) -> bool:
         try:
-            handle = os.open(str(self._place), os.O_RDWR | os.O_CREAT, 0o664)
-            file = os.fdopen(handle, "r+b", buffering=0)
+            self._handle = os.open(str(self._place), os.O_RDWR | os.O_CREAT * new, 0o664)
         except OSError as error:
             message = f"cannot be written to ({error.strerror}); choose another place"
             raise InputError(f"{self._path}: {message}") from error
-        try:
-            held = self._flock(handle)
-            # Whoever had it before has removed the file: another one counts now.
-            held = held and os.fstat(handle).st_ino == os.stat(str(self._place)).st_ino
-        except FileNotFoundError:
-            held = False
-        if not held:
-            file.close()
+        if not self._holds():
+            os.close(self._handle)
+            self._handle = -1
             return False
         with contextlib.suppress(OSError):  # a full disk costs the name alone
-            file.truncate(0)
-            file.write(_this_process())
-        self._file = file
+            os.ftruncate(self._handle, 0)
+            os.write(self._handle, _this_process())
         return True
 
-    def _flock(self, handle: int) -> bool:
+    def _holds(self) -> bool:
+        """Whether the open file is locked, and is the lock still."""
+        try:
+            # Whoever had it before has removed the file: another one counts now.
+            file = os.fstat(self._handle).st_ino
+            return self._flock() and file == os.stat(str(self._place)).st_ino
+        except FileNotFoundError:
+            return False
+
+    def _flock(self) -> bool:
         try:
             import fcntl
 
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except (ImportError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_FLOCK:
                 raise
-            return self._claimed()
+            return self._has_claim or self._claimed()
         return True
 
     def _claimed(self) -> bool:

@@ -6,10 +6,14 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from hetplan.errors import Fault, HetplanError, InputError
+from hetplan.files.locks import Lock, surely
 
 # The file system refuses the place itself: a read-only mount, a name that is too long or odd.
 _REFUSED_PLACES = (errno.EROFS, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
@@ -93,9 +97,7 @@ def temporary_beside(target: Path, *, folder: bool = False) -> Iterator[tuple[Pa
         yield temporary, handle
     finally:
         if handle is not None:
-            with contextlib.suppress(OSError):
-                if _has_name(handle, temporary):
-                    _remove(temporary)
+            surely(partial(_drop, handle, temporary))
             os.close(handle)
 
 
@@ -125,10 +127,18 @@ def _made_alone(temporary: Path, *, folder: bool) -> int | None:
                 return handle
             _remove(temporary)
     except BaseException:
+        if is_new:
+            _drop(handle, temporary)
         os.close(handle)
         raise
     os.close(handle)
     return None
+
+
+def _drop(handle: int, temporary: Path) -> None:
+    with contextlib.suppress(OSError):
+        if _has_name(handle, temporary):
+            _remove(temporary)
 
 
 def _has_name(handle: int, path: Path) -> bool:
@@ -141,6 +151,74 @@ def _has_name(handle: int, path: Path) -> bool:
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class ScratchFolder:
+    """A new folder among the machine's temporary ones, for this process, until `remove` or `keep`.
+
+    Its process holds its lock: the next one that makes a folder of the same name removes those that
+    killed ones left, and leaves alone those that were kept, which have no lock.
+    """
+
+    def __init__(self, name: str) -> None:
+        prefix = f"hetplan-{name}-"
+        for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            status = os.lstat(old) if os.path.lexists(old) else None
+            if status and stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                _remove_scratch(old, Lock(old))
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            self._lock = Lock(self.path)
+            try:
+                self._lock.take(_SCRATCH_SECONDS)
+                return
+            except InputError:
+                if self.path.exists():
+                    raise
+                # Another process took it for what one that was killed before its lock had left.
+            except KeyboardInterrupt:
+                self.remove()
+                raise
+
+    def keep(self) -> None:
+        """Leave it to the user."""
+        self._lock.release()
+
+    def remove(self) -> None:
+        """Remove it, the lock last: what is left when this process is killed here is not kept."""
+        surely(self._remove)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            _empty(self.path)
+            self._lock.release()
+            self.path.rmdir()
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+_SCRATCH_SECONDS = 1.0
+"""Longest wait for another process that looks whether the new folder was left."""
+
+
+def _remove_scratch(folder: Path, lock: Lock) -> None:
+    with contextlib.suppress(OSError):
+        if lock.take_over():
+            _empty(folder)
+            lock.release()
+        # Others have something in them, but those of which the process has not had its lock yet.
+        folder.rmdir()
+
+
+def _empty(folder: Path) -> None:
+    """Remove all but the lock."""
+    for each in folder.iterdir():
+        if each.name != ".lock":
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
 def check_replaceable(path: Path, what: str, is_one: Callable[[bytes], bool]) -> str:

@@ -402,6 +402,8 @@ class Job(JobSettings):
 
     def __post_init__(self) -> None:
         check_limits(self)
+        for varies in self.vary:
+            check_limits(varies)
         for each in self.sequence_lengths:
             if not 1 <= each.length <= self.sequence_length:
                 raise InputError(

@@ -12,8 +12,6 @@ for the same aim, with a time limit of its own; what it costs to go on with a pl
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +27,7 @@ from hetplan.emulation.measuring import ask
 from hetplan.emulation.values import Emulation
 from hetplan.errors import HetplanError, InfeasibleError, InputError, LaunchError, LimitError
 from hetplan.files.encoding import to_plain
+from hetplan.files.writing import ScratchFolder
 from hetplan.launchers.elastic import SCHEMA as ELASTIC_SCHEMA
 from hetplan.launchers.elastic import (
     Ended,
@@ -142,7 +141,10 @@ class HostBackend:
         self._run: RunLog | None = None
         self._start_seconds: float | None = None
         self._over = threading.Event()
-        self.logs = settings.log_folder or Path(tempfile.mkdtemp(prefix="hetplan-elastic-"))
+        self._scratch: ScratchFolder | None = None
+        if settings.log_folder is None:
+            self._scratch = ScratchFolder("elastic")
+        self.logs = self._scratch.path if self._scratch else Path(settings.log_folder or "")
         """Where the phases' folders are."""
 
     @property
@@ -265,10 +267,10 @@ class HostBackend:
             return f"no checkpoint was saved in {self._settings.checkpoints.save} yet"
         return f"the last good checkpoint is {last}; the same command goes on from it"
 
-    def remove_logs(self) -> None:
-        """Remove the logs, unless the user has named a folder for them."""
-        if self._settings.log_folder is None:
-            shutil.rmtree(self.logs, ignore_errors=True)
+    def end_logs(self, *, kept: bool) -> None:
+        """Keep the logs or remove them, unless the user has named a folder for them."""
+        if self._scratch is not None:
+            (self._scratch.keep if kept else self._scratch.remove)()
 
     def clock(self) -> float:
         """See `ElasticBackend`."""

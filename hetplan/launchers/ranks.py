@@ -7,10 +7,8 @@ alone, which then ends the processes and everything that they may have started.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +18,7 @@ from hetplan.emulation.running import end
 from hetplan.errors import LaunchError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
-from hetplan.files.writing import make_folder, write_atomically
+from hetplan.files.writing import ScratchFolder, make_folder, write_atomically
 from hetplan.launchers.hosts import Hosts
 from hetplan.launchers.run_folder import MEETING_VARIABLE, START_SECONDS, RunFolder
 from hetplan.launchers.watching import Patience, RunFailed, RunFault, Seen, WatchedRank, Watcher
@@ -55,18 +53,19 @@ def run_ranks(
     if out is not None:
         make_folder(out)
         return _Run(training, hosts, patience, RunFolder(out), on_step).to_its_end()
-    path = Path(tempfile.mkdtemp(prefix="hetplan-run-"))
+    scratch = ScratchFolder("run")
     try:
-        report = _Run(training, hosts, patience, RunFolder(path), on_step).to_its_end()
+        report = _Run(training, hosts, patience, RunFolder(scratch.path), on_step).to_its_end()
     except LaunchError as error:
-        text = f"{error}\nthe logs of all ranks are in {path}"
+        scratch.keep()
+        text = f"{error}\nthe logs of all ranks are in {scratch.path}"
         if isinstance(error, RunFailed):
             raise RunFailed(error.fault, text) from error
         raise LaunchError(text) from error
     except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
+        scratch.remove()
         raise
-    shutil.rmtree(path, ignore_errors=True)
+    scratch.remove()
     return report
 
 

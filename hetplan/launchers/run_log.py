@@ -23,7 +23,7 @@ from hetplan.cost.estimate_values import Interval
 from hetplan.errors import InputError
 from hetplan.files.encoding import to_plain
 from hetplan.files.nodes import read_json
-from hetplan.files.reading import Document, decode
+from hetplan.files.reading import Document, decode, read_bytes
 from hetplan.files.writing import append_line
 from hetplan.launchers.elastic import Phase
 from hetplan.plans.plan import Plan
@@ -228,10 +228,7 @@ def read_runs(path: Path) -> tuple[RunLog, ...]:
     A line that is not JSON was cut off by a crash: it is skipped with a warning. A line that is
     something else than a run is an InputError.
     """
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    lines = read_bytes(path).decode("utf-8", errors="replace").split("\n")
     runs = []
     for number, line in enumerate(lines, start=1):
         if line.strip():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
@@ -17,6 +16,7 @@ from hetplan.deadline import moment_in
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import decode
 from hetplan.files.settings import given_path, keywords
+from hetplan.files.writing import ScratchFolder
 from hetplan.job.spec import Job
 from hetplan.job.sweep_form import SWEEP_SCHEMA
 from hetplan.library.inputs import check_before_search, predictor_of, question_of
@@ -240,11 +240,8 @@ def sweep(
         else read_sweep(keywords(axes, SWEEP_SCHEMA), Path())
     )
     predict, digest = predictor_of(predictor)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProgressLine("planning", progress) as line,
-    ):
-        rows = Path(folder) / "sweep.csv" if table is None else Path(table)
+    with ScratchFolder("sweep") as folder, ProgressLine("planning", progress) as line:
+        rows = folder / "sweep.csv" if table is None else Path(table)
 
         def show(done: int, total: int, row: Row) -> None:
             line.show(done, total, None, row.words)

@@ -376,22 +376,22 @@ def variation_faults(
 ) -> Iterator[tuple[tuple[str, int], str]]:
     """(path in the job's file, message) of what does not vary so on this cluster."""
     kinds = {island.name: island.device.kind for island in cluster.islands}
-    seen: set[frozenset[str]] = set()
+    ends, seen = (cluster.regions, tuple(kinds)), set[frozenset[str]]()
     for at, each in enumerate(vary):
         of, message = frozenset(each.of), ""
         if of in seen:
             message = "is there twice"
         elif (each.spread is None) == (not each.samples):
             message = "give either a spread, as in 0.3, or samples"
-        elif 0 < len(each.samples) < MIN_SAMPLES:
-            message = f"{counted(len(each.samples), 'sample')}; give {MIN_SAMPLES}"
+        elif each.samples and (len(each.samples) < MIN_SAMPLES or min(each.samples) <= 0):
+            message = f"{counted(len(each.samples), 'sample')}; give {MIN_SAMPLES} above 0"
         elif len(each.of) == 1 and not of & {*kinds, *kinds.values()}:
             message = f"name a kind or island of: {some(dict.fromkeys((*kinds.values(), *kinds)))}"
-        elif len(each.of) > 1 and (len(of) < 2 or not (of <= {*cluster.regions} or of <= {*kinds})):
-            message = f"name two regions or two islands of: {some([*cluster.regions, *kinds])}"
+        elif len(each.of) != 1 and (len(of) != 2 or not any(of <= {*e} for e in ends)):
+            message = f"name two regions or two islands of: {some((*ends[0], *ends[1]))}"
         seen.add(of)
         if message:
-            yield ("vary", at), f"{' '.join(each.of)}: {message}"
+            yield ("vary", at), f"{' '.join(each.of)[:80]}: {message}"
 
 
 def _of_synchronisation(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Path, str]]:

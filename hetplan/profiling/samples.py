@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, get_type_hints
 
 from hetplan.errors import Fault, InputError
+from hetplan.files.reading import read_bytes
 from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.operators import OperatorClass
 
@@ -365,10 +366,9 @@ def read_samples(path: Path, sample_type: type[Sample]) -> tuple[Sample, ...]:
 def inspect_samples(path: Path, sample_type: type[Sample]) -> SampleFile[Sample]:
     """Every sample of the file that can be read, and the faults of the rest."""
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        message = f"cannot be read: {error.strerror or error}"
-        return SampleFile(samples=(), faults=(Fault(file=str(path), message=message),))
+        data = read_bytes(path)
+    except InputError as error:
+        return SampleFile(samples=(), faults=error.faults)
     end = data.rfind(b"\n") + 1
     torn = data[end:].decode("utf-8", "backslashreplace")
     lines = data[:end].decode("utf-8", "surrogateescape").split("\n")[:-1]

@@ -32,7 +32,7 @@ from typing import Any, Generic
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
 from hetplan.files.locks import Lock
-from hetplan.files.reading import decode, read_document
+from hetplan.files.reading import decode, read_bytes, read_document
 from hetplan.files.writing import append_line, make_folder, write_atomically
 from hetplan.profiling.samples import (
     AnySample,
@@ -121,7 +121,7 @@ def stores_digest(*folders: Path) -> str:
     for folder in _population_folders(*folders):
         for name in _FILE_NAMES:
             path = folder / name
-            data = path.read_bytes() if path.is_file() else b""
+            data = read_bytes(path) if path.is_file() else b""
             digest.update(f"{name} {len(data)} ".encode() + data)
     return digest.hexdigest()[:16]
 

@@ -67,13 +67,23 @@ def seal_of(result: SearchResult) -> str:
     return _digest(encode(replace(result, seal=""), schema=result.schema))
 
 
+def file_digest(result: SearchResult) -> str:
+    """sha256 of the result's file."""
+    return _digest(result_text(result))
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def save_result(result: SearchResult, path: Path) -> None:
     """Write the result; the file is whole or, after a fault, as it was before."""
-    write_atomically(path, result_text(result))
+    with Lock(path).take(_SAVE_SECONDS):
+        write_atomically(path, result_text(result))
+
+
+_SAVE_SECONDS = 10.0
+"""For another process to have written the same file: a plan of 10 MB, on a busy disk."""
 
 
 def save_in_place(result: SearchResult, path: Path, sha256: str) -> str:
@@ -81,12 +91,12 @@ def save_in_place(result: SearchResult, path: Path, sha256: str) -> str:
 
     An InputError where that file was replaced meanwhile.
     """
-    with Lock(path).take():
+    with Lock(path).take(_SAVE_SECONDS):
         if read_document(path).sha256 != sha256:
-            message = "was replaced while it was planned again; ask about the new plan"
+            message = "was replaced while this command worked on it; ask about the new plan"
             raise InputError(Fault(file=str(path), message=message))
-        save_result(result, path)
-        return read_document(path).sha256
+        write_atomically(path, result_text(result))
+        return file_digest(result)
 
 
 def load_legal_plan(path: str | Path | Document) -> SearchResult:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import IO, TypeVar
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import to_plain
-from hetplan.files.reading import Document, decode
+from hetplan.files.reading import Document, decode, read_bytes
 from hetplan.job.spec import Job
 from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
@@ -36,6 +37,7 @@ from hetplan.search.solver import Best, Grounds, Offer, Solver
 from hetplan.version import __version__
 
 SCHEMA = "hetplan.journal/2"
+JOURNAL_EXISTS = "exists already; continue it with --resume, or name another file"
 
 T = TypeVar("T")
 
@@ -57,7 +59,7 @@ class JournalFile:
 
     path: Path
     resume: bool = False
-    """Go on from what the file has; otherwise it is begun anew."""
+    """Go on from what the file has; otherwise there must be none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,13 +137,9 @@ def read_journal(path: Path) -> Record | None:
 
     InputError where a whole line is not one of a journal, or says what no search writes.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except OSError as error:
-        message = f"the journal cannot be read: {error.strerror}"
-        raise InputError(Fault(file=str(path), message=message)) from error
+    data = read_bytes(path)
     whole = data[: data.rfind(b"\n") + 1]
     lines = whole.splitlines()
     if not lines:
@@ -233,8 +231,8 @@ class Journal:
     _silent: bool = False
     _file: IO[bytes] | None = field(default=None, repr=False)
 
-    def begin(self, header: Header, whole_bytes: int) -> None:
-        """Open the file: a new one, or behind the whole lines of the old one."""
+    def begin(self, header: Header, whole_bytes: int, *, resume: bool) -> None:
+        """Open the file: a new one, or behind the whole lines of the one to resume."""
         if self.path is None:
             return
         try:
@@ -243,7 +241,9 @@ class Journal:
                 self._file.truncate(whole_bytes)
                 self._file.seek(whole_bytes)
             else:
-                self._file = self.path.open("wb")
+                self._file = self.path.open("wb" if resume else "xb")
+        except FileExistsError as error:  # made since the command looked
+            raise InputError(Fault(file=str(self.path), message=JOURNAL_EXISTS)) from error
         except OSError as error:
             message = f"the journal cannot be written: {error.strerror}"
             raise InputError(Fault(file=str(self.path), message=message)) from error

@@ -305,7 +305,8 @@ def _journal(
         else:
             book.reserve = (*(e for step in record.steps for e in step.events), *record.reserve)
             book.from_start = True
-    book.begin(header, 0 if record is None else record.whole_bytes)
+    whole_bytes = 0 if record is None else record.whole_bytes
+    book.begin(header, whole_bytes, resume=file is not None and file.resume)
     best.on_event = book.on_event
     return book
 

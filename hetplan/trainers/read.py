@@ -100,6 +100,8 @@ def _is_log(path: Path) -> bool:
     """Whether Megatron-LM's list of arguments is near the beginning of the file."""
     if path.suffix.lower() == ".gz":
         return True
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return ARGUMENTS in file.read(1 << 20)
 

@@ -332,6 +332,7 @@ def _words(result: SearchResult, ranked: Sequence[Alternative]) -> str:
             for name in ("worst_seconds", "median_seconds")
         )
         aim = f"worst tenth of draws: {worst}, median {middle}"
+        proof = "the certificate is of the step at the cluster's figures, not of that tenth"
     elif job.objective in _MISSING:
         money = job.objective is Objective.COST_PER_TOKEN
         unit, gap = ("USD", best.usd_gap) if money else ("kWh", best.kwh_gap)

@@ -51,6 +51,7 @@ from hetplan.whatif.ask import Change, pairs_between, relinked, widened
 DRAWS = 200
 """Over ten seeds the worst tenth deviates by 0.26 % (`python -m evaluation robust`)."""
 TENTH = 0.1
+"""The part of the draws that is compared: the worst decile."""
 _FASTEST_CLOCK = 1.5
 """The most that a cluster may say (`hetplan.cluster.spec.ClockRatio`)."""
 
@@ -219,13 +220,11 @@ def _scaled(link: Link, factor: float, measured: dict[str, float]) -> Link:
 
 
 class Risk(NamedTuple):
-    """A plan's step over all draws."""
+    """A plan's step over all draws: mean of the worst tenth, median, and which draws are worst."""
 
     worst_seconds: float
-    """Mean of the worst tenth."""
     median_seconds: float
     worst: Ints
-    """The draws of the worst tenth."""
 
 
 def risk_of(steps: Floats) -> Risk:

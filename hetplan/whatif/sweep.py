@@ -36,6 +36,7 @@ from hetplan.errors import (
     OutOfTimeError,
 )
 from hetplan.files.locks import Lock
+from hetplan.files.reading import read_bytes
 from hetplan.files.shipped import default_stores
 from hetplan.files.writing import check_writable, make_folder, write_atomically
 from hetplan.plans.plan import Plan
@@ -146,7 +147,7 @@ class Table:
 
     def _mend(self) -> list[list[str]]:
         """The whole rows; a torn last line is cut off."""
-        text = self._path.read_bytes().decode("utf-8", errors="replace")
+        text = read_bytes(self._path).decode("utf-8", errors="replace")
         whole = text[: text.rfind("\n") + 1]
         try:
             rows = list(csv.reader(io.StringIO(whole)))

@@ -21,6 +21,7 @@ from hetplan.files.writing import write_atomically
 from hetplan.profiling import store
 from hetplan.search.files import save_result
 from hetplan.search.result import IdleCause, IdleReason
+from hetplan.whatif import baselines
 
 REASON = IdleReason(
     island="slow", idle_devices=1, usable_devices=8, busy_share=0.5, causes=(IdleCause.MEMORY,)
@@ -56,6 +57,37 @@ def test_a_journal_is_of_one_search(tmp_path: Path) -> None:
         assert not journal.exists()
     assert plan_command(tmp_path, "--journal", str(journal)).exit_code == 0
     assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")]
+
+
+def test_a_journal_that_was_made_meanwhile_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep_files(tmp_path)
+    journal = tmp_path / "j"
+    # Both have looked before one has made it.
+    monkeypatch.setattr("hetplan.cli.plan._check_journal", lambda *_: None)
+    assert plan_command(tmp_path, "--journal", str(journal)).exit_code == 0
+    before = journal.read_bytes()
+    second = plan_command(tmp_path, "--journal", str(journal))
+    assert second.exit_code == 2
+    assert "exists already" in " ".join(second.stderr.split())
+    assert journal.read_bytes() == before
+
+
+def test_the_best_kind_alone_is_not_written_over_a_newer_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep_files(tmp_path)
+    plan, alone = tmp_path / "p.json", baselines.strongest_alone
+    monkeypatch.setattr(
+        baselines,
+        "strongest_alone",
+        lambda *given: write_atomically(plan, "{}\n") or alone(*given),
+    )
+    found = plan_command(tmp_path, "--target", "native")
+    assert found.exit_code == 2
+    assert "was replaced while" in " ".join(found.stderr.split())
+    assert plan.read_text() == "{}\n"
 
 
 def test_a_folder_is_emitted_by_one(tmp_path: Path) -> None:

@@ -1,13 +1,21 @@
 import errno
 import os
+import signal
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 
 from hetplan.errors import HetplanError, InputError
-from hetplan.files.writing import append_line, check_writable, write_atomically, write_together
+from hetplan.files.writing import (
+    ScratchFolder,
+    append_line,
+    check_writable,
+    write_atomically,
+    write_together,
+)
 
 
 def test_write_replaces_whole_files_and_leaves_nothing_else(tmp_path):
@@ -45,6 +53,58 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
     left.symlink_to("/etc/passwd")
     with pytest.raises(InputError, match="choose another place"):
         write_atomically(tmp_path / "plan.json", "new\n")
+
+
+def test_the_folder_of_a_killed_process_goes_with_the_next_start(tmp_path, monkeypatch):
+    place = tmp_path / "temporary"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".lock").touch()
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    child = os.fork()
+    if child == 0:
+        folder = ScratchFolder("run")
+        (folder.path / "rank-0.log").write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert list(place.glob("*/rank-0.log"))
+    # Killed before it had its lock; somebody else's link to a folder that has one.
+    (place / "hetplan-run-new").mkdir()
+    (place / "hetplan-run-link").symlink_to(tmp_path / "mine")
+    kept = ScratchFolder("run")
+    (kept.path / "rank-0.log").write_text("of a run that failed")
+    kept.keep()
+    live = ScratchFolder("run")
+    with ScratchFolder("run") as last:
+        names = {"hetplan-run-link", kept.path.name, live.path.name, last.name}
+        assert {each.name for each in place.iterdir()} == names
+    live.remove()
+    assert {each.name for each in place.iterdir()} == {"hetplan-run-link", kept.path.name}
+    assert [each.name for each in kept.path.iterdir()] == ["rank-0.log"]
+    assert (tmp_path / "mine" / ".lock").exists()
+
+
+@pytest.mark.parametrize("last", ["os.remove", "os.rmdir"])
+def test_a_ctrl_c_while_a_folder_is_removed_leaves_nothing(tmp_path, monkeypatch, last):
+    """Nor one while a file's lock is released, or a file that was not renamed is removed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    name = last.removeprefix("os.").replace("remove", "unlink")
+    called, function = [], getattr(os, name)
+
+    def broken_off(*where, **options):
+        called.append(where)
+        if len(called) == 1:
+            raise KeyboardInterrupt
+        function(*where, **options)
+
+    def work():
+        check_writable(tmp_path / "plan.json") if last == "os.remove" else None
+        ScratchFolder("run").remove()
+
+    monkeypatch.setattr(os, name, broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_writers_at_the_same_time_wait_for_each_other(tmp_path):

@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fuzz_forms import FORMS, Form
-from fuzz_run import answered, corpus, corpus_text, fuzz, prepared, whole
+from fuzz_run import answered, corpus, corpus_text, fuzz, limits, prepared, whole
+
+from hetplan.errors import HetplanError
 
 READ_CASES, EMITTED_CASES = 190, 50
 """On every commit, of each form: 10,000 in all."""
@@ -52,3 +57,50 @@ def test_extreme_texts_are_read_or_refused(form: Form, tmp_path: Path) -> None:
     path = prepared(form, tmp_path)
     for text in EXTREME:
         answered(form, path, text)
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "missing": lambda path: None,
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "loop": lambda path: path.symlink_to(path.name),
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "empty": Path.touch,
+    "10 GB": lambda path: (path.touch(), os.truncate(path, 10**10)),
+}
+NOTHING_YET = ("devices", "sweep-table", "run-log", "journal")
+"""Where no file, or nothing in it, is no fault."""
+TOLD = ("store", "check")
+"""What is wrong with one file is in the answer about all."""
+
+
+@pytest.mark.parametrize(
+    "form",
+    # The others are read from texts.
+    [each for each in FORMS if not each.is_emitted and each.file != "words"],
+    ids=lambda form: form.name,
+)
+def test_what_is_no_text_of_a_file_is_refused_in_one_line(form: Form, tmp_path: Path) -> None:
+    path = prepared(form, tmp_path)
+    handler = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("waits"))
+    for odd, make in ODD.items():
+        if odd == "10 GB" and form.name.startswith("training-log"):
+            continue  # logs are read line by line, whatever their size
+        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+        make(path)
+        signal.alarm(120)
+        told = ""
+        try:
+            with limits():
+                form.read(path)
+        except HetplanError as error:
+            told = str(error)
+        finally:
+            signal.alarm(0)
+        if told:
+            assert path.name in told
+            assert len(told.splitlines()) == 1
+        else:
+            nothing = form.name in NOTHING_YET and odd in ("missing", "loop", "empty")
+            assert nothing or form.name in TOLD, odd
+    signal.signal(signal.SIGALRM, handler)

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import add
@@ -228,6 +229,22 @@ def test_an_interrupt_waits_until_a_kernel_has_returned() -> None:
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("_python_interrupts")
+def test_an_interrupt_in_a_finalizer_comes_again() -> None:
+    """Python prints what is raised there, and goes on."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def work() -> None:
+        Finalized()
+        time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        work()
 
 
 def test_a_clock_of_cpu_seconds_stands_still_while_the_process_sleeps() -> None:

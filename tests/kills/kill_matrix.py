@@ -3,6 +3,9 @@
 As a program: `python tests/kills/kill_matrix.py --moments 50`; it prints a table of commands and
 signals, and what was found. A moment is the n-th change of the disk or start of a process (an audit
 event), or the n-th call of a Python function: the same in every run, whatever the machine does.
+
+Every run is a fork of a process that has run the command once, so that it begins without imports.
+That process is the subreaper of all others: whoever outlives a run becomes its child.
 """
 
 from __future__ import annotations
@@ -10,16 +13,19 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import importlib
+import ctypes
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +33,8 @@ from typing import Any
 if __name__ == "__main__":
     sys.path += [str(each) for each in Path(__file__).parents[1].iterdir() if each.is_dir()]
     sys.path.insert(0, str(Path(__file__).parents[2]))
+    # Before anything is imported that has threads of its own, which no fork has.
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 CHANGES = {
@@ -36,6 +44,8 @@ CHANGES = {
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 GONE_SECONDS = 30.0
 """Until workers have seen that the one who started them is gone."""
+FEW_REAL = 25
+"""One in so many runs starts its ranks as programs, which import torch: 4 CPU s each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +54,20 @@ class Command:
 
     name: str
     prepare: Callable[[Path], None]
-    words: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    work: Callable[[], int] | None = None
+    """What is done instead of the command of these words; its exit code."""
+    signals: tuple[signal.Signals, ...] = SIGNALS
     again: Callable[[Path], tuple[str, ...]] | None = None
     """What goes on after the command was ended; None: the same words."""
     valid: Callable[[Path], object] = lambda folder: None
     """Reads whatever there is under final names; raises where something is half written."""
     same: bool = True
     """Whether a run that was ended and gone on with leaves the bytes of one that was not."""
-    modules: tuple[str, ...] = ()
-    """Imported once, before the forks."""
+    warm: Callable[[], object] | None = None
+    """Done once, before the forks; None: the command itself."""
+    forked_ranks: bool = False
+    """Whether it starts ranks, which are forks too but in one run of FEW_REAL."""
     left: Callable[[], object] = lambda: None
     """What there is on the machine beside files and processes; equal before and after."""
 
@@ -75,13 +90,17 @@ class Cell:
     ended: int = 0
     """Of them those that the signal ended; in the others it came too late or was caught."""
     faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    """CPU seconds."""
 
 
 def counted(moment: Moment | None, number: int, told: int) -> None:
     """Send this process the signal at the moment; None: tell at exit how many events there were."""
-    seen = {"change": 0, "call": 0}
+    seen, process = {"change": 0, "call": 0}, os.getpid()
 
     def event(kind: str) -> None:
+        if os.getpid() != process:
+            return
         seen[kind] += 1
         if moment is not None and moment.kind == kind and seen[kind] == moment.number:
             signal.raise_signal(number)
@@ -115,55 +134,108 @@ class Ended:
     code: int
     said: str
     told: str
-    session: int
 
 
-def run(folder: Path, words: Sequence[str], moment: Moment | None, number: int) -> Ended:
+@contextlib.contextmanager
+def at_home(folder: Path, words: Sequence[str]) -> Iterator[None]:
+    """The process is one that was started in the folder with these words."""
+    before, kept = os.getcwd(), [os.dup(1), os.dup(2)]
+    log = os.open(folder.with_name("output"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        for number in (1, 2):
+            os.dup2(log, number)
+        os.chdir(folder)
+        tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "temporary")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.argv = ["hetplan", *words]
+        yield
+    finally:
+        sys.stdout.flush()
+        for number, handle in enumerate(kept, 1):
+            os.dup2(handle, number)
+        os.chdir(before)
+        tempfile.tempdir = None
+        del os.environ["TMPDIR"]
+
+
+def run(
+    folder: Path,
+    command: Command,
+    words: Sequence[str],
+    moment: Moment | None = None,
+    number: int = 0,
+    *,
+    forked_ranks: bool = True,
+) -> Ended:
     """The command in a fork of this process, in a session of its own."""
     reading, writing = os.pipe()
-    output = folder.with_name("output")
     child = os.fork()
     if child == 0:
         code = 1
         try:
             os.setsid()
-            log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            os.chdir(folder)
-            tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "temporary")
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            sys.argv = ["hetplan", *words]
             atexit._clear()
-            code = _command(moment, number, writing)
+            if command.forked_ranks and forked_ranks:
+                subprocess.Popen = ForkedRank  # type: ignore[misc]
+            with at_home(folder, words):
+                counted(moment, number, writing)
+                code = done(command)
+                threading._shutdown()  # type: ignore[attr-defined]
+                atexit._run_exitfuncs()
+        except KeyboardInterrupt:  # before the command had begun
+            code = 130
+        except Exception:
+            os.write(2, traceback.format_exc().encode())
         finally:
-            with contextlib.suppress(BaseException):
-                sys.stdout.flush()
             os._exit(code)
     os.close(writing)
     _, status = os.waitpid(child, 0)
     with os.fdopen(reading) as stream:
         told = stream.read()
-    return Ended(os.waitstatus_to_exitcode(status), output.read_text(), told, child)
+    said = folder.with_name("output").read_text()
+    return Ended(os.waitstatus_to_exitcode(status), said, told)
 
 
-def _command(moment: Moment | None, number: int, told: int) -> int:
+def done(command: Command) -> int:
+    """Do what the command does; its exit code."""
     from hetplan.cli.main import main
 
-    counted(moment, number, told)
     try:
+        if command.work is not None:
+            return command.work()
         main()
-        code = 0
-    except KeyboardInterrupt:  # before the command had begun
-        code = 130
+        return 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         sys.setprofile(None)
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    return code
+
+
+class ForkedRank(subprocess.Popen):  # type: ignore[type-arg]
+    """A rank that is a fork of its launcher, which has imported torch, and nothing else unlike
+    `python -m hetplan.launchers.worker`.
+    """
+
+    def _execute_child(self, args: Sequence[str], *given: Any) -> None:
+        sys.audit("subprocess.Popen", args[0], args, None, None)
+        self._child_created, self.pid = True, os.fork()
+        if self.pid:
+            return
+        try:
+            from hetplan.launchers import worker
+
+            sys.setprofile(None)
+            os.setsid()
+            for handle, number in zip((given[9], given[12], given[14]), range(3), strict=True):
+                os.dup2(handle, number)
+            os.environ |= given[5]
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            code = worker.main(list(args[3:]), worker._train)
+            os._exit(code)
+        finally:
+            os._exit(1)
 
 
 def spread(most: int, count: int) -> list[int]:
@@ -191,18 +263,19 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def temporaries(folder: Path) -> list[str]:
     """Files and folders that nobody named: beside the others, and of the machine's own folder."""
-    found = [*folder.rglob(".*.tmp"), *(folder / "temporary").iterdir()]
-    # torch keeps what it compiles in a folder of its user, for its next process; launch keeps the
-    # logs of a run that failed.
-    kept = ("torchinductor_", "hetplan-run-")
-    own = [path for path in found if not path.name.startswith(kept)]
-    return sorted(str(path.relative_to(folder)) for path in own)
+    hidden = ("**/.*.tmp", "**/.lock", "**/.*.lock", "**/.*.held*")
+    found = [path for each in hidden for path in folder.glob(each)]
+    # torch keeps what it compiles in a folder of its user, for its next process.
+    found += [
+        path for path in (folder / "temporary").iterdir() if "torchinductor_" not in path.name
+    ]
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
-def running(session: int) -> list[str]:
-    """Processes of a session that run still, after they had time to end."""
+def running() -> list[str]:
+    """Processes that were left and run still, after they had time to end."""
     limit = time.monotonic() + GONE_SECONDS
-    while (found := _of_session(session)) and time.monotonic() < limit:
+    while (found := _children()) and time.monotonic() < limit:
         time.sleep(0.05)
     return found
 
@@ -216,13 +289,12 @@ def unlike(command: Command, machine: object) -> str:
     return "" if now == machine else " ".join(sorted(changed))[:400]
 
 
-def _of_session(session: int) -> list[str]:
+def _children() -> list[str]:
     found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):
-            state, _, _, own = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-            if int(own) == session and state != "Z":
-                found.append((entry / "cmdline").read_text().replace("\0", " ")[:100])
+    for number in Path("/proc/thread-self/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if os.waitpid(int(number), os.WNOHANG) == (0, 0):
+                found.append(Path("/proc", number, "cmdline").read_text().replace("\0", " ")[:100])
     return found
 
 
@@ -237,29 +309,39 @@ def prepared(command: Command, place: Path) -> Path:
     return folder
 
 
-def matrix(command: Command, number: signal.Signals, count: int, place: Path) -> Cell:
-    """The command ended by the signal at that many moments."""
-    for module in command.modules:
-        importlib.import_module(module)
-    cell = Cell(command.name, number.name)
+def matrix(command: Command, count: int, place: Path, signals: Sequence[str]) -> Iterator[Cell]:
+    """The command ended by each of the signals at that many moments."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
     folder = prepared(command, place)
     before, machine = files_of(folder), command.left()
-    whole = run(folder, command.words, None, 0)
+    with at_home(folder, command.words):
+        command.warm() if command.warm else done(command)
+    folder = prepared(command, place)
+    whole = run(folder, command, command.words)
     assert whole.code == 0, whole.said
     if command.again is not None and not command.same:
-        run(folder, command.again(folder), None, 0)
+        run(folder, command, command.again(folder))
     after = files_of(folder)
     changes, calls = map(int, whole.told.split())
-    for moment in moments_of(changes, calls, count):
-        folder = prepared(command, place)
-        ended = run(folder, command.words, moment, number)
-        cell.runs += 1
-        cell.ended += ended.code != 0
-        for fault in _faults(command, folder, ended, number, before, after, machine):
-            cell.faults.append(
-                f"{command.name}, {number.name} at {moment.kind} {moment.number}: {fault}"
-            )
-    return cell
+    for number in (each for each in command.signals if each.name in signals):
+        began, cell = _cpu_seconds(), Cell(command.name, number.name)
+        for at, moment in enumerate(moments_of(changes, calls, count)):
+            folder = prepared(command, place)
+            forked = at % FEW_REAL != FEW_REAL // 2
+            ended = run(folder, command, command.words, moment, number, forked_ranks=forked)
+            cell.runs += 1
+            cell.ended += ended.code != 0
+            for fault in _faults(command, folder, ended, number, before, after, machine):
+                cell.faults.append(
+                    f"{command.name}, {number.name} at {moment.kind} {moment.number}: {fault}"
+                )
+        cell.seconds = _cpu_seconds() - began
+        yield cell
+
+
+def _cpu_seconds() -> float:
+    """Of this process and those that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def _faults(
@@ -275,7 +357,7 @@ def _faults(
         yield f"exit code {ended.code}: {ended.said[-300:]!r}"
     if "Traceback" in ended.said or "internal fault" in ended.said:
         yield f"said {ended.said[-600:]!r}"
-    if found := running(ended.session):
+    if found := running():
         yield f"still running: {found}"
     now = files_of(folder)
     for name in before:
@@ -295,7 +377,7 @@ def _faults(
             yield f"left {left}"
         if other := unlike(command, machine):
             yield f"left on the machine: {other}"
-    again = run(folder, command.again(folder) if command.again else command.words, None, 0)
+    again = run(folder, command, command.again(folder) if command.again else command.words)
     if again.code != 0:
         yield f"cannot be gone on with: {again.said[-300:]!r}"
     if left := temporaries(folder):
@@ -312,27 +394,31 @@ def main() -> int:
     """Print the table."""
     from kill_commands import COMMANDS
 
+    names = ",".join(each.name for each in COMMANDS)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--moments", type=int, default=50)
-    parser.add_argument("--commands", default=",".join(each.name for each in COMMANDS))
+    parser.add_argument("--commands", default=names)
     parser.add_argument("--signals", default=",".join(each.name for each in SIGNALS))
+    parser.add_argument("--log", type=Path, help="Append each row as a line of JSON.")
     asked = parser.parse_args()
-    print(f"{'command':10}{'signal':>9}{'runs':>6}{'ended by it':>13}{'faults':>8}")
+    print(
+        f"{'command':13}{'signal':>9}{'runs':>6}{'ended by it':>13}{'faults':>8}{'CPU s':>8}",
+        flush=True,
+    )
     bad = 0
-    for command in COMMANDS:
-        for number in SIGNALS:
-            if command.name in asked.commands.split(",") and number.name in asked.signals.split(
-                ","
-            ):
-                with tempfile.TemporaryDirectory(prefix="hetplan-kills-") as place:
-                    cell = matrix(command, number, asked.moments, Path(place))
+    for command in (each for each in COMMANDS if each.name in asked.commands.split(",")):
+        with tempfile.TemporaryDirectory(prefix="hetplan-kills-") as place:
+            for cell in matrix(command, asked.moments, Path(place), asked.signals.split(",")):
                 bad += len(cell.faults)
                 print(
-                    f"{cell.command:10}{cell.signal:>9}{cell.runs:>6}{cell.ended:>13}"
-                    f"{len(cell.faults):>8}",
+                    f"{cell.command:13}{cell.signal:>9}{cell.runs:>6}{cell.ended:>13}"
+                    f"{len(cell.faults):>8}{cell.seconds:>8.1f}",
                     *(f"\n  {fault}" for fault in cell.faults),
                     flush=True,
                 )
+                if asked.log:
+                    with asked.log.open("a") as log:
+                        log.write(json.dumps(asdict(cell)) + "\n")
     return bool(bad)
 
 

@@ -10,36 +10,37 @@ from pathlib import Path
 
 import pytest
 from kill_commands import COMMANDS
-from kill_matrix import SIGNALS
+from kill_matrix import Command
 
 MOMENTS = 50
 QUICK = 6
 """Moments of a commit, of the commands that take no second."""
 
 
-def row(command: str, number: str, moments: int) -> None:
+def ended(command: Command, moments: int) -> None:
     done = subprocess.run(
         [
             *(sys.executable, str(Path(__file__).with_name("kill_matrix.py"))),
-            *("--moments", str(moments), "--commands", command, "--signals", number),
+            *("--moments", str(moments), "--commands", command.name),
         ],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (found,) = re.findall(rf"{command} +{number} +(\d+) +(\d+) +0", done.stdout)
-    # The test would see nothing if no signal came in time.
-    assert int(found[1]) > 0
+    for number in command.signals:
+        (found,) = re.findall(rf"{command.name} +{number.name} +(\d+) +(\d+) +0", done.stdout)
+        # The test would see nothing if no signal came in time.
+        assert int(found[1]) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("emulation")
-@pytest.mark.parametrize("number", [each.name for each in SIGNALS])
-@pytest.mark.parametrize("command", [each.name for each in COMMANDS])
-def test_a_command_that_is_ended_leaves_and_loses_nothing(command: str, number: str) -> None:
-    row(command, number, MOMENTS)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda each: each.name)
+def test_a_command_that_is_ended_leaves_and_loses_nothing(command: Command) -> None:
+    ended(command, MOMENTS)
 
 
-def test_an_emission_that_is_killed_leaves_nothing() -> None:
-    row("emit", "SIGKILL", QUICK)
+@pytest.mark.parametrize("name", ["emit", "store rows"])
+def test_what_is_ended_early_leaves_and_loses_nothing(name: str) -> None:
+    ended(next(each for each in COMMANDS if each.name == name), QUICK)

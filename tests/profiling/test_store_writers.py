@@ -1,23 +1,20 @@
-"""Writers of one population: several at once, killed, without space, and what damage leaves."""
+"""Writers of one population: several at once, without space, and what damage leaves."""
 
 import logging
 import os
-import random
 import resource
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
-from profiling_samples import LAYER, LINK, PROVENANCE, layer
+from profiling_samples import LAYER, PROVENANCE, layer
 
 from hetplan.errors import HetplanError, InputError
 from hetplan.profiling.samples import row
 from hetplan.profiling.store import (
     LayerWriter,
-    LinkWriter,
     read_populations,
     read_store,
     store_state,
@@ -54,53 +51,6 @@ def test_rows_of_writers_at_the_same_time_are_all_there(tmp_path) -> None:
     assert sorted(sample.sequence_length for sample in found.layers) == sorted(
         1 + number * 1000 + index for number in range(writers) for index in range(rows)
     )
-
-
-def killed_writer(store, seconds: float, first: int, *, has_begun: bool) -> int:
-    """Rows that a writer said it had on disk before it was killed.
-
-    `has_begun` waits for its first row; else it may still be opening the store.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            writer = LayerWriter(store, PROVENANCE)
-            for number in range(100_000):
-                writer.append(layer(sequence_length=first + number))
-                os.write(writing, b".")
-        finally:
-            os._exit(1)
-    os.close(writing)
-    said = len(os.read(reading, 1)) if has_begun else 0
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    while part := os.read(reading, 65536):
-        said += len(part)
-    os.close(reading)
-    return said
-
-
-@pytest.mark.slow
-def test_a_writer_that_is_killed_loses_at_most_the_row_it_writes(tmp_path) -> None:
-    chance = random.Random(5)
-    other = LinkWriter(tmp_path, "wire", PROVENANCE)
-    other.append(LINK)
-    untouched = (other.folder / "links.csv").read_bytes()
-    acknowledged = 0
-    for kill in range(40):
-        acknowledged += killed_writer(
-            tmp_path, chance.uniform(0.0, 0.02), 1 + kill * 100_000, has_begun=kill % 2 == 1
-        )
-        found = store_state(tmp_path)
-        assert not [fault for state in found for fault in state.damage]
-        rows = sum(len(state.profiles.layers) for state in found)
-        assert acknowledged <= rows <= acknowledged + kill + 1
-    assert acknowledged >= 20
-    assert (other.folder / "links.csv").read_bytes() == untouched
-    LayerWriter(tmp_path, PROVENANCE).append(LAYER)
-    assert read_store(tmp_path).layers[-1] == LAYER
 
 
 def test_a_full_disk_is_an_error_and_costs_no_row_that_was_there(tmp_path) -> None:

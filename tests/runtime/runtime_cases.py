@@ -25,6 +25,7 @@ from hetplan.plans.plan import (
     Schedule,
     Sharding,
 )
+from hetplan.runtime.training import CheckpointRequest, Training
 
 gpt = partial(profiling_models.gpt, num_layers=4)
 llama = partial(profiling_models.llama, num_layers=4)
@@ -342,3 +343,24 @@ LATENTS = (
 CASES = PLAIN + UNLIKE + EXPERTS + LATENTS
 SMOKE = CASES[::3]
 """Trained at once; the others are slow."""
+
+
+# ---- one process that saves
+
+SAVED_MODEL, SAVED_JOB = gpt(num_layers=1), job(2)
+
+
+def saving(request: CheckpointRequest, steps: int) -> Training:
+    """That model trained by one process."""
+    return Training(
+        model=SAVED_MODEL,
+        job=SAVED_JOB,
+        plan=plan_of(SAVED_MODEL, SAVED_JOB, (1,)),
+        device_kinds=("cpu",),
+        backend="cpu",
+        pace=None,
+        steps=steps,
+        warmup_steps=0,
+        timeout_seconds=60.0,
+        checkpoints=request,
+    )

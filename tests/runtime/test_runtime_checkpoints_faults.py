@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from checkpoints_killed import JOB, KILLS, MODEL, STEPS, training_of
-from runtime_cases import TIED_GPT
+from runtime_cases import SAVED_JOB as JOB
+from runtime_cases import SAVED_MODEL as MODEL
+from runtime_cases import TIED_GPT, saving
 
 from hetplan.errors import InputError, LaunchError
 from hetplan.job.spec import Optimizer, Precision
@@ -33,7 +30,6 @@ from hetplan.runtime.checkpoints import (
 )
 from hetplan.runtime.loop import train
 from hetplan.runtime.measured import TrainingReport
-from hetplan.runtime.single import reference_losses
 from hetplan.runtime.training import CheckpointRequest
 
 pytestmark = pytest.mark.xdist_group("runtime_checkpoints")
@@ -53,7 +49,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def trained(request: CheckpointRequest, *, steps: int) -> TrainingReport:
     request, _ = settle(request, MODEL, JOB, steps=steps)
-    report = train(replace(training_of(request), steps=steps), 0, CpuBackend())
+    report = train(saving(request, steps), 0, CpuBackend())
     assert report is not None
     return report
 
@@ -151,7 +147,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert names == ["step-00000002", "step-00000002.damaged", "step-00000003"]
 
 
-# ---- kills and full disks
+# ---- full disks
 
 
 def test_a_full_disk_ends_the_run_and_leaves_earlier_checkpoints(
@@ -175,35 +171,3 @@ def test_a_full_disk_ends_the_run_and_leaves_earlier_checkpoints(
     assert checkpoints_in(home) == (step_folder(home, 2), step_folder(home, 1))
     assert last_checkpoint(home) == step_folder(home, 2)
     assert sorted(each.name for each in home.iterdir()) == ["step-00000001", "step-00000002"]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
-    tmp_path: Path,
-) -> None:
-    script = Path(__file__).with_name("checkpoints_killed.py")
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    done = subprocess.run(
-        [sys.executable, script, tmp_path, *map(str, KILLS)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    *steps, codes = map(json.loads, done.stdout.splitlines())
-    assert codes == [-9] * len(KILLS) + [0], done.stderr
-    # Some kills were before a name was given, some after: steps are repeated, none is left out.
-    numbers = [step for step, _ in steps]
-    assert sorted(set(numbers)) == list(range(STEPS))
-    assert len(numbers) > STEPS
-    assert all(later - earlier in (0, 1) for earlier, later in pairwise(numbers))
-    expected = reference_losses(MODEL, JOB, steps=STEPS, microbatch_size=2)
-    assert [loss for _, loss in steps] == pytest.approx(
-        [expected[step] for step in numbers], rel=1e-6
-    )
-    assert [each.name for each in (tmp_path / "home").iterdir()] == [f"step-{STEPS:08d}"]

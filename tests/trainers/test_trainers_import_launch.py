@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hetplan.cli.import_launch import launch
 from hetplan.cli.main import app as hetplan_app
 from hetplan.cli.main import guarded
 from hetplan.cluster.load import load_cluster
+from hetplan.files.locks import Lock
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.search.files import load_legal_plan
@@ -101,6 +103,17 @@ def test_a_launch_is_priced_and_written(folder: Path) -> None:
     # The question can be planned again.
     assert load_job("drafts/job.yaml") == result.inputs.job
     assert load_model("drafts/model.yaml").num_layers == 32
+
+
+def test_the_folder_of_drafts_is_of_one(folder: Path) -> None:
+    with Lock(folder / "now.json").take():
+        refused = run("run.sh", *ON, "--out", "now.json", "--drafts", "drafts", code=2)
+    assert f"process {os.getpid()} on " in " ".join(refused.stderr.split())
+    with Lock(folder / "drafts").take():
+        refused = run("run.sh", *ON, "--out", "now.json", "--drafts", "drafts", code=2)
+    assert f"process {os.getpid()} on " in " ".join(refused.stderr.split())
+    assert not list(folder.glob("drafts/*.yaml"))
+    assert not (folder / "now.json").exists()
 
 
 def test_a_folder_that_hetplan_emitted_is_its_plan(folder: Path) -> None:

@@ -164,7 +164,7 @@ def test_the_robust_plan_loses_least_and_says_what_it_costs(
         f"worst tenth of draws: {own.worst_seconds:.4g} s instead of {other.worst_seconds:.4g} s, "
         f"median {own.median_seconds:.4g} s instead of {other.median_seconds:.4g} s; best of "
     )
-    assert "no certificate goes with this aim" in robust.objective
+    assert robust.objective.endswith("at the cluster's figures, not of that tenth")
     for each in (robust, *robust.alternatives):
         assert not check_plan(each.plan, model(6), nominal.inputs.cluster, nominal.inputs.job)
     save_result(robust, tmp_path / "plan.json")
@@ -240,6 +240,16 @@ def test_bad_input_is_one_clear_line(
     assert message in done.stderr
     assert len([line for line in done.stderr.splitlines() if "assumed" not in line]) <= 2
     assert not out.exists()
+
+
+def test_a_variation_that_cannot_be_is_refused_in_python_too() -> None:
+    for spread in (2.0, -0.1, float("nan")):
+        with pytest.raises(InputError, match="spread"):
+            asked(varying(spread))
+    wrong = (varying(0.1, ()), varying(0.1, (*LINK, "c")), Variation(of=LINK, samples=(0.0,) * 10))
+    for each in wrong:
+        with pytest.raises(InputError, match=r"vary\[0\]|vary\.\[0\]"):
+            hetplan.plan(model(6), two(), asked(each), PREDICTOR)
 
 
 def test_what_is_said_is_read(tmp_path: Path) -> None:
