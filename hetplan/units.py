@@ -289,6 +289,18 @@ def counted(number: int, thing: str, things: str = "") -> str:
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
+def number_runs(numbers: Iterable[int], between: str = ", ", width: int = 0) -> str:
+    """Ascending numbers as `0, 2-5`, each of at least `width` digits."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    ends = (dict.fromkeys((run[0], run[-1])) for run in runs)
+    return between.join("-".join(f"{end:0{width}d}" for end in each) for each in ends)
+
+
 def format_each(values: Iterable[object]) -> str:
     """Different values in their order, as in `8/4` and `none/full`."""
     return "/".join(map(str, dict.fromkeys(values)))

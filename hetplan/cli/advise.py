@@ -59,7 +59,7 @@ def advise(
         from hetplan.drafting.candidates import load_candidates
         from hetplan.errors import InputError, OutOfTimeError
         from hetplan.files.encoding import encode
-        from hetplan.reports.progress import ProgressLine
+        from hetplan.reports.terminal import ProgressLine
         from hetplan.search.files import load_legal_plan
         from hetplan.units import Dimension
         from hetplan.whatif.advise import Advice, affordable, fewest

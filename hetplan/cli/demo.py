@@ -21,7 +21,7 @@ def demo(
 
     from hetplan.launchers import local_loop
     from hetplan.reports.comparison import loop_headline, loop_lines
-    from hetplan.reports.progress import ProgressLine
+    from hetplan.reports.terminal import ProgressLine
 
     started = time.monotonic()
     # A folder of its own: an earlier demo's profile is of another moment and is not mixed in.

@@ -247,7 +247,7 @@ def _show_nearest(
 ) -> None:
     """Search, write the plan and say how it differs from the refused one."""
     from hetplan.cli.options import read_predictor
-    from hetplan.reports.progress import ProgressLine, shown_on
+    from hetplan.reports.terminal import ProgressLine, shown_on
     from hetplan.search.files import save_result
     from hetplan.trainers import trainer_named
     from hetplan.trainers.nearest import nearest_plan, plan_differences

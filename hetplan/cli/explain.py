@@ -89,7 +89,7 @@ def idle(
         from hetplan.deadline import ends_by
         from hetplan.files.reading import read_document
         from hetplan.reports.explained import Explained, idle_lines
-        from hetplan.reports.progress import ProgressLine
+        from hetplan.reports.terminal import ProgressLine
         from hetplan.search.files import load_legal_plan, save_in_place
         from hetplan.whatif.idle import idle_reasons, little_used
         from hetplan.whatif.limits import limits as limits_of
@@ -166,7 +166,7 @@ def prices(
     with loading:
         from hetplan.deadline import ends_by
         from hetplan.reports.explained import Explained, price_lines
-        from hetplan.reports.progress import ProgressLine
+        from hetplan.reports.terminal import ProgressLine
         from hetplan.search.files import load_legal_plan
         from hetplan.whatif.limits import limits as limits_of
         from hetplan.whatif.shadow_prices import changes, shadow_prices
@@ -212,7 +212,7 @@ def traffic(
 ) -> None:
     """Show the bytes per link, class and step, and the switches."""
     from hetplan.errors import InputError
-    from hetplan.reports.traffic import print_traffic, traffic_report
+    from hetplan.reports.explained import print_traffic, traffic_report
     from hetplan.search.files import load_legal_plan
 
     if model not in TRAFFIC_MODELS:

@@ -12,9 +12,8 @@ from rich.table import Table
 from hetplan.cli.options import emit_lines
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.importers.draft import ClusterDraft, IslandDraft, inter_node
-from hetplan.importers.link_figures import Figure, LinkFigures
+from hetplan.importers.link_figures import Figure, LinkFigures, nearest_nics, pcie_switches
 from hetplan.importers.records import Imported, NodeTopology, PathFigures
-from hetplan.importers.topology import nearest_nics, pcie_switches
 from hetplan.reports.terminal import print_small, small_table
 from hetplan.trainers.training_log import TrainingLog
 from hetplan.units import format_bandwidth, format_bytes, format_seconds

@@ -286,8 +286,8 @@ def check_numerics(
     from hetplan.files.writing import check_writable
     from hetplan.launchers.numerics import SCHEMA, save_numerics
     from hetplan.launchers.numerics_work import check_plan_numerics
-    from hetplan.reports.numerics import show_numerics
-    from hetplan.reports.progress import ProgressLine
+    from hetplan.reports.launch import show_numerics
+    from hetplan.reports.terminal import ProgressLine
     from hetplan.search.files import load_legal_plan
 
     result = load_legal_plan(plan)
@@ -369,7 +369,7 @@ def _grow(text: str) -> Grow:
 @contextmanager
 def _steps_shown(steps: int, verbose: bool) -> Iterator[Callable[[StepRecord], None]]:
     """Tells how far the training is; verbose: every step, a line each."""
-    from hetplan.reports.progress import ProgressLine
+    from hetplan.reports.terminal import ProgressLine
     from hetplan.units import format_brief
 
     if verbose:

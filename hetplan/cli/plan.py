@@ -224,7 +224,7 @@ def plan(
 @contextmanager
 def _shown(answers: Answers) -> Iterator[None]:
     """Searches show how far they are, in one line after the other."""
-    from hetplan.reports.progress import ProgressLine, each_shown_on
+    from hetplan.reports.terminal import ProgressLine, each_shown_on
 
     with ProgressLine("closing candidates") as line:
         answers.shown = each_shown_on(line)
@@ -321,7 +321,7 @@ def _local_steps(
 def _by_objective(
     result: SearchResult, answers: Answers, top: int, front: bool, end: float
 ) -> SearchResult:
-    from hetplan.reports.progress import ProgressLine
+    from hetplan.reports.terminal import ProgressLine
     from hetplan.whatif.objectives import by_objective, has_other_aim
 
     if not has_other_aim(result.inputs.job, top, front=front):

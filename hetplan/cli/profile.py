@@ -350,7 +350,7 @@ def _measuring(
     from hetplan.cluster.names import measured_kind
     from hetplan.files.shipped import default_store
     from hetplan.profiling.run import Measuring
-    from hetplan.reports.progress import ProgressLine
+    from hetplan.reports.terminal import ProgressLine
 
     kind = None if kind is None else measured_kind(kind)
     try:

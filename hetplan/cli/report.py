@@ -92,7 +92,7 @@ def _asked(path: Path, predictor: Predictor) -> SearchResult:
     from hetplan.files.reading import read_document
     from hetplan.files.writing import check_writable
     from hetplan.reports.html.values import plan_view
-    from hetplan.reports.progress import ProgressLine
+    from hetplan.reports.terminal import ProgressLine
     from hetplan.search.files import load_legal_plan, save_in_place
     from hetplan.whatif.kept import with_what_ifs
 

@@ -48,7 +48,7 @@ def sweep(
     with loading:
         from hetplan.deadline import ends_by
         from hetplan.files.writing import check_writable
-        from hetplan.reports.progress import ProgressLine
+        from hetplan.reports.terminal import ProgressLine
         from hetplan.whatif.sweep import check_fresh, run_sweep
         from hetplan.whatif.sweep_grid import load_sweep
 

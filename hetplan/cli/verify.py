@@ -58,7 +58,7 @@ def verify(
     from hetplan.files.encoding import encode
     from hetplan.proof.verify import VERIFICATION_SCHEMA
     from hetplan.proof.verify import verify as verified
-    from hetplan.reports.progress import ProgressLine
+    from hetplan.reports.terminal import ProgressLine
 
     predict, digest = read_predictor(predictor, store)
     with ProgressLine("checking families") as line:

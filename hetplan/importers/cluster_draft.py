@@ -22,10 +22,10 @@ from hetplan.importers.link_figures import (
     from_samples,
     from_topology,
     least_latency,
+    nic_layout,
 )
 from hetplan.importers.records import Host, Imported, NodeTopology
 from hetplan.importers.table import Gives, import_text, importer_called
-from hetplan.importers.topology import nic_layout
 from hetplan.profiling.samples import LinkSample
 from hetplan.units import Dimension, parse_quantity
 

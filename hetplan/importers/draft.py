@@ -19,9 +19,14 @@ from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError, printable
 from hetplan.files.reading import document_of
-from hetplan.importers.link_figures import Figure, LinkFigures
+from hetplan.importers.link_figures import (
+    Figure,
+    LinkFigures,
+    NicLayout,
+    nearest_nics,
+    pcie_switches,
+)
 from hetplan.importers.records import NodeTopology
-from hetplan.importers.topology import NicLayout, nearest_nics, pcie_switches
 from hetplan.units import NAME_PATTERN, format_bandwidth, format_seconds
 from hetplan.version import __version__
 

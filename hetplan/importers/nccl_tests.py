@@ -29,11 +29,12 @@ from hetplan.importers.collectives import (
     imported_of,
     plain_name,
     program_names,
+    read_json_output,
     run_notes,
+    version_words,
     why_unusable,
     without_lone_ranks,
 )
-from hetplan.importers.collectives_json import read_json_output, version_words
 from hetplan.importers.json_text import looks_like_json
 from hetplan.importers.lines import (
     Line,

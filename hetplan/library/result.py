@@ -218,7 +218,7 @@ class Result(SearchResult):
         would pay: that takes as long as some searches.
         """
         from hetplan.reports.explained import idle_lines, limit_lines
-        from hetplan.reports.progress import ProgressLine
+        from hetplan.reports.terminal import ProgressLine
         from hetplan.whatif.idle import idle_reasons
 
         known, idle = self._known(predictor), self.idle
@@ -237,7 +237,7 @@ class Result(SearchResult):
         In `idle`, `prices` and `alone`; `report` and `save` keep them. It plans again for every
         change, half a bandwidth or one more node, and takes as long as some searches.
         """
-        from hetplan.reports.progress import ProgressLine
+        from hetplan.reports.terminal import ProgressLine
         from hetplan.whatif.kept import with_what_ifs
 
         known = self._known(predictor)

@@ -26,7 +26,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.reports.progress import ProgressLine, each_shown_on
+from hetplan.reports.terminal import ProgressLine, each_shown_on
 from hetplan.search import files
 from hetplan.search.files import priced_result
 from hetplan.search.space.allowed import allowed_cluster

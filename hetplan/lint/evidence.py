@@ -1,19 +1,195 @@
-"""What the rules judge: the inputs, and the layers of stores with both passes and their work.
+"""What the rules judge: rows and files in base units, with their places, and what they imply.
 
-The operations of a layer follow from its shape (causal attention at half, so never too many).
+The reader (reading.py) fills `Inputs`; rules know nothing of file forms. `Evidence` adds the layers
+of stores with both passes and their work: the operations of a layer follow from its shape (causal
+attention at half, so never too many). `known_device` has the ceilings of devices that a file of
+measurements only names.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Generic, TypeVar
 
-from hetplan.lint.rows import Inputs, Place, SampleRow
-from hetplan.model.spec import Architecture, LayerKind, plain_model
+from hetplan.cluster.catalogue import kind_called, load_catalogue
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Cluster
+from hetplan.job.spec import Job
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.model.work import layer_work
-from hetplan.profiling.samples import LayerSample, Phase
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Phase, Provenance
+from hetplan.trainers.rules import Launch
+
+Sample = TypeVar("Sample", LayerSample, LinkSample, OperatorSample)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """File and line of a row."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """Time of one collective or transfer among ranks; None is an empty cell."""
+
+    place: Place
+    source: str
+    device: str
+    operation: str
+    ranks: str
+    scope: str
+    size_bytes: float | None
+    seconds: float | None
+    bus_bytes_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow(Generic[Sample]):
+    """A row of a profile store, and the population (its folder) or file that it belongs to."""
+
+    place: Place
+    population: str
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Population:
+    """One population of a store."""
+
+    place: Place
+    name: str
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Model and cluster of a plan file."""
+
+    model: ModelSpec
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """All rows and files that were read; `merge` joins those of several files."""
+
+    collectives: tuple[CollectiveRow, ...] = ()
+    layer_samples: tuple[SampleRow[LayerSample], ...] = ()
+    link_samples: tuple[SampleRow[LinkSample], ...] = ()
+    operator_samples: tuple[SampleRow[OperatorSample], ...] = ()
+    populations: tuple[Population, ...] = ()
+    launches: tuple[Launch, ...] = ()
+    models: tuple[tuple[Path, ModelSpec], ...] = ()
+    clusters: tuple[tuple[Path, Cluster], ...] = ()
+    jobs: tuple[tuple[Path, Job], ...] = ()
+    plans: tuple[tuple[Path, Planned], ...] = ()
+
+
+def merge(parts: Iterable[Inputs]) -> Inputs:
+    """The inputs of several files as one."""
+    every = list(parts)
+    return Inputs(
+        **{
+            field.name: tuple(row for part in every for row in getattr(part, field.name))
+            for field in fields(Inputs)
+        }
+    )
+
+
+# ---- ceilings of devices
+
+
+DATA_CENTRE_MARGIN = 1.03  # peaks are quoted at the highest clock; 3 % for rounded times
+DESK_MARGIN = 1.25  # peaks are quoted at the boost clock, which such cards exceed (RTX 3090: 1.24x)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownDevice:
+    """Ceilings of a device; 0 where a figure is not known."""
+
+    name: str
+    float32_flops_per_second: float
+    tensor_float32_flops_per_second: float
+    half_flops_per_second: float
+    """float16 or bfloat16 with float32 accumulation; dense, as all rates here."""
+    link_bytes_per_second: float
+    """All direct links to other devices together, one direction."""
+    margin: float
+    """How much above its quoted peak a rate may be."""
+
+    def peak(self, precision: str) -> float:
+        """Operations per second that nothing of this precision exceeds; 0: not known."""
+        if precision == "float32":
+            return self.float32_flops_per_second * self.margin
+        known = precision in ("float16", "bfloat16")
+        return self.half_flops_per_second * self.margin if known else 0.0
+
+
+@lru_cache(maxsize=256)
+def known_device(label: str) -> KnownDevice | None:
+    """The device of the catalogue that a file's label means; None where it means none.
+
+    The label is a kind, a driver's name, or some of a kind's words, as in `A100-40`, `a100_pcie` or
+    `RTX-3090`; of several kinds with these words, the SXM one and the smallest memory is meant. A
+    label of several devices (`RTX-3090+Titan-RTX`) is none.
+    """
+    kinds = _catalogue()
+    called = label.lower() if label.lower() in kinds else kind_called(label, kinds.values())
+    words = re.findall(r"[a-z0-9]+", label.lower().partition("(")[0])
+    if not called and words and "+" not in label:
+        fitting = [kind for kind in kinds if _has_words(kind, words)]
+        called = min(fitting, key=lambda kind: ("sxm" not in kind, len(kind), kind), default="")
+    return _of_kind(kinds[called]) if called else None
+
+
+def _has_words(kind: str, words: Sequence[str]) -> bool:
+    """Whether every word is one of the kind's; `40` also means `40gb`, `gh` also `gh200`."""
+    parts = kind.split("-")
+    parts += [one + two for one, two in pairwise(parts)]  # `2080ti`
+    return all(
+        any(
+            part == word or (part.startswith(word) and (word.isdecimal() or word.isalpha()))
+            for part in parts
+        )
+        for word in words
+    )
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> dict[str, DeviceKind]:
+    return {kind.kind: kind for kind in load_catalogue()}
+
+
+def _of_kind(kind: DeviceKind) -> KnownDevice:
+    rates = dict(kind.peak_flops_per_second)
+    link = kind.scale_up.bandwidth_bytes_per_second if kind.scale_up is not None else 0.0
+    return KnownDevice(
+        name=kind.kind,
+        float32_flops_per_second=rates.get("float32", 0.0),
+        tensor_float32_flops_per_second=rates.get("tf32", 0.0),
+        half_flops_per_second=max(rates.get("float16", 0.0), rates.get("bfloat16", 0.0)),
+        link_bytes_per_second=link,
+        margin=DESK_MARGIN if "-rtx-" in kind.kind else DATA_CENTRE_MARGIN,
+    )
+
+
+def fastest_link() -> float:
+    """Bytes per second, one direction, of the fastest links of any catalogue device."""
+    fabrics = [kind.scale_up for kind in _catalogue().values()]
+    return max(fabric.bandwidth_bytes_per_second for fabric in fabrics if fabric is not None)
+
+
+# ---- layers with both passes
+
 
 SENTINEL_SECONDS = 5.0
 """No layer or message takes so long; marks for failures are powers of ten above it."""

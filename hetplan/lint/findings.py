@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from hetplan.errors import Fault, Severity
-from hetplan.lint.evidence import Evidence
-from hetplan.lint.rows import Place
+from hetplan.lint.evidence import Evidence, Place
 
 __all__ = ["Finding", "Findings", "Rule", "Severity"]
 

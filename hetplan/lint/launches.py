@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
-from hetplan.lint.evidence import Evidence
-from hetplan.lint.findings import Finding, Rule, Severity, finding
-from hetplan.lint.rows import Inputs, Place, Planned
+from hetplan.lint.evidence import Evidence, Inputs, Place, Planned
+from hetplan.lint.findings import Check, Finding, finding
 from hetplan.model.spec import ModelSpec
 from hetplan.trainers import rules
 from hetplan.trainers.flagscale import rules as flagscale
 from hetplan.trainers.launch_command import LaunchNotFollowedError
 from hetplan.trainers.megatron import rules as megatron
 from hetplan.trainers.read import facts_of, read_launch, trainer_of
-from hetplan.trainers.rules import Check, Launch, LaunchRule, Violation
+from hetplan.trainers.rules import Check as LaunchCheck
+from hetplan.trainers.rules import Launch, Violation
 from hetplan.trainers.torchtitan import rules as torchtitan
 
-_CHECKS: dict[str, tuple[Check, ...]] = {
+_CHECKS: dict[str, tuple[LaunchCheck, ...]] = {
     "megatron": (*rules.CHECKS, *megatron.CHECKS),
     "flagscale": (*rules.CHECKS, *flagscale.CHECKS),
     "torchtitan": (*rules.CHECKS, *torchtitan.CHECKS),
@@ -42,27 +42,14 @@ _SIZES = (
 _MAX_NAMES = 4
 
 
-def _rules() -> Iterator[Rule]:
-    known = dict.fromkeys(rule for checks in _CHECKS.values() for rule, _ in checks)
-    for rule in known:
-        yield Rule(
-            id=rule.id,
-            severity=Severity.ERROR if rule.certain else Severity.WARNING,
-            title=rule.title,
-            explanation=rule.explanation,
-            advice=rule.advice,
-            check=_check(rule),
-        )
-
-
-def _check(rule: LaunchRule) -> Callable[[Evidence], Iterator[Finding]]:
+def _check(rule: str) -> Callable[[Evidence], Iterator[Finding]]:
     def check(evidence: Evidence) -> Iterator[Finding]:
         # Launches that include one file share what is wrong in it.
         yield from dict.fromkeys(
             _finding(launch, violation)
             for launch in evidence.inputs.launches
             for own, find in _CHECKS[launch.text.trainer]
-            if own is rule
+            if own == rule
             for violation in find(launch)
         )
 
@@ -76,7 +63,9 @@ def _finding(launch: Launch, violation: Violation) -> Finding:
     return finding(places or [Place(file=launch.file, line=0)], violation.found, count=1)
 
 
-RULES = tuple(_rules())
+CHECKS: Mapping[str, Check] = {
+    rule: _check(rule) for checks in _CHECKS.values() for rule, _ in checks
+}
 
 
 def launch_part(path: Path, given: tuple[tuple[str, str], ...]) -> Launch | str | None:

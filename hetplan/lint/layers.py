@@ -10,9 +10,8 @@ from statistics import median
 from typing import TypeAlias
 
 from hetplan.errors import Fault
-from hetplan.lint.evidence import Evidence, Timed
-from hetplan.lint.findings import Rule, Severity, at, grouped
-from hetplan.lint.known import known_device
+from hetplan.lint.evidence import Evidence, Timed, known_device
+from hetplan.lint.findings import Check, at, grouped
 from hetplan.model.spec import LayerKind
 
 WARM_UP = 1.10  # more work in less time by 10 %: three times the noise of a steady median (3 %)
@@ -254,90 +253,14 @@ def _copied(evidence: Evidence) -> Iterator[Fault]:
         yield from (at(row.place, words) for row in samples[two])
 
 
-RULES = (
-    Rule(
-        id="backward-not-measured",
-        severity=Severity.WARNING,
-        title="a backward pass of next to nothing",
-        explanation="The backward pass takes less than a twentieth of the forward pass. Often the "
-        "layer's input needs no gradient (the embedding), so its backward was never part of what "
-        "was timed.",
-        advice="Take the time of that backward pass from a measurement that has it.",
-        check=_backward_missing,
-    ),
-    Rule(
-        id="input-gradient-only",
-        severity=Severity.WARNING,
-        title="a backward pass of matrix products about as long as the forward pass",
-        explanation="The backward pass of a product with weights is two products: the gradient of "
-        "the input and that of the weights. A backward time near the forward time has one of them.",
-        advice="Add one forward-sized product per product, or measure with weight gradients.",
-        check=_input_gradient,
-    ),
-    Rule(
-        id="backward-faster-than-forward",
-        severity=Severity.WARNING,
-        title="a backward pass shorter than the forward pass",
-        explanation="The backward pass of a layer with weights has at least the operations of the "
-        "forward pass. If it is shorter, the forward time contains something else (the first "
-        "run, communication, the loss), or the two columns are swapped.",
-        advice="Look at what was between the timers; measure both passes again.",
-        check=_backward_faster,
-    ),
-    Rule(
-        id="warm-up-inside",
-        severity=Severity.WARNING,
-        title="the smallest microbatch takes longer than the next one",
-        explanation="More work cannot take less time. The smallest size is measured first, and "
-        "its time contains what happens once: compilation, allocation, choice of algorithms.",
-        advice="Drop the first size, or measure it again after a warm-up.",
-        check=_warm_up,
-    ),
-    Rule(
-        id="times-do-not-grow",
-        severity=Severity.WARNING,
-        title="the same time for twice the work",
-        explanation="A device that is busy takes longer for twice the microbatch. Equal times mean "
-        "that something else was measured (a queue that was not waited for), or copied.",
-        advice="Check that the timer waits for the device; measure both sizes again.",
-        check=_not_growing,
-    ),
-    Rule(
-        id="faster-than-peak",
-        severity=Severity.ERROR,
-        title="more operations per second than the device has",
-        explanation="The operations of the shape over the time exceed the device's peak rate in "
-        "the precision that the row names. The label is wrong (TF32 called fp32, another device), "
-        "or the row covers less work than it says.",
-        advice="Find out in which precision it was measured, and on which device; relabel it.",
-        check=_faster_than_peak,
-    ),
-    Rule(
-        id="slower-than-class",
-        severity=Severity.WARNING,
-        title="a model far less efficient than narrower ones on the same device",
-        explanation="Wider layers use a device better. Rows that reach less than a third of the "
-        "rate of a narrower model were measured with something else: another precision, another "
-        "shape, a device that was shared or throttled.",
-        advice="Do not fit them together with the others; measure one of the rows again.",
-        check=_slower_than_class,
-    ),
-    Rule(
-        id="one-label-two-precisions",
-        severity=Severity.WARNING,
-        title="true float32 and TF32 under one label",
-        explanation="Rows of one device and one label differ by what lies between its float32 and "
-        "its TF32 rate: torch.backends.cuda.matmul.allow_tf32 was not the same.",
-        advice="Split the rows by what they reach, and label both parts.",
-        check=_label_of_two,
-    ),
-    Rule(
-        id="copied-values",
-        severity=Severity.WARNING,
-        title="numbers of another device or model",
-        explanation="Many times with many digits are exactly equal under two names. Two "
-        "measurements never are: one of them was copied, by hand or by a script that fell back.",
-        advice="Find out which of the two was measured; leave the other out.",
-        check=_copied,
-    ),
-)
+CHECKS: Mapping[str, Check] = {
+    "backward-not-measured": _backward_missing,
+    "input-gradient-only": _input_gradient,
+    "backward-faster-than-forward": _backward_faster,
+    "warm-up-inside": _warm_up,
+    "times-do-not-grow": _not_growing,
+    "faster-than-peak": _faster_than_peak,
+    "slower-than-class": _slower_than_class,
+    "one-label-two-precisions": _label_of_two,
+    "copied-values": _copied,
+}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 
 from hetplan.cluster.names import guessed_kinds
 from hetplan.cluster.spec import Island
 from hetplan.errors import Fault
 from hetplan.files.reading import read_document
-from hetplan.lint.evidence import Evidence, is_sentinel
-from hetplan.lint.findings import Finding, Rule, Severity, at, finding, grouped
-from hetplan.lint.known import fastest_link, known_device
-from hetplan.lint.rows import CollectiveRow
+from hetplan.lint.evidence import CollectiveRow, Evidence, fastest_link, is_sentinel, known_device
+from hetplan.lint.findings import Check, Finding, at, finding, grouped
 from hetplan.units import format_bandwidth, format_seconds
 
 GIB_SLIP = 2**30 / 1e9
@@ -229,86 +227,14 @@ def _guessed(evidence: Evidence) -> Iterator[Fault]:
             yield Finding(file=fault.file, line=fault.line, message=fault.message)
 
 
-RULES = (
-    Rule(
-        id="failure-as-number",
-        severity=Severity.ERROR,
-        title="failed measurements written as numbers",
-        explanation="A time that is a round power of ten of seconds, or a bandwidth of zero, is "
-        "what profilers write when a message did not fit in memory. A fit takes it for a time.",
-        advice="Drop these rows.",
-        check=_sentinels,
-    ),
-    Rule(
-        id="bandwidth-not-positive",
-        severity=Severity.ERROR,
-        title="bandwidth, time or size below zero",
-        explanation="No link moves less than nothing.",
-        advice="Find what wrote the number; leave the row out.",
-        check=_not_positive,
-    ),
-    Rule(
-        id="missing-size",
-        severity=Severity.WARNING,
-        title="a bandwidth without the size of the message",
-        explanation="Bandwidth depends on size by a factor of a hundred. Without the size the row "
-        "says little: usually it stands for the largest message.",
-        advice="Take it as a ceiling, not as a sample.",
-        check=_missing_size,
-    ),
-    Rule(
-        id="bandwidth-above-link",
-        severity=Severity.ERROR,
-        title="more bandwidth than the device's links have",
-        explanation="The bandwidth on the wire exceeds what all links of the device carry in one "
-        "direction. Usual causes: bits for bytes, both directions added, the wrong device's name.",
-        advice="Check the unit and the device.",
-        check=_above_link,
-    ),
-    Rule(
-        id="unit-slip",
-        severity=Severity.ERROR,
-        title="GB for GiB, or bits for bytes",
-        explanation="Bandwidth, size and time of a row are one equation. In most rows the "
-        "bandwidth differs from it by exactly the factor between two units.",
-        advice="Correct the unit of the column that is off.",
-        check=_unit_slip,
-    ),
-    Rule(
-        id="columns-disagree",
-        severity=Severity.WARNING,
-        title="bandwidth that size and time of the same row do not give",
-        explanation="Bandwidth, size and time of a row are one equation (nccl-tests, "
-        "PERFORMANCE.md, for each operation). Where they differ, the columns are averages of "
-        "different runs, or the row was edited.",
-        advice="Use the time; compute the bandwidth from it.",
-        check=_columns_disagree,
-    ),
-    Rule(
-        id="link-unlike-its-devices",
-        severity=Severity.WARNING,
-        title="links of an island that do not fit its devices",
-        explanation="Inside an island a bandwidth is what one device sends in one direction, so it "
-        "cannot pass the device's own links, and one fast network answers within microseconds. "
-        "Usual causes: bits for bytes, both directions or all devices added, ms for us.",
-        advice="Check the unit and whose figure it is.",
-        check=_unlike,
-    ),
-    Rule(
-        id="estimated-figures",
-        severity=Severity.NOTE,
-        title="figures of a device kind that are estimated",
-        explanation="The maker does not print them; hetplan takes them from a like kind, so times "
-        "that rest on them may be off by as much as the two differ.",
-        advice="Measure the kind (hetplan profile), or give the figures in `devices` of the file.",
-        check=_estimated,
-    ),
-    Rule(
-        id="short-kind-name",
-        severity=Severity.NOTE,
-        title="a device name that fits several kinds",
-        explanation="It is taken as the kind that node templates have.",
-        advice="Write the kind's whole name (hetplan doctor --kinds).",
-        check=_guessed,
-    ),
-)
+CHECKS: Mapping[str, Check] = {
+    "failure-as-number": _sentinels,
+    "bandwidth-not-positive": _not_positive,
+    "missing-size": _missing_size,
+    "bandwidth-above-link": _above_link,
+    "unit-slip": _unit_slip,
+    "columns-disagree": _columns_disagree,
+    "link-unlike-its-devices": _unlike,
+    "estimated-figures": _estimated,
+    "short-kind-name": _guessed,
+}

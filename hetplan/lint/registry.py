@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
+import yaml
+
 from hetplan.errors import Fault
 from hetplan.lint import launches, layers, links, samples
-from hetplan.lint.evidence import Evidence
-from hetplan.lint.findings import Finding, Findings, Rule, Severity, apply, finding, grouped
+from hetplan.lint.evidence import Evidence, Inputs
+from hetplan.lint.findings import Check, Finding, Findings, Rule, Severity, apply, finding, grouped
 from hetplan.lint.reading import LaunchContext, Reading, read_all
-from hetplan.lint.rows import Inputs
 
 _MAX_FAULTS = 20
 """Faults of one file that are shown one by one: as many as a person mends before the next look."""
 
-WRONG_FILE = Rule(
-    id="file-is-wrong",
-    severity=Severity.ERROR,
-    title="a file that cannot be read as what it is",
-    explanation="The file is of a kind that hetplan knows, and something in it has the wrong form, "
-    "or contradicts the other files.",
-    advice="Correct what the message names.",
-    check=lambda _: (),
-)
+WRONG_FILE = "file-is-wrong"
+_CHECKS: Mapping[str, Check] = {
+    WRONG_FILE: lambda _: (),
+    **layers.CHECKS,
+    **links.CHECKS,
+    **samples.CHECKS,
+    **launches.CHECKS,
+}
 
-RULES: tuple[Rule, ...] = (
-    WRONG_FILE,
-    *layers.RULES,
-    *links.RULES,
-    *samples.RULES,
-    *launches.RULES,
-)
+
+def _rules() -> Iterator[Rule]:
+    """The texts of rules.yaml, each with its check."""
+    texts = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))
+    for name, text in texts.items():
+        severity = Severity(text.pop("severity"))
+        yield Rule(id=name, severity=severity, check=_CHECKS[name], **text)
+
+
+RULES = tuple(_rules())
 """In the order in which `hetplan check --rules` shows them."""
 
 
@@ -67,7 +70,7 @@ def _wrong_files(faults: Sequence[Fault]) -> Iterator[Finding]:
         for fault in group[:_MAX_FAULTS]:
             values = {each.name: getattr(fault, each.name) for each in fields(Fault)}
             lines = (fault.line,) if fault.line else ()
-            yield Finding(**values | {"rule": WRONG_FILE.id, "lines": lines})
+            yield Finding(**values | {"rule": WRONG_FILE, "lines": lines})
         rest = group[_MAX_FAULTS:]
         if rest:
-            yield finding(rest, "and more like these", rule=WRONG_FILE.id)
+            yield finding(rest, "and more like these", rule=WRONG_FILE)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import TypeAlias
 
 from hetplan.errors import Fault
 from hetplan.job.spec import Precision
-from hetplan.lint.evidence import Evidence
-from hetplan.lint.findings import Rule, Severity, at, finding, grouped
-from hetplan.lint.rows import SampleRow
+from hetplan.lint.evidence import Evidence, SampleRow
+from hetplan.lint.findings import Check, at, finding, grouped
 from hetplan.model.spec import LayerKind
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Phase
 
@@ -182,58 +181,11 @@ def _slower_than(ordered: Sequence[LinkRow], row: LinkRow) -> LinkRow | None:
     )
 
 
-RULES = (
-    Rule(
-        id="quantiles-out-of-order",
-        severity=Severity.ERROR,
-        title="p10, median and p90 out of order",
-        explanation="A tenth of the runs is faster than p10, half than the median, nine tenths "
-        "than p90: they cannot fall.",
-        advice="The row was edited or its columns are swapped: measure it again.",
-        check=_quantiles,
-    ),
-    Rule(
-        id="more-outliers-than-runs",
-        severity=Severity.WARNING,
-        title="more than half of the runs are outliers",
-        explanation="Then the median is not what the device does when it is left alone.",
-        advice="Measure again on a quiet machine.",
-        check=_outliers,
-    ),
-    Rule(
-        id="activations-below-input",
-        severity=Severity.ERROR,
-        title="fewer bytes kept for the backward pass than the layer's input",
-        explanation="The backward pass of a transformer layer needs at least its input. Fewer "
-        "bytes mean that the counter missed tensors, or counted elements.",
-        advice="Measure with hetplan's profiler, or leave the column 0 where it is not known.",
-        check=_activations,
-    ),
-    Rule(
-        id="clocks-differ",
-        severity=Severity.WARNING,
-        title="clocks that differ within one population",
-        explanation="Rows of one population are fitted together. Those at another clock are slower "
-        "or faster by that ratio.",
-        advice="Lock the clocks (nvidia-smi -lgc) and measure these rows again.",
-        check=_clocks,
-    ),
-    Rule(
-        id="populations-disagree",
-        severity=Severity.WARNING,
-        title="two populations of one device far apart",
-        explanation="The same shapes on the same kind of device differ by more than half. Drivers "
-        "do not do that: one of them is another device, throttled, or shared.",
-        advice="Find out which one is right; give the other a device kind of its own.",
-        check=_disagree,
-    ),
-    Rule(
-        id="link-times-do-not-grow",
-        severity=Severity.WARNING,
-        title="times that do not grow with the bytes",
-        explanation="Above the latency of a link its time grows with the message: not the same for "
-        "sixteen times the bytes, or for every size, nor a fifth for four times the bytes.",
-        advice="Check that the timer waits for the transfer; measure again.",
-        check=_links_flat,
-    ),
-)
+CHECKS: Mapping[str, Check] = {
+    "quantiles-out-of-order": _quantiles,
+    "more-outliers-than-runs": _outliers,
+    "activations-below-input": _activations,
+    "clocks-differ": _clocks,
+    "populations-disagree": _disagree,
+    "link-times-do-not-grow": _links_flat,
+}

@@ -117,10 +117,14 @@ def _check_traceable(population: ProfileSet) -> None:
     links: set[str] = set()
     if len(set().union(*circumstances.values())) > 1:
         links = {sample.link for sample in population.links}
+    messages = (
+        (each.link, (each.operation, each.backend, each.group_size, each.message_bytes))
+        for each in population.links
+    )
     repeated = (
         _repeated(((sample.device, sample.shape) for sample in population.layers), doubtful)
         or _repeated(((sample.device, sample.shape) for sample in population.operators), doubtful)
-        or _repeated(((sample.link, _message(sample)) for sample in population.links), links)
+        or _repeated(messages, links)
     )
     if repeated is not None:
         raise InputError(
@@ -140,10 +144,6 @@ def _repeated(
             return entry[0]
         seen.add(entry)
     return None
-
-
-def _message(sample: LinkSample) -> tuple[object, ...]:
-    return sample.operation, sample.backend, sample.group_size, sample.message_bytes
 
 
 def _newest(population: ProfileSet) -> str:

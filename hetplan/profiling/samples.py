@@ -42,8 +42,6 @@ class Phase(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
-    FORWARD_BACKWARD = "forward_backward"
-    """Both in one time, as some tools write it; `predict.layer.laws` splits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer
 from hetplan.model.layers import Attention, Experts, LatentAttention, Mlp
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
-from hetplan.profiling.bodies import INITIAL_STD
+from hetplan.profiling.bodies import ADAMW, INITIAL_STD
 
 
 class ExpertShare(NamedTuple):
@@ -322,14 +322,8 @@ def _mlp(model: ModelSpec, mlp: Mlp, tp: int, tp_rank: int) -> tuple[ParameterSl
     )
 
 
-# Fixed, so that runs of different plans can be compared. AdamW: betas and weight decay of GPT-3
-# and Llama (arXiv 2005.14165, appendix B; 2302.13971, section 2.3); epsilon is torch's own. The
-# rate is five times the largest of those papers: this trainer's models are far smaller.
-ADAMW_RATE = 3e-3
-ADAMW_BETAS = (0.9, 0.95)
-ADAMW_EPSILON = 1e-8
-ADAMW_WEIGHT_DECAY = 0.1
 SGD_RATE = 0.1
+"""Fixed, as `bodies.ADAMW`, so that runs of different plans can be compared."""
 RULE_STATES = {Optimizer.ADAMW: ("exp_avg", "exp_avg_sq"), Optimizer.SGD: ()}
 """What each rule keeps of every element, by torch's names."""
 
@@ -337,13 +331,7 @@ RULE_STATES = {Optimizer.ADAMW: ("exp_avg", "exp_avg_sq"), Optimizer.SGD: ()}
 def make_rule(optimizer: Optimizer, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """The job's update rule; plain SGD without momentum. No parameter is exempt from decay."""
     if optimizer is Optimizer.ADAMW:
-        return torch.optim.AdamW(
-            parameters,
-            lr=ADAMW_RATE,
-            betas=ADAMW_BETAS,
-            eps=ADAMW_EPSILON,
-            weight_decay=ADAMW_WEIGHT_DECAY,
-        )
+        return torch.optim.AdamW(parameters, **ADAMW)  # type: ignore[arg-type]
     return torch.optim.SGD(parameters, lr=SGD_RATE)
 
 

@@ -1,4 +1,4 @@
-"""What `hetplan launch` prints of a run: each rank's time, measured beside predicted, phases."""
+"""What `hetplan launch` prints of a run: ranks, measured beside predicted, phases, numerics."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from hetplan.units import counted, format_brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from hetplan.launchers.elastic import History, Phase
+    from hetplan.launchers.numerics import Numerics
     from hetplan.launchers.run_log import LossCheck, RunLog
     from hetplan.runtime.measured import StepRecord
 
@@ -132,3 +133,25 @@ def _history_lines(history: History) -> Iterator[str]:
         yield f"{lost} {steps} trained again, or will be: no checkpoint had them"
     if history.steps:
         yield _loss_words(history.steps)
+
+
+# ---- check-numerics
+
+
+def show_numerics(numerics: Numerics, *, passed: bool) -> None:
+    """The results of all kinds; `passed`: nothing is wrong and none is missing."""
+    setup = numerics.setup
+    degrees = ", ".join(str(tp) for tp in setup.tensor_parallel)
+    print(
+        f"{setup.model}: {setup.microbatch_size} x {setup.sequence_length} tokens in "
+        f"{setup.precision.value}, tp {degrees}, seed {setup.seed}"
+    )
+    for kind in numerics.kinds:
+        for worst in sorted(kind.results, key=lambda result: -result.share)[:1]:
+            print(
+                f"{kind.kind}: {len(kind.results)} results; the worst has {worst.share:.0%} of "
+                f"the deviation allowed ({worst.operator}, {worst.tensor})"
+            )
+    if passed:
+        kinds = " and ".join(kind.kind for kind in numerics.kinds)
+        print(f"{kinds}: every result is as exact as its number format allows")

@@ -7,7 +7,7 @@ in `hetplan plan -v`, `hetplan explain` and the report.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -261,7 +261,11 @@ def _use(result: SearchResult) -> str:
 def _table(summary: Summary, width: int) -> Iterator[str]:
     """One line for each row; layers are folded where there is no room for all columns."""
     rows, pipelines = summary.rows, summary.result.plan.pipelines
-    degrees = [name for name in ("tp", "cp", "ep", "dp") if name in _ALWAYS or _varies(rows, name)]
+    degrees = [
+        name
+        for name in ("tp", "cp", "ep", "dp")
+        if name in _ALWAYS or any({*getattr(row, name)} != {1} for row in rows)
+    ]
     sizes = len({row.microbatch_size for row in rows}) > 1
     recomputes = len({row.recompute for row in rows}) > 1
     places = {island.name for row in rows for island in row.islands}
@@ -283,7 +287,7 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
         place = f" {place}" if named and place != kinds else ""
         full = "" if row.fits else " TOO FULL"
         table.add_row(
-            _stages(row, len(pipelines) > 1),
+            f"{row.pipelines[0]}: {row.name}" if len(pipelines) > 1 else row.name,
             escape(f"{row.devices_per_stage:,} {kinds}{place}"),
             " x ".join("/".join(map(str, getattr(row, name))) for name in degrees),
             *(["/".join(map(str, row.microbatch_size))] if sizes else []),
@@ -321,17 +325,9 @@ _ALWAYS = ("tp", "dp")
 """Degrees that are shown even where they are 1."""
 
 
-def _varies(rows: Iterable[StageRow], name: str) -> bool:
-    return any({*getattr(row, name)} != {1} for row in rows)
-
-
 def _gibibytes(size: float) -> str:
     number = size / _GIBIBYTE
     return f"{number:.0f}" if number >= 10.0 else f"{number:.2g}"
-
-
-def _stages(row: StageRow, several: bool) -> str:
-    return f"{row.pipelines[0]}: {row.name}" if several else row.name
 
 
 def _layers(layers: tuple[int, ...]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from hetplan.errors import InputError
+from hetplan.units import number_runs
 
 FOLDER = "{folder}"
 """In the texts of a launch: the emitted folder's place on the host."""
@@ -94,19 +95,8 @@ def hostlist(names: Sequence[str]) -> str:
 def _host_runs(before: str, width: int, numbers: list[int]) -> str:
     if not numbers:
         return before
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    if len(numbers) == 1:
-        return f"{before}{numbers[0]:0{width}d}"
-    parts = (
-        f"{first:0{width}d}" if first == last else f"{first:0{width}d}-{last:0{width}d}"
-        for first, last in runs
-    )
-    return f"{before}[{','.join(parts)}]"
+    runs = number_runs(sorted(numbers), ",", width)
+    return f"{before}{runs}" if len(numbers) == 1 else f"{before}[{runs}]"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -44,6 +44,7 @@ from hetplan.trainers.folder import (
     write_folder,
 )
 from hetplan.trainers.readme import placement_remarks, readme_text
+from hetplan.units import number_runs
 
 PLAN_FILE, README_FILE = "plan.json", "README.md"
 
@@ -181,19 +182,7 @@ def _merge_stages(faults: list[Fault]) -> Fault:
     stages = sorted({int(number) for each in faults for number in _STAGE.findall(each.field)})
     if len(stages) < 2:
         return faults[0]
-    said = ", ".join(_runs(stages))
-    return replace(faults[0], message=f"stages {said}: {faults[0].message}")
-
-
-def _runs(numbers: list[int]) -> Iterator[str]:
-    """Ascending numbers as ranges: 0-11, 14."""
-    first = last = numbers[0]
-    for number in [*numbers[1:], -1]:
-        if number == last + 1:
-            last = number
-            continue
-        yield str(first) if first == last else f"{first}-{last}"
-        first = last = number
+    return replace(faults[0], message=f"stages {number_runs(stages)}: {faults[0].message}")
 
 
 def emit(

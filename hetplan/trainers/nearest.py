@@ -156,7 +156,7 @@ def _narrowed(job: Job, faults: Sequence[Fault]) -> tuple[Job, tuple[str, ...]]:
         if getattr(job.pin, name) is None:
             pins: dict[str, Any] = {name: value}
             job = replace(job, pin=replace(job.pin, **pins))
-            changes.append(f"pinned {name}: {_pin_text(value)}")
+            changes.append(f"pinned {name}: {str(value).lower()}")
     for name in _options_of(faults):
         if _is_set(job.trainer, name):
             job = replace(job, trainer=replace(job.trainer, **{name: None}))
@@ -185,10 +185,6 @@ def _options_of(faults: Iterable[Fault]) -> Iterator[str]:
 
 def _is_set(options: TrainerOptions, name: str) -> bool:
     return getattr(options, name, None) is not None
-
-
-def _pin_text(value: int | bool) -> str:
-    return str(value).lower()
 
 
 def _priced(result: SearchResult, job: Job, predictor: Predictor) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -30,52 +31,6 @@ from hetplan.version import __version__
 _MAX_ROWS = 40
 """Of a table; the rest is counted."""
 
-_TEMPLATE = """\
-# {model} on {cluster}
-
-Written by hetplan {version} for {title}: {ranks:,} ranks on {hosts:,} {hosts_word} in {calls:,} \
-calls of torchrun. `launch.sh` starts the ranks of one host, `check.py` checks it before, \
-`plan.json` is the plan with all that it was made from. `hetplan emit --force` replaces what \
-hetplan wrote (the last line of `check.py` lists it) and keeps what you changed as NAME~.
-
-## What to expect
-
-A step of {batch:,} sequences is predicted to take **{step}** ({interval}), \
-{tokens:,.0f} tokens/s{use}; the fullest device needs {memory}.
-{other_target}
-## What runs where
-
-| stage | layers | tp x cp x dp | microbatch | recompute | devices | hosts |
-|---|---|---|---|---|---|---|
-{stages}
-
-Layers count from 0, the embedding, to the head. Calls of torchrun in the order of their node \
-ranks (`calls` in launch.sh):
-
-| node ranks | ranks | hosts | domain | island, region | devices of a host |
-|---|---|---|---|---|---|
-{agents}
-{numbering}
-## Before the first start
-
-- Put this folder at one path on every host, by a shared file system or a copy.
-{before}
-- Run `python3 check.py` on all hosts at one time, as launch.sh below: devices and their free \
-memory, interfaces, versions, paths, and whether all reach the rendezvous port. It asks \
-$HETPLAN_PYTHON, or else `{python}`, for torch.
-
-## Start
-
-Rank 0 and the rendezvous are on {master} ({address}), port {port}.
-{start}
-
-## After the start
-
-One rank alone, mostly the last, writes about steps; compare its log with the plan:
-
-    hetplan compare log-*.txt --plan plan.json
-"""
-
 
 def readme_text(
     result: SearchResult, ranks: RankLayout, launch: TrainerLaunch, options: EmissionOptions
@@ -93,7 +48,8 @@ def readme_text(
         "\nRanks are numbered tensor-parallel first, then through the pipeline, data-parallel "
         "copies last (Megatron-LM: --use-tp-pp-dp-mapping).\n"
     )
-    text = _TEMPLATE.format(
+    template = Path(__file__).with_name("readme.md.txt").read_text(encoding="utf-8")
+    text = template.format(
         model=_plain(inputs.model.name),
         cluster=_plain(inputs.cluster.name),
         version=__version__,

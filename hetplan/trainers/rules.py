@@ -1,4 +1,4 @@
-"""Rules about launches: what a rule and a launch are for them, and the rules of every trainer.
+"""Rules about launches: what a launch is for them, and the checks of every trainer.
 
 A rule sees sizes by flag name; a size whose value only the host knows (`$TP`) is None, and rules
 that need it report nothing. Megatron-LM and FlagScale have the same names (FlagScale turns every
@@ -40,21 +40,6 @@ _OF_THE_BATCH = (
     "pipeline-model-parallel-size",
     "pipeline-parallel-degree",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRule:
-    """One thing that is wrong in launches more often than people think."""
-
-    id: str
-    certain: bool
-    """True: the trainer stops or trains something else; False: usually a mistake."""
-    title: str
-    """What is found, in a few words."""
-    explanation: str
-    """Why it is wrong, and what usually causes it."""
-    advice: str
-    """What to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,8 +228,8 @@ class Launch:
         return None if rest else copies
 
 
-Check: TypeAlias = tuple[LaunchRule, Callable[[Launch], Iterable[Violation]]]
-"""A rule, and a function that finds where a launch breaks it."""
+Check: TypeAlias = tuple[str, Callable[[Launch], Iterable[Violation]]]
+"""A rule of `hetplan/lint/rules.yaml`, and a function that finds where a launch breaks it."""
 
 
 def whole(word: str) -> int | None:
@@ -254,60 +239,6 @@ def whole(word: str) -> int | None:
 
 
 # ---- rules of every trainer
-
-_MICROBATCHES = LaunchRule(
-    id="launch-too-few-microbatches",
-    certain=False,
-    title="fewer microbatches than stages",
-    explanation="A pipeline is full only while it has a microbatch for every stage. With fewer it "
-    "never is, and most of the step is waiting.",
-    advice="Make microbatches smaller, the batch larger, or the pipeline shorter.",
-)
-_REFUSED = LaunchRule(
-    id="launch-is-refused",
-    certain=True,
-    title="settings that the trainer refuses",
-    explanation="The trainer splits all ranks into tensor, context and pipeline parallel groups "
-    "and makes data-parallel copies of the rest; it stops where that is no whole number, and at "
-    "values that have the wrong form.",
-    advice="Start a multiple of the product of the degrees, or change what the message names.",
-)
-_SPANS = LaunchRule(
-    id="launch-tp-across-hosts",
-    certain=False,
-    title="tensor-parallel groups that span hosts",
-    explanation="A tensor-parallel group is tp consecutive ranks. Where the devices of a host are "
-    "no multiple of tp, a group begins on one host and ends on the next: every layer then waits "
-    "four times for the network between hosts. No trainer says so.",
-    advice="Choose tp so that it divides the devices of every host; on hosts of unlike size use a "
-    "part of their devices, or FlagScale's meshes.",
-)
-_HOSTS = LaunchRule(
-    id="launch-hosts-disagree",
-    certain=True,
-    title="numbers of hosts or devices that do not agree",
-    explanation="torchrun starts training when --nnodes hosts have joined with --nproc-per-node "
-    "ranks each; too few wait until they time out, too many ranks of a host share devices or stop.",
-    advice="Make --nnodes the number of hosts and --nproc-per-node the devices of each.",
-)
-_ORDER = LaunchRule(
-    id="launch-order-of-hosts",
-    certain=False,
-    title="a rendezvous that orders hosts by itself",
-    explanation="Which host gets which ranks decides which stage runs on which device. Only static "
-    "rendezvous keeps --node-rank; c10d and etcd sort the hosts that join, so a stage made for one "
-    "device kind may run on another, and it may change at the next start.",
-    advice="Write --rdzv-backend static with --node-rank, --master-addr and --master-port.",
-)
-_MEMORY = LaunchRule(
-    id="launch-out-of-memory",
-    certain=False,
-    title="a stage that needs more memory than its devices have",
-    explanation="Weights, optimizer state and activations of a stage grow with its layers, and the "
-    "first stages keep most microbatches. Megatron-LM's own report counts the mean number of "
-    "layers; a launch that fits by it may run out of memory on its fullest stage.",
-    advice="Take layers from the stage, recompute there, or shard the optimizer.",
-)
 
 
 def _refused(launch: Launch) -> Iterator[Violation]:
@@ -490,11 +421,11 @@ def _memory(launch: Launch) -> Iterator[Violation]:
 
 
 CHECKS: tuple[Check, ...] = (
-    (_REFUSED, _refused),
-    (_MEMORY, _memory),
-    (_MICROBATCHES, _few_microbatches),
-    (_SPANS, _spanning_groups),
-    (_HOSTS, _disagreeing_hosts),
-    (_ORDER, _rendezvous),
+    ("launch-is-refused", _refused),
+    ("launch-out-of-memory", _memory),
+    ("launch-too-few-microbatches", _few_microbatches),
+    ("launch-tp-across-hosts", _spanning_groups),
+    ("launch-hosts-disagree", _disagreeing_hosts),
+    ("launch-order-of-hosts", _rendezvous),
 )
 """Of every trainer."""

@@ -428,18 +428,13 @@ def _marked(
         first = before is None or before.attempt != step.attempt
         since = 0 if first or before is None else before.iteration
         # An event after iteration k delays the steps from k + 1 on, which the next line counts.
+        events_inside = happened[
+            bisect_left(happened, since) : bisect_left(happened, step.iteration)
+        ]
         inside = {
-            mark
-            for iteration in _between(happened, since, step.iteration)
-            for mark in by_iteration[iteration]
-            if not first
+            mark for iteration in events_inside for mark in by_iteration[iteration] if not first
         }
         marks = [*step.marks, *([Mark.FIRST] if first else []), *sorted(inside)]
         marked.append(replace(step, marks=tuple(dict.fromkeys(marks))))
         before = step
     return tuple(marked)
-
-
-def _between(values: Sequence[int], start: int, stop: int) -> Sequence[int]:
-    """Those of the sorted values from start up to but not including stop."""
-    return values[bisect_left(values, start) : bisect_left(values, stop)]

@@ -9,10 +9,10 @@ import pytest
 from command_line import run
 from test_launchers_run_log import RANK, RUN
 
-from hetplan.reports import progress
+from hetplan.reports import terminal
 from hetplan.reports.comparison import loop_lines
 from hetplan.reports.launch import show_run
-from hetplan.reports.progress import ProgressLine, shown_on
+from hetplan.reports.terminal import ProgressLine, shown_on
 from hetplan.search.solver import Progress
 
 
@@ -25,7 +25,7 @@ def is_calm(text: str) -> bool:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that stands until the test moves it."""
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     return now
 
 

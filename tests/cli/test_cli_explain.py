@@ -15,7 +15,7 @@ from hetplan.cost.estimate import estimate
 from hetplan.files.reading import decode, read_document
 from hetplan.plans.chosen import Shape
 from hetplan.predict.fit import FittedPredictor
-from hetplan.reports.traffic import TRAFFIC_SCHEMA, TrafficReport
+from hetplan.reports.explained import TRAFFIC_SCHEMA, TrafficReport
 from hetplan.search.files import SCHEMA, save_result
 from hetplan.search.result import Inputs, SearchResult
 

@@ -88,7 +88,7 @@ def test_no_time_exits_with_4_and_writes_nothing(folder: Path) -> None:
 def test_an_interrupted_search_writes_its_plan_and_exits_with_130(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hetplan.reports.progress import ProgressLine
+    from hetplan.reports.terminal import ProgressLine
 
     def stop(self: object, finished: int, total: int, left: None, what: str) -> None:
         if what.startswith("best"):
@@ -103,7 +103,7 @@ def test_an_interrupted_search_writes_its_plan_and_exits_with_130(
 def test_an_interrupted_comparison_keeps_the_plan_says_so_and_exits_with_130(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hetplan.reports.progress import ProgressLine
+    from hetplan.reports.terminal import ProgressLine
 
     def stop(self: object, finished: int, total: int, left: None, what: str) -> None:
         # A comparison begins with what is known already.

@@ -31,6 +31,9 @@ from hetplan.importers.link_figures import (
     LinkFigures,
     from_samples,
     from_topology,
+    nearest_nics,
+    nic_layout,
+    pcie_switches,
 )
 from hetplan.importers.records import (
     NodeTopology,
@@ -38,7 +41,6 @@ from hetplan.importers.records import (
     TopologyPath,
 )
 from hetplan.importers.table import Gives, import_text
-from hetplan.importers.topology import nearest_nics, nic_layout, pcie_switches
 from hetplan.predict.link.prior import collective, send
 from hetplan.profiling.samples import LinkOperation, LinkSample
 from hetplan.units import format_bandwidth

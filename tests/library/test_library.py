@@ -445,7 +445,7 @@ def test_progress_in_a_notebook_is_one_line_that_goes(
 def test_progress_elsewhere_is_shown_where_it_is_asked_for(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetplan.reports.progress._QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("hetplan.reports.terminal._QUIET_SECONDS", 0.0)
     hetplan.plan(*inputs_in(folder), DATASHEETS)
     assert capsys.readouterr() == ("", "")
     hetplan.plan(*inputs_in(folder), DATASHEETS, progress=True)

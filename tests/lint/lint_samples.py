@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.files.encoding import encode
-from hetplan.lint.known import known_device
+from hetplan.lint.evidence import known_device
 from hetplan.profiling.samples import LayerSample, LinkSample, Provenance, header, row
 from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 

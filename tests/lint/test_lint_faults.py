@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lint_samples import Bundle, timed
 
 from hetplan.lint.findings import Findings
-from hetplan.lint.launches import RULES as LAUNCH_RULES
+from hetplan.lint.launches import CHECKS as LAUNCH_CHECKS
 from hetplan.lint.reading import LaunchContext, read_all
 from hetplan.lint.registry import RULES, findings
 from hetplan.profiling.samples import LayerSample
@@ -270,5 +270,5 @@ def test_one_fault_makes_one_rule_speak(fault: Damage, seed: int) -> None:
 
 def test_every_rule_has_a_fault() -> None:
     # Those of launches have theirs in trainers/test_trainers_rules.py.
-    elsewhere = {"file-is-wrong", *(rule.id for rule in LAUNCH_RULES)}
+    elsewhere = {"file-is-wrong", *LAUNCH_CHECKS}
     assert {fault.rule for fault in FAULTS} == {rule.id for rule in RULES} - elsewhere

@@ -51,8 +51,8 @@ from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.days import run_of
 from hetplan.reports.explained import gains_worth_saying
+from hetplan.reports.html import answer as words
 from hetplan.reports.html import page as page_module
-from hetplan.reports.html import words
 from hetplan.reports.html.answer import facts
 from hetplan.reports.html.charts import NAMES, ROW, WIDTH, drawn
 from hetplan.reports.html.page import MEMORY_PARTS, report_text
@@ -64,7 +64,7 @@ from hetplan.search.files import load_legal_plan, save_result
 from hetplan.search.result import SearchResult
 from hetplan.trainers import trainer_named
 from hetplan.trainers.emission import emission_for
-from hetplan.units import format_brief
+from hetplan.units import format_brief, number_runs
 from hetplan.whatif.ask import wider
 
 MAX_BYTES = 5_000_000
@@ -283,7 +283,7 @@ def test_words_have_three_digits_and_one_unit() -> None:
     assert words.share_words(0.4123) == f"41.2{space}%"
     assert words.share_words(None) == "not known"
     assert words.bytes_words(1024.0**3 * 157.66) == f"158{space}GiB"
-    assert words.number_runs([0, 2, 3, 4, 7]) == "0, 2-4, 7"
+    assert number_runs([0, 2, 3, 4, 7]) == "0, 2-4, 7"
     assert [text for _, text in words.ticks(29.3)] == [f"{n}{space}s" for n in range(0, 30, 5)]
 
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
+from hetplan.lint.evidence import Inputs
 from hetplan.lint.findings import Finding
-from hetplan.lint.launches import RULES, known_places
+from hetplan.lint.launches import CHECKS, known_places
 from hetplan.lint.registry import judge
-from hetplan.lint.rows import Inputs
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.trainers.launch_values import LaunchHost, LaunchText, Setting
@@ -330,7 +330,7 @@ def test_every_rule_of_launches_is_tried() -> None:
         "launch-timeout",
         "launch-out-of-memory",
     }
-    assert {case.rule for case in WRONG} | elsewhere == {rule.id for rule in RULES}
+    assert {case.rule for case in WRONG} | elsewhere == {*CHECKS}
 
 
 def test_nothing_is_found_in_sizes_that_only_the_hosts_know() -> None:

@@ -7,19 +7,11 @@ Columns are dropped in the order of `layer.values` until the rows can tell the r
 apart: at least as many distinct points as columns, and no column that is a mixture of others on
 all rows (with one hidden size, bytes of elementwise work and operations grow alike). A transformer
 layer's law may be held near a datasheet's rates instead (`layer.weak_prior`).
-
-Where a tool wrote forward and backward as one time, backward is taken as twice the forward, by
-operations: a gradient of the inputs and one of the weights for every product. Kernels do not keep
-to that, so the interval of a law from such halves is wider. Sailor's published profiles have 210
-shapes (7 GPU kinds, 4 models, microbatch 1 to 128, tp 1 to 8) with backward between 0.7 and 3.3
-times the forward (median 2.1), and 174 heads with 0.7 to 9.1 times (median 1.7); 90 % of the halves
-lie within `SPLIT_LOG_HALFWIDTHS` (tests/predict/test_predict_combined.py computes them).
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -64,97 +56,8 @@ from hetplan.predict.regression import (
 )
 from hetplan.profiling.samples import LayerSample, Phase
 
-FORWARD_SHARE = 1 / 3  # 1 part forward, 2 parts backward, by operations
-
-SPLIT_LOG_HALFWIDTHS = {
-    # Forward, backward: p90 of 210 shapes is 0.292, 0.178.
-    (LayerKind.TRANSFORMER.value, Phase.FORWARD.value): 0.30,
-    (LayerKind.TRANSFORMER.value, Phase.BACKWARD.value): 0.18,
-    # p90 of 174 shapes is 0.434, 0.291.
-    (LayerKind.HEAD.value, Phase.FORWARD.value): 0.44,
-    (LayerKind.HEAD.value, Phase.BACKWARD.value): 0.30,
-    # All of an embedding's time may be its forward, log(3 / 1) = 1.10; nobody publishes a backward
-    # that was waited for (Sailor's are 3 us at every size), so its half gets the same.
-    (LayerKind.EMBEDDING.value, Phase.FORWARD.value): 1.10,
-    (LayerKind.EMBEDDING.value, Phase.BACKWARD.value): 1.10,
-}
-"""Half-width that the split alone adds to a law, by layer and phase."""
-
 _Key = tuple[str, str, str, str]
 """Device, precision, layer, phase."""
-
-
-@dataclass(frozen=True, slots=True)
-class CombinedRows:
-    """How many rows of forward and backward together each law has."""
-
-    halves: Counter[_Key]
-    """Rows that were split."""
-    unused: Counter[_Key]
-    """Rows whose half was measured alone as well."""
-
-    def widened(self, law: LayerLaw) -> LayerLaw:
-        """The law with the interval and the notes that its rows ask for."""
-        key = (law.device, law.precision, law.layer, law.phase)
-        notes = law.notes
-        if self.unused[key]:
-            notes += (
-                f"{self.unused[key]} rows of forward and backward together are not used: "
-                f"{law.phase} was measured alone",
-            )
-        if not self.halves[key]:
-            return replace(law, notes=notes)
-        added = SPLIT_LOG_HALFWIDTHS[law.layer, law.phase]
-        return replace(
-            law,
-            log_halfwidth=law.log_halfwidth + added,
-            table_log_halfwidth=law.table_log_halfwidth + added,
-            measured=(),  # a half is not measured
-            calibration=f"{law.calibration}; {added:g} more for the split",
-            notes=(
-                *notes,
-                "split of measured forward+backward by operations: an assumption (backward is "
-                "twice forward)",
-            ),
-        )
-
-
-def split_combined(
-    samples: Sequence[LayerSample],
-) -> tuple[tuple[LayerSample, ...], CombinedRows]:
-    """The samples with every combined one as a forward and a backward one, which sum to it.
-
-    A phase that was measured alone for the same device, precision and layer keeps to those rows.
-    """
-    combined = Phase.FORWARD_BACKWARD.value
-    rows = CombinedRows(Counter(), Counter())
-    alone = {_key(sample) for sample in samples if sample.phase != combined}
-    result: list[LayerSample] = []
-    for sample in samples:
-        if sample.phase != combined:
-            result.append(sample)
-            continue
-        for half in _split(sample):
-            if _key(half) in alone:
-                rows.unused[_key(half)] += 1
-            else:
-                rows.halves[_key(half)] += 1
-                result.append(half)
-    return tuple(result), rows
-
-
-def _split(sample: LayerSample) -> tuple[LayerSample, LayerSample]:
-    """Its forward, and as backward the rest of each time."""
-    times = {name: getattr(sample, name) for name in _TIMES}
-    forward = {name: value * FORWARD_SHARE for name, value in times.items()}
-    backward = {name: value - forward[name] for name, value in times.items()}
-    return (
-        replace(sample, phase=Phase.FORWARD.value, **forward),
-        replace(sample, phase=Phase.BACKWARD.value, activation_bytes=0.0, **backward),
-    )
-
-
-_TIMES = ("median_seconds", "p10_seconds", "p90_seconds")
 
 UNVALIDATED_LOG_HALFWIDTH = MATRIX_LOG_HALFWIDTH
 """Least half-width where too few errors set it: a law that was never tested on a size it had not
@@ -206,7 +109,6 @@ def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
     An InputError names every sample that cannot be used (an unknown word, a time that is no
     positive number).
     """
-    samples, combined = split_combined(samples)
     refuse("layer", samples, "device", _problem)
     groups: dict[_Key, list[LayerSample]] = {}
     for sample in samples:
@@ -216,7 +118,7 @@ def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
         _draft(key, rows, [both for other, both in ordered if other[:3] == key[:3]])
         for key, rows in ordered
     ]
-    return tuple(combined.widened(_finish(draft, drafts)) for draft in drafts)
+    return tuple(_finish(draft, drafts) for draft in drafts)
 
 
 def _key(sample: LayerSample) -> _Key:

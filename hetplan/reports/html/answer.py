@@ -1,36 +1,112 @@
 """The answer: what a plan is and what it costs, in two sentences and a table of the questions that
-a team asks of it.
+a team asks of it; numbers in words, with three digits, one unit and their interval.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hetplan.cost.estimate_values import Estimate, StepRange
 from hetplan.cost.network.segments import LinkScope
 from hetplan.plans.pieces import used_devices
 from hetplan.predict.predictor import MEASURED
 from hetplan.reports.days import days_line, failure_words, lost_words, run_of
+from hetplan.reports.energy import (
+    FRONT_PROOF,
+    energy_line,
+    front_cells,
+    saved_part,
+    watts_words,
+)
 from hetplan.reports.explained import gains_worth_saying, idle_lines
 from hetplan.reports.html.values import LinkUse, PlanView
-from hetplan.reports.html.words import (
-    bytes_words,
-    change_words,
-    gain_words,
-    range_words,
-    seconds_words,
-    share_words,
-)
 from hetplan.reports.plans import mixing_line
 from hetplan.reports.summary import next_lines, stage_rows, step_words
 from hetplan.search.descriptions import devices_in_use, layout_words
 from hetplan.search.result import ChangeKind, SearchResult, ShadowPrice
 from hetplan.search.space.allowed import allowed_cluster
-from hetplan.units import counted, format_each
+from hetplan.units import (
+    UNITS,
+    Dimension,
+    counted,
+    digits,
+    format_brief,
+    format_bytes,
+    format_each,
+    format_rate,
+    format_seconds,
+)
 from hetplan.whatif.plan_use import idle_islands
+
+SPACE = "\u00a0"
+"""Between a number and its unit: it breaks no line."""
+
+
+def share_words(part: float | None) -> str:
+    """`41.2 %`, or that it is not known."""
+    return "not known" if part is None else f"{_three(100 * part)}{SPACE}%"
+
+
+def change_words(part: float | None) -> str:
+    """`+12.3 %`; below a tenth of a thousandth nothing changes."""
+    if part is None:
+        return "not known"
+    return f"{'-' if part < 0 else '+'}{share_words(abs(part))}" if abs(part) >= 1e-4 else "same"
+
+
+def gain_words(least: float, most: float | None) -> str:
+    """`+3.1 % to +5.3 %`, `-12 %`, `0 % or more`: what a change is worth, from and to."""
+    low, high = (_signed(least), _signed(least if most is None else most))
+    return f"{low} or more" if most is None else low if low == high else f"{low} to {high}"
+
+
+def _signed(part: float) -> str:
+    return change_words(part) if abs(part) >= 1e-4 else f"0{SPACE}%"
+
+
+def seconds_words(seconds: float, like: float | None = None) -> str:
+    """A time with three digits, in the unit of another one where that is given."""
+    return format_brief(seconds, like).replace(" ", SPACE)
+
+
+def _three(number: float) -> str:
+    return digits(number) if number else "0"
+
+
+def bytes_words(size: float) -> str:
+    """As memory is counted, with three digits."""
+    number, unit = format_bytes(size).split()
+    return f"{_three(float(number))}{SPACE}{unit}"
+
+
+def decimal_bytes(size: float) -> str:
+    """As networks count, with three digits."""
+    return format_rate(float(f"{size:.3g}"), "B").replace(" ", SPACE)
+
+
+def range_words(share: str, least: str, most: str) -> str:
+    """`(90 %: 22.3 to 48.1 s)`, the unit once."""
+    unit = most.partition(SPACE)[2]
+    return f"({share.replace(' ', SPACE)}: {least.removesuffix(unit).rstrip()} to {most})"
+
+
+def ticks(end: float, count: int = 6) -> Iterator[tuple[float, str]]:
+    """(part of the way, words) of round times from 0 to the end, about so many."""
+    unit = format_seconds(end).split()[1]
+    whole = end / UNITS[Dimension.TIME][unit]
+    size = 10.0 ** math.floor(math.log10(whole / count))
+    size = next(size * each for each in (1, 2, 5, 10) if whole / (size * each) <= count)
+    for number in range(math.floor(whole / size * (1 + 1e-9)) + 1):
+        at = number * size
+        yield at / whole, f"{float(f'{at:.6g}'):,.10g}{SPACE}{unit}"
+
+
+# ---- the answer
 
 
 def headline(result: SearchResult) -> str:
@@ -75,7 +151,8 @@ def facts(view: PlanView) -> Iterator[Fact]:
     yield from _layout(view)
     yield from _limits(view)
     yield from _changes(view)
-    yield from _trust(view)
+    yield Fact(name="Proof", words=_proof(view.result), section="search")
+    yield Fact(name="Not measured", words=_unmeasured(view), section="sources")
     *_, start = next_lines(view.result, Path(view.name))
     name, _, how = start.partition(": ")
     yield Fact(name=name.capitalize(), words=how, section="start")
@@ -231,12 +308,6 @@ def idle_devices(result: SearchResult) -> Iterator[str]:
         yield f"{left:,} of {island.num_usable_devices:,} devices of {island.name}"
 
 
-def _trust(view: PlanView) -> Iterator[Fact]:
-    """How good the plan is, and what its figures rest on."""
-    yield Fact(name="Proof", words=_proof(view.result), section="search")
-    yield Fact(name="Not measured", words=_unmeasured(view), section="sources")
-
-
 def _unmeasured(view: PlanView) -> str:
     """The part of the step that rests on figures of others, and the largest of them."""
     estimate = view.result.estimate
@@ -298,3 +369,46 @@ def _devices(result: SearchResult) -> str:
         if mine.any()
     ]
     return ", ".join(found)
+
+
+# ---- the section of energy, cost and the front
+
+
+def energy_section(view: PlanView) -> dict[str, Any]:
+    """What the template fills in."""
+    result = view.result
+    line, part = energy_line(result), saved_part(view.clocks, view.energy)
+    if part is not None and part > 0.0:
+        line += f"; the clocks below would save {part:.1%} of the energy"
+    slower = [each for each in view.clocks if each.mean_clock < 1.0]
+    several = len(result.plan.pipelines) > 1
+    return {
+        "line": line[:1].upper() + line[1:],
+        "islands": [
+            {
+                "part": each,
+                "computing": watts_words(each.law.computing_watts),
+                "communicating": watts_words(each.law.communicating_watts),
+                "mean": watts_words(each.mean_watts),
+                "kwh": digits(each.kwh_per_step),
+            }
+            for each in (() if view.energy is None else view.energy.islands)
+        ],
+        "clocks": [
+            {
+                "stage": (f"pipeline {each.pipeline}, " if several else "") + f"stage {each.stage}",
+                "clock": each.mean_clock,
+                "saved": "unknown" if each.kwh_saved is None else digits(each.kwh_saved),
+            }
+            for each in slower[:_MOST_STAGES]
+        ],
+        "front": [
+            {"cells": front_cells(point), "layout": layout_words(point.plan)}
+            for point in (result.alternatives if result.is_front else ())
+        ],
+        "proof": FRONT_PROOF,
+    }
+
+
+_MOST_STAGES = 64
+"""Rows of a table that can still be looked through."""

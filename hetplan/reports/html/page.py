@@ -25,19 +25,22 @@ from hetplan.errors import InputError
 from hetplan.plans.pieces import used_devices
 from hetplan.reports.explained import every_limit, idle_lines
 from hetplan.reports.html import charts
-from hetplan.reports.html.answer import Fact, facts, gain_of, headline, idle_devices
-from hetplan.reports.html.energy import energy_section
-from hetplan.reports.html.values import LinkUse, PlanView, distinct
-from hetplan.reports.html.words import (
+from hetplan.reports.html.answer import (
     SPACE,
+    Fact,
     bytes_words,
     change_words,
     decimal_bytes,
-    number_runs,
+    energy_section,
+    facts,
+    gain_of,
+    headline,
+    idle_devices,
     seconds_words,
     share_words,
     ticks,
 )
+from hetplan.reports.html.values import LinkUse, PlanView, distinct
 from hetplan.reports.plans import grouped, refused_lines, with_node_names
 from hetplan.reports.summary import StageRow, emit_target
 from hetplan.reports.timeline import PipelineTimeline
@@ -47,7 +50,7 @@ from hetplan.search.descriptions import layout_words
 from hetplan.search.result import FamilyBound, Proof, SearchResult, ShadowPrice
 from hetplan.trainers import TRAINERS, trainer_named
 from hetplan.trainers.emission import emission_for
-from hetplan.units import counted, format_each, format_rate
+from hetplan.units import counted, format_each, format_rate, number_runs
 from hetplan.version import __version__
 from hetplan.whatif.smaller_questions import usable_islands
 

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from hetplan.trainers.megatron.rules import CHECKS as MEGATRON_CHECKS
-from hetplan.trainers.megatron.rules import LAYERS
-from hetplan.trainers.rules import Check, Launch, LaunchRule, Violation, violation
+from hetplan.trainers.rules import Check, Launch, Violation, violation
 
 _MESHES = "hetero-process-meshes"
 _TYPES = "hetero-device-types"
@@ -115,37 +114,10 @@ def _lost(launch: Launch) -> Iterator[Violation]:
     )
 
 
-_FIT = LaunchRule(
-    id="launch-meshes-do-not-fit",
-    certain=False,
-    title="meshes of FlagScale with unlike expert parallelism",
-    explanation="hetero_process_meshes has tp, cp, ep, dp, pp of each mesh in pipeline order. "
-    "FlagScale's check that ep is the same in all of them rejects nothing.",
-    advice="Give all meshes one ep.",
-)
-_DEVICE_TYPES = LaunchRule(
-    id="launch-mesh-types",
-    certain=True,
-    title="device types that put meshes on the wrong devices",
-    explanation="FlagScale sorts ranks by the first place of their host's type in "
-    "hetero_device_types and deals them to the meshes in order. It does not check that a mesh "
-    "gets devices of its type.",
-    advice="Give every run of meshes a type name of its own, in the list and in the hostfile, "
-    "and as many slots of it as its meshes have ranks.",
-)
-_CHECKPOINT = LaunchRule(
-    id="launch-mesh-checkpoint",
-    certain=False,
-    title="distributed checkpoints of meshes with unlike tp",
-    explanation="The format torch_dist, Megatron-LM's default, needs one tp for all "
-    "stages; FlagScale's maintainers name ckpt_format torch for meshes whose tp differ "
-    "(FlagScale#319).",
-    advice="Write ckpt_format: torch.",
-)
 CHECKS: tuple[Check, ...] = (
     *MEGATRON_CHECKS,
-    (LAYERS, _lost),
-    (_FIT, _expert_parallelism),
-    (_DEVICE_TYPES, _types),
-    (_CHECKPOINT, _checkpoint),
+    ("launch-loses-layers", _lost),
+    ("launch-meshes-do-not-fit", _expert_parallelism),
+    ("launch-mesh-types", _types),
+    ("launch-mesh-checkpoint", _checkpoint),
 )

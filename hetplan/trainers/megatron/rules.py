@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from hetplan.errors import InputError
 from hetplan.trainers.megatron.read import stage_layers
-from hetplan.trainers.rules import Check, Launch, LaunchRule, Violation, violation
+from hetplan.trainers.rules import Check, Launch, Violation, violation
 
 _LAYOUT = "pipeline-model-parallel-layout"
 _ENDS = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
@@ -109,37 +109,9 @@ def _timeout(launch: Launch) -> Iterator[Violation]:
     )
 
 
-LAYERS = LaunchRule(
-    id="launch-loses-layers",
-    certain=True,
-    title="layers of the model that no stage gets",
-    explanation="The layers do not divide over the stages as the launch splits them. Depending on "
-    "its version the trainer rounds down and trains a smaller model, with a loss that looks "
-    "well, or stops at the start. FLOP/s in its log count the layers that were dropped.",
-    advice="Say which stage gets how many layers: --pipeline-model-parallel-layout for "
-    "Megatron-LM, hetero_pipeline_layer_split for FlagScale.",
-)
-_WITHOUT_EFFECT = LaunchRule(
-    id="launch-flag-without-effect",
-    certain=False,
-    title="flags that do nothing as they are written",
-    explanation="Megatron-LM switches some flags off and goes on, with a line in the log at "
-    "most: the run is not the one that the script names.",
-    advice="Leave the flag out, or write what makes it count.",
-)
-_TIMEOUT = LaunchRule(
-    id="launch-timeout",
-    certain=False,
-    title="ten minutes for collectives between regions",
-    explanation="Megatron-LM gives a collective 10 minutes by default "
-    "(distributed_timeout_minutes in training/config/common_config.py). Between regions one "
-    "rank may wait longer for the others: while they start, load or write a checkpoint, or a "
-    "route is lost. All ranks end then.",
-    advice="Write --distributed-timeout-minutes 60.",
-)
 CHECKS: tuple[Check, ...] = (
-    (LAYERS, _lost),
-    (_WITHOUT_EFFECT, _without_effect),
-    (_TIMEOUT, _timeout),
+    ("launch-loses-layers", _lost),
+    ("launch-flag-without-effect", _without_effect),
+    ("launch-timeout", _timeout),
 )
 """Of Megatron-LM's arguments, whatever trainer takes them."""

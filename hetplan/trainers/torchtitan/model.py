@@ -8,6 +8,7 @@ its name). Everything else that the plan decides is in the arguments, which are 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from hetplan.job.spec import ProductFormat
 from hetplan.job.trainer import TrainerSettings
@@ -22,112 +23,6 @@ ROTARY_BASE = 500_000
 """Of torchtitan's Llama 3 models (models/llama3/__init__.py), where a model says none."""
 NORM_EPSILON = 1e-5
 """RMSNorm.Config's own (torchtitan/models/common/nn_modules.py)."""
-
-_TEXT = '''\
-"""Model and defaults of a planned torchtitan run (torchtitan 0.3.0)."""
-
-from functools import partial
-
-import torch.nn as nn
-from torchtitan.components.loss import CrossEntropyLoss
-from torchtitan.components.optimizer import default_adamw
-{converter_import}from torchtitan.distributed.pipeline_parallel import pipeline_llm
-from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
-from torchtitan.models.common.config_utils import (
-    get_attention_config,
-    make_ffn_config,
-    make_gqa_config,
-)
-from torchtitan.models.common.param_init import depth_scaled_std, skip_param_init
-from torchtitan.models.llama3 import parallelize_llama
-from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
-from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
-from torchtitan.protocols.model_spec import ModelSpec
-from torchtitan.trainer import Trainer
-
-LAYERS = {layers}
-HIDDEN = {hidden}
-FFN_HIDDEN = {ffn}
-HEADS = {heads}
-KEY_VALUE_HEADS = {kv_heads}
-HEAD_DIM = {head_dim}
-VOCABULARY = {vocabulary}  # {vocabulary_note}
-MAX_SEQUENCE_LENGTH = {longest}
-TIED = {tied}
-NORM_EPSILON = {norm_epsilon}
-ROTARY_BASE = {rotary_base}
-ROTARY_SCALING = {rotary_scaling}
-
-
-def _normal(std):
-    return {{"weight": partial(nn.init.trunc_normal_, std=std), "bias": nn.init.zeros_}}
-
-
-def _norm():
-    ones = {{"weight": nn.init.ones_}}
-    return RMSNorm.Config(normalized_shape=HIDDEN, eps=NORM_EPSILON, param_init=ones)
-
-
-def _layer(number):
-    deep = _normal(depth_scaled_std(0.02, number))
-    return Llama3TransformerBlock.Config(
-        attention_norm=_norm(),
-        ffn_norm=_norm(),
-        attention=make_gqa_config(
-            dim=HIDDEN,
-            n_heads=HEADS,
-            n_kv_heads=KEY_VALUE_HEADS,
-            head_dim=HEAD_DIM,
-            wqkv_param_init=_normal(0.02),
-            wo_param_init=deep,
-            inner_attention=get_attention_config("flex"),
-            fuse_qkv=True,
-            rope=ComplexRoPE.Config(
-                dim=HEAD_DIM, max_seq_len=MAX_SEQUENCE_LENGTH, theta=ROTARY_BASE, **ROTARY_SCALING
-            ),
-        ),
-        feed_forward=make_ffn_config(
-            dim=HIDDEN, hidden_dim=FFN_HIDDEN, w1_param_init=_normal(0.02), w2w3_param_init=deep
-        ),
-    )
-
-
-def model():
-    """Shape of the model."""
-    embedding = skip_param_init if TIED else partial(nn.init.normal_, std=1.0)
-    return Llama3Model.Config(
-        dim=HIDDEN,
-        vocab_size=VOCABULARY,
-        enable_weight_tying=TIED,
-        tok_embeddings=Embedding.Config(
-            num_embeddings=VOCABULARY, embedding_dim=HIDDEN, param_init={{"weight": embedding}}
-        ),
-        norm=_norm(),
-        lm_head=Linear.Config(
-            in_features=HIDDEN, out_features=VOCABULARY, param_init=_normal(HIDDEN**-0.5)
-        ),
-        layers=[_layer(number) for number in range(LAYERS)],
-    )
-
-
-def {function}():
-    """Configuration that the arguments complete."""
-    return Trainer.Config(
-        model_spec=ModelSpec(
-            name="llama3",
-            flavor={name!r},
-            model={model_call},
-            parallelize_fn=parallelize_llama,
-            pipelining_fn=pipeline_llm,
-            post_optimizer_build_fn=None,
-            state_dict_adapter=Llama3StateDictAdapter,
-        ),
-        loss=CrossEntropyLoss.Config(global_vocab_size=VOCABULARY),
-        optimizer=default_adamw(),
-        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),
-    )
-'''
 
 _CONVERTERS = {
     # lm_head keeps the plan's precision (hetplan.job.trainer); torchao's recipes.
@@ -152,7 +47,8 @@ def config_text(
         imported = f"from torchtitan.components.quantization import {name}\n"
         compiled = f"model_compile_enabled={settings.fused_elementwise}"
         call = f"{name}.Config({arguments}, {compiled}).build().convert(model())"
-    return _TEXT.format(
+    template = Path(__file__).with_name("planned.py.txt").read_text(encoding="utf-8")
+    return template.format(
         converter_import=imported,
         layers=model.num_layers,
         hidden=model.hidden_size,
