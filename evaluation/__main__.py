@@ -262,6 +262,13 @@ def experts(
     experts_answer(list(found)).show(as_json=as_json)
 
 
+def local_steps(as_json: AsJson = False) -> None:
+    """Local steps against synchronous ones, trained on an emulated cluster (root)."""
+    from evaluation.local_steps import local_steps_answer
+
+    local_steps_answer().show(as_json=as_json)
+
+
 def power(
     silicon: Annotated[
         Path | None,
@@ -343,7 +350,7 @@ def _seconds(text: str | None) -> float | None:
 
 for _command in (
     accuracy, search, cost, power, hethub, experts, limits, worth, closed_loop, distil, soak,
-    startup, robust, faults,
+    startup, robust, faults, local_steps,
 ):  # fmt: skip
     app.command(_command.__name__.replace("_", "-"))(guarded(_command))
 

@@ -317,20 +317,19 @@ class Synchronisation(FileForm):
     """
 
     sync_steps: Count
-    """Steps from one synchronisation of a weight to its next one."""
+    """Steps from one averaging of a weight to its next."""
     extra_tokens: Annotated[float, Field(ge=0, le=10)]
-    """What the run needs more of total_tokens for the same loss, as a part of them. No default: it
-    depends on model, data and sync_steps."""
+    """Part of total_tokens needed more for the same loss. It has no default."""
     num_fragments: Count = 1
-    """Parts of the layers that are synchronised in turn; it divides sync_steps."""
+    """Parts of the layers that are averaged in turn; it divides sync_steps."""
     fragment_sync_delay: CountOrZero = 0
-    """Steps beside which a fragment's averaging runs; fewer than sync_steps / num_fragments."""
+    """Steps beside which averaging runs; fewer than sync_steps / num_fragments."""
     fragment_update_alpha: Part = 0.0
-    """Part of the region's own weights that stays when the averaged ones arrive."""
+    """Part of its own weights that a region keeps."""
     precision: Precision = Precision.FLOAT32
-    """Number format in which differences of weights are sent."""
+    """Number format in which differences are sent."""
     outer_lr: Positive = 0.7
-    """Learning rate of the outer optimizer, SGD with Nesterov momentum; torchtitan's."""
+    """Of the outer SGD with Nesterov momentum; torchtitan's, as the next."""
     outer_momentum: Fraction = 0.9
     """Its momentum."""
 

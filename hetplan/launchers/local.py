@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hetplan.cluster.devices import CPU_KIND
-from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.errors import Fault, InputError
 from hetplan.files.locks import Lock
 from hetplan.files.writing import make_folder
@@ -28,6 +28,7 @@ from hetplan.launchers.run_log import LossCheck, RunLog, run_of, this_machine
 from hetplan.launchers.watching import STALL_FACTOR, STALL_SECONDS, Patience
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
+from hetplan.plans.plan import OuterSynchronisation
 from hetplan.profiling.pacing import Pace
 from hetplan.profiling.samples import Phase
 from hetplan.runtime.checkpoints import check_loss_faults, settle
@@ -131,7 +132,7 @@ def _train(
         training,
         hosts,
         Patience(
-            stall_seconds=settings.stall_seconds or stall_of(result.estimate),
+            stall_seconds=settings.stall_seconds or stall_of(result.estimate, result.plan.outer),
             exact=settings.stall_seconds is not None,
             start_seconds=START_SECONDS,
             files_seconds=training.timeout_seconds + LATE_SECONDS,
@@ -156,7 +157,7 @@ def _train(
     )
 
 
-def stall_of(estimate: Estimate) -> float:
+def stall_of(estimate: Estimate, outer: OuterSynchronisation | None = None) -> float:
     """Seconds without a finished operation after which ranks are taken to hang."""
     longest = max(
         max(
@@ -169,7 +170,9 @@ def stall_of(estimate: Estimate) -> float:
         )
         for stage in estimate.stages
     )
-    return max(STALL_SECONDS, STALL_FACTOR * longest)
+    averaging = [each.seconds for each in estimate.components if each.component is Component.OUTER]
+    rounds = sum(averaging) * (0 if outer is None else outer.settings.sync_steps)
+    return max(STALL_SECONDS, STALL_FACTOR * max(longest, rounds))
 
 
 def _runnable(result: SearchResult, settings: LaunchSettings) -> tuple[tuple[str, ...], str]:

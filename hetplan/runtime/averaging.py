@@ -22,7 +22,7 @@ from hetplan.plans.plan import LayerRange, OuterSynchronisation
 from hetplan.profiling.weights import FlatParameters
 from hetplan.runtime.communicator.channels import Channel, Groups, Sum
 from hetplan.runtime.communicator.staging import Work
-from hetplan.runtime.gradient_groups import Exchange, exchanged_parts
+from hetplan.runtime.gradient_groups import exchanged_parts, exchanges
 from hetplan.runtime.gradients import Named, parts_of
 from hetplan.runtime.placement import RankPlace, site_batches
 from hetplan.runtime.training import Training
@@ -58,12 +58,11 @@ class Averaging:
         outer: OuterSynchronisation,
         places: Sequence[RankPlace],
         place: RankPlace,
-        exchanges: Sequence[Exchange],
         groups: Groups,
         named: Named,
         parameters: FlatParameters,
     ) -> None:
-        """`exchanges` are those between the sites (`Reduction.outer`)."""
+        """`groups` was opened for the exchanges between the sites (`Reduction.outer`)."""
         self._settings, self._parameters = outer.settings, parameters
         self._local = parameters.updated.detach()
         self._weights = self._local.to("cpu", copy=True)
@@ -77,7 +76,7 @@ class Averaging:
 
         def rows(layers: LayerRange) -> Iterator[tuple[Channel, float, tuple[Tensor, ...]]]:
             """(channel, weight, views of the gradients) of every exchange of these layers."""
-            for exchange in exchanges:
+            for exchange in exchanges(outer.reduction_groups, places):
                 channel = groups.channel(exchange.ranks)
                 both = [common_layers(each, layers) for each in exchange.layers]
                 held = tuple(each for each in both if each is not None)

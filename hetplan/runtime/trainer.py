@@ -146,22 +146,11 @@ class Trainer:
             self._joined(model, reduction.tied, groups, TrafficClass.EMBEDDING),
         )
         self._clips, self._everyone = clips_gradients(job), groups.everyone
-        self._site_share = 1.0
-        """Of the site's batch in the global one."""
-        self.averaging: Averaging | None = None
-        if plan.outer is not None:
+        # Of the site's batch in the global one.
+        self._site_share = site_batches(plan)[place.site] / job.global_batch_size
+        self.averaging = self._make_averaging(training, places, groups)
+        if self.averaging is not None:
             self._everyone = groups.channel(reduction.sites[place.site])
-            self._site_share = site_batches(plan)[place.site] / job.global_batch_size
-            self.averaging = Averaging(
-                training,
-                plan.outer,
-                places,
-                place,
-                reduction.outer,
-                groups,
-                self._named,
-                self.parameters,
-            )
         self._counted = self._counted_views(model, place)
         self.state = TrainingState(
             model, place, self._named, self.parameters, self._shards, self.averaging
@@ -169,6 +158,14 @@ class Trainer:
         self._data = MarkovTokens.of(model.vocab_size, job.seed)
         self._marks: list[Any] = []
         self._passes = self._make_passes(model, places, groups)
+
+    def _make_averaging(
+        self, training: Training, places: Sequence[RankPlace], groups: Groups
+    ) -> Averaging | None:
+        outer, place = training.plan.outer, self._place
+        if outer is None:
+            return None
+        return Averaging(training, outer, places, place, groups, self._named, self.parameters)
 
     def _build(
         self, model: ModelSpec, groups: Groups, pacer: Pacer | None

@@ -117,7 +117,7 @@ def _balanced(question: Question, predictor: Predictor) -> dict[str, SearchResul
     for each in usable_islands(question):
         peak = max((rate for _, rate in each.device.peak_flops_per_second), default=1.0)
         speeds[each.region] = speeds.get(each.region, 0.0) + peak * each.num_usable_devices
-    best: dict[str, SearchResult] = {}
+    best, shortest = dict[str, SearchResult](), math.inf
     seen = set[tuple[int, ...]]()
     while len(seen) < _ROUNDS and len(speeds) > 1:
         parts = _dealt(question.job.global_batch_size, [*speeds.values()])
@@ -134,13 +134,10 @@ def _balanced(question: Question, predictor: Predictor) -> dict[str, SearchResul
                 speeds[region] = samples / sites[region].estimate.step_seconds
             except NO_ANSWER:
                 del speeds[region]
-        if len(sites) == len(parts) and (not best or _longest(sites) < _longest(best)):
-            best = sites
+        longest = max((each.estimate.step_seconds for each in sites.values()), default=math.inf)
+        if len(sites) == len(parts) and longest < shortest:
+            best, shortest = sites, longest
     return best
-
-
-def _longest(sites: dict[str, SearchResult]) -> float:
-    return max(each.estimate.step_seconds for each in sites.values())
 
 
 def _dealt(batch: int, speeds: Sequence[float]) -> tuple[int, ...]:
@@ -157,14 +154,11 @@ def _composed(
     """The fastest legal plan of the sites' plans that fits, sharded as one of them is."""
     model, cluster, job = question.model, question.cluster, question.job
     plans = [each.plan for each in sites]
-    best, known = None, math.inf
-    for like in plans:
-        plan = local_steps_plan(model, cluster, job, plans, like)
-        legal = not check_plan(plan, model, cluster, job)
-        seconds = step_seconds(plan, question, predictor) if legal else math.inf
-        if seconds < known:
-            best, known = plan, seconds
-    return best
+    made = [local_steps_plan(model, cluster, job, plans, like) for like in plans]
+    legal = [each for each in made if not check_plan(each, model, cluster, job)]
+    seconds = [step_seconds(each, question, predictor) for each in legal]
+    least = min(seconds, default=math.inf)
+    return None if math.isinf(least) else legal[seconds.index(least)]
 
 
 def _crossings(
