@@ -210,7 +210,7 @@ class IslandForm(FileForm):
     """Standard deviation of the logarithm of the devices' times. 0.03 is about 3 %. Left out:
     unknown."""
     cpu_cores: Count | None = None
-    """Of one node's host, that a job may use; goes with cpu_cores_per_device of the job."""
+    """Of one node's host. Goes with cpu_cores_per_device of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,16 +244,16 @@ class SiteForm(FileForm):
     name: Name
     """Unique in the cluster; regions name it."""
     power_limit: Watts | None = None
-    """Most that the nodes of a plan may draw there, at the meter (with pue)."""
+    """Most that a plan may draw there. At the meter, with pue."""
     energy_price: EnergyPrice | None = None
     """Of energy, where it is paid apart."""
     pue: Ratio = 1.0
     """Power usage effectiveness. Energy of the whole site over that of its nodes, cooling included.
     Left out: 1, no overhead."""
     max_nodes: Count | None = None
-    """Most nodes of a plan that its control plane has room for."""
+    """Most nodes of a plan. Its control plane has room for no more."""
     storage: StorageForm | None = None
-    """Left out: run.storage of the job, or its default."""
+    """Of checkpoints and data. Left out: run.storage of the job, or its default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,4 +305,4 @@ class ClusterForm(FileForm):
     """How hosts are started. Islands that no entry names are plain hosts, reached by ssh under
     their node names."""
     max_nodes: Count | None = None
-    """Most nodes of a plan, of all sites together."""
+    """Most nodes of a plan. All sites together."""

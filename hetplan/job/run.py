@@ -70,8 +70,7 @@ class RunSettings(FileForm):
     """A restart copies lost state from ranks that hold it too. It repeats one step. Such are
     replicas, and shard groups smaller than all replicas (MiCS)."""
     data_readers: Count | None = None
-    """Hosts that read the tokens from storage and pass them on. Left out: every host reads its
-    own."""
+    """Hosts that read all tokens. They pass them on; left out: every host reads its own."""
     compiles: bool = False
     """Every start compiles, or captures CUDA graphs."""
 

@@ -33,7 +33,7 @@ def test_the_files_are_shown_as_they_are() -> None:
 
 def test_the_commands_print_what_is_shown_and_their_clusters_load(folder: Path) -> None:
     runs = shown_runs(PAGE.read_text(encoding="utf-8"))
-    assert len(runs) >= 7
+    assert len(runs) >= 6
     for command, shown in runs:
         assert output(command) == shown, f"{command}: {REFRESH}"
     for name, devices in (("cluster", 128), ("two-regions", 40)):
