@@ -210,12 +210,16 @@ def closed_loop(
 def limits(
     questions: Annotated[int, typer.Option(min=1, help="Random questions that are asked.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Of the first of them.")] = 0,
+    journal: Annotated[
+        Path | None,
+        typer.Option(help="File of answers; those of the same code there are not asked again."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """By how much `hetplan plan` overruns random time limits, and its largest memory."""
     from evaluation.limits import limits as run
 
-    run(questions, seed, say).show(as_json=as_json)
+    run(questions, seed, journal, say).show(as_json=as_json)
 
 
 def worth(reference: Reference = None, as_json: AsJson = False) -> None:
@@ -281,7 +285,7 @@ def soak(
     questions: Annotated[int, typer.Option(min=1, help="Questions that are planned.")] = 500,
     fresh: Annotated[
         int, typer.Option(min=0, help="Of them, how many in a process of their own too.")
-    ] = 10,
+    ] = 25,
     seed: Annotated[int, typer.Option(help="Of the questions.")] = 0,
     as_json: AsJson = False,
 ) -> None:

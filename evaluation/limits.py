@@ -2,9 +2,10 @@
 
 Every question is a command of its own in a process of its own: model and cluster files of random
 sizes up to `MOST_ISLANDS`, `MOST_KINDS`, `MOST_DEVICES`, `MOST_LAYERS` and `MOST_BATCH`, each drawn
-so that its logarithm is uniform, and one of `LIMITS` seconds. Time is CPU seconds of the one thread
-that plans, which a busy machine does not change. A limit counts from the command's begin, without
-what loads and compiles (`hetplan.kernels.loading`).
+so that its logarithm is uniform, and one of `LIMITS` seconds. Of some questions every other size is
+the largest. Time is CPU seconds of the one thread that plans, which a busy machine does not change.
+A limit counts from the command's begin, without what loads and compiles
+(`hetplan.kernels.loading`). Memory is the most that the process ever held.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import json
 import math
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -40,10 +40,13 @@ _HIDDEN = (1024, 2048, 4096, 8192, 12288)
 _PER_NODE = 8
 _REFUSED = 0.1
 """Part of the questions that may have more islands than are searched."""
+_EXTREME = 0.2
+"""Part of the questions of which every other size is the largest."""
 _PATIENCE_SECONDS = 600
 """Until a command that does not end is killed, on a machine that others use."""
 _ENDED = {0: "plan", 2: "refused", 3: "none", 4: "not in time"}
 """By exit code."""
+_TEXTS = ("model", "cluster")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,11 @@ class Question:
     model: str
     cluster: str
 
+    @property
+    def sizes(self) -> dict[str, object]:
+        """All but the texts."""
+        return {name: getattr(self, name) for name in self.__slots__ if name not in _TEXTS}
+
     def words(self, folder: Path) -> list[str]:
         """The command's words; the files are written."""
         files = {"model": self.model, "cluster": self.cluster}
@@ -77,8 +85,11 @@ class Question:
 def question(seed: int) -> Question:
     """The question of this seed."""
     draw = random.Random(seed)
+    extreme = draw.random() < _EXTREME
 
     def size(least: int, most: int) -> int:
+        if extreme and draw.random() < 0.5:
+            return most
         return min(most, round(least * math.exp(draw.random() * math.log(most / least))))
 
     every = sorted(
@@ -133,17 +144,29 @@ def _cluster(names: list[str], nodes: int, regions: int) -> Iterator[str]:
         yield "  across_regions: {bandwidth_per_device: 10 Gbit/s, " + staged.format("5 ms")
 
 
-def limits(count: int, seed: int, progress: Callable[[str], None]) -> Answer:
-    """A row per target, and every question in the JSON."""
+def limits(count: int, seed: int, journal: Path | None, progress: Callable[[str], None]) -> Answer:
+    """A row per target, and every question in the JSON.
+
+    Every answer is added to the journal when it is there, and one that is there is not asked again.
+    """
+    known = {} if journal is None else answers_in(journal)
     rows = []
     for at in range(seed, seed + count):
         asked = question(at)
-        rows.append(_asked(asked))
-        progress(
-            f"{at}: {asked.islands} islands, {asked.devices:,} devices, {asked.layers} layers, "
-            f"batch {asked.batch:,}, {asked.target}, {asked.limit_seconds} s: {rows[-1]['ended']}, "
-            f"{rows[-1]['overrun_seconds']:.2f} s over"
-        )
+        sizes = asked.sizes
+        row = known.get(at)
+        if row is None or {name: row.get(name) for name in sizes} != sizes:
+            row = _asked(asked)
+            if journal is not None:
+                with journal.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+            progress(
+                f"{at}: {asked.islands} islands, {asked.devices:,} devices, {asked.layers} layers, "
+                f"batch {asked.batch:,}, {asked.target}, {asked.limit_seconds} s: {row['ended']}, "
+                f"{row['overrun_seconds']:.2f} s over, "
+                f"{format_bytes(float(str(row['peak_memory_bytes'])))}"
+            )
+        rows.append(row)
     frame = frame_of(rows)
     held = frame.overrun_seconds <= frame.allowed_seconds
     held &= frame.peak_memory_bytes <= MOST_BYTES
@@ -170,6 +193,18 @@ def limits(count: int, seed: int, progress: Callable[[str], None]) -> Answer:
     )
 
 
+def answers_in(journal: Path) -> dict[int, dict[str, object]]:
+    """Rows by seed; what a kill cut off is taken away, so that the next row is whole."""
+    if not journal.exists():
+        return {}
+    text = journal.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        journal.write_text(whole, encoding="utf-8")
+    rows = map(json.loads, whole.splitlines())
+    return {row["seed"]: row for row in rows}
+
+
 def _by_target(frame: pandas.DataFrame) -> pandas.DataFrame:
     rows = []
     for name in (*sorted(set(frame.target)), "all"):
@@ -189,7 +224,7 @@ def _by_target(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def _asked(asked: Question) -> dict[str, object]:
     """Sizes of the question, how it ended and what it took."""
-    sizes = {name: getattr(asked, name) for name in asked.__slots__ if name not in _TEXTS}
+    sizes = asked.sizes
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "evaluation.limits", *asked.words(Path(folder))]
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -208,9 +243,6 @@ def _asked(asked: Question) -> dict[str, object]:
             return sizes | overrun(asked.limit_seconds, spent, 0.0) | {"ended": "killed"}
     ended = _ENDED.get(done.returncode, f"exit {done.returncode}")
     return sizes | overrun(asked.limit_seconds, told["seconds"], told["bytes"]) | {"ended": ended}
-
-
-_TEXTS = ("model", "cluster")
 
 
 def overrun(limit: float, spent_seconds: float, peak_bytes: float) -> dict[str, object]:
@@ -233,8 +265,13 @@ def run_command(words: list[str]) -> None:
         main()
     finally:
         spent = time.process_time() - began - kernels.loading.seconds
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kilobytes on Linux
-        print(json.dumps({"seconds": spent, "bytes": used}), file=sys.stderr)
+        print(json.dumps({"seconds": spent, "bytes": _most_bytes()}), file=sys.stderr)
+
+
+def _most_bytes() -> int:
+    """The most memory that this program held; `ru_maxrss` counts who started it, too."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
 
 
 if __name__ == "__main__":

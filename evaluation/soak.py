@@ -17,6 +17,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +80,10 @@ def soak(questions: int, fresh: int, seed: int, say: Callable[[str], None]) -> S
         answers.append(_digest(text))
         plans += has_plan
         memory.append(_resident_bytes())
-        if (number + 1) % max(1, questions // 10) == 0:
-            say(f"{number + 1} questions, {memory[-1] / 2**20:.0f} MiB")
+        say(
+            f"{number + 1}: {'a plan' if has_plan else 'none'}, {memory[-1] / 2**20:.0f} MiB, "
+            f"{time.process_time():.0f} CPU s so far"
+        )
     compared = sorted(random.Random(seed).sample(range(questions), min(fresh, questions)))
     alone = {number: _in_a_fresh_process(seed, number) for number in compared}
     tenth = max(1, questions // 10)

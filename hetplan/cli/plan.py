@@ -202,7 +202,7 @@ def plan(
             file = None if journal is None else JournalFile(journal, resume)
             return best_plan(inputs, answers, journal=file, end=end)
 
-    result = _saved(run_search, answers, (top, front), out, end)
+    result, local = _saved(run_search, answers, (top, front), out, end)
     say(f"wrote {out}{replacing}")
     write_trace(trace, result, predict)
     remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
@@ -212,10 +212,12 @@ def plan(
         emit(result_text(result))
     else:
         _show(result, verbose, predict)
+        emit_lines(local)
     if result.certificate is not None and result.certificate.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not as_json:
-        _show_comparisons(result, answers, out, native=native, verbose=verbose, end=end)
+        if result.plan.outer is None:
+            _show_comparisons(result, answers, out, native=native, verbose=verbose, end=end)
         _show_next(result, out, drafted=cluster is None)
 
 
@@ -273,8 +275,9 @@ def _saved(
     wanted: tuple[int, bool],
     out: Path,
     end: float,
-) -> SearchResult:
-    """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far.
+) -> tuple[SearchResult, list[str]]:
+    """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far. And
+    what is to be said of local steps.
 
     wanted: number of plans to report, and whether the front is.
     """
@@ -282,17 +285,34 @@ def _saved(
     from hetplan.whatif.objectives import interrupted
 
     result: SearchResult | None = None
+    local: list[str] = []
     try:
         with _shown(answers):
             result = run_search()
         result = _by_objective(result, answers, *wanted, end)
+        result, local = _local_steps(result, answers, end)
         save_result(result, out)
     except KeyboardInterrupt:
         if result is None:
             raise
         result = interrupted(result)
         save_result(result, out)
-    return result
+    return result, local
+
+
+def _local_steps(
+    result: SearchResult, answers: Answers, end: float
+) -> tuple[SearchResult, list[str]]:
+    """The plan that ends the run first, and how far local steps are from the synchronous one."""
+    from hetplan.reports.plans import local_steps_lines
+    from hetplan.whatif.local_steps import beside
+
+    if result.inputs.job.synchronisation is None:
+        return result, []
+    found = beside(result, answers.predictor, end)
+    if found is None:
+        return result, ["local steps: no plan was found in time, for the aim, or with room"]
+    return found.result if found.gain > 0 else result, [*local_steps_lines(found)]
 
 
 def _by_objective(

@@ -85,7 +85,8 @@ def replan(
         ),
     ] = None,
     time_limit: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Of the search. Default: 60 s.")
+        str | None,
+        typer.Option(metavar="TIME", help="Of search and prices. Default: 60 s."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Plan file to write.")] = None,
     predictor: PredictorFile = None,

@@ -13,6 +13,7 @@ from hetplan.errors import InputError
 from hetplan.files.quantities import (
     SPOKEN_COUNT,
     Count,
+    CountOrZero,
     FileForm,
     Fraction,
     Name,
@@ -309,6 +310,32 @@ class TrainerOptions(FileForm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronisation(FileForm):
+    """Local steps of each region by itself, averaged now and then (DiLoCo, arXiv 2311.08105).
+
+    The terms are those of torchft and torchtitan.
+    """
+
+    sync_steps: Count
+    """Steps from one synchronisation of a weight to its next one."""
+    extra_tokens: Annotated[float, Field(ge=0, le=10)]
+    """What the run needs more of total_tokens for the same loss, as a part of them. No default: it
+    depends on model, data and sync_steps."""
+    num_fragments: Count = 1
+    """Parts of the layers that are synchronised in turn; it divides sync_steps."""
+    fragment_sync_delay: CountOrZero = 0
+    """Steps beside which a fragment's averaging runs; fewer than sync_steps / num_fragments."""
+    fragment_update_alpha: Part = 0.0
+    """Part of the region's own weights that stays when the averaged ones arrive."""
+    precision: Precision = Precision.FLOAT32
+    """Number format in which differences of weights are sent."""
+    outer_lr: Positive = 0.7
+    """Learning rate of the outer optimizer, SGD with Nesterov momentum; torchtitan's."""
+    outer_momentum: Fraction = 0.9
+    """Its momentum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings(FileForm):
     """What a job file and a `Job` say alike."""
 
@@ -352,6 +379,8 @@ class JobSettings(FileForm):
     """What varies over time, for objective robust."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     """Settings of the trainer that change what a step costs."""
+    synchronisation: Synchronisation | None = None
+    """Allows local steps between regions (docs/days.md). Left out: all devices update together."""
     pin: Pins = field(default_factory=Pins)
     """Choices that the search must keep."""
     forbid: Forbids = field(default_factory=Forbids)

@@ -30,6 +30,7 @@ from hetplan.reports.progress import ProgressLine, each_shown_on
 from hetplan.search import files
 from hetplan.search.files import priced_result
 from hetplan.search.space.allowed import allowed_cluster
+from hetplan.whatif.local_steps import beside
 from hetplan.whatif.no_plan import with_reasons
 from hetplan.whatif.objectives import by_objective
 from hetplan.whatif.robust import check_varied
@@ -90,6 +91,8 @@ def plan(
             end=end,
             progress=lambda at, of, words: line.show(at, of, None, words),
         )
+        local = beside(found, predict, end)
+        found = local.result if local is not None and local.gain > 0 else found
     return Result.of(found, predict)
 
 

@@ -18,6 +18,7 @@ from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_target import copied_heads_fault
+from hetplan.plans.local_steps import setting_faults
 from hetplan.plans.plan import SPLIT_SCHEDULES, Sharding
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, Target
@@ -393,6 +394,26 @@ def variation_faults(
             yield ("vary", at), f"{' '.join(each.of)[:80]}: {message}"
 
 
+def _of_synchronisation(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    """Local steps are between regions, of a target that has them."""
+    wanted = job.synchronisation
+    if wanted is None:
+        return
+    regions = dict.fromkeys(
+        each.region for each in cluster.islands if each.name not in job.forbid.islands
+    )
+    can = TARGETS.get(job.target)
+    if len(regions) < 2:
+        message = f"{cluster.name} has one region, {some(regions)}; local steps are between regions"
+        yield ("synchronisation",), f"{message}: leave it out"
+    if can is not None and not can.local_steps:
+        have = " or ".join(name for name, other in TARGETS.items() if other.local_steps)
+        message = f"target {job.target} has no local steps here; leave it out, or plan for {have}"
+        yield ("synchronisation",), message
+    for name, message in setting_faults(wanted, model.num_layers):
+        yield ("synchronisation", name), message
+
+
 def check_job_against(
     job: Job,
     model: ModelSpec,
@@ -422,6 +443,7 @@ def check_job_against(
         *_kernels(job, cluster),
         *_of_run(job, cluster),
         *variation_faults(job.vary, cluster),
+        *_of_synchronisation(job, model, cluster),
         *((*_unsearched(job), *_islands(job, cluster)) if searched else ()),
         *(pin_faults(job, model, cluster) if searched else ()),
     )

@@ -45,10 +45,12 @@ from hetplan.cost.moving import (
     transfers,
     used,
 )
+from hetplan.cost.step_model.pricer import StepCost
 from hetplan.deadline import moment_in
 from hetplan.errors import Fault, InfeasibleError, InputError
 from hetplan.files.quantities import NonNegative, Positive, check_limits
 from hetplan.job.spec import Job
+from hetplan.kernels import clock
 from hetplan.plans.build import chosen_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage
@@ -101,7 +103,7 @@ class Terms:
     storage_bytes_per_second: Positive | None = None
     """What all readers of a checkpoint get together; None: as the days of the run have it."""
     search_seconds: NonNegative = SEARCH_SECONDS
-    """Limit of the search; the job's own counts where it is shorter."""
+    """Until the next plan is found and priced; the job's own limit counts where it is shorter."""
     may_stay: bool = True
     """Whether the old plan may go on without a start, where it can."""
 
@@ -215,7 +217,7 @@ def replan(
     if not any(island.usable_nodes for island in allowed_cluster(cluster, asked.job).islands):
         raise InputError("no node is left that the job may use; name other nodes, or gain some")
     own = asked.job.time_limit_seconds
-    limit = terms.search_seconds if own is None else min(own, terms.search_seconds)
+    end = moment_in(terms.search_seconds if own is None else min(own, terms.search_seconds))
     left = same_devices(old.cluster, cluster)
     now = left if sudden else same_devices(old.cluster, cluster, leaving=True)
     ranking = _Ranking(
@@ -227,11 +229,12 @@ def replan(
             asked.model, allowed_cluster(cluster, asked.job), asked.job, predictor
         ),
         terms=terms,
+        end=end,
         sudden=sudden and GONE in {left[each] for each in used(before.plan).tolist()},
     )
     try:
-        with with_reasons(asked, predictor):
-            found, plans = _candidates(ranking, predictor, limit, progress)
+        with with_reasons(asked, predictor, end):
+            found, plans = _candidates(ranking, predictor, progress)
     except InputError as error:
         # The job was right for the old cluster: its pins are not for this one.
         raise InfeasibleError([str(error)]) from error
@@ -241,7 +244,6 @@ def replan(
 def _candidates(
     ranking: _Ranking,
     predictor: Predictor,
-    limit: float,
     progress: Callable[[Progress], None] | None,
 ) -> tuple[SearchResult, dict[Plan, str]]:
     """What the search ends with, and every plan that is ranked with where it comes from."""
@@ -249,14 +251,15 @@ def _candidates(
     near: dict[Plan, str] = {}
     for words, plan in ranking.near():
         near.setdefault(plan, words)
-    question = replace(asked, job=replace(asked.job, time_limit_seconds=limit))
+    left = max(0.0, ranking.end - clock())
+    question = replace(asked, job=replace(asked.job, time_limit_seconds=left))
     found, rivals = search_with_rivals(question, predictor, start=tuple(near), progress=progress)
     if is_interrupted(found):
         raise KeyboardInterrupt
     found = replace(found, inputs=asked)
     if has_other_aim(asked.job):
         # Another aim than the time ranks its plans by itself.
-        best = by_objective(found, predictor, end=moment_in(limit))
+        best = by_objective(found, predictor, end=ranking.end)
         return best, {best.plan: "the search"}
     plans = {found.plan: near.get(found.plan, "the search")}
     for chosen in rivals[:_MOST_RIVALS]:
@@ -279,11 +282,16 @@ class _Ranking:
     """New number of every old device, or `GONE` where the next plan cannot use it."""
     evaluator: PlanEvaluator
     terms: Terms
+    end: float
+    """A moment from which on what is not priced is left out."""
     sudden: bool
 
     def best_of(self, found: SearchResult, plans: dict[Plan, str]) -> Replanned:
         """The best of these, priced and told."""
-        prices = {plan: self.evaluator.pricer.step(plan) for plan in plans}
+        prices: dict[Plan, StepCost] = {}
+        for plan in plans:
+            if not prices or clock() < self.end:
+                prices[plan] = self.evaluator.pricer.step(plan)
         steps = {plan: step.step_seconds for plan, step in prices.items() if fits(step)}
         horizon = self._horizon_steps(min(steps.values()))
         stays = self._staying() if self.terms.may_stay else None
@@ -293,6 +301,7 @@ class _Ranking:
         for plan, seconds in sorted(steps.items(), key=lambda each: each[1]):
             least = min((each.seconds(horizon) for each in options), default=math.inf)
             far = len(options) >= _MOST_PRICED and seconds * horizon >= least
+            far = far or (bool(options) and clock() > self.end)
             if plan == stays or not far:
                 option = self._option(plan, plans[plan], seconds, own=own, stays=plan == stays)
                 options.append(option)

@@ -51,6 +51,11 @@ _FEW_ISLANDS = 4
 _SHARE = 0.5
 """Of a time limit, for all smaller questions together; the rest is the question's own."""
 
+_KEPT_BACK = 0.05
+"""Of a time limit, to price the plan and write it, up to `_MOST_KEPT_SECONDS`: that took 0.2 to 0.6
+CPU s for random questions (`evaluation limits`)."""
+_MOST_KEPT_SECONDS = 0.5
+
 _LEAST_SECONDS = 1.0
 """With less time left a smaller question is not begun: few searches have a plan by then."""
 
@@ -71,6 +76,7 @@ def best_plan(
     """
     job, stopped = question.job, False
     end = min(end, moment_in(job.time_limit_seconds))
+    kept_back = min(_MOST_KEPT_SECONDS, _KEPT_BACK * max(0.0, end - clock()))
     try:
         with ends_by(clock() + _SHARE * (end - clock())):
             start = (*answers.start(question), *known_plans)
@@ -83,7 +89,8 @@ def best_plan(
         if not start:
             raise
     if end < math.inf or stopped:
-        job = replace(job, time_limit_seconds=0.0 if stopped else max(0.0, end - clock()))
+        left = max(0.0, end - clock() - kept_back)
+        job = replace(job, time_limit_seconds=0.0 if stopped else left)
     try:
         found = searched(
             replace(question, job=job),

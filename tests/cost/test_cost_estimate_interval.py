@@ -13,8 +13,10 @@ from one_pipeline import StageChoice, build_plan
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, RegionLink
 from hetplan.comparison.calibration import run_error
+from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate import StepCalibration, estimate, span_of
 from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.replay.times import StageTimes
 from hetplan.cost.step_model import draws
 from hetplan.cost.step_model.draws import Draws
 from hetplan.errors import InputError
@@ -110,21 +112,32 @@ def test_errors_of_many_classes_average_out(parts: int) -> None:
     assert found.own_log_halfwidth == pytest.approx(half(found))
 
 
-def test_a_step_of_many_passes_has_fewer_draws_and_much_the_same_interval(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("plan", [ALONE, BOTH], ids=["one device", "two islands"])
+def test_a_step_of_many_microbatches_is_drawn_from_shorter_ones(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sure = LinearPredictor(halfwidth=0.1)
-    found = estimate(BOTH, SHAPE, CLUSTER, ASKED, sure)
-    steps = []
-    whole = draws.drawn_steps
-    monkeypatch.setattr(draws, "_MOST_PASSES", 1)
-    monkeypatch.setattr(
-        "hetplan.cost.estimate.drawn_steps", lambda *asked: steps.append(whole(*asked)) or steps[0]
+    pipeline, long = plan.pipelines[0], 60
+    asked = replace(
+        ASKED, global_batch_size=ASKED.global_batch_size * long // pipeline.num_microbatches
     )
-    fewer = estimate(BOTH, SHAPE, CLUSTER, ASKED, sure)
-    assert [len(each) for each in steps] == [draws._FEWER_DRAWS]
-    assert fewer.step_seconds == pytest.approx(found.step_seconds, rel=1e-9)
-    assert half(fewer) == pytest.approx(half(found), rel=0.15)
+    plan = replace(plan, pipelines=(replace(pipeline, num_microbatches=long),))
+    sure = LinearPredictor(halfwidth=0.1)
+    whole = estimate(plan, SHAPE, CLUSTER, asked, sure)
+    replayed = []
+    ends = draws.ends_of_draws
+
+    def counted(times: StageTimes, rendezvous: bool) -> Floats:
+        replayed.append(times.num_microbatches)
+        return ends(times, rendezvous)
+
+    monkeypatch.setattr(draws, "ends_of_draws", counted)
+    monkeypatch.setattr(draws, "_MOST_PASSES", 1)
+    shorter = estimate(plan, SHAPE, CLUSTER, asked, sure)
+    assert max(replayed) <= 4 * max(stage.warmup_depth for stage in pipeline.stages)
+    assert shorter.step_seconds == whole.step_seconds
+    assert half(shorter) == pytest.approx(half(whole), rel=0.02)
+    for one, other in zip(shorter.causes, whole.causes, strict=True):
+        assert one.seconds == pytest.approx(other.seconds, rel=0.02)
 
 
 @pytest.mark.parametrize("plan", [ALONE, BOTH], ids=["one device", "two islands"])

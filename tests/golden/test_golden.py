@@ -48,7 +48,7 @@ SCHEMAS = {
     ModelSpec: "hetplan.model-value/3",
     Cluster: "hetplan.cluster-value/9",
     Job: "hetplan.job-value/9",
-    Plan: "hetplan.plan-value/4",
+    Plan: "hetplan.plan-value/5",
     Estimate: "hetplan.estimate/5",
     SearchResult: "hetplan.plan/16",
     Provenance: "hetplan.provenance/2",

@@ -11,7 +11,9 @@ from search_jobs import cluster, island, job, mixed, model
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
 from hetplan.cost.model_flops import flops_per_token
+from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Job, Pins, Precision
+from hetplan.plans.check_target import MAX_PASSES
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
@@ -34,6 +36,19 @@ def test_forbidden_islands_and_nodes_stay_unused() -> None:
     result = find(asked, of)
     used = {d for s in result.plan.pipelines[0].stages for r in s.replicas for d in _devices(r)}
     assert used <= {0, 1, 6, 7}
+
+
+def test_no_plan_has_more_passes_than_a_step_may_have() -> None:
+    """The search has the rule of the plan: it does not offer what that refuses."""
+    pins = Pins(tp=1, cp=1, dp=1, microbatch_size=1, schedule="1f1b")
+    of = cluster(island("a", nodes=1, per_node=8))
+    asked = replace(job(MAX_PASSES // 6, gap=0.9), pin=pins)
+    found = find(asked, of, layers=16).plan.pipelines[0]
+    assert len(found.stages) * found.num_microbatches <= MAX_PASSES
+    with pytest.raises(InfeasibleError):
+        find(replace(asked, pin=replace(pins, pp=8)), of, layers=16)
+    with pytest.raises(InfeasibleError):
+        find(replace(asked, global_batch_size=3 * MAX_PASSES), of, layers=16)
 
 
 def test_a_certificate_names_the_schedules_that_were_searched() -> None:

@@ -7,6 +7,7 @@ import pytest
 from synthetic_plans import every_row, step_of
 from synthetic_spaces import Wanted, small_space
 
+from hetplan import kernels
 from hetplan.search.interleaved.heuristic import legal
 from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, kept_cuts
 from hetplan.search.one_f_one_b.heuristic import (
@@ -17,7 +18,7 @@ from hetplan.search.one_f_one_b.heuristic import (
     search_rows,
     violations,
 )
-from hetplan.search.one_f_one_b.rows import Slots, cut, estimate, step_seconds
+from hetplan.search.one_f_one_b.rows import Slots, _trim, cut, estimate, step_seconds
 from hetplan.search.space.row import NEVER
 from hetplan.search.space.stage_table import StageTable, most_stages
 
@@ -163,6 +164,23 @@ def test_a_listing_in_slices_finds_the_same_and_can_be_ended_at_any(
         with pytest.raises(_EnoughError):
             found(ended, after)
         assert len(ended) == after + 1
+
+
+def test_much_surplus_is_taken_in_large_pieces_from_the_slowest() -> None:
+    """With one microbatch every slot has room for all layers, as many times as there are slots."""
+    space = small_space(np.random.default_rng(7), Wanted(islands=2, layers=400))
+    slots = 200
+    space = space._replace(num_microbatches=1)
+    row = expand(np.array([[0, slots // 2, 0], [1, slots // 2, 0]]), 2)
+    most = np.full((slots, space.forward.shape[0]), 400)
+    row.units[:], row.variant[:] = 400, 0
+    kernels._counter.left = 1_000_000  # one unit at a time takes 16 million loops
+    assert _trim.interpreted(space, row, most, 400 * (slots - 1))
+    first, second = row.units[: slots // 2], row.units[slots // 2 :]
+    assert row.units.sum() == 400
+    slow, quick = sorted((first, second), key=lambda each: each.sum())
+    assert slow.max() <= 1 + 400 // slots
+    assert slow.sum() < quick.sum()
 
 
 def test_no_row_is_found_where_every_one_takes_for_ever() -> None:

@@ -203,6 +203,15 @@ def test_a_job_moves_to_another_region_from_its_checkpoint(before: SearchResult)
     assert found.best.moving.read_seconds == pytest.approx(whole / 1e9)
 
 
+def test_where_time_is_over_one_known_plan_is_priced_and_no_more(before: SearchResult) -> None:
+    left = replace(before.inputs.cluster.islands[0], nodes_out=(7,))
+    smaller = replace(before.inputs.cluster, islands=(left,))
+    found = again(before, smaller, terms(search_seconds=0.0))
+    assert found.ranked == 1
+    assert not found.others
+    assert again(before, smaller, terms()).ranked > 1
+
+
 def test_equal_questions_have_equal_answers(before: SearchResult) -> None:
     left = part_left(before.inputs.cluster, {"a-1"})
     asked_terms = terms(horizon_seconds=1e4, source=Source.PEERS)

@@ -70,7 +70,7 @@ def goodput(
     start_up = start_up_of(plan, model, job)
     survives = job.run.peer_recovery and survives_a_host(plan, cluster)
     course = _Course(
-        steps=job.total_tokens / (estimate.tokens_per_second * estimate.step_seconds),
+        steps=tokens_needed(plan, job) / (estimate.tokens_per_second * estimate.step_seconds),
         given_interval=job.checkpoint_interval_steps,
         run=job.run,
         failing=failing(used, job.run, _link_share(estimate, cluster)),
@@ -202,6 +202,12 @@ class _Course:
             (Cause.FAILOVER, steps * (moving - step_seconds)),
         ):
             yield LostSeconds(cause=cause, seconds=seconds)
+
+
+def tokens_needed(plan: Plan, job: Job) -> float:
+    """Tokens that the plan trains for the loss of `total_tokens`: of local steps more."""
+    extra = 0.0 if plan.outer is None else plan.outer.settings.extra_tokens
+    return (job.total_tokens or 0) * (1.0 + extra)
 
 
 def _or(given: float | None, usual: float) -> float:

@@ -48,6 +48,8 @@ _SECONDS = (
 _MAX_ALL_AT_ONCE = 20_000
 """Stages times microbatches of draws that are replayed together in numpy, at 20 microseconds each:
 as long as loading the compiled replay takes."""
+_PORTION = 10_000_000
+"""Passes of draws in one call of the compiled replay: 0.06 CPU s, after which Ctrl-C is heard."""
 
 
 class Exchange(StrEnum):
@@ -217,12 +219,20 @@ def ends_of_draws(times: StageTimes, rendezvous: bool) -> Floats:
     The seconds of `times` have the draws as their first axis.
     """
     num_stages = times.forward.shape[1]
-    if compiler_is_loaded() or num_stages * times.num_microbatches > _MAX_ALL_AT_ONCE:
-        return _ends_one_by_one(times, rendezvous)
     names = times._fields[:6]
+    if compiler_is_loaded() or num_stages * times.num_microbatches > _MAX_ALL_AT_ONCE:
+        count = max(1, _PORTION // (num_stages * times.num_microbatches))
+        found = [
+            _ends_one_by_one(
+                times._replace(**{name: getattr(times, name)[at : at + count] for name in names}),
+                rendezvous,
+            )
+            for at in range(0, len(times.forward), count)
+        ]
+        return np.concatenate(found)
     seconds: dict[str, Any] = {name: np.ascontiguousarray(getattr(times, name).T) for name in names}
-    found: Floats = pipeline_ends.elementwise(times._replace(**seconds), rendezvous).T
-    return found
+    every: Floats = pipeline_ends.elementwise(times._replace(**seconds), rendezvous).T
+    return every
 
 
 @kernel

@@ -15,7 +15,7 @@ theirs add up to one (Euler), and derivative times step is the source's part of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -37,10 +37,8 @@ from hetplan.predict.regression import NORMAL_90
 
 # 200 draws put the 10 % quantile within about 0.02 of its rank (sqrt(0.1 * 0.9 / 200)).
 DRAWS = 200
-# Fewer where a step has many passes: 50 put that quantile within 0.04. 200 draws of a million
-# passes took 3.6 CPU s, in one call that no time limit ends.
-_FEWER_DRAWS = 50
-_MOST_PASSES = 250_000
+# Of a draw that is replayed whole: 500 draws of them take 0.3 CPU s. Those of two million took 6 s.
+_MOST_PASSES = 100_000
 # Of a time, to see how the step follows: small against the distance of stages that take turns to be
 # the slowest, large against rounding.
 _NUDGE = 1e-4
@@ -100,20 +98,11 @@ class Draws:
         return relative
 
 
-def draws_of(step: StepCost) -> int:
-    """How many draws a step gets."""
-    passes = sum(
-        len(work.stages) * work.pipeline.num_microbatches * work.pipeline.schedule.virtual_stages
-        for work in step.work
-    )
-    return DRAWS if passes <= _MOST_PASSES else _FEWER_DRAWS
-
-
 def drawn_steps(plan: Plan, costs: PlanCosts, step: StepCost) -> Floats:
     """A step that was priced, in every draw; all alike where every prediction is certain."""
     parts = _end_parts(step)
     seed = costs.settings.job.seed
-    draws = Draws(_sources(costs, step, parts), draws_of(step), seed)
+    draws = Draws(_sources(costs, step, parts), DRAWS, seed)
     return _steps(plan, costs, step, parts, _Samples(draws, seed))
 
 
@@ -160,7 +149,7 @@ def straggler_wait(plan: Plan, costs: PlanCosts, step: StepCost) -> float:
     ):
         return 0.0
     seed = costs.settings.job.seed
-    draws = _Certain((), draws_of(step), seed)
+    draws = _Certain((), DRAWS, seed)
     steps = _steps(plan, costs, step, _end_parts(step), _Samples(draws, seed))
     return max(0.0, float(np.mean(steps)) - step.step_seconds)
 
@@ -337,12 +326,10 @@ def _replays(plan: Plan, work: Sequence[PipelineWork], samples: _Samples) -> Flo
     """When every stage leaves its pipeline, [draws, stages of all pipelines]."""
     drawn = [_drawn(pipeline, samples) for pipeline in work]
     rendezvous = sends_wait(plan)
-    if any(pipeline.hops.shares for pipeline in work):
+    if len(work) > 1 and any(pipeline.hops.shares for pipeline in work):
         return _one_by_one(work, drawn, rendezvous)
-    return np.concatenate(
-        [_at_once(pipeline, each, rendezvous) for pipeline, each in zip(work, drawn, strict=True)],
-        axis=1,
-    )
+    each_alone = [_extrapolated(*one, rendezvous) for one in zip(work, drawn, strict=True)]
+    return np.concatenate(each_alone, axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,10 +366,31 @@ def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
     )
 
 
-def _at_once(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
-    """A pipeline that shares no wire with others, by the kernel where that can order it."""
-    if pipeline.is_plain:
-        hops = pipeline.hops
+def _extrapolated(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
+    """`_alone`; where that is long, from two shorter replays.
+
+    The ends of a pipeline are the longest of many paths, whose lengths grow evenly with the number
+    of microbatches: so they are convex in it, and beyond a few times the depth of the pipeline as
+    good as straight.
+    """
+    whole, stages = pipeline.pipeline.num_microbatches, pipeline.pipeline.stages
+    row = len(stages) * len(stages[0].chunks)
+    deepest = max(len(stages), *(stage.warmup_depth for stage in stages))
+    few = max(2 * deepest, _MOST_PASSES // (4 * row))
+    few = -(-few // len(stages)) * len(stages)  # interleaved: a multiple of the stages
+    if whole * row <= _MOST_PASSES or whole <= 2 * few:
+        return _alone(pipeline, drawn, rendezvous, whole)
+    short, longer = (_alone(pipeline, drawn, rendezvous, count) for count in (few, 2 * few))
+    found: Floats = longer + (longer - short) * ((whole - 2 * few) / few)
+    return found
+
+
+def _alone(
+    pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool, num_microbatches: int
+) -> Floats:
+    """A pipeline of so many microbatches, by the kernel where that can order it."""
+    hops = pipeline.hops
+    if pipeline.is_plain and not hops.shares:
         times = StageTimes(
             np.ascontiguousarray(drawn.passes[0, :, :, 0]),
             np.ascontiguousarray(drawn.passes[1, :, :, 0]),
@@ -391,24 +399,34 @@ def _at_once(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
             hops.wire_latency * drawn.factors,
             hops.rendezvous_extra * drawn.factors,
             np.array([stage.warmup_depth for stage in pipeline.pipeline.stages]),
-            pipeline.pipeline.num_microbatches,
+            num_microbatches,
         )
         found: Floats = ends_of_draws(times, rendezvous)
         if np.isfinite(found).all():
             return found
-    return _one_by_one((pipeline,), (drawn,), rendezvous)
+    return _one_by_one((pipeline,), (drawn,), rendezvous, num_microbatches)
 
 
-def _one_by_one(work: Sequence[PipelineWork], drawn: Sequence[_Drawn], rendezvous: bool) -> Floats:
-    """Pipelines that go together, each draw by itself."""
+def _one_by_one(
+    work: Sequence[PipelineWork],
+    drawn: Sequence[_Drawn],
+    rendezvous: bool,
+    num_microbatches: int | None = None,
+) -> Floats:
+    """Pipelines that go together, each draw by itself; of their own numbers of microbatches, or of
+    this one.
+    """
     found = []
     for d in range(len(drawn[0].factors)):
         times = [
-            pipeline.with_seconds(
-                each.passes[0, d],
-                each.passes[1, d],
-                each.passes[2, d],
-                each.factors[d],
+            replace(
+                pipeline.with_seconds(
+                    each.passes[0, d],
+                    each.passes[1, d],
+                    each.passes[2, d],
+                    each.factors[d],
+                ),
+                num_microbatches=num_microbatches or pipeline.pipeline.num_microbatches,
             )
             for pipeline, each in zip(work, drawn, strict=True)
         ]

@@ -251,25 +251,40 @@ def _fill(table: StageTable, row: Slots, posts: Floats, most: Ints, limit: float
 
 @kernel
 def _trim(table: StageTable, row: Slots, most: Ints, surplus: int) -> bool:
-    """Take the surplus from the slots with the slowest layers; then the fastest variants."""
-    mesh, variant, units, _ = row
-    slots = mesh.shape[0]
+    """Take the surplus from the slots with the slowest layers; then the fastest variants.
+
+    Much is taken in large pieces: where every slot has room for all layers (one microbatch), 1,000
+    slots have a million units too many.
+    """
+    units, slots = row.units, row.mesh.shape[0]
+    slow = np.empty(slots)
+    for s in range(slots):
+        slow[s] = _slow(table, row, s)
     while surplus > 0:
         slowest, worst = -1.0, -1
         for s in range(slots):
-            seconds = (table.forward[variant[s], mesh[s]] + table.backward[variant[s], mesh[s]]) * (
-                1.0 + 1e-9 * units[s]
-            )
-            if units[s] > 1 and seconds > slowest:
-                slowest, worst = seconds, s
+            if slow[s] > slowest:
+                slowest, worst = slow[s], s
         if worst < 0:
             return False
-        units[worst] -= 1
-        surplus -= 1
+        piece = min(max(1, surplus // slots), units[worst] - 1)
+        units[worst] -= piece
+        surplus -= piece
         _fastest(table, row, most, worst)
+        slow[worst] = _slow(table, row, worst)
     for s in range(slots):
         _fastest(table, row, most, s)
     return True
+
+
+@kernel
+def _slow(table: StageTable, row: Slots, s: int) -> float:
+    """How soon a slot gives a unit, the slowest first; -1: it has none to give."""
+    mesh, variant, units, _ = row
+    if units[s] < 2:
+        return -1.0
+    seconds = table.forward[variant[s], mesh[s]] + table.backward[variant[s], mesh[s]]
+    return float(seconds * (1.0 + 1e-9 * units[s]))
 
 
 @kernel

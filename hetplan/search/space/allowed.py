@@ -26,7 +26,7 @@ from hetplan.job.trainer import mixes_libraries
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import stages_with_room
-from hetplan.plans.check_target import ends_agree
+from hetplan.plans.check_target import MAX_PASSES, ends_agree
 from hetplan.plans.targets import Target, target
 from hetplan.search.space.family import Mesh
 
@@ -54,13 +54,20 @@ def is_one_stage(job: Job, model: ModelSpec) -> bool:
     return model.tied_embeddings and not target(job.target).tied_stages
 
 
-def stage_limit(job: Job, model: ModelSpec, num_microbatches: int) -> int:
-    """Most stages of the model that the job's target can run with this many microbatches."""
-    if is_one_stage(job, model):
-        return 1
+def stage_limit(job: Job, model: ModelSpec, num_microbatches: int, chunks: int = 1) -> int:
+    """Most stages of the model that the job's target can run with this many microbatches; 0 where
+    one has too many passes already.
+    """
+    most = 1 if is_one_stage(job, model) else model.num_layers
+    return _with_passes(job, most, num_microbatches, chunks)
+
+
+def _with_passes(job: Job, most: int, num_microbatches: int, chunks: int) -> int:
+    """So many stages, as far as microbatches and the passes of a step allow them."""
+    most = min(most, MAX_PASSES // (num_microbatches * chunks))
     if target(job.target).fewer_microbatches_than_stages:
-        return model.num_layers
-    return min(model.num_layers, num_microbatches)
+        return most
+    return min(most, num_microbatches)
 
 
 def most_stages_of(
@@ -70,10 +77,7 @@ def most_stages_of(
 
     one: it trains the model in one stage only (`is_one_stage`, `Family.one_stage`).
     """
-    most = 1 if one else units.count // chunks
-    if target(job.target).fewer_microbatches_than_stages:
-        return most
-    return min(most, num_microbatches)
+    return _with_passes(job, 1 if one else units.count // chunks, num_microbatches, chunks)
 
 
 def allowed_cluster(cluster: Cluster, job: Job) -> Cluster:

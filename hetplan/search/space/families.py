@@ -335,10 +335,10 @@ class Families:
     # ---- schedules, sharding, recomputation
 
     def _long_enough(self, num_microbatches: int, meshes: Sequence[Mesh]) -> bool:
-        """Whether a pipeline of the pinned number of stages may have room."""
+        """Whether a pipeline of the pinned number of stages, or of one, may have room."""
         pp = self.job.pin.pp
         limit = stage_limit(self.job, self.model, num_microbatches)
-        return pp is None or (pp <= limit and pp <= _capacity(meshes))
+        return limit > 0 if pp is None else pp <= min(limit, _capacity(meshes))
 
     @cached_property
     def _together(self) -> tuple[tuple[frozenset[int], bool], ...]:
@@ -447,7 +447,8 @@ class Families:
         choices = range(2, trainer.most_virtual_stages + 1)
         stages = self._interleaved_stages(num_microbatches, meshes)
         for virtual in choices if pin.virtual_stages is None else [pin.virtual_stages]:
-            if virtual > 1 and stages and stages * virtual <= self.model.num_layers:
+            limit = stage_limit(self.job, self.model, num_microbatches, virtual)
+            if virtual > 1 and 0 < stages <= min(limit, self.model.num_layers // virtual):
                 yield Variant(schedule="interleaved-1f1b", virtual_stages=virtual)
 
     def _split_backward(self, num_microbatches: int, meshes: Sequence[Mesh]) -> Iterator[Variant]:
@@ -456,7 +457,7 @@ class Families:
         if name not in SEARCHED_SPLIT or pp == 1:
             return
         chunks = 2 if is_v(name) else 1
-        most = min(_capacity(meshes), stage_limit(self.job, self.model, num_microbatches))
+        most = min(_capacity(meshes), stage_limit(self.job, self.model, num_microbatches, chunks))
         most = min(most, num_microbatches // 2) if name == "dualpipev" else most
         if min(most, self.model.num_layers // chunks) >= (pp or 2):
             yield Variant(schedule=name, virtual_stages=chunks)
