@@ -6,14 +6,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import time
 
 import pytest
 from emulation_cases import (
-    ENVIRONMENT,
-    FOUR_HOSTS,
-    Traces,
     four_hosts,
     needs_machine,
     traces,
@@ -26,38 +21,6 @@ from hetplan.errors import HetplanError
 
 pytestmark = [needs_machine, pytest.mark.xdist_group("emulation"), pytest.mark.slow]
 NAME = f"test-killed-{os.getpid()}"
-
-
-def gone(before: Traces, name: str, seconds: float = 30.0) -> bool:
-    limit = time.monotonic() + seconds
-    while traces(name) != before and time.monotonic() < limit:
-        time.sleep(0.05)
-    return traces(name) == before
-
-
-def using(*command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        (
-            *(sys.executable, "-m", "hetplan", "emulate", "with", str(FOUR_HOSTS)),
-            *("--name", NAME, "--here", "--", *command),
-        ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
-
-
-def test_the_guard_removes_what_a_killed_command_used() -> None:
-    before = traces(NAME)
-    program = "import subprocess, time; print('in use', flush=True); time.sleep(600)"
-    with using(sys.executable, "-c", program) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "in use\n"
-        assert len(traces(NAME).namespaces) == 5
-        process.kill()
-        assert gone(before, NAME)
 
 
 def test_processes_on_hosts_end_also_those_that_do_not_want_to() -> None:
