@@ -239,6 +239,16 @@ def startup(reference: Reference = None, as_json: AsJson = False) -> None:
     startup_answer(folder).show(as_json=as_json)
 
 
+def robust(reference: Reference = None, as_json: AsJson = False) -> None:
+    """Nominal and robust plans under bandwidths that were measured between regions."""
+    from evaluation.robust import robust_answer
+
+    folder = _reference(reference)
+    if folder is None:
+        raise InputError("no folder of measurements; give --reference DIR")
+    robust_answer(folder).show(as_json=as_json)
+
+
 def experts(
     targets: Targets = None,
     time_limit: Annotated[str | None, typer.Option(help="Longest search of a plan (12 s).")] = None,
@@ -318,7 +328,7 @@ def _seconds(text: str | None) -> float | None:
 
 for _command in (
     accuracy, search, cost, power, hethub, experts, limits, worth, closed_loop, distil, soak,
-    startup,
+    startup, robust,
 ):  # fmt: skip
     app.command(_command.__name__.replace("_", "-"))(guarded(_command))
 

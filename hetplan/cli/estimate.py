@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
 
-ESTIMATE_SCHEMA = "hetplan.estimate/5"
+ESTIMATE_SCHEMA = "hetplan.estimate/6"
 LAYOUT = "Layout"
 
 
@@ -261,8 +262,17 @@ def show_estimate(
 ) -> None:
     """The ten lines of a priced plan, or its estimate as JSON."""
     if as_json:
-        from hetplan.files.encoding import encode
-
-        emit(encode(result.estimate, schema=ESTIMATE_SCHEMA))
+        emit(_json(result))
     else:
         show_summary(result, verbose=verbose, predictor=predictor)
+
+
+def _json(result: SearchResult) -> str:
+    """The estimate, with the energy of a step and the whole run; what is infinite is null."""
+    from hetplan.files.encoding import canonical, to_plain
+    from hetplan.library.result import Result
+
+    own = Result.of(result)
+    data = {name: to_plain(getattr(own, name)) for name in ("estimate", "energy", "run")}
+    data = json.loads(json.dumps(data), parse_constant=lambda _: None)
+    return canonical({"schema": ESTIMATE_SCHEMA, **data.pop("estimate"), **data})

@@ -100,9 +100,13 @@ def plan(
     objective: Annotated[
         str | None,
         typer.Option(
-            metavar="AIM", help="time, days, cost, energy.", rich_help_panel=JOB, hidden=True
+            metavar="AIM", help="time, days, cost, ....", rich_help_panel=JOB, hidden=True
         ),
     ] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option(metavar="'A B 30%'", hidden=True, help="What varies.")
+    ] = None,
+    vary_file: Annotated[Path | None, typer.Option(hidden=True, help="Bandwidths (CSV).")] = None,
     front: Annotated[
         bool,
         typer.Option(
@@ -148,7 +152,8 @@ def plan(
 
     Ctrl-C ends the search, writes the best plan so far and exits with 130. --top N reports
     several plans, --front those that none beats in time, cost, energy and devices; --objective
-    days, cost or energy has another aim; --journal FILE saves the search while it runs, and
+    days, cost, energy or robust has another aim; --vary "A B 30%" or "h100 5%" says what varies,
+    --vary-file CSV from measurements; --journal FILE saves the search while it runs, and
     --resume continues one that was killed; --store DIR fits to other measurements; --trace FILE
     writes the plan's timeline for ui.perfetto.dev.
     """
@@ -163,6 +168,7 @@ def plan(
         from hetplan.search.journal import JournalFile
         from hetplan.trainers.before_search import unknown_kinds
         from hetplan.whatif.no_plan import with_reasons
+        from hetplan.whatif.robust import check_varied, with_variations
         from hetplan.whatif.smaller_questions import Answers, best_plan
 
     _check_journal(journal, resume)
@@ -174,6 +180,8 @@ def plan(
         settings=job_settings(setting, gap=gap, time_limit=time_limit, objective=objective),
         target=target,
     )
+    inputs = with_variations(inputs, vary or (), vary_file)
+    check_varied(inputs.job)
     replacing = check_replaceable(out, SCHEMA, "plan")
     if trace is not None:
         check_writable(trace)
@@ -191,7 +199,7 @@ def plan(
             file = None if journal is None else JournalFile(journal, resume)
             return best_plan(inputs, answers, journal=file, end=end)
 
-    result = _saved(run_search, answers, (top, front), out, end)
+    result, local = _saved(run_search, answers, (top, front), out, end)
     say(f"wrote {out}{replacing}")
     write_trace(trace, result, predict)
     remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
@@ -201,10 +209,12 @@ def plan(
         emit(result_text(result))
     else:
         _show(result, verbose, predict)
+        emit_lines(local)
     if result.certificate is not None and result.certificate.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not as_json:
-        _show_comparisons(result, answers, out, native=native, verbose=verbose, end=end)
+        if result.plan.outer is None:
+            _show_comparisons(result, answers, out, native=native, verbose=verbose, end=end)
         _show_next(result, out, drafted=cluster is None)
 
 
@@ -262,8 +272,9 @@ def _saved(
     wanted: tuple[int, bool],
     out: Path,
     end: float,
-) -> SearchResult:
-    """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far.
+) -> tuple[SearchResult, list[str]]:
+    """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far. And
+    what is to be said of local steps.
 
     wanted: number of plans to report, and whether the front is.
     """
@@ -271,17 +282,34 @@ def _saved(
     from hetplan.whatif.objectives import interrupted
 
     result: SearchResult | None = None
+    local: list[str] = []
     try:
         with _shown(answers):
             result = run_search()
         result = _by_objective(result, answers, *wanted, end)
+        result, local = _local_steps(result, answers, end)
         save_result(result, out)
     except KeyboardInterrupt:
         if result is None:
             raise
         result = interrupted(result)
         save_result(result, out)
-    return result
+    return result, local
+
+
+def _local_steps(
+    result: SearchResult, answers: Answers, end: float
+) -> tuple[SearchResult, list[str]]:
+    """The plan that ends the run first, and how far local steps are from the synchronous one."""
+    from hetplan.reports.plans import local_steps_lines
+    from hetplan.whatif.local_steps import beside
+
+    if result.inputs.job.synchronisation is None:
+        return result, []
+    found = beside(result, answers.predictor, end)
+    if found is None:
+        return result, ["local steps: no plan was found in time, for the aim, or with room"]
+    return found.result if found.gain > 0 else result, [*local_steps_lines(found)]
 
 
 def _by_objective(

@@ -41,6 +41,8 @@ class Component(StrEnum):
     OPTIMIZER = "optimizer"
     OFFLOAD = "offload"
     """Of the update, what the optimizer state in host memory adds."""
+    OUTER = "averaging of sites"
+    """Of local steps: what averaging the sites adds to each of them in the mean."""
     DATA_LOADING = "data loading"
     OTHER_STAGES = "other stages"
     """Waits at the end of the step for stages that are not done yet."""

@@ -505,12 +505,20 @@ def on_devices(plan: Plan, now: Sequence[int], num_devices: int) -> Plan:
     pipelines = tuple(
         replace(each, stages=tuple(map(placed, each.stages))) for each in plan.pipelines
     )
+    outer = plan.outer
     taken = {now[device] for device in used(plan).tolist()}
     return replace(
         plan,
         pipelines=pipelines,
         reduction_groups=tuple(
             replace(each, members=moved(each.members)) for each in plan.reduction_groups
+        ),
+        outer=outer
+        and replace(
+            outer,
+            reduction_groups=tuple(
+                replace(each, members=moved(each.members)) for each in outer.reduction_groups
+            ),
         ),
         tied_embedding_devices=moved(plan.tied_embedding_devices),
         unused_devices=compress([each for each in range(num_devices) if each not in taken]),

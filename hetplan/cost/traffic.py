@@ -56,7 +56,7 @@ from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import one_format, tied_format
 from hetplan.plans.pieces import Devices, Places, device_array, experts_as_the_rest, stage_array
-from hetplan.plans.plan import Pipeline, Plan, Replica, Sharding, Stage
+from hetplan.plans.plan import Pipeline, Plan, ReductionGroup, Replica, Sharding, Stage
 from hetplan.plans.v_schedules import stage_of
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.predictor import Predictor
@@ -366,17 +366,28 @@ class TrafficCount:
     def _reductions(self) -> Sent:
         plan = self.plan
         for group in plan.reduction_groups:
-            layers = range(group.layers.start, group.layers.stop)
-            stages = [
-                stage
-                for pipeline in plan.pipelines
-                for stage in pipeline.stages
-                if any(chunk.start <= layers.start < chunk.stop for chunk in stage.chunks)
-            ]
-            replicas = [replica for stage in stages for replica in stage.replicas]
-            copies = copy_groups(self.cluster, replicas, plan.optimizer_shards, expert=group.expert)
-            count = self._parameters(layers, replicas, expert=group.expert) * copies.part
+            copies, count = self._copied(group, plan.optimizer_shards)
             yield from self._reduced(copies, count, Precision(group.precision))
+        if plan.outer is None:
+            return
+        for group in plan.outer.reduction_groups:
+            copies, count = self._copied(group, 1)
+            size = count * Precision(group.precision).bytes_per_element
+            operation, times = LinkOperation.ALL_REDUCE, 1 / plan.outer.settings.sync_steps
+            yield from self._sent(copies.whole, operation, size, times, TrafficClass.DATA_PARALLEL)
+
+    def _copied(self, group: ReductionGroup, shards: int) -> tuple[CopyGroups, float]:
+        """The copies of a group's layers, and the parameters of the largest."""
+        layers = range(group.layers.start, group.layers.stop)
+        stages = [
+            stage
+            for stage in self.plan.stages
+            if any(chunk.start <= layers.start < chunk.stop for chunk in stage.chunks)
+            and (self.plan.outer is None or group.has(stage))
+        ]
+        replicas = [replica for stage in stages for replica in stage.replicas]
+        copies = copy_groups(self.cluster, replicas, shards, expert=group.expert)
+        return copies, self._parameters(layers, replicas, expert=group.expert) * copies.part
 
     def _reduced(self, copies: CopyGroups, parameters: float, summed: Precision) -> Sent:
         level, gradients = self.plan.sharding, parameters * summed.bytes_per_element

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hetplan.cluster.hosts import part_left
 from hetplan.cluster.spec import Cluster, Link
+from hetplan.cost.energy.energy import hourly_price
 from hetplan.drafting.changed import with_gained
 from hetplan.drafting.words import BetweenWords, between_words, nodes_words
 from hetplan.errors import Fault, InputError
@@ -31,7 +32,7 @@ class CandidateForm(FileForm):
     without: list[str] = field(default_factory=list)
     """Names of nodes that go in exchange."""
     price: HourlyPrice | None = None
-    """Of all of it for one hour, less what goes."""
+    """Of what comes, for one hour; the cluster file's price of nodes that go is taken off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,13 @@ def _candidate(form: CandidateForm, cluster: Cluster) -> Candidate:
         changed = _relinked(changed, between_words(form.link))
     if form.link is not None or form.without:
         more = None
-    words = "; ".join(_words(form))
-    return Candidate(words=words, cluster=changed, usd_per_hour=form.price, more=more)
+    words, usd = "; ".join(_words(form)), form.price
+    if usd is not None and form.without:
+        left = part_left(cluster, form.without)
+        for was in cluster.islands:
+            gone = was.num_usable_devices - left.island(was.name).num_usable_devices
+            usd -= gone * (hourly_price(cluster, was) or 0.0)
+    return Candidate(words=words, cluster=changed, usd_per_hour=usd, more=more)
 
 
 def _times(cluster: Cluster, text: str, times: int) -> Cluster:

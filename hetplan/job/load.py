@@ -26,7 +26,7 @@ from hetplan.job.spec import (
 )
 from hetplan.job.trainer import trainer_faults
 
-JOB_SCHEMA = "hetplan.job/6"
+JOB_SCHEMA = "hetplan.job/7"
 
 TargetName: TypeAlias = Literal["native", "megatron", "flagscale", "torchtitan", "any"]
 TARGET_NAMES: tuple[str, ...] = get_args(TargetName)
@@ -102,8 +102,9 @@ def narrow_format(precision: object) -> ProductFormat | None:
 def job_keys() -> Iterator[str]:
     """Every key of a job file that `--set` takes, nested ones with dots."""
     for each in fields(JobForm):
-        nested = get_type_hints(JobForm)[each.name]
-        if is_dataclass(nested):
+        hint = get_type_hints(JobForm)[each.name]
+        nested = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+        if nested is not None:
             yield from (f"{each.name}.{inner.name}" for inner in fields(nested))
         else:
             yield each.name

@@ -13,10 +13,12 @@ from hetplan.errors import InputError
 from hetplan.files.quantities import (
     SPOKEN_COUNT,
     Count,
+    CountOrZero,
     FileForm,
     Fraction,
     Name,
     NodeName,
+    Positive,
     Ratio,
     SpokenEnum,
     check_limits,
@@ -126,6 +128,8 @@ class Objective(SpokenEnum):
     """The whole run with all that it loses (docs/days.md); total_tokens says how long it is."""
     ENERGY_PER_TOKEN = "energy_per_token"
     """At the meter; every device that may be used needs a known power."""
+    ROBUST = "robust"
+    """The step in the worst tenth of all draws of what varies (`vary`)."""
 
     @classmethod
     def spoken(cls) -> dict[str, str]:
@@ -238,6 +242,18 @@ class LengthShare(FileForm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Variation(FileForm):
+    """What varies over time: the bandwidth of a link, or the speed of devices."""
+
+    of: Annotated[tuple[Name, ...], Field(min_length=1, max_length=2)]
+    """Two regions or two islands; or a device kind, or an island."""
+    spread: Fraction | None = None
+    """One draw in twenty is lower by more than this part."""
+    samples: tuple[Positive, ...] = ()
+    """Instead of spread, at least ten that were measured; their median stands for the cluster's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions(FileForm):
     """Settings of the trainer that change what a step costs; left out: as the target does."""
 
@@ -294,6 +310,32 @@ class TrainerOptions(FileForm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronisation(FileForm):
+    """Local steps of each region by itself, averaged now and then (DiLoCo, arXiv 2311.08105).
+
+    The terms are those of torchft and torchtitan.
+    """
+
+    sync_steps: Count
+    """Steps from one synchronisation of a weight to its next one."""
+    extra_tokens: Annotated[float, Field(ge=0, le=10)]
+    """What the run needs more of total_tokens for the same loss, as a part of them. No default: it
+    depends on model, data and sync_steps."""
+    num_fragments: Count = 1
+    """Parts of the layers that are synchronised in turn; it divides sync_steps."""
+    fragment_sync_delay: CountOrZero = 0
+    """Steps beside which a fragment's averaging runs; fewer than sync_steps / num_fragments."""
+    fragment_update_alpha: Part = 0.0
+    """Part of the region's own weights that stays when the averaged ones arrive."""
+    precision: Precision = Precision.FLOAT32
+    """Number format in which differences of weights are sent."""
+    outer_lr: Positive = 0.7
+    """Learning rate of the outer optimizer, SGD with Nesterov momentum; torchtitan's."""
+    outer_momentum: Fraction = 0.9
+    """Its momentum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings(FileForm):
     """What a job file and a `Job` say alike."""
 
@@ -309,7 +351,7 @@ class JobSettings(FileForm):
     """Update rule."""
     objective: Objective = Objective.STEP_TIME
     """What is made as small as it can be. step_time, days of the whole run, cost_per_token where
-    there are prices, or energy_per_token."""
+    there are prices, energy_per_token, or robust."""
     quantile: Quantile | None = None
     """Quantile of the predicted step that is compared. Left out: the estimate itself."""
     gap: Fraction = 0.01
@@ -333,8 +375,12 @@ class JobSettings(FileForm):
     """Whether gradients are clipped by their global norm. Left out: as the target does."""
     checkpoint_interval_steps: Count | None = None
     """Steps from one checkpoint to the next. Left out: as often as costs least (docs/days.md)."""
+    vary: tuple[Variation, ...] = ()
+    """What varies over time, for objective robust."""
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     """Settings of the trainer that change what a step costs."""
+    synchronisation: Synchronisation | None = None
+    """Allows local steps between regions (docs/days.md). Left out: all devices update together."""
     pin: Pins = field(default_factory=Pins)
     """Choices that the search must keep."""
     forbid: Forbids = field(default_factory=Forbids)

@@ -195,6 +195,9 @@ def _runnable(result: SearchResult, settings: LaunchSettings) -> tuple[tuple[str
     faults += vocabulary_faults(plan, inputs.model)
     faults += _size_faults(result, len(places), settings.max_ranks, backend)
     faults += precision_faults(inputs.job.precision, backend, check_loss=settings.check_loss)
+    if settings.check_loss and plan.outer is not None:
+        message = "sites of local steps drift apart as no single process does: no --check-loss"
+        faults.append(Fault(field="outer", message=message))
     faults += () if pace is None else pace_faults(inputs.model, places, kinds, pace)
     if faults:
         raise InputError(*faults)

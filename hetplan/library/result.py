@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetplan.cost.energy.energy import Energy, energy_of
+from hetplan.cost.energy.energy import Energy, WholeRun, energy_of, whole_run
 from hetplan.errors import printable
 from hetplan.files.settings import given_path
 from hetplan.files.writing import write_atomically
@@ -76,6 +76,12 @@ class Result(SearchResult):
         None where the power of an island is not known.
         """
         return energy_of(self.plan, self.estimate, self.inputs.cluster)
+
+    @property
+    def run(self) -> WholeRun | None:
+        """The whole run with lost time: `days`, `kwh`, `usd`, causes; None without total_tokens."""
+        of = self.inputs
+        return whole_run(self.plan, self.estimate, of.model, of.cluster, of.job)
 
     @property
     def gap(self) -> float | None:

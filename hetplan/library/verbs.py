@@ -30,8 +30,10 @@ from hetplan.reports.progress import ProgressLine, each_shown_on
 from hetplan.search import files
 from hetplan.search.files import priced_result
 from hetplan.search.space.allowed import allowed_cluster
+from hetplan.whatif.local_steps import beside
 from hetplan.whatif.no_plan import with_reasons
 from hetplan.whatif.objectives import by_objective
+from hetplan.whatif.robust import check_varied
 from hetplan.whatif.smaller_questions import Answers, best_plan
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ def plan(
     end = moment_in(inputs.job.time_limit_seconds)
     predict, digest = predictor_of(predictor)
     check_before_search(inputs, document, cluster, predict)
+    check_varied(inputs.job)
     if digest:
         inputs = replace(inputs, sha256=(*inputs.sha256, ("predictor", digest)))
     answers = Answers(predict)
@@ -88,6 +91,8 @@ def plan(
             end=end,
             progress=lambda at, of, words: line.show(at, of, None, words),
         )
+        local = beside(found, predict, end)
+        found = local.result if local is not None and local.gain > 0 else found
     return Result.of(found, predict)
 
 

@@ -17,6 +17,7 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans import check_stages as stages
 from hetplan.plans import check_target as target
+from hetplan.plans.local_steps import outer
 from hetplan.plans.pieces import Places
 from hetplan.plans.plan import Plan
 from hetplan.plans.rules import CheckedPlan, Found, Rule
@@ -29,6 +30,7 @@ _GROUPS: tuple[tuple[tuple[Rule, _Check], ...], ...] = (
         (Rule.JOB, target.job_settings),
         (Rule.OFFLOAD, target.offload),
         (Rule.OVERLAP, target.overlap),
+        (Rule.OUTER, outer),
         (Rule.LAYERS_ONCE, stages.layers_exist),
         (Rule.CHUNKS, stages.chunks),
         (Rule.DEVICES_ONCE, stages.devices_once),

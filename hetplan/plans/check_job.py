@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from hetplan.cluster.catalogue import load_catalogue, nearest_kinds
@@ -12,16 +12,18 @@ from hetplan.errors import Fault
 from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
 from hetplan.job.kernels import CONTEXT_PARALLEL, FUSED_ATTENTION, kernel_fault, used_kinds
-from hetplan.job.spec import SPLIT_WEIGHTS, Job, Objective, RecomputeModule
+from hetplan.job.spec import SPLIT_WEIGHTS, Job, Objective, RecomputeModule, Variation
 from hetplan.job.trainer import mixes_libraries, trainer_faults, trainer_settings
 from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_target import copied_heads_fault
+from hetplan.plans.local_steps import setting_faults
 from hetplan.plans.plan import SPLIT_SCHEDULES, Sharding
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, Target
 from hetplan.plans.v_schedules import is_v
+from hetplan.units import counted
 
 SEARCHED_SPLIT = ("zb-h1", "zbv", "dualpipev")
 """Schedules with split backward passes that are searched, where they are pinned: zb-h1 with one
@@ -365,6 +367,53 @@ def _of_run(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
             yield ("run", "kind_failures", at, "kind"), message
 
 
+MIN_SAMPLES = 10
+"""Of one variation: fewer have no worst tenth."""
+
+
+def variation_faults(
+    vary: Sequence[Variation], cluster: Cluster
+) -> Iterator[tuple[tuple[str, int], str]]:
+    """(path in the job's file, message) of what does not vary so on this cluster."""
+    kinds = {island.name: island.device.kind for island in cluster.islands}
+    seen: set[frozenset[str]] = set()
+    for at, each in enumerate(vary):
+        of, message = frozenset(each.of), ""
+        if of in seen:
+            message = "is there twice"
+        elif (each.spread is None) == (not each.samples):
+            message = "give either a spread, as in 0.3, or samples"
+        elif 0 < len(each.samples) < MIN_SAMPLES:
+            message = f"{counted(len(each.samples), 'sample')}; give {MIN_SAMPLES}"
+        elif len(each.of) == 1 and not of & {*kinds, *kinds.values()}:
+            message = f"name a kind or island of: {some(dict.fromkeys((*kinds.values(), *kinds)))}"
+        elif len(each.of) > 1 and (len(of) < 2 or not (of <= {*cluster.regions} or of <= {*kinds})):
+            message = f"name two regions or two islands of: {some([*cluster.regions, *kinds])}"
+        seen.add(of)
+        if message:
+            yield ("vary", at), f"{' '.join(each.of)}: {message}"
+
+
+def _of_synchronisation(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    """Local steps are between regions, of a target that has them."""
+    wanted = job.synchronisation
+    if wanted is None:
+        return
+    regions = dict.fromkeys(
+        each.region for each in cluster.islands if each.name not in job.forbid.islands
+    )
+    can = TARGETS.get(job.target)
+    if len(regions) < 2:
+        message = f"{cluster.name} has one region, {some(regions)}; local steps are between regions"
+        yield ("synchronisation",), f"{message}: leave it out"
+    if can is not None and not can.local_steps:
+        have = " or ".join(name for name, other in TARGETS.items() if other.local_steps)
+        message = f"target {job.target} has no local steps here; leave it out, or plan for {have}"
+        yield ("synchronisation",), message
+    for name, message in setting_faults(wanted, model.num_layers):
+        yield ("synchronisation", name), message
+
+
 def check_job_against(
     job: Job,
     model: ModelSpec,
@@ -393,6 +442,8 @@ def check_job_against(
         *_product_format(job, cluster),
         *_kernels(job, cluster),
         *_of_run(job, cluster),
+        *variation_faults(job.vary, cluster),
+        *_of_synchronisation(job, model, cluster),
         *((*_unsearched(job), *_islands(job, cluster)) if searched else ()),
         *(pin_faults(job, model, cluster) if searched else ()),
     )

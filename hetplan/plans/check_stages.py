@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -39,7 +40,7 @@ def devices_exist(checked: CheckedPlan) -> Found:
     lists = [(f"{field}.devices", replica.devices) for field, replica in checked.replicas()]
     lists += [
         (f"reduction_groups[{g}].members", group.members)
-        for g, group in enumerate(checked.plan.reduction_groups)
+        for g, group in enumerate(checked.plan.every_group)
     ]
     lists += [
         ("tied_embedding_devices", checked.plan.tied_embedding_devices),
@@ -366,7 +367,29 @@ def tied(checked: CheckedPlan) -> Found:
 
 
 def reductions(checked: CheckedPlan) -> Found:
-    """Every copy of every weight meets all the others in exactly one group."""
+    """Every copy of every weight meets all the others of its site in exactly one group, and those
+    of all sites in one that averages them.
+    """
+    plan, sites = checked.plan, checked.plan.site_of_pipeline
+    for site in sorted({*sites}):
+        own = [each for each, place in zip(plan.pipelines, sites, strict=True) if place == site]
+        mine = replace(checked, plan=replace(plan, pipelines=tuple(own)))
+        others = [each for each in plan.pipelines if each not in own]
+        foreign = {
+            g
+            for g, group in enumerate(plan.reduction_groups if others else ())
+            if any(group.has(stage) for each in others for stage in each.stages)
+            and not any(group.has(stage) for each in own for stage in each.stages)
+        }
+        yield from _reduced_once(mine, foreign)
+    if plan.outer is not None:
+        averaged = replace(plan, reduction_groups=plan.outer.reduction_groups)
+        for field, message in _reduced_once(replace(checked, plan=averaged), set()):
+            yield f"outer.{field}", message
+
+
+def _reduced_once(checked: CheckedPlan, foreign: set[int]) -> Found:
+    """The same of one site; `foreign`: numbers of the others' groups."""
     total = len(checked.model.layers)
     groups = checked.plan.reduction_groups
     for g, group in enumerate(groups):
@@ -382,6 +405,8 @@ def reductions(checked: CheckedPlan) -> Found:
     starts = {piece.layers.start: at for at, piece in enumerate(pieces)}
     covering: list[list[int]] = [[] for _ in pieces]
     for g, group in enumerate(groups):
+        if g in foreign:
+            continue
         at = starts[group.layers.start]
         while at < len(pieces) and pieces[at].layers.start < group.layers.stop:
             covering[at].append(g)
@@ -391,7 +416,7 @@ def reductions(checked: CheckedPlan) -> Found:
         yield from _covered(checked, piece, found, told)
     for g, group in enumerate(groups):
         where = f"reduction_groups[{g}]"
-        if group.members and g not in told:
+        if group.members and g not in told | foreign:
             members = device_array(group.members)
             yield from _transport(checked, where, group.transport, members)
 

@@ -15,7 +15,7 @@ from hetplan.plans.plan import Plan, RecomputeGranularity, Sharding
 
 
 def with_named_ends(job: Job, cluster: Cluster) -> Job:
-    """The job with the catalogue's names of device kinds in pins and failure rates."""
+    """The job with the catalogue's names of device kinds in pins, failure rates and variations."""
     kinds = [island.device for island in cluster.islands]
     islands = {island.name for island in cluster.islands}
 
@@ -30,9 +30,13 @@ def with_named_ends(job: Job, cluster: Cluster) -> Job:
     first, last = meant(job.pin.embedding_on), meant(job.pin.head_on)
     named = tuple(replace(each, kind=meant(each.kind) or "") for each in job.run.kind_failures)
     pin = replace(job.pin, embedding_on=first, head_on=last)
-    if pin == job.pin and named == job.run.kind_failures:
+    vary = tuple(
+        replace(each, of=(meant(each.of[0]) or "",)) if len(each.of) == 1 else each
+        for each in job.vary
+    )
+    if pin == job.pin and named == job.run.kind_failures and vary == job.vary:
         return job
-    return replace(job, pin=pin, run=replace(job.run, kind_failures=named))
+    return replace(job, pin=pin, vary=vary, run=replace(job.run, kind_failures=named))
 
 
 def keeps_pins(plan: Plan, cluster: Cluster, job: Job) -> bool:

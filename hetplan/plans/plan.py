@@ -19,7 +19,7 @@ from enum import StrEnum
 from itertools import chain
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision, RecomputeModule, Sharding, TrainerOptions
+from hetplan.job.spec import Precision, RecomputeModule, Sharding, Synchronisation, TrainerOptions
 from hetplan.job.trainer import trainer_settings_of
 from hetplan.plans.v_schedules import V_SCHEDULES, stage_of
 
@@ -30,6 +30,7 @@ __all__ = [
     "Boundary",
     "DeviceRange",
     "LayerRange",
+    "OuterSynchronisation",
     "OverlapSettings",
     "Pipeline",
     "Plan",
@@ -270,6 +271,23 @@ class ReductionGroup:
     """Only the routed experts' weights of these layers, over the ranks that hold the same experts;
     the other weights of the layers then have a group of their own."""
 
+    def has(self, stage: Stage) -> bool:
+        """Whether the devices of a stage that holds the layers are members: all are, or none is."""
+        first = stage.replicas[0].devices[0].start
+        return any(first in part.devices() for part in self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterSynchronisation:
+    """How sites that train by themselves are averaged (`hetplan.plans.local_steps`)."""
+
+    sites: tuple[int, ...]
+    """Pipelines of each site, whose weights are always equal: the first so many, then the next."""
+    reduction_groups: tuple[ReductionGroup, ...]
+    """Who averages the differences of which layers: every copy in all sites."""
+    settings: Synchronisation
+    """The job's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -277,7 +295,7 @@ class Plan:
 
     pipelines: tuple[Pipeline, ...]
     reduction_groups: tuple[ReductionGroup, ...]
-    """Empty where no gradient is reduced (dp = 1)."""
+    """Empty where no gradient is reduced (dp = 1); with `outer`, those inside of sites."""
     precision: str
     optimizer: str
     optimizer_shards: int
@@ -298,6 +316,23 @@ class Plan:
     optimizer_offload: float = 0.0
     """Part of the optimizer state kept and updated in host memory."""
     overlap: OverlapSettings = OverlapSettings()
+    outer: OuterSynchronisation | None = None
+    """None: all pipelines update together."""
+
+    @property
+    def site_of_pipeline(self) -> tuple[int, ...]:
+        """The site of every pipeline; one without `outer`."""
+        if self.outer is None:
+            return (0,) * len(self.pipelines)
+        return tuple(site for site, count in enumerate(self.outer.sites) for _ in range(count))
+
+    @property
+    def every_group(self) -> tuple[ReductionGroup, ...]:
+        """Reduction groups of steps, and those that average sites."""
+        return (
+            *self.reduction_groups,
+            *(() if self.outer is None else self.outer.reduction_groups),
+        )
 
     @property
     def stages(self) -> tuple[Stage, ...]:

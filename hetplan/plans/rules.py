@@ -43,6 +43,7 @@ class Rule(StrEnum):
     BOUNDARIES = "one boundary between neighbouring stages, as their link is"
     VOCABULARY = "the vocabulary is padded as tp needs it"
     OFFLOAD = "the offloaded part is a fraction"
+    OUTER = "sites that train by themselves are averaged as the job says"
     OVERLAP = "what is overlapped exists"
     SHARDING = "shards divide the copies"
     REDUCTION = "copies of a weight are reduced once, over all of its devices"

@@ -34,6 +34,8 @@ class Target:
     """Experts with tp above 1 run with sequence parallelism only."""
     several_pipelines: bool = False
     """More than one pipeline, each with its own devices, layers per stage and microbatches."""
+    local_steps: bool = False
+    """Sites may update by themselves and be averaged every few steps (`Plan.outer`)."""
     other_warmup: bool = False
     """Warm-up depths other than the schedule's own."""
     fewer_microbatches_than_stages: bool = False
@@ -189,6 +191,7 @@ TARGETS: dict[str, Target] = {
         # torch.distributed.pipelining's Schedule1F1B, whose order it is, refuses fewer microbatches
         # than stages.
         several_pipelines=True,
+        local_steps=True,
         other_warmup=True,
         name="native",
         # hetplan's reference trainer (hetplan launch).
@@ -302,6 +305,7 @@ TARGETS: dict[str, Target] = {
         expert_parallel=True,
         sequence_parallel=True,
         several_pipelines=True,
+        local_steps=True,
         other_warmup=True,
         fewer_microbatches_than_stages=True,
         name="any",

@@ -38,7 +38,8 @@ def run_of(result: SearchResult, tokens: int | None = None) -> Goodput | None:
 def days_line(found: Goodput) -> str:
     """`178 d for 2T tokens (90 %: 170 to 224 d), 11.2B a day; 9% lost: failures 8%`."""
     if math.isinf(found.seconds):
-        return f"{format_count(found.total_tokens)} tokens: the run never ends, {_endless(found)}"
+        words = f"{format_count(found.total_tokens)} tokens: the run never ends, {_endless(found)}"
+        return words + _extrapolated(found)
     whole = format_range(
         found.seconds,
         found.low_seconds,
@@ -49,7 +50,7 @@ def days_line(found: Goodput) -> str:
     part = f"{found.lost_share:.0%}" if found.lost_share >= _ONE_PERCENT else "under 1%"
     words = f"{whole}, {count_words(found.tokens_per_day)} a day; {part} lost"
     if found.lost_share < _WORTH_NAMING:
-        return words
+        return words + _extrapolated(found)
     shares = [
         (name, found.lost_to(*causes) / found.seconds)
         for name, causes in (
@@ -63,7 +64,17 @@ def days_line(found: Goodput) -> str:
         for name, share in sorted(shares, key=lambda each: -each[1])
         if share >= _SHOWN_SHARE
     )
-    return f"{words}: {', '.join(parts)}"
+    return f"{words}: {', '.join(parts)}{_extrapolated(found)}"
+
+
+def _extrapolated(found: Goodput) -> str:
+    """What makes the days doubtful; nothing where such starts were measured."""
+    if not found.start_up.extrapolates:
+        return ""
+    start = f"a start of {format_brief(found.start_up.seconds)} is extrapolated"
+    if math.isinf(found.seconds) and math.isfinite(found.low_seconds):
+        return f"; {start}: {format_brief(found.low_seconds)} with a fast one"
+    return f"; {start}"
 
 
 def count_words(number: float) -> str:

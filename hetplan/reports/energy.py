@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetplan.cost.energy.clocks import StageClock, stage_clocks
-from hetplan.cost.energy.energy import Energy, energy_of, usd_per_step
+from hetplan.cost.energy.energy import Energy, energy_of, usd_per_step, whole_run
 from hetplan.cost.energy.power import power_law
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.pieces import used_devices
@@ -28,14 +28,12 @@ def energy_line(result: SearchResult) -> str:
     words = [_unknown(result) if energy is None else _energy(energy)]
     if dollars is not None:
         words.append(f"cost {digits(dollars)} USD a step")
-    tokens = inputs.job.total_tokens
-    whole = []
-    if tokens is not None:
-        steps = tokens / (estimate.tokens_per_second * estimate.step_seconds)
-        whole += [] if energy is None else [kwh_words(steps * energy.kwh_per_step)]
-        whole += [] if dollars is None else [f"{digits(steps * dollars)} USD"]
+    run = whole_run(plan, estimate, inputs.model, inputs.cluster, inputs.job)
+    whole = [] if run is None or run.kwh is None else [kwh_words(run.kwh)]
+    whole += [] if run is None or run.usd is None else [f"{digits(run.usd)} USD"]
     if whole:
-        words.append(f"{' and '.join(whole)} for the steps of {format_count(tokens or 0)} tokens")
+        tokens = format_count(inputs.job.total_tokens or 0)
+        words.append(f"{' and '.join(whole)} for {tokens} tokens with lost time")
     return "; ".join(words)
 
 

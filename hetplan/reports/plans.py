@@ -20,6 +20,7 @@ from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, Stage, expand
 from hetplan.plans.ranks import limits_of, pins_line
+from hetplan.plans.rules import some
 from hetplan.reports.days import days_lines, run_of
 from hetplan.reports.energy import energy_line, power_lines
 from hetplan.reports.summary import emit_target
@@ -33,7 +34,15 @@ from hetplan.search.result import (
     Restriction,
     SearchResult,
 )
-from hetplan.units import format_brief, format_bytes, format_each, format_seconds, format_share
+from hetplan.units import (
+    digits,
+    format_brief,
+    format_bytes,
+    format_each,
+    format_seconds,
+    format_share,
+)
+from hetplan.whatif.local_steps import LocalSteps
 from hetplan.whatif.smaller_questions import usable_kinds
 
 
@@ -262,6 +271,23 @@ def restriction_line(
     if restriction.mixed:
         return f"{name} can mix {mix}: {gain:.1%} faster, at least ({limit})"
     return f"{name} would be {gain:.1%} faster ({limit})"
+
+
+def local_steps_lines(found: LocalSteps) -> Iterator[str]:
+    """What local steps bring or cost, from which link on, and whose devices only they use."""
+    parts = " + ".join(f"{samples:,} {region}" for region, samples in found.sites)
+    step, least = found.result.estimate.step_seconds, format_brief(found.bound_seconds)
+    yield f"local steps on {parts} samples: {format_brief(step)} a step (these: at least {least})"
+    than = "than all devices together" if not found.idle else f"than without {some(found.idle)}"
+    speed = "faster" if found.gain >= 0 else "slower"
+    yield f"their run with its extra tokens is {abs(found.gain):.1%} {speed} {than}"
+    (rate, wide), (trip, far) = found.bandwidth, found.round_trip
+    ends = [
+        f"below {digits(8e-9 * wide)} Gbit/s (today {digits(8e-9 * rate)})" if wide else "",
+        f"beyond {format_brief(far)} (today {format_brief(trip)})" if far else "",
+    ]
+    if any(ends):
+        yield f"of the plans found local steps win {' or '.join(filter(None, ends))} between sites"
 
 
 def unused_kinds(result: SearchResult) -> tuple[str, ...]:

@@ -348,12 +348,12 @@ def _judgement(result: SearchResult) -> Iterator[str]:
     """What limits the plan, what it leaves out, how good it is and what it rests on."""
     yield f"where the step goes: {step_words(result.estimate)}"
     yield from _left_out(result)
-    if result.certificate is None:
-        yield "priced, not searched: `hetplan plan` finds the fastest"
-    else:
-        if result.objective:
-            yield f"chosen by {result.objective}"
+    if result.objective:
+        yield f"chosen by {result.objective}"
+    if result.certificate is not None:
         yield _proof(result, result.certificate)
+    elif not result.objective:
+        yield "priced, not searched: `hetplan plan` finds the fastest"
     yield _basis(result.estimate)
 
 

@@ -9,6 +9,9 @@ on all tensor-parallel ranks (norms, the biases of row-parallel products) is in 
 Routed experts that are dealt out (ep above 1) are summed apart from the other weights: each run of
 experts that the same ranks hold, over these ranks.
 
+Of local steps (`Plan.outer`) all this is about one site after the other; the averaging of sites is
+among all copies again.
+
 A tied matrix is then summed once more between the first and the last stage of each pipeline. All
 exchanges of a plan have one order, so that no two ranks wait for each other in different ones.
 
@@ -23,12 +26,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Transport
 from hetplan.cost.collectives import group_shape
 from hetplan.cost.collectives.direct_levels import summed_by_messages
 from hetplan.cost.collectives.rings import ISLAND, NODE
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.plans.plan import LayerRange, Plan
+from hetplan.plans.plan import LayerRange, Plan, ReductionGroup, expand
 from hetplan.profiling.weights import ALL_EXPERTS, ExpertShare
 from hetplan.runtime.communicator.levels import GroupSum
 from hetplan.runtime.placement import RankPlace, place_ranks
@@ -66,6 +69,10 @@ class Reduction:
     optimizer is sharded, because no rank has the whole sum then."""
     shards: int
     """`Plan.optimizer_shards`."""
+    outer: tuple[Exchange, ...] = ()
+    """Of local steps: the averaging of sites."""
+    sites: tuple[tuple[int, ...], ...] = ()
+    """Of local steps: the ranks of each site, which clip by one norm."""
 
     def groups(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         """Who talks to whom by which transport, in an order that is the same on all ranks."""
@@ -74,6 +81,9 @@ class Reduction:
             shard = shard_size(self.shards, exchange)
             ranks = [exchange.ranks] if shard == 1 else shard_groups(exchange, shard)
             groups += [(some, exchange.transport) for some in ranks]
+        # Differences of weights lie in the host's memory.
+        groups += [(exchange.ranks, Transport.HOST_STAGED.value) for exchange in self.outer]
+        groups += [(ranks, "") for ranks in self.sites]
         return tuple(dict.fromkeys(exchange for exchange in groups if len(exchange[0]) > 1))
 
 
@@ -91,21 +101,30 @@ def shard_groups(exchange: Exchange, shard: int) -> list[tuple[int, ...]]:
 
 def reduction_of(plan: Plan, places: Sequence[RankPlace]) -> Reduction:
     """All sums of a plan."""
+    outer, sites = plan.outer, dict.fromkeys(place.site for place in places)
     return Reduction(
-        sums=exchanges(plan, places),
+        sums=exchanges(plan.reduction_groups, places),
         tied=tied_exchanges(plan, places),
         shards=plan.optimizer_shards,
+        outer=() if outer is None else exchanges(outer.reduction_groups, places),
+        sites=()
+        if outer is None
+        else tuple(tuple(each.rank for each in places if each.site == site) for site in sites),
     )
 
 
-def exchanges(plan: Plan, places: Sequence[RankPlace]) -> tuple[Exchange, ...]:
-    """The sums of all gradients over their copies, in order; those of tied matrices left out.
+def exchanges(
+    groups: Sequence[ReductionGroup], places: Sequence[RankPlace]
+) -> tuple[Exchange, ...]:
+    """The sums of these groups over the copies, in order; those of tied matrices left out.
 
     Layers that the same ranks hold are summed together.
     """
     layers_of_row: dict[tuple[_Column, str, Summed], list[LayerRange]] = {}
-    for group in plan.reduction_groups:
-        columns = [column for stage in _holders(places, group.layers) for column in _columns(stage)]
+    for group in groups:
+        members = {*expand(group.members)}
+        here = [place for place in places if place.device in members]
+        columns = [column for stage in _holders(here, group.layers) for column in _columns(stage)]
         for weights in _apart([column[0].experts for column in columns], expert=group.expert):
             holders = [each for each in columns if _holds(each[0], weights)]
             for row in _rows(holders):

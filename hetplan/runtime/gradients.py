@@ -12,9 +12,9 @@ vector, or two where its experts have other copies; its parts are equally long, 
 filled up with zeros.
 
 `clip`: the global norm counts every weight of the model once: the copy of the first pipeline's
-first data-parallel rank; the lowest tensor-parallel rank's where several hold the same; a tied
-matrix as the embedding's; of an expert its first copy. Gradients are scaled where the norm is
-above `MAX_NORM`, as torch.nn.utils.clip_grad_norm_ does.
+first data-parallel rank (of local steps, the site's first pipeline's); the lowest tensor-parallel
+rank's where several hold the same; a tied matrix as the embedding's; of an expert its first copy.
+Gradients are scaled where the norm is above `MAX_NORM`, as torch.nn.utils.clip_grad_norm_ does.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def counts(place: RankPlace, parts: Parts, *, expert: bool) -> bool:
     one of its parts.
     """
     copy, of_experts = place.expert_copy if expert else place.dp_index, parts[0]
-    return place.pipeline == 0 and copy < (of_experts if expert else parts[1])
+    return place.pipeline == place.first_pipeline and copy < (of_experts if expert else parts[1])
 
 
 def clip(gradients: Sequence[Tensor], counted: Sequence[Tensor], everyone: Channel | None) -> None:

@@ -173,6 +173,8 @@ class _Loop:
                 if stopped:
                     break
                 gc.collect()
+            if self.trainer.averaging is not None:
+                self.trainer.averaging.arrive()
         finally:
             gc.enable()
             gc.unfreeze()

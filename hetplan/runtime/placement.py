@@ -12,7 +12,7 @@ a boundary to whom follows from the two sides alone (`hetplan.runtime.messages`)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
@@ -53,6 +53,10 @@ class RankPlace:
     """These ranks, which exchange tokens, in the order of their experts."""
     expert_copy: int
     """Of these experts among all copies in the stage."""
+    site: int = 0
+    """Of the pipelines that update together (`Plan.outer`)."""
+    first_pipeline: int = 0
+    """The first one of the site."""
 
     @property
     def tp(self) -> int:
@@ -86,10 +90,12 @@ def place_ranks(plan: Plan) -> tuple[RankPlace, ...]:
     if faults:
         raise InputError(*faults)
     places: list[RankPlace] = []
-    number = 0
+    number, sites = 0, plan.site_of_pipeline
     for at, pipeline in enumerate(plan.pipelines):
+        site = sites[at]
         for position, stage in enumerate(pipeline.stages):
-            places += _stage_places(stage, at, position, number, first_rank=len(places))
+            found = _stage_places(stage, at, position, number, first_rank=len(places))
+            places += (replace(each, site=site, first_pipeline=sites.index(site)) for each in found)
             number += 1
     return tuple(places)
 
@@ -132,6 +138,14 @@ def _stage_places(
 def samples_of(pipeline: Pipeline) -> int:
     """Samples of one microbatch of a pipeline, over all data-parallel ranks of a stage."""
     return sum(replica.dp * replica.microbatch_size for replica in pipeline.stages[0].replicas)
+
+
+def site_batches(plan: Plan) -> tuple[int, ...]:
+    """Samples of one step of each site."""
+    found = [0] * (max(plan.site_of_pipeline) + 1)
+    for site, pipeline in zip(plan.site_of_pipeline, plan.pipelines, strict=True):
+        found[site] += pipeline.num_microbatches * samples_of(pipeline)
+    return tuple(found)
 
 
 def first_samples(plan: Plan) -> tuple[int, ...]:

@@ -10,7 +10,9 @@ ranks, stages and pipelines share the samples. A step is
      between the first and the last stage where they share a tied matrix;
   3. clipping by the norm of all gradients, where the job asks for it;
   4. the update; where the ranks of a stage share the optimizer, each of its part
-     (`hetplan.runtime.gradients`).
+     (`hetplan.runtime.gradients`);
+  5. of local steps, whose sites do all this by themselves: what is due of their averaging
+     (`hetplan.runtime.averaging`).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.profiling.weights import FlatParameters
 from hetplan.runtime.activity import Activity
+from hetplan.runtime.averaging import Averaging
 from hetplan.runtime.communicator.channels import Channel, Groups
 from hetplan.runtime.data import MarkovTokens, block_numbers
 from hetplan.runtime.gradient_groups import (
@@ -56,7 +59,7 @@ from hetplan.runtime.gradients import (
 from hetplan.runtime.messages import Messages
 from hetplan.runtime.model_stage import StageModule, StageShape
 from hetplan.runtime.passes import Passes, program_of
-from hetplan.runtime.placement import RankPlace, first_samples, samples_of
+from hetplan.runtime.placement import RankPlace, first_samples, samples_of, site_batches
 from hetplan.runtime.training import Training
 from hetplan.runtime.training_state import TrainingState
 from hetplan.runtime.weight_slices import ALL_WEIGHTS
@@ -84,7 +87,7 @@ class StepTimes:
     tensor_parallel_seconds: float
     """The exchange of experts' tokens included."""
     reduction_seconds: float
-    """Waiting for the others included, and clipping where the job clips."""
+    """Waiting for the others included, clipping where the job clips, and the averaging of sites."""
     optimizer_seconds: float
     """With a sharded optimizer the gathering of the updated weights included."""
     loss_share: float
@@ -143,8 +146,26 @@ class Trainer:
             self._joined(model, reduction.tied, groups, TrafficClass.EMBEDDING),
         )
         self._clips, self._everyone = clips_gradients(job), groups.everyone
+        self._site_share = 1.0
+        """Of the site's batch in the global one."""
+        self.averaging: Averaging | None = None
+        if plan.outer is not None:
+            self._everyone = groups.channel(reduction.sites[place.site])
+            self._site_share = site_batches(plan)[place.site] / job.global_batch_size
+            self.averaging = Averaging(
+                training,
+                plan.outer,
+                places,
+                place,
+                reduction.outer,
+                groups,
+                self._named,
+                self.parameters,
+            )
         self._counted = self._counted_views(model, place)
-        self.state = TrainingState(model, place, self._named, self.parameters, self._shards)
+        self.state = TrainingState(
+            model, place, self._named, self.parameters, self._shards, self.averaging
+        )
         self._data = MarkovTokens.of(model.vocab_size, job.seed)
         self._marks: list[Any] = []
         self._passes = self._make_passes(model, places, groups)
@@ -258,7 +279,7 @@ class Trainer:
             position=place.position,
             num_stages=len(pipeline.stages),
             microbatch_size=place.microbatch_size,
-            share=place.microbatch_size / job.global_batch_size,
+            share=place.microbatch_size / job.global_batch_size / self._site_share,
             mark=self._mark,
             activity=self._activity,
         )
@@ -312,10 +333,14 @@ class Trainer:
         for each in held:
             each.update()
         updated = self._backend.mark()
+        if self.averaging is not None:
+            activity.begin("averaging of the sites", self._all)
+            self.averaging.after_step()
+        averaged = self._backend.mark()
         self._backend.synchronise()
         activity.end()
         between = self._backend.seconds_between
-        loss_share = float(torch.stack(losses).sum()) if losses else 0.0
+        loss_share = float(torch.stack(losses).sum()) * self._site_share if losses else 0.0
         return StepTimes(
             pipeline_seconds=between(begin, pipelined),
             busy_seconds=sum(
@@ -323,7 +348,7 @@ class Trainer:
                 for start, end in zip(self._marks[::2], self._marks[1::2], strict=True)
             ),
             tensor_parallel_seconds=self._talked_seconds() - talked,
-            reduction_seconds=between(pipelined, reduced),
+            reduction_seconds=between(pipelined, reduced) + between(updated, averaged),
             optimizer_seconds=between(reduced, updated),
             loss_share=loss_share,
         )

@@ -4,7 +4,9 @@ The state is a few vectors over the rank's parameters: the weights as the update
 (float32, whatever the precision of the passes) and what the rule keeps of every element. Where
 ranks share the optimizer, a rank holds a range of each. In a checkpoint every state of every full
 weight is one tensor; a rank writes the boxes of it that it holds, unless a lower rank holds the
-same, and reads those that it needs. So no rank ever holds more of it than it trains with.
+same, and reads those that it needs. So no rank ever holds more of it than it trains with. Of local
+steps the first site's states are saved as those of any plan, beside them the others' and those of
+the averaging.
 
 The elements of a slice (`weight_slices`) from one number to another are at most three boxes of it:
 part of a row, whole rows, part of a row.
@@ -30,6 +32,7 @@ from hetplan.files.writing import sync_folder
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.weights import FlatParameters
 from hetplan.runtime.activity import Activity, ActivityKind
+from hetplan.runtime.averaging import Averaging
 from hetplan.runtime.checkpoint_contents import (
     WEIGHTS,
     CheckpointManifest,
@@ -74,10 +77,11 @@ class TrainingState:
         named: Named,
         parameters: FlatParameters,
         shards: Sequence[Shard],
+        averaging: Averaging | None = None,
     ) -> None:
         """`shards`: the rank's parts of the optimizer, where its stage shares one."""
         self._model, self._place, self._named = model, place, named
-        self._parameters, self._shards = parameters, shards
+        self._parameters, self._shards, self._averaging = parameters, shards, averaging
 
     def save(
         self, folder: Path, *, step: int, trained: TrainedJob, group: dist.ProcessGroup | None
@@ -95,32 +99,61 @@ class TrainingState:
             model=self._model,
             numerics=own_numerics(self._model),
             step=step,
-            states=tuple(dict.fromkeys(vector.state for vector in held)),
+            states=self._states(held),
             trained=trained,
         )
         on_first_rank(group, lambda: _finish(folder, manifest), f"finish the checkpoint {folder}")
 
     def load(self, folder: Path, states: Sequence[str]) -> None:
-        """Take these states from the checkpoint.
+        """Take these states from the checkpoint, and of local steps those of this rank's site.
 
         States that are not read begin anew. An InputError as `open_checkpoint`.
         """
         manifest, reader = open_checkpoint(folder, self._model, states)
         if self._shards:
             self._read(reader, _Held(state=WEIGHTS, vector=self._parameters.weights, start=0))
-        for vector in self._held():
+        for vector in self._own():
+            own = _of_site(vector.state, self._place.site)
             if vector.state in states:
-                self._read(reader, vector)
+                has = own in manifest.states
+                self._read(reader, replace(vector, state=own) if has else vector)
         updates = manifest.step if len(states) > 1 else 0
         for source in self._shards or (self._parameters,):
             source.resume(updates)
+        if self._averaging is not None:
+            self._averaging.begin_anew()
+            kept = [*self._averaged()]
+            if all(vector.state in manifest.states for vector in kept):
+                for vector in kept:
+                    self._read(reader, vector)
+            self._averaging.resume(manifest.step)
 
-    def _held(self) -> Iterator[_Held]:
+    def _own(self) -> Iterator[_Held]:
+        """What every trainer has."""
         for source in self._shards or (self._parameters,):
             start = source.start if isinstance(source, Shard) else 0
             yield _Held(state=WEIGHTS, vector=source.updated.detach(), start=start)
             for name, vector in source.state().items():
                 yield _Held(state=name, vector=vector, start=start)
+
+    def _averaged(self) -> Iterator[_Held]:
+        """The state of the averaging, which all sites have alike."""
+        states = {} if self._averaging is None else self._averaging.state()
+        for name, vector in states.items():
+            yield _Held(state=name, vector=vector, start=0)
+
+    def _held(self) -> Iterator[_Held]:
+        for vector in self._own():
+            yield replace(vector, state=_of_site(vector.state, self._place.site))
+        if self._place.site == 0:
+            yield from self._averaged()
+
+    def _states(self, held: Sequence[_Held]) -> tuple[str, ...]:
+        """What all ranks save, as the first rank knows it."""
+        names = dict.fromkeys(vector.state for vector in self._own())
+        sites = 1 if self._averaging is None else self._averaging.num_sites
+        others = [_of_site(name, site) for site in range(1, sites) for name in names]
+        return tuple(dict.fromkeys([*(vector.state for vector in held), *others]))
 
     def _pieces(self, held: _Held) -> Iterator[Piece]:
         base, place = self._parameters.weights, self._place
@@ -190,6 +223,11 @@ def pieces_of(part: Slice, at: int, *, start: int, stop: int) -> Iterator[Piece]
             first=part.first,
         )
         low += size
+
+
+def _of_site(state: str, site: int) -> str:
+    """Its name in a checkpoint: the first site's has no site in it."""
+    return state if site == 0 else f"site{site}_{state}"
 
 
 def _chunk(held: _Held, piece: Piece) -> Chunk:

@@ -29,7 +29,7 @@ from hetplan.search import file_rules
 from hetplan.search.result import Inputs, SearchResult
 from hetplan.version import __version__
 
-SCHEMA = "hetplan.plan/15"
+SCHEMA = "hetplan.plan/16"
 
 _STEPS = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 """List positions and keys of a field's text, as in plan.pipelines[0].stages."""

@@ -218,19 +218,24 @@ class Alternative:
     """What the step stays below with probability `quantile`."""
     quantile: float
     usd_per_step: float | None
-    """None where a price is not given."""
+    """With its part of the run's lost time where the job says its tokens; None: no price."""
     devices: int
     """In use."""
     run_seconds: float | None = None
     """The whole run with all that it loses; None where it was not asked, and in older files."""
     kwh_per_step: float | None = None
-    """At the meter; None in files of forms before 14, as the next."""
+    """At the meter, likewise; None in files of forms before 14, as the next."""
     gap: float | None = None
     """Part of its step by which another plan of its own question could be shorter, proven."""
     usd_gap: float | None = None
     """Part of its cost by which any plan could be cheaper, proven; None: no price, or not asked."""
     kwh_gap: float | None = None
     """The same of its energy, as the power law has it."""
+    worst_seconds: float | None = None
+    """Mean step in the worst tenth of all draws of what varies (`Job.vary`); None where the aim is
+    another, or the plan was beaten before all were priced, and in forms before 16."""
+    median_seconds: float | None = None
+    """Median step of the same draws."""
 
 
 class IdleCause(StrEnum):

@@ -88,14 +88,9 @@ def _best_of(maker: TableMaker, families: Sequence[Family], deadline: float) -> 
     for family in families:
         if clock() > deadline:
             return
-        found = _searched(maker, family, deadline)
+        best = Best(bounds=[0.0], deadline=deadline, seed=maker.job.seed)
+        with suppress(OutOfTimeError):
+            solver_of(0, family, maker).improve(best)
+        found = None if best.chosen is None else maker.evaluator.legal(best.chosen)
         if found is not None:
             yield found
-
-
-def _searched(maker: TableMaker, family: Family, deadline: float) -> Plan | None:
-    """The best plan that was found of this family; None where there is none or no time."""
-    best = Best(bounds=[0.0], deadline=deadline, seed=maker.job.seed)
-    with suppress(OutOfTimeError):
-        solver_of(0, family, maker).improve(best)
-    return None if best.chosen is None else maker.evaluator.legal(best.chosen)

@@ -1,9 +1,11 @@
 """Plans for other aims than the shortest step: robust, cheap, or a choice of several.
 
     step_time         the step, or what it stays below with the job's quantile
-    cost_per_token    dollars per token, by the mean step or by the same quantile of it
+    cost_per_token    dollars per token, by the mean step or by the same quantile of it; with lost
+                      time where the job says its tokens
     energy_per_token  kWh per token, likewise
     days              the whole run with all that it loses (`hetplan.cost.goodput`), likewise
+    robust            the step in the worst tenth of draws of what varies (`hetplan.whatif.robust`)
 
 What a plan costs and draws, `hetplan.cost.energy` says.
 
@@ -25,7 +27,7 @@ points may be missing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island
@@ -35,10 +37,10 @@ from hetplan.cost.energy.energy import (
     energy_of,
     hourly_price,
     usd_per_step,
+    whole_run,
 )
 from hetplan.cost.energy.power import power_law, pue_of
-from hetplan.cost.estimate import estimate_with, step_quantile
-from hetplan.cost.goodput.run import goodput
+from hetplan.cost.estimate import estimate, estimate_with, step_quantile
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.deadline import check_time, ends_by
 from hetplan.errors import Fault, InputError, OutOfTimeError
@@ -53,6 +55,7 @@ from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.table_maker import TableMaker
 from hetplan.units import counted, format_brief
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
+from hetplan.whatif.robust import Worlds, check_varied, risks
 
 _PARTS = (0.75, 0.5, 0.25, 0.125)
 """Parts of every island's nodes that are left for cheaper plans."""
@@ -122,9 +125,14 @@ def _other_degrees(plan: Plan, question: Question) -> Iterator[Change]:
         yield Change(words=words, question=question.with_pins(recompute=not full))
 
 
+_Pool = dict[Plan, tuple[str, SearchResult]]
+_Progress = Callable[[int, int, str], None] | None
+_Asked = Iterable[tuple[Change, Predictor]]
+
+
 def _pool(
-    result: SearchResult, predictor: Predictor, progress: Callable[[int, int, str], None] | None
-) -> tuple[dict[Plan, tuple[str, SearchResult]], type[BaseException] | None]:
+    result: SearchResult, predictor: Predictor, progress: _Progress, bad_days: _Asked
+) -> tuple[_Pool, type[BaseException] | None]:
     """(words of its question, its answer) of the result's plan and of the best plans of nearby
     questions; and what ended them before all were asked: Ctrl-C or the time limit.
 
@@ -134,19 +142,28 @@ def _pool(
     plans = {result.plan: ("the shortest step", result)}
     if is_interrupted(result):
         return plans, KeyboardInterrupt
-    asked = [*nearby(result)]
-    for number, change in enumerate(asked):
+    asked = [*bad_days, *((change, predictor) for change in nearby(result))]
+    for number, (change, there) in enumerate(asked):
         if progress is not None:
             progress(number, len(asked), change.words)
         try:
             check_time()
-            other = ask(change.question.looser(_LOOSE_GAP), predictor)
+            other = _here(ask(change.question.looser(_LOOSE_GAP), there), result, predictor)
         except NO_ANSWER:
             continue
         except (KeyboardInterrupt, OutOfTimeError) as error:
             return plans, type(error)
         plans.setdefault(other.plan, (change.words, other))
     return plans, None
+
+
+def _here(other: SearchResult, result: SearchResult, predictor: Predictor) -> SearchResult:
+    """A plan of another cluster on the result's, without what was proven there."""
+    inputs = result.inputs
+    if other.inputs.cluster == inputs.cluster:
+        return other
+    priced = estimate(other.plan, inputs.model, inputs.cluster, inputs.job, predictor)
+    return replace(other, inputs=inputs, estimate=priced, certificate=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,27 +217,26 @@ USUAL_QUANTILE = 0.9
 
 
 def _ranked(
-    job: Job, pricer: Pricer, plans: Mapping[Plan, tuple[str, SearchResult]], least: Least | None
+    pricer: Pricer, plans: _Pool, least: Least | None, worlds: Worlds | None
 ) -> list[Alternative]:
     """The plans by every aim, best first by the job's own.
 
     InputError where money or energy is the aim and its figure is missing everywhere.
     """
+    job = pricer.job
     ranked = [_priced(pricer, words, found, least) for words, found in plans.values()]
+    if worlds is not None:
+        known = risks(worlds, {each.plan: each.step_seconds for each in ranked})
+        for at, each in enumerate(ranked):
+            if each.plan in known:
+                worst, median, _ = known[each.plan]
+                ranked[at] = replace(each, worst_seconds=worst, median_seconds=median)
     if job.objective in _MISSING:
         ranked = [plan for plan in ranked if _amount(plan, job) is not None]
         if not ranked:
-            message = f"{job.objective} needs {_MISSING[job.objective]}; the cluster gives none"
+            message = f"needs {_MISSING[job.objective]}, and a run that ends; no plan has both"
             raise InputError(Fault(field="objective", message=message))
     return sorted(ranked, key=lambda plan: (_aim(plan, job), plan.step_seconds))
-
-
-def _run_seconds(pricer: Pricer, found: SearchResult) -> float | None:
-    """Of the whole run; None where it never ends, or is not the aim."""
-    if pricer.job.objective is not Objective.DAYS:
-        return None
-    run = goodput(found.plan, found.estimate, pricer.model, pricer.cluster, pricer.job)
-    return run.seconds if math.isfinite(run.seconds) else None
 
 
 _MISSING = {
@@ -236,6 +252,13 @@ def _priced(pricer: Pricer, words: str, found: SearchResult, least: Least | None
     dollars = usd_per_step(plan, estimate, pricer.model, pricer.cluster, job)
     energy = energy_of(plan, estimate, pricer.cluster)
     kwh = None if energy is None else energy.kwh_per_step
+    run, seconds = whole_run(plan, estimate, pricer.model, pricer.cluster, job), None
+    if run is not None:  # a step's part of the whole
+        steps = run.goodput.work_seconds / estimate.step_seconds
+        dollars = None if run.usd is None else run.usd / steps
+        kwh = None if run.kwh is None else run.kwh / steps
+        if job.objective is Objective.DAYS and math.isfinite(run.days):
+            seconds = run.goodput.seconds
     return Alternative(
         why=words,
         plan=plan,
@@ -248,7 +271,7 @@ def _priced(pricer: Pricer, words: str, found: SearchResult, least: Least | None
         gap=None if found.certificate is None else found.certificate.gap,
         usd_gap=None if least is None else _gap(dollars, least.usd_per_step),
         kwh_gap=None if least is None else _gap(kwh, least.kwh_per_step),
-        run_seconds=_run_seconds(pricer, found),
+        run_seconds=seconds,
     )
 
 
@@ -262,6 +285,8 @@ def _amount(found: Alternative, job: Job) -> float | None:
         return found.kwh_per_step
     if job.objective is Objective.DAYS:
         return found.run_seconds
+    if job.objective is Objective.ROBUST:
+        return found.worst_seconds
     return found.usd_per_step if job.objective is Objective.COST_PER_TOKEN else found.step_seconds
 
 
@@ -270,7 +295,7 @@ def _aim(found: Alternative, job: Job) -> float:
     # Rent, energy and days grow with the step; a late step is paid as well.
     amount = _amount(found, job)
     if amount is None:
-        return math.inf if job.objective is Objective.DAYS else 0.0
+        return math.inf if job.objective in (Objective.DAYS, Objective.ROBUST) else 0.0
     return amount * seconds / found.step_seconds
 
 
@@ -287,8 +312,9 @@ def certificate_beside(result: SearchResult, step_seconds: float) -> Certificate
     return replace(known, lower_bound_seconds=lower, gap=gap, status=status)
 
 
-def _words(result: SearchResult, best: Alternative, count: int) -> str:
+def _words(result: SearchResult, ranked: Sequence[Alternative]) -> str:
     """What the plan is best at, and of how many."""
+    best, count = ranked[0], len(ranked)
     job, certificate = result.inputs.job, result.certificate
     # Of one step, padding left out.
     tokens = result.estimate.tokens_per_second * result.estimate.step_seconds
@@ -298,11 +324,20 @@ def _words(result: SearchResult, best: Alternative, count: int) -> str:
         if certificate is not None and job.total_tokens is not None:
             lower = job.total_tokens / tokens * certificate.lower_bound_seconds
             proof = f"no plan ends before {format_brief(lower)}, its steps alone"
+    elif job.objective is Objective.ROBUST:
+        nominal = next(each for each in ranked if each.plan == result.plan)
+        other = best.plan != result.plan
+        worst, middle = (
+            f"{getattr(best, name):.4g} s" + f" instead of {getattr(nominal, name):.4g} s" * other
+            for name in ("worst_seconds", "median_seconds")
+        )
+        aim = f"worst tenth of draws: {worst}, median {middle}"
     elif job.objective in _MISSING:
         money = job.objective is Objective.COST_PER_TOKEN
         unit, gap = ("USD", best.usd_gap) if money else ("kWh", best.kwh_gap)
         name = "cost" if money else "energy"
         aim = f"{name} per token: {amount / tokens * 1e6:.4g} {unit} per 1M"
+        aim += " with lost time" * (job.total_tokens is not None)
         if job.quantile is not None:
             aim += f" at the mean step, chosen by the step's p{job.quantile * 100:g}"
         if gap is not None:
@@ -364,7 +399,9 @@ def layout(plan: Plan) -> tuple[object, ...]:
 
 def has_other_aim(job: Job, top: int = 1, *, front: bool = False) -> bool:
     """Whether more is asked than the plan with the shortest step."""
-    other = job.objective is not Objective.STEP_TIME or job.quantile is not None
+    varies = any(each.spread or len({*each.samples}) > 1 for each in job.vary)
+    plain = (Objective.STEP_TIME, Objective.STEP_TIME if varies else Objective.ROBUST)
+    other = job.objective not in plain or job.quantile is not None
     return other or top > 1 or front
 
 
@@ -375,7 +412,7 @@ def by_objective(
     top: int = 1,
     front: bool = False,
     end: float = math.inf,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: _Progress = None,
 ) -> SearchResult:
     """The best plan that was found for the job's aim, and up to `top` - 1 alternatives; or instead
     of these the whole front, that plan's own point included.
@@ -385,17 +422,20 @@ def by_objective(
     `progress` is told (number, of how many, words) before each.
     """
     inputs, job = result.inputs, result.inputs.job
+    check_varied(job)
     if not has_other_aim(job, top, front=front):
         return result
+    worlds = Worlds.of(inputs, predictor) if job.objective is Objective.ROBUST else None
     with ends_by(end):
-        plans, ended_by = _pool(result, predictor, progress)
+        bad_days = worlds.bad_days() if worlds else ()
+        plans, ended_by = _pool(result, predictor, progress, bad_days)
     if ended_by is KeyboardInterrupt:
         result = interrupted(result)
     pricer = Pricer(inputs.model, inputs.cluster, job, predictor)
     least = None
     if front or job.objective in _MISSING:
         least = least_of([found.inputs for _, found in plans.values()], predictor)
-    ranked = _ranked(job, pricer, plans, least)
+    ranked = _ranked(pricer, plans, least, worlds)
     best = ranked[0]
     estimate = estimate_with(pricer, best.plan)
     return replace(
@@ -403,7 +443,7 @@ def by_objective(
         plan=best.plan,
         estimate=estimate,
         certificate=certificate_beside(result, estimate.step_seconds),
-        objective=_words(result, best, len(ranked))
+        objective=_words(result, ranked)
         + "; others were left out for the time limit" * (ended_by is OutOfTimeError),
         alternatives=_front(ranked) if front else _alternatives(ranked, top),
     )

@@ -8,10 +8,12 @@ import pytest
 from search_jobs import cluster, island, job, model
 
 from hetplan.cluster.spec import Cluster, Island, Site
-from hetplan.cost.energy.energy import energy_of, rent_usd_per_hour, usd_per_step
+from hetplan.cost.energy.energy import energy_of, rent_usd_per_hour, usd_per_step, whole_run
 from hetplan.cost.energy.power import PowerLaw, power_law
 from hetplan.cost.estimate import estimate
+from hetplan.cost.goodput.values import Cause
 from hetplan.errors import InputError
+from hetplan.job.run import Run
 from hetplan.job.spec import Job, Pins
 from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.predict.fit import FittedPredictor
@@ -109,3 +111,35 @@ def test_without_a_power_there_is_no_energy_and_no_cost_where_it_is_paid() -> No
     known, cost = costs(replace(cluster(board("a", 700.0)), sites=(site,)))
     assert known
     assert cost is not None
+
+
+def test_a_whole_run_pays_idle_watts_while_it_stands_still() -> None:
+    """Energy and dollars of the run, summed by cause of lost time."""
+    site = Site(name="s", regions=("here",), pue=1.5, price_usd_per_joule=2e-8)
+    of = replace(cluster(board("a", 700.0, price_usd_per_device_hour=2.0)), sites=(site,))
+    run = Run(device_failures=0.999, storage_bytes_per_second=1e8)
+    asked = replace(job(8), run=run, total_tokens=10**10)
+    plan = plan_of_layout(Layout(tp=1, pp=3, dp=2, microbatch_size=1), model(6), of, asked)
+    priced = estimate(plan, model(6), of, asked, _PREDICTOR)
+    found, energy = whole_run(plan, priced, model(6), of, asked), energy_of(plan, priced, of)
+    assert found is not None
+    assert energy is not None
+    lost = {each.cause: each.seconds for each in found.goodput.lost}
+    assert all(lost[each] > 0 for each in Cause if each is not Cause.FAILOVER)
+    steps = 10**10 / (8 * 1024)
+    moving = steps * priced.step_seconds + lost[Cause.LOST_WORK]
+    still = sum(seconds for cause, seconds in lost.items() if cause is not Cause.LOST_WORK)
+    law = power_law(of, of.islands[0])
+    assert law is not None
+    joules = energy.mean_watts * moving + 1.5 * 8 * law.idle_watts * still
+    assert found.kwh == pytest.approx(joules / 3.6e6)
+    assert found.usd == pytest.approx(16.0 / 3600 * (moving + still) + 2e-8 * joules)
+    assert found.kwh > steps * energy.kwh_per_step
+    assert found.days == pytest.approx((moving + still) / 86400)
+    assert whole_run(plan, priced, model(6), of, replace(asked, total_tokens=None)) is None
+    endless = replace(
+        asked, run=replace(run, restart_seconds=300 * 86400.0, device_failures=0.9999999)
+    )
+    never = whole_run(plan, priced, model(6), of, endless)
+    assert never is not None
+    assert (never.kwh, never.usd) == (None, None)

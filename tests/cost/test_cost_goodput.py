@@ -14,6 +14,11 @@ from hetplan.cost.estimate import estimate
 from hetplan.cost.goodput.parts import YEAR_SECONDS, failing, survives_a_host, used_islands
 from hetplan.cost.goodput.renewal import Renewal
 from hetplan.cost.goodput.run import goodput
+from hetplan.cost.goodput.startup import (
+    LARGEST_RANKS_TIMES_STAGES,
+    MLPERF,
+    SCALABLE_GROUPED_SECONDS,
+)
 from hetplan.cost.goodput.values import Cause, Goodput
 from hetplan.errors import InputError
 from hetplan.job.run import KindFailures, Run
@@ -21,6 +26,7 @@ from hetplan.job.spec import Job
 from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.plans.plan import Plan
 from hetplan.reports.days import days_line, days_lines
+from hetplan.units import format_brief
 
 TOKENS = 10**12
 OFTEN = Run(device_failures=0.99, detection_seconds=60.0, storage_bytes_per_second=1e8)
@@ -247,3 +253,16 @@ def test_lines_between_regions_fall_back_only_where_it_is_said_on_what() -> None
     falls, slowed = line(0.25)
     assert falls
     assert slowed.restarts < ended.restarts
+
+
+def test_a_start_beyond_what_was_measured_widens_the_days_and_is_said() -> None:
+    run = found()
+    assert "extrapolated" not in days_line(run)
+    assert run.start_up.least == run.start_up
+    large = MLPERF.start_up(LARGEST_RANKS_TIMES_STAGES + 1, 7e10, compiles=False)
+    assert large.extrapolates
+    assert large.least.grouped_seconds == SCALABLE_GROUPED_SECONDS < large.grouped_seconds
+    line = days_line(replace(run, start_up=large))
+    assert line.endswith(f"; a start of {format_brief(large.seconds)} is extrapolated")
+    endless = replace(run, start_up=large, seconds=math.inf, high_seconds=math.inf)
+    assert days_line(endless).endswith(f": {format_brief(run.low_seconds)} with a fast one")

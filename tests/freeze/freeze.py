@@ -118,7 +118,7 @@ def asked(
     name, model, cluster, job, changes = question
     text = yaml.safe_load((CONFIGS / "jobs" / f"{job}.yaml").read_text()) | changes
     text.pop("time_limit", None)
-    text["schema"] = "hetplan.job/6"
+    text["schema"] = "hetplan.job/7"
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(text))
     return (
         hetplan.load_model(CONFIGS / "models" / f"{model}.yaml"),

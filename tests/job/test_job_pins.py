@@ -21,7 +21,7 @@ from hetplan.plans.check_job import check_job_against
 
 CONFIGS = shipped_folder("configs")
 
-TEXT = """schema: hetplan.job/6
+TEXT = """schema: hetplan.job/7
 name: small
 global_batch_size: 96
 sequence_length: 2048

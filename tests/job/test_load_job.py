@@ -26,7 +26,7 @@ from hetplan.plans.targets import TARGETS
 
 CONFIGS = shipped_folder("configs")
 
-TEXT = """schema: hetplan.job/6
+TEXT = """schema: hetplan.job/7
 name: small
 global_batch_size: 96
 sequence_length: 2048
@@ -148,10 +148,10 @@ def test_what_a_step_also_costs_is_read(tmp_path):
 
 def test_files_of_older_forms_are_read(tmp_path):
     for number in (1, 2, 3, 4):
-        old = write(tmp_path, TEXT.replace("hetplan.job/6", f"hetplan.job/{number}"))
+        old = write(tmp_path, TEXT.replace("hetplan.job/7", f"hetplan.job/{number}"))
         assert load_job(old).name == "small"
-    newer = write(tmp_path, TEXT.replace("hetplan.job/6", "hetplan.job/7"))
-    with pytest.raises(InputError, match=r"reads up to hetplan\.job/6"):
+    newer = write(tmp_path, TEXT.replace("hetplan.job/7", "hetplan.job/8"))
+    with pytest.raises(InputError, match=r"reads up to hetplan\.job/7"):
         load_job(newer)
 
 
@@ -280,7 +280,7 @@ def test_a_run_is_read_in_si_units_and_left_out_in_older_files(tmp_path):
     run = load_job(write(tmp_path, text)).run
     assert (run.storage_bytes_per_second, run.repair_seconds) == (2e9, 86400.0)
     assert (run.failover, run.device_failures, run.host_failures) == (True, 0.25, None)
-    old = write(tmp_path, TEXT.replace("hetplan.job/6", "hetplan.job/5"))
+    old = write(tmp_path, TEXT.replace("hetplan.job/7", "hetplan.job/5"))
     assert load_job(old).run == Run()
 
 

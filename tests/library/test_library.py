@@ -177,7 +177,7 @@ def test_numbers_of_numpy_and_pandas_are_numbers(folder: Path) -> None:
 
 def test_jobs_from_keywords_are_jobs_from_files(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(
-        "schema: hetplan.job/6\nname: j\nglobal_batch_size: 8\nsequence_length: 64\n"
+        "schema: hetplan.job/7\nname: j\nglobal_batch_size: 8\nsequence_length: 64\n"
         "precision: bfloat16\noptimizer: adamw\ntarget: native\ntotal_tokens: 2000000000000\n"
         "time_limit: 60 s\npin: {tp: 2}\nforbid: {islands: [x]}\n"
     )

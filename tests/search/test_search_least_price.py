@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations, pairwise, product
 
 import pytest
+from oracle_instances import axes_of, listed
+from reference_search import Problem, outlines
 from search_jobs import cluster, island, job, model
 
+from hetplan.cost.step_model.pricer import Pricer
+from hetplan.errors import InputError
+from hetplan.plans.build import plan_of
+from hetplan.plans.check import check_plan
 from hetplan.plans.pieces import used_devices
+from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.least_price import least_prices
 from hetplan.search.result import Question
 from hetplan.search.search import search
+from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.table_maker import TableMaker
 
 _PREDICTOR = FittedPredictor.datasheet_only()
@@ -52,3 +62,58 @@ def test_one_device_alone_pays_little_more_than_the_bound() -> None:
     question = Question(model=model(6), cluster=of, job=asked)
     bound = least_prices(TableMaker.of(question, _PREDICTOR), {"usd": {"a": 2.0}})["usd"]
     assert 0.5 * paid(found, {"a": 2.0}) < bound <= paid(found, {"a": 2.0})
+
+
+REACH = {"islands", "stages", "layers", "dp", "tp", "microbatch", "recompute", "sharding", "shapes",
+         "tight", "regions", "limits", "tied"}  # fmt: skip
+"""Axes of the oracle's jobs of which the reference planner knows every plan."""
+BLOCKS, FAST_BLOCKS = 12, 2
+
+
+def every_plan(problem: Problem) -> Iterator[tuple[Plan, float]]:
+    """(plan, step) of all that are legal and fit, one after the other."""
+    pricer = problem.pricer
+    for outline in outlines(problem):
+        stages = len(outline.parts)
+        for cuts in combinations(range(1, problem.num_layers), stages - 1):
+            edges = (0, *cuts, problem.num_layers)
+            layers = tuple(stop - start for start, stop in pairwise(edges))
+            for recompute in product(problem.recomputation, repeat=stages):
+                try:
+                    chosen = outline.chosen(layers, recompute)
+                    plan = plan_of(pricer.model, pricer.cluster, pricer.job, chosen)
+                except InputError:
+                    continue
+                if check_plan(plan, pricer.model, pricer.cluster, pricer.job):
+                    continue
+                cost = pricer.step(plan)
+                if all(use.fits for stage in cost.memory for use in stage):
+                    yield plan, cost.step_seconds
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        block if block < FAST_BLOCKS else pytest.param(block, marks=pytest.mark.slow)
+        for block in range(BLOCKS)
+    ],
+)
+def test_no_plan_of_all_that_there_are_pays_less(block: int) -> None:
+    draw, tightest = random.Random(block), 0.0
+    rows = [row for row in listed() if row.plans <= 400 and {*row.wanted} <= REACH][block::BLOCKS]
+    made = [each for each in (row.instance() for row in rows) if axes_of(each) <= REACH]
+    assert made
+    for each in made:
+        of = allowed_cluster(each.cluster, each.job)
+        problem = Problem(Pricer(each.model, of, each.job, _PREDICTOR))
+        names = [one.name for one in each.cluster.islands]
+        lists = {str(at): {name: draw.uniform(0.1, 3.0) for name in names} for at in range(4)}
+        question = Question(model=each.model, cluster=each.cluster, job=each.job)
+        bounds = least_prices(TableMaker.of(question, _PREDICTOR), lists)
+        for plan, step in every_plan(problem):
+            devices = {n.name: int(mine.sum()) for n, mine in used_devices(plan, of)}
+            for name, prices in lists.items():
+                pays = step * sum(prices[n] * count for n, count in devices.items())
+                assert bounds[name] <= pays, (each.job, plan)
+                tightest = max(tightest, bounds[name] / pays)
+    assert tightest > 0.5

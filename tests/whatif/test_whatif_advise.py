@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import run
+from oracle_instances import Instance, axes_of, listed
+from reference_search import Problem, solve
 from search_jobs import cluster, island, job, model
 
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.drafting.candidates import load_candidates
-from hetplan.errors import InputError
+from hetplan.errors import InfeasibleError, InputError
 from hetplan.job.run import Run
 from hetplan.job.spec import Pins
 from hetplan.predict.fit import FittedPredictor
@@ -95,6 +99,49 @@ def test_a_deadline_counts_what_the_run_loses(today: SearchResult) -> None:
     assert missed.none_with < 0
 
 
+REACH = {"islands", "stages", "layers", "dp", "tp", "microbatch", "recompute", "sharding", "shapes",
+         "tight", "regions", "limits", "tied"}  # fmt: skip
+"""Axes of the oracle's jobs whose best plan the reference planner finds."""
+
+
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))]
+)
+def test_no_plan_with_a_candidate_is_faster_than_its_bound(block: int) -> None:
+    """One node more, or half as much memory again, by brute force."""
+    draw, bounds, wide = random.Random(block), 0, 0
+    rows = [row for row in listed() if row.plans <= 300 and {*row.wanted} <= REACH]
+    small = [each for each in (row.instance() for row in rows) if axes_of(each) <= REACH]
+    for made in small[block::4][:8]:
+        found = searched(made)
+        if found is None:
+            continue
+        of = made.cluster
+        at = draw.choice(of.islands)
+        more = of.with_island(replace(at, nodes=at.nodes + 1, node_names=()))
+        roomy = of.with_island(replace(at, memory_bytes=1.5 * at.memory_bytes))
+        asked = {"a node": more, "memory": roomy, "nothing": of}
+        candidates = [Candidate(words=w, cluster=c, usd_per_hour=None) for w, c in asked.items()]
+        for each in advise(found, PREDICTOR, candidates):
+            changed = asked[each.worth.words]
+            best = solve(Problem(Pricer(made.model, changed, made.job, PREDICTOR)))
+            if each.worth.note or best is None:
+                continue
+            gain = found.estimate.step_seconds / best.step_seconds - 1
+            assert gain <= each.worth.most_gain + 1e-9, (made.job, each.worth)
+            bounds += 1
+            wide += each.worth.most_gain > gain + 0.05 * (1 + gain)
+    assert bounds > 6
+    assert wide < bounds / 2
+
+
+def searched(made: Instance) -> SearchResult | None:
+    try:
+        return search(made.model, made.cluster, made.job, PREDICTOR)
+    except (InfeasibleError, InputError):
+        return None
+
+
 def write(folder: Path, text: str) -> Path:
     file = folder / "candidates.yaml"
     file.write_text(f"schema: hetplan.candidates/1\ncandidates:\n{text}")
@@ -117,6 +164,21 @@ def test_a_file_of_candidates_says_what_each_changes(today: SearchResult, tmp_pa
     assert (link.usd_per_hour, link.more, link.words) == (3.0, None, "a b 400Gbit 1ms each")
 
 
+def test_the_price_of_nodes_that_go_is_taken_off(today: SearchResult, tmp_path: Path) -> None:
+    """Two devices of a-0 at 3 USD/h are paid no longer; a node that is out was not paid."""
+    of = today.inputs.cluster
+    one = replace(of.island("a"), price_usd_per_device_hour=3.0, nodes_out=(1,))
+    for cluster_of, goes, price in (
+        (of.with_island(one), "[a-0]", 44.0),
+        (of.with_island(one), "[a-0, a-1]", 44.0),
+        (of.with_island(one), "[]", 50.0),
+        (of, "[a-0]", 50.0),
+    ):
+        text = f"  - {{link: a b 400Gbit 1ms each, without: {goes}, price: 50 USD/h}}\n"
+        (found,) = load_candidates(write(tmp_path, text), cluster_of)
+        assert found.usd_per_hour == price
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -127,6 +189,7 @@ def test_a_file_of_candidates_says_what_each_changes(today: SearchResult, tmp_pa
         ("  - {link: a b 1Gbit 1ms}\n", ("--budget", "3 EUR"), "--budget"),
         ("  - {link: a b 1Gbit 1ms}\n", ("--budget", "3 USD/h"), "no candidate has a price"),
         ("  - {link: a b 1Gbit 1ms, price: cheap}\n", (), "price"),
+        ("  - {link: a b 1Gbit 1ms, price: 3 EUR/h}\n", (), "candidates.yaml:3"),
     ],
 )
 def test_bad_input_is_one_clear_line(

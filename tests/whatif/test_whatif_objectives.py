@@ -11,7 +11,7 @@ from sweep_files import plan_command, sweep_files
 
 import hetplan
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.energy.energy import energy_of, rent_usd_per_hour, usd_per_step
+from hetplan.cost.energy.energy import energy_of, rent_usd_per_hour, usd_per_step, whole_run
 from hetplan.cost.estimate import step_quantile
 from hetplan.cost.goodput.run import goodput
 from hetplan.cost.step_model.pricer import Pricer
@@ -183,3 +183,27 @@ def test_the_days_of_a_run_choose_fewer_devices_where_these_fail() -> None:
     assert all(
         each.run_seconds is None or each.run_seconds >= days[0] for each in short.alternatives
     )
+
+
+def test_lost_time_counts_in_money_where_the_run_is_known() -> None:
+    """An island that is cheaper by the hour and often fails is dearer by the run."""
+    of = priced(cheap=1.0, dear=2.5)
+    frail = of.island("a")
+    of = of.with_island(replace(frail, device=replace(frail.device, kind="frail")))
+    run = Run(
+        kind_failures=(KindFailures(kind="frail", probability=1 - 1e-13),),
+        restart_seconds=30 * 86400.0,
+    )
+    by_step = asked(objective=Objective.COST_PER_TOKEN, run=run)
+    whole = replace(by_step, total_tokens=10**12)
+    cheap, steady = (hetplan.plan(model(6), of, each, _PREDICTOR) for each in (by_step, whole))
+    assert islands_of(cheap) == {"a"}
+    assert islands_of(steady) == {"b"}
+    runs = [whole_run(each.plan, each.estimate, model(6), of, whole) for each in (cheap, steady)]
+    assert runs[1].usd < runs[0].usd
+    assert "with lost time; best of" in steady.objective
+    assert steady.run == runs[1]
+    assert steady.run.days == runs[1].goodput.seconds / 86400
+    assert cheap.run is None
+    per_million = runs[1].usd / 1e12 * 1e6
+    assert steady.objective.startswith(f"cost per token: {per_million:.4g} USD per 1M")

@@ -1,10 +1,13 @@
-"""What a step of a plan takes from the meter, and what it costs.
+"""What a step of a plan, and a whole run, take from the meter and cost.
 
     joules = sum over islands of PUE x (computing watts x seconds in passes
              + communicating watts x the rest of the step, of every device of the plan,
              + idle watts x the step, of the other devices of its nodes)
 
     dollars = rent of the nodes x step + bytes over priced links + joules x price of the site
+
+A whole run takes as much for the time of its steps, repeated ones and slower ones too; while it
+stands still (start-up, saving, failures) devices draw their idle watts, and rent goes on.
 
 Nodes without a device of the plan are not counted, nor are switches between nodes. A node of which
 a plan uses some devices is paid whole. A plan has no cost where one of its islands has neither a
@@ -19,6 +22,8 @@ from dataclasses import dataclass
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.energy.power import PowerLaw, power_law, pue_of
 from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.goodput.run import goodput
+from hetplan.cost.goodput.values import SECONDS_PER_DAY, Cause, Goodput
 from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.traffic import ledger
 from hetplan.job.spec import Job
@@ -46,6 +51,8 @@ class IslandEnergy:
     """Of the step, mean over its devices in use."""
     joules_per_step: float
     mean_watts: float
+    idle_watts: float
+    """Of its nodes, while the run stands still."""
     usd_per_joule: float | None
     """None: energy has no price there."""
 
@@ -134,6 +141,7 @@ def _part(
         computing_share=busy,
         joules_per_step=pue * node_watts * step,
         mean_watts=pue * node_watts,
+        idle_watts=pue * used[0] * island.devices_per_node * law.idle_watts,
         usd_per_joule=None if site is None else site.price_usd_per_joule,
     )
 
@@ -180,6 +188,49 @@ def usd_per_step(
                 link = cluster.link_between(entry.link.left, entry.link.right)
                 dollars.append(entry.bytes_per_step * (link.price_usd_per_byte or 0.0))
     return math.fsum(dollars)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRun:
+    """All tokens of a job under one plan, with all that the run loses."""
+
+    goodput: Goodput
+    kwh: float | None
+    """None: not known, or the run never ends."""
+    usd: float | None
+    """The same."""
+
+    @property
+    def days(self) -> float:
+        """Expected; infinite where failures come faster than the run recovers."""
+        return self.goodput.seconds / SECONDS_PER_DAY
+
+
+def whole_run(
+    plan: Plan, estimate: Estimate, model: ModelSpec, cluster: Cluster, job: Job
+) -> WholeRun | None:
+    """The run of a priced plan; None where the job does not say its tokens."""
+    if job.total_tokens is None:
+        return None
+    run = goodput(plan, estimate, model, cluster, job)
+    again, slower = run.lost_to(Cause.LOST_WORK), run.lost_to(Cause.FAILOVER)
+    still, kwh = run.seconds - run.work_seconds - again - slower, None
+    if math.isinf(still):
+        return WholeRun(goodput=run, kwh=None, usd=None)
+    energy, rent = energy_of(plan, estimate, cluster), rent_usd_per_hour(plan, cluster)
+    usd = usd_per_step(plan, estimate, model, cluster, job)
+    steps = (run.work_seconds + again) / estimate.step_seconds
+    beside = [
+        (each.mean_watts * slower + each.idle_watts * still, each.usd_per_joule or 0.0)
+        for each in (energy.islands if energy else ())
+    ]
+    if energy is not None:
+        joules = steps * energy.joules_per_step + math.fsum(joules for joules, _ in beside)
+        kwh = joules / JOULES_PER_KWH
+    if usd is not None and rent is not None:
+        usd = steps * usd + rent / SECONDS_PER_HOUR * (slower + still)
+        usd += math.fsum(joules * price for joules, price in beside)
+    return WholeRun(goodput=run, kwh=kwh, usd=usd)
 
 
 def _any_link_has_a_price(cluster: Cluster) -> bool:

@@ -32,8 +32,8 @@ from hetplan.cost.goodput.parts import (
 )
 from hetplan.cost.goodput.renewal import Renewal, speed
 from hetplan.cost.goodput.startup import (
-    LARGEST_RANKS_TIMES_STAGES,
     MLPERF,
+    SCALABLE_GROUPED_SECONDS,
     StartUp,
     ranks_times_stages,
 )
@@ -70,14 +70,13 @@ def goodput(
     start_up = start_up_of(plan, model, job)
     survives = job.run.peer_recovery and survives_a_host(plan, cluster)
     course = _Course(
-        steps=job.total_tokens / (estimate.tokens_per_second * estimate.step_seconds),
+        steps=tokens_needed(plan, job) / (estimate.tokens_per_second * estimate.step_seconds),
         given_interval=job.checkpoint_interval_steps,
         run=job.run,
         failing=failing(used, job.run, _link_share(estimate, cluster)),
         start_up=start_up,
         checkpoint=_checkpoint(plan, estimate, model, job, used, survives),
         from_peers=survives,
-        ranks_times_stages=ranks_times_stages(plan),
     )
     other = replace(job.run, failover=not job.run.failover)
     flipped = replace(
@@ -85,11 +84,12 @@ def goodput(
     )
     step, (low, high, share) = estimate.step_seconds, estimate.step_range
     interval, best = course.interval(step), course.best_interval(step)
+    fast = replace(course, start_up=start_up.least)
     return Goodput(
         total_tokens=job.total_tokens,
         work_seconds=course.steps * step,
         seconds=course.seconds(step, interval),
-        low_seconds=course.seconds(low, interval),
+        low_seconds=fast.seconds(low, fast.interval(low) if start_up.extrapolates else interval),
         high_seconds=course.seconds(high, interval),
         share=share,
         lost=tuple(course.lost(step, interval)),
@@ -122,7 +122,6 @@ class _Course:
     start_up: StartUp
     checkpoint: Checkpoint
     from_peers: bool
-    ranks_times_stages: int
 
     @property
     def detection_seconds(self) -> float:
@@ -203,6 +202,12 @@ class _Course:
             (Cause.FAILOVER, steps * (moving - step_seconds)),
         ):
             yield LostSeconds(cause=cause, seconds=seconds)
+
+
+def tokens_needed(plan: Plan, job: Job) -> float:
+    """Tokens that the plan trains for the loss of `total_tokens`: of local steps more."""
+    extra = 0.0 if plan.outer is None else plan.outer.settings.extra_tokens
+    return (job.total_tokens or 0) * (1.0 + extra)
 
 
 def _or(given: float | None, usual: float) -> float:
@@ -287,8 +292,11 @@ def _notes(course: _Course, job: Job) -> Iterator[str]:
     if run.start_up_seconds is None:
         within = f"a factor of {math.exp(MLPERF.log_halfwidth):.3g}"
         yield f"start-up by a law fitted on MLPerf's results, 90 % within {within}"
-        if course.ranks_times_stages > LARGEST_RANKS_TIMES_STAGES:
-            yield "this plan has more ranks and stages than any of them: it may start much faster"
+        if course.start_up.extrapolates:
+            yield (
+                "this plan has more ranks and stages than any of them: the range begins with "
+                f"process groups created in {SCALABLE_GROUPED_SECONDS:g} s, as MegaScale's"
+            )
     if run.storage_bytes_per_second is None:
         rate = STORAGE_BYTES_PER_HOST_SECOND / 1e9
         yield f"storage of {rate:.3g} GB/s a host, as Llama 3's"

@@ -18,7 +18,7 @@ before it starts its clock; a trainer's first steps train, so a prediction leave
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.plans.plan import Plan
 
@@ -45,6 +45,7 @@ class StartUpLaw:
             grouped_seconds=self.grouped_seconds * ranks_times_stages,
             loaded_seconds=self.loaded_seconds * parameters,
             compiled_seconds=self.compiled_seconds if compiles else 0.0,
+            extrapolates=ranks_times_stages > LARGEST_RANKS_TIMES_STAGES,
         )
 
 
@@ -56,6 +57,8 @@ class StartUp:
     grouped_seconds: float
     loaded_seconds: float
     compiled_seconds: float
+    extrapolates: bool = False
+    """Whether the plan has more ranks and stages than any result of the law."""
 
     @property
     def seconds(self) -> float:
@@ -66,6 +69,12 @@ class StartUp:
             + self.loaded_seconds
             + self.compiled_seconds
         )
+
+    @property
+    def least(self) -> StartUp:
+        """With groups that are created as fast as anybody has, where the law extrapolates."""
+        grouped = min(self.grouped_seconds, SCALABLE_GROUPED_SECONDS)
+        return replace(self, grouped_seconds=grouped) if self.extrapolates else self
 
 
 MLPERF = StartUpLaw(
@@ -80,6 +89,9 @@ MLPERF = StartUpLaw(
 LARGEST_RANKS_TIMES_STAGES = 11616 * 6
 """Of those results. MegaScale (arXiv 2402.15627) creates groups orders of magnitude faster with
 another store and order: beyond the results the law says what happens where nobody does that."""
+
+SCALABLE_GROUPED_SECONDS = 30.0
+"""Of all process groups of more than 10,000 ranks, where somebody does that (MegaScale)."""
 
 
 def ranks_times_stages(plan: Plan) -> int:

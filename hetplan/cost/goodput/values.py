@@ -82,7 +82,7 @@ class Goodput:
     seconds: float
     """All of it; infinite where failures come faster than the run recovers."""
     low_seconds: float
-    """The same at the ends of the step's interval."""
+    """The same at the ends of the step's interval; the low end has `start_up.least`."""
     high_seconds: float
     share: str
     """`90 %`: how often a step lies within that interval."""

@@ -134,6 +134,7 @@ def _before(sums: Sums, pipeline: PipelineWork, end: StageEnd, alone: float) -> 
     sums.add(Component.SLOWED, end.reduction.compute_delay_seconds)
     sums.add(Component.OTHER_STAGES, end.waits)
     sums.add(Component.EMBEDDING, end.embedding)
+    sums.add(Component.OUTER, end.averaging)
 
 
 def _leaving(sums: Sums, end: StageEnd) -> None:

@@ -78,6 +78,8 @@ class PipelineWork:
     hops: HopArrays
     exchange: Exchange = Exchange.TORCH
     """The trainer whose order of sends and receives it follows."""
+    site: int = 0
+    """Of the pipelines that update together (`Plan.outer`)."""
 
     @property
     def is_plain(self) -> bool:
@@ -179,14 +181,14 @@ class PlanCosts:
     )
     turns: dict[tuple[object, ...], tuple[_Kept, ...]] = field(default_factory=dict)
     ends: dict[tuple[object, ...], EndOfStep] = field(default_factory=dict)
-    norms: dict[tuple[HopArrays, ...], tuple[Part, ...]] = field(default_factory=dict)
+    norms: dict[tuple[tuple[int, HopArrays], ...], tuple[Part, ...]] = field(default_factory=dict)
     memory: dict[tuple[object, ...], MemoryUse] = field(default_factory=dict)
 
     def work(self, plan: Plan) -> list[PipelineWork]:
         """Every pipeline of the plan with its times."""
         units = [[self._units(stage) for stage in each.stages] for each in plan.pipelines]
         units, arrays = self._placed(plan, units)
-        exchange = exchange_of(self.settings.job)
+        exchange, sites = exchange_of(self.settings.job), plan.site_of_pipeline
         found = [
             PipelineWork(
                 pipeline,
@@ -196,6 +198,7 @@ class PlanCosts:
                 ],
                 arrays[p],
                 exchange,
+                sites[p],
             )
             for p, pipeline in enumerate(plan.pipelines)
         ]
@@ -273,9 +276,11 @@ class PlanCosts:
             )
         return found
 
-    def reductions(self, plan: Plan, work: Sequence[PipelineWork]) -> tuple[Reduction, ...]:
-        """The plan's reduction groups, last layers first."""
-        groups = sorted(plan.reduction_groups, key=lambda each: -each.layers.start)
+    def reductions(
+        self, asked: Sequence[ReductionGroup], work: Sequence[PipelineWork]
+    ) -> tuple[Reduction, ...]:
+        """Reduction groups of a plan, last layers first."""
+        groups = sorted(asked, key=lambda each: -each.layers.start)
         apart = {group.layers for group in groups if group.expert}
         members = [_members(group, work, apart=group.layers in apart) for group in groups]
         replicas = [
@@ -347,11 +352,11 @@ def _members(
     group: ReductionGroup, work: Sequence[PipelineWork], *, apart: bool
 ) -> tuple[tuple[int, int, float], ...]:
     """`apart`: the routed experts of these layers are reduced in a group of their own."""
-    found = []
+    found, sites = [], work[-1].site > 0
     for p, pipeline in enumerate(work):
         for s, stage in enumerate(pipeline.stages):
             ranges = _common(stage.ranges, group.layers)
-            if ranges:
+            if ranges and not (sites and not group.has(pipeline.pipeline.stages[s])):
                 plain, experts = stage.unit.held(ranges)
                 if apart and experts_as_the_rest(stage.unit.pricer.shape):
                     experts = _routed(stage.unit, ranges)

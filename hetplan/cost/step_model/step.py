@@ -14,6 +14,10 @@ of the last microbatch, and gathering behind the first microbatch's forward pass
 microbatches. The tied matrix is summed by the first and the last stage, each after its own
 reduction; neither waits for the other before that.
 
+Of local steps (`Plan.outer`) every site has a norm of its own; here all sites wait for the longest,
+which is never too short. What averaging adds (`hetplan.cost.local_steps`) comes to every stage's
+arrival.
+
 The sum of the norms is one number per rank: a tree over the ranks of a stage, then over the stages
 and the pipelines, up and down again: 2 (ceil(log2 ranks) inside + ceil(log2 stages) across) times
 the latency of the slowest link of each kind; a second time in float16, for the overflow flag.
@@ -29,6 +33,7 @@ import numpy as np
 from hetplan.cluster.spec import Link
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import Component
+from hetplan.cost.local_steps import outer_parts
 from hetplan.cost.step_model.end_of_step import EndOfStep, clips_gradients, tied_embedding_parts
 from hetplan.cost.step_model.overlap import (
     Overlap,
@@ -54,10 +59,12 @@ SCALAR_BYTES = 4.0
 
 def norm_parts(costs: PlanCosts, work: Sequence[PipelineWork]) -> tuple[Part, ...]:
     """The sum of one number over all ranks; kept for pipelines of the same placement."""
-    key = tuple(pipeline.hops for pipeline in work)
+    key = tuple((pipeline.site, pipeline.hops) for pipeline in work)
     parts = costs.norms.get(key)
     if parts is None:
-        parts = costs.norms[key] = _norm_parts(costs.settings, work)
+        sites = dict.fromkeys(pipeline.site for pipeline in work)
+        found = [_norm_parts(costs.settings, [p for p in work if p.site == s]) for s in sites]
+        parts = costs.norms[key] = max(found, key=seconds_of_parts)
     return parts
 
 
@@ -132,12 +139,16 @@ class StageEnd:
     """Sum of a tied matrix's gradients."""
     embedding: float = 0.0
     """Seconds of that."""
+    outer: tuple[Part, ...] = ()
+    """What averaging the sites adds to a step."""
+    averaging: float = 0.0
+    """Seconds of that."""
 
     @property
     def arrives(self) -> float:
         """When all of its gradients are reduced."""
         added = self.reduction.exposed_seconds + self.reduction.compute_delay_seconds
-        return self.end + self.waits + self.embedding + added
+        return self.end + self.waits + self.embedding + self.averaging + added
 
     @property
     def leaves(self) -> float:
@@ -156,7 +167,7 @@ class StageEnd:
         reduced = [part for end, sent, _ in self.groups for part in end.reduction(*sent)]
         gathered = [part for end, _, held in self.groups for part in end.gathering(*held)]
         return (
-            (*_scaled(reduced, self.reduction.added_seconds), *self.tied),
+            (*_scaled(reduced, self.reduction.added_seconds), *self.tied, *self.outer),
             (*self.updates, *_scaled(gathered, self.gathering.added_seconds)),
         )
 
@@ -208,6 +219,12 @@ def compose(
     arrive = np.array([stage.arrives for stage in stage_ends])
     leave = np.array([stage.leaves for stage in stage_ends])
     step = float(step_of_stages(arrive, leave, norm, barrier=barrier)) + loading
+    if plan.outer is not None:
+        added = outer_parts(plan.outer, costs, work, step)
+        averaging = seconds_of_parts(added)
+        for stage in stage_ends:
+            stage.outer, stage.averaging = added, averaging
+        step, arrive = step + averaging, arrive + averaging
     if barrier:
         first = _waited_for(stages, places[arrive.argmax()], leaving=False)
         return Composed(step, stages, norm, True, first, places[leave.argmax()])
@@ -341,7 +358,7 @@ def _together(
     )
     spent = [[0.0] * len(each) for each in now]
     gathered = [[0.0] * len(each) for each in now]
-    for group in costs.reductions(plan, work):
+    for group in costs.reductions(plan.reduction_groups, work):
         most = max((count for _, _, count in group.members), default=0.0)
         seconds = group.end.seconds(most).reduction
         start = max((now[p][s] for p, s, _ in group.members), default=0.0)

@@ -251,7 +251,7 @@ def _senders_across(plan: Plan, cluster: Cluster) -> dict[tuple[str, str], int]:
             add(np.concatenate([stage_array(stages[a]), stage_array(stages[b])]))
         if len(pipeline.ends) == 2 and plan.tied_embedding_devices:
             add(device_array(plan.tied_embedding_devices))
-    for group in plan.reduction_groups:
+    for group in plan.every_group:
         add(device_array(group.members))
     return {pair: int(np.unique(np.concatenate(each)).size) for pair, each in found.items()}
 

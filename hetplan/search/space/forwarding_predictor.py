@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link
@@ -28,6 +28,11 @@ class ForwardingPredictor:
         del device
         return prediction
 
+    def bandwidth(self, link: Link) -> float:
+        """How many times the link is as fast as the other one says."""
+        del link
+        return 1.0
+
     def on_message(self, link: Link, message_bytes: float) -> None:
         """A message over a link was asked for."""
 
@@ -45,7 +50,9 @@ class ForwardingPredictor:
     def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
         """Point-to-point law of a link."""
         self.on_message(link, message_bytes)
-        return self.predictor.send(link, message_bytes, nodes=nodes)
+        law = self.predictor.send(link, message_bytes, nodes=nodes)
+        factor = self.bandwidth(link)
+        return law if factor == 1 else replace(law, seconds_per_byte=law.seconds_per_byte / factor)
 
     def collective(
         self,
@@ -59,9 +66,10 @@ class ForwardingPredictor:
     ) -> Prediction:
         """Time of a collective."""
         self.on_message(link, message_bytes)
-        return self.predictor.collective(
+        found = self.predictor.collective(
             link, operation, group_size, message_bytes, nodes=nodes, groups=groups
         )
+        return corrected(found, 1.0 / self.bandwidth(link))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,18 @@ class ShiftedPredictor(ForwardingPredictor):
         if device.kind != self.kind:
             return prediction
         return corrected(prediction, math.exp(self.sign * prediction.log_halfwidth))
+
+
+@dataclass(frozen=True, slots=True)
+class VariedPredictor(ForwardingPredictor):
+    """Measured links are so many times as fast; in collectives their latency is, too."""
+
+    factors: dict[str, float]
+    """By name of their samples."""
+
+    def bandwidth(self, link: Link) -> float:
+        """Of the link's samples."""
+        return self.factors.get(link.samples or "", 1.0)
 
 
 @dataclass(frozen=True, slots=True)

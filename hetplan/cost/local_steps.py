@@ -1,0 +1,91 @@
+"""What averaging the sites of local steps adds to a step (`hetplan.plans.local_steps`).
+
+A fragment's differences are summed over all of its copies in all sites, once in H = sync_steps
+steps, beside the next tau = fragment_sync_delay steps:
+
+    exposed = max(0, seconds of the fragment's sums - tau * step)
+    added   = sum over fragments of exposed / H
+
+Over a long link a fragment of S bytes moves 2 S (1 - 1/R) bytes between R sites, whatever the ranks
+(the trainer sums level by level; `hetplan.cost.collectives`). Pieces of layers that a stage holds
+in several groups follow each other; different stages sum at the same time. The outer optimizer's
+own pass over the weights, once in H steps, is not counted.
+
+Memory: every rank keeps in its host's memory the weights of the last averaging and their momentum
+in float32, and a fragment's differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hetplan.cost.estimate_values import Component
+from hetplan.cost.step_model.groups import copies_of, holders_of
+from hetplan.cost.terms import Part, repeated, seconds_of_parts
+from hetplan.plans.local_steps import common_layers, fragments
+from hetplan.plans.plan import OuterSynchronisation
+from hetplan.profiling.samples import LinkOperation
+
+if TYPE_CHECKING:
+    from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, Reduction
+
+HOST_BYTES_PER_PARAMETER = 8.0
+"""Weights and momentum in float32."""
+
+
+def outer_parts(
+    outer: OuterSynchronisation,
+    costs: PlanCosts,
+    work: Sequence[PipelineWork],
+    inner_seconds: float,
+) -> tuple[Part, ...]:
+    """What averaging adds to every step, whose own part takes `inner_seconds`."""
+    hidden = outer.settings.fragment_sync_delay * inner_seconds
+    found: list[Part] = []
+    for parts in _fragment_parts(outer, costs, work):
+        seconds = seconds_of_parts(parts)
+        if seconds > hidden:
+            found += repeated(parts, (seconds - hidden) / seconds / outer.settings.sync_steps)
+    return tuple(found)
+
+
+def _fragment_parts(
+    outer: OuterSynchronisation, costs: PlanCosts, work: Sequence[PipelineWork]
+) -> Iterator[tuple[Part, ...]]:
+    """The sums of each fragment's differences, nothing hidden: those of its slowest stage."""
+    for layers in fragments(costs.settings.model, outer.settings.num_fragments):
+        groups = [
+            replace(group, layers=both)
+            for group in outer.reduction_groups
+            if (both := common_layers(group.layers, layers)) is not None
+        ]
+        by_stage: dict[tuple[int, int], tuple[Part, ...]] = {}
+        for reduction in costs.reductions(groups, work):
+            parts = _sums(outer, costs, work, reduction)
+            for p, s, _ in reduction.members:
+                by_stage[p, s] = (*by_stage.get((p, s), ()), *parts)
+        yield max(by_stage.values(), key=seconds_of_parts)
+
+
+def _sums(
+    outer: OuterSynchronisation,
+    costs: PlanCosts,
+    work: Sequence[PipelineWork],
+    reduction: Reduction,
+) -> tuple[Part, ...]:
+    """The sum of what the largest member holds."""
+    members, settings = reduction.members, costs.settings
+    replicas = [unit.replica for p, s, _ in members for unit in work[p].stages[s].units]
+    copies = copies_of(settings.cluster, holders_of(replicas, expert=reduction.expert), 1)
+    size = max(count for *_, count in members) * outer.settings.precision.bytes_per_element
+    operation = LinkOperation.ALL_REDUCE
+    terms = settings.known.of(copies.whole, operation, size, "all_reduce of differences")
+    return tuple(Part(component=Component.OUTER, term=term) for term in terms)
+
+
+def host_bytes(outer: OuterSynchronisation, parameters: float) -> float:
+    """What averaging keeps in the host's memory of a rank with so many parameters."""
+    message = outer.settings.precision.bytes_per_element / outer.settings.num_fragments
+    return (HOST_BYTES_PER_PARAMETER + message) * parameters

@@ -1,0 +1,202 @@
+"""Local steps beside the synchronous plan: which ends the run first, and from which link on.
+
+Every region is a site with a part of the batch, whose best plan a search of its own finds. Parts
+follow the sites' samples per second until the sites end together; then the plans are averaged by
+the job's `synchronisation` and priced whole. A run needs 1 + extra_tokens times the tokens, so by
+that times its step a plan is compared with synchronous ones.
+
+Proven: no plan of local steps with these parts of the batch has a shorter step than the longest of
+the bounds of its sites' searches. Where the links would have to be for the other choice is looked
+for between plans that were found: these two, and the best synchronous plan over wide, near links.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TypeAlias
+
+from hetplan.cost.estimate import estimate_with
+from hetplan.cost.step_model.pricer import Pricer
+from hetplan.deadline import check_time, ends_by
+from hetplan.errors import OutOfTimeError
+from hetplan.job.spec import Objective
+from hetplan.plans.check import check_plan
+from hetplan.plans.local_steps import local_steps_plan
+from hetplan.plans.pieces import islands_in_use
+from hetplan.plans.plan import Plan
+from hetplan.predict.predictor import Predictor
+from hetplan.search.result import Question, SearchResult
+from hetplan.whatif.ask import NO_ANSWER, ask, nearer, rate_of, step_seconds, wider
+from hetplan.whatif.smaller_questions import usable_islands
+
+_ROUNDS = 3
+"""Of parts by the speeds of the sites: the second mends the peaks' error, the third its steps."""
+_PARTS = 64
+"""Units of the batch that are dealt out: a site waits for the others by 1/64 of it at most."""
+_WIDE = 256.0
+"""Times as wide, and as near, as the links are, or their inverse: as far as is looked."""
+_HALVINGS = 9
+"""Of that range's logarithm: to 2 %."""
+
+Crossing: TypeAlias = tuple[float, float | None]
+"""Today's figure, and the one at which both runs take as long; None: none is near."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSteps:
+    """The best plan of local steps that was found, beside the synchronous one."""
+
+    result: SearchResult
+    sites: tuple[tuple[str, int], ...]
+    """(region, its samples of the batch)."""
+    bound_seconds: float
+    """No plan of local steps with these samples has a shorter step."""
+    gain: float
+    """Part by which its run is faster than the synchronous one; negative where it is slower."""
+    idle: tuple[str, ...]
+    """Regions that the synchronous plan leaves idle."""
+    bandwidth: Crossing
+    """Bytes/s between the sites, of the narrowest pair."""
+    round_trip: Crossing
+    """Seconds, of the farthest."""
+
+
+def beside(result: SearchResult, predictor: Predictor, end: float) -> LocalSteps | None:
+    """The plan of local steps of the result's job, all searches together by the moment `end`.
+
+    None where the job allows none or has another aim than time, fewer than two regions can train
+    the model, or time is over.
+    """
+    job = result.inputs.job
+    if job.synchronisation is None or job.objective not in (Objective.STEP_TIME, Objective.DAYS):
+        return None
+    with suppress(OutOfTimeError), ends_by(end):
+        return _beside(result, predictor, job.synchronisation.extra_tokens)
+    return None
+
+
+def _beside(result: SearchResult, predictor: Predictor, extra: float) -> LocalSteps | None:
+    question = result.inputs
+    sites = _balanced(question, predictor)
+    plan = _composed(question, [*sites.values()], predictor) if len(sites) > 1 else None
+    if plan is None:
+        return None
+    pricer = Pricer(question.model, question.cluster, question.job, predictor)
+    found = replace(
+        result,
+        plan=plan,
+        estimate=estimate_with(pricer, plan),
+        certificate=None,
+        objective=f"the end of the run: local steps, with {extra:.1%} more tokens",
+    )
+    used = islands_in_use(result.plan, question.cluster)
+    regions = {question.cluster.island(name).region for name in used}
+    ratio = result.estimate.step_seconds / found.estimate.step_seconds
+    bandwidth, round_trip = _crossings(question, result.plan, plan, 1.0 + extra, predictor)
+    return LocalSteps(
+        result=found,
+        sites=tuple((name, each.inputs.job.global_batch_size) for name, each in sites.items()),
+        bound_seconds=max(
+            0.0 if each.certificate is None else each.certificate.lower_bound_seconds
+            for each in sites.values()
+        ),
+        gain=ratio / (1.0 + extra) - 1.0,
+        idle=tuple(name for name in sites if name not in regions),
+        bandwidth=bandwidth,
+        round_trip=round_trip,
+    )
+
+
+def _balanced(question: Question, predictor: Predictor) -> dict[str, SearchResult]:
+    """The best plan of each region with a part of the batch by the regions' speeds."""
+    speeds: dict[str, float] = {}
+    for each in usable_islands(question):
+        peak = max((rate for _, rate in each.device.peak_flops_per_second), default=1.0)
+        speeds[each.region] = speeds.get(each.region, 0.0) + peak * each.num_usable_devices
+    best: dict[str, SearchResult] = {}
+    seen = set[tuple[int, ...]]()
+    while len(seen) < _ROUNDS and len(speeds) > 1:
+        parts = _dealt(question.job.global_batch_size, [*speeds.values()])
+        if parts in seen:
+            break
+        seen.add(parts)
+        sites: dict[str, SearchResult] = {}
+        for region, samples in zip([*speeds], parts, strict=True):
+            check_time()
+            others = [each.name for each in question.cluster.islands if each.region != region]
+            own = question.with_job(global_batch_size=samples, synchronisation=None)
+            try:
+                sites[region] = ask(own.without_islands(*others), predictor)
+                speeds[region] = samples / sites[region].estimate.step_seconds
+            except NO_ANSWER:
+                del speeds[region]
+        if len(sites) == len(parts) and (not best or _longest(sites) < _longest(best)):
+            best = sites
+    return best
+
+
+def _longest(sites: dict[str, SearchResult]) -> float:
+    return max(each.estimate.step_seconds for each in sites.values())
+
+
+def _dealt(batch: int, speeds: Sequence[float]) -> tuple[int, ...]:
+    """The batch in units, as the speeds are; everybody has one, the first has the rest."""
+    unit = math.gcd(batch, 1 << max(0, (batch // _PARTS).bit_length() - 1))
+    whole = sum(speeds)
+    others = [max(unit, round(batch * each / whole / unit) * unit) for each in speeds[1:]]
+    return (max(unit, batch - sum(others)), *others)
+
+
+def _composed(
+    question: Question, sites: Sequence[SearchResult], predictor: Predictor
+) -> Plan | None:
+    """The fastest legal plan of the sites' plans that fits, sharded as one of them is."""
+    model, cluster, job = question.model, question.cluster, question.job
+    plans = [each.plan for each in sites]
+    best, known = None, math.inf
+    for like in plans:
+        plan = local_steps_plan(model, cluster, job, plans, like)
+        legal = not check_plan(plan, model, cluster, job)
+        seconds = step_seconds(plan, question, predictor) if legal else math.inf
+        if seconds < known:
+            best, known = plan, seconds
+    return best
+
+
+def _crossings(
+    question: Question, together: Plan, local: Plan, more: float, predictor: Predictor
+) -> tuple[Crossing, Crossing]:
+    """Of bandwidth and round trip between the sites."""
+    islands = [question.cluster.island(name) for name in islands_in_use(local, question.cluster)]
+    pairs = [(a.name, b.name) for a, b in combinations(islands, 2) if a.region != b.region]
+    ideal = nearer(wider(question, pairs, _WIDE), pairs, 1.0 / _WIDE)
+    rivals = [together]
+    with suppress(*NO_ANSWER):
+        rivals.append(ask(ideal.with_job(synchronisation=None), predictor).plan)
+
+    def lead(changed: Question) -> float:
+        """By how much local steps are faster."""
+        check_time()
+        rival = min(step_seconds(plan, changed, predictor) for plan in rivals)
+        return rival / (more * step_seconds(local, changed, predictor)) - 1.0
+
+    links = [question.cluster.link_between(*pair) for pair in pairs]
+    wide = _even(lambda factor: lead(wider(question, pairs, factor)))
+    near = _even(lambda factor: lead(nearer(question, pairs, 1.0 / factor)))
+    rate, trip = min(map(rate_of, links)), max(2.0 * each.latency_seconds for each in links)
+    return (rate, wide and rate * wide), (trip, near and trip / near)
+
+
+def _even(lead: Callable[[float], float]) -> float | None:
+    """The factor of better links at which both are as fast; None: none in the range."""
+    low, high = sorted((0.0, math.log(_WIDE) if lead(1.0) > 0 else -math.log(_WIDE)))
+    if (lead(math.exp(low)) > 0) == (lead(math.exp(high)) > 0):
+        return None
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if lead(math.exp(middle)) > 0 else (low, middle)
+    return math.exp(0.5 * (low + high))
