@@ -125,7 +125,8 @@ def test_a_whole_run_pays_idle_watts_while_it_stands_still() -> None:
     assert found is not None
     assert energy is not None
     lost = {each.cause: each.seconds for each in found.goodput.lost}
-    assert all(lost[each] > 0 for each in Cause if each is not Cause.FAILOVER)
+    assert lost.keys() == {*Cause} - {Cause.DATA}
+    assert all(seconds > 0 for cause, seconds in lost.items() if cause is not Cause.FAILOVER)
     steps = 10**10 / (8 * 1024)
     moving = steps * priced.step_seconds + lost[Cause.LOST_WORK]
     still = sum(seconds for cause, seconds in lost.items() if cause is not Cause.LOST_WORK)

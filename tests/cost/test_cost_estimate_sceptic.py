@@ -92,7 +92,7 @@ def test_experts_cut_like_the_rest_reduce_with_those_cut_otherwise() -> None:
     ]  # fmt: skip
     plan = plan_with(shape, cluster, asked, pipelines)
     pricer = Pricer(shape, cluster, asked, LinearPredictor())
-    found = pricer.costs(plan).reductions(plan, pricer.step(plan).work)
+    found = pricer.costs(plan).reductions(plan.reduction_groups, pricer.step(plan).work)
     experts = [group for group in found if group.expert]
     rest = [group for group in found if not group.expert]
     assert len(experts) == len(rest) == 1

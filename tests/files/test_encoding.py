@@ -13,7 +13,7 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.job.run import KindFailures, Run
-from hetplan.job.spec import Forbids, Job, LengthShare, Pins, RecomputeModule
+from hetplan.job.spec import Forbids, Job, LengthShare, Pins, RecomputeModule, Variation
 from hetplan.model.layers import (
     Attention,
     Experts,
@@ -101,6 +101,8 @@ def special_fields(hint):
     if hint is Run:
         kinds = st.lists(strategy(KindFailures), max_size=2, unique_by=lambda each: each.kind)
         return {"kind_failures": kinds.map(tuple)}
+    if hint is Variation:
+        return {"of": st.sampled_from([("a",), ("a", "b")])}
     if hint is Forbids:
         return {"nodes": st.sampled_from([(), ("a/0",), ("a/0", "b/17")])}
     if hint is SearchResult:
