@@ -8,11 +8,13 @@ steps, beside the next tau = fragment_sync_delay steps:
 
 Over a long link a fragment of S bytes moves 2 S (1 - 1/R) bytes between R sites, whatever the ranks
 (the trainer sums level by level; `hetplan.cost.collectives`). Pieces of layers that a stage holds
-in several groups follow each other; different stages sum at the same time. The outer optimizer's
-own pass over the weights, once in H steps, is not counted.
+in several groups follow each other; different stages sum at the same time and share what they have
+in common, as reductions do. The outer optimizer's own pass over the weights, once in H steps, is
+not counted.
 
-Memory: every rank keeps in its host's memory the weights of the last averaging and their momentum
-in float32, and a fragment's differences.
+Memory: every rank keeps in its host's memory the weights of the last averaging, their momentum and
+a mean that arrives, in float32; and a fragment's differences, which are all weights of a stage
+where fragments are no smaller.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.groups import copies_of, holders_of
 from hetplan.cost.terms import Part, repeated, seconds_of_parts
 from hetplan.plans.local_steps import common_layers, fragments
 from hetplan.plans.plan import OuterSynchronisation
@@ -31,8 +32,8 @@ from hetplan.profiling.samples import LinkOperation
 if TYPE_CHECKING:
     from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, Reduction
 
-HOST_BYTES_PER_PARAMETER = 8.0
-"""Weights and momentum in float32."""
+HOST_BYTES_PER_PARAMETER = 12.0
+"""Weights, momentum and mean in float32."""
 
 
 def outer_parts(
@@ -63,29 +64,22 @@ def _fragment_parts(
         ]
         by_stage: dict[tuple[int, int], tuple[Part, ...]] = {}
         for reduction in costs.reductions(groups, work):
-            parts = _sums(outer, costs, work, reduction)
+            parts = _sums(outer, costs, reduction)
             for p, s, _ in reduction.members:
                 by_stage[p, s] = (*by_stage.get((p, s), ()), *parts)
         yield max(by_stage.values(), key=seconds_of_parts)
 
 
-def _sums(
-    outer: OuterSynchronisation,
-    costs: PlanCosts,
-    work: Sequence[PipelineWork],
-    reduction: Reduction,
-) -> tuple[Part, ...]:
+def _sums(outer: OuterSynchronisation, costs: PlanCosts, reduction: Reduction) -> tuple[Part, ...]:
     """The sum of what the largest member holds."""
-    members, settings = reduction.members, costs.settings
-    replicas = [unit.replica for p, s, _ in members for unit in work[p].stages[s].units]
-    copies = copies_of(settings.cluster, holders_of(replicas, expert=reduction.expert), 1)
-    size = max(count for *_, count in members) * outer.settings.precision.bytes_per_element
-    operation = LinkOperation.ALL_REDUCE
-    terms = settings.known.of(copies.whole, operation, size, "all_reduce of differences")
+    size = (
+        max(count for *_, count in reduction.members) * outer.settings.precision.bytes_per_element
+    )
+    operation, group = LinkOperation.ALL_REDUCE, reduction.end.dense.whole
+    terms = costs.settings.known.of(group, operation, size, "all_reduce of differences")
     return tuple(Part(component=Component.OUTER, term=term) for term in terms)
 
 
 def host_bytes(outer: OuterSynchronisation, parameters: float) -> float:
-    """What averaging keeps in the host's memory of a rank with so many parameters."""
-    message = outer.settings.precision.bytes_per_element / outer.settings.num_fragments
-    return (HOST_BYTES_PER_PARAMETER + message) * parameters
+    """The most that averaging keeps in the host's memory of a rank with so many parameters."""
+    return (HOST_BYTES_PER_PARAMETER + outer.settings.precision.bytes_per_element) * parameters

@@ -87,11 +87,32 @@ def test_only_averaging_crosses_the_regions():
     assert sum(crossing) == pytest.approx(2 * 4 * PARAMETERS / 8)
 
 
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_stages_that_average_over_one_line_share_it(pp: int) -> None:
+    """However many stages send beside each other, the line carries all of it."""
+    line = replace(LONG, shared_bandwidth_bytes_per_second=LONG.bandwidth_bytes_per_second)
+    machines = replace(REGIONS, links=(replace(REGIONS.links[0], link=line),))
+    task, cut = job(8, synchronisation=WANTED), 4 // pp
+    plans = [
+        unlike_plan(
+            GPT,
+            job(batch),
+            pipeline_of(batch, *[(f"{island} 1 1 1", cut)] * pp),
+            machines=machines,
+        )
+        for batch, island in ((4, "a"), (4, "b"))
+    ]
+    plan = local_steps_plan(GPT, machines, task, plans, plans[0])
+    found = estimate(plan, GPT, machines, task, LinearPredictor())
+    one_way = 4 * PARAMETERS / line.bandwidth_bytes_per_second
+    assert one_way / 8 <= averaging(found)
+
+
 def test_what_averaging_keeps_lies_in_the_host():
     plan, task = both(num_fragments=4)
     alone = priced(site(5, "a"), job(5)).stages[0].memory
     use = priced(plan, task).stages[0].memory
-    assert use.host_bytes == (8 + 4 / 4) * PARAMETERS
+    assert use.host_bytes == (12 + 4) * PARAMETERS
     assert use.total_bytes == alone.total_bytes
 
 

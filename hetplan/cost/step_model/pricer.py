@@ -92,7 +92,8 @@ def stage_memory(costs: PlanCosts, plan: Plan, pipeline: PipelineWork, s: int) -
     """Of the fullest device of a stage; of several replica entries that which needs most; kept."""
     stage, described = pipeline.stages[s], pipeline.pipeline
     place = described.schedule.name, described.num_microbatches, len(described.stages), s
-    key = (*stage.units, described.stages[s].warmup_depth, place, stage.ranges)
+    averaged = None if plan.outer is None else plan.outer.settings
+    key = (*stage.units, described.stages[s].warmup_depth, place, stage.ranges, averaged)
     fullest = costs.memory.get(key)
     if fullest is None:
         settings = costs.settings
@@ -106,14 +107,14 @@ def stage_memory(costs: PlanCosts, plan: Plan, pipeline: PipelineWork, s: int) -
             )
             for unit in stage.units
         ]
+        if plan.outer is not None:
+            more = host_bytes(plan.outer, stage.parameters + stage.expert_parameters)
+            uses = [replace(use, host_bytes=use.host_bytes + more) for use in uses]
         # Of parts of which one lacks host memory that one is told.
         fullest = max(
             uses, key=lambda use: (not use.host_fits, use.total_bytes - use.available_bytes)
         )
         costs.memory[key] = fullest
-    if plan.outer is not None:
-        more = host_bytes(plan.outer, stage.parameters + stage.expert_parameters)
-        return replace(fullest, host_bytes=fullest.host_bytes + more)
     return fullest
 
 
