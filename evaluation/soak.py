@@ -36,6 +36,8 @@ from hetplan.search.files import result_text
 MOST_GROWTH = 0.05
 """Of memory after warm-up; allocators keep freed pages, which differ by a few percent."""
 _KINDS = ("h100", "a100", "v100", "mi300x", "mi210", "910b2")
+_GAP = 0.5
+"""Wide: a limit in time would make answers differ, and few questions are to take minutes."""
 _FIRST_BYTES = 16
 """Of the digest of an answer."""
 
@@ -126,7 +128,7 @@ def answer(seed: int, number: int, predictor: Predictor) -> tuple[str, bool]:
         "precision": "bfloat16",
         "optimizer": "adamw",
         "target": rng.choice(sorted(TARGETS)),
-        "gap": 0.2,
+        "gap": _GAP,
     }
     try:
         cluster = hetplan.Cluster.from_nodes(*nodes, between=between if len(kinds) > 1 else ())
