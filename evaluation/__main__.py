@@ -213,7 +213,7 @@ def limits(
     seed: Annotated[int, typer.Option(min=0, help="Of the first of them.")] = 0,
     journal: Annotated[
         Path | None,
-        typer.Option(help="File of answers; those of the same code there are not asked again."),
+        typer.Option(help="File of answers; no question that is there is asked again."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -56,16 +56,6 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _dropped(unraisable: sys.UnraisableHookArgs) -> None:
-    """A `sys.unraisablehook`: a KeyboardInterrupt that came in a finalizer, where Python prints and
-    drops it, comes again when that has ended.
-    """
-    if unraisable.exc_type is KeyboardInterrupt:
-        threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
-    else:
-        sys.__unraisablehook__(unraisable)
-
-
 _AGAIN_SECONDS = 0.01
 """A finalizer takes microseconds; where one takes longer, the next one is tried."""
 
@@ -79,8 +69,18 @@ def interrupts_wait() -> Iterator[None]:
     ):
         yield
         return
+
+    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
+        """A KeyboardInterrupt that came in a finalizer, where Python prints and drops it, comes
+        again when that has ended.
+        """
+        if unraisable.exc_type is KeyboardInterrupt:
+            threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            before(unraisable)
+
     signal.signal(signal.SIGINT, interrupt)
-    before, sys.unraisablehook = sys.unraisablehook, _dropped
+    before, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     finally:

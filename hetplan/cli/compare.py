@@ -122,6 +122,9 @@ def compare_run(
     from hetplan.files.writing import check_writable
 
     if telemetry or watch:
+        others = (runs, trainer, warmup, model, cluster, job, predictor, store, trace)
+        if verbose or any(each not in (None, []) for each in others):
+            raise InputError("--telemetry and --watch go with a plan, runs and --json alone")
         _show_telemetry([*(logs or ()), *([plan] if plan else ())], telemetry or [], watch, as_json)
         return
     files = _run_files(logs, plan, runs)

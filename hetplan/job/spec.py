@@ -404,8 +404,10 @@ class Job(JobSettings):
 
     def __post_init__(self) -> None:
         check_limits(self)
-        for varies in self.vary:
+        for at, varies in enumerate(self.vary):
             check_limits(varies)
+            if any(not 0.0 < sample < math.inf for sample in varies.samples):
+                raise InputError(f"vary[{at}]: samples must be above 0")
         for each in self.sequence_lengths:
             if not 1 <= each.length <= self.sequence_length:
                 raise InputError(

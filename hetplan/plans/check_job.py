@@ -383,8 +383,8 @@ def variation_faults(
             message = "is there twice"
         elif (each.spread is None) == (not each.samples):
             message = "give either a spread, as in 0.3, or samples"
-        elif each.samples and (len(each.samples) < MIN_SAMPLES or min(each.samples) <= 0):
-            message = f"{counted(len(each.samples), 'sample')}; give {MIN_SAMPLES} above 0"
+        elif 0 < len(each.samples) < MIN_SAMPLES:
+            message = f"{counted(len(each.samples), 'sample')}; give {MIN_SAMPLES}"
         elif len(each.of) == 1 and not of & {*kinds, *kinds.values()}:
             message = f"name a kind or island of: {some(dict.fromkeys((*kinds.values(), *kinds)))}"
         elif len(each.of) != 1 and (len(of) != 2 or not any(of <= {*e} for e in ends)):

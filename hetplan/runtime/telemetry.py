@@ -83,7 +83,7 @@ def _host_names() -> dict[str, str]:
 
 def _counted() -> Iterator[tuple[int, str, tuple[int, int, int]]]:
     """(inode, address of the peer, (bytes acknowledged, busy microseconds, bytes sent again)) of
-    every TCP connection to another host.
+    every TCP connection over IPv4 to another host.
     """
     handles = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
     for handle in map(int, handles):

@@ -225,7 +225,8 @@ def _ranked(
     if job.objective in _MISSING:
         ranked = [plan for plan in ranked if _amount(plan, job) is not None]
         if not ranked:
-            message = f"needs {_MISSING[job.objective]}, and a run that ends; no plan has both"
+            ends = ", and a run that ends; no plan has both" if job.total_tokens else ""
+            message = f"needs {_MISSING[job.objective]}{ends}"
             raise InputError(Fault(field="objective", message=message))
     return sorted(ranked, key=lambda plan: (_aim(plan, job), plan.step_seconds))
 

@@ -9,6 +9,8 @@ CVaR): unlike p90 it sees how long the worst steps are.
                 normal: one draw in twenty is below 1 - s
     samples     those of the measured distribution, over their median
 
+(no clock is above 1.5 times the catalogue's, the most that a cluster may say).
+
 Each variation takes evenly spaced quantiles of its law in an order of its own (a Latin hypercube,
 as `hetplan.cost.step_model.draws`); variations are independent, and all that one names go together.
 

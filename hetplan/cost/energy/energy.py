@@ -7,7 +7,8 @@
     dollars = rent of the nodes x step + bytes over priced links + joules x price of the site
 
 A whole run takes as much for the time of its steps, repeated ones and slower ones too; while it
-stands still (start-up, saving, failures) devices draw their idle watts, and rent goes on.
+stands still (start-up, saving, failures, waits for data) devices draw their idle watts, and rent
+goes on.
 
 Nodes without a device of the plan are not counted, nor are switches between nodes. A node of which
 a plan uses some devices is paid whole. A plan has no cost where one of its islands has neither a

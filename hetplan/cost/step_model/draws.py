@@ -37,6 +37,8 @@ from hetplan.predict.regression import NORMAL_90
 
 # 200 draws put the 10 % quantile within about 0.02 of its rank (sqrt(0.1 * 0.9 / 200)).
 DRAWS = 200
+# Where pipelines share wires no draw can be extrapolated: 50 put that quantile within 0.04.
+_FEWER_DRAWS = 50
 # Of a draw that is replayed whole: 500 draws of them take 0.3 CPU s. Those of two million took 6 s.
 _MOST_PASSES = 100_000
 # Of a time, to see how the step follows: small against the distance of stages that take turns to be
@@ -98,11 +100,26 @@ class Draws:
         return relative
 
 
+def _draws_of(step: StepCost) -> int:
+    """How many draws a step gets: fewer where many passes of several pipelines go together."""
+    passes = sum(
+        len(work.stages) * work.pipeline.num_microbatches * work.pipeline.schedule.virtual_stages
+        for work in step.work
+    )
+    long = passes > _MOST_PASSES and _go_together(step.work)
+    return _FEWER_DRAWS if long else DRAWS
+
+
+def _go_together(work: Sequence[PipelineWork]) -> bool:
+    """Whether several pipelines share wires."""
+    return len(work) > 1 and any(pipeline.hops.shares for pipeline in work)
+
+
 def drawn_steps(plan: Plan, costs: PlanCosts, step: StepCost) -> Floats:
     """A step that was priced, in every draw; all alike where every prediction is certain."""
     parts = _end_parts(step)
     seed = costs.settings.job.seed
-    draws = Draws(_sources(costs, step, parts), DRAWS, seed)
+    draws = Draws(_sources(costs, step, parts), _draws_of(step), seed)
     return _steps(plan, costs, step, parts, _Samples(draws, seed))
 
 
@@ -149,7 +166,7 @@ def straggler_wait(plan: Plan, costs: PlanCosts, step: StepCost) -> float:
     ):
         return 0.0
     seed = costs.settings.job.seed
-    draws = _Certain((), DRAWS, seed)
+    draws = _Certain((), _draws_of(step), seed)
     steps = _steps(plan, costs, step, _end_parts(step), _Samples(draws, seed))
     return max(0.0, float(np.mean(steps)) - step.step_seconds)
 
@@ -326,7 +343,7 @@ def _replays(plan: Plan, work: Sequence[PipelineWork], samples: _Samples) -> Flo
     """When every stage leaves its pipeline, [draws, stages of all pipelines]."""
     drawn = [_drawn(pipeline, samples) for pipeline in work]
     rendezvous = sends_wait(plan)
-    if len(work) > 1 and any(pipeline.hops.shares for pipeline in work):
+    if _go_together(work):
         return _one_by_one(work, drawn, rendezvous)
     each_alone = [_extrapolated(*one, rendezvous) for one in zip(work, drawn, strict=True)]
     return np.concatenate(each_alone, axis=1)
@@ -369,9 +386,8 @@ def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
 def _extrapolated(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
     """`_alone`; where that is long, from two shorter replays.
 
-    The ends of a pipeline are the longest of many paths, whose lengths grow evenly with the number
-    of microbatches: so they are convex in it, and beyond a few times the depth of the pipeline as
-    good as straight.
+    After its transient a pipeline is periodic (a max-plus system): its ends grow by the same amount
+    with every few microbatches, so a line through two replays behind it goes on as they do.
     """
     whole, stages = pipeline.pipeline.num_microbatches, pipeline.pipeline.stages
     row = len(stages) * len(stages[0].chunks)
