@@ -192,7 +192,7 @@ def _wrong(record: Record, run: Run) -> Iterator[tuple[str, str]]:
     for name in COLUMNS:
         value = getattr(record, name)
         if isinstance(value, float | int) and not 0 <= value < _BEYOND:
-            yield name, f"found {value:g}; write a number from 0 on"
+            yield name, f"found {value!s:.40}; write a number from 0 on"
     if not record.window_seconds > 0:
         yield "window_seconds", "found 0; a window has a length"
     for name in ("source", "target"):

@@ -156,8 +156,8 @@ def _remove(path: Path) -> None:
 class ScratchFolder:
     """A new folder among the machine's temporary ones, for this process, until `remove` or `keep`.
 
-    Its process holds its lock: the next one that makes a folder of the same name removes those that
-    killed ones left, and leaves alone those that were kept, which have no lock.
+    It has a mark, and its process holds its lock: the next one that makes a folder of the same name
+    removes those that killed ones left. What was kept has no mark, whoever locks it later.
     """
 
     def __init__(self, name: str) -> None:
@@ -168,10 +168,13 @@ class ScratchFolder:
                 _remove_scratch(old, Lock(old))
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
-            self._lock = Lock(self.path)
+            self._lock, self._mark = Lock(self.path), self.path / _MARK
             try:
+                self._mark.touch()
                 self._lock.take(_SCRATCH_SECONDS)
                 return
+            except FileNotFoundError:
+                continue  # as below, before the mark
             except InputError:
                 if self.path.exists():
                     raise
@@ -182,6 +185,7 @@ class ScratchFolder:
 
     def keep(self) -> None:
         """Leave it to the user."""
+        self._mark.unlink(missing_ok=True)
         self._lock.release()
 
     def remove(self) -> None:
@@ -192,6 +196,7 @@ class ScratchFolder:
         with contextlib.suppress(OSError):
             _empty(self.path)
             self._lock.release()
+            self._mark.unlink(missing_ok=True)
             self.path.rmdir()
 
     def __enter__(self) -> Path:
@@ -201,23 +206,27 @@ class ScratchFolder:
         self.remove()
 
 
+_MARK = ".scratch"
 _SCRATCH_SECONDS = 1.0
 """Longest wait for another process that looks whether the new folder was left."""
 
 
 def _remove_scratch(folder: Path, lock: Lock) -> None:
     with contextlib.suppress(OSError):
-        if lock.take_over():
+        mark = folder / _MARK
+        if mark.exists() and lock.take_over():
             _empty(folder)
             lock.release()
-        # Others have something in them, but those of which the process has not had its lock yet.
-        folder.rmdir()
+        # Of one that was killed before its lock, or while it was removed, nothing more is there.
+        if {each.name for each in folder.iterdir()} <= {_MARK}:
+            mark.unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def _empty(folder: Path) -> None:
-    """Remove all but the lock."""
+    """Remove all but the lock and the mark."""
     for each in folder.iterdir():
-        if each.name != ".lock":
+        if each.name not in (".lock", _MARK):
             shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 

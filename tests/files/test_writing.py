@@ -2,6 +2,8 @@ import errno
 import os
 import signal
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -168,3 +170,23 @@ def test_of_several_files_all_are_written_or_none(
     write_together(dict.fromkeys(paths, "new"))
     assert {path.read_text() for path in tmp_path.iterdir()} == {"new"}
     assert len([*tmp_path.iterdir()]) == 3
+
+
+def test_what_was_kept_stays_whoever_locks_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user's folder of logs, in which another run was killed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept = ScratchFolder("run")
+    (kept.path / "log").write_text("mine")
+    kept.keep()
+    own = tmp_path / "hetplan-run-mine"
+    own.mkdir()
+    for folder in (kept.path, own):
+        code = f"import os; from pathlib import Path; from hetplan.files.locks import Lock;\
+ Lock(Path({str(folder)!r})).take(); os._exit(9)"
+        subprocess.run([sys.executable, "-c", code], check=False)
+        assert (folder / ".lock").exists()
+    ScratchFolder("run").remove()
+    assert (kept.path / "log").read_text() == "mine"
+    assert own.is_dir()
