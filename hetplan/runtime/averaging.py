@@ -3,8 +3,8 @@
 A rank keeps the weights of the last averaging and their momentum, in float32 and in the host's
 memory, as one vector each over its parameters. For every exchange between sites it puts the
 differences of the fragment's weights into a message. Within a site all copies are equal, so the
-first one counts for all; a sharded optimizer's float32 weights are gathered before. What comes back is the mean that the outer optimizer steps by: every rank
-makes the same step.
+first one counts for all; the float32 weights of a sharded optimizer are gathered before. What comes
+back is the mean that the outer optimizer steps by: every rank makes the same step.
 """
 
 from __future__ import annotations
