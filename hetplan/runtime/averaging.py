@@ -60,11 +60,11 @@ class Averaging:
         place: RankPlace,
         groups: Groups,
         named: Named,
-        parameters: FlatParameters,
-        shards: Sequence[Shard],
+        held: tuple[FlatParameters, Sequence[Shard]],
     ) -> None:
         """`groups` was opened for the exchanges between the sites (`Reduction.outer`)."""
-        self._settings, self._parameters, self._shards = outer.settings, parameters, shards
+        self._settings, (parameters, self._shards) = outer.settings, held
+        self._parameters = parameters
         self._local = parameters.updated.detach()
         self._weights = self._local.to("cpu", copy=True)
         self._momentum = torch.zeros_like(self._weights)
