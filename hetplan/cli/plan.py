@@ -307,15 +307,15 @@ def _local_steps(
     result: SearchResult, answers: Answers, end: float
 ) -> tuple[SearchResult, list[str]]:
     """The plan that ends the run first, and how far local steps are from the synchronous one."""
-    from hetplan.reports.plans import local_steps_lines
+    from hetplan.reports.plans import kept_out_lines, local_steps_lines
     from hetplan.whatif.local_steps import beside
 
     if result.inputs.job.synchronisation is None:
-        return result, []
+        return result, [*kept_out_lines(result)]
     found = beside(result, answers.predictor, end)
     if found is None:
         return result, ["local steps: no plan was found in time, for the aim, or with room"]
-    return found.result if found.gain > 0 else result, [*local_steps_lines(found)]
+    return found.result if found.wins else result, [*local_steps_lines(found)]
 
 
 def _by_objective(

@@ -92,7 +92,7 @@ def plan(
             progress=lambda at, of, words: line.show(at, of, None, words),
         )
         local = beside(found, predict, end)
-        found = local.result if local is not None and local.gain > 0 else found
+        found = local.result if local is not None and local.wins else found
     return Result.of(found, predict)
 
 

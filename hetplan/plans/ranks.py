@@ -5,12 +5,12 @@ Ranks count pipeline by pipeline, stage by stage, in each stage replica by repli
 
 Target native can be searched and priced for more than the reference trainer runs today. It runs
 pipelines of any stages: unlike layers, degrees, microbatch sizes, islands, depths and chunks; the
-optimizer sharded in one pipeline. Each limit names the pins that avoid it.
+optimizer sharded in one pipeline of a site. Each limit names the pins that avoid it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -139,21 +139,28 @@ def _shards(plan: Plan) -> Iterator[LaunchLimit]:
             message=f"{plan.sharding}; the trainer shards the optimizer's state alone",
             pin=pin,
         )
-    if len(plan.pipelines) > 1:
+    sites = (len(plan.pipelines),) if plan.outer is None else plan.outer.sites
+    if max(sites) > 1:
         yield LaunchLimit(
             field="optimizer_shards",
-            message=f"{plan.optimizer_shards} with {len(plan.pipelines)} pipelines; the trainer "
+            message=f"{plan.optimizer_shards} with {max(sites)} pipelines; the trainer "
             "shards the optimizer of one",
             pin=pin,
         )
         return
-    stages = plan.pipelines[0].stages
+    for at, pipeline in enumerate(plan.pipelines):
+        yield from _shared_stages(plan, f"pipelines[{at}]", pipeline.stages, pin)
+
+
+def _shared_stages(
+    plan: Plan, place: str, stages: Sequence[Stage], pin: str
+) -> Iterator[LaunchLimit]:
     for index, stage in enumerate(stages):
         for degree in ("ep", "tp"):
             found = sorted({getattr(replica, degree) for replica in stage.replicas})
             if len(found) > 1:
                 yield LaunchLimit(
-                    field=f"pipelines[0].stages[{index}].replicas",
+                    field=f"{place}.stages[{index}].replicas",
                     message=f"{degree} {found} with a sharded optimizer; the trainer needs one "
                     f"{degree} per stage",
                     pin=pin,

@@ -402,6 +402,10 @@ class FlatParameters:
     def resume(self, updates: int) -> None:
         """Go on as after this many updates with what `updated` and `state` have now."""
         set_updates(self._rule, self._updated, updates)
+        self.round()
+
+    def round(self) -> None:
+        """Give `weights` what `updated` has."""
         if self._updated.data_ptr() != self.weights.data_ptr():
             self.weights.copy_(self._updated.detach())
 
@@ -415,5 +419,4 @@ class FlatParameters:
         if not exact and self._updated.grad is not None:
             self._updated.grad.copy_(self.gradients)
         self._rule.step()
-        if not exact:
-            self.weights.copy_(self._updated.detach())
+        self.round()

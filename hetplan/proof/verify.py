@@ -129,7 +129,7 @@ def verify(
         not_checked.append("what the file says of other targets, other plans and other clusters")
     certificate, bound = result.certificate, None
     if certificate is None:
-        not_checked.append("that no plan is faster: the layout was given, not searched")
+        not_checked.append(f"that no plan is faster: {result.unproven}")
     else:
         if certificate.proof is None:
             not_checked.append("that no plan is faster: the certificate has no proof")

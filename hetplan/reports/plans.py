@@ -42,7 +42,7 @@ from hetplan.units import (
     format_seconds,
     format_share,
 )
-from hetplan.whatif.local_steps import LocalSteps
+from hetplan.whatif.local_steps import LocalSteps, kept_out
 from hetplan.whatif.smaller_questions import usable_kinds
 
 
@@ -288,6 +288,14 @@ def local_steps_lines(found: LocalSteps) -> Iterator[str]:
     ]
     if any(ends):
         yield f"of the plans found local steps win {' or '.join(filter(None, ends))} between sites"
+
+
+def kept_out_lines(result: SearchResult) -> Iterator[str]:
+    """Regions that only local steps could use."""
+    seconds, out = kept_out(result)
+    if out:
+        yield f"{some(out)} idle: gradients would cross the link in {format_brief(seconds)}; local"
+        yield "steps could use it: docs/days.md"
 
 
 def unused_kinds(result: SearchResult) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 A rank keeps the weights of the last averaging and their momentum, in float32 and in the host's
 memory, as one vector each over its parameters. For every exchange between sites it puts the
 differences of the fragment's weights into a message. Within a site all copies are equal, so the
-first one counts for all. What comes back is the mean that the outer optimizer steps by: every rank
-makes the same step.
+first one counts for all; the float32 weights of a sharded optimizer are gathered before. What comes
+back is the mean that the outer optimizer steps by: every rank makes the same step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetplan.profiling.weights import FlatParameters
 from hetplan.runtime.communicator.channels import Channel, Groups, Sum
 from hetplan.runtime.communicator.staging import Work
 from hetplan.runtime.gradient_groups import exchanged_parts, exchanges
-from hetplan.runtime.gradients import Named, parts_of
+from hetplan.runtime.gradients import Named, Shard, parts_of
 from hetplan.runtime.placement import RankPlace, site_batches
 from hetplan.runtime.training import Training
 
@@ -60,10 +60,11 @@ class Averaging:
         place: RankPlace,
         groups: Groups,
         named: Named,
-        parameters: FlatParameters,
+        held: tuple[FlatParameters, Sequence[Shard]],
     ) -> None:
         """`groups` was opened for the exchanges between the sites (`Reduction.outer`)."""
-        self._settings, self._parameters = outer.settings, parameters
+        self._settings, (parameters, self._shards) = outer.settings, held
+        self._parameters = parameters
         self._local = parameters.updated.detach()
         self._weights = self._local.to("cpu", copy=True)
         self._momentum = torch.zeros_like(self._weights)
@@ -122,7 +123,10 @@ class Averaging:
         """What is due after a step: a mean begins, or arrives `fragment_sync_delay` steps later."""
         self._done += 1
         place = self._done % self._period
-        if place == -self._settings.fragment_sync_delay % self._period:
+        begins = place == -self._settings.fragment_sync_delay % self._period
+        for shard in self._shards if begins or place == 0 else ():
+            shard.gather_exact()
+        if begins:
             for message in self._now:
                 for part in message.parts:
                     difference = part.weights - part.local.cpu()
@@ -153,9 +157,7 @@ class Averaging:
             kept = settings.fragment_update_alpha
             local.copy_(torch.lerp(weights.to(local.device), local, kept))
         self._under_way = False
-        passes = self._parameters.weights
-        if passes.data_ptr() != self._local.data_ptr():
-            passes.copy_(self._local)
+        self._parameters.round()
 
     def _parts(self) -> Iterator[_Part]:
         for message in self._now:

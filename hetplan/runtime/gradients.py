@@ -181,10 +181,9 @@ class Shard:
         self._across = (
             None if across is None else across.sum_of(self.gradients, TrafficClass.DATA_PARALLEL)
         )
-        mine = weights[start:stop]
-        exact = weights.dtype == torch.float32
-        self._updated = nn.Parameter(mine if exact else mine.float())
-        self._mine = mine
+        self._all = parameters.updated.detach()[elements]
+        self._updated = nn.Parameter(self._all[start:stop])
+        self._mine = weights[start:stop]
         self._rule = make_rule(optimizer, [self._updated])
 
     @property
@@ -239,15 +238,24 @@ class Shard:
         self._rule.step()
         if self._updated.data_ptr() != self._mine.data_ptr():
             self._mine.copy_(self._updated.detach())
+        self._gather(self._mine, self._weights, self._padded)
+
+    def gather_exact(self) -> None:
+        """Gather all parts of the float32 copy of the weights, where there is one."""
+        if self._all.data_ptr() != self._weights.data_ptr():
+            padded = None if self._padded is None else self._padded.float()
+            self._gather(self._updated.detach(), self._all, padded)
+
+    def _gather(self, mine: Tensor, into: Tensor, padded: Tensor | None) -> None:
         if self._inside is None:
             return
-        if self._padded is None:
-            self._inside.gather(self._mine, self._weights)
+        if padded is None:
+            self._inside.gather(mine, into)
             return
-        filled = self._weights.new_zeros(self.gradients.numel())
-        filled[:size].copy_(self._mine)
-        self._inside.gather(filled, self._padded)
-        self._weights.copy_(self._padded[: self._weights.numel()])
+        filled = mine.new_zeros(self.gradients.numel())
+        filled[: mine.numel()].copy_(mine)
+        self._inside.gather(filled, padded)
+        into.copy_(padded[: into.numel()])
 
 
 MAX_NORM = 1.0

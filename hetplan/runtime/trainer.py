@@ -165,7 +165,8 @@ class Trainer:
         outer, place = training.plan.outer, self._place
         if outer is None:
             return None
-        return Averaging(training, outer, places, place, groups, self._named, self.parameters)
+        held = self.parameters, self._shards
+        return Averaging(training, outer, places, place, groups, self._named, held)
 
     def _build(
         self, model: ModelSpec, groups: Groups, pacer: Pacer | None

@@ -110,13 +110,16 @@ class TrainingState:
         States that are not read begin anew. An InputError as `open_checkpoint`.
         """
         manifest, reader = open_checkpoint(folder, self._model, states)
-        if self._shards:
-            self._read(reader, _Held(state=WEIGHTS, vector=self._parameters.weights, start=0))
-        for vector in self._own():
-            own = _of_site(vector.state, self._place.site)
+        own = [*self._own()]
+        if self._shards:  # the others' parts too
+            whole = self._parameters.updated.detach()
+            own.insert(0, _Held(state=WEIGHTS, vector=whole, start=0))
+        for vector in own:
+            named = _of_site(vector.state, self._place.site)
             if vector.state in states:
-                has = own in manifest.states
-                self._read(reader, replace(vector, state=own) if has else vector)
+                has = named in manifest.states
+                self._read(reader, replace(vector, state=named) if has else vector)
+        self._parameters.round()
         updates = manifest.step if len(states) > 1 else 0
         for source in self._shards or (self._parameters,):
             source.resume(updates)
@@ -157,7 +160,8 @@ class TrainingState:
 
     def _pieces(self, held: _Held) -> Iterator[Piece]:
         base, place = self._parameters.weights, self._place
-        parts = parts_of_copies(self._shards)
+        whole = held.vector.numel() == base.numel()
+        parts = parts_of_copies(() if whole else self._shards)
         stop = held.start + held.vector.numel()
         seen = set[int]()
         for layers in place.chunks:

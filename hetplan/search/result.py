@@ -356,7 +356,7 @@ class SearchResult:
     plan: Plan
     estimate: Estimate
     certificate: Certificate | None
-    """None where the layout was given by the user and priced, not searched."""
+    """None of local steps, and where the layout was given by the user and priced, not searched."""
     objective: str = ""
     """What the plan was chosen by where that is not the step time alone; the certificate is about
     the step time."""
@@ -379,6 +379,12 @@ class SearchResult:
         """Those on which the plan has ranks, each once."""
         firsts = (replica.devices[0].start for replica in self.plan.replicas)
         return tuple(dict.fromkeys(map(self.inputs.cluster.island_of_device, firsts)))
+
+    @property
+    def unproven(self) -> str:
+        """Why there is no certificate."""
+        local = "bounds for its parts of the batch, of local steps, are not in the file"
+        return local if self.plan.outer else "the layout was given, not searched"
 
     @property
     def is_front(self) -> bool:

@@ -13,21 +13,24 @@ for between plans that were found: these two, and the best synchronous plan over
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypeAlias
 
+from hetplan.cluster.spec import Island
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.deadline import check_time, ends_by
 from hetplan.errors import OutOfTimeError
-from hetplan.job.spec import Objective
+from hetplan.job.spec import Objective, Sharding
 from hetplan.plans.check import check_plan
 from hetplan.plans.local_steps import local_steps_plan
 from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
+from hetplan.plans.ranks import limits_of
+from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question, SearchResult
 from hetplan.whatif.ask import NO_ANSWER, ask, nearer, rate_of, step_seconds, wider
@@ -41,6 +44,8 @@ _WIDE = 256.0
 """Times as wide, and as near, as the links are, or their inverse: as far as is looked."""
 _HALVINGS = 9
 """Of that range's logarithm: to 2 %."""
+
+_AIMS = (Objective.STEP_TIME, Objective.DAYS)
 
 Crossing: TypeAlias = tuple[float, float | None]
 """Today's figure, and the one at which both runs take as long; None: none is near."""
@@ -64,6 +69,11 @@ class LocalSteps:
     round_trip: Crossing
     """Seconds, of the farthest."""
 
+    @property
+    def wins(self) -> bool:
+        """Whether its run ends first, and no list of synchronous plans was asked for."""
+        return self.gain > 0 and not self.result.alternatives
+
 
 def beside(result: SearchResult, predictor: Predictor, end: float) -> LocalSteps | None:
     """The plan of local steps of the result's job, all searches together by the moment `end`.
@@ -72,17 +82,54 @@ def beside(result: SearchResult, predictor: Predictor, end: float) -> LocalSteps
     the model, or time is over.
     """
     job = result.inputs.job
-    if job.synchronisation is None or job.objective not in (Objective.STEP_TIME, Objective.DAYS):
+    if job.synchronisation is None or job.objective not in _AIMS:
         return None
-    with suppress(OutOfTimeError), ends_by(end):
+    with suppress(OutOfTimeError, *NO_ANSWER), ends_by(end):
         return _beside(result, predictor, job.synchronisation.extra_tokens)
     return None
+
+
+def kept_out(result: SearchResult) -> tuple[float, tuple[str, ...]]:
+    """Idle regions that have room for local steps, and the seconds in which gradients cross the
+    widest link to one: more than its part of all peaks can take off a step. Where other regions
+    have idle devices too it is no matter of links.
+    """
+    inputs, size, used = result.inputs, result.inputs.model.parameter_count, result.used_islands
+    islands, regions = usable_islands(inputs), {each.region for each in used}
+    there = sum(each.num_usable_devices for each in islands if each.region in regions)
+    able = target(inputs.job.target).local_steps and inputs.job.objective in _AIMS
+    peaks, found = _peaks(islands), dict[str, float]()
+    full = there == sum(each.num_devices for each in result.plan.replicas)
+    for region in peaks if able and full else ():
+        own = [each for each in islands if each.region == region]
+        links = [inputs.cluster.link_between(a.name, b.name) for a in own for b in used if a != b]
+        # 16 bytes of mixed-precision AdamW (ZeRO, arXiv 1910.02054, section 3.1).
+        room = sum(each.num_usable_devices * each.device.memory_bytes for each in own) / 16.0
+        seconds = (
+            size * inputs.job.precision.bytes_per_element / max(map(rate_of, links), default=1)
+        )
+        saved = result.estimate.step_seconds * peaks[region] / sum(peaks.values())
+        if region not in regions and room > size and seconds > saved:
+            found[region] = seconds
+    return min(found.values(), default=0.0), tuple(found)
+
+
+def _peaks(islands: Iterable[Island]) -> dict[str, float]:
+    """FLOP/s of each region."""
+    found: dict[str, float] = {}
+    for each in islands:
+        peak = max((rate for _, rate in each.device.peak_flops_per_second), default=1.0)
+        found[each.region] = found.get(each.region, 0.0) + peak * each.num_usable_devices
+    return found
 
 
 def _beside(result: SearchResult, predictor: Predictor, extra: float) -> LocalSteps | None:
     question = result.inputs
     sites = _balanced(question, predictor)
     plan = _composed(question, [*sites.values()], predictor) if len(sites) > 1 else None
+    if plan is None:
+        sites = {name: _plain(each, predictor) for name, each in sites.items()}
+        plan = _composed(question, [*sites.values()], predictor) if len(sites) > 1 else None
     if plan is None:
         return None
     pricer = Pricer(question.model, question.cluster, question.job, predictor)
@@ -113,10 +160,9 @@ def _beside(result: SearchResult, predictor: Predictor, extra: float) -> LocalSt
 
 def _balanced(question: Question, predictor: Predictor) -> dict[str, SearchResult]:
     """The best plan of each region with a part of the batch by the regions' speeds."""
-    speeds: dict[str, float] = {}
-    for each in usable_islands(question):
-        peak = max((rate for _, rate in each.device.peak_flops_per_second), default=1.0)
-        speeds[each.region] = speeds.get(each.region, 0.0) + peak * each.num_usable_devices
+    speeds = _peaks(usable_islands(question))
+    while len(speeds) > question.job.global_batch_size:
+        del speeds[min(speeds, key=speeds.__getitem__)]  # no sample is left for it
     best, shortest = dict[str, SearchResult](), math.inf
     seen = set[tuple[int, ...]]()
     while len(seen) < _ROUNDS and len(speeds) > 1:
@@ -141,21 +187,33 @@ def _balanced(question: Question, predictor: Predictor) -> dict[str, SearchResul
 
 
 def _dealt(batch: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """The batch in units, as the speeds are; everybody has one, the first has the rest."""
+    """The batch in units, each to whom it takes the least time; everybody has one."""
     unit = math.gcd(batch, 1 << max(0, (batch // _PARTS).bit_length() - 1))
-    whole = sum(speeds)
-    others = [max(unit, round(batch * each / whole / unit) * unit) for each in speeds[1:]]
-    return (max(unit, batch - sum(others)), *others)
+    if batch < unit * len(speeds):
+        unit = 1
+    parts = [1] * len(speeds)
+    for _ in range(batch // unit - len(speeds)):
+        parts[min(range(len(speeds)), key=lambda at: (parts[at] + 1) / speeds[at])] += 1
+    return tuple(unit * part for part in parts)
+
+
+def _plain(found: SearchResult, predictor: Predictor) -> SearchResult:
+    """The best plan that the trainer can run with those of any other site; the bound is kept."""
+    plain = found.inputs.with_pins(sharded_optimizer=False, depth=0)
+    return replace(ask(plain, predictor), certificate=found.certificate)
 
 
 def _composed(
     question: Question, sites: Sequence[SearchResult], predictor: Predictor
 ) -> Plan | None:
-    """The fastest legal plan of the sites' plans that fits, sharded as one of them is."""
+    """The fastest of the sites' plans that fits and is run, sharded as one of them is."""
     model, cluster, job = question.model, question.cluster, question.job
     plans = [each.plan for each in sites]
-    made = [local_steps_plan(model, cluster, job, plans, like) for like in plans]
+    likes = [*plans, replace(plans[0], sharding=Sharding.NONE, optimizer_shards=1)]
+    made = [local_steps_plan(model, cluster, job, plans, like) for like in likes]
     legal = [each for each in made if not check_plan(each, model, cluster, job)]
+    if job.target == "native":
+        legal = [each for each in legal if next(limits_of(each), None) is None]
     seconds = [step_seconds(each, question, predictor) for each in legal]
     least = min(seconds, default=math.inf)
     return None if math.isinf(least) else legal[seconds.index(least)]

@@ -69,6 +69,7 @@ def local_case(
     *sites: tuple[ChosenPipeline, ...],
     steps: int = 4,
     stopped: tuple[int, ...] = (),
+    sharded: bool = False,
     **changes: object,
 ) -> LocalCase:
     plans: list[Plan] = []
@@ -80,14 +81,17 @@ def local_case(
             for each in site
         )
         batches.append(batch)
-        plans.append(unlike_plan(model, job(batch, **changes), *site, machines=REGIONS))
+        own = job(batch, **changes)
+        plans.append(unlike_plan(model, own, *site, machines=REGIONS, sharded=sharded))
     task = job(sum(batches), synchronisation=wanted, **changes)
     plan = local_steps_plan(model, REGIONS, task, plans, plans[0])
     assert check_plan(plan, model, REGIONS, task) == ()
+    assert (plan.optimizer_shards > 1) == sharded
     return LocalCase(name, model, task, plan, steps, stopped)
 
 
 A, B = (pipeline_of(5, ("a 1 1 1", 4)),), (pipeline_of(3, ("b 1 1 1", 4)),)
+TWO_A, TWO_B = (pipeline_of(3, ("a 1 2 1", 4)),), (pipeline_of(2, ("b 1 2 1", 4)),)
 SGD = {"optimizer": Optimizer.SGD}
 EQUAL = (
     local_case("one rank each, 5 and 3 samples", GPT, EVERY_STEP, A, B, **SGD),
@@ -123,6 +127,16 @@ EQUAL = (
         (pipeline_of(2, ("b 1 1 1 1", 4)), pipeline_of(1, ("b 1 1 1 1", 4))),
         **SGD,
     ),
+    local_case("sharded, odd vocabulary", ODD_GPT, EVERY_STEP, TWO_A, TWO_B, sharded=True, **SGD),
+    local_case(
+        "sharded, experts",
+        MOE,
+        EVERY_STEP,
+        (pipeline_of(1, ("a 1 2 1 2", 4)),),
+        (pipeline_of(2, ("b 1 2 1 1", 4)),),
+        sharded=True,
+        **SGD,
+    ),
 )
 DRIFTING = (
     local_case("streamed", GPT, STREAMED, A, B, steps=STEPS, stopped=STOPPED),
@@ -137,6 +151,21 @@ DRIFTING = (
         stopped=STOPPED,
         precision=Precision.BFLOAT16,
         gradient_clipping=True,
+    ),
+    *(
+        local_case(
+            name,
+            LLAMA,
+            STREAMED,
+            TWO_A,
+            TWO_B,
+            steps=STEPS,
+            stopped=STOPPED,
+            sharded=name == "sharded",
+            precision=Precision.BFLOAT16,
+            gradient_clipping=True,
+        )
+        for name in ("sharded", "unsharded")
     ),
     local_case(
         "averaged every other step",

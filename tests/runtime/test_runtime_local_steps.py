@@ -43,6 +43,12 @@ def test_equal_runs_have_equal_losses_bit_by_bit(losses):
     assert losses["streamed"]["whole"] == losses["streamed again"]["whole"]
 
 
+def test_a_sharded_optimizer_is_averaged_as_a_whole_one(losses):
+    whole = losses["unsharded"]["whole"]
+    assert whole[0] != whole[-1]
+    assert losses["sharded"]["whole"] == pytest.approx(whole, rel=1e-4)
+
+
 def test_sites_that_drift_differ_from_the_synchronous_run_and_learn_as_it_does(losses):
     case = next(each for each in DRIFTING if each.steps == 40)
     local, together = losses[case.name]["whole"], synchronous(case)

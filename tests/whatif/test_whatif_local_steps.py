@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from cost_fakes import LinearPredictor
+from hypothesis import given
+from hypothesis import strategies as st
 from runtime_cases import GPT, LONG, cluster, island, job
 
 from hetplan.cluster.spec import IslandLink
 from hetplan.job.spec import Synchronisation
 from hetplan.plans.check import check_plan
 from hetplan.reports.plans import local_steps_lines
+from hetplan.search.result import SearchResult
 from hetplan.search.search import search
-from hetplan.whatif.local_steps import LocalSteps, _dealt, beside
+from hetplan.whatif.local_steps import LocalSteps, _dealt, beside, kept_out
 
 WANTED = Synchronisation(sync_steps=8, extra_tokens=0.05, num_fragments=2, fragment_sync_delay=1)
 PREDICTOR = LinearPredictor()
 
 
-def found(bandwidth: float, **changes: object) -> LocalSteps | None:
+def together(bandwidth: float, **changes: object) -> SearchResult:
     link = replace(LONG, bandwidth_bytes_per_second=bandwidth)
     sites = cluster(island("a", "cpu", 1, "north"), island("b", "slow", 1, "south"))
     here = replace(sites, links=(IslandLink(between=("a", "b"), link=link),))
     task = job(8, **{"synchronisation": WANTED, "gap": 0.05, "total_tokens": 10**9, **changes})
-    together = search(GPT, here, task, PREDICTOR)
-    return beside(together, PREDICTOR, math.inf)
+    return search(GPT, here, task, PREDICTOR)
+
+
+def found(bandwidth: float, **changes: object) -> LocalSteps | None:
+    return beside(together(bandwidth, **changes), PREDICTOR, math.inf)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +75,44 @@ def test_more_tokens_make_it_slower_and_other_jobs_have_none(narrow):
     assert found(1e5, synchronisation=None) is None
 
 
-def test_the_batch_is_dealt_out_whole():
-    for batch, speeds in ((1024, (3.0, 1.0)), (7, (1.0, 1.0, 5.0)), (96, (1e12, 1e3))):
-        parts = _dealt(batch, speeds)
-        assert sum(parts) == batch
-        assert min(parts) >= 1
+@given(st.lists(st.floats(1e-9, 1e15), min_size=1, max_size=80), st.integers(0, 5000))
+def test_the_batch_is_dealt_out_whole_and_everybody_has_a_part(speeds, more):
+    batch = len(speeds) + more
+    parts = _dealt(batch, speeds)
+    assert len(parts) == len(speeds)
+    assert sum(parts) == batch
+    assert min(parts) >= 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "speeds", "parts"),
+    [
+        (2, (1.0, 9.0), (1, 1)),
+        (3, (1.0, 9.0), (1, 2)),
+        (1024, (3.0, 1.0), (768, 256)),
+        (7, (1.0, 1.0, 5.0), (1, 1, 5)),
+    ],
+)
+def test_parts_follow_the_speeds(batch, speeds, parts):
+    assert _dealt(batch, speeds) == parts
+
+
+def test_more_regions_than_samples_leave_the_slowest_out():
+    names = [f"r{at}" for at in range(5)]
+    here = cluster(*(island(name, "cpu", 1, name) for name in names))
+    pairs = [IslandLink(between=pair, link=LONG) for pair in combinations(names, 2)]
+    task = job(4, synchronisation=WANTED, gap=0.05)
+    local = beside(
+        search(GPT, replace(here, links=tuple(pairs)), task, PREDICTOR), PREDICTOR, math.inf
+    )
+    assert local is None or sum(samples for _, samples in local.sites) == 4
+
+
+def test_a_region_that_its_link_keeps_out_is_named_and_no_other():
+    assert kept_out(together(1e3, synchronisation=None)) != (0.0, ())
+    assert kept_out(together(1e12, synchronisation=None)) == (0.0, ())
+    assert kept_out(together(1e3, synchronisation=None, objective="cost")) == (0.0, ())
+
+
+def test_without_a_certificate_it_is_said_why(narrow):
+    assert "local steps" in narrow.result.unproven

@@ -297,7 +297,7 @@ def gain_of(price: ShadowPrice) -> str:
 def not_asked(view: PlanView, searched: bool) -> str:
     """What answers it; of a layout that was given no search does."""
     if not searched:
-        return "not known: the layout was given, not searched"
+        return f"not known: {view.result.unproven}"
     return f"not planned yet: hetplan report {shlex.quote(view.name)} --what-if"
 
 
@@ -356,7 +356,7 @@ def _fullest(estimate: Estimate) -> str:
 def _proof(result: SearchResult) -> str:
     certificate = result.certificate
     if certificate is None:
-        return "none: the layout was given, not searched"
+        return f"none: {result.unproven}"
     least = seconds_words(certificate.lower_bound_seconds, result.estimate.step_seconds)
     return f"within {share_words(certificate.gap)} of the best plan: none takes less than {least}"
 
