@@ -96,7 +96,10 @@ def test_reductions_over_one_uplink_share_it() -> None:
         plan = over_two_islands(cluster, 2)
         pricer = Pricer(SHAPE, cluster, FREE, PREDICTOR)
         work = pricer.step(plan).work
-        ends = [each.end.dense.whole for each in pricer.costs(plan).reductions(plan.reduction_groups, work)]
+        ends = [
+            each.end.dense.whole
+            for each in pricer.costs(plan).reductions(plan.reduction_groups, work)
+        ]
         assert [each.share for each in ends] == [kept] * len(ends)
         assert len(ends) == 2
     alone = Pricer(SHAPE, narrow, FREE, PREDICTOR)
