@@ -247,19 +247,18 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def _lost_nic(text: str, cluster: Cluster) -> LostNic:
-    """The loss in `lost-nic=ISLAND/NODE/NIC`."""
+    """The loss in `lost-nic=ISLAND/NODE/NIC` or `lost-nic=HOST/NIC`."""
+    from hetplan.cluster.hosts import find_node
     from hetplan.cost.goodput.lost_nic import without_nic
     from hetplan.errors import InputError
 
     kind, _, place = text.partition("=")
-    island, *numbers = place.rsplit("/", 2)
-    right = len(numbers) == 2 and all(
-        part.isascii() and part.isdecimal() and len(part) < 10 for part in numbers
-    )
-    if kind != "lost-nic" or not right:
+    where, slash, nic = place.rpartition("/")
+    right = slash and nic.isascii() and nic.isdecimal() and len(nic) < 10
+    if kind != "lost-nic" or not right or where in [each.name for each in cluster.islands]:
         raise InputError(f"--what-if is {text!a}; write lost-nic=ISLAND/NODE/NIC, as in a/0/3")
-    node, nic = map(int, numbers)
-    return without_nic(cluster, island, node, nic)
+    island, node = find_node(cluster, where)
+    return without_nic(cluster, island.name, node, int(nic))
 
 
 def show_estimate(

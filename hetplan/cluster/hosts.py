@@ -10,7 +10,6 @@ is left names the same devices as a plan for the whole, and nothing is numbered 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
@@ -62,42 +61,53 @@ def host_of_device(cluster: Cluster, device: int) -> str:
     return node_name(cluster.island_of_device(device), cluster.node_of_device(device))
 
 
-def part_left(cluster: Cluster, gone: Collection[str]) -> Cluster:
-    """The cluster with the hosts of these names out; device numbers and names stay.
+def find_node(cluster: Cluster, text: str) -> tuple[Island, int]:
+    """The node that a user means by `ISLAND/NODE` or a host's name.
 
-    InputError where a host has an unknown name, or one that two hosts have.
+    InputError where there is none, or two hosts have the name.
     """
-    counts = Counter(name for _, _, name in _all_hosts(cluster))
-    for name in sorted(gone):
-        if name not in counts:
-            raise InputError(f"{cluster.name}: {unknown(name, counts, 'host')}")
-        if counts[name] > 1:
-            raise InputError(
-                f"{cluster.name} has {counts[name]} hosts of the name {name}; give every node a "
-                "name of its own in node_names"
-            )
+    name, slash, number = text.rpartition("/")
+    islands = {each.name: each for each in cluster.islands}
+    if name in islands:
+        nodes = islands[name].nodes
+        if number.isdecimal() and len(number) < 10 and int(number) < nodes:
+            return islands[name], int(number)
+        message = f"island {name} has no node {number[:60]}; it has {name}/0 to {name}/{nodes - 1}"
+        raise InputError(message)
+    if slash:
+        raise InputError(f"{cluster.name}: {unknown(name, islands, 'island')}")
+    hosts = [*_all_hosts(cluster)]
+    found = [(island, node) for island, node, known in hosts if known == text]
+    if not found:
+        raise InputError(f"{cluster.name}: {unknown(text, {each[2] for each in hosts}, 'host')}")
+    if len(found) > 1:
+        message = f"{cluster.name} has {len(found)} hosts of the name {text}; write ISLAND/NODE, "
+        raise InputError(f"{message}or give every node a name of its own in node_names")
+    return found[0]
+
+
+def part_left(cluster: Cluster, gone: Collection[str]) -> Cluster:
+    """The cluster with these nodes out (`find_node`); device numbers and names stay."""
     out: dict[str, set[int]] = {}
-    for island, node, name in _all_hosts(cluster):
-        if name in gone and not island.is_out(node):
-            out.setdefault(island.name, set(island.nodes_out)).add(node)
-    return replace(
-        cluster,
-        islands=tuple(
-            replace(island, nodes_out=tuple(sorted(out[island.name])))
-            if island.name in out
-            else island
-            for island in cluster.islands
-        ),
+    for island, node in (find_node(cluster, name) for name in sorted(gone)):
+        out.setdefault(island.name, set(island.nodes_out)).add(node)
+    islands = (
+        replace(each, nodes_out=tuple(sorted(out.get(each.name, each.nodes_out))))
+        for each in cluster.islands
     )
+    return replace(cluster, islands=tuple(islands))
 
 
 def part_back(cluster: Cluster, name: str) -> Cluster | None:
-    """The cluster with a host of this name that was out in use again; None where none is out."""
-    for island, node, known in _all_hosts(cluster):
-        if known == name and island.is_out(node):
-            out = tuple(each for each in island.nodes_out if each != node)
-            return cluster.with_island(replace(island, nodes_out=out))
-    return None
+    """The cluster with this node (`find_node`) that was out in use again; None where it was not."""
+    try:
+        island, node = find_node(cluster, name)
+    except InputError:
+        return None
+    if not island.is_out(node):
+        return None
+    out = tuple(each for each in island.nodes_out if each != node)
+    return cluster.with_island(replace(island, nodes_out=out))
 
 
 def _all_hosts(cluster: Cluster) -> Iterator[tuple[Island, int, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hetplan.cluster.catalogue import load_catalogue
-from hetplan.cluster.hosts import host_of_device, part_back, part_left
+from hetplan.cluster.hosts import find_node, part_back, part_left
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.names import meant_kind
 from hetplan.cluster.spec import Cluster, Island
@@ -34,17 +34,17 @@ def without_lost(cluster: Cluster, plan: Plan, lost: Sequence[str]) -> Cluster:
     except InputError as error:
         raise InputError(*(replace(each, field=LOST) for each in error.faults)) from error
     for name in names:
-        if part_left(cluster, [name]) == cluster:
+        island, node = find_node(cluster, name)
+        if island.is_out(node):
             raise InputError(Fault(field=LOST, message=f"{name} is out already in {cluster.name}"))
     if not any(island.usable_nodes for island in left.islands):
         message = "all nodes of the cluster are lost; no plan can go on"
         raise InputError(Fault(field=LOST, message=message))
-    in_use = {
-        host_of_device(cluster, device)
+    if not any(
+        left.island_of_device(device).is_out(left.node_of_device(device))
         for stage in plan.stages
         for device in stage_array(stage).tolist()
-    }
-    if not in_use & set(names):
+    ):
         message = f"the plan has no rank on {', '.join(names)}: it goes on as it is"
         raise InputError(Fault(field=LOST, message=message))
     return left

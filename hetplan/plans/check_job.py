@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from hetplan.cluster.catalogue import load_catalogue, nearest_kinds
+from hetplan.cluster.hosts import find_node, node_name
 from hetplan.cluster.libraries import island_library
 from hetplan.cluster.spec import Cluster
-from hetplan.errors import Fault
+from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
 from hetplan.job.kernels import CONTEXT_PARALLEL, FUSED_ATTENTION, kernel_fault, used_kinds
@@ -461,7 +462,10 @@ def _islands(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
         each
         for each in cluster.islands
         if each.name not in job.forbid.islands
-        and any(f"{each.name}/{node}" not in nodes for node in each.usable_nodes)
+        and any(
+            nodes.isdisjoint((f"{each.name}/{node}", node_name(each, node)))
+            for node in each.usable_nodes
+        )
     ]
     if len(left) > MAX_SEARCHED_ISLANDS:
         yield (
@@ -581,13 +585,10 @@ def _names(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
     if islands and set(islands) <= set(job.forbid.islands):
         yield ("forbid", "islands"), f"every island of {cluster.name} is forbidden"
     for at, node in enumerate(job.forbid.nodes):
-        name, _, number = node.rpartition("/")
-        path: Path = ("forbid", "nodes", at)
-        if name not in islands:
-            yield path, _unknown(name, set(islands), "island", cluster)
-        elif not number.isdecimal() or int(number[:12]) >= islands[name].nodes:
-            last = islands[name].nodes - 1
-            yield path, f"island {name} has no node {number}; it has {name}/0 to {name}/{last}"
+        try:
+            find_node(cluster, node)
+        except InputError as error:
+            yield ("forbid", "nodes", at), str(error)
 
 
 def _unknown(name: str, known: set[str], what: str, cluster: Cluster) -> str:

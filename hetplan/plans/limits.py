@@ -38,7 +38,9 @@ class Limit:
     """Whose nodes count."""
     used: float = 0.0
     per_node: tuple[float, ...] = ()
-    """What a node of each of its islands adds; of cores infinity where no whole node will do."""
+    """What a node of each of its islands adds; infinity: too few cores, or power not known."""
+    unknown: str = ""
+    """Island in use whose power is not known: nobody can say that the limit holds."""
 
     @property
     def name(self) -> str:
@@ -51,12 +53,14 @@ class Limit:
 
     def words(self, plan: str = "the plan") -> str:
         """`power_limit of A: 1.2 MW, the plan takes 1.4 MW`."""
+        if self.unknown:
+            return f"{self.name}: power of {self.unknown} is not known; say `power` of the island"
         return f"{self.name}: {self.figure(self.most)}, {plan} takes {self.figure(self.used)}"
 
     @property
     def is_broken(self) -> bool:
         """Whether the plan takes more; watts of many islands are summed in another order."""
-        return self.used > self.most * (1.0 + 1e-9)
+        return bool(self.unknown) or self.used > self.most * (1.0 + 1e-9)
 
 
 def limits_of(cluster: Cluster, job: Job) -> Iterator[Limit]:

@@ -11,10 +11,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 
+from hetplan.cost.energy.energy import power_use
 from hetplan.cost.estimate_values import ComponentSeconds, Estimate
 from hetplan.errors import Fault
 from hetplan.plans.check import check_plan
 from hetplan.plans.check_job import check_job_against
+from hetplan.plans.rules import Rule
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
 
@@ -36,7 +38,8 @@ def faults(result: SearchResult) -> tuple[Fault, ...]:
     if unfit:
         return unfit  # other faults would print these names
     found = (*layout_faults(result), *_numbers(result))
-    return found or (*_estimate(result), *_certificate(result), *_others(result))
+    found = found or (*_estimate(result), *_certificate(result), *_others(result))
+    return found or tuple(_power(result))
 
 
 def layout_faults(result: SearchResult) -> tuple[Fault, ...]:
@@ -48,6 +51,14 @@ def layout_faults(result: SearchResult) -> tuple[Fault, ...]:
         *(_under("inputs.job", fault) for fault in _job(inputs)),
         *(_under("plan", fault) for fault in plan),
     )
+
+
+def _power(result: SearchResult) -> Iterator[Fault]:
+    """Power limits that the priced plan breaks; of nodes and cores `check_plan` tells."""
+    inputs = result.inputs
+    for each in power_use(result.plan, result.estimate, inputs.cluster, inputs.job):
+        if each.is_broken:
+            yield Fault(field="plan", message=f"{each.words()} [{Rule.LIMITS}]")
 
 
 def _under(part: str, fault: Fault) -> Fault:

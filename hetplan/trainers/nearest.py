@@ -20,12 +20,12 @@ from hetplan.plans.check_job import check_job_against
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.schedulers.launch import EmissionOptions
-from hetplan.search.result import SearchResult
-from hetplan.search.search import search
+from hetplan.search.result import Inputs, SearchResult
 from hetplan.search.solver import Progress
 from hetplan.trainers import Trainer
 from hetplan.trainers.emission import plan_faults, refusals
 from hetplan.whatif.against import choices
+from hetplan.whatif.ask import searched
 
 _MAX_ROUNDS = 8
 """Searches in a row, each with the pins that faults of the one before name."""
@@ -116,14 +116,9 @@ class _NearestSearch:
     def _searched(self, job: Job) -> SearchResult:
         inputs = self.result.inputs
         digests = tuple(each for each in inputs.sha256 if each[0] in ("model", "cluster"))
-        return search(
-            inputs.model,
-            inputs.cluster,
-            job,
-            self.predictor,
-            sha256=(*digests, *((("predictor", self.digest),) if self.digest else ())),
-            progress=self.progress,
-        )
+        digests += (("predictor", self.digest),) if self.digest else ()
+        asked = Inputs(model=inputs.model, cluster=inputs.cluster, job=job, sha256=digests)
+        return searched(asked, self.predictor, progress=self.progress)
 
     def _none(self) -> str:
         return f"no plan was found that target {self.trainer.name} can run"

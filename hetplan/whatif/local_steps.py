@@ -35,6 +35,7 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question, SearchResult
 from hetplan.whatif.ask import NO_ANSWER, ask, nearer, rate_of, step_seconds, wider
 from hetplan.whatif.smaller_questions import usable_islands
+from hetplan.whatif.within_limits import keeps_limits
 
 _ROUNDS = 3
 """Of parts by the speeds of the sites: the second mends the peaks' error, the third its steps."""
@@ -140,6 +141,8 @@ def _beside(result: SearchResult, predictor: Predictor, extra: float) -> LocalSt
         certificate=None,
         objective=f"the end of the run: local steps, with {extra:.1%} more tokens",
     )
+    if not keeps_limits(plan, found.estimate, question):
+        return None
     used = islands_in_use(result.plan, question.cluster)
     regions = {question.cluster.island(name).region for name in used}
     ratio = result.estimate.step_seconds / found.estimate.step_seconds

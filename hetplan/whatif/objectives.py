@@ -56,7 +56,7 @@ from hetplan.search.table_maker import TableMaker
 from hetplan.units import counted, format_brief
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
 from hetplan.whatif.robust import Worlds, check_varied, risks
-from hetplan.whatif.within_limits import with_node_counts
+from hetplan.whatif.within_limits import keeps_limits, with_node_counts
 
 _PARTS = (0.75, 0.5, 0.25, 0.125)
 """Parts of every island's nodes that are left for cheaper plans."""
@@ -144,7 +144,8 @@ def _pool(
             continue
         except (KeyboardInterrupt, OutOfTimeError) as error:
             return plans, type(error)
-        plans.setdefault(other.plan, (change.words, other))
+        if keeps_limits(other.plan, other.estimate, result.inputs):
+            plans.setdefault(other.plan, (change.words, other))
     return plans, None
 
 

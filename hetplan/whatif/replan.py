@@ -48,7 +48,7 @@ from hetplan.cost.moving import (
 )
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.deadline import moment_in
-from hetplan.errors import Fault, InfeasibleError, InputError
+from hetplan.errors import Fault, InfeasibleError, InputError, LimitError
 from hetplan.files.quantities import NonNegative, Positive, check_limits
 from hetplan.job.spec import Job
 from hetplan.kernels import clock
@@ -58,7 +58,7 @@ from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage
 from hetplan.plans.pieces import own_depth, stage_array
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.search.result import Inputs, SearchResult, certificate_beside
+from hetplan.search.result import Inputs, Question, SearchResult, certificate_beside
 from hetplan.search.search import search_with_rivals
 from hetplan.search.solver import Progress
 from hetplan.search.space.allowed import allowed_cluster
@@ -67,6 +67,7 @@ from hetplan.units import Dimension, parse_count, parse_quantity
 from hetplan.whatif.ask import is_interrupted
 from hetplan.whatif.no_plan import with_reasons
 from hetplan.whatif.objectives import by_objective, has_other_aim
+from hetplan.whatif.within_limits import OverLimitsError, keeps_limits, may_break, within_limits
 
 SEARCH_SECONDS = 60.0
 """Of the search, as a drafted job has; most end in some 2 CPU s for 1,000 devices."""
@@ -249,12 +250,35 @@ def _candidates(
 ) -> tuple[SearchResult, dict[Plan, str]]:
     """What the search ends with, and every plan that is ranked with where it comes from."""
     asked, evaluator = ranking.asked, ranking.evaluator
+    limited = may_break(asked)
+
+    def kept(plan: Plan) -> bool:
+        return not limited or keeps_limits(plan, estimate_with(evaluator.pricer, plan), asked)
+
     near: dict[Plan, str] = {}
     for words, plan in ranking.near():
-        near.setdefault(plan, words)
+        if kept(plan):
+            near.setdefault(plan, words)
     left = max(0.0, ranking.end - clock())
     question = replace(asked, job=replace(asked.job, time_limit_seconds=left))
-    found, rivals = search_with_rivals(question, predictor, start=tuple(near), progress=progress)
+    answers: list[SearchResult] = []
+    rivals: list[ChosenPlan] = []
+
+    def searched(each: Question, _: bool) -> SearchResult:
+        found, others = search_with_rivals(each, predictor, start=tuple(near), progress=progress)
+        answers.append(found)
+        rivals.extend(others)
+        return found
+
+    try:
+        found = within_limits(question, searched)
+    except (OverLimitsError, LimitError):
+        if not (near and answers):
+            raise
+        first = next(iter(near))  # all are ranked below
+        estimate = estimate_with(evaluator.pricer, first)
+        bound = certificate_beside(answers[0], estimate.step_seconds)
+        found = replace(answers[0], plan=first, estimate=estimate, certificate=bound)
     if is_interrupted(found):
         raise KeyboardInterrupt
     found = replace(found, inputs=asked)
@@ -263,9 +287,9 @@ def _candidates(
         best = by_objective(found, predictor, end=ranking.end)
         return best, {best.plan: "the search"}
     plans = {found.plan: near.get(found.plan, "the search")}
-    for chosen in rivals[:_MOST_RIVALS]:
+    for chosen in rivals[: _MOST_RIVALS * len(answers)]:
         rival = evaluator.legal(chosen)
-        if rival is not None:
+        if rival is not None and kept(rival):
             plans.setdefault(rival, near.get(rival, "the search"))
     for plan, words in near.items():
         plans.setdefault(plan, words)

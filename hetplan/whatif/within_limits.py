@@ -51,6 +51,11 @@ def limit_use(plan: Plan, estimate: Estimate, question: Question) -> tuple[Limit
     return (*node_use(plan, cluster, job), *power_use(plan, estimate, cluster, job))
 
 
+def keeps_limits(plan: Plan, estimate: Estimate, question: Question) -> bool:
+    """Whether a priced plan breaks no limit of the question: what every plan that is given must."""
+    return not any(each.is_broken for each in limit_use(plan, estimate, question))
+
+
 def full_limits(result: SearchResult, island: str) -> list[str]:
     """Limits that have no room for one more node of an island beside the result's plan."""
     return [
@@ -62,13 +67,18 @@ def full_limits(result: SearchResult, island: str) -> list[str]:
 
 
 def may_break(question: Question) -> bool:
-    """Whether a plan on all nodes at their highest draw would break a limit."""
+    """Whether a plan on all nodes at their highest draw would break a limit; InputError where the
+    power of a node under a power limit is not known.
+    """
     cluster, job = allowed_cluster(question.cluster, question.job), question.job
     for limit in limits_of(cluster, job):
         most = 0.0
         for island in map(cluster.island, limit.islands):
             power = limit.kind is LimitKind.POWER
-            most += len(island.usable_nodes) * (most_node_watts(cluster, island) if power else 1)
+            node = most_node_watts(cluster, island) if power else 1
+            if island.usable_nodes and node == math.inf:
+                raise InputError(replace(limit, unknown=island.name).words())
+            most += len(island.usable_nodes) * node if island.usable_nodes else 0
         if limit.kind is LimitKind.CORES:
             most = island.devices_per_node * (job.cpu_cores_per_device or 0)
         if most > limit.most:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetplan.cluster.hosts import host_names, host_of_device, part_left
+from hetplan.cluster.hosts import host_names, host_of_device, part_back, part_left
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
@@ -89,9 +89,17 @@ def test_hosts_that_are_gone_are_forbidden_nodes(clusters: Sequence[Cluster]) ->
     whole = clusters[1]
     forbidding = replace(job, forbid=Forbids(nodes=("a/1", "c/3")))
     left = part_left(whole, {"h2", "c-3"})
+    assert left == part_left(whole, {"a/1", "c/3"})
     assert allowed_cluster(left, job) == allowed_cluster(whole, forbidding)
+    named = replace(job, forbid=Forbids(nodes=("h2", "c-3")))
+    assert allowed_cluster(whole, named) == allowed_cluster(whole, forbidding)
+    assert part_back(left, "a/1") == part_back(left, "h2") == part_left(whole, {"c/3"})
 
 
 def test_an_unknown_host_is_named_with_those_that_are_near(clusters: Sequence[Cluster]) -> None:
     with pytest.raises(InputError, match="unknown host 'h4'; nearest: h3"):
         part_left(clusters[1], {"h4"})
+    with pytest.raises(InputError, match="island c has no node 9; it has c/0 to c/"):
+        part_left(clusters[1], {"c/9"})
+    with pytest.raises(InputError, match="unknown island 'A/c'"):
+        part_left(clusters[1], {"A/c/1"})

@@ -10,7 +10,7 @@ import pytest
 from trainer_models import MODEL
 from trainer_plans import PLAIN, cluster, island
 
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Site
 from hetplan.errors import Fault, InfeasibleError
 from hetplan.job.spec import Job, Optimizer, Pins, Precision
 from hetplan.plans.plan import RecomputeGranularity
@@ -22,6 +22,7 @@ from hetplan.search.search import search
 from hetplan.trainers import Trainer
 from hetplan.trainers.emission import refusals
 from hetplan.trainers.nearest import nearest_plan, plan_differences
+from hetplan.whatif.within_limits import keeps_limits
 
 PREDICTOR = FittedPredictor.datasheet_only()
 TWO = cluster(island("a", nodes=1, devices_per_node=4), island("b", nodes=1, devices_per_node=4))
@@ -71,6 +72,19 @@ def test_pins_that_faults_name_are_pinned_until_none_is_left() -> None:
     assert found.changes == ("pinned tp: 2", "pinned recompute: true")
     assert {replica.tp for replica in found.result.plan.replicas} == {2}
     assert refusals(found.result, trainer, EmissionOptions()) == ()
+
+
+@pytest.mark.parametrize("limits", [{"power_limit_watts": 2100.0}, {"max_nodes": 1}])
+def test_the_nearest_plan_keeps_the_limits(limits: dict[str, float]) -> None:
+    sites = (Site(name="A", regions=TWO.regions, **limits),)  # type: ignore[arg-type]
+    islands = tuple(replace(each, power_watts=500.0) for each in TWO.islands)
+    refused = planned()
+    limited = replace(TWO, sites=sites, islands=islands)
+    asked = replace(refused, inputs=replace(refused.inputs, cluster=limited))
+    assert not keeps_limits(refused.plan, refused.estimate, asked.inputs)
+    trainer = refusing(lambda result, sheet: [])
+    found = nearest_plan(asked, trainer, EmissionOptions(), PREDICTOR).result
+    assert keeps_limits(found.plan, found.estimate, found.inputs)
 
 
 @pytest.mark.slow

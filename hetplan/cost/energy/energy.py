@@ -97,24 +97,10 @@ class Energy:
 
 def energy_of(plan: Plan, estimate: Estimate, cluster: Cluster) -> Energy | None:
     """Energy of a priced plan; None where the power of one of its islands is unknown."""
-    computing = {island.name: 0.0 for island in cluster.islands}
-    for stage, cost in zip(plan.stages, estimate.stages, strict=True):
-        for replica in stage.replicas:
-            name = cluster.island_of_device(replica.devices[0].start).name
-            computing[name] += replica.num_devices * cost.busy_seconds
-    parts = []
-    for island, mine in used_devices(plan, cluster):
-        devices, nodes = int(mine.sum()), int(mine.any(axis=1).sum())
-        if not devices:
-            continue
-        law = power_law(cluster, island)
-        if law is None:
-            return None
-        step = estimate.step_seconds
-        busy = min(1.0, computing[island.name] / (devices * step))
-        mean = devices * (law.computing_watts * busy + law.communicating_watts * (1.0 - busy))
-        mean += (nodes * island.devices_per_node - devices) * law.idle_watts
-        parts.append(_part(cluster, island, law, (nodes, devices), busy, mean, step))
+    found = _by_island(plan, estimate, cluster)
+    parts = [each for each in found.values() if each is not None]
+    if len(parts) < len(found):
+        return None
     joules = math.fsum(each.joules_per_step for each in parts)
     watts = math.fsum(each.law.log_halfwidth * each.joules_per_step for each in parts) / joules
     low, high, _ = estimate.step_range
@@ -122,6 +108,30 @@ def energy_of(plan: Plan, estimate: Estimate, cluster: Cluster) -> Energy | None
         islands=tuple(parts),
         log_halfwidth=math.hypot(watts, 0.5 * math.log(high / low)),
     )
+
+
+def _by_island(plan: Plan, estimate: Estimate, cluster: Cluster) -> dict[str, IslandEnergy | None]:
+    """Of every island in use; None where its power is unknown."""
+    computing = {island.name: 0.0 for island in cluster.islands}
+    for stage, cost in zip(plan.stages, estimate.stages, strict=True):
+        for replica in stage.replicas:
+            name = cluster.island_of_device(replica.devices[0].start).name
+            computing[name] += replica.num_devices * cost.busy_seconds
+    found: dict[str, IslandEnergy | None] = {}
+    for island, mine in used_devices(plan, cluster):
+        devices, nodes = int(mine.sum()), int(mine.any(axis=1).sum())
+        if not devices:
+            continue
+        law = power_law(cluster, island)
+        if law is None:
+            found[island.name] = None
+            continue
+        step = estimate.step_seconds
+        busy = min(1.0, computing[island.name] / (devices * step))
+        mean = devices * (law.computing_watts * busy + law.communicating_watts * (1.0 - busy))
+        mean += (nodes * island.devices_per_node - devices) * law.idle_watts
+        found[island.name] = _part(cluster, island, law, (nodes, devices), busy, mean, step)
+    return found
 
 
 def _part(
@@ -150,13 +160,12 @@ def _part(
 
 
 def power_use(plan: Plan, estimate: Estimate, cluster: Cluster, job: Job) -> Iterator[Limit]:
-    """What a priced plan draws of every power limit, by its mean; none where the power of one of
-    its islands is unknown.
-    """
+    """What a priced plan draws of every power limit, by its mean."""
     limits = [each for each in limits_of(cluster, job) if each.kind is LimitKind.POWER]
-    energy = energy_of(plan, estimate, cluster) if limits else None
-    parts = {} if energy is None else {each.island: each for each in energy.islands}
-    for limit in limits if parts else ():
+    found = _by_island(plan, estimate, cluster) if limits else {}
+    parts = {name: part for name, part in found.items() if part is not None}
+    for limit in limits:
+        unknown = next((each for each in limit.islands if each in found.keys() - parts), "")
         mine = {name: parts[name] for name in limit.islands if name in parts}
         per_node = (
             mine[name].mean_watts / mine[name].nodes
@@ -165,13 +174,13 @@ def power_use(plan: Plan, estimate: Estimate, cluster: Cluster, job: Job) -> Ite
             for name in limit.islands
         )
         watts = math.fsum(each.mean_watts for each in mine.values())
-        yield replace(limit, used=watts, per_node=tuple(per_node))
+        yield replace(limit, used=watts, per_node=tuple(per_node), unknown=unknown)
 
 
 def most_node_watts(cluster: Cluster, island: Island) -> float:
-    """No node draws more: all of its devices compute; 0 where their power is unknown."""
+    """No node draws more: all of its devices compute; infinite where their power is unknown."""
     law = power_law(cluster, island)
-    watts = 0.0 if law is None else law.computing_watts
+    watts = math.inf if law is None else law.computing_watts
     return pue_of(cluster, island) * island.devices_per_node * watts
 
 

@@ -19,6 +19,7 @@ from itertools import combinations, product
 from operator import itemgetter
 from typing import NamedTuple
 
+from hetplan.cluster.hosts import part_left
 from hetplan.cluster.libraries import libraries_of
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.job.spec import Job
@@ -83,28 +84,18 @@ def most_stages_of(
 
 def allowed_cluster(cluster: Cluster, job: Job) -> Cluster:
     """The cluster with every node out that the job forbids; device numbers stay."""
-    return replace(
-        cluster,
-        islands=tuple(
-            replace(island, nodes_out=_nodes_out(island, job)) for island in cluster.islands
-        ),
+    islands = tuple(
+        replace(island, nodes_out=tuple(range(island.nodes)))
+        if island.name in job.forbid.islands
+        else island
+        for island in cluster.islands
     )
+    return part_left(replace(cluster, islands=islands), job.forbid.nodes)
 
 
 def searched_cluster(cluster: Cluster, job: Job) -> Cluster:
     """The same without the limits of its sites, which `hetplan.whatif.within_limits` keeps."""
     return unlimited(allowed_cluster(cluster, job), job)
-
-
-def _nodes_out(island: Island, job: Job) -> tuple[int, ...]:
-    if island.name in job.forbid.islands:
-        return tuple(range(island.nodes))
-    forbidden = {
-        int(node.rpartition("/")[2])
-        for node in job.forbid.nodes
-        if node.rpartition("/")[0] == island.name
-    }
-    return tuple(sorted({*island.nodes_out, *forbidden}))
 
 
 def apart(cluster: Cluster, job: Job) -> tuple[str, ...]:
