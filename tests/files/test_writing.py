@@ -184,7 +184,7 @@ def test_what_was_kept_stays_whoever_locks_it_later(
     own.mkdir()
     for folder in (kept.path, own):
         code = f"import os; from pathlib import Path; from hetplan.files.locks import Lock;\
- Lock(Path({str(folder)!r})).take(); os._exit(9)"
+ held = Lock(Path({str(folder)!r})).take(); os._exit(9)"
         subprocess.run([sys.executable, "-c", code], check=False)
         assert (folder / ".lock").exists()
     ScratchFolder("run").remove()
