@@ -14,7 +14,8 @@ i is slow where x_iw > L in h of the n windows of a block, more than chance expl
 
     L    the larger of log(1.15) and 3/4 of the spread, 1.4826 times the median absolute deviation
          of x from each one's own median: a normal innocent is above it in 23 of 100 windows
-    p_i  P(Binomial(n, 1/4) >= h)
+    p_i  P(Binomial(n, 1/4) >= h), with n and h times (1 - r) / (1 + r), as noise that lasts makes
+         windows tell less: r is x's autocorrelation from window to window, its bias mended
 
 A flow is lossy by the same test of windows in which 0.1 % of its bytes were sent again, against the
 share of such windows of its like, at least 1/10. In the k-th block i is accused where p_i times the
@@ -53,6 +54,7 @@ LEVEL, GRANTED = 0.05, 0.25
 LOSS_GRANTED, LOSS_SHARE = 0.1, 1e-3  # 0.1 % of bytes sent again halves a long connection's rate
 LEAST_BYTES = 65_536  # less says how long a message takes, not how fast the link is
 COUPLED = 2 / 3  # part of the largest log(factor): what goes round a ring trickles everywhere
+MOST_LASTING = 0.95  # autocorrelation: longer noise is as good as a fault
 ALONE_MARGIN = math.log(2.0)  # headers, slow starts and sharing of a link
 LONG_TRANSFER = 10.0  # times what is under way in a round trip, which is then a tenth of the time
 
@@ -175,13 +177,22 @@ def blocks(records: Sequence[Record]) -> Iterator[list[Record]]:
 
 
 def _test(
-    key: Key, cause: str, factor: float, first: int, stands_out: Array, share: float
+    key: Key,
+    cause: str,
+    factor: float,
+    first: int,
+    stands_out: Array,
+    share: float,
+    part: float = 1.0,
 ) -> Suspect:
-    """A suspect, and the chance that an innocent stands out in as many of the windows."""
-    from scipy.special import bdtrc
+    """A suspect, and the chance that an innocent stands out in as many of the windows; part: of the
+    windows that are worth a window each.
+    """
+    from scipy.special import betainc
 
     hits, count = int(stands_out.sum()), len(stands_out)
-    chance = float(bdtrc(hits - 1, count, share))  # P(Binomial(count, share) >= hits)
+    # P(Binomial(count, share) >= hits), for parts of windows too
+    chance = float(betainc(part * hits, part * (count - hits) + 1.0, share)) if hits else 1.0
     return Suspect(
         key=key, cause=cause, factor=factor, hits=hits, windows=count, first=first, chance=chance
     )
@@ -210,7 +221,18 @@ def _slow(key: Key, excess: Array, first: int, margin: float, note: str = "") ->
     known = excess[np.isfinite(excess)]
     if len(known) >= LEAST_WINDOWS:
         factor, above = math.exp(float(np.median(known))), np.where(known > margin, 1.0, 0.0)
-        yield replace(_test(key, "slow", factor, first, above, GRANTED), note=note)
+        test = _test(key, "slow", factor, first, above, GRANTED, _independent(known))
+        yield replace(test, note=note)
+
+
+def _independent(series: Array) -> float:
+    """Part of its windows that tell as much as independent ones."""
+    apart = series - series.mean()
+    whole, count = float(apart @ apart), len(series)
+    found = float(apart[1:] @ apart[:-1]) / whole if whole else 0.0
+    # A short series shows less than there is (Kendall, Biometrika 41, 1954).
+    lasting = min(MOST_LASTING, max(0.0, found + (1.0 + 4.0 * found) / count))
+    return (1.0 - lasting) / (1.0 + lasting)
 
 
 def _rank_tests(records: Sequence[Record], run: Run) -> Iterator[Suspect]:
