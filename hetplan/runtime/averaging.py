@@ -63,7 +63,7 @@ class Averaging:
         held: tuple[FlatParameters, Sequence[Shard]],
     ) -> None:
         """`groups` was opened for the exchanges between the sites (`Reduction.outer`)."""
-        self._settings, (parameters, self._shards) = outer.settings, held
+        self.settings, (parameters, self._shards) = outer.settings, held
         self._parameters = parameters
         self._local = parameters.updated.detach()
         self._weights = self._local.to("cpu", copy=True)
@@ -112,7 +112,7 @@ class Averaging:
     @property
     def _period(self) -> int:
         """Steps of a fragment's turn."""
-        return self._settings.sync_steps // self._settings.num_fragments
+        return self.settings.sync_steps // self.settings.num_fragments
 
     @property
     def _now(self) -> tuple[_Message, ...]:
@@ -123,7 +123,7 @@ class Averaging:
         """What is due after a step: a mean begins, or arrives `fragment_sync_delay` steps later."""
         self._done += 1
         place = self._done % self._period
-        begins = place == -self._settings.fragment_sync_delay % self._period
+        begins = place == -self.settings.fragment_sync_delay % self._period
         for shard in self._shards if begins or place == 0 else ():
             shard.gather_exact()
         if begins:
@@ -133,7 +133,7 @@ class Averaging:
                     part.message.copy_(difference.mul_(message.weight))
             self._works = [message.sum.start() for message in self._now]
             self._under_way = True
-        if place == 0:
+        if place == 0 and self._under_way:
             self.arrive()
             self._step()
 
@@ -145,7 +145,7 @@ class Averaging:
 
     def _step(self) -> None:
         """SGD with Nesterov momentum, as torch.optim.SGD, on the fragment's weights."""
-        settings, seen = self._settings, set[tuple[int, torch.Size]]()
+        settings, seen = self.settings, set[tuple[int, torch.Size]]()
         for local, weights, momentum, _, message in self._parts():
             key = local.data_ptr(), local.shape
             if key in seen:
@@ -182,9 +182,10 @@ class Averaging:
         self._weights.copy_(self._local)
         self._momentum.zero_()
 
-    def resume(self, done: int) -> None:
-        """Go on as after so many steps with what `state` has now."""
+    def resume(self, done: int, *, under_way: bool) -> None:
+        """Go on as after so many steps with what `state` has now; a mean may be under way."""
         self._done = done
-        self._under_way = 0 < -done % self._period <= self._settings.fragment_sync_delay
+        due = 0 < -done % self._period <= self.settings.fragment_sync_delay
+        self._under_way = under_way and due
         for part in self._parts() if self._under_way else ():
             part.message.copy_(part.mean)

@@ -18,14 +18,14 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
-from hetplan.job.spec import Optimizer, Precision
+from hetplan.job.spec import Optimizer, Precision, Synchronisation
 from hetplan.model.numerics import OWN_NORM_EPSILON, OWN_ROTARY_BASE, Activation
 from hetplan.model.spec import Architecture, ModelSpec
 from hetplan.runtime.checkpoint_format import Reader, shown_names
 from hetplan.runtime.weight_slices import Weight, weights_of
 from hetplan.version import __version__
 
-SCHEMA = "hetplan.checkpoint/3"
+SCHEMA = "hetplan.checkpoint/4"
 MANIFEST = "hetplan-checkpoint.json"
 WEIGHTS = "weights"
 """The state that every checkpoint has; the others belong to the optimizer."""
@@ -72,6 +72,8 @@ class TrainedJob:
     begun_from: str = ""
     """Empty: the training began from the seed's weights. Else the folder that it began from, or
     the checkpoint at which it changed its precision."""
+    synchronisation: Synchronisation | None = None
+    """Of local steps: the state of their averaging goes on under equal settings alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,6 +157,7 @@ def trained_job(job: Job) -> TrainedJob:
         sequence_length=job.sequence_length,
         seed=job.seed,
         precision=job.precision,
+        synchronisation=job.synchronisation,
     )
 
 

@@ -126,10 +126,13 @@ class TrainingState:
         if self._averaging is not None:
             self._averaging.begin_anew()
             kept = [*self._averaged()]
-            if all(vector.state in manifest.states for vector in kept):
-                for vector in kept:
-                    self._read(reader, vector)
-            self._averaging.resume(manifest.step)
+            before = manifest.trained and manifest.trained.synchronisation
+            goes_on = before == self._averaging.settings and {vector.state for vector in kept} <= {
+                *manifest.states
+            }
+            for vector in kept if goes_on else ():
+                self._read(reader, vector)
+            self._averaging.resume(manifest.step, under_way=goes_on)
 
     def _own(self) -> Iterator[_Held]:
         """What every trainer has."""

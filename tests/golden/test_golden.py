@@ -43,7 +43,7 @@ from hetplan.search.result import SearchResult
 FOLDER = Path(__file__).parent
 
 SCHEMAS = {
-    CheckpointManifest: "hetplan.checkpoint/3",
+    CheckpointManifest: "hetplan.checkpoint/4",
     Comparison: "hetplan.comparison/1",
     ModelSpec: "hetplan.model-value/3",
     Cluster: "hetplan.cluster-value/10",
