@@ -223,7 +223,7 @@ def _show_telemetry(plans: list[Path], given: list[Path], watch: bool, as_json: 
     if len(plans) != 1:
         raise InputError("give one plan file with --telemetry, and no log")
     if watch and (len(given) != 1 or as_json):
-        raise InputError("--watch follows one folder (--telemetry RUN) and tells lines, no --json")
+        raise InputError("give --watch the folder of one run, as in --telemetry RUN, and no --json")
     folder = given[0] if len(given) == 1 and given[0].is_dir() else None
     run = Run.of(load_legal_plan(plans[0]), folder)
     if watch:

@@ -307,14 +307,20 @@ def _local_steps(
     result: SearchResult, answers: Answers, end: float
 ) -> tuple[SearchResult, list[str]]:
     """The plan that ends the run first, and how far local steps are from the synchronous one."""
+    from hetplan.kernels import clock
     from hetplan.reports.plans import kept_out_lines, local_steps_lines
-    from hetplan.whatif.local_steps import beside
+    from hetplan.whatif.local_steps import AIMS, beside
 
     if result.inputs.job.synchronisation is None:
         return result, [*kept_out_lines(result)]
     found = beside(result, answers.predictor, end)
     if found is None:
-        return result, ["local steps: no plan was found in time, for the aim, or with room"]
+        why = "of the plans of single regions none go together"
+        if result.inputs.job.objective not in AIMS:
+            why = "they are weighed for the aims time and days alone"
+        elif clock() >= end:
+            why = "no time was left to weigh them; give a longer --time-limit"
+        return result, [f"local steps: {why}"]
     return found.result if found.wins else result, [*local_steps_lines(found)]
 
 

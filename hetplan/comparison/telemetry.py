@@ -120,7 +120,8 @@ class Tail:
             text = text_of(str(self.path), data) if data else ""
             rows = list(csv.reader(io.StringIO(text, newline="")))
         except (OSError, csv.Error) as error:
-            raise self._fault("", f"cannot be read: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise self._fault("", f"cannot be read: {why}") from error
         self.offset += len(data)
         for row in rows:
             self.lines += 1

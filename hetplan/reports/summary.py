@@ -404,7 +404,8 @@ def _proof(result: SearchResult, certificate: Certificate) -> str:
     least = format_seconds(float(f"{certificate.lower_bound_seconds:.4g}"))
     if certificate.status == "optimal":
         return f"proven within {certificate.gap:.1%} of the best: no plan takes less than {least}"
-    closing = "the search could not close what is left"
+    other = "this one has another aim" if result.objective else ""
+    closing = other or "the search could not close what is left"
     ended = {
         "limit": "its limit ended the search: plan longer",
         "interrupted": "the search was interrupted: plan again, or resume its journal",

@@ -46,7 +46,8 @@ _WIDE = 256.0
 _HALVINGS = 9
 """Of that range's logarithm: to 2 %."""
 
-_AIMS = (Objective.STEP_TIME, Objective.DAYS)
+AIMS = (Objective.STEP_TIME, Objective.DAYS)
+"""For which local steps are weighed."""
 
 Crossing: TypeAlias = tuple[float, float | None]
 """Today's figure, and the one at which both runs take as long; None: none is near."""
@@ -83,7 +84,7 @@ def beside(result: SearchResult, predictor: Predictor, end: float) -> LocalSteps
     the model, or time is over.
     """
     job = result.inputs.job
-    if job.synchronisation is None or job.objective not in _AIMS:
+    if job.synchronisation is None or job.objective not in AIMS:
         return None
     with suppress(OutOfTimeError, *NO_ANSWER), ends_by(end):
         return _beside(result, predictor, job.synchronisation.extra_tokens)
@@ -98,7 +99,7 @@ def kept_out(result: SearchResult) -> tuple[float, tuple[str, ...]]:
     inputs, size, used = result.inputs, result.inputs.model.parameter_count, result.used_islands
     islands, regions = usable_islands(inputs), {each.region for each in used}
     there = sum(each.num_usable_devices for each in islands if each.region in regions)
-    able = target(inputs.job.target).local_steps and inputs.job.objective in _AIMS
+    able = target(inputs.job.target).local_steps and inputs.job.objective in AIMS
     peaks, found = _peaks(islands), dict[str, float]()
     full = there == sum(each.num_devices for each in result.plan.replicas)
     for region in peaks if able and full else ():

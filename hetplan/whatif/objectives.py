@@ -308,7 +308,9 @@ def _words(result: SearchResult, ranked: Sequence[Alternative]) -> str:
         nominal = next(each for each in ranked if each.plan == result.plan)
         other = best.plan != result.plan
         worst, middle = (
-            f"{getattr(best, name):.4g} s" + f" instead of {getattr(nominal, name):.4g} s" * other
+            f"{getattr(best, name):.4g} s"
+            + f" instead of {getattr(nominal, name):.4g} s" * other
+            + f" ({getattr(best, name) / getattr(nominal, name) - 1.0:+.1%})" * other
             for name in ("worst_seconds", "median_seconds")
         )
         aim = f"worst tenth of draws: {worst}, median {middle}"

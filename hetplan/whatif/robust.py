@@ -91,8 +91,9 @@ def read_variations(path: Path) -> Iterator[tuple[Variation, int]]:
             if not 0.0 < sample < math.inf:
                 raise ValueError
         except (TypeError, ValueError):
-            message = f"{','.join(map(str, row.values()))[:60]!a}: give two names and a bandwidth"
-            fault = Fault(file=str(path), line=rows.line_num, message=f"{message} above 0")
+            found_here = ",".join(map(str, row.values()))[:60]
+            message = f"{found_here!a}: give two names and a number above 0, without a unit"
+            fault = Fault(file=str(path), line=rows.line_num, message=message)
             raise InputError(fault) from None
         found.setdefault(pair, (rows.line_num, []))[1].append(sample)
     if not found:
@@ -106,6 +107,8 @@ def with_variations(question: Inputs, said: Sequence[str], file: Path | None) ->
 
     InputError with the line or option of what is wrong.
     """
+    if (said or file) and question.job.objective is not Objective.ROBUST:
+        raise InputError("--vary and --vary-file go with --objective robust")
     given = [(said_variation(text), f"--vary {text[:80]!a}", 0) for text in said]
     try:
         given += [(each, str(file), line) for each, line in (read_variations(file) if file else ())]
