@@ -71,7 +71,22 @@ class Soaked:
 
 
 def soak(questions: int, fresh: int, seed: int, say: Callable[[str], None]) -> Soaked:
-    """Plan that many questions here, and `fresh` of them in processes of their own."""
+    """Plan that many questions here, and `fresh` of them in processes of their own.
+
+    Temporary files lie in a folder of its own: other processes of hetplan leave nothing there.
+    """
+    before, known = tempfile.tempdir, os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory() as own:
+        tempfile.tempdir = os.environ["TMPDIR"] = own
+        try:
+            return _soaked(questions, fresh, seed, say)
+        finally:
+            tempfile.tempdir = before
+            os.environ.pop("TMPDIR")
+            os.environ |= {"TMPDIR": known} if known else {}
+
+
+def _soaked(questions: int, fresh: int, seed: int, say: Callable[[str], None]) -> Soaked:
     predictor = predictor_of(None)[0]
     before = _machine()
     answers: list[str] = []

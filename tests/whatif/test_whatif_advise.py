@@ -64,6 +64,7 @@ def test_worths_are_those_of_a_search_best_first_within_the_budget(today: Search
         advise(today, PREDICTOR, candidates, usd_per_hour=5.0)
 
 
+@pytest.mark.slow
 def test_the_fewest_nodes_that_meet_a_deadline(today: SearchResult) -> None:
     one = more(today, 1)
     assert one.more is not None
@@ -104,9 +105,8 @@ REACH = {"islands", "stages", "layers", "dp", "tp", "microbatch", "recompute", "
 """Axes of the oracle's jobs whose best plan the reference planner finds."""
 
 
-@pytest.mark.parametrize(
-    "block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(4))
 def test_no_plan_with_a_candidate_is_faster_than_its_bound(block: int) -> None:
     """One node more, or half as much memory again, by brute force."""
     draw, bounds, wide = random.Random(block), 0, 0

@@ -89,6 +89,7 @@ def test_an_old_plan_within_the_limit_goes_on_where_the_search_finds_none(
     assert keeps_limits(again.result.plan, again.result.estimate, again.result.inputs)
 
 
+@pytest.mark.slow
 def test_other_aims_keep_the_power_limit() -> None:
     asked = planned(site(power_limit_watts=2100.0), objective=Objective.ENERGY_PER_TOKEN)
     found = by_objective(asked, _PREDICTOR)
