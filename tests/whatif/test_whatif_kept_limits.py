@@ -52,6 +52,7 @@ def drawn(plan: Plan, within: Cluster, found: SearchResult) -> float:
     return sum(each.mean_watts for each in energy.islands if each.site == "A")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_no_next_plan_breaks_a_limit(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -76,6 +77,7 @@ def test_no_next_plan_breaks_a_limit(seed: int) -> None:
     assert found.result.certificate.lower_bound_seconds <= found.best.step_seconds
 
 
+@pytest.mark.slow
 def test_an_old_plan_within_the_limit_goes_on_where_the_search_finds_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
