@@ -53,7 +53,8 @@ from hetplan.search.search import search
 CLEAN, SLOW_HOST, BUSY_CORE = "clean", "slow host", "busy core"
 SHAPED_LINK, LOSSY_LINK = "shaped link", "lossy link"
 FAULTS = (SLOW_HOST, SHAPED_LINK, LOSSY_LINK, BUSY_CORE)
-STEPS, WARMUP = 24, 2
+STEPS = 24
+WARMUP = 2
 PASS_SECONDS = 0.01
 """Of a transformer layer, forward; some five times what it takes a core."""
 SLOWER = (1.3, 2.0)

@@ -59,8 +59,10 @@ region_links:
      transport: host-staged}}
 """
 WANTED = Synchronisation(sync_steps=8, extra_tokens=0.0, num_fragments=2)
-BATCH, ROUNDS = 8, 6
-"""Samples of a step; the first round counts in no mean."""
+BATCH = 8
+"""Samples of a step."""
+ROUNDS = 6
+"""Of `sync_steps` each; the first counts in no mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

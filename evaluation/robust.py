@@ -47,7 +47,8 @@ BANDS_MS = ((0.0, 75.0), (75.0, 150.0), (150.0, math.inf))
 """Round trips of neighbours, of coasts, and around the world: 10, 16 and 19 pairs."""
 MESSAGE_BYTES = 64e6
 SPEED_SPREAD = 0.05
-COUNTS, SEEDS = (50, 100, 200, 400), 10
+COUNTS = (50, 100, 200, 400)
+SEEDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,8 @@ from hetplan.runtime.training import SCHEMA as TRAINING_SCHEMA
 from hetplan.runtime.training import Training
 from hetplan.search.result import SearchResult
 
-_MOST_FAULTS, _BEYOND = 20, 1e18  # no second or byte of a run reaches it
+_MOST_FAULTS = 20  # lines that a person reads
+_BEYOND = 1e18  # no second or byte of a run reaches it
 _KINDS = {"source": str, "target": str, "part": str, "rank": int, "step": int}
 _OVERLAP = 1e-3  # of a window: clocks that are read twice differ by less
 Placed: TypeAlias = tuple[Record, str, int]

@@ -10,7 +10,7 @@ Over a long link a fragment of S bytes moves 2 S (1 - 1/R) bytes between R sites
 (the trainer sums level by level; `hetplan.cost.collectives`). Pieces of layers that a stage holds
 in several groups follow each other; different stages sum at the same time and share what they have
 in common, as reductions do. The outer optimizer's own pass over the weights, once in H steps, is
-not counted.
+not counted, nor is the gathering of a sharded optimizer's weights, twice in a fragment's turn.
 
 Memory: every rank keeps in its host's memory the weights of the last averaging, their momentum and
 a mean that arrives, in float32; and a fragment's differences, which are all weights of a stage

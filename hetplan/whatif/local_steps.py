@@ -63,7 +63,8 @@ class LocalSteps:
     bound_seconds: float
     """No plan of local steps with these samples has a shorter step."""
     gain: float
-    """Part by which its run is faster than the synchronous one; negative where it is slower."""
+    """Part by which the steps of its run take less time than those of the synchronous one, which
+    needs fewer tokens; negative where they take more. Lost time is not compared."""
     idle: tuple[str, ...]
     """Regions that the synchronous plan leaves idle."""
     bandwidth: Crossing
@@ -102,16 +103,14 @@ def kept_out(result: SearchResult) -> tuple[float, tuple[str, ...]]:
     able = target(inputs.job.target).local_steps and inputs.job.objective in AIMS
     peaks, found = _peaks(islands), dict[str, float]()
     full = there == sum(each.num_devices for each in result.plan.replicas)
-    for region in peaks if able and full else ():
+    for region in [each for each in peaks if each not in regions] if able and full else ():
         own = [each for each in islands if each.region == region]
         links = [inputs.cluster.link_between(a.name, b.name) for a in own for b in used if a != b]
         # 16 bytes of mixed-precision AdamW (ZeRO, arXiv 1910.02054, section 3.1).
         room = sum(each.num_usable_devices * each.device.memory_bytes for each in own) / 16.0
-        seconds = (
-            size * inputs.job.precision.bytes_per_element / max(map(rate_of, links), default=1)
-        )
+        seconds = size * inputs.job.precision.bytes_per_element / max(map(rate_of, links))
         saved = result.estimate.step_seconds * peaks[region] / sum(peaks.values())
-        if region not in regions and room > size and seconds > saved:
+        if room > size and seconds > saved:
             found[region] = seconds
     return min(found.values(), default=0.0), tuple(found)
 

@@ -5,9 +5,11 @@ breaks one, the question is asked again with fewer nodes, in every way to deal t
 over the limit's islands, as many as the plan's own use of the limit allows. A plan that draws less
 than that is followed by one on more nodes. The bound stays that of the search without these limits.
 
-Claim: a plan within limits on nodes alone is one of a question that is asked, where a limit is on
-one island, on two with up to 15 nodes of the first, or on three with up to 3 of the first two.
+Claim: a plan within one limit on nodes is one of a question that is asked, where the limit is on
+one island, on two with up to 15 nodes of the first, or on three with up to 3 of the first two; for
+several limits while their ways multiply to `_MOST_ASKED` at most; if time does not end before.
 Proof: each node adds 1 whatever the plan, so its counts lie within one way of any broken limit.
+Nodes are left out whole: a plan on some devices of a node may keep a limit and is not asked for.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from hetplan.plans.plan import Plan
 from hetplan.search.result import LIMITS_LEFT_OUT, Question, SearchResult, certificate_beside
 from hetplan.search.space.allowed import allowed_cluster
 
-_MOST_SPLITS, _SPLIT = 16, 4
-"""Ways to deal nodes over islands that are asked, and islands that are dealt to in several ways."""
+_MOST_SPLITS = 16
+"""Ways to deal nodes over islands that are asked."""
+_SPLIT = 4
+"""Islands that are dealt to in several ways."""
 _MOST_ASKED = 48
 """Searches of one question: three rounds of `_MOST_SPLITS`."""
 _ROUNDING = 1e-9
