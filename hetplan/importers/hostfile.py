@@ -24,8 +24,10 @@ from hetplan.importers.records import Host, ImportContext, Imported
 MAX_SLOTS = 10**6
 """Processes of one host; no machine has as many devices."""
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
+# What is matched is never given back (`++`): blanks without end take one look each.
 _SIGN = re.compile(
-    r"^[ \t]*[\w.@-]{0,253}(?:[ \t]+(?:slots|max_slots)[ \t]*=|:[ \t]*\d+[ \t]*$)", re.MULTILINE
+    r"^[ \t]*+[\w.@-]{1,253}+(?:[ \t]++(?:slots|max_slots)[ \t]*+=|:[ \t]*+\d++[ \t]*+$)",
+    re.MULTILINE,
 )
 _SLOTS = ("slots", "count", "cpu", "cpus")  # Open MPI knows all four
 _MAX_SLOTS = ("max_slots", "max-slots", "slots_max", "slots-max")

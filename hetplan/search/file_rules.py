@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from decimal import Decimal
 
 from hetplan.cost.energy.energy import power_use
 from hetplan.cost.estimate_values import ComponentSeconds, Estimate
@@ -111,7 +112,9 @@ def _numbers(result: SearchResult) -> Iterator[Fault]:
     for part in fields(result):
         for place, number in _leaves(getattr(result, part.name), part.name):
             if not abs(number) <= _MOST:
-                message = f"{number:g}; no plan has a number above {_MOST:g}: {_AGAIN}"
+                # A whole number may be larger than any float.
+                shown = f"{Decimal(number) if isinstance(number, int) else number:.6g}"
+                message = f"{shown}; no plan has a number above {_MOST:g}: {_AGAIN}"
                 yield Fault(field=place, message=message)
                 break
             if not place.endswith(_NOT_NEGATIVE):

@@ -7,6 +7,7 @@ can be wrong before a plan is made is found before any is: files, names, links.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -27,8 +28,8 @@ from hetplan.whatif.ask import pairs_between, relinked, with_nodes
 MAX_POINTS = 100_000
 """Questions of one sweep; at a second each they take a day."""
 
-_SHOWN = 8
-"""Names that a fault lists."""
+_SHOWN, _LONGEST_NAME = 8, 200
+"""Names that a fault lists, and characters of one."""
 
 _T = TypeVar("_T")
 
@@ -113,8 +114,9 @@ def _read_all(
     found = []
     for at, name in enumerate(names):
         file = folder / name
-        if not file.is_file():
-            message = f"there is no file {str(file)!a}" + (
+        if not os.path.isfile(file):  # also of names that no file can have
+            shown = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+            message = f"there is no file {shown!a} in {str(folder)!a}" + (
                 "; name it relative to this file" if document.file else ""
             )
             faults.append(document.fault((key, at), message))
