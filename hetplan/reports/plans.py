@@ -273,14 +273,25 @@ def restriction_line(
     return f"{name} would be {gain:.1%} faster ({limit})"
 
 
-def local_steps_lines(found: LocalSteps) -> Iterator[str]:
-    """What local steps bring or cost, from which link on, and whose devices only they use."""
+def local_steps_lines(found: LocalSteps | str) -> Iterator[str]:
+    """What local steps bring or cost, from which link on, and whose devices only they use; or why
+    there are none.
+    """
+    if isinstance(found, str):
+        yield from [f"local steps: {found}"] * bool(found)
+        return
     parts = " + ".join(f"{samples:,} {region}" for region, samples in found.sites)
     step, least = found.result.estimate.step_seconds, format_brief(found.bound_seconds)
     yield f"local steps on {parts} samples: {format_brief(step)} a step (these: at least {least})"
-    than = "than all devices together" if not found.idle else f"than without {some(found.idle)}"
-    speed = "faster" if found.gain >= 0 else "slower"
-    yield f"their run with its extra tokens is {abs(found.gain):.1%} {speed} {than}"
+    run, job, others = run_of(found.result), found.result.inputs.job, some(found.idle)
+    than = f"than without {others}" if others else "than all devices together"
+    at = "" if job.quantile is None else f" at the step's p{100 * job.quantile:g}"
+    gain = f"{abs(found.gain):.1%} {'faster' if found.gain >= 0 else 'slower'} {than}{at}"
+    if math.isinf(found.gain):
+        gain = "the synchronous run never ends"
+    more = f"with {100 * found.result.plan.extra_tokens:.3g}% extra tokens"
+    whole = "" if run is None else f" and lost time their run takes {format_brief(run.seconds)}:"
+    yield f"{more}{whole or ' their run is'} {gain}"
     (rate, wide), (trip, far) = found.bandwidth, found.round_trip
     ends = [
         f"below {digits(8e-9 * wide)} Gbit/s (today {digits(8e-9 * rate)})" if wide else "",
