@@ -131,12 +131,28 @@ class EndOfStep:
         """Updated parameters from the ranks that updated them."""
         if self.sharding not in (Sharding.OPTIMIZER, Sharding.GRADIENTS):
             return ()
-        size = self.job.precision.bytes_per_element
+        counts = parameters, expert_parameters
+        return self._gathered(counts, self.job.precision, Component.GATHERING)
+
+    def gathering_exact(
+        self, parameters: float, expert_parameters: float = 0.0
+    ) -> tuple[Part, ...]:
+        """The float32 copies of sharded parameters from all ranks; none of float32 training."""
+        if self.sharding is Sharding.NONE or self.job.precision is Precision.FLOAT32:
+            return ()
+        return self._gathered((parameters, expert_parameters), Precision.FLOAT32, Component.OUTER)
+
+    def _gathered(
+        self, counts: tuple[float, float], precision: Precision, component: Component
+    ) -> tuple[Part, ...]:
         return tuple(
-            Part(component=Component.GATHERING, term=term)
-            for copies, count in ((self.dense, parameters), (self.experts, expert_parameters))
+            Part(component=component, term=term)
+            for copies, count in zip((self.dense, self.experts), counts, strict=True)
             for term in self.known.of(
-                copies.shard, LinkOperation.ALL_GATHER, count * size, "parameter all_gather"
+                copies.shard,
+                LinkOperation.ALL_GATHER,
+                count * precision.bytes_per_element,
+                "parameter all_gather",
             )
         )
 
