@@ -309,15 +309,15 @@ def _show_next(result: SearchResult, out: Path, *, drafted: bool) -> None:
 def _show(result: SearchResult, verbose: bool, predictor: Predictor) -> None:
     from hetplan.reports.energy import FRONT_PROOF, front_table
     from hetplan.reports.plans import alternatives_table, launch_lines, refused_lines
-    from hetplan.reports.terminal import print_table
+    from hetplan.reports.terminal import print_small
 
     show_summary(result, verbose=verbose, predictor=predictor)
     emit_lines((*launch_lines(result.plan), *refused_lines(result)))
     if result.is_front:
-        print_table(front_table(result))
+        print_small(front_table(result))
         emit_lines([FRONT_PROOF])
     elif result.alternatives:
-        print_table(alternatives_table(result))
+        print_small(alternatives_table(result))
 
 
 def _restriction_lines(
