@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.terms import Part, repeated, seconds_of_parts
-from hetplan.job.spec import Synchronisation
+from hetplan.job.spec import Precision, Sharding, Synchronisation
 from hetplan.plans.local_steps import common_layers, fragments
 from hetplan.plans.plan import OuterSynchronisation
 from hetplan.profiling.samples import LinkOperation
@@ -40,10 +40,15 @@ HOST_BYTES_PER_PARAMETER = 12.0
 """Weights, momentum and mean in float32."""
 
 
-def gatherings(settings: Synchronisation) -> float:
-    """Of a site's float32 weights, in a step."""
-    in_a_turn = 2 if settings.fragment_sync_delay else 1
-    return in_a_turn * settings.num_fragments / settings.sync_steps
+def gatherings(wanted: Synchronisation, sharding: Sharding, precision: Precision) -> float:
+    """How often in a step a site gathers float32 weights, of which its ranks have parts.
+
+    Those of a sharded optimizer that are trained in float32 are gathered in every step anyway.
+    """
+    whole = precision is Precision.FLOAT32 and sharding is not Sharding.PARAMETERS
+    if whole or sharding is Sharding.NONE:
+        return 0.0
+    return (2 if wanted.fragment_sync_delay else 1) * wanted.num_fragments / wanted.sync_steps
 
 
 def outer_parts(
@@ -55,11 +60,18 @@ def outer_parts(
 ) -> tuple[Part, ...]:
     """What averaging adds to every step, whose own part takes `inner_seconds`."""
     hidden = outer.settings.fragment_sync_delay * inner_seconds
-    exact = (
-        [part for end, _, held in stage.groups for part in end.gathering_exact(*held)]
-        for stage in stages
-    )
-    found = [*repeated(max(exact, key=seconds_of_parts), gatherings(outer.settings))]
+    settings, found = costs.settings, list[Part]()
+    times = gatherings(outer.settings, settings.sharding, settings.job.precision)
+    if times:
+        exact = (
+            [
+                part
+                for end, _, held in stage.groups
+                for part in end.gathered(held, Precision.FLOAT32, Component.OUTER)
+            ]
+            for stage in stages
+        )
+        found += repeated(max(exact, key=seconds_of_parts), times)
     for parts in _fragment_parts(outer, costs, work):
         seconds = seconds_of_parts(parts)
         if seconds > hidden:

@@ -367,8 +367,9 @@ class TrafficCount:
 
     def _reductions(self) -> Sent:
         plan = self.plan
-        exact = plan.sharding is not Sharding.NONE and self.job.precision is not Precision.FLOAT32
-        times = gatherings(plan.outer.settings) if plan.outer is not None and exact else 0.0
+        times = 0.0
+        if plan.outer is not None:
+            times = gatherings(plan.outer.settings, plan.sharding, self.job.precision)
         for group in plan.reduction_groups:
             copies, count = self._copied(group, plan.optimizer_shards)
             yield from self._reduced(copies, count, Precision(group.precision))

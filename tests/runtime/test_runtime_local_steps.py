@@ -52,7 +52,9 @@ def test_a_sharded_optimizer_is_averaged_as_a_whole_one(losses):
 
 def test_float32_weights_are_gathered_as_often_as_is_priced(losses):
     case = next(each for each in DRIFTING if each.name == "sharded")
-    assert losses["sharded"]["gathered"] == [gatherings(case.job.synchronisation) * case.steps]
+    task = case.job
+    times = gatherings(task.synchronisation, case.plan.sharding, task.precision)
+    assert losses["sharded"]["gathered"] == [times * case.steps]
 
 
 def test_sites_that_drift_differ_from_the_synchronous_run_and_learn_as_it_does(losses):

@@ -132,19 +132,12 @@ class EndOfStep:
         if self.sharding not in (Sharding.OPTIMIZER, Sharding.GRADIENTS):
             return ()
         counts = parameters, expert_parameters
-        return self._gathered(counts, self.job.precision, Component.GATHERING)
+        return self.gathered(counts, self.job.precision, Component.GATHERING)
 
-    def gathering_exact(
-        self, parameters: float, expert_parameters: float = 0.0
-    ) -> tuple[Part, ...]:
-        """The float32 copies of sharded parameters from all ranks; none of float32 training."""
-        if self.sharding is Sharding.NONE or self.job.precision is Precision.FLOAT32:
-            return ()
-        return self._gathered((parameters, expert_parameters), Precision.FLOAT32, Component.OUTER)
-
-    def _gathered(
+    def gathered(
         self, counts: tuple[float, float], precision: Precision, component: Component
     ) -> tuple[Part, ...]:
+        """So many parameters, those of routed experts last, from the ranks that share them."""
         return tuple(
             Part(component=component, term=term)
             for copies, count in zip((self.dense, self.experts), counts, strict=True)
