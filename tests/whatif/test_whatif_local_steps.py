@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -15,12 +16,14 @@ from runtime_cases import GPT, LONG, cluster, island, job
 from hetplan.cluster.spec import IslandLink
 from hetplan.job.run import KindFailures, Run
 from hetplan.job.spec import Synchronisation
+from hetplan.library.verbs import planned
 from hetplan.plans.check import check_plan
 from hetplan.reports.days import run_of
 from hetplan.reports.plans import local_steps_lines
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.whatif.local_steps import LocalSteps, _dealt, beside, kept_out
+from hetplan.whatif.smaller_questions import Answers
 
 WANTED = Synchronisation(sync_steps=8, extra_tokens=0.05, num_fragments=2, fragment_sync_delay=1)
 PREDICTOR = LinearPredictor()
@@ -79,6 +82,7 @@ def test_more_tokens_make_it_slower_and_other_jobs_have_none():
     )
     assert 1 + more.gain == pytest.approx((1 + one.gain) * 1.05 / 2.05)
     assert "with 5% extra tokens their run is" in [*local_steps_lines(one)][1]
+    assert [*local_steps_lines(found(1e5, quantile=0.9))][1].endswith(" at the step's p90")
     assert found(1e5, synchronisation=None) == ""
     assert "aims time and days alone" in found(1e5, objective="cost_per_token")
 
@@ -141,3 +145,16 @@ def test_a_region_that_its_link_keeps_out_is_named_and_no_other():
 
 def test_without_a_certificate_it_is_said_why(narrow):
     assert "local steps" in narrow.result.unproven
+
+
+def test_the_plan_of_a_job_is_the_one_whose_run_ends_first(monkeypatch, narrow):
+    asked = partial(planned, narrow.result.inputs, Answers(PREDICTOR), top=1, front=False)
+    chosen, local = asked(end=math.inf)
+    assert chosen.plan == local.result.plan == narrow.result.plan
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hetplan.library.verbs.beside", interrupt)
+    chosen, local = asked(end=math.inf)
+    assert (chosen.plan.outer, chosen.certificate.status, local) == (None, "interrupted", "")
