@@ -96,12 +96,12 @@ def planned(
     """The best plan by the moment `end` for the job's aim, or of local steps where their run ends
     first; and how these compare with it (`beside`). After Ctrl-C the best so far.
     """
-    predict = answers.predictor
-    with ProgressLine("closing candidates", progress) as line:
-        answers.shown = each_shown_on(line)
-        with with_reasons(inputs, predict, end):
-            found = best_plan(inputs, answers, journal=journal, end=end)
-        try:
+    predict, found = answers.predictor, None
+    try:
+        with ProgressLine("closing candidates", progress) as line:
+            answers.shown = each_shown_on(line)
+            with with_reasons(inputs, predict, end):
+                found = best_plan(inputs, answers, journal=journal, end=end)
             line.begin("planning nearby questions")
             found = by_objective(
                 found,
@@ -112,8 +112,10 @@ def planned(
                 progress=lambda at, of, words: line.show(at, of, None, words),
             )
             local = beside(found, predict, end)
-        except KeyboardInterrupt:
-            return interrupted(found), ""
+    except KeyboardInterrupt:
+        if found is None:
+            raise
+        return interrupted(found), ""
     return (found if isinstance(local, str) or not local.wins else local.result), local
 
 
