@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli.main import guarded
+from hetplan.cli.main import end_like_ctrl_c, guarded
 from hetplan.cli.options import AsJson, positive_numbers, say
 from hetplan.errors import InputError
 from hetplan.kernels import compile_at_once
@@ -357,6 +357,7 @@ for _command in (
 
 def main() -> None:
     """Run the command that the arguments name; its tables of speed are of compiled kernels."""
+    end_like_ctrl_c()
     compile_at_once()
     app()
 

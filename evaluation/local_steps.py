@@ -2,7 +2,7 @@
 
 Two regions of one core each, a narrow long link between them, one pipeline on each, the same batch:
 once the gradients are summed in every step, once the sites are averaged every few steps. Both are
-trained for real by `hetplan launch` (root; network namespaces of this machine).
+trained for real as `hetplan launch` does (root; network namespaces of this machine).
 
 Predicted is what one step saves: passes are the same, so it is a matter of the link alone, whose
 figures are those of the cluster file. Measured is the same of the mean step after the first round.
@@ -11,24 +11,21 @@ The other column is the loss.
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from evaluation.output import Answer, Section, frame_of
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
-from hetplan.errors import LaunchError
+from hetplan.emulation.running import emulated
+from hetplan.emulation.tools import require
+from hetplan.files.reading import document_of
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
 from hetplan.job.spec import Job, Synchronisation
-from hetplan.launchers.run_log import RunLog, read_runs
+from hetplan.launchers.local import LaunchSettings, launch
+from hetplan.launchers.run_log import RunLog
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_plan
@@ -36,7 +33,8 @@ from hetplan.plans.local_steps import local_steps_plan
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import fit_stores
 from hetplan.predict.predictor import Predictor
-from hetplan.search.files import priced_result, save_result
+from hetplan.reports.terminal import ProgressLine
+from hetplan.search.files import priced_result
 from hetplan.search.result import Inputs
 from hetplan.whatif.ask import ask
 
@@ -81,8 +79,7 @@ class Case:
 
 def local_steps_answer() -> Answer:
     """Predicted beside measured, and both losses."""
-    with TemporaryDirectory() as folder:
-        together, local = _cases(Path(folder))
+    together, local = _cases()
     saved = [
         getattr(together, name) - getattr(local, name)
         for name in ("predicted_seconds", "measured_seconds")
@@ -107,21 +104,18 @@ def local_steps_answer() -> Answer:
     )
 
 
-def _cases(folder: Path) -> tuple[Case, Case]:
-    file = folder / "cluster.yaml"
-    file.write_text(CLUSTER)
+def _cases() -> tuple[Case, Case]:
+    require()
+    cluster = load_cluster(document_of("cluster.yaml", CLUSTER.encode()))
     model = load_model(shipped_folder("configs") / "models" / "gpt-tiny.yaml")
     job = load_job(shipped_folder("configs") / "jobs" / "gpt-tiny.yaml")
     job = replace(job, global_batch_size=BATCH, pin=replace(job.pin, pipelines=None))
     job = replace(job, synchronisation=WANTED)
-    inputs = Inputs(model=model, cluster=load_cluster(file), job=job, sha256=())
+    inputs = Inputs(model=model, cluster=cluster, job=job, sha256=())
     predictor, _ = fit_stores()  # the links are those of the cluster file
     plans = _plans(inputs, predictor)
-    _hetplan("emulate", "up", str(file))
-    try:
-        first, second = (_trained(each, inputs, predictor, folder) for each in plans.items())
-    finally:
-        _hetplan("emulate", "down", "--name", NAME)
+    with emulated(inputs.cluster, name=NAME):
+        first, second = (_trained(name, plan, inputs, predictor) for name, plan in plans.items())
     return first, second
 
 
@@ -136,25 +130,18 @@ def _plans(inputs: Inputs, predictor: Predictor) -> dict[str, Plan]:
     }
 
 
-def _trained(named: tuple[str, Plan], inputs: Inputs, predictor: Predictor, folder: Path) -> Case:
-    name, plan = named
+def _trained(name: str, plan: Plan, inputs: Inputs, predictor: Predictor) -> Case:
     priced = estimate(plan, inputs.model, inputs.cluster, inputs.job, predictor)
-    file, log = folder / f"{name}.json", folder / f"{name}.jsonl"
-    save_result(priced_result(inputs, plan, priced, ""), file)
-    steps = str(ROUNDS * WANTED.sync_steps)
-    _hetplan("launch", str(file), "--emulation", NAME, "--steps", steps, "--run-log", str(log))
-    return Case(name=name, predicted_seconds=priced.step_seconds, run=read_runs(log)[-1])
-
-
-def _hetplan(*words: str) -> None:
-    """Run a command of hetplan; a LaunchError with what it said where it fails."""
-    path = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-m", "hetplan", *words],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise LaunchError(f"hetplan {words[0]}: {json.dumps(done.stderr[-800:])}")
+    steps = ROUNDS * WANTED.sync_steps
+    with ProgressLine(f"training {name}") as line:
+        run = launch(
+            priced_result(inputs, plan, priced, ""),
+            LaunchSettings(steps=steps, emulation=NAME),
+            on_step=lambda done: line.show(
+                done.step + 1,
+                steps,
+                done.seconds * (steps - done.step - 1),
+                f"loss {done.loss:.4f}",
+            ),
+        )
+    return Case(name=name, predicted_seconds=priced.step_seconds, run=run)

@@ -309,7 +309,7 @@ def main() -> None:
     """Run the command that the arguments name; hetplan/__main__.py calls it."""
     _open_closed_streams()
     _one_thread_in_little_space()
-    _end_like_ctrl_c()
+    end_like_ctrl_c()
     # Whatever a command and its programs write, nobody but its owner and group may change.
     os.umask(os.umask(0) | stat.S_IWOTH)
     app()
@@ -336,7 +336,7 @@ def _one_thread_in_little_space() -> None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _end_like_ctrl_c() -> None:
+def end_like_ctrl_c() -> None:
     """SIGTERM and SIGHUP end a command as Ctrl-C does.
 
     The best plan so far is written and no worker is left behind. A signal that the caller

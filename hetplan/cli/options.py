@@ -189,14 +189,16 @@ def show_summary(
         emit(line)
     if not verbose:
         return
-    from hetplan.reports.plans import component_table, detail_lines, stage_table
-    from hetplan.reports.terminal import print_table
+    from hetplan.reports.plans import STAGE_WORDS, component_table, detail_lines, stage_table
+    from hetplan.reports.terminal import print_small
 
     emit("")
-    print_table(stage_table(result.inputs.model, result.plan, result.estimate))
-    print_table(component_table(result.estimate))
-    for line in detail_lines(result):
-        emit(line)
+    emit_lines([STAGE_WORDS])
+    print_small(stage_table(result.inputs.model, result.plan, result.estimate))
+    emit("")
+    print_small(component_table(result.estimate))
+    emit("")
+    emit_lines(detail_lines(result))
     if predictor is not None:
         from hetplan.reports.energy import clock_lines
 

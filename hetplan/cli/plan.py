@@ -166,13 +166,14 @@ def plan(
         from hetplan.deadline import ends_by, moment_in
         from hetplan.errors import InputError
         from hetplan.files.writing import check_writable
+        from hetplan.library.verbs import planned
         from hetplan.model.layer_units import own_numerics_remark
+        from hetplan.reports.plans import kept_out_lines, local_steps_lines
         from hetplan.search.files import SCHEMA, result_text
         from hetplan.search.journal import JournalFile
         from hetplan.trainers.before_search import unknown_kinds
-        from hetplan.whatif.no_plan import with_reasons
         from hetplan.whatif.robust import check_varied, with_variations
-        from hetplan.whatif.smaller_questions import Answers, best_plan
+        from hetplan.whatif.smaller_questions import Answers
 
     _check_journal(journal, resume)
     inputs, where = question_of(
@@ -195,14 +196,11 @@ def plan(
     if unknown:
         raise InputError(*unknown)
     inputs = replace(inputs, sha256=(*inputs.sha256, ("predictor", digest)))
-    answers = Answers(predict)
-
-    def run_search() -> SearchResult:
-        with with_reasons(inputs, predict, end):
-            file = None if journal is None else JournalFile(journal, resume)
-            return best_plan(inputs, answers, journal=file, end=end)
-
-    result, local = _saved(run_search, answers, (top, front), out, end)
+    answers, file = Answers(predict), None if journal is None else JournalFile(journal, resume)
+    result, local = planned(
+        inputs, answers, top=top, front=front, end=end, journal=file, progress=True
+    )
+    result = _saved(result, out)
     say(f"wrote {out}{replacing}")
     write_trace(trace, result, predict)
     remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
@@ -212,7 +210,7 @@ def plan(
         emit(result_text(result))
     else:
         _show(result, verbose, predict)
-        emit_lines(local)
+        emit_lines((*local_steps_lines(local), *kept_out_lines(result)))
     if result.certificate is not None and result.certificate.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not as_json:
@@ -269,78 +267,20 @@ def _show_comparisons(
     say_left_out(*(f"the comparison with {each}" for each in left_out))
 
 
-def _saved(
-    run_search: Callable[[], SearchResult],
-    answers: Answers,
-    wanted: tuple[int, bool],
-    out: Path,
-    end: float,
-) -> tuple[SearchResult, list[str]]:
-    """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far. And
-    what is to be said of local steps.
-
-    wanted: number of plans to report, and whether the front is.
-    """
+def _saved(result: SearchResult, out: Path) -> SearchResult:
+    """The plan, written to `out`; after Ctrl-C as one that was interrupted."""
     from hetplan.search.files import save_result
     from hetplan.whatif.objectives import interrupted
 
-    result: SearchResult | None = None
-    local: list[str] = []
     try:
-        with _shown(answers):
-            result = run_search()
-        result = _by_objective(result, answers, *wanted, end)
-        result, local = _local_steps(result, answers, end)
         save_result(result, out)
     except KeyboardInterrupt:
-        if result is None:
-            raise
+        result = interrupted(result)
     else:
-        return result, local
-    # Here, where the exception and all that it holds, maybe the file's lock, is gone.
-    result = interrupted(result)
-    save_result(result, out)
-    return result, local
-
-
-def _local_steps(
-    result: SearchResult, answers: Answers, end: float
-) -> tuple[SearchResult, list[str]]:
-    """The plan that ends the run first, and how far local steps are from the synchronous one."""
-    from hetplan.kernels import clock
-    from hetplan.reports.plans import kept_out_lines, local_steps_lines
-    from hetplan.whatif.local_steps import AIMS, beside
-
-    if result.inputs.job.synchronisation is None:
-        return result, [*kept_out_lines(result)]
-    found = beside(result, answers.predictor, end)
-    if found is None:
-        why = "of the plans of single regions none go together"
-        if result.inputs.job.objective not in AIMS:
-            why = "they are weighed for the aims time and days alone"
-        elif clock() >= end:
-            why = "no time was left to weigh them; give a longer --time-limit"
-        return result, [f"local steps: {why}"]
-    return found.result if found.wins else result, [*local_steps_lines(found)]
-
-
-def _by_objective(
-    result: SearchResult, answers: Answers, top: int, front: bool, end: float
-) -> SearchResult:
-    from hetplan.reports.terminal import ProgressLine
-    from hetplan.whatif.objectives import by_objective, has_other_aim
-
-    if not has_other_aim(result.inputs.job, top, front=front):
         return result
-    with ProgressLine("planning nearby questions") as line:
-        return by_objective(
-            result,
-            answers.predictor,
-            top=top,
-            front=front,
-            end=end,
-            progress=lambda at, of, words: line.show(at, of, None, words),
-        )
+    # Here, where the exception and all that it holds, maybe the file's lock, is gone.
+    save_result(result, out)
+    return result
 
 
 def _check_journal(journal: Path | None, resume: bool) -> None:
@@ -369,15 +309,15 @@ def _show_next(result: SearchResult, out: Path, *, drafted: bool) -> None:
 def _show(result: SearchResult, verbose: bool, predictor: Predictor) -> None:
     from hetplan.reports.energy import FRONT_PROOF, front_table
     from hetplan.reports.plans import alternatives_table, launch_lines, refused_lines
-    from hetplan.reports.terminal import print_table
+    from hetplan.reports.terminal import print_small
 
     show_summary(result, verbose=verbose, predictor=predictor)
     emit_lines((*launch_lines(result.plan), *refused_lines(result)))
     if result.is_front:
-        print_table(front_table(result))
+        print_small(front_table(result))
         emit_lines([FRONT_PROOF])
     elif result.alternatives:
-        print_table(alternatives_table(result))
+        print_small(alternatives_table(result))
 
 
 def _restriction_lines(

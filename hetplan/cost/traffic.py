@@ -9,7 +9,8 @@ pp           activations to every rank of the next stage and gradients to every 
 dp           reduction of the gradients of every reduction group: all_reduce; with sharded optimizer
              state reduce_scatter and all_gather inside the shards, and an all_reduce of a shard
              between them (arXiv 1910.02054, 2205.00119); with sharded gradients the reduce_scatter
-             of every microbatch, with sharded parameters besides two all_gathers of each
+             of every microbatch, with sharded parameters besides two all_gathers of each; of local
+             steps the averaging (`cost.local_steps`)
 embedding    the sum of a tied matrix's gradient between first and last stage
 checkpoint   parameters and optimizer state, once, over the steps of the job's interval
 data         the tokens of a step to the first stage and, as what is to be predicted, to the last
@@ -36,6 +37,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import Algorithm, GroupShape, collective, group_shape
 from hetplan.cost.collectives.direct_levels import summed_by_messages
 from hetplan.cost.collectives.values import Routing
+from hetplan.cost.local_steps import gatherings
 from hetplan.cost.memory.device import weights_at
 from hetplan.cost.network.segments import (
     LinkName,
@@ -365,9 +367,14 @@ class TrafficCount:
 
     def _reductions(self) -> Sent:
         plan = self.plan
+        times = 0.0
+        if plan.outer is not None:
+            times = gatherings(plan.outer.settings, plan.sharding, self.job.precision)
         for group in plan.reduction_groups:
             copies, count = self._copied(group, plan.optimizer_shards)
             yield from self._reduced(copies, count, Precision(group.precision))
+            if times:
+                yield from self._gathered(copies, count, times, Precision.FLOAT32)
         if plan.outer is None:
             return
         for group in plan.outer.reduction_groups:
@@ -397,8 +404,10 @@ class TrafficCount:
         if level in (Sharding.OPTIMIZER, Sharding.GRADIENTS):
             yield from self._gathered(copies, parameters, 1)
 
-    def _gathered(self, copies: CopyGroups, parameters: float, times: float) -> Sent:
-        message = parameters * self.job.precision.bytes_per_element
+    def _gathered(
+        self, copies: CopyGroups, count: float, times: float, precision: Precision | None = None
+    ) -> Sent:
+        message = count * (precision or self.job.precision).bytes_per_element
         operation, traffic = LinkOperation.ALL_GATHER, TrafficClass.DATA_PARALLEL
         yield from self._sent(copies.shard, operation, message, times, traffic)
 

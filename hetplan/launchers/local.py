@@ -23,7 +23,7 @@ from hetplan.files.writing import make_folder
 from hetplan.job.spec import Job, Precision
 from hetplan.launchers.hosts import hosts_of_emulation, this_machine_hosts
 from hetplan.launchers.ranks import LATE_SECONDS, OnStep, run_ranks
-from hetplan.launchers.run_folder import START_SECONDS
+from hetplan.launchers.run_folder import START_SECONDS, RunFolder
 from hetplan.launchers.run_log import LossCheck, RunLog, run_of, this_machine
 from hetplan.launchers.watching import STALL_FACTOR, STALL_SECONDS, Patience
 from hetplan.model.spec import ModelSpec
@@ -94,13 +94,17 @@ def launch(
 
 @contextmanager
 def kept_folders(settings: LaunchSettings) -> Iterator[None]:
-    """No other process saves checkpoints or writes logs to the folders of these settings."""
-    save = settings.checkpoints.save
+    """No other process saves checkpoints or writes logs to the folders of these settings; none has
+    written its logs there.
+    """
+    save, logs = settings.checkpoints.save, settings.log_folder
     with ExitStack() as stack:
-        for folder in (Path(save) if save else None, settings.log_folder):
+        for folder in (Path(save) if save else None, logs):
             if folder is not None:
                 make_folder(folder)
                 stack.enter_context(Lock(folder).take())
+        if logs is not None:
+            RunFolder(logs).check_unused()
         yield
 
 

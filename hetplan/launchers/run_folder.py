@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from hetplan.errors import Fault, InputError
 from hetplan.runtime.measured import StepRecord
 
 # Importing torch takes a rank some 2 s of a core, and ranks may share few: 16 ranks on one busy
@@ -84,6 +85,12 @@ class RunFolder:
     def stop(self) -> Path:
         """Made by whoever wants the run to save a checkpoint and leave after its present step."""
         return self.path / "stop"
+
+    def check_unused(self) -> None:
+        """InputError where a run left its logs here, or the phases of an elastic one."""
+        if self.training.exists() or any(self.path.glob("phase-*")):
+            message = "has the logs of another run; choose another folder, or remove it"
+            raise InputError(Fault(file=str(self.path), message=message))
 
     def clear(self) -> None:
         """Remove what an earlier run in this folder left."""

@@ -29,10 +29,12 @@ from hetplan.predict.predictor import Predictor
 from hetplan.reports.terminal import ProgressLine, each_shown_on
 from hetplan.search import files
 from hetplan.search.files import priced_result
+from hetplan.search.journal import JournalFile
+from hetplan.search.result import Inputs, SearchResult
 from hetplan.search.space.allowed import allowed_cluster
-from hetplan.whatif.local_steps import beside
+from hetplan.whatif.local_steps import LocalSteps, beside
 from hetplan.whatif.no_plan import with_reasons
-from hetplan.whatif.objectives import by_objective
+from hetplan.whatif.objectives import by_objective, interrupted
 from hetplan.whatif.robust import check_varied
 from hetplan.whatif.smaller_questions import Answers, best_plan
 
@@ -77,23 +79,44 @@ def plan(
     check_varied(inputs.job)
     if digest:
         inputs = replace(inputs, sha256=(*inputs.sha256, ("predictor", digest)))
-    answers = Answers(predict)
-    with ProgressLine("closing candidates", progress) as line:
-        answers.shown = each_shown_on(line)
-        with with_reasons(inputs, predict, end):
-            found = best_plan(inputs, answers, end=end)
-        line.begin("planning nearby questions")
-        found = by_objective(
-            found,
-            predict,
-            top=top,
-            front=front,
-            end=end,
-            progress=lambda at, of, words: line.show(at, of, None, words),
-        )
-        local = beside(found, predict, end)
-        found = local.result if local is not None and local.wins else found
+    found, _ = planned(inputs, Answers(predict), top=top, front=front, end=end, progress=progress)
     return Result.of(found, predict)
+
+
+def planned(
+    inputs: Inputs,
+    answers: Answers,
+    *,
+    top: int,
+    front: bool,
+    end: float,
+    journal: JournalFile | None = None,
+    progress: bool | None = None,
+) -> tuple[SearchResult, LocalSteps | str]:
+    """The best plan by the moment `end` for the job's aim, or of local steps where their run ends
+    first; and how these compare with it (`beside`). After Ctrl-C the best so far.
+    """
+    predict, found = answers.predictor, None
+    try:
+        with ProgressLine("closing candidates", progress) as line:
+            answers.shown = each_shown_on(line)
+            with with_reasons(inputs, predict, end):
+                found = best_plan(inputs, answers, journal=journal, end=end)
+            line.begin("planning nearby questions")
+            found = by_objective(
+                found,
+                predict,
+                top=top,
+                front=front,
+                end=end,
+                progress=lambda at, of, words: line.show(at, of, None, words),
+            )
+            local = beside(found, predict, end)
+    except KeyboardInterrupt:
+        if found is None:
+            raise
+        return interrupted(found), ""
+    return (found if isinstance(local, str) or not local.wins else local.result), local
 
 
 def load_plan(path: File) -> Result:

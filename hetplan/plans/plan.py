@@ -327,6 +327,11 @@ class Plan:
         return tuple(site for site, count in enumerate(self.outer.sites) for _ in range(count))
 
     @property
+    def extra_tokens(self) -> float:
+        """Part of the job's tokens that the run needs more for the same loss."""
+        return 0.0 if self.outer is None else self.outer.settings.extra_tokens
+
+    @property
     def every_group(self) -> tuple[ReductionGroup, ...]:
         """Reduction groups of steps, and those that average sites."""
         return (

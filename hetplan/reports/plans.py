@@ -23,8 +23,8 @@ from hetplan.plans.ranks import limits_of, pins_line
 from hetplan.plans.rules import some
 from hetplan.reports.days import days_lines, run_of
 from hetplan.reports.energy import energy_line, power_lines
-from hetplan.reports.summary import emit_target
-from hetplan.reports.terminal import new_table
+from hetplan.reports.summary import emit_target, gibibytes
+from hetplan.reports.terminal import new_table, small_table
 from hetplan.search.descriptions import layout_words
 from hetplan.search.result import (
     NO_TIME,
@@ -35,95 +35,68 @@ from hetplan.search.result import (
     SearchResult,
 )
 from hetplan.units import (
+    GIBIBYTE,
     digits,
     format_brief,
     format_bytes,
-    format_each,
     format_seconds,
     format_share,
 )
 from hetplan.whatif.local_steps import LocalSteps, kept_out
 from hetplan.whatif.smaller_questions import usable_kinds
 
+STAGE_WORDS = "of a stage: forward and backward of one microbatch, the others of the whole step"
+
 
 def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
-    """One row per stage: where it runs, its layers, its times per microbatch, its memory; and its
-    degrees as far as stages differ in them.
-    """
+    """One row per stage: on how many devices of which island, its layers, times and memory."""
     stages = [
         (p, s, stage)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
     ]
-    degrees = _unlike_degrees([stage for *_, stage in stages])
-    table = new_table(
-        f"stage | island | devices | {'degrees | ' if any(degrees) else ''}>layers | >forward | "
-        ">backward | >waits | >reduce | >optimizer | >memory",
-        title=_title(plan),
+    table = small_table(
+        "stage | on | layers | >forward | >backward | >waits | >reduce | >update | >memory, GiB"
     )
-    for (p, s, stage), own, cost in zip(stages, degrees, estimate.stages, strict=True):
+    for (p, s, stage), cost in zip(stages, estimate.stages, strict=True):
+        memory = cost.memory
         table.add_row(
             str(s) if len(plan.pipelines) == 1 else f"{p}.{s}",
-            escape(cost.island),
-            f"{sum(replica.num_devices for replica in stage.replicas)} x {escape(cost.device)}",
-            *([own] if any(degrees) else []),
+            f"{sum(replica.num_devices for replica in stage.replicas)} {escape(cost.island)}",
             _layers(model, stage),
             _time(cost, "forward", cost.forward_seconds),
             _time(cost, "backward", cost.backward_seconds),
-            format_seconds(cost.wait_seconds),
+            format_brief(cost.wait_seconds),
             _time(cost, "reduction", cost.reduction_seconds),
             _time(cost, "optimizer", cost.optimizer_seconds),
-            _memory(cost),
+            f"{digits(memory.total_bytes / GIBIBYTE)} of {gibibytes(memory.available_bytes)}"
+            + ("" if memory.fits else " TOO FULL"),
         )
     return table
 
 
-def _unlike_degrees(stages: Sequence[Stage]) -> list[str]:
-    """Of every stage what is not the same for all, as in `tp 8, dp 2, microbatch 4`."""
-    words: list[list[str]] = [[] for _ in stages]
-    for name in ("tp", "cp", "ep", "dp", "microbatch_size"):
-        own = [format_each(getattr(each, name) for each in stage.replicas) for stage in stages]
-        if len({*own}) > 1:
-            for text, value in zip(words, own, strict=True):
-                text.append(f"{name.removesuffix('_size')} {value}")
-    recomputed = [stage.recompute.granularity.value for stage in stages]
-    if len({*recomputed}) > 1:
-        for text, value in zip(words, recomputed, strict=True):
-            text.append(f"recompute {value}")
-    return [", ".join(each) for each in words]
-
-
 def _time(cost: StageEstimate, name: str, seconds: float) -> str:
     """A time, marked where a size behind it was not measured."""
-    return format_seconds(seconds) + (EXTRAPOLATED if name in cost.extrapolating else "")
+    return format_brief(seconds) + (EXTRAPOLATED if name in cost.extrapolating else "")
 
 
-EXTRAPOLATED = " *"
-"""Beside every number of a table that rests on sizes outside of what was measured."""
+EXTRAPOLATED = "*"
+"""Behind every number of a table that rests on sizes outside of what was measured."""
 
 
 def component_table(estimate: Estimate) -> Table:
     """The step along its critical path, component by component."""
-    table = new_table(
-        "component | >time | >of the step | >hidden | ", title="The step along its critical path"
-    )
+    table = small_table("component | >time | >of the step | >hidden | ")
     for entry in estimate.components:
-        hidden = format_seconds(entry.hidden_seconds) if entry.hidden_seconds else ""
+        hidden = format_brief(entry.hidden_seconds) if entry.hidden_seconds else ""
         table.add_row(
             entry.component.value,
-            format_seconds(entry.seconds),
+            format_brief(entry.seconds),
             f"{entry.seconds / estimate.step_seconds:.1%}",
             hidden,
             escape(entry.note),
         )
     return table
-
-
-def _title(plan: Plan) -> str:
-    return (
-        f"{escape(layout_words(plan))}\n"
-        "forward and backward are of one microbatch; waits, reduce and optimizer of the whole step"
-    )
 
 
 def _layers(model: ModelSpec, stage: Stage) -> str:
@@ -143,12 +116,6 @@ def _layers(model: ModelSpec, stage: Stage) -> str:
         ]
         chunks.append("+".join(words))
     return " ".join(chunks)
-
-
-def _memory(cost: StageEstimate) -> str:
-    memory = cost.memory
-    mark = "" if memory.fits else "  DOES NOT FIT"
-    return f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.available_bytes)}{mark}"
 
 
 def memory_line(estimate: Estimate) -> str | None:
@@ -273,14 +240,25 @@ def restriction_line(
     return f"{name} would be {gain:.1%} faster ({limit})"
 
 
-def local_steps_lines(found: LocalSteps) -> Iterator[str]:
-    """What local steps bring or cost, from which link on, and whose devices only they use."""
+def local_steps_lines(found: LocalSteps | str) -> Iterator[str]:
+    """What local steps bring or cost, from which link on, and whose devices only they use; or why
+    there are none.
+    """
+    if isinstance(found, str):
+        yield from [f"local steps: {found}"] * bool(found)
+        return
     parts = " + ".join(f"{samples:,} {region}" for region, samples in found.sites)
     step, least = found.result.estimate.step_seconds, format_brief(found.bound_seconds)
     yield f"local steps on {parts} samples: {format_brief(step)} a step (these: at least {least})"
-    than = "than all devices together" if not found.idle else f"than without {some(found.idle)}"
-    speed = "faster" if found.gain >= 0 else "slower"
-    yield f"their run with its extra tokens is {abs(found.gain):.1%} {speed} {than}"
+    run, job, others = run_of(found.result), found.result.inputs.job, some(found.idle)
+    than = f"than without {others}" if others else "than all devices together"
+    at = "" if job.quantile is None else f" at the step's p{100 * job.quantile:g}"
+    gain = f"{abs(found.gain):.1%} {'faster' if found.gain >= 0 else 'slower'} {than}{at}"
+    if math.isinf(found.gain):
+        gain = "the synchronous run never ends"
+    more = f"with {100 * found.result.plan.extra_tokens:.3g}% extra tokens"
+    whole = "" if run is None else f" and lost time their run takes {format_brief(run.seconds)}:"
+    yield f"{more}{whole or ' their run is'} {gain}"
     (rate, wide), (trip, far) = found.bandwidth, found.round_trip
     ends = [
         f"below {digits(8e-9 * wide)} Gbit/s (today {digits(8e-9 * rate)})" if wide else "",

@@ -31,11 +31,9 @@ from hetplan.search.descriptions import devices_in_use
 from hetplan.search.result import LIMITS_LEFT_OUT, Certificate, SearchResult
 from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.trainers import TRAINERS
-from hetplan.units import digits, format_each, format_range, format_seconds
+from hetplan.units import GIBIBYTE, digits, format_each, format_range, format_seconds
 from hetplan.whatif.plan_use import idle_islands
 from hetplan.whatif.within_limits import full_limits
-
-_GIBIBYTE = float(1 << 30)
 
 _WORTH_SAYING = 0.02
 """Parts of a step below this one are not in the ten lines."""
@@ -293,7 +291,7 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
             *(["/".join(map(str, row.microbatch_size))] if sizes else []),
             *([row.recompute] if recomputes else []),
             _layers(row.layers),
-            f"{_gibibytes(row.most_memory_bytes)} of {_gibibytes(row.available_bytes)}{full}",
+            f"{gibibytes(row.most_memory_bytes)} of {gibibytes(row.available_bytes)}{full}",
             f"{_span(100 * row.least_busy, 100 * row.most_busy)} %",
         )
     lines = [*table_lines(table, width)]
@@ -325,8 +323,9 @@ _ALWAYS = ("tp", "dp")
 """Degrees that are shown even where they are 1."""
 
 
-def _gibibytes(size: float) -> str:
-    number = size / _GIBIBYTE
+def gibibytes(size: float) -> str:
+    """A number of GiB, whole above ten."""
+    number = size / GIBIBYTE
     return f"{number:.0f}" if number >= 10.0 else f"{number:.2g}"
 
 

@@ -2,8 +2,9 @@
 
 Every region is a site with a part of the batch, whose best plan a search of its own finds. Parts
 follow the sites' samples per second until the sites end together; then the plans are averaged by
-the job's `synchronisation` and priced whole. A run needs 1 + extra_tokens times the tokens, so by
-that times its step a plan is compared with synchronous ones.
+the job's `synchronisation` and priced whole. A run of local steps needs 1 + extra_tokens times the
+tokens. Compared is when a run ends: all that it loses counts where the job says its tokens
+(`hetplan.cost.goodput`), its steps alone where it does not; at the job's quantile, if it has one.
 
 Proven: no plan of local steps with these parts of the batch has a shorter step than the longest of
 the bounds of its sites' searches. Where the links would have to be for the other choice is looked
@@ -20,11 +21,13 @@ from itertools import combinations
 from typing import TypeAlias
 
 from hetplan.cluster.spec import Island
-from hetplan.cost.estimate import estimate_with
+from hetplan.cost.estimate import estimate_with, step_quantile
+from hetplan.cost.goodput.run import goodput
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.deadline import check_time, ends_by
 from hetplan.errors import OutOfTimeError
 from hetplan.job.spec import Objective, Sharding
+from hetplan.kernels import clock
 from hetplan.plans.check import check_plan
 from hetplan.plans.local_steps import local_steps_plan
 from hetplan.plans.pieces import islands_in_use
@@ -33,7 +36,7 @@ from hetplan.plans.ranks import limits_of
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question, SearchResult
-from hetplan.whatif.ask import NO_ANSWER, ask, nearer, rate_of, step_seconds, wider
+from hetplan.whatif.ask import NO_ANSWER, ask, nearer, rate_of, wider
 from hetplan.whatif.smaller_questions import usable_islands
 from hetplan.whatif.within_limits import keeps_limits
 
@@ -63,8 +66,7 @@ class LocalSteps:
     bound_seconds: float
     """No plan of local steps with these samples has a shorter step."""
     gain: float
-    """Part by which the steps of its run take less time than those of the synchronous one, which
-    needs fewer tokens; negative where they take more. Lost time is not compared."""
+    """How much longer the synchronous run takes, as a part of this one; negative: it is shorter."""
     idle: tuple[str, ...]
     """Regions that the synchronous plan leaves idle."""
     bandwidth: Crossing
@@ -78,18 +80,21 @@ class LocalSteps:
         return self.gain > 0 and not self.result.alternatives
 
 
-def beside(result: SearchResult, predictor: Predictor, end: float) -> LocalSteps | None:
-    """The plan of local steps of the result's job, all searches together by the moment `end`.
-
-    None where the job allows none or has another aim than time, fewer than two regions can train
-    the model, or time is over.
+def beside(result: SearchResult, predictor: Predictor, end: float) -> LocalSteps | str:
+    """The plan of local steps of the result's job, all searches together by the moment `end`; or
+    why there is none: nothing is to be said where the job allows none.
     """
     job = result.inputs.job
-    if job.synchronisation is None or job.objective not in AIMS:
-        return None
+    if job.synchronisation is None:
+        return ""
+    if job.objective not in AIMS:
+        return "they are weighed for the aims time and days alone"
     with suppress(OutOfTimeError, *NO_ANSWER), ends_by(end):
-        return _beside(result, predictor, job.synchronisation.extra_tokens)
-    return None
+        return _beside(result, predictor) or _NONE
+    return "no time was left to weigh them; give a longer time_limit" if clock() >= end else _NONE
+
+
+_NONE = "no plans of single regions go together in a run that ends"
 
 
 def kept_out(result: SearchResult) -> tuple[float, tuple[str, ...]]:
@@ -100,7 +105,8 @@ def kept_out(result: SearchResult) -> tuple[float, tuple[str, ...]]:
     inputs, size, used = result.inputs, result.inputs.model.parameter_count, result.used_islands
     islands, regions = usable_islands(inputs), {each.region for each in used}
     there = sum(each.num_usable_devices for each in islands if each.region in regions)
-    able = target(inputs.job.target).local_steps and inputs.job.objective in AIMS
+    job = inputs.job
+    able = target(job.target).local_steps and job.objective in AIMS and not job.synchronisation
     peaks, found = _peaks(islands), dict[str, float]()
     full = there == sum(each.num_devices for each in result.plan.replicas)
     for region in [each for each in peaks if each not in regions] if able and full else ():
@@ -108,7 +114,7 @@ def kept_out(result: SearchResult) -> tuple[float, tuple[str, ...]]:
         links = [inputs.cluster.link_between(a.name, b.name) for a in own for b in used if a != b]
         # 16 bytes of mixed-precision AdamW (ZeRO, arXiv 1910.02054, section 3.1).
         room = sum(each.num_usable_devices * each.device.memory_bytes for each in own) / 16.0
-        seconds = size * inputs.job.precision.bytes_per_element / max(map(rate_of, links))
+        seconds = size * job.precision.bytes_per_element / max(map(rate_of, links))
         saved = result.estimate.step_seconds * peaks[region] / sum(peaks.values())
         if room > size and seconds > saved:
             found[region] = seconds
@@ -124,7 +130,7 @@ def _peaks(islands: Iterable[Island]) -> dict[str, float]:
     return found
 
 
-def _beside(result: SearchResult, predictor: Predictor, extra: float) -> LocalSteps | None:
+def _beside(result: SearchResult, predictor: Predictor) -> LocalSteps | None:
     question = result.inputs
     sites = _balanced(question, predictor)
     plan = _composed(question, [*sites.values()], predictor) if len(sites) > 1 else None
@@ -139,14 +145,13 @@ def _beside(result: SearchResult, predictor: Predictor, extra: float) -> LocalSt
         plan=plan,
         estimate=estimate_with(pricer, plan),
         certificate=None,
-        objective=f"the end of the run: local steps, with {extra:.1%} more tokens",
+        objective=f"the end of the run: local steps, with {plan.extra_tokens:.1%} more tokens",
     )
     if not keeps_limits(plan, found.estimate, question):
         return None
     used = islands_in_use(result.plan, question.cluster)
     regions = {question.cluster.island(name).region for name in used}
-    ratio = result.estimate.step_seconds / found.estimate.step_seconds
-    bandwidth, round_trip = _crossings(question, result.plan, plan, 1.0 + extra, predictor)
+    bandwidth, round_trip = _crossings(question, result.plan, plan, predictor)
     return LocalSteps(
         result=found,
         sites=tuple((name, each.inputs.job.global_batch_size) for name, each in sites.items()),
@@ -154,7 +159,7 @@ def _beside(result: SearchResult, predictor: Predictor, extra: float) -> LocalSt
             0.0 if each.certificate is None else each.certificate.lower_bound_seconds
             for each in sites.values()
         ),
-        gain=ratio / (1.0 + extra) - 1.0,
+        gain=_gain([result.plan], plan, question, predictor),
         idle=tuple(name for name in sites if name not in regions),
         bandwidth=bandwidth,
         round_trip=round_trip,
@@ -217,13 +222,35 @@ def _composed(
     legal = [each for each in made if not check_plan(each, model, cluster, job)]
     if job.target == "native":
         legal = [each for each in legal if next(limits_of(each), None) is None]
-    seconds = [step_seconds(each, question, predictor) for each in legal]
+    seconds = [_run_seconds(each, question, predictor) for each in legal]
     least = min(seconds, default=math.inf)
     return None if math.isinf(least) else legal[seconds.index(least)]
 
 
+def _run_seconds(plan: Plan, question: Question, predictor: Predictor) -> float:
+    """What is compared: the run of a legal plan; infinite where it does not fit or never ends."""
+    model, cluster, job = question.model, question.cluster, question.job
+    pricer = Pricer(model, cluster, job, predictor)
+    estimate = estimate_with(pricer, plan)
+    if not estimate.fits:
+        return math.inf
+    if job.total_tokens is not None:
+        seconds = goodput(plan, estimate, model, cluster, job).seconds
+    else:
+        seconds = estimate.step_seconds * (1.0 + plan.extra_tokens)
+    if job.quantile is not None:
+        seconds *= step_quantile(pricer, plan, job.quantile) / estimate.step_seconds
+    return seconds
+
+
+def _gain(rivals: Iterable[Plan], local: Plan, question: Question, predictor: Predictor) -> float:
+    """`LocalSteps.gain` over the best of these plans."""
+    best = min(_run_seconds(each, question, predictor) for each in rivals)
+    return best / _run_seconds(local, question, predictor) - 1.0
+
+
 def _crossings(
-    question: Question, together: Plan, local: Plan, more: float, predictor: Predictor
+    question: Question, together: Plan, local: Plan, predictor: Predictor
 ) -> tuple[Crossing, Crossing]:
     """Of bandwidth and round trip between the sites."""
     islands = [question.cluster.island(name) for name in islands_in_use(local, question.cluster)]
@@ -234,10 +261,8 @@ def _crossings(
         rivals.append(ask(ideal.with_job(synchronisation=None), predictor).plan)
 
     def lead(changed: Question) -> float:
-        """By how much local steps are faster."""
         check_time()
-        rival = min(step_seconds(plan, changed, predictor) for plan in rivals)
-        return rival / (more * step_seconds(local, changed, predictor)) - 1.0
+        return _gain(rivals, local, changed, predictor)
 
     links = [question.cluster.link_between(*pair) for pair in pairs]
     wide = _even(lambda factor: lead(wider(question, pairs, factor)))

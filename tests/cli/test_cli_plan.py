@@ -66,6 +66,9 @@ def test_kinds_are_compared_where_the_job_may_use_several(
     done = run(folder, "--no-native", "-v", "--set", f"forbid.islands={forbidden}")
     assert done.exit_code == 0, done.output
     assert ("homogeneous-sum ratio" in done.stdout) == compared
+    lines = done.stdout.replace(str(folder), "").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if "forward" in line and "memory, GiB" in line]
 
 
 def test_the_answer_fits_on_a_screen(folder: Path) -> None:

@@ -18,6 +18,7 @@ from trainer_plans import two_regions
 from hetplan.errors import InputError
 from hetplan.files.locks import Lock
 from hetplan.files.writing import write_atomically
+from hetplan.launchers.local import LaunchSettings, kept_folders
 from hetplan.profiling import store
 from hetplan.search.files import save_result
 from hetplan.search.result import IdleCause, IdleReason
@@ -116,6 +117,21 @@ def test_checkpoints_and_logs_are_of_one_run(option: str, tmp_path: Path) -> Non
     given = {"--save": other, option: place}
     words = [str(each) for pair in given.items() for each in pair]
     _refused(place, "launch", "elastic", str(plan), "--save-every", "1", *words)
+
+
+@pytest.mark.parametrize("left", ["training.json", "phase-1/rank-0.log"])
+def test_logs_of_an_earlier_run_are_not_written_over(left: str, tmp_path: Path) -> None:
+    plan, logs = planned(tmp_path), tmp_path / "run"
+    kept = logs / left
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    words = ("--save-every", "1", "--save", str(tmp_path / "saved"), "--log-folder", str(logs))
+    found = run("launch", "elastic", str(plan), *words)
+    assert found.exit_code == 2
+    assert f"{logs}: has the logs of another run" in " ".join(found.stderr.split())
+    with pytest.raises(InputError), kept_folders(LaunchSettings(log_folder=logs)):
+        pass
+    assert kept.read_text() == "{}"
 
 
 def test_writers_of_a_store_wait_for_each_other(

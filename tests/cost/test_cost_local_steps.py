@@ -15,26 +15,30 @@ from hetplan.cost.goodput.run import goodput
 from hetplan.cost.memory.device import weights_at
 from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.traffic import ledger
-from hetplan.job.spec import Job, Precision, Synchronisation
+from hetplan.job.spec import Job, Precision, Sharding, Synchronisation
 from hetplan.plans.check import check_plan
 from hetplan.plans.check_job import check_job_against
 from hetplan.plans.local_steps import fragments, local_steps_plan
 from hetplan.plans.plan import Plan
 
 WANTED = Synchronisation(sync_steps=8, extra_tokens=0.25)
+FLOAT32, BFLOAT16 = Precision.FLOAT32, Precision.BFLOAT16
 PARAMETERS = sum(weights_at(GPT, at, 1).total for at in range(len(GPT.layers)))
 
 
-def site(batch: int, island: str, **changes: object) -> Plan:
-    """One rank with all layers."""
-    task = job(batch, **changes)
-    return unlike_plan(GPT, task, pipeline_of(batch, (f"{island} 1 1 1", 4)), machines=REGIONS)
+def site(batch: int, island: str, ranks: int = 1, **changes: object) -> Plan:
+    """Ranks with all layers, which share the optimizer."""
+    chosen = pipeline_of(batch // ranks, (f"{island} 1 {ranks} 1", 4))
+    task, sharded = job(batch, **changes), ranks > 1
+    return unlike_plan(GPT, task, chosen, machines=REGIONS, sharded=sharded)
 
 
-def both(**changes: object) -> tuple[Plan, Job]:
-    """5 samples on island a, 3 on b."""
-    wanted = replace(WANTED, **changes)
-    task, sites = job(8, synchronisation=wanted), [site(5, "a"), site(3, "b")]
+def both(ranks: int = 1, own: Precision = FLOAT32, **changes: object) -> tuple[Plan, Job]:
+    """5 samples on island a, 3 on b, by each rank."""
+    batches, wanted = (5 * ranks, 3 * ranks), replace(WANTED, **changes)
+    task = job(sum(batches), synchronisation=wanted, precision=own)
+    named = zip(batches, "ab", strict=True)
+    sites = [site(each, name, ranks, precision=own) for each, name in named]
     plan = local_steps_plan(GPT, REGIONS, task, sites, sites[0])
     assert check_plan(plan, GPT, REGIONS, task) == ()
     return plan, task
@@ -65,7 +69,7 @@ def test_a_step_is_that_of_the_slower_site_and_its_part_of_the_averaging():
 def test_twice_the_steps_halve_it_and_half_the_bits_shorten_it():
     one = averaging(priced(*both()))
     assert averaging(priced(*both(sync_steps=16))) == pytest.approx(one / 2)
-    assert 0.4 * one < averaging(priced(*both(precision=Precision.BFLOAT16))) < 0.7 * one
+    assert 0.4 * one < averaging(priced(*both(precision=BFLOAT16))) < 0.7 * one
 
 
 def test_what_runs_beside_steps_is_hidden_and_a_delay_never_costs():
@@ -106,6 +110,38 @@ def test_stages_that_average_over_one_line_share_it(pp: int) -> None:
     found = estimate(plan, GPT, machines, task, LinearPredictor())
     one_way = 4 * PARAMETERS / line.bandwidth_bytes_per_second
     assert one_way / 8 <= averaging(found)
+
+
+def bytes_inside(plan: Plan, task: Job) -> float:
+    entries = ledger(plan, GPT, REGIONS, task, LinearPredictor()).entries
+    return sum(e.bytes_per_step for e in entries if e.link.scope is not LinkScope.ISLANDS)
+
+
+def gathering_seconds(plan: Plan, task: Job) -> float:
+    """By how much averaging is longer than that of whole optimizers."""
+    whole = replace(plan, sharding=Sharding.NONE, optimizer_shards=1)
+    return averaging(priced(plan, task)) - averaging(priced(whole, task))
+
+
+@pytest.mark.parametrize(
+    ("changes", "times"),
+    [
+        ({}, 1),
+        ({"num_fragments": 2}, 2),
+        ({"fragment_sync_delay": 1}, 2),
+        ({"num_fragments": 2, "fragment_sync_delay": 1}, 4),
+    ],
+)
+def test_float32_weights_of_a_sharded_optimizer_are_gathered_in_every_turn(changes, times):
+    """By two ranks at each site, once in 8 steps for each fragment; for late means twice."""
+    once, more = (both(2, BFLOAT16, **each) for each in ({}, changes))
+    added = bytes_inside(*more) - bytes_inside(*once)
+    assert added == pytest.approx((times - 1) * 2 * 4 * PARAMETERS / 8)
+    assert gathering_seconds(*both(2, FLOAT32, **changes)) == pytest.approx(0, abs=1e-12)
+    node, size = REGIONS.islands[1].intra_node, 4 * PARAMETERS
+    one = LinearPredictor().collective(node, "all_gather", 2, size).seconds
+    if "fragment_sync_delay" not in changes:  # which hides the sums of whole optimizers alike
+        assert gathering_seconds(*more) == pytest.approx(times * one / 8)
 
 
 def test_what_averaging_keeps_lies_in_the_host():

@@ -26,7 +26,9 @@ CALL = re.compile(r"(?:^\$? *|-m )hetplan (.*)$", re.MULTILINE)
 
 
 RUN = re.compile(r"^\$ hetplan ((?:[^\n]*\\\n)*[^\n]*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
-RUNNABLE = {"init", "plan", "estimate", "explain", "report", "import", "check", "doctor", "emit"}
+RUNNABLE = {
+    "init", "plan", "estimate", "explain", "report", "import", "check", "doctor", "emit", "replan",
+}  # fmt: skip
 """The others measure, train or need root."""
 MAX_PAGES, MAX_WORDS, MAX_README_WORDS = 22, 25_000, 900
 MAX_DRIFT = 0.02

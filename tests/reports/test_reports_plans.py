@@ -9,7 +9,6 @@ import pytest
 from priced_layouts import planned
 
 from hetplan.launchers.local_loop import even_split
-from hetplan.plans.plan import FULL_RECOMPUTE
 from hetplan.reports.comparison import sparkline
 from hetplan.reports.plans import (
     grouped,
@@ -18,7 +17,6 @@ from hetplan.reports.plans import (
     mixing_line,
     refused_lines,
     restriction_line,
-    stage_table,
 )
 from hetplan.reports.summary import next_lines
 from hetplan.search.result import BestAlone, HomogeneousSum, KindAlone, Restriction
@@ -174,22 +172,6 @@ def test_what_launch_does_not_run_is_said_once_for_all_stages(tmp_path: Path) ->
     places = [line for line in launch_lines(plan) if "sequence parallelism" in line]
     assert len(places) == 1
     assert "pipelines[0].stages[0].replicas[0] and 1 more: " in places[0]
-
-
-def test_the_table_has_the_degrees_in_which_stages_differ(tmp_path: Path) -> None:
-    result = planned(tmp_path, "flagscale", "two-regions.yaml", "a100,mi300x")
-    table = stage_table(result.inputs.model, result.plan, result.estimate)
-    assert "degrees" not in [column.header for column in table.columns]
-    (pipeline,) = result.plan.pipelines
-    first, *others = pipeline.stages
-    more = tuple(replace(each, microbatch_size=4) for each in first.replicas)
-    first = replace(first, replicas=more, recompute=FULL_RECOMPUTE)
-    unlike = replace(result.plan, pipelines=(replace(pipeline, stages=(first, *others)),))
-    table = stage_table(result.inputs.model, unlike, result.estimate)
-    (degrees,) = [column for column in table.columns if column.header == "degrees"]
-    one, two, *_ = degrees.cells
-    assert one == "microbatch 4, recompute full"
-    assert two == "microbatch 1, recompute none"
 
 
 @pytest.mark.parametrize(

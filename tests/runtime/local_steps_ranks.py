@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -205,9 +206,16 @@ def main(cases: Sequence[LocalCase], rank: int, ranks: int, folder: Path) -> Non
     store = dist.FileStore(str(folder / "store"), ranks)
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
-    found = {}
+    found, gathered, gather = {}, Counter[str](), gradients.Shard.gather_exact
     for case in cases:
+
+        def counted(shard: gradients.Shard, name: str = case.name) -> None:
+            gathered[name] += 1
+            gather(shard)
+
+        gradients.Shard.gather_exact = counted
         whole = trained(case, rank, NO_CHECKPOINTS, case.steps)
+        gradients.Shard.gather_exact = gather
         pieces: list[float] = []
         home = str(folder / case.name)
         load = ""
@@ -217,7 +225,7 @@ def main(cases: Sequence[LocalCase], rank: int, ranks: int, folder: Path) -> Non
             pieces += trained(case, rank, request, until)
             dist.barrier()
             load = home
-        found[case.name] = {"whole": whole, "pieces": pieces}
+        found[case.name] = {"whole": whole, "pieces": pieces, "gathered": [gathered[case.name]]}
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

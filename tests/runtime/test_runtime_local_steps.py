@@ -9,6 +9,7 @@ import pytest
 from forked_ranks import run_ranks
 from local_steps_ranks import DRIFTING, EQUAL, LocalCase, main
 
+from hetplan.cost.local_steps import gatherings
 from hetplan.runtime.single import reference_losses
 
 pytestmark = pytest.mark.xdist_group("runtime_local_steps")
@@ -47,6 +48,13 @@ def test_a_sharded_optimizer_is_averaged_as_a_whole_one(losses):
     whole = losses["unsharded"]["whole"]
     assert whole[0] != whole[-1]
     assert losses["sharded"]["whole"] == pytest.approx(whole, rel=1e-4)
+
+
+def test_float32_weights_are_gathered_as_often_as_is_priced(losses):
+    case = next(each for each in DRIFTING if each.name == "sharded")
+    task = case.job
+    times = gatherings(task.synchronisation, case.plan.sharding, task.precision)
+    assert losses["sharded"]["gathered"] == [times * case.steps]
 
 
 def test_sites_that_drift_differ_from_the_synchronous_run_and_learn_as_it_does(losses):

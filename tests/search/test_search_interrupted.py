@@ -36,7 +36,7 @@ _MOMENTS = [
     ("final_plan", 1),
     ("_result", 1),
     ("close", 1),
-    ("_by_objective", 1),
+    ("by_objective", 1),
     ("save_result", 1),
     ("write_atomically", 1),
     ("emit", 1),
@@ -57,7 +57,7 @@ class _Moment:
             return
         name = frame.f_code.co_name
         if not self._began:
-            self._began = name == "_saved"
+            self._began = name == "planned"
         elif self.name in ("any", name):
             if in_kernel(frame) or isinstance(frame.f_globals.get(name), Kernel):
                 return  # compiled code cannot be left through its profiling hook

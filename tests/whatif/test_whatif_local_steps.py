@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -13,12 +14,16 @@ from hypothesis import strategies as st
 from runtime_cases import GPT, LONG, cluster, island, job
 
 from hetplan.cluster.spec import IslandLink
+from hetplan.job.run import KindFailures, Run
 from hetplan.job.spec import Synchronisation
+from hetplan.library.verbs import planned
 from hetplan.plans.check import check_plan
+from hetplan.reports.days import run_of
 from hetplan.reports.plans import local_steps_lines
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.whatif.local_steps import LocalSteps, _dealt, beside, kept_out
+from hetplan.whatif.smaller_questions import Answers
 
 WANTED = Synchronisation(sync_steps=8, extra_tokens=0.05, num_fragments=2, fragment_sync_delay=1)
 PREDICTOR = LinearPredictor()
@@ -32,14 +37,14 @@ def together(bandwidth: float, **changes: object) -> SearchResult:
     return search(GPT, here, task, PREDICTOR)
 
 
-def found(bandwidth: float, **changes: object) -> LocalSteps | None:
+def found(bandwidth: float, **changes: object) -> LocalSteps | str:
     return beside(together(bandwidth, **changes), PREDICTOR, math.inf)
 
 
 @pytest.fixture(scope="module")
 def narrow() -> LocalSteps:
     local = found(1e5)
-    assert local is not None
+    assert isinstance(local, LocalSteps)
     return local
 
 
@@ -65,14 +70,38 @@ def test_the_crossing_is_where_both_take_as_long(narrow):
 def test_it_is_said_in_lines_that_fit(narrow):
     lines = [*local_steps_lines(narrow)]
     assert len(lines) == 3
+    assert lines[1].startswith("with 5% extra tokens and lost time their run takes ")
     assert "Gbit/s" in lines[-1]
     assert max(map(len, lines)) <= 100
 
 
-def test_more_tokens_make_it_slower_and_other_jobs_have_none(narrow):
-    more = found(1e5, synchronisation=replace(WANTED, extra_tokens=1.05))
-    assert 1 + more.gain == pytest.approx((1 + narrow.gain) * 1.05 / 2.05)
-    assert found(1e5, synchronisation=None) is None
+def test_more_tokens_make_it_slower_and_other_jobs_have_none():
+    one, more = (
+        found(1e5, total_tokens=None, synchronisation=replace(WANTED, extra_tokens=extra))
+        for extra in (0.05, 1.05)
+    )
+    assert 1 + more.gain == pytest.approx((1 + one.gain) * 1.05 / 2.05)
+    assert "with 5% extra tokens their run is" in [*local_steps_lines(one)][1]
+    assert [*local_steps_lines(found(1e5, quantile=0.9))][1].endswith(" at the step's p90")
+    assert found(1e5, synchronisation=None) == ""
+    assert "aims time and days alone" in found(1e5, objective="cost_per_token")
+
+
+@pytest.mark.parametrize("aim", ["step_time", "days"])
+def test_a_run_that_loses_more_than_its_steps_save_does_not_win(aim):
+    """Only local steps use island b, whose devices fail; a spare comes after two months."""
+    fails = (KindFailures(kind="slow", probability=0.99),)
+    run = Run(kind_failures=fails, restart_seconds=60 * 86400.0)
+    seldom = replace(WANTED, sync_steps=8000)
+    local = found(1e3, objective=aim, run=run, synchronisation=seldom)
+    result, alone = local.result, together(1e3)
+    assert result.estimate.step_seconds * 1.05 < alone.estimate.step_seconds
+    assert local.idle == ("south",)
+    assert not local.wins
+    assert local.bandwidth[1] is None
+    runs = (run_of(replace(each, inputs=result.inputs)).seconds for each in (alone, result))
+    assert 1 + local.gain == pytest.approx(next(runs) / next(runs))
+    assert "slower than without south" in [*local_steps_lines(local)][1]
 
 
 @given(st.lists(st.floats(1e-9, 1e15), min_size=1, max_size=80), st.integers(0, 5000))
@@ -116,3 +145,16 @@ def test_a_region_that_its_link_keeps_out_is_named_and_no_other():
 
 def test_without_a_certificate_it_is_said_why(narrow):
     assert "local steps" in narrow.result.unproven
+
+
+def test_the_plan_of_a_job_is_the_one_whose_run_ends_first(monkeypatch, narrow):
+    asked = partial(planned, narrow.result.inputs, Answers(PREDICTOR), top=1, front=False)
+    chosen, local = asked(end=math.inf)
+    assert chosen.plan == local.result.plan == narrow.result.plan
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hetplan.library.verbs.beside", interrupt)
+    chosen, local = asked(end=math.inf)
+    assert (chosen.plan.outer, chosen.certificate.status, local) == (None, "interrupted", "")

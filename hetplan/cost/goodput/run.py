@@ -72,7 +72,9 @@ def goodput(
     sites = [cluster.site_of(each.island.region) for each in used]
     assumed = not job.run.storage_bytes_per_second and not all(s and s.storage for s in sites)
     course = _Course(
-        steps=tokens_needed(plan, job) / (estimate.tokens_per_second * estimate.step_seconds),
+        steps=job.total_tokens
+        * (1.0 + plan.extra_tokens)
+        / (estimate.tokens_per_second * estimate.step_seconds),
         given_interval=job.checkpoint_interval_steps,
         run=job.run,
         failing=failing(used, job.run, _link_share(estimate, used)),
@@ -208,12 +210,6 @@ class _Course:
         ):
             if seconds or cause is not Cause.DATA:
                 yield LostSeconds(cause=cause, seconds=seconds)
-
-
-def tokens_needed(plan: Plan, job: Job) -> float:
-    """Tokens that the plan trains for the loss of `total_tokens`: of local steps more."""
-    extra = 0.0 if plan.outer is None else plan.outer.settings.extra_tokens
-    return (job.total_tokens or 0) * (1.0 + extra)
 
 
 def _or(given: float | None, usual: float) -> float:

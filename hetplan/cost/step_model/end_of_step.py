@@ -131,12 +131,21 @@ class EndOfStep:
         """Updated parameters from the ranks that updated them."""
         if self.sharding not in (Sharding.OPTIMIZER, Sharding.GRADIENTS):
             return ()
-        size = self.job.precision.bytes_per_element
+        counts = parameters, expert_parameters
+        return self.gathered(counts, self.job.precision, Component.GATHERING)
+
+    def gathered(
+        self, counts: tuple[float, float], precision: Precision, component: Component
+    ) -> tuple[Part, ...]:
+        """So many parameters, those of routed experts last, from the ranks that share them."""
         return tuple(
-            Part(component=Component.GATHERING, term=term)
-            for copies, count in ((self.dense, parameters), (self.experts, expert_parameters))
+            Part(component=component, term=term)
+            for copies, count in zip((self.dense, self.experts), counts, strict=True)
             for term in self.known.of(
-                copies.shard, LinkOperation.ALL_GATHER, count * size, "parameter all_gather"
+                copies.shard,
+                LinkOperation.ALL_GATHER,
+                count * precision.bytes_per_element,
+                "parameter all_gather",
             )
         )
 

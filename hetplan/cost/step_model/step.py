@@ -220,7 +220,7 @@ def compose(
     leave = np.array([stage.leaves for stage in stage_ends])
     step = float(step_of_stages(arrive, leave, norm, barrier=barrier)) + loading
     if plan.outer is not None:
-        added = outer_parts(plan.outer, costs, work, step)
+        added = outer_parts(plan.outer, costs, work, stage_ends, step)
         averaging = seconds_of_parts(added)
         for stage in stage_ends:
             stage.outer, stage.averaging = added, averaging
