@@ -326,6 +326,7 @@ def write_trace(
 ) -> None:
     """The result's timeline and those of runs of it, where a file is named for them."""
     from hetplan.cost.step_model.pricer import Pricer
+    from hetplan.errors import InputError
     from hetplan.files.writing import write_atomically
     from hetplan.reports.trace import trace_text
 
@@ -333,5 +334,10 @@ def write_trace(
         return
     inputs = result.inputs
     pricer = Pricer(inputs.model, inputs.cluster, inputs.job, predictor)
-    write_atomically(out, trace_text(result.plan, pricer, runs))
+    try:
+        text = trace_text(result.plan, pricer, runs)
+    except InputError as error:  # the rest of the answer is not lost for it
+        note(f"{out} is not written: {error}")
+        return
+    write_atomically(out, text)
     say(f"wrote {out}")

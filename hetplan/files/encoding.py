@@ -7,7 +7,6 @@ the end. Equal values give equal bytes.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
@@ -61,8 +60,6 @@ def _plain(value: object, hint: object) -> object:
         ]
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} cannot be written: JSON has no infinite numbers")
     if value is None or isinstance(value, str | bool | float):
         return value
     if isinstance(value, int):

@@ -98,9 +98,11 @@ def lost_words(found: Goodput) -> str:
 
 def _endless(found: Goodput) -> str:
     rate = sum(each.failures_per_second for each in found.parts if not each.falls_back)
+    best = f" (best: {found.best_interval_steps:,})"
     return (
-        f"as a failure comes every {format_brief(1.0 / rate)} and starting again takes "
-        f"{format_brief(found.recovery_seconds)}"
+        f"as a failure comes every {format_brief(1.0 / rate)}, a checkpoint every "
+        f"{counted(found.interval_steps, 'step')}{best * (not found.from_peers)}, and starting "
+        f"again takes {format_brief(found.recovery_seconds)}"
     )
 
 

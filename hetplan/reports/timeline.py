@@ -24,6 +24,8 @@ from hetplan.cost.step_model.step import StageEnd
 from hetplan.plans.plan import Plan
 from hetplan.plans.v_schedules import stage_of
 
+MOST_PASSES = 200_000
+"""Forward passes of a step that is drawn: with all that belongs to them they are 200 MB."""
 PASS_NAMES = {"F": "forward", "B": "backward", "W": "weight gradients", "BW": "backward"}
 
 
@@ -91,11 +93,22 @@ class Timeline:
 
     step_seconds: float
     pipelines: tuple[PipelineTimeline, ...]
+    """Empty where the step has more than `MOST_PASSES`, at which nobody could look."""
+
+
+def forward_passes(plan: Plan) -> int:
+    """Of all stages of all pipelines."""
+    return sum(
+        each.num_microbatches * sum(len(stage.chunks) for stage in each.stages)
+        for each in plan.pipelines
+    )
 
 
 def timeline_of(plan: Plan, pricer: Pricer) -> Timeline:
     """The step of a legal plan as its prices say."""
     step = pricer.step(plan)
+    if forward_passes(plan) > MOST_PASSES:
+        return Timeline(step_seconds=step.step_seconds, pipelines=())
     replayed = replay_step(
         [pipeline.times() for pipeline in step.work], rendezvous=sends_wait(plan)
     )

@@ -23,13 +23,16 @@ from hetplan.comparison.logs import is_run_log, last_run
 from hetplan.comparison.parts import TimerRow
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.step_model.pricer import Pricer
+from hetplan.errors import InputError
 from hetplan.plans.plan import LayerRange, Plan
 from hetplan.reports.timeline import (
+    MOST_PASSES,
     Bar,
     PipelineTimeline,
     StageTimeline,
     Timeline,
     Track,
+    forward_passes,
     timeline_of,
 )
 from hetplan.runtime.measured import RankMeasure
@@ -44,7 +47,16 @@ _FIRST_SEND = 2
 
 
 def trace_text(plan: Plan, pricer: Pricer, runs: Sequence[ComparedRun] = ()) -> str:
-    """The whole trace of a plan, and of runs of it, as JSON text."""
+    """The whole trace of a plan, and of runs of it, as JSON text.
+
+    InputError where the step has more passes than a trace can hold.
+    """
+    passes = forward_passes(plan)
+    if passes > MOST_PASSES:
+        raise InputError(
+            f"the step has {passes:,} forward passes, a trace at most {MOST_PASSES:,}; trace a "
+            "plan of a smaller batch"
+        )
     memory = pricer.step(plan).memory
     events = [*trace_events(plan, timeline_of(plan, pricer), memory)]
     for run in runs:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hetplan.cost.energy.clocks import slack_of
+from hetplan.cost.energy.clocks import slack_of, slower_of
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.programs import Receive, Send, Wait, programs
 from hetplan.cost.replay.times import PipelineTimes
@@ -117,3 +119,26 @@ def test_messages_on_a_shared_wire_stay_where_they_are():
             continue
         (found,) = slack_of([times], rendezvous=True)
         assert all(not more.any() for _, more in found)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "gpipe", "zbv"])
+def test_clocks_of_a_long_step_are_on_the_line_through_two_shorter_ones(schedule):
+    draw = random.Random(5)
+    for _ in range(5):
+        times = pipeline(draw, schedule)
+        times = replace(times, num_microbatches=60 * times.num_stages)
+        (whole,) = slower_of([times], rendezvous=True)
+        (found,) = slower_of([times], rendezvous=True, most_passes=times.forward.size * 32)
+        assert found == pytest.approx(whole, rel=0.02, abs=0.02 * whole[:, :1].max())
+
+
+def test_clocks_of_a_step_of_a_million_microbatches_are_found_in_little_memory():
+    times = replace(pipeline(random.Random(6), "1f1b"), num_microbatches=1_000_000)
+    tracemalloc.start()
+    try:
+        (found,) = slower_of([times], rendezvous=True, most_passes=5_000)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found[:, 0] == pytest.approx(1e6 * (times.forward + times.backward)[:, 0])
+    assert most < 50e6

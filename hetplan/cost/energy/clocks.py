@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 import numpy as np
@@ -41,6 +41,8 @@ from hetplan.plans.v_schedules import Pass
 
 _ROUNDING = 1e-9
 """Of the step: sums in another order are no wait."""
+_MOST_PASSES = 40_000
+"""Of a step whose passes are looked at one by one, which takes 1 kB each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,23 +60,68 @@ class StageClock:
 def stage_clocks(pricer: Pricer, plan: Plan) -> tuple[StageClock, ...]:
     """Of every stage, all together."""
     work = pricer.step(plan).work
-    every = slack_of([each.times() for each in work], rendezvous=sends_wait(plan))
+    every = slower_of([each.times() for each in work], rendezvous=sends_wait(plan))
     found = []
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            seconds, slack = every[p][s]
-            clock = np.maximum(MIN_VOLTAGE, seconds / (seconds + slack))
+            seconds, slower, saved = (float(each) for each in every[p][s])
             watts = _more_watts(pricer.cluster, stage.replicas)
-            saved = float((seconds * (1.0 - clock**2)).sum())
             found.append(
                 StageClock(
                     pipeline=p,
                     stage=s,
-                    mean_clock=float(seconds.sum() / (seconds / clock).sum()),
+                    mean_clock=seconds / slower,
                     kwh_saved=None if watts is None else watts * saved / JOULES_PER_KWH,
                 )
             )
     return tuple(found)
+
+
+def slower_of(
+    pipelines: Sequence[PipelineTimes], *, rendezvous: bool, most_passes: int = _MOST_PASSES
+) -> list[Floats]:
+    """Of every pipeline [stage, (seconds of all passes, at their clocks, saved of full watts)].
+
+    After its transient a pipeline is periodic (a max-plus system), so what all passes of a long
+    step come to is on the line through two shorter ones.
+    """
+    counts = [each.num_microbatches for each in pipelines]
+    whole = sum(each.forward.size * each.num_microbatches for each in pipelines)
+    few = [_fewer(each, most_passes / whole / 4.0) for each in pipelines]
+    if whole <= most_passes or any(2 * n >= m for n, m in zip(few, counts, strict=True)):
+        return _slower(pipelines, rendezvous)
+    short, longer = (
+        _slower(
+            [
+                replace(each, num_microbatches=factor * n)
+                for each, n in zip(pipelines, few, strict=True)
+            ],
+            rendezvous,
+        )
+        for factor in (1, 2)
+    )
+    return [
+        two + (two - one) * ((m - 2 * n) / n)
+        for one, two, m, n in zip(short, longer, counts, few, strict=True)
+    ]
+
+
+def _fewer(times: PipelineTimes, part: float) -> int:
+    """So great a part of the microbatches, but beyond the transient; a multiple of the stages."""
+    stages = times.num_stages
+    deepest = max(times.forward.size, *times.warmup)
+    return -(-max(2 * deepest, int(part * times.num_microbatches)) // stages) * stages
+
+
+def _slower(pipelines: Sequence[PipelineTimes], rendezvous: bool) -> list[Floats]:
+    found = []
+    for stages in slack_of(pipelines, rendezvous=rendezvous):
+        rows = []
+        for seconds, slack in stages:
+            clock = np.maximum(MIN_VOLTAGE, seconds / (seconds + slack))
+            rows.append((seconds.sum(), (seconds / clock).sum(), (seconds * (1 - clock**2)).sum()))
+        found.append(np.array(rows))
+    return found
 
 
 def _more_watts(cluster: Cluster, replicas: Sequence[Replica]) -> float | None:

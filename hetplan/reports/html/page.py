@@ -43,7 +43,7 @@ from hetplan.reports.html.answer import (
 from hetplan.reports.html.values import LinkUse, PlanView, distinct
 from hetplan.reports.plans import grouped, refused_lines, with_node_names
 from hetplan.reports.summary import StageRow, emit_target
-from hetplan.reports.timeline import PipelineTimeline
+from hetplan.reports.timeline import PipelineTimeline, forward_passes
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.quoting import FOLDER, word
 from hetplan.search.descriptions import layout_words
@@ -164,6 +164,7 @@ def _shown(view: PlanView, kinds: Sequence[str], most: int) -> dict[str, Any]:
         "anew": view.priced_seconds if view.is_priced_anew else None,
         "stragglers": view.straggler_seconds,
         "timelines": [*_timelines(view, kinds, most)],
+        "undrawn": 0 if view.timeline.pipelines else forward_passes(result.plan),
         "memory": [*_memory(view.rows)],
         "components": [*_components(result.estimate)],
         "use": [*_use(result.estimate, kinds)],
