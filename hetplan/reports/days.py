@@ -40,13 +40,12 @@ def days_line(found: Goodput) -> str:
     if math.isinf(found.seconds):
         words = f"{format_count(found.total_tokens)} tokens: the run never ends, {_endless(found)}"
         return words + _extrapolated(found)
-    whole = format_range(
-        found.seconds,
-        found.low_seconds,
-        found.high_seconds,
-        found.share,
-        what=f"for {format_count(found.total_tokens)} tokens",
-    )
+    what = f"for {format_count(found.total_tokens)} tokens"
+    low, high = found.low_seconds, found.high_seconds
+    whole = format_range(found.seconds, low, high, found.share, what=what)
+    if math.isinf(high):
+        least = format_brief(low, found.seconds)
+        whole = f"{format_brief(found.seconds)} {what} ({found.share}: {least} to never)"
     part = f"{found.lost_share:.0%}" if found.lost_share >= _ONE_PERCENT else "under 1%"
     words = f"{whole}, {count_words(found.tokens_per_day)} a day; {part} lost"
     if found.lost_share < _WORTH_NAMING:
@@ -116,8 +115,10 @@ def days_lines(found: Goodput) -> Iterator[str]:
     yield f"starting again: {restart_words(found)}"
     network = any(each.falls_back for each in found.parts)
     change = found.other_failover_seconds - found.seconds
-    if abs(change) >= 1.0:
-        other = "without backup paths" if network else "with backup paths (run.failover)"
+    other = "without backup paths" if network else "with backup paths (run.failover)"
+    if math.isinf(change):
+        yield f"{other} the run never ends"
+    elif abs(change) >= 1.0:
         per_day = abs(change) / found.seconds * 86400.0
         yield (
             f"{other} the run takes {format_brief(abs(change))} "

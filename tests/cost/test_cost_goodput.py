@@ -206,6 +206,13 @@ def test_a_run_that_never_ends_says_so() -> None:
     assert len([*days_lines(run)]) == 2
 
 
+def test_a_run_that_may_never_end_says_so() -> None:
+    run = replace(found(OFTEN), high_seconds=math.inf, other_failover_seconds=math.inf)
+    assert " to never)" in days_line(run)
+    assert "inf" not in days_line(run)
+    assert any(line.endswith("the run never ends") for line in days_lines(run))
+
+
 def test_a_run_without_failures_is_its_steps_and_one_start() -> None:
     none = Run(device_failures=0.0, host_failures=0.0, nic_failures=0.0, link_failures=0.0)
     run = found(none)

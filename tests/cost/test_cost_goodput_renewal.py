@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from goodput_events import Events, Path, Rules
@@ -115,3 +116,5 @@ def test_a_run_whose_recovery_takes_longer_than_it_lives_never_ends() -> None:
         failures_per_second=1.0, save_seconds=1.0, delay_seconds=0.0, recovery_seconds=1e4
     )
     assert renewal.segment_seconds(1.0) == math.inf
+    assert replace(renewal, recovery_seconds=7.0).segment_seconds(1.0) == math.inf
+    assert replace(renewal, recovery_seconds=4.0).segment_seconds(1.0) < 1e3

@@ -35,8 +35,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_HOPELESS = 30.0
-"""Failures in a segment and its recovery with which the run takes 10^13 times its work: never."""
+_HOPELESS = 7.0
+"""Failures in a segment and its recovery with which the run takes 1,000 times its work: never."""
 _RARE = 1e-9
 """Failures in a segment below which none are counted: (exp(x) - 1) / x is 1 to 9 digits."""
 _HALVINGS = 50
