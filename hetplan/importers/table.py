@@ -66,8 +66,8 @@ class Importer:
 
 
 IMPORTERS = (
-    Importer(kind="rocm-topo", gives=Gives.TOPOLOGY, title="rocm-smi --showtopo, tables or --json"),
-    Importer(kind="iperf3", gives=Gives.LINKS, title="iperf3, printed or -J"),
+    Importer(kind="rocm-topo", gives=Gives.TOPOLOGY, title="rocm-smi --showtopo --json"),
+    Importer(kind="iperf3", gives=Gives.LINKS, title="iperf3 -J"),
     Importer(kind="npu-topo", gives=Gives.TOPOLOGY, title="npu-smi info -t topo"),
     Importer(kind="nvidia-topo", gives=Gives.TOPOLOGY, title="nvidia-smi topo -m"),
     Importer(
@@ -80,7 +80,7 @@ IMPORTERS = (
     Importer(
         kind="perftest",
         gives=Gives.LINKS,
-        title="perftest (ib_write_bw, ib_read_lat, ...)",
+        title="perftest (ib_write_bw, ib_read_lat, ...), printed",
         of_one_card=True,
     ),
     Importer(kind="hostfile", gives=Gives.HOSTS, title="hostfile of MPI, DeepSpeed, FlagScale"),
