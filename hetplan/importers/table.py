@@ -48,8 +48,6 @@ class Importer:
     gives: Gives
     title: str
     """What it reads, in one line."""
-    of_one_card: bool = False
-    """Its bandwidths are of one network card, not of everything that lies between two hosts."""
 
     @property
     def module(self) -> ModuleType:
@@ -81,7 +79,6 @@ IMPORTERS = (
         kind="perftest",
         gives=Gives.LINKS,
         title="perftest (ib_write_bw, ib_read_lat, ...), printed",
-        of_one_card=True,
     ),
     Importer(kind="hostfile", gives=Gives.HOSTS, title="hostfile of MPI, DeepSpeed, FlagScale"),
     Importer(kind="slurm-nodes", gives=Gives.HOSTS, title="Slurm node list: node[001-016,020]"),
