@@ -30,6 +30,7 @@ from typing import (
 )
 
 from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetplan.errors import InputError
@@ -241,7 +242,7 @@ def check_limits(value: object) -> None:
 
 def schema_text(form: type[Any], *, schema: str, title: str) -> str:
     """The JSON Schema (draft 2020-12) of files that are read as `form` with this schema number."""
-    body = TypeAdapter(form).json_schema()
+    body = TypeAdapter(form).json_schema(schema_generator=_WithoutTitles)
     name, _, newest = schema.rpartition("/")
     numbers = [f"{name}/{number}" for number in range(1, int(newest) + 1)]
     properties = {
@@ -256,4 +257,26 @@ def schema_text(form: type[Any], *, schema: str, title: str) -> str:
             "required": ["schema", *body.get("required", [])],
         }
     )
-    return json.dumps(body, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return _laid_out(body) + "\n"
+
+
+class _WithoutTitles(GenerateJsonSchema):
+    """Keys without titles, which would only repeat them."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _laid_out(value: Any, margin: str = "") -> str:
+    """JSON with sorted keys, in which what fits on a line of 100 columns is on one."""
+    line = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    if not value or not isinstance(value, dict | list) or len(margin) + len(line) <= 100:
+        return line
+    inner = f"{margin}  "
+    if isinstance(value, dict):
+        rows = [
+            f"{inner}{json.dumps(key)}: {_laid_out(part, inner)}"
+            for key, part in sorted(value.items())
+        ]
+        return "{\n" + ",\n".join(rows) + f"\n{margin}}}"
+    return "[\n" + ",\n".join(inner + _laid_out(each, inner) for each in value) + f"\n{margin}]"
