@@ -62,14 +62,13 @@ def _quantity(parse: Callable[[], T]) -> T:
         raise PydanticCustomError("quantity", "{message}", {"message": str(error)}) from error
 
 
+def _quantity_schema(dimension: Dimension) -> dict[str, Any]:
+    examples = list(EXAMPLES[dimension])
+    return {"type": "string", "pattern": pattern(dimension), "examples": examples}
+
+
 def _json_schema(dimension: Dimension) -> WithJsonSchema:
-    return WithJsonSchema(
-        {
-            "type": "string",
-            "pattern": pattern(dimension),
-            "examples": list(EXAMPLES[dimension]),
-        }
-    )
+    return WithJsonSchema(_quantity_schema(dimension))
 
 
 Memory: TypeAlias = Annotated[float, _parser(Dimension.MEMORY), _json_schema(Dimension.MEMORY)]
@@ -257,7 +256,28 @@ def schema_text(form: type[Any], *, schema: str, title: str) -> str:
             "required": ["schema", *body.get("required", [])],
         }
     )
-    return _laid_out(body) + "\n"
+    return _laid_out(_with_references(body)) + "\n"
+
+
+def _with_references(body: dict[str, Any]) -> dict[str, Any]:
+    """The schema with each kind of quantity said once."""
+    quantities = {f"{each.name.title()}Text": _quantity_schema(each) for each in Dimension}
+    used: dict[str, Any] = {}
+
+    def shared(value: Any) -> Any:
+        if isinstance(value, list):
+            return [shared(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        for name, quantity in quantities.items():
+            if value.get("pattern") == quantity["pattern"]:
+                used[name] = quantity
+                value = {key: part for key, part in value.items() if key not in quantity}
+                return {**value, "$ref": f"#/$defs/{name}"}
+        return {key: shared(part) for key, part in value.items()}
+
+    body = shared(body)
+    return {**body, "$defs": {**body.get("$defs", {}), **used}} if used else body
 
 
 class _WithoutTitles(GenerateJsonSchema):
