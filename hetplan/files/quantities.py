@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import math
 import operator
 from collections.abc import Callable, Hashable
@@ -34,6 +33,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetplan.errors import InputError
+from hetplan.files.encoding import laid_out
 from hetplan.units import (
     COUNT_PATTERN,
     EXAMPLES,
@@ -256,7 +256,7 @@ def schema_text(form: type[Any], *, schema: str, title: str) -> str:
             "required": ["schema", *body.get("required", [])],
         }
     )
-    return _laid_out(_with_references(body)) + "\n"
+    return laid_out(_with_references(body)) + "\n"
 
 
 def _with_references(body: dict[str, Any]) -> dict[str, Any]:
@@ -285,18 +285,3 @@ class _WithoutTitles(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
-
-
-def _laid_out(value: Any, margin: str = "") -> str:
-    """JSON with sorted keys, in which what fits on a line of 100 columns is on one."""
-    line = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    if not value or not isinstance(value, dict | list) or len(margin) + len(line) <= 100:
-        return line
-    inner = f"{margin}  "
-    if isinstance(value, dict):
-        rows = [
-            f"{inner}{json.dumps(key)}: {_laid_out(part, inner)}"
-            for key, part in sorted(value.items())
-        ]
-        return "{\n" + ",\n".join(rows) + f"\n{margin}}}"
-    return "[\n" + ",\n".join(inner + _laid_out(each, inner) for each in value) + f"\n{margin}]"
