@@ -217,6 +217,8 @@ class Timed:
     backward: float | None
     flops: float
     """Operations of the forward pass on one rank; 0: not known."""
+    width: int
+    """Hidden size."""
     spread: float
     """p90 over p10 of its runs, the larger of both passes."""
 
@@ -300,6 +302,7 @@ def _timed(rows: list[SampleRow[LayerSample]]) -> Timed:
         forward=times.get(Phase.FORWARD),
         backward=times.get(Phase.BACKWARD),
         flops=_flops(sample),
+        width=sample.hidden_size,
         spread=max(row.sample.p90_seconds / row.sample.p10_seconds for row in rows),
     )
 
