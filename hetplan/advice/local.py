@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates, first_units
-from hetplan.advice.loop import Report, View, bases, measure_for_job
+from hetplan.advice.loop import Report, View, measure_for_job
 from hetplan.advice.measurement_order import Choice, near_best
 from hetplan.advice.plan_sensitivities import PlanSensitivities, plan_sensitivities
 from hetplan.cluster.devices import CPU_KIND
@@ -60,7 +60,6 @@ class LocalBackend:
         """Fit what is held, search, and price the plans that cannot be told from the best."""
         held = self._populations()
         predictor = fit_populations(held)
-        model, job = self.inputs.model, self.inputs.job
         with with_reasons(self.inputs, predictor):
             best = ask(self.inputs, predictor).plan
         if not self._plans:
@@ -78,7 +77,6 @@ class LocalBackend:
             log_halfwidth=plans[0].estimate.own_log_halfwidth or 0.0,
             candidates=candidates(wanted, self.here, self.devices),
             notes=self._notes(predictor, held),
-            bases=bases(predictor, model, job, wanted.asked),
         )
 
     def measure(self, candidate: Candidate, seconds_left: float) -> float:

@@ -2,17 +2,17 @@
 
 The loop knows neither devices nor predictors: a `MeasurementBackend` prices the plans, lists the
 candidates and measures. Plans are priced again after each batch, because a measurement also moves
-the centre of what it measures; `explain_growth` says why an interval is wider afterwards.
+the centre of what it measures; `growth` says where an interval is wider afterwards.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hetplan.advice.candidates import Candidate, laws_of
+from hetplan.advice.candidates import Candidate
 from hetplan.advice.measurement_order import (
     Choice,
     Measurement,
@@ -21,15 +21,8 @@ from hetplan.advice.measurement_order import (
     order,
     standing,
 )
-from hetplan.advice.plan_sensitivities import UPDATE, PlanSensitivities, PredictionKey
+from hetplan.advice.plan_sensitivities import PlanSensitivities
 from hetplan.errors import ProfileError
-from hetplan.job.spec import Job
-from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.law_parts import UNCHECKED
-from hetplan.predict.layer.answer import measured_itself
-from hetplan.predict.layer.values import ALL_LAYERS
-from hetplan.predict.predictor import LayerQuery
 
 MIN_GAIN = 0.02
 """Part of the interval and regret: what takes off less is not worth measuring."""
@@ -38,17 +31,6 @@ _PATIENCE = 3
 too few rows to be checked, may widen it first."""
 _BATCH_PARTS = 6  # a batch is about this part of the budget, so that it is looked at again often
 _MIN_VALUE = 0.02  # relative; what widens by less is not worth a line
-_MAX_LINES = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
-    """What sets the interval of one prediction."""
-
-    asked: str
-    words: str
-    assumed: bool
-    """Whether nothing has checked it yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +44,6 @@ class View:
     candidates: tuple[Candidate, ...]
     notes: tuple[str, ...] = ()
     """What a reader must know."""
-    bases: tuple[Basis, ...] = ()
-    """What sets the interval of each prediction that the plans ask of a device."""
 
     @property
     def priced(self) -> tuple[PlanSensitivities, ...]:
@@ -221,66 +201,17 @@ def _ratio(done: Collection[Done]) -> float | None:
     return sum(each.seconds for each in taken) / sum(each.expected_seconds for each in taken)
 
 
-def bases(
-    predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Sequence[PredictionKey]
-) -> tuple[Basis, ...]:
-    """What sets the interval of each of these predictions of a device's time."""
-    return tuple(_basis(predictor, model, job, each) for each in asked if each.layer)
-
-
-def _basis(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: PredictionKey) -> Basis:
-    layer = ALL_LAYERS if asked.layer == UPDATE else asked.layer
-    laws = laws_of(predictor, asked.cause, layer, job.precision.value)
-    if not laws:
-        return Basis(asked=asked.name, words="no samples of it", assumed=True)
-    if asked.layer != UPDATE:
-        query = LayerQuery(
-            model=model,
-            layer=LayerKind(asked.layer),
-            microbatch_size=asked.microbatch_size,
-            sequence_length=job.sequence_length,
-            tp=asked.tp,
-            precision=job.precision,
-        )
-        if all(measured_itself(law, query) for law in laws):
-            words = "how far its own measurement scatters and repeats"
-            return Basis(asked=asked.name, words=words, assumed=False)
-    return Basis(
-        asked=asked.name, words=laws[0].calibration, assumed=UNCHECKED in laws[0].calibration
-    )
-
-
-def explain_growth(before: View, after: View) -> tuple[str, ...]:
-    """Why the best plan's interval is wider than before; nothing where it is not."""
-    if after.log_halfwidth <= before.log_halfwidth * (1 + _MIN_VALUE) or not (
-        before.priced and after.priced
-    ):
-        return ()
-    lines = ["The interval is wider than before:"]
-    best = after.priced[0]
-    if best.plan != before.priced[0].plan:
-        lines.append("another plan is the best one now;")
+def growth(before: View, after: View) -> str:
+    """Which prediction widened the best plan's interval most; empty where it is not wider."""
+    if after.log_halfwidth <= before.log_halfwidth * (1 + _MIN_VALUE):
+        return ""
     was = {part.asked: part.log_halfwidth for plan in before.plans for part in plan.parts}
-    found = []
-    for part in best.parts:
-        old = was.get(part.asked)
-        if old is not None and part.log_halfwidth > old * (1 + _MIN_VALUE):
-            found.append((part.seconds * (part.log_halfwidth - old), part.asked, old, part))
-    found.sort(key=lambda each: -each[0])
-    old_bases, new_bases = ({each.asked: each for each in view.bases} for view in (before, after))
-    for _, name, old, part in found[:_MAX_LINES]:
-        first, then = old_bases.get(name), new_bases.get(name)
-        why = f", by {then.words}" if then else ""
-        thought = f" (by {first.words})" if first else ""
-        truer = first is not None and then is not None and first.assumed and not then.assumed
-        lines.append(
-            f"{name} is known to +{math.expm1(part.log_halfwidth):.0%}{why}; it was taken to be "
-            f"known to +{math.expm1(old):.0%}{thought}"
-            f"{': that was an assumption, this is a check' if truer else ''};"
-        )
-    if len(lines) == 1:
-        lines.append("more of its step stands on predictions that are known less well.")
+    grown = [part for part in after.plans[0].parts if part.log_halfwidth > was.get(part.asked, 1e9)]
+    if not grown:
+        return "the interval is wider than before: its plan stands on other predictions"
+    worst = max(grown, key=lambda part: part.seconds * (part.log_halfwidth - was[part.asked]))
+    first, then = math.expm1(was[worst.asked]), math.expm1(worst.log_halfwidth)
     return (
-        *lines[:-1],
-        lines[-1].rstrip(";."),
+        f"the interval is wider than before: {worst.asked} was taken to be known to +{first:.0%} "
+        f"and is known to +{then:.0%}"
     )

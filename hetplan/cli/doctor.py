@@ -39,24 +39,13 @@ def doctor(
     import sys
 
     from hetplan.files.encoding import encode
-    from hetplan.files.shipped import default_store, shipped_folder
     from hetplan.machine.host import Probe, run_program
     from hetplan.machine.look import look
     from hetplan.machine.report import DOCTOR_SCHEMA, screen
 
     catalogue, problems = _catalogue()
-    stores = [shipped_folder("profiles")]
-    try:
-        stores.insert(0, default_store())
-    except RuntimeError:
-        problems.append("the user has no home folder: set HOME, or name a store with --store")
-    report = look(
-        Probe(run=run_program),
-        kinds=catalogue,
-        python=sys.executable,
-        stores=stores,
-        problems=problems,
-    )
+    probe = Probe(run=run_program)
+    report = look(probe, kinds=catalogue, python=sys.executable, problems=problems)
     shown = encode(report, schema=DOCTOR_SCHEMA) if as_json else screen(report, verbose=verbose)
     emit(shown)
 

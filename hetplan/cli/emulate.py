@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 RUN_SCHEMA, DOWN_SCHEMA = "hetplan.emulate-run/1", "hetplan.emulate-down/1"
 SHOW_SCHEMA, LIST_SCHEMA = "hetplan.emulate-show/1", "hetplan.emulate-list/1"
-MEASURE_SCHEMA = "hetplan.emulate-measure/1"
 
 ClusterFile = Annotated[Path, typer.Argument(help="Cluster file.")]
 Name = Annotated[str, typer.Argument(help="Name of the emulation.")]
@@ -200,25 +199,6 @@ def with_cluster(
         else:
             statuses = _on_all(name, command, fail_fast=fail_fast, as_json=as_json)
     _finish(statuses, as_json=as_json and not here and host is None)
-
-
-@app.command()
-def measure(name: Name, as_json: AsJson = False) -> None:
-    """Measure every link and compare it with its figures."""
-    from hetplan.emulation import state
-    from hetplan.emulation.measuring import measure as measure_links
-    from hetplan.emulation.tools import require
-    from hetplan.files.encoding import to_plain
-    from hetplan.reports.emulation import show_links
-
-    emulation = state.read_up(name)
-    require()
-    links = measure_links(emulation)
-    if as_json:
-        plain = [to_plain(link) for link in links]
-        emit(json.dumps({"schema": MEASURE_SCHEMA, "links": plain}, indent=2))
-    else:
-        show_links(links)
 
 
 @app.command()

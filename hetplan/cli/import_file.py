@@ -1,9 +1,8 @@
-"""`hetplan import`: what other tools printed, as samples, figures, a cluster file or a plan."""
+"""`hetplan import`: what other tools printed, as samples, figures or a plan."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,13 +16,13 @@ if TYPE_CHECKING:
     from hetplan.errors import Fault
     from hetplan.importers.records import ImportContext, Imported
     from hetplan.importers.table import Gives
-    from hetplan.profiling.samples import LinkSample, Provenance
+    from hetplan.profiling.samples import Provenance
 
 app = typer.Typer(
     help="Read what other tools printed; the format is detected.", no_args_is_help=True
 )
 
-MEASUREMENT, ISLANDS, LINKS, WRITING = "The measurement", "Islands", "Links", "Writing"
+MEASUREMENT, WRITING = "The measurement", "Writing"
 
 Files = Annotated[
     list[Path],
@@ -36,10 +35,6 @@ Kind = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="File for the records as JSON.", rich_help_panel=WRITING),
-]
-Force = Annotated[
-    bool,
-    typer.Option("--force", help="Write over files that exist.", rich_help_panel=WRITING),
 ]
 
 
@@ -167,107 +162,6 @@ def log(
 
 
 app.command("launch", short_help="Price a trainer's launch as a plan.")(launch)
-
-
-@app.command("cluster-draft", short_help="Draft a cluster file from all of these.")
-def cluster_draft(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Cluster file to write.")],
-    device: Annotated[
-        list[str],
-        typer.Option(metavar="[NAME=]KIND", help="Device kind; one per type= of the hosts."),
-    ],
-    hosts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Hostfile or Slurm node list.")
-    ] = None,
-    nodes: Annotated[
-        str | None,
-        typer.Option(metavar="N[xD]", help="Nodes of D devices, where no file says them."),
-    ] = None,
-    topology: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="A driver's topology of one node of each kind."),
-    ] = None,
-    memory: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SIZE", help="Memory of a device that a job may use.", rich_help_panel=ISLANDS
-        ),
-    ] = None,
-    region: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Region.", rich_help_panel=ISLANDS)
-    ] = None,
-    intra: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="VALUE",
-            help='Inside a node: "300 GB/s", "3 us" or NAME of samples in the store.',
-            rich_help_panel=LINKS,
-        ),
-    ] = None,
-    inter: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="VALUE",
-            help="Between nodes: the same, or FILE of perftest or iperf3.",
-            rich_help_panel=LINKS,
-        ),
-    ] = None,
-    nics: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="VALUE",
-            help='Network cards of a node: "8 x 200 Gbit/s", 8 or "200 Gbit/s".',
-            rich_help_panel=LINKS,
-        ),
-    ] = None,
-    across: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="VALUE",
-            help='Between islands: as --inter; "3 GB/s shared" is for all that send.',
-            rich_help_panel=LINKS,
-        ),
-    ] = None,
-    store: Annotated[Path | None, typer.Option(metavar="DIR", hidden=True)] = None,
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Draft a cluster file from topologies, lists of hosts and measured links.
-
-    Give an option again for further values; ISLAND=VALUE is for one island only.
-    """
-    from hetplan.cli.import_tables import draft_table
-    from hetplan.importers.cluster_draft import DraftRequest, draft_cluster
-    from hetplan.importers.draft import read_draft
-    from hetplan.reports.terminal import print_small
-
-    check_new(out, force=force)
-    request = DraftRequest(
-        name=out.stem, devices=tuple(device), hosts=hosts, nodes=nodes,
-        topologies=tuple(topology or ()), memory=tuple(memory or ()), regions=tuple(region or ()),
-        intra=tuple(intra or ()), inter=tuple(inter or ()), nics=tuple(nics or ()),
-        across=tuple(across or ()), samples=lambda: _stored_samples(store),
-    )  # fmt: skip
-    draft = draft_cluster(request)
-    text, cluster = read_draft(draft)
-    if as_json:
-        from hetplan.cluster.load import CLUSTER_VALUE_SCHEMA
-        from hetplan.files.encoding import encode
-
-        emit(encode(cluster, schema=CLUSTER_VALUE_SCHEMA))
-    else:
-        print_small(draft_table(draft))
-    write_atomically(out, text)
-    say(f"wrote {out}: {cluster.num_devices} devices; read it, then plan with it")
-
-
-def _stored_samples(store: Path | None) -> Sequence[LinkSample]:
-    """The link samples that a fit would take."""
-    from hetplan.cli.options import stores_to_read
-    from hetplan.predict.populations import choose
-    from hetplan.profiling.store import read_populations
-
-    return choose(read_populations(*stores_to_read(None if store is None else [store]))).links
 
 
 def _read_all(

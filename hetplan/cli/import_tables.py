@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -11,9 +11,8 @@ from rich.table import Table
 
 from hetplan.cli.options import emit_lines
 from hetplan.cluster.catalogue import load_catalogue
-from hetplan.importers.draft import ClusterDraft, IslandDraft, inter_node
-from hetplan.importers.link_figures import Figure, LinkFigures, nearest_nics, pcie_switches
 from hetplan.importers.records import Imported, NodeTopology, PathFigures
+from hetplan.importers.topology import nearest_nics, pcie_switches
 from hetplan.reports.terminal import print_small, small_table
 from hetplan.trainers.training_log import TrainingLog
 from hetplan.units import format_bandwidth, format_bytes, format_seconds
@@ -180,40 +179,3 @@ def log_table(log: TrainingLog) -> Table:
             format_bytes(memory) if memory else "",
         )  # fmt: skip
     return table
-
-
-def draft_table(draft: ClusterDraft) -> Table:
-    """One row per island and, below it, per link with the figures that the file has for it."""
-    table = small_table("island, link | >bandwidth | >latency | samples")
-    for island in draft.islands:
-        devices = f"{island.nodes:,} x {island.devices_per_node} {island.device.kind}"
-        table.add_row(f"{escape(island.name)}: {devices}", "", "", "")
-        for title, figures in _island_links(island):
-            table.add_row(f"  {title}", *_cells(figures))
-    if len(draft.islands) > 1:
-        table.add_row("between islands", *_cells(draft.across))
-    return table
-
-
-def _island_links(island: IslandDraft) -> Iterator[tuple[str, LinkFigures]]:
-    if island.devices_per_node > 1:
-        yield "inside a node", island.intra_node
-    if island.nics is not None:
-        title = f"{island.nics.per_node} NICs of a node, each"
-        yield title, LinkFigures(bandwidth=island.nics.bandwidth)
-    if island.nodes > 1:
-        link = inter_node(island)
-        if link.bandwidth is None and island.nics is not None:
-            port = island.nics.own_bytes_per_second(island.devices_per_node)
-            link = replace(link, bandwidth=Figure(value=port, source="its NICs"))
-        yield "between nodes", link
-
-
-def _cells(link: LinkFigures) -> tuple[str, str, str]:
-    own = format_bandwidth(link.bandwidth.value) if link.bandwidth else ""
-    shared = f"{format_bandwidth(link.shared.value)} shared" if link.shared else ""
-    return (
-        ", ".join(part for part in (own, shared) if part),
-        format_seconds(link.latency.value) if link.latency else "",
-        escape(link.samples or ""),
-    )

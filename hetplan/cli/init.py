@@ -34,6 +34,13 @@ _INPUTS = ("model", "cluster", "job")
 def init(
     nodes: Annotated[list[str] | None, nodes_option()] = None,
     between: Annotated[list[str] | None, between_option()] = None,
+    hosts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Hostfile or Slurm list: names of nodes.")
+    ] = None,
+    topology: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Driver's topology of a node; one of each kind."),
+    ] = None,
     model: Annotated[str | None, model_option()] = None,
     batch: Annotated[int | None, batch_option()] = None,
     seq: Annotated[int | None, seq_option()] = None,
@@ -66,7 +73,10 @@ def init(
         precision=precision,
         optimizer=optimizer,
     )
-    answers = Answers(nodes=nodes or [], between=between or [], model=model or "", words=words)
+    answers = Answers(
+        nodes=nodes or [], between=between or [], model=model or "", words=words,
+        hosts=hosts, topologies=tuple(topology or ()),
+    )  # fmt: skip
     if not nodes or not model:
         answers = _asked(answers)
     files, inputs = draft(answers)
@@ -83,6 +93,8 @@ class Answers:
     between: list[str]
     model: str
     words: JobWords
+    hosts: Path | None = None
+    topologies: tuple[Path, ...] = ()
 
 
 def draft(answers: Answers) -> tuple[tuple[Drafted, Drafted, Drafted], Inputs]:
@@ -90,12 +102,15 @@ def draft(answers: Answers) -> tuple[tuple[Drafted, Drafted, Drafted], Inputs]:
     from hetplan.cli.options import read_inputs, read_predictor
     from hetplan.cluster.load import load_cluster
     from hetplan.drafting.draft import drafted_cluster, drafted_job, drafted_model
+    from hetplan.drafting.seen import Seen
     from hetplan.errors import FaultList, InputError
     from hetplan.model.load import load_model
     from hetplan.trainers.before_search import lacks_figures, unknown_kinds
 
     faults = FaultList()
-    cluster = faults.of(drafted_cluster, answers.nodes, answers.between)
+    seen = faults.of(Seen.read, answers.hosts, answers.topologies)
+    faults.stop()
+    cluster = faults.of(drafted_cluster, answers.nodes, answers.between, seen)
     model = faults.of(drafted_model, answers.model)
     spec = None if model is None else faults.of(load_model, model.document)
     if cluster is None or model is None or spec is None:
@@ -271,7 +286,7 @@ def _ask_all(answers: Answers, seen: str) -> Answers:
         words = replace(words, sequence=_ask("Tokens a sequence", usual, a_count))
     if words.tokens is None:
         words = replace(words, tokens=_ask("Tokens of the run, or Enter", "", a_count))
-    return Answers(nodes=nodes, between=between, model=model, words=words)
+    return replace(answers, nodes=nodes, between=between, model=model, words=words)
 
 
 def _nodes_alone(text: str) -> str:

@@ -48,13 +48,12 @@ Hidden = Annotated[
     typer.Option(
         "--hidden",
         help="Without a model file: hidden sizes, as in 256,384; also --seq 1024 --vocab 32000 "
-        "--architecture llama --precision bfloat16.",
+        "--precision bfloat16.",
         rich_help_panel=_WHAT,
     ),
 ]
 Seq = Annotated[str | None, typer.Option("--seq", help="Sequence lengths.", hidden=True)]
 Vocab = Annotated[int | None, typer.Option("--vocab", help="Vocabulary.", hidden=True)]
-Architecture = Annotated[str, typer.Option("--architecture", help="gpt or llama.", hidden=True)]
 PrecisionNames = Annotated[
     str | None, typer.Option("--precision", help="float32, bfloat16, float16.", hidden=True)
 ]
@@ -118,7 +117,6 @@ def layers(
     again: Again = False,
     seq: Seq = None,
     vocab: Vocab = None,
-    architecture: Architecture = "gpt",
     precision: PrecisionNames = None,
     threads: Threads = 1,
     as_json: AsJson = False,
@@ -135,9 +133,7 @@ def layers(
 
     if pace is not None and model is None:
         raise InputError("--pace needs the --model and --job that its times are of")
-    shapes = _shapes(
-        model, job, hidden, microbatch, tp, seq, vocab, architecture, precision, pace is None
-    )
+    shapes = _shapes(model, job, hidden, microbatch, tp, seq, vocab, precision, pace is None)
     paced = load_pace(pace).choose(kind) if pace is not None else None
     with _measuring(store, device, kind, threads, budget, again) as measuring:
         from dataclasses import replace
@@ -161,7 +157,6 @@ def operators(
     again: Again = False,
     seq: Seq = None,
     vocab: Vocab = None,
-    architecture: Architecture = "gpt",
     precision: PrecisionNames = None,
     threads: Threads = 1,
     as_json: AsJson = False,
@@ -170,7 +165,7 @@ def operators(
     from hetplan.cli.profile_show import show_samples
     from hetplan.profiling.run import profile_operators
 
-    shapes = _shapes(model, job, hidden, microbatch, tp, seq, vocab, architecture, precision, True)
+    shapes = _shapes(model, job, hidden, microbatch, tp, seq, vocab, precision, True)
     with _measuring(store, device, kind, threads, budget, again) as measuring:
         profiles = profile_operators(measuring, shapes)
     show_samples(profiles, as_json=as_json)
@@ -286,7 +281,6 @@ def script(
     out: Annotated[Path, typer.Option(help="The program to write.")] = Path("measure.py"),
     seq: Seq = None,
     vocab: Vocab = None,
-    architecture: Architecture = "gpt",
     precision: PrecisionNames = None,
 ) -> None:
     """Write measure.py, which needs Python 3.8 and torch 2.1, for machines without hetplan."""
@@ -295,7 +289,7 @@ def script(
     from hetplan.cluster.load import load_cluster
     from hetplan.profiling.script import write_script
 
-    shapes = _shapes(model, job, hidden, microbatch, tp, seq, vocab, architecture, precision)
+    shapes = _shapes(model, job, hidden, microbatch, tp, seq, vocab, precision)
     task = write_script(out, load_cluster(cluster), shapes)
     for kind in task["kinds"]:
         for what in ("layers", "operators"):
@@ -379,7 +373,6 @@ def _shapes(
     tp: str | None = None,
     seq: str | None = None,
     vocab: int | None = None,
-    architecture: str = "gpt",
     precision: str | None = None,
     neighbours: bool = True,
 ) -> ShapeOptions:
@@ -387,7 +380,6 @@ def _shapes(
     from hetplan.job.load import load_job
     from hetplan.job.spec import Precision
     from hetplan.model.load import load_model
-    from hetplan.model.spec import Architecture as ModelArchitecture
     from hetplan.profiling.grid import ShapeOptions
 
     if vocab is not None and vocab < 1:
@@ -396,7 +388,6 @@ def _shapes(
     return ShapeOptions(
         model=None if model is None else load_model(model),
         job=None if job is None else load_job(job),
-        architecture=_choice("--architecture", architecture, ModelArchitecture),
         hidden_sizes=positive_numbers("--hidden", hidden),
         sequence_lengths=positive_numbers("--seq", seq),
         vocab_size=vocab,

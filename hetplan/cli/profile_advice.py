@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetplan.advice.candidates import Candidate
-from hetplan.advice.loop import Done, Report, View, explain_growth, plan_order
+from hetplan.advice.loop import Done, Report, View, growth, plan_order
 from hetplan.advice.measurement_order import Choice
 from hetplan.cli.options import emit, emit_lines, say
 from hetplan.cli.profile_show import CommandInputs
@@ -22,7 +22,7 @@ from hetplan.profiling.needs import LinkPlace, layer_need
 from hetplan.search.result import Inputs
 from hetplan.units import format_about, format_brief, format_range
 
-SCHEMA = "hetplan.profile-for/1"
+SCHEMA = "hetplan.profile-for/2"
 _PORT = 29500  # torchrun's own default, written out so that both ends agree
 
 
@@ -87,8 +87,8 @@ class ForReport:
     left_here: tuple[ListedChoice, ...]
     elsewhere: tuple[Elsewhere, ...]
     notes: tuple[str, ...]
-    wider: tuple[str, ...] = ()
-    """Why the best plan's interval is wider than before, where it is."""
+    wider: str = ""
+    """Which prediction made the best plan's interval wider than before, where it is."""
 
 
 def listed_view(view: View, cluster: Cluster) -> ListedView:
@@ -168,7 +168,7 @@ def show_report(
         left_here=_listed(choices, report.after),
         elsewhere=elsewhere(files, report.after, inputs),
         notes=_notes(report.after),
-        wider=explain_growth(report.before, report.after),
+        wider=growth(report.before, report.after),
     )
     if as_json:
         emit(encode(listed, schema=SCHEMA))
@@ -176,7 +176,7 @@ def show_report(
     _print_view("before", before, verbose)
     _print_done(report)
     _print_view("after", after, verbose)
-    emit_lines(listed.wider)
+    emit_lines(filter(None, [listed.wider]))
     emit_lines([f"ended: {report.ended}"])
     _print_left("still worth measuring on this machine:", listed.left_here, verbose)
     _print_elsewhere(listed, verbose)

@@ -102,13 +102,6 @@ def _sold_devices() -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.device for each in node_templates().values()))
 
 
-def known_kind(name: str) -> DeviceKind:
-    """The kind of the catalogue that is meant."""
-    catalogue = load_catalogue()
-    kind = meant_kind(name, catalogue).kind
-    return next(each for each in catalogue if each.kind == kind)
-
-
 def measured_kind(name: str) -> str:
     """The kind whose measurements are called so; the name itself where the catalogue has none.
 

@@ -2,14 +2,15 @@
 
 Nodes are those of a node template where one has this kind and as many devices. Otherwise the fabric
 is the catalogue's, and the NICs are those of a template of the same vendor and architecture. What
-nobody said has a comment that begins with `assumed:`. Nothing is made up: a figure that neither the
-catalogue nor a template has is asked for.
+nobody said has a comment that begins with `assumed:`. A list of hosts gives the nodes their names,
+a driver's topology their fabric, NUMA nodes, switches and who uses which NIC. Nothing is made up: a
+figure that neither of these, the catalogue nor a template has is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from hetplan.cluster.catalogue import load_catalogue, words_of
@@ -21,6 +22,8 @@ from hetplan.cluster.names import meant_kind
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import MAX_DEVICES, too_many_devices
 from hetplan.cluster.templates import NodeTemplate, node_called, node_templates
+from hetplan.drafting.seen import Seen, host_lines, place_lines, seen_nics
+from hetplan.drafting.text import comment, scalar
 from hetplan.drafting.words import (
     BETWEEN,
     NODES,
@@ -33,7 +36,8 @@ from hetplan.drafting.words import (
 )
 from hetplan.errors import Fault, InputError
 from hetplan.files.quantities import value_of
-from hetplan.importers.draft import comment, scalar
+from hetplan.importers.records import Host, NodeTopology
+from hetplan.importers.topology import device_bandwidth
 from hetplan.units import format_bandwidth, format_rate, format_seconds
 from hetplan.version import __version__
 
@@ -59,6 +63,9 @@ class DraftIsland:
     """None: not known, of one node."""
     nics_source: str
     """Whose they are; empty: they were said."""
+    hosts: tuple[Host, ...] = ()
+    """Empty: their names are not known."""
+    topology: NodeTopology | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +76,11 @@ class ClusterText:
     assumed: tuple[str, ...]
 
 
-def draft_cluster_text(nodes: Sequence[str], between: Sequence[str]) -> ClusterText:
+def draft_cluster_text(
+    nodes: Sequence[str], between: Sequence[str], seen: Seen | None = None
+) -> ClusterText:
     """The cluster file; one InputError with every fault of the nodes, or of the links."""
-    islands = _islands(nodes)
+    islands = _islands(nodes, seen or Seen())
     links = _Links(islands, tuple(between_words(text) for text in between))
     where = {island.words.region: None for island in islands}
     sizes = ", ".join(
@@ -98,7 +107,7 @@ def draft_cluster_text(nodes: Sequence[str], between: Sequence[str]) -> ClusterT
 # Islands
 
 
-def _islands(nodes: Sequence[str]) -> tuple[DraftIsland, ...]:
+def _islands(nodes: Sequence[str], seen: Seen) -> tuple[DraftIsland, ...]:
     faults: list[Fault] = []
     found: list[DraftIsland] = []
     if not nodes:
@@ -109,18 +118,22 @@ def _islands(nodes: Sequence[str]) -> tuple[DraftIsland, ...]:
     taken: set[str] = set()
     for text in nodes:
         try:
-            found.append(_island(nodes_words(text), catalogue, taken))
+            found.append(_island(nodes_words(text), catalogue, taken, seen))
         except InputError as error:
             faults += error.faults
     total = sum(each.words.nodes * each.devices for each in found)
     if total > MAX_DEVICES:
         faults.append(Fault(field=NODES, message=too_many_devices(total)))
+    if not faults:
+        faults += seen.left_over()
     if faults:
         raise InputError(*faults)
     return tuple(found)
 
 
-def _island(words: NodesWords, catalogue: Sequence[DeviceKind], taken: set[str]) -> DraftIsland:
+def _island(
+    words: NodesWords, catalogue: Sequence[DeviceKind], taken: set[str], seen: Seen
+) -> DraftIsland:
     named = node_called(words.what)
     try:
         meant = meant_kind(named.device if named else words.what, catalogue)
@@ -135,14 +148,15 @@ def _island(words: NodesWords, catalogue: Sequence[DeviceKind], taken: set[str])
         raise wrong(NODES, words.text, f"how many devices has a node? write {words.nodes}x8 ...")
     if named and devices > named.devices:
         raise wrong(NODES, words.text, f"a {named.node} has {named.devices} devices")
-    nics, source = _nics(words, kind, devices, template)
+    topology = seen.topology_of(words, kind, devices)
+    nics, source = _nics(words, kind, devices, template, topology)
     if words.nodes > 1 and nics is None:
         message = (
             f"which network cards has a node of {kind.kind}? Add them, as in "
             f'"{words.nodes}x{devices} {words.what} 8x200Gbit"'
         )
         raise wrong(NODES, words.text, message)
-    if words.nics_per_node or (template and template.devices != devices):
+    if words.nics_per_node or topology or (template and template.devices != devices):
         template = None
     return DraftIsland(
         name=_name(words, kind, taken),
@@ -153,6 +167,8 @@ def _island(words: NodesWords, catalogue: Sequence[DeviceKind], taken: set[str])
         template=template,
         nics=nics,
         nics_source=source,
+        hosts=seen.hosts_of(words, devices),
+        topology=topology,
     )
 
 
@@ -167,10 +183,21 @@ def _name(words: NodesWords, kind: DeviceKind, taken: set[str]) -> str:
 
 
 def _nics(
-    words: NodesWords, kind: DeviceKind, devices: int, template: NodeTemplate | None
+    words: NodesWords,
+    kind: DeviceKind,
+    devices: int,
+    template: NodeTemplate | None,
+    topology: NodeTopology | None,
 ) -> tuple[Nics | None, str]:
-    """As they were said, or of this template, or of one with devices like these; and whose."""
+    """As they were said, as the topology shows them, or of this template, or of one with devices
+    like these; and whose.
+    """
     like = template or next(_alike(kind), None)
+    rate = words.nic_bytes_per_second or (like.nics.bandwidth if like is not None else 0.0)
+    shown = seen_nics(topology, rate) if topology is not None and rate else None
+    # A rate alone is of each card that the topology shows.
+    if shown is not None and words.nics_per_node in (None, 1, shown.per_node):
+        return shown, "" if like is None or words.nics_per_node else f"cards as of a {like.node}"
     if words.nics_per_node:
         count, rate, source = words.nics_per_node, words.nic_bytes_per_second, ""
         if count % devices and devices % count:
@@ -201,7 +228,8 @@ def _nics_text(nics: Nics) -> str:
     rate = rate_text(nics.bandwidth_bytes_per_second)
     rails = f", rails: {nics.rails}" if nics.rails else ""
     most = f", most_per_device: {nics.most_per_device}" if nics.most_per_device > 1 else ""
-    return f"{{per_node: {nics.per_node}, bandwidth: {rate}{rails}{most}}}"
+    own = f", of_device: [{', '.join(map(str, nics.of_device))}]" if nics.of_device else ""
+    return f"{{per_node: {nics.per_node}, bandwidth: {rate}{rails}{most}{own}}}"
 
 
 def _alike(kind: DeviceKind) -> Iterator[NodeTemplate]:
@@ -221,6 +249,8 @@ class _Inside:
 
     lines: tuple[str, ...]
     words: str
+    assumed: bool = True
+    """False: a topology shows it."""
 
 
 def _island_lines(island: DraftIsland, assumed: list[str]) -> list[str]:
@@ -230,8 +260,11 @@ def _island_lines(island: DraftIsland, assumed: list[str]) -> list[str]:
     lines = [
         f"      - name: {scalar(island.name)}",
         f"        nodes: {words.nodes}",
-        *comment(f'node_names: ["{hosts}"] # their hosts, for hetplan emit', 8),
     ]
+    if island.hosts:
+        lines += host_lines(island.hosts)
+    else:
+        lines += comment(f'node_names: ["{hosts}"] # their hosts, for hetplan emit', 8)
     others = f" (not {', '.join(island.others[:_MAX_OTHERS])})" if island.others else ""
     cards = _cards(nics) if nics is not None else ""
     if template is not None:
@@ -245,30 +278,40 @@ def _island_lines(island: DraftIsland, assumed: list[str]) -> list[str]:
             assumed.append(f"{island.name}: {kind.kind}, nodes as {template.node}")
         return [*lines, f"        node: {template.node}"]
     inside = _inside(island)
-    shown = f"{island.name}: {kind.kind}, {inside.words}"
+    guessed = [inside.words] if inside.assumed else []
     if others:
         lines += comment(f"assumed: not {', '.join(island.others[:_MAX_OTHERS])}", 8)
     lines += [
         f"        device: {kind.kind}",
         f"        devices_per_node: {island.devices}",
-        *comment(f"assumed: {inside.words}", 8),
+        *comment(f"{'assumed: ' if inside.assumed else ''}{inside.words}", 8),
         *inside.lines,
+        *(place_lines(island.topology) if island.topology is not None else ()),
     ]
     if words.nodes > 1 and nics is not None:
         if island.nics_source:
-            shown += f", {cards} {island.nics_source}"
+            guessed.append(f"{cards} {island.nics_source}")
             lines += comment(f"assumed: {island.nics_source}", 8)
         lines += [
             f"        nics: {_nics_text(nics)}",
             f"        inter_node: {{latency: {_NETWORK_LATENCY}}} # assumed: order of magnitude",
         ]
-    assumed.append(shown)
+    if guessed or others:
+        assumed.append(f"{island.name}: {', '.join([kind.kind, *guessed])}")
     return lines
 
 
 def _inside(island: DraftIsland) -> _Inside:
-    """What joins the devices of a node, by the catalogue."""
+    """What joins the devices of a node, by its topology or the catalogue."""
     kind, devices, own = island.kind, island.devices, island.kind.scale_up
+    shown = None if island.topology is None else device_bandwidth(island.topology, kind)
+    if shown is not None and shown.fabric is None:
+        return replace(_in_figures(shown.bytes_per_second, shown.source), assumed=False)
+    if shown is not None:
+        lines = [f"        fabric: {shown.fabric}"]
+        if shown.link is not None:
+            lines.append(f"        link: {format_bandwidth(shown.link)}")
+        return _Inside(tuple(lines), shown.source, assumed=False)
     pairs = own is not None and own.peers == 1 and devices > 2  # a bridge joins two cards
     if own is not None and own.peers > 1 and devices - 1 > own.peers:
         message = f"{kind.kind} has links to {own.peers} others of its node (catalogue)"
@@ -288,8 +331,8 @@ def _inside(island: DraftIsland) -> _Inside:
         if devices == 1 and island.nics is not None:
             return _in_figures(island.nics.own_bytes_per_second(1), "joins nothing: one device")
         message = (
-            f"the catalogue says nothing of {kind.kind}'s links: draft the cluster with "
-            "`hetplan import cluster-draft`, which takes them as --intra"
+            f"the catalogue says nothing of {kind.kind}'s links: write `scale_up` into a device "
+            "kind of yours (docs/device-kinds.md), or the cluster file by hand"
         )
         raise wrong(NODES, island.words.text, message)
     lines = [f"        fabric: {fabric}"]

@@ -12,9 +12,10 @@ from hetplan.cluster.libraries import libraries_of
 from hetplan.cluster.spec import Cluster
 from hetplan.drafting.cluster import draft_cluster_text
 from hetplan.drafting.model import meant_model, model_lines, shipped_models
+from hetplan.drafting.seen import Seen
+from hetplan.drafting.text import comment, scalar
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import Document, document_of, read_bytes
-from hetplan.importers.draft import comment, scalar
 from hetplan.job.kernels import kernel_fault
 from hetplan.job.load import JOB_SCHEMA, TARGET_NAMES, narrow_format
 from hetplan.job.spec import Optimizer, Precision
@@ -50,9 +51,11 @@ class Drafted:
     assumed: tuple[str, ...]
 
 
-def drafted_cluster(nodes: Sequence[str], between: Sequence[str]) -> Drafted:
-    """The cluster file of these nodes and links."""
-    found = draft_cluster_text(nodes, between)
+def drafted_cluster(
+    nodes: Sequence[str], between: Sequence[str], seen: Seen | None = None
+) -> Drafted:
+    """The cluster file of these nodes and links, with what files say of the nodes."""
+    found = draft_cluster_text(nodes, between, seen)
     document = document_of(f"drafted {CLUSTER_FILE}", found.text.encode())
     return Drafted(document=document, assumed=found.assumed)
 

@@ -29,6 +29,21 @@ def canonical(data: dict[str, object]) -> str:
     return json.dumps(data, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def laid_out(value: Any, margin: str = "") -> str:
+    """JSON with sorted keys, in which what fits on a line of 100 columns is on one."""
+    line = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    if not value or not isinstance(value, dict | list) or len(margin) + len(line) <= 100:
+        return line
+    inner = f"{margin}  "
+    if isinstance(value, dict):
+        rows = [
+            f"{inner}{json.dumps(key)}: {laid_out(part, inner)}"
+            for key, part in sorted(value.items())
+        ]
+        return "{\n" + ",\n".join(rows) + f"\n{margin}}}"
+    return "[\n" + ",\n".join(inner + laid_out(each, inner) for each in value) + f"\n{margin}]"
+
+
 def to_plain(value: object) -> object:
     """Dataclasses as dicts, tuples as lists, enumeration members as their values."""
     return _plain(value, type(value))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import math
 import operator
 from collections.abc import Callable, Hashable
@@ -30,9 +29,11 @@ from typing import (
 )
 
 from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetplan.errors import InputError
+from hetplan.files.encoding import laid_out
 from hetplan.units import (
     COUNT_PATTERN,
     EXAMPLES,
@@ -61,14 +62,13 @@ def _quantity(parse: Callable[[], T]) -> T:
         raise PydanticCustomError("quantity", "{message}", {"message": str(error)}) from error
 
 
+def _quantity_schema(dimension: Dimension) -> dict[str, Any]:
+    examples = list(EXAMPLES[dimension])
+    return {"type": "string", "pattern": pattern(dimension), "examples": examples}
+
+
 def _json_schema(dimension: Dimension) -> WithJsonSchema:
-    return WithJsonSchema(
-        {
-            "type": "string",
-            "pattern": pattern(dimension),
-            "examples": list(EXAMPLES[dimension]),
-        }
-    )
+    return WithJsonSchema(_quantity_schema(dimension))
 
 
 Memory: TypeAlias = Annotated[float, _parser(Dimension.MEMORY), _json_schema(Dimension.MEMORY)]
@@ -241,7 +241,7 @@ def check_limits(value: object) -> None:
 
 def schema_text(form: type[Any], *, schema: str, title: str) -> str:
     """The JSON Schema (draft 2020-12) of files that are read as `form` with this schema number."""
-    body = TypeAdapter(form).json_schema()
+    body = TypeAdapter(form).json_schema(schema_generator=_WithoutTitles)
     name, _, newest = schema.rpartition("/")
     numbers = [f"{name}/{number}" for number in range(1, int(newest) + 1)]
     properties = {
@@ -256,4 +256,32 @@ def schema_text(form: type[Any], *, schema: str, title: str) -> str:
             "required": ["schema", *body.get("required", [])],
         }
     )
-    return json.dumps(body, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return laid_out(_with_references(body)) + "\n"
+
+
+def _with_references(body: dict[str, Any]) -> dict[str, Any]:
+    """The schema with each kind of quantity said once."""
+    quantities = {f"{each.name.title()}Text": _quantity_schema(each) for each in Dimension}
+    used: dict[str, Any] = {}
+
+    def shared(value: Any) -> Any:
+        if isinstance(value, list):
+            return [shared(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        for name, quantity in quantities.items():
+            if value.get("pattern") == quantity["pattern"]:
+                used[name] = quantity
+                value = {key: part for key, part in value.items() if key not in quantity}
+                return {**value, "$ref": f"#/$defs/{name}"}
+        return {key: shared(part) for key, part in value.items()}
+
+    body = shared(body)
+    return {**body, "$defs": {**body.get("$defs", {}), **used}} if used else body
+
+
+class _WithoutTitles(GenerateJsonSchema):
+    """Keys without titles, which would only repeat them."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False

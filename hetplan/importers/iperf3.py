@@ -1,26 +1,19 @@
-"""Output of iperf3, printed or JSON (`-J`), to figures of a path: TCP or UDP, one way or both.
+"""JSON of iperf3 (`-J`) to figures of a path: TCP or UDP, one way or both.
 
 Fields as `src/iperf_api.c` and `src/iperf_tcp.c` of iperf 3.1 to 3.21 write them: rates in bits
 per second, round trips in microseconds, windows in bytes. Bandwidth is what the receiver counted
 (`sum_received`); loss of TCP is retransmitted segments over sent ones, as a sender counts them.
-UDP has one `sum` until 3.10, of what was sent: less the loss it is what was received. Printed are
-
-    [ ID] Interval           Transfer     Bitrate         Retr
-    [  5]   0.00-10.00  sec  1.09 GBytes   936 Mbits/sec   12             sender
-    [  5]   0.00-10.04  sec  1.09 GBytes   932 Mbits/sec                  receiver
-
-with a `[SUM]` row where -P asks for several streams; prefixes of bits are of 1000 (`src/units.c`).
+UDP has one `sum` until 3.10, of what was sent: less the loss it is what was received.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from hetplan.files.reading import Document
 from hetplan.importers import json_text
-from hetplan.importers.lines import fault_at, finite_number, shown, text_lines, without_rank_label
+from hetplan.importers.lines import fault_at, shown
 from hetplan.importers.records import ImportContext, Imported, PathFigures
 
 _MICROSECONDS = 1e6  # per second
@@ -32,15 +25,6 @@ _SIGN = re.compile(
     r'"(?:sum_sent|sum_received|tcp_mss_default|test_start)"|'
     r"\[ ID\](?:\[Role\])? Interval +Transfer +B(?:andwidth|itrate)"
 )
-_ROW = re.compile(
-    r"\s{0,20}\[\s{0,4}(\d{1,9}|SUM)\](?:\[([TR]X-[CS])\])?\s{1,9}[\d.]{1,20}-\s{0,4}[\d.]{1,20}"
-    r"\s{0,4}sec\s{1,9}[\d.]{1,20} [KMGTP]?Bytes"
-    r"\s{1,9}([\d.]{1,20}) ([KMGT]?)(bits|Bytes)/sec(.{0,120})",
-    re.ASCII,
-)
-_LOST = re.compile(r"\b(\d{1,18})/(\d{1,18}) \(")
-_PREFIXES = " KMGT"
-_SIDES = ("sender", "receiver")
 
 
 def detect(text: str) -> bool:
@@ -49,12 +33,13 @@ def detect(text: str) -> bool:
 
 
 def parse(text: str, context: ImportContext) -> Imported:
-    """One PathFigures per direction; also of what iperf3 prints without -J.
+    """One PathFigures per direction.
 
     Raises InputError where iperf3 itself reports an error, with its text.
     """
     if not json_text.looks_like_json(text):
-        return _printed(text, context.file)
+        message = "what iperf3 prints has three digits and no round trip; run it again with -J"
+        raise fault_at(context.file, 1, message)
     document = json_text.json_document(context.file, text, _PER_STREAM)
     if not isinstance(document.root, dict):
         raise fault_at(context.file, 1, "found a list; the output of one iperf3 -J is an object")
@@ -205,105 +190,3 @@ def _segment_bytes(document: Document) -> int | None:
         if json_text.has(document, "start", name):
             return json_text.whole(document, "start", name)
     return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    line: int
-    stream: str
-    """Its number, or `SUM`."""
-    direction: str
-    rate: float
-    """Bytes per second."""
-    rest: str
-    """What follows the rate."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """One test while it is read."""
-
-    udp: bool = False
-    reverse: bool = False
-    summary: bool = False
-    """Whether the rule that separates intervals from the summary was passed."""
-    rows: list[_Row] = field(default_factory=list)
-
-
-def _printed(text: str, file: str) -> Imported:
-    """One PathFigures per direction of every test."""
-    runs = [_Run()]
-    for line in text_lines(text):
-        content, run = without_rank_label(line.text), runs[-1]
-        if "iperf3: error" in line.text:
-            message = f"iperf3 failed: {shown(line.text.strip())}; run it again"
-            raise fault_at(file, line.number, message)
-        if content.startswith(("Connecting to host", "Accepted connection from")) and run.rows:
-            runs.append(run := _Run())
-        run.reverse |= content.startswith("Reverse mode")
-        run.udp |= "Datagrams" in content
-        if content.startswith("- - - -"):
-            # It also separates the intervals of several streams: the last one counts.
-            run.summary, run.rows = True, []
-        found = _ROW.match(content)
-        if found is not None and (run.summary or content.rstrip().endswith(_SIDES)):
-            run.rows.append(_row(found, line.number, file))
-    notes = ["printed rates have three digits; -J writes all of them, and the round trip"]
-    paths = tuple(figures for run in runs for figures in _printed_figures(run, notes))
-    if not paths:
-        message = "neither JSON nor a printed summary with both sides; run iperf3 with -J"
-        raise fault_at(file, 1, message)
-    return Imported(kind="iperf3", paths=paths, notes=tuple(notes))
-
-
-def _row(found: re.Match[str], line: int, file: str) -> _Row:
-    value = finite_number(found.group(3))
-    if value is None:
-        raise fault_at(file, line, f"found {shown(found.group(3))}; a rate is expected here")
-    return _Row(
-        line=line,
-        stream=found.group(1),
-        direction=found.group(2) or "",
-        rate=value * _bytes_in(found.group(5), found.group(4)),
-        rest=found.group(6).strip(),
-    )
-
-
-def _bytes_in(unit: str, prefix: str) -> float:
-    """Bytes of one printed unit: -f M asks for bytes, whose prefixes are of 1024."""
-    power = _PREFIXES.index(prefix or " ")
-    return float(1024**power) if unit == "Bytes" else 1000.0**power / 8
-
-
-def _printed_figures(run: _Run, notes: list[str]) -> Iterator[PathFigures]:
-    for direction in dict.fromkeys(row.direction for row in run.rows):
-        rows = [row for row in run.rows if row.direction == direction]
-        received = [row for row in rows if row.rest.endswith("receiver")]
-        if received and not any(row.rate > 0 for row in received):
-            # A client that was stopped never hears what the server received.
-            received = [row for row in rows if row.rest.endswith("sender")]
-            notes.append("the receiver reported nothing; bandwidth is what was sent")
-        sided = any(row.rest.endswith(_SIDES) for row in rows)
-        # UDP before 3.6 says no side; a TCP row without one is an interval of a run that was cut.
-        counted = received if sided else [row for row in rows if run.udp]
-        sums = [row for row in counted if row.stream == "SUM"]
-        streams = len({row.stream for row in counted} - {"SUM"})
-        if not counted or (streams > 1 and not sums):
-            continue
-        best = (sums or counted)[-1]
-        found = _LOST.search(best.rest)
-        loss = None
-        if found is not None and 0 <= int(found.group(1)) <= int(found.group(2)) > 0:
-            loss = int(found.group(1)) / int(found.group(2))
-        rate = best.rate if sided or loss is None else best.rate * (1 - loss)
-        if rate <= 0:
-            continue
-        backwards = run.reverse or direction in ("RX-C", "TX-S")
-        yield PathFigures(
-            measured=("UDP" if run.udp else "TCP")
-            + " bandwidth"
-            + (", server to client" if backwards else ""),
-            bandwidth_bytes_per_second=rate,
-            streams=streams or None,
-            loss_fraction=loss,
-        )

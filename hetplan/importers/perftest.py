@@ -1,8 +1,8 @@
-"""Output of perftest (ib_write_bw, ib_read_lat, ...), printed or JSON, to figures of a path.
+"""What perftest (ib_write_bw, ib_read_lat, ...) prints, to figures of a path.
 
 Bandwidth is printed in units of 2**20 bytes per second, which versions before 2024 call `MB/sec`,
 or with --report_gbits in units of 1e9 bits (`perftest_parameters.c`: format_factor 0x100000 or
-125000000). JSON names no unit; it follows from MsgRate, million messages per second.
+125000000). The JSON of --out_json names no unit and holds one size; it is not read.
 Times are half a round trip of write and send and a whole one of read and atomic (rtt_factor there).
 """
 
@@ -12,8 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hetplan.files.reading import Document
-from hetplan.importers import json_text
 from hetplan.importers.lines import (
     Line,
     fault_at,
@@ -74,15 +72,11 @@ def parse(text: str, context: ImportContext) -> Imported:
     """
     paths: list[PathFigures] = []
     notes: list[str] = []
-    if json_text.looks_like_json(text):
-        document = json_text.json_document(context.file, text)
-        paths.append(_json_figures(document, notes))
-    else:
-        test = _Test()
-        for line in text_lines(text):
-            row = _printed(line, test, context.file)
-            if row is not None:
-                paths.append(_figures(test, row, notes))
+    test = _Test()
+    for line in text_lines(text):
+        row = _printed(line, test, context.file)
+        if row is not None:
+            paths.append(_figures(test, row, notes))
     if not paths:
         raise fault_at(
             context.file, 0, "no row of results found (#bytes, #iterations, ...); give the output"
@@ -239,60 +233,3 @@ def _latency_figures(
         round_trip_seconds=2 * seconds,
         streams=streams,
     )
-
-
-def _json_figures(document: Document, notes: list[str]) -> PathFigures:
-    """The figures of a file of --out_json, which holds one size."""
-    file = document.file
-    if not isinstance(document.at("results"), dict):
-        raise json_text.wrong(document, ("results",), "an object")
-    words = json_text.word(document, "test_info", "test").removesuffix("_Test")
-    latency = words.endswith("_Latency")
-    words = words.removesuffix("_Multicast").removesuffix("_forwarding")
-    title = words.removesuffix("_Latency").removesuffix("_BW")
-    both = title.endswith("_Bidirectional") or "_Bidirectional_" in title
-    title = title.replace("_Post_List", "").replace("_Bidirectional", "")
-    queues = json_text.optional_whole(document, "test_info", "Number_of_qps")
-    test = _Test(title=title + (" Bidirectional" if both else ""), latency=latency)
-    test.settings = {"Number of qps": str(queues or "")}
-    for name in ("Link_type", "Connection_type"):
-        if json_text.has(document, "test_info", name):
-            text = json_text.word(document, "test_info", name)
-            test.settings[name.replace("_", " ")] = text
-    size = json_text.whole(document, "results", "MsgSize")
-    if size == 0:
-        raise json_text.wrong(document, ("results", "MsgSize"), "1 byte or more")
-    line = document.line(("results",))
-    if latency:
-        values = {
-            name: json_text.number(document, "results", name)
-            for name in ("t_min", "t_max", "t_typical", "t_avg")
-            if json_text.has(document, "results", name)
-        }
-        if not {"t_typical", "t_avg"} & set(values):
-            raise json_text.wrong(document, ("results", "t_typical"), "a number")
-        return _figures(test, _latency(values, size, file, line), notes)
-    return _figures(test, _json_bandwidth(document, size, line), notes)
-
-
-def _json_bandwidth(document: Document, size: int, line: int) -> _Measured:
-    """The bandwidth; its unit is the one that MsgRate agrees with."""
-    average = json_text.number(document, "results", "BW_average")
-    messages = json_text.number(document, "results", "MsgRate")
-    if average <= 0 or messages <= 0:
-        raise fault_at(document.file, line, "BW_average and MsgRate must be above 0")
-    moved = messages * 1e6 * size
-    # Two decimals of BW_average and six of MsgRate.
-    fitting = [
-        unit
-        for unit in (float(MEBIBYTE), _GIGABIT)
-        if abs(average * unit - moved) <= _SLACK * moved + 0.005 * unit + 0.5 * size
-    ]
-    if len(fitting) != 1:
-        raise fault_at(
-            document.file,
-            line,
-            f"BW_average {average:g} is neither MiB/s nor Gb/s for MsgRate {messages:g} of "
-            f"{size} bytes, or could be both; import the printed output, which names its unit",
-        )
-    return _Measured(message_bytes=size, bytes_per_second=average * fitting[0])

@@ -1,15 +1,9 @@
-"""Devices of a node and the paths between them: `rocm-smi --showtopo`, tables or `--json`.
+"""Devices of a node and the paths between them: `rocm-smi --showtopo --json`.
 
-With --json the tool writes one flat object: under `system` a text per pair of devices, as in
+The tool writes one flat object: under `system` a text per pair of devices, as in
 `(Topology) Link type between DRM devices 0 and 1` with `XGMI`, `PCIE` or `XXXX` (not known), the
-same for `Weight` and `Hops`; under `card0` the device's NUMA node. Without it, it prints tables:
-
-    ========= Link Type between two GPUs =========
-           GPU0         GPU1
-    GPU0   0            XGMI
-    GPU1   XGMI         0
-    ================= Numa Nodes =================
-    GPU[0]          : (Topology) Numa Node: 0
+same for `Weight` and `Hops`; under `card0` the device's NUMA node. The tables that it prints
+without --json are recognised and refused.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from itertools import combinations
 
 from hetplan.errors import Fault, InputError
 from hetplan.importers.json_text import json_document
-from hetplan.importers.lines import fault_at, refuse_all, shown, text_lines, whole_number
+from hetplan.importers.lines import fault_at, refuse_all, shown, whole_number
 from hetplan.importers.records import (
     ImportContext,
     Imported,
@@ -31,15 +25,10 @@ from hetplan.importers.records import (
 )
 
 _SIGN = re.compile(r'"\(Topology\) |ROCm System Management|between two GPUs =|"num_hops"')
-_COMMAND = "rocm-smi --showtopo"
+_COMMAND = "rocm-smi --showtopo --json"
 _CARD = re.compile(r"card(\d{1,6})", re.ASCII)
 _PAIR = re.compile(
     r"\(Topology\) (Weight|Hops|Link type) between DRM devices (\d{1,6}) and (\d{1,6})", re.ASCII
-)
-_TITLE = re.compile(r"(Weight|Hops|Link [Tt]ype) between two GPUs", re.ASCII)
-_GPU = re.compile(r"GPU(\d{1,6})", re.ASCII)
-_NUMA_LINE = re.compile(
-    r"GPU ?\[?(\d{1,6})\]?\s{0,40}: \(Topology\) Numa (?:Node|Affinity): (-?\d{1,6})", re.ASCII
 )
 _LINK_TYPES = ("XGMI", "PCIE", "XXXX")
 _NOT_READ = ("None", "N/A")
@@ -54,8 +43,6 @@ class _Node:
     """A node while its output is read."""
 
     file: str
-    name: str
-    """What the output calls a device, before its number."""
     cells: dict[tuple[str, int, int], str | int] = field(default_factory=dict)
     """By figure, earlier device and later device."""
     numa_nodes: dict[int, int | None] = field(default_factory=dict)
@@ -97,12 +84,8 @@ def detect(text: str) -> bool:
 
 def parse(text: str, context: ImportContext) -> Imported:
     """The node's devices and paths; an InputError where a pair is missing or contradicts itself."""
-    if _TITLE.search(text):
-        node = _Node(file=context.file, name="GPU")
-        _read_tables(node, text)
-    else:
-        node = _Node(file=context.file, name="card")
-        _read_json(node, text)
+    node = _Node(file=context.file)
+    _read_json(node, text)
     topology = _topology(node)
     unknown = sum(path.path == "XXXX" for path in topology.paths)
     return Imported(
@@ -117,12 +100,12 @@ def _read_json(node: _Node, text: str) -> None:
     # Warnings of the driver often stand around the object; empty lines keep its line numbers.
     begin, end = text.find("{"), text.rfind("}")
     if begin < 0:
-        message = f"neither JSON nor a table of link types; save the output of `{_COMMAND}`"
+        message = f"found no JSON; save the output of `{_COMMAND}`"
         raise InputError(Fault(file=node.file, message=message))
     above = "\n" * text.count("\n", 0, begin)
     document = json_document(node.file, above + text[begin : max(begin, end) + 1])
     if not isinstance(document.root, dict):
-        raise fault_at(node.file, 0, f"found no object; save the output of `{_COMMAND} --json`")
+        raise fault_at(node.file, 0, f"found no object; save the output of `{_COMMAND}`")
     for key, value in document.root.items():
         card = _CARD.fullmatch(key)
         if not isinstance(value, dict):
@@ -149,39 +132,6 @@ def _numa(texts: Iterable[object]) -> int | None:
     return next((number for number in numbers if number is not None and number >= 0), None)
 
 
-def _read_tables(node: _Node, text: str) -> None:
-    lines = [(line.number, line.text.split(), line.text) for line in text_lines(text)]
-    figure, columns = "", [-1]
-    for number, words, line in lines:
-        title, numa = _TITLE.search(line), _NUMA_LINE.search(line)
-        if title is not None:
-            figure, columns = title.group(1).capitalize(), []
-        elif numa is not None:
-            device, numa_node = int(numa.group(1)), int(numa.group(2))
-            if node.numa_nodes.get(device) is None:
-                node.numa_nodes[device] = numa_node if numa_node >= 0 else None
-        elif figure and not columns and words:
-            if not all(_GPU.fullmatch(word) for word in words) or len(set(words)) < len(words):
-                node.fault(number, "the names of the devices are expected here, each once")
-            columns = [int(word[3:]) for word in words if _GPU.fullmatch(word)]
-            node.numa_nodes |= dict.fromkeys(set(columns) - node.numa_nodes.keys())
-        elif figure and words and _GPU.fullmatch(words[0]):
-            _read_row(node, number, figure, columns, words)
-
-
-def _read_row(node: _Node, line: int, figure: str, columns: list[int], words: list[str]) -> None:
-    device, cells = int(words[0][3:]), words[1:]
-    if len(cells) != len(columns) or device not in columns:
-        message = f"{words[0]} has {len(cells)} entries for {len(columns)} devices"
-        node.fault(line, f"{message}; save the output again")
-        return
-    for column, cell in zip(columns, cells, strict=True):
-        if column != device:
-            node.cell(line, figure, (device, column), cell)
-        elif cell not in ("0", "X", "N/A"):
-            node.fault(line, f"found {shown(cell)} where {words[0]} meets itself; 0 is there")
-
-
 def _topology(node: _Node) -> NodeTopology:
     devices = sorted({*node.numa_nodes, *(end for _, *ends in node.cells for end in ends)})
     if not devices and not node.faults:
@@ -200,7 +150,7 @@ def _topology(node: _Node) -> NodeTopology:
             continue
         paths.append(
             TopologyPath(
-                between=(f"{node.name}{low}", f"{node.name}{high}"),
+                between=(f"card{low}", f"card{high}"),
                 path=str(path),
                 hops=hops if isinstance(hops, int) else None,
                 weight=weight if isinstance(weight, int) else None,
@@ -210,7 +160,7 @@ def _topology(node: _Node) -> NodeTopology:
     return NodeTopology(
         vendor="amd",
         devices=tuple(
-            TopologyDevice(index=at, name=f"{node.name}{at}", numa_node=node.numa_nodes.get(at))
+            TopologyDevice(index=at, name=f"card{at}", numa_node=node.numa_nodes.get(at))
             for at in devices
         ),
         paths=tuple(paths),

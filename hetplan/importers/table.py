@@ -48,8 +48,6 @@ class Importer:
     gives: Gives
     title: str
     """What it reads, in one line."""
-    of_one_card: bool = False
-    """Its bandwidths are of one network card, not of everything that lies between two hosts."""
 
     @property
     def module(self) -> ModuleType:
@@ -66,8 +64,8 @@ class Importer:
 
 
 IMPORTERS = (
-    Importer(kind="rocm-topo", gives=Gives.TOPOLOGY, title="rocm-smi --showtopo, tables or --json"),
-    Importer(kind="iperf3", gives=Gives.LINKS, title="iperf3, printed or -J"),
+    Importer(kind="rocm-topo", gives=Gives.TOPOLOGY, title="rocm-smi --showtopo --json"),
+    Importer(kind="iperf3", gives=Gives.LINKS, title="iperf3 -J"),
     Importer(kind="npu-topo", gives=Gives.TOPOLOGY, title="npu-smi info -t topo"),
     Importer(kind="nvidia-topo", gives=Gives.TOPOLOGY, title="nvidia-smi topo -m"),
     Importer(
@@ -80,8 +78,7 @@ IMPORTERS = (
     Importer(
         kind="perftest",
         gives=Gives.LINKS,
-        title="perftest (ib_write_bw, ib_read_lat, ...)",
-        of_one_card=True,
+        title="perftest (ib_write_bw, ib_read_lat, ...), printed",
     ),
     Importer(kind="hostfile", gives=Gives.HOSTS, title="hostfile of MPI, DeepSpeed, FlagScale"),
     Importer(kind="slurm-nodes", gives=Gives.HOSTS, title="Slurm node list: node[001-016,020]"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,6 @@ import psutil
 
 from hetplan.machine.report import (
     MachineInterface,
-    MachineLimits,
     MachineProcessor,
     MachineRdma,
 )
@@ -161,39 +159,6 @@ def find_processor(probe: Probe) -> MachineProcessor:
     )
 
 
-# nv_peer_mem is the older name of the same module.
-_GPU_DIRECT = ("nvidia_peermem", "nv_peer_mem")
-
-
-def find_limits(probe: Probe) -> MachineLimits:
-    """Limits that end a training run in the middle, and what RDMA needs."""
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_unlimited = locked == resource.RLIM_INFINITY
-    modules = {line.split(" ")[0] for line in probe.text("proc/modules").splitlines()}
-    return MachineLimits(
-        container=container_of(
-            probe.text("proc/1/cgroup"),
-            docker_file=probe.exists(".dockerenv"),
-            podman_file=probe.exists("run/.containerenv"),
-            kubernetes=probe.exists("var/run/secrets/kubernetes.io"),
-        ),
-        shared_memory_bytes=_size(probe.root / "dev/shm"),
-        locked_memory_bytes=0.0 if is_unlimited else float(locked),
-        locked_unlimited=is_unlimited,
-        open_files=0 if files == resource.RLIM_INFINITY else files,
-        rdma_visible=any(name.startswith("uverbs") for name in probe.names("dev/infiniband")),
-        gpu_direct=next((name for name in _GPU_DIRECT if name in modules), ""),
-    )
-
-
-def _size(folder: Path) -> float:
-    """Bytes of the file system at this folder; 0 where there is none."""
-    with contextlib.suppress(OSError):
-        return float(psutil.disk_usage(str(folder)).total)
-    return 0.0
-
-
 _NET = "sys/class/net"
 _RDMA = "sys/class/infiniband"
 
@@ -293,14 +258,3 @@ def without_addresses(name: str) -> str:
     """An interface's name with what may be a hardware or IP address in it replaced."""
     name = re.sub(r"[0-9a-fA-F]{12,}", "*", name)
     return re.sub(r"\d{1,3}([._-]\d{1,3}){3}", "*", name)[:32]
-
-
-def container_of(cgroup: str, *, docker_file: bool, podman_file: bool, kubernetes: bool) -> str:
-    """Which kind of container this is; empty where nothing says so."""
-    if kubernetes or "kubepods" in cgroup:
-        return "kubernetes"
-    if podman_file:
-        return "podman"
-    if docker_file or "docker" in cgroup:
-        return "docker"
-    return "container" if re.search(r"lxc|containerd|machine\.slice", cgroup) else ""

@@ -10,26 +10,19 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.errors import HetplanError
-from hetplan.files.shipped import shipped_folder
 from hetplan.machine.devices import DRIVER_TOOLS, find_devices, find_torch
-from hetplan.machine.host import Probe, find_interfaces, find_limits, find_processor, find_rdma
+from hetplan.machine.host import Probe, find_interfaces, find_processor, find_rdma
 from hetplan.machine.report import (
     MachineDevice,
     MachineInterface,
-    MachineLimits,
     MachineMeasurement,
     MachineRdma,
     MachineReport,
-    MachineStore,
-    MachineTool,
     MachineTorch,
 )
-from hetplan.profiling.store import read_populations
 
 _T = TypeVar("_T")
 
@@ -39,13 +32,11 @@ def look(
     *,
     kinds: Sequence[DeviceKind],
     python: str,
-    stores: Sequence[Path],
     problems: Sequence[str] = (),
 ) -> MachineReport:
     """What the probe's machine has.
 
-    `python`: the interpreter whose torch is asked; `stores`: profile stores to look into;
-    `problems`: what the caller could not look at.
+    `python`: the interpreter whose torch is asked; `problems`: what the caller could not look at.
     """
     wrong = list(problems)
 
@@ -61,8 +52,6 @@ def look(
     devices = part("devices", lambda: find_devices(probe, seen, kinds, wrong))
     interfaces = part("network", lambda: find_interfaces(probe))
     rdma = part("RDMA", lambda: find_rdma(probe))
-    tools = find_tools(probe, devices)
-    limits = find_limits(probe)
     return MachineReport(
         system=_system(),
         processor=find_processor(probe),
@@ -70,13 +59,9 @@ def look(
         torch=torch,
         interfaces=interfaces,
         rdma=rdma,
-        limits=limits,
-        tools=tools,
-        stores=part("profile stores", lambda: find_stores(stores, wrong)),
         measurements=find_measurements(
-            devices=devices, torch=torch, interfaces=interfaces, rdma=rdma, tools=tools
+            probe, devices=devices, torch=torch, interfaces=interfaces, rdma=rdma
         ),
-        advice=find_advice(devices=devices, rdma=rdma, limits=limits),
         problems=tuple(wrong),
     )
 
@@ -86,11 +71,6 @@ def _system() -> str:
     release = re.match(r"[\d.]+", platform.release())
     return f"{platform.system()} {release.group(0).rstrip('.') if release else ''}".strip()
 
-
-_GIB = float(2**30)
-# NCCL moves data between processes of a node through /dev/shm where devices cannot reach each
-# other; docker's default of 64 MiB is too little for eight of them.
-_MIN_SHARED_BYTES = 1 * _GIB
 
 # How torch gets to know a vendor's devices: each vendor's own install page names these.
 _TORCH_FOR = {
@@ -107,29 +87,13 @@ MEASURED_TYPES = ("cuda", "npu", "mlu", "musa", "xpu", "hpu", "gcu")
 """Device types that `hetplan profile` opens; asking its plug-ins would import torch."""
 
 
-def find_tools(probe: Probe, devices: Sequence[MachineDevice]) -> tuple[MachineTool, ...]:
-    """The programs whose output `hetplan import` reads, and whether they are here."""
-    amd = any(device.tool in ("rocm-smi", "hy-smi") for device in devices)
-    tests = "rccl-tests" if amd else "nccl-tests"
-    owner = "ROCm" if amd else "NVIDIA"
-    wanted = (
-        ("all_reduce_perf", f"collectives ({tests})", f"build github.com/{owner}/{tests}"),
-        ("ib_write_bw", "RDMA links (perftest)", "apt install perftest"),
-        ("iperf3", "TCP links between nodes", "apt install iperf3"),
-    )
-    return tuple(
-        MachineTool(name=name, present=probe.find(name), purpose=purpose, get=get)
-        for name, purpose, get in wanted
-    )
-
-
 def find_measurements(
+    probe: Probe,
     *,
     devices: Sequence[MachineDevice],
     torch: MachineTorch,
     interfaces: Sequence[MachineInterface],
     rdma: Sequence[MachineRdma],
-    tools: Sequence[MachineTool],
 ) -> tuple[MachineMeasurement, ...]:
     """One line per kind of measurement, possible or not."""
     with_torch = bool(torch.version)
@@ -147,17 +111,25 @@ def find_measurements(
         how = "no accelerator was found, by torch or by a driver's tool"
         found.append(_not("layers on an accelerator", how))
     found += _links(devices, torch)
-    present = {tool.name: tool for tool in tools}
+
+    def by_tool(what: str, name: str, get: str, importer: str) -> MachineMeasurement:
+        if probe.find(name):
+            how = f"{name} between the nodes, then hetplan import {importer} FILE"
+            return MachineMeasurement(what=what, possible=True, how=how)
+        return _not(what, f"missing: {name}; {get}")
+
+    amd = any(device.tool in ("rocm-smi", "hy-smi") for device in devices)
+    tests = "github.com/ROCm/rccl-tests" if amd else "github.com/NVIDIA/nccl-tests"
     active = any(port.state == "ACTIVE" for port in rdma)
     wired = any(each.physical and each.state == "up" for each in interfaces)
     found += [
-        _by_tool("collectives with nccl-tests", present["all_reduce_perf"], "nccl-tests")
+        by_tool("collectives with nccl-tests", "all_reduce_perf", f"build {tests}", "samples")
         if any(device.torch_device == "cuda" for device in devices)
         else _not("collectives with nccl-tests", "needs CUDA or ROCm devices that torch sees"),
-        _by_tool("RDMA between nodes", present["ib_write_bw"], "perftest")
+        by_tool("RDMA between nodes", "ib_write_bw", "apt install perftest", "links")
         if active
         else _not("RDMA between nodes", "no active RDMA port was found"),
-        _by_tool("TCP between nodes", present["iperf3"], "iperf3")
+        by_tool("TCP between nodes", "iperf3", "apt install iperf3", "links")
         if wired or active
         else _not("TCP between nodes", "no wired interface that is up was found"),
     ]
@@ -204,83 +176,3 @@ def _links(devices: Sequence[MachineDevice], torch: MachineTorch) -> list[Machin
             )
         )
     return found
-
-
-def _by_tool(what: str, tool: MachineTool, importer: str) -> MachineMeasurement:
-    if tool.present:
-        how = f"{tool.name} between the nodes, then hetplan import {importer} FILE"
-        return MachineMeasurement(what=what, possible=True, how=how)
-    return _not(what, f"missing: {tool.name}; {tool.get}")
-
-
-def find_advice(
-    *, devices: Sequence[MachineDevice], rdma: Sequence[MachineRdma], limits: MachineLimits
-) -> tuple[str, ...]:
-    """Limits of this container or login that would hold a training run up."""
-    found = []
-    if devices and 0 < limits.shared_memory_bytes < _MIN_SHARED_BYTES:
-        mib = limits.shared_memory_bytes / 2**20
-        found.append(
-            f"/dev/shm has {mib:.0f} MiB, collectives inside a node want more: start the "
-            "container with --shm-size=16g"
-        )
-    active = any(port.state == "ACTIVE" for port in rdma)
-    if active and not limits.rdma_visible:
-        found.append(
-            "RDMA ports are active and /dev/infiniband is not here: start the container with "
-            "--device=/dev/infiniband"
-        )
-    if active and not limits.locked_unlimited:
-        found.append(
-            "RDMA pins memory and the limit is "
-            f"{limits.locked_memory_bytes / 2**20:.3g} MiB: ulimit -l unlimited, or docker run "
-            "--ulimit memlock=-1"
-        )
-    nvidia = any(device.tool == "nvidia-smi" for device in devices)
-    if active and nvidia and not limits.gpu_direct:
-        found.append(
-            "no module for RDMA from GPU memory is loaded: modprobe nvidia_peermem (newer drivers "
-            "can use dma-buf instead)"
-        )
-    return tuple(found)
-
-
-def find_stores(folders: Sequence[Path], problems: list[str]) -> tuple[MachineStore, ...]:
-    """What each folder holds; one that cannot be read is a problem, not an error."""
-    found = []
-    for folder in folders:
-        place = _place(folder)
-        try:
-            populations = read_populations(folder) if folder.is_dir() else ()
-        except (HetplanError, OSError) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            problems.append(f"{place}: cannot be read: {first.replace(str(folder), place)}")
-            continue
-        links = {sample.link for each in populations for sample in each.links}
-        kinds = {
-            provenance.device
-            for each in populations
-            if each.layers or each.operators
-            for provenance in each.provenance
-        }
-        found.append(
-            MachineStore(
-                place=place,
-                kinds=tuple(sorted(kinds)),
-                links=tuple(sorted(links)),
-                samples=sum(
-                    len(each.layers) + len(each.operators) + len(each.links) for each in populations
-                ),
-            )
-        )
-    return tuple(found)
-
-
-def _place(folder: Path) -> str:
-    """The folder with `~` for the home folder, whose name may be its owner's."""
-    if folder == shipped_folder("profiles"):
-        return "shipped with hetplan"
-    try:
-        return f"~/{folder.relative_to(Path.home())}"
-    except (ValueError, RuntimeError):
-        return str(folder)

@@ -1,7 +1,7 @@
 """What a look at a machine found, and its one screen of text (at most 40 lines of 80 columns).
 
 Nothing here names the machine, its owner or its addresses. 0 and empty texts mean that the machine
-did not tell. The JSON form is `hetplan.doctor/1`.
+did not tell. The JSON form is `hetplan.doctor/2`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetplan.units import format_bytes, format_rate
 
-DOCTOR_SCHEMA = "hetplan.doctor/1"
+DOCTOR_SCHEMA = "hetplan.doctor/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,46 +97,6 @@ class MachineRdma:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineLimits:
-    """Limits of the container or login that stop a training run."""
-
-    container: str
-    """`docker`, `kubernetes`, ...; empty: none seen."""
-    shared_memory_bytes: float
-    """Size of /dev/shm."""
-    locked_memory_bytes: float
-    """Most that may be pinned; 0 with `locked_unlimited`."""
-    locked_unlimited: bool
-    open_files: int
-    rdma_visible: bool
-    """/dev/infiniband is there."""
-    gpu_direct: str
-    """Module that lets a NIC read a GPU's memory; empty: none loaded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineTool:
-    """A program that hetplan reads the output of."""
-
-    name: str
-    present: bool
-    purpose: str
-    get: str
-    """How to get it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineStore:
-    """A profile store and what it holds."""
-
-    place: str
-    """With `~` for the home folder."""
-    kinds: tuple[str, ...]
-    links: tuple[str, ...]
-    samples: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineMeasurement:
     """Something that hetplan can or cannot measure here."""
 
@@ -157,14 +117,15 @@ class MachineReport:
     torch: MachineTorch
     interfaces: tuple[MachineInterface, ...]
     rdma: tuple[MachineRdma, ...]
-    limits: MachineLimits
-    tools: tuple[MachineTool, ...]
-    stores: tuple[MachineStore, ...]
     measurements: tuple[MachineMeasurement, ...]
-    advice: tuple[str, ...]
-    """Limits that would hold a run up, and how to raise them."""
     problems: tuple[str, ...]
     """What could not be looked at, and why."""
+
+    @staticmethod
+    def from_older_form(data: dict[str, object]) -> dict[str, object]:
+        """Number 1 had limits of the container, programs, stores and advice too."""
+        gone = ("advice", "limits", "stores", "tools")
+        return {key: value for key, value in data.items() if key not in gone}
 
 
 COLUMNS = 80
@@ -182,9 +143,8 @@ def screen(report: MachineReport, *, verbose: bool = True) -> str:
     lines = [line for part in head for line in part]
     lines += ["", "What hetplan can measure here"]
     lines += _measurements(report)
-    for title, entries in (("advice", report.advice), ("problems", report.problems)):
-        if entries:
-            lines += _part(title, entries)
+    if report.problems:
+        lines += _part("problems", report.problems)
     if len(lines) > LINES:
         more = len(lines) - LINES + 1
         lines = [*lines[: LINES - 1], f"... {more} more lines; --json has everything"]
@@ -194,14 +154,12 @@ def screen(report: MachineReport, *, verbose: bool = True) -> str:
 def _whole(report: MachineReport, devices: list[str], torch: list[str]) -> list[list[str]]:
     """All parts above the measurements."""
     return [
-        _part("system", [" in a ".join(filter(None, (report.system, _container(report.limits))))]),
+        _part("system", [report.system]),
         _part("processor", _processor(report.processor)),
         devices,
         torch,
         _part("network", [_interface(each) for each in report.interfaces] or ["none found"]),
         _part("RDMA", [_rdma(each) for each in report.rdma] or ["none found"]),
-        _part("limits", [_limits(report.limits)]),
-        _part("stores", [_store(each) for each in report.stores] or ["none"]),
     ]
 
 
@@ -227,10 +185,6 @@ def _wrapped(text: str, first: str, rest: str) -> list[str]:
         max_lines=3,
         placeholder=" ...",
     )
-
-
-def _container(limits: MachineLimits) -> str:
-    return f"{limits.container} container" if limits.container == "docker" else limits.container
 
 
 def _processor(processor: MachineProcessor) -> list[str]:
@@ -287,36 +241,6 @@ def _rdma(each: MachineRdma) -> str:
     state = each.state or "state not told"
     layer = each.link_layer or "link layer not told"
     return f"{len(each.devices)} x {speed}, {state}, {layer}{numa} ({_names(each.devices)})"
-
-
-def _limits(limits: MachineLimits) -> str:
-    parts = [
-        f"/dev/shm {format_bytes(limits.shared_memory_bytes)}"
-        if limits.shared_memory_bytes
-        else "no /dev/shm",
-        "pinned memory unlimited"
-        if limits.locked_unlimited
-        else f"pinned memory {format_bytes(limits.locked_memory_bytes)}",
-        f"{limits.open_files} open files",
-    ]
-    if limits.gpu_direct:
-        parts.append(f"GPU-direct RDMA by {limits.gpu_direct}")
-    return ", ".join(parts)
-
-
-def _store(store: MachineStore) -> str:
-    if not store.samples:
-        return f"{store.place}: empty"
-    parts = [f"{store.samples} samples"]
-    if store.kinds:
-        parts.append(f"of {_some(store.kinds)}")
-    if store.links:
-        parts.append(f"links {_some(store.links)}")
-    return f"{store.place}: {', '.join(parts)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _measurements(report: MachineReport) -> Iterable[str]:

@@ -134,13 +134,9 @@ def _nearest(value: float, step: int) -> int:
 
 
 def plain_models(
-    architecture: Architecture,
-    hidden_sizes: Sequence[int],
-    *,
-    vocab_size: int,
-    sequence_length: int,
+    hidden_sizes: Sequence[int], *, vocab_size: int, sequence_length: int
 ) -> tuple[ModelSpec, ...]:
-    """Usual shapes of these hidden sizes: ffn of 4 h (llama: 8/3 h), heads equally wide in all.
+    """GPT shapes of these hidden sizes: ffn of 4 h, heads equally wide in all.
 
     Heads are of 128, 64, 32 or 16, the widest of which every hidden size has four or more.
     """
@@ -152,20 +148,13 @@ def plain_models(
             f"hidden sizes {', '.join(map(str, hidden_sizes))} have no common head width; give "
             "multiples of 16 from 64 on, or a model file"
         )
-
-    def ffn(hidden: int) -> int:
-        # A gated MLP has three matrices: 8/3 h keeps its parameters at those of two of 4 h
-        # (Shazeer, arXiv 2002.05202), rounded up so that the kernels like it.
-        gated = architecture is Architecture.LLAMA
-        return -(-8 * hidden // 3 // 64) * 64 if gated else 4 * hidden
-
     return tuple(
         plain_model(
-            name=f"{architecture}-h{hidden}",
-            architecture=architecture,
+            name=f"gpt-h{hidden}",
+            architecture=Architecture.GPT,
             num_layers=1,
             hidden_size=hidden,
-            ffn_hidden_size=ffn(hidden),
+            ffn_hidden_size=4 * hidden,
             num_attention_heads=hidden // head_dim,
             num_kv_heads=hidden // head_dim,
             head_dim=head_dim,
@@ -214,7 +203,6 @@ class ShapeOptions:
 
     model: ModelSpec | None = None
     job: Job | None = None
-    architecture: Architecture = Architecture.GPT
     hidden_sizes: tuple[int, ...] = ()
     sequence_lengths: tuple[int, ...] = ()
     vocab_size: int | None = None
@@ -248,7 +236,6 @@ class ShapeOptions:
         hidden_sizes = self.hidden_sizes or default.hidden_sizes
         return points(
             plain_models(
-                self.architecture,
                 hidden_sizes,
                 vocab_size=vocab_size,
                 sequence_length=max(lengths),

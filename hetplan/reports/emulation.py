@@ -1,15 +1,13 @@
-"""What `hetplan emulate show` and `measure` print: hosts, links, their bytes and rates."""
+"""What `hetplan emulate show` prints: hosts, links, and the bytes that crossed them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.table import Table
 
-from hetplan.emulation.measuring import EmulationStatus, HostBytes, MeasuredLink, PipeBytes
+from hetplan.emulation.measuring import EmulationStatus, HostBytes, PipeBytes
 from hetplan.emulation.values import Emulation
 from hetplan.reports.terminal import new_table, print_table
-from hetplan.units import format_bytes, format_rate, format_seconds, format_share
+from hetplan.units import format_bytes, format_rate, format_seconds
 
 
 def show_emulation(status: EmulationStatus) -> None:
@@ -68,28 +66,6 @@ def _pipe_table(emulation: Emulation, pipes: tuple[PipeBytes, ...]) -> Table:
             " / ".join(str(each.dropped_frames) for each in both),
         )
     return table
-
-
-def show_links(links: Sequence[MeasuredLink]) -> None:
-    """Measured rates and round trips of every link beside its figures."""
-    table = new_table(
-        "from | to | over | >rate | >TCP payload | >of a full link | >round trip | "
-        ">least | >median",
-        title="One TCP connection and datagrams of 4 bytes, link by link",
-    )
-    for each in links:
-        table.add_row(
-            each.source,
-            each.destination,
-            each.over,
-            _bits(each.rate_bytes_per_second),
-            _bits(each.payload_bytes_per_second),
-            format_share(each.rate_share),
-            format_seconds(each.round_trip_seconds) if each.round_trip_seconds else "",
-            format_seconds(each.least_round_trip_seconds),
-            format_seconds(each.median_round_trip_seconds),
-        )
-    print_table(table)
 
 
 def _bits(bytes_per_second: float) -> str:

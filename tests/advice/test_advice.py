@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hetplan.advice.candidates import Candidate
-from hetplan.advice.loop import View, measure_for_job, plan_order
+from hetplan.advice.loop import View, growth, measure_for_job, plan_order
 from hetplan.advice.measurement_order import Leaves, Part, PlanParts, standing
 from hetplan.cli.main import app
 from hetplan.errors import ProfileError
@@ -127,6 +127,13 @@ def test_an_interval_that_no_longer_shrinks_ends_it() -> None:
     assert "the last 3 batches" in stopped.ended
 
 
+def test_what_widened_the_interval_is_named() -> None:
+    report = measure_for_job(Fake(), 2.0)
+    assert growth(report.before, report.after) == ""
+    words = "wider than before: large was taken to be known to +11% and is known to +65%"
+    assert words in growth(report.after, report.before)
+
+
 def test_an_interrupt_goes_on_to_the_caller_with_everything_kept() -> None:
     backend = Fake(interrupt_at=1)
     with pytest.raises(KeyboardInterrupt):
@@ -160,7 +167,7 @@ def test_a_short_run_on_this_machine_and_the_same_command_again(files: Path) -> 
     first = run_for(files, "--budget", "1min", "--json")
     assert first.exit_code == 0, first.stderr
     report = json.loads(first.stdout)
-    assert report["schema"] == "hetplan.profile-for/1"
+    assert report["schema"] == "hetplan.profile-for/2"
     assert "nothing is known of cpu yet" in first.stderr
     held = read_store(files / "store").layers
     assert {sample.layer for sample in held} == {"embedding", "transformer", "head"}

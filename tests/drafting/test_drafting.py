@@ -185,7 +185,7 @@ def test_two_islands_of_one_kind_have_names_of_their_own():
         (("4 a800",), (), "how many devices has a node"),
         (("4x16 aws-p5",), (), "a aws-p5 has 8 devices"),
         (("4x16 h100",), (), "write nodes of 8"),
-        (("1x8 hygon-bw1000",), (), "hetplan import cluster-draft"),
+        (("1x8 hygon-bw1000",), (), "scale_up"),
         (("1x2 4090", "1x1 3090"), (), "which network has it"),
         (("9999999x8 h100",), (), "a cluster has at most"),
         (("4x8 h100 3x1Gbit",), (), "do not divide"),

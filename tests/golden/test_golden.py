@@ -56,7 +56,7 @@ SCHEMAS = {
     FittedLaws: "hetplan.predictor/2",
     RunLog: "hetplan.run/3",
     Imported: "hetplan.import/5",
-    MachineReport: "hetplan.doctor/1",
+    MachineReport: "hetplan.doctor/2",
     DeviceKinds: "hetplan.device-kinds/3",
     Findings: "hetplan.findings/2",
     Numerics: "hetplan.numerics/1",

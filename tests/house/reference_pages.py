@@ -252,7 +252,7 @@ def _kind(about: dict[str, Any], schema: dict[str, Any]) -> tuple[str, dict[str,
             return _kind(way, schema)
     if "$ref" in about:
         part = schema["$defs"][about["$ref"].rpartition("/")[2]]
-        return ("|".join(part["enum"]), None) if "enum" in part else ("keys", part)
+        return ("keys", part) if "properties" in part else _kind(part, schema)
     if about.get("type") == "array":
         kind, part = _kind(about.get("items", {}), schema)
         return f"list[{kind}]", part

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetplan.files.encoding import encode
+from hetplan.files.encoding import laid_out, to_plain
 from hetplan.importers.records import IMPORT_SCHEMA, ImportContext, Imported
 from hetplan.importers.table import IMPORTERS, Importer
 
@@ -48,10 +48,17 @@ GOLDEN_INPUTS = tuple(
 )
 
 
+def records_text(imported: Imported) -> str:
+    """What a records file holds: for people, so what fits on a line is on one."""
+    plain = to_plain(imported)
+    assert isinstance(plain, dict)
+    return laid_out({"schema": IMPORT_SCHEMA, **plain}) + "\n"
+
+
 def write_missing() -> None:
     for golden in GOLDEN_INPUTS:
         if not golden.records.exists():
-            golden.records.write_text(encode(golden.read(), schema=IMPORT_SCHEMA), "utf-8")
+            golden.records.write_text(records_text(golden.read()), "utf-8")
             print(golden.records)
 
 

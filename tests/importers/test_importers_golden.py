@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from importers_golden_inputs import CONTEXT, FOLDER, GOLDEN_INPUTS, GoldenInput
+from importers_golden_inputs import CONTEXT, FOLDER, GOLDEN_INPUTS, GoldenInput, records_text
 
-from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.importers.records import IMPORT_SCHEMA, Imported
 from hetplan.importers.table import IMPORTERS, importer_of
@@ -26,7 +25,7 @@ def test_every_importer_has_a_fixture_folder() -> None:
 def test_an_input_gives_its_records_whatever_its_line_ends(golden: GoldenInput) -> None:
     assert golden.records.is_file(), f"{golden.records.name} is missing: {REFRESH}"
     imported = golden.read()
-    assert encode(imported, schema=IMPORT_SCHEMA) == golden.records.read_text(encoding="utf-8")
+    assert records_text(imported) == golden.records.read_text(encoding="utf-8"), REFRESH
     assert decode(read_document(golden.records), Imported, schema=IMPORT_SCHEMA) == imported
     windows = "\ufeff" + golden.text.replace("\r\n", "\n").replace("\n", "\r\n")
     assert golden.importer.parse(windows, CONTEXT) == imported

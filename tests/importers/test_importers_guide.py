@@ -36,5 +36,5 @@ def test_the_commands_print_what_is_shown_and_their_clusters_load(folder: Path) 
     assert len(runs) >= 6
     for command, shown in runs:
         assert output(command) == shown, f"{command}: {REFRESH}"
-    for name, devices in (("cluster", 128), ("two-regions", 40)):
-        assert load_cluster(folder / f"{name}.yaml").num_devices == devices
+    for name, devices in (("mine", 128), ("two-regions", 40)):
+        assert load_cluster(folder / name / "cluster.yaml").num_devices == devices

@@ -57,8 +57,6 @@ def big_node(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(root, "sys/devices/system/node/node1/meminfo", "")
     put(root, "sys/fs/cgroup/cpu.max", "1600000 100000\n")
     put(root, "sys/fs/cgroup/memory.max", "137438953472\n")
-    put(root, "proc/1/cgroup", f"0::/kubepods/besteffort/pod{HOST}\n")
-    put(root, "proc/modules", "nvidia_peermem 16384 0 - Live 0x0\nnvidia 1 0 - Live 0x0\n")
     drivers = {"eth0": "bnxt_en", "enxb83fd2112233": "cdc_ether"}
     stats = {
         "eth0": SimpleNamespace(isup=True, speed=25000, flags="up"),
@@ -73,7 +71,6 @@ def big_node(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         numa = rail // 4
         name = f"mlx5_{rail}"
         rdma(root, name, state="4: ACTIVE", rate=rate, layer="InfiniBand", numa=numa)
-        put(root, f"dev/infiniband/uverbs{rail}", "")
     rdma(root, "mlx5_8", state="1: DOWN", rate="25 Gb/sec (1X EDR)", layer="Ethernet", numa=-1)
     for name, driver in drivers.items():
         put(root, f"drivers/{driver}/bind", "")
@@ -84,13 +81,6 @@ def big_node(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: list(range(32)))
     memory = SimpleNamespace(total=2**40, available=2**39)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr("resource.getrlimit", lambda _: (65536, 65536))
-    shared_memory(monkeypatch, 64 * 2**20)
-
-
-def shared_memory(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """As many bytes of /dev/shm."""
-    monkeypatch.setattr(psutil, "disk_usage", lambda _: SimpleNamespace(total=size))
 
 
 def torch_answer(devices: Sequence[tuple[str, str, int]] = ()) -> str:

@@ -11,7 +11,6 @@ from machine_fakes import run_doctor
 from hetplan.cli.doctor import doctor
 from hetplan.files.reading import decode, read_document
 from hetplan.machine.host import AnswerState, Probe, find_processor, run_program
-from hetplan.machine.look import find_stores
 from hetplan.machine.report import DOCTOR_SCHEMA, MachineReport
 
 
@@ -57,19 +56,6 @@ def test_this_machine_tells_what_every_linux_tells():
     assert probe.text("proc") == ""
     assert probe.names("proc/cpuinfo") == ()
     assert not probe.exists("gone/gone")
-
-
-def test_stores_that_are_there_empty_or_broken(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    broken = tmp_path / "broken"
-    (broken / "cpu" / "x").mkdir(parents=True)
-    (broken / "cpu" / "x" / "provenance.json").write_text("{")
-    problems: list[str] = []
-    found = find_stores((tmp_path / "gone", broken), problems)
-    assert [(store.place, store.samples) for store in found] == [("~/gone", 0)]
-    assert len(problems) == 1
-    assert problems[0].startswith("~/broken: cannot be read")
-    assert str(tmp_path) not in problems[0]
 
 
 def test_the_command_prints_one_screen_and_ends_well(monkeypatch, capsys):

@@ -92,7 +92,6 @@ def test_wrong_options_are_named_and_write_nothing(tmp_path) -> None:
         (("--job", "configs/jobs/gpt-tiny.yaml"), "belong together"),
         (("--tp", "1,x"), "'x'"),
         (("--precision", "float8"), "bfloat16"),
-        (("--architecture", "mamba"), "llama"),
         (("--pace", "no.json"), "needs the --model and --job"),
     ):
         assert text in run("--store", tmp_path, *arguments, code=2).stderr
