@@ -30,6 +30,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hetplan.cluster.power import power_law
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.energy.energy import (
     JOULES_PER_KWH,
@@ -39,7 +40,6 @@ from hetplan.cost.energy.energy import (
     usd_per_step,
     whole_run,
 )
-from hetplan.cost.energy.power import power_law, pue_of
 from hetplan.cost.estimate import estimate, estimate_with, step_quantile
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.deadline import check_time, ends_by
@@ -190,7 +190,7 @@ def _per_second(cluster: Cluster, island: Island) -> tuple[float | None, float |
     """(dollars, joules) that a device takes each second that it is in passes; None: not known."""
     law, hourly = power_law(cluster, island), hourly_price(cluster, island)
     site = cluster.site_of(island.region)
-    watts = None if law is None else law.computing_watts * pue_of(cluster, island)
+    watts = None if law is None else law.meter_watts(1)
     paid = 0.0 if site is None else site.price_usd_per_joule or 0.0
     if hourly is None or (watts is None and paid):
         return None, watts
