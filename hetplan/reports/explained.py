@@ -165,7 +165,7 @@ def idle_lines(
             what = f"{each.island} computes for {each.busy_share:.0%} of the step"
         full = full_limits(result, each.island)
         if full:
-            yield f"{what}: {' and '.join(full)} has no room for one more node"
+            yield f"{what}: {' and '.join(full)} has no room for more of them"
             continue
         unknown = not each.causes and open_ > MOST_OPEN and each.seconds_with_it is None
         if unknown:

@@ -27,7 +27,7 @@ points may be missing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.power import power_law
@@ -56,7 +56,7 @@ from hetplan.search.table_maker import TableMaker
 from hetplan.units import counted, format_brief
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
 from hetplan.whatif.robust import Worlds, check_varied, risks
-from hetplan.whatif.within_limits import keeps_limits, with_node_counts
+from hetplan.whatif.within_limits import keeps_limits
 
 _PARTS = (0.75, 0.5, 0.25, 0.125)
 """Parts of every island's nodes that are left for cheaper plans."""
@@ -85,10 +85,23 @@ def nearby(result: SearchResult) -> Iterator[Change]:
                 yield Change(words=f"{kind} only", question=question.without_islands(*others))
     for part in _PARTS:
         kept = {each.name: max(1, round(part * len(each.usable_nodes))) for each in usable}
-        fewer = with_node_counts(question, kept)
+        fewer = _with_node_counts(question, kept)
         if fewer.job != question.job:
             yield Change(words=f"{part:.0%} of the nodes", question=fewer)
     yield from _other_degrees(plan, question)
+
+
+def _with_node_counts(question: Question, counts: Mapping[str, int]) -> Question:
+    """The question with so many nodes of these islands; the last ones are forbidden, so that device
+    numbers stay.
+    """
+    out = [
+        f"{island.name}/{node}"
+        for island in allowed_cluster(question.cluster, question.job).islands
+        for node in island.usable_nodes[counts.get(island.name, island.nodes) :]
+    ]
+    forbid = question.job.forbid
+    return question.with_job(forbid=replace(forbid, nodes=(*forbid.nodes, *out)))
 
 
 def _other_degrees(plan: Plan, question: Question) -> Iterator[Change]:

@@ -132,9 +132,9 @@ def test_a_site_and_the_whole_cluster_keep_to_their_nodes() -> None:
     assert few.certificate.space.endswith(LIMITS_LEFT_OUT)
     assert full_limits(few, "a") == ["max_nodes of A"]
     text = "\n".join(summarize(few).lines(width=200))
-    assert "no room for one more node within max_nodes of A" in text
+    assert "no room for more of them within max_nodes of A" in text
     (line,) = [each for each in idle_lines(idle_reasons(few, _PREDICTOR), few) if "a, " in each]
-    assert line == "a, 2 of 4 devices idle: max_nodes of A has no room for one more node"
+    assert line == "a, 2 of 4 devices idle: max_nodes of A has no room for more of them"
 
 
 def test_nodes_without_the_cores_for_their_devices_stay_out() -> None:

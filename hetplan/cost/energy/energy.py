@@ -164,14 +164,27 @@ def power_use(plan: Plan, estimate: Estimate, cluster: Cluster, job: Job) -> Ite
     for limit in limits:
         unknown = next((each for each in limit.islands if each in found.keys() - parts), "")
         mine = {name: parts[name] for name in limit.islands if name in parts}
-        per_node = (
-            mine[name].mean_watts / mine[name].nodes
-            if name in mine
-            else most_node_watts(cluster, cluster.island(name))
-            for name in limit.islands
-        )
         watts = math.fsum(each.mean_watts for each in mine.values())
-        yield replace(limit, used=watts, per_node=tuple(per_node), unknown=unknown)
+        loads = {name: part.computing_share for name, part in mine.items()}
+        adds = [
+            _adds(cluster, cluster.island(name), loads.get(name, 1.0)) for name in limit.islands
+        ]
+        yield replace(
+            limit,
+            used=watts,
+            per_node=tuple(node for node, _ in adds),
+            per_device=tuple(device for _, device in adds),
+            unknown=unknown,
+        )
+
+
+def _adds(cluster: Cluster, island: Island, load: float) -> tuple[float, float]:
+    """Watts of a node whose devices are idle, and what each device in use adds to them."""
+    law = power_law(cluster, island)
+    if law is None:
+        return math.inf, 0.0
+    idle = law.meter_watts(0, unused=1)
+    return island.devices_per_node * idle, law.meter_watts(1, load) - idle
 
 
 def most_node_watts(cluster: Cluster, island: Island) -> float:
