@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,18 +16,25 @@ from search_jobs import cluster, island, job, model
 from hetplan.cluster.spec import Cluster, Site
 from hetplan.cost.energy.energy import energy_of
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.errors import InfeasibleError, InputError
+from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.files.encoding import to_plain
 from hetplan.plans.check import check_plan
 from hetplan.plans.pieces import used_devices
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import idle_lines
 from hetplan.reports.summary import summarize
+from hetplan.search.journal import JournalFile, read_journal
 from hetplan.search.result import LIMITS_LEFT_OUT, Question, SearchResult
 from hetplan.whatif.ask import searched
 from hetplan.whatif.idle import idle_reasons
 from hetplan.whatif.no_plan import with_reasons
-from hetplan.whatif.within_limits import OverLimitsError, full_limits, splits
+from hetplan.whatif.within_limits import (
+    OverLimitsError,
+    full_limits,
+    keeps_limits,
+    splits,
+    within_limits,
+)
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 _PLAIN = {"islands", "stages", "layers", "dp", "tp", "microbatch", "recompute", "sharding"}
@@ -162,3 +170,45 @@ def test_no_plan_names_the_limit_and_what_would_do() -> None:
     raised = [each for each in rest if each.startswith("  power_limit of A ")]
     assert len(raised) == 1
     assert "instead of 600 W" in raised[0]
+
+
+@pytest.mark.parametrize(("nodes", "kept"), [(6, True), (2, False)])
+def test_a_users_journal_has_no_plan_that_breaks_a_limit(
+    tmp_path: Path, nodes: int, kept: bool
+) -> None:
+    # Six of the seven nodes are enough for the best plan.
+    few = replace(two_sites(), max_nodes=nodes)
+    asked = Question(model=model(6), cluster=few, job=job(8))
+    journal = JournalFile(tmp_path / "journal")
+    found = searched(asked, _PREDICTOR, journal=journal)
+    assert keeps_limits(found.plan, found.estimate, asked)
+    assert (read_journal(journal.path) is not None) == kept
+    assert not journal.apart().path.exists()
+    assert journal.is_there == kept
+
+
+def test_the_search_without_limits_goes_on_where_its_plan_breaks_none(tmp_path: Path) -> None:
+    asked = Question(model=model(6), cluster=two_sites(max_nodes=3), job=job(8))
+    asked = asked.with_job(time_limit_seconds=100.0)
+    fewer = best(two_sites(max_nodes=1))
+    assert fewer.certificate is not None
+    cut = replace(fewer, certificate=replace(fewer.certificate, status="limit"))
+    told: list[tuple[float, bool]] = []
+
+    def ask(each: Question, journal: JournalFile | None) -> SearchResult:
+        assert journal is not None
+        told.append((each.job.time_limit_seconds or 0.0, journal.resume))
+        if len(told) > 1:
+            return fewer
+        if tmp_path.name in str(journal.path):
+            raise LimitError("nothing yet")
+        return cut
+
+    for journal in (None, JournalFile(tmp_path / "journal")):
+        told.clear()
+        if journal is not None:
+            journal.apart().path.touch()
+        assert within_limits(asked, ask, journal).plan == fewer.plan
+        (half, new), (rest, on) = told
+        assert (half, new, on) == (50.0, False, True)
+        assert 90.0 < rest <= 100.0
