@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product, zip_longest
@@ -64,9 +64,8 @@ the last are out."""
 class OverLimitsError(InfeasibleError):
     """Every plan that was found breaks a limit."""
 
-    def __init__(self, least: Sequence[Limit]) -> None:
-        self.least = tuple(least)
-        """Of every limit the one that was broken by least."""
+    def __init__(self, least: Iterable[Limit]) -> None:
+        """least: of every limit the one that was broken by least."""
         super().__init__([f"no plan was found within {each.words()}" for each in least])
 
 
@@ -191,9 +190,9 @@ def _best_within(
             every = _with_cores(every, limit)
     waiting, tried = deque([(every, whole)]), [all_]
     least: dict[str, Limit] = {}
-    keeps = keeps_limits(first.plan, first.estimate, question)
-    best: SearchResult | None = first if keeps and first is not whole else None
-    stopped = False
+    kept = first is whole or keeps_limits(whole.plan, whole.estimate, question)
+    best: SearchResult | None = None if kept else first
+    stopped = late = False
     while waiting:
         caps, found = waiting.popleft()
         stopped |= _is_stopped(found)
@@ -202,7 +201,7 @@ def _best_within(
         for each in broken:
             least[each.name] = min(least.get(each.name, each), each, key=lambda one: one.used)
         if not broken:
-            best = min(found, best or found, key=lambda one: one.estimate.step_seconds)
+            best = min(best or found, found, key=lambda one: one.estimate.step_seconds)
         next_ = _fewer(caps, broken[0]) if broken else _more(caps, found, question, every)
         new = [parts for parts in next_ if parts not in tried]
         for at, parts in enumerate(new):
@@ -216,14 +215,16 @@ def _best_within(
             )
             try:
                 waiting.append((parts, ask(fewer, None)))
-            except (InfeasibleError, InputError, LimitError):
+            except LimitError:
+                late = True
+            except (InfeasibleError, InputError):
                 continue
     if best is None and stopped:
         raise KeyboardInterrupt
-    if best is None and clock() > end:
+    if best is None and (late or clock() > end):
         raise LimitError("the time limit was reached before any plan within the sites' limits")
     if best is None:
-        raise OverLimitsError([*least.values()])
+        raise OverLimitsError(least.values())
     if best is whole:
         return whole
     bound = certificate_beside(whole, best.estimate.step_seconds)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.files.encoding import to_plain
 from hetplan.plans.check import check_plan
+from hetplan.plans.limits import limits_of, with_limit
 from hetplan.plans.pieces import used_devices
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import idle_lines
@@ -164,12 +166,55 @@ def test_no_plan_names_the_limit_and_what_would_do() -> None:
         searched(asked, _PREDICTOR)
     with pytest.raises(InfeasibleError) as told, with_reasons(asked, _PREDICTOR):
         searched(asked, _PREDICTOR)
-    first, second, *rest = told.value.reasons
-    assert first == "plans were found, and none of them within these limits:"
-    assert second.startswith("  power_limit of A: 600 W, the smallest found takes ")
-    raised = [each for each in rest if each.startswith("  power_limit of A ")]
-    assert len(raised) == 1
-    assert "instead of 600 W" in raised[0]
+    first, second, *_ = told.value.reasons
+    assert first == "plans were found, and none of them within this limit:"
+    words = re.fullmatch(r"  power_limit of A: 600 W; (\d+) W would be enough", second)
+    assert words is not None
+    enough = replace(one.sites[0], power_limit_watts=float(words[1]))
+    searched(asked.changed(cluster=replace(one, sites=(enough,))), _PREDICTOR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [(1, 1, 5), (1, 3, 2), (1, 1, 2), (3, 1, 2)])
+def test_no_plan_names_the_smallest_set_of_limits(most: tuple[int, int, int]) -> None:
+    own = [island(name, nodes=3, gigabytes=1.2) for name in "ab"]
+    placed = [replace(own[0], region="north"), replace(own[1], region="south")]
+    sites = (
+        Site(name="A", regions=("north",), max_nodes=most[0]),
+        Site(name="B", regions=("south",), max_nodes=most[1]),
+    )
+    within = replace(cluster(*placed), sites=sites, max_nodes=most[2])
+    asked = Question(model=model(14), cluster=within, job=job(4))
+    limits = {each.name: each for each in limits_of(within, asked.job)}
+
+    def has_plan(changed: dict[str, int | None]) -> bool:
+        others = within
+        for name, value in changed.items():
+            others = with_limit(others, limits[name], value)
+        try:
+            return bool(searched(asked.changed(cluster=others), _PREDICTOR))
+        except InfeasibleError:
+            return False
+
+    with pytest.raises(InfeasibleError) as told, with_reasons(asked, _PREDICTOR):
+        searched(asked, _PREDICTOR)
+    found = {
+        words[1]: words[2]
+        for line in told.value.reasons
+        if (words := re.fullmatch(r"  (max_nodes.*): \d; (.*) enough", line))
+    }
+    without = [
+        {*kept}
+        for size in range(1, len(limits) + 1)
+        for kept in combinations(limits, size)
+        if not has_plan(dict.fromkeys({*limits} - {*kept}))
+    ]
+    assert {*found} in without
+    assert min(map(len, without)) == len(found)
+    for name, words in found.items():
+        least = next((n for n in range(1, 7) if has_plan({name: n})), None)
+        expected = "no value of it alone is" if least is None else f"{least} would be"
+        assert words == expected
 
 
 @pytest.mark.parametrize(("nodes", "kept"), [(6, True), (2, False)])
