@@ -262,37 +262,30 @@ def _fewer(caps: Parts, broken: Limit) -> Iterator[Parts]:
         for unit in _UNITS:
             yield _with_cores(caps, broken, unit)
         return
-    adds = [
-        (name, node, max(device, _ROUNDING))
-        for name, node, device in zip(
-            broken.islands, broken.per_node, broken.per_device, strict=True
-        )
-        if caps[name]
-    ]
+    every = zip(broken.islands, broken.per_node, broken.per_device, strict=True)
+    adds = [(name, node, device) for name, node, device in every if caps[name]]
     if not adds:
         return
     whole = [node + device * caps[name][0] for name, node, device in adds]
     most = broken.most * (1.0 + _ROUNDING)
     dealt = splits([len(caps[name]) for name, _, _ in adds], whole, broken.most)
     for counts in dealt:
-        yield {
-            **caps,
-            **{name: caps[name][:n] for (name, _, _), n in zip(adds, counts, strict=True)},
-        }
+        kept = {name: caps[name][:n] for (name, _, _), n in zip(adds, counts, strict=True)}
+        yield {**caps, **kept}
     if broken.kind is not LimitKind.POWER:
         return
     for counts, unit in product(dealt, _UNITS):
         parts, left = dict(caps), most - sum(w * n for w, n in zip(whole, counts, strict=True))
         for (name, node, device), n in zip(adds, counts, strict=True):
-            beyond = caps[name][n:]
-            part = min(beyond[0], int((left - node) / device)) // unit * unit if beyond else 0
+            one_more = caps[name][n] if n < len(caps[name]) else 0
+            part = min(one_more, int((left - node) / (device or _ROUNDING))) // unit * unit
             parts[name] = caps[name][:n]
             if part > 0:
                 parts[name] += (part,)
                 left -= node + part * device
         yield parts
     share = most - sum(len(caps[name]) * node for name, node, _ in adds)
-    share /= sum(sum(caps[name]) * device for name, _, device in adds)
+    share /= sum(sum(caps[name]) * device for name, _, device in adds) or _ROUNDING
     for unit in _UNITS if 0.0 < share < 1.0 else ():
         parts = dict(caps)
         for name, _, _ in adds:

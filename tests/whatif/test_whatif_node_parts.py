@@ -22,9 +22,11 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.pieces import used_devices
 from hetplan.plans.plan import expand
 from hetplan.predict.fit import FittedPredictor
+from hetplan.reports.explained import idle_lines
 from hetplan.search.result import Question, SearchResult
 from hetplan.search.search import search
 from hetplan.whatif.ask import searched
+from hetplan.whatif.idle import idle_reasons
 from hetplan.whatif.within_limits import keeps_limits
 
 _PREDICTOR = FittedPredictor.datasheet_only()
@@ -135,3 +137,29 @@ def test_hosts_run_as_many_devices_as_they_have_cores_for(cores: int, devices: i
     best = free(question.with_island(parts))
     assert best is not None
     assert found.estimate.step_seconds == best.estimate.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("within", "idle"),
+    [
+        (one_site(1, 8, power_limit_watts=3000.0), "2 of 8 devices idle: power_limit of A"),
+        (one_site(2, 4, 31), "2 of 8 devices idle: cpu_cores of a"),
+        (one_site(2, 4, max_nodes=1), "4 of 8 devices idle: max_nodes of A"),
+    ],
+)
+def test_the_limit_that_keeps_devices_idle_is_named(within: Cluster, idle: str) -> None:
+    found = searched(asked(within, cpu_cores_per_device=8), _PREDICTOR)
+    (line,) = idle_lines(idle_reasons(found, _PREDICTOR), found)
+    assert line == f"a, {idle} has no room for more of them"
+
+
+def test_a_limit_that_is_not_full_is_named_where_without_it_a_plan_is_faster() -> None:
+    # Three devices divide the batch, two do not.
+    question = asked(one_site(3, 1, max_nodes=2), 9, pin=replace(_PLAIN, pp=1, tp=1))
+    found = searched(question, _PREDICTOR)
+    assert used(found) == [1, 0, 0]
+    (line,) = idle_lines(idle_reasons(found, _PREDICTOR), found)
+    assert line.startswith(
+        "a, 2 of 3 devices idle: max_nodes of A leaves no room for a faster plan with more of "
+        "them; without that +"
+    )
