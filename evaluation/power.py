@@ -32,7 +32,7 @@ import numpy as np
 
 from evaluation.accuracy.rows import RunRow, read_table
 from evaluation.output import WORDS, Answer, Section, frame_of
-from hetplan.cost.energy.power import COMMUNICATING_WATTS, COMPUTING_WATTS
+from hetplan.cluster.power import COMMUNICATING_WATTS, COMPUTING_WATTS
 from hetplan.errors import Fault, InputError
 
 POWER_FILE, RUNS_FILE = "mlperf_power_v4.csv", "runs/mlperf_v4.csv"

@@ -286,13 +286,13 @@ def _saved(result: SearchResult, out: Path) -> SearchResult:
 def _check_journal(journal: Path | None, resume: bool) -> None:
     """A journal is never overwritten by mistake."""
     from hetplan.errors import Fault, InputError
-    from hetplan.search.journal import JOURNAL_EXISTS
+    from hetplan.search.journal import JOURNAL_EXISTS, JournalFile
 
     if resume and journal is None:
         raise InputError("--resume needs --journal FILE, which an earlier search wrote")
     if journal is None:
         return
-    if resume and not journal.is_file():
+    if resume and not JournalFile(journal).is_there:
         raise InputError(
             Fault(file=str(journal), message="there is no such journal; leave out --resume")
         )

@@ -11,7 +11,8 @@ from hetplan.cluster.catalogue import nearest_kinds
 from hetplan.cluster.devices import DeviceKind, capped_clock_ratio
 from hetplan.cluster.node import Nics, count_names, expand_names, nic_faults
 from hetplan.cluster.places import island_paths, kind_figures, placed, quantity, unknown
-from hetplan.cluster.spec import MAX_DEVICES, Cluster, too_many_devices
+from hetplan.cluster.power import power_law
+from hetplan.cluster.spec import MAX_DEVICES, Cluster, Island, too_many_devices
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
 from hetplan.files.reading import Document
@@ -306,19 +307,10 @@ def check_sites(document: Document) -> Iterator[Fault]:
 
 
 def check_limits_of(document: Document, cluster: Cluster) -> Iterator[Fault]:
-    """Power limits that feed not even one node of their site, at the draw that the file says or
-    the boards' limit.
-    """
+    """Power limits that feed not even a node of their site with one device in use."""
     for at, site in enumerate(cluster.sites):
-        least = min(
-            (
-                each.devices_per_node
-                * (each.power_watts or each.power_cap_watts or each.device.max_power_watts),
-                each.name,
-            )
-            for each in cluster.islands
-            if each.region in site.regions
-        )
+        mine = [each for each in cluster.islands if each.region in site.regions]
+        least = min((_least_node_watts(cluster, each), each.name) for each in mine)
         if site.power_limit_watts is not None and least[0] > site.power_limit_watts:
             yield document.fault(
                 ("sites", at, "power_limit"),
@@ -326,3 +318,11 @@ def check_limits_of(document: Document, cluster: Cluster) -> Iterator[Fault]:
                 f"is one of {least[1]} with {format_power(least[0])}; raise it, or correct the "
                 "power of the islands",
             )
+
+
+def _least_node_watts(cluster: Cluster, island: Island) -> float:
+    """A node in use draws no less; 0 where its power is not known."""
+    law = power_law(cluster, island)
+    if law is None:
+        return 0.0
+    return law.meter_watts(1, 0.0, unused=island.devices_per_node - 1)

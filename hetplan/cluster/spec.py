@@ -8,7 +8,8 @@ one pair of islands take a time that does not grow with the devices (`hetplan.cl
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Annotated, TypeAlias
@@ -25,6 +26,7 @@ from hetplan.cluster.launch_domains import (
 from hetplan.cluster.links import Link, Transport
 from hetplan.cluster.node import Nics, count_names, expand_names
 from hetplan.errors import InputError
+from hetplan.files.encoding import UNWRITTEN
 from hetplan.files.quantities import Count, NonNegative, Positive, Ratio, check_limits
 
 __all__ = [
@@ -102,6 +104,9 @@ class Island:
     """Standard deviation of the logarithm of a device's times around its kind's; None: unknown."""
     cpu_cores: Count | None = None
     """Cores of one node's host that a job may use; None: unknown."""
+    node_parts: tuple[int, ...] = field(default=(), metadata=UNWRITTEN)
+    """Devices of each node that a search within limits may use, its first ones; empty: all. Nodes
+    in use have equal parts, but that the last one's may be smaller. It is in no file."""
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -110,15 +115,17 @@ class Island:
             raise InputError(
                 f"nodes_out has {wrong[0]}; the island has the nodes 0 to {self.nodes - 1}"
             )
+        if self.node_parts and len(self.node_parts) != self.nodes:
+            raise InputError(f"node_parts has {len(self.node_parts)} of {self.nodes} nodes")
         lists = [
             ("switch_of_device", self.switch_of_device),
             ("numa_node_of_device", self.numa_node_of_device),
             ("nics.of_device", self.nics.of_device if self.nics else ()),
         ]
-        for field, entries in lists:
+        for name, entries in lists:
             if entries and len(entries) != self.devices_per_node:
                 raise InputError(
-                    f"{field} has {len(entries)} entries for {self.devices_per_node} devices"
+                    f"{name} has {len(entries)} entries for {self.devices_per_node} devices"
                 )
         if self.node_names and sum(map(count_names, self.node_names)) != self.nodes:
             named = sum(map(count_names, self.node_names))
@@ -160,8 +167,8 @@ class Island:
 
     @property
     def num_usable_devices(self) -> int:
-        """Devices of nodes that may be used."""
-        return (self.nodes - len(self._out)) * self.devices_per_node
+        """Devices that may be used."""
+        return sum(part * nodes for part, nodes in self.part_counts)
 
     @cached_property
     def usable_nodes(self) -> tuple[int, ...]:
@@ -169,8 +176,33 @@ class Island:
         return tuple(node for node in range(self.nodes) if node not in self._out)
 
     @cached_property
+    def usable_parts(self) -> tuple[int, ...]:
+        """Devices of each usable node that may be used."""
+        parts = self.node_parts or (self.devices_per_node,) * self.nodes
+        return tuple(parts[node] for node in self.usable_nodes)
+
+    @cached_property
+    def part_counts(self) -> tuple[tuple[int, int], ...]:
+        """(devices that may be used, nodes that have so many) of usable nodes."""
+        if not self.node_parts:
+            return ((self.devices_per_node, self.nodes - len(self._out)),)
+        return tuple(Counter(self.usable_parts).items())
+
+    @cached_property
+    def part_starts(self) -> tuple[int, ...]:
+        """Usable devices before each usable node, and all."""
+        return tuple(accumulate(self.usable_parts, initial=0))
+
+    @property
+    def filled_node(self) -> int:
+        """Devices of a node that a stage over several nodes fills."""
+        return next((part for part, _ in self.part_counts), self.devices_per_node)
+
+    @cached_property
     def _out(self) -> frozenset[int]:
-        return frozenset(self.nodes_out)
+        return frozenset(self.nodes_out).union(
+            node for node, part in enumerate(self.node_parts) if not part
+        )
 
     def is_out(self, node: int) -> bool:
         """Whether the node of this number must not be used."""

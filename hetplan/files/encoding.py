@@ -13,6 +13,9 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+UNWRITTEN = {"written": False}
+"""Metadata of a dataclass's field that is in no file."""
+
 
 def encode(value: object, *, schema: str) -> str:
     """The JSON text of a frozen dataclass; ValueError or TypeError for what JSON cannot hold."""
@@ -51,8 +54,9 @@ def to_plain(value: object) -> object:
 
 @lru_cache(maxsize=256)
 def hints_of(type_: type[Any]) -> dict[str, Any]:
-    """Types of a dataclass's fields."""
-    return get_type_hints(type_)
+    """Types of a dataclass's fields that files have."""
+    kept = {each.name for each in fields(type_) if each.metadata.get("written", True)}
+    return {name: hint for name, hint in get_type_hints(type_).items() if name in kept}
 
 
 def _plain(value: object, hint: object) -> object:
@@ -61,6 +65,7 @@ def _plain(value: object, hint: object) -> object:
         return {
             field.name: _plain(getattr(value, field.name), hints[field.name])
             for field in fields(value)
+            if field.name in hints
         }
     if get_origin(hint) in (Union, UnionType):
         real = [part for part in get_args(hint) if part is not NoneType]

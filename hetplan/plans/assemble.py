@@ -2,6 +2,7 @@
 
 Placement: a stage has tp * cp * dp devices, which divide the devices of a node or are whole nodes.
 It lies inside one node or fills whole ones, so that every tensor-parallel group lies in a node.
+Where a search may use parts of nodes (`Island.node_parts`), equal parts of all count as nodes too.
 Positions count the devices of usable nodes in order. Stages are placed in the order in which they
 are given, each at the next multiple of its own size; where that leaves too little room, the largest
 first, and then with no gaps. Sizes of which each divides the next larger one fill every node so.
@@ -14,8 +15,9 @@ weights), the devices that share a tied matrix, the padded vocabulary and the un
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -42,24 +44,32 @@ from hetplan.plans.targets import target
 
 def stages_with_room(island: Island, tp: int, size: int) -> int:
     """How many stages of `size` devices fit on the island; 0 if tp or size do not suit it."""
-    per_node = island.devices_per_node
-    if per_node % tp or (per_node % size and size % per_node):
+    per_node, filled = island.devices_per_node, island.filled_node
+    if per_node % tp:
         return 0
-    nodes = island.num_usable_devices // per_node
-    return nodes * (per_node // size) if size <= per_node else nodes // (size // per_node)
+    if size % filled == 0 and filled % tp == 0:
+        return dict(island.part_counts).get(filled, 0) // (size // filled)
+    if per_node % size and filled % size:
+        return 0
+    return sum(part // size * nodes for part, nodes in island.part_counts)
 
 
-def positions(sizes: Sequence[int], per_node: int, nodes: int) -> tuple[int, ...] | None:
+def positions(
+    sizes: Sequence[int], per_node: int, nodes: int, parts: Sequence[int] = ()
+) -> tuple[int, ...] | None:
     """Where each of these stages begins among the usable devices; None where they have no room.
 
-    Every size must divide `per_node` or be a multiple of it.
+    Every size must divide `per_node` or be a multiple of it, but where nodes have `parts`: these
+    have room for stages of any size, and those of `per_node` for a part of a larger one.
     """
     in_order = list(range(len(sizes)))
     largest_first = sorted(in_order, key=lambda at: -sizes[at])
+    if parts:
+        return _first_fit(sizes, largest_first, per_node, parts)
     return (
         _next_fit(sizes, in_order, per_node, nodes)
         or _next_fit(sizes, largest_first, per_node, nodes)
-        or _first_fit(sizes, largest_first, per_node, nodes)
+        or _first_fit(sizes, largest_first, per_node, (per_node,) * nodes)
     )
 
 
@@ -77,23 +87,29 @@ def _next_fit(
 
 
 def _first_fit(
-    sizes: Sequence[int], order: Sequence[int], per_node: int, nodes: int
+    sizes: Sequence[int], order: Sequence[int], per_node: int, parts: Sequence[int]
 ) -> tuple[int, ...] | None:
     """Largest first, each into the first node that has room; whole nodes stand before them."""
     found = [0] * len(sizes)
+    starts = [*accumulate(parts, initial=0)]
     taken: list[int] = []
     for at in order:
-        size = sizes[at]
+        size, node = sizes[at], len(taken)
         if size >= per_node:
-            found[at] = len(taken) * per_node
-            taken += [per_node] * (size // per_node)
+            wanted = [per_node] * (size // per_node)
+            if [*parts[node : node + len(wanted)]] != wanted:
+                return None
+            found[at] = starts[node]
+            taken += wanted
             continue
-        node = next((k for k, used in enumerate(taken) if used + size <= per_node), len(taken))
+        node = next((k for k, used in enumerate(taken) if used + size <= parts[k]), node)
         if node == len(taken):
+            if node == len(parts) or size > parts[node]:
+                return None
             taken.append(0)
-        found[at] = node * per_node + taken[node]
+        found[at] = starts[node] + taken[node]
         taken[node] += size
-    return tuple(found) if len(taken) <= nodes else None
+    return tuple(found)
 
 
 def device_ranges(
@@ -101,16 +117,20 @@ def device_ranges(
 ) -> tuple[DeviceRange, ...]:
     """Device numbers of `size` usable devices of the island from this position on."""
     first = cluster.first_device(island.name)
-    if not island.nodes_out:
+    if not (island.nodes_out or island.node_parts):
         return (DeviceRange(start=first + position, count=size),)
-    per_node = island.devices_per_node
-    from_node, to_node = position // per_node, -(-(position + size) // per_node)
+    starts = island.part_starts
+    from_node, to_node = bisect_right(starts, position) - 1, bisect_left(starts, position + size)
     devices = [
-        first + node * per_node + local
-        for node in island.usable_nodes[from_node:to_node]
-        for local in range(per_node)
+        first + node * island.devices_per_node + local
+        for node, part in zip(
+            island.usable_nodes[from_node:to_node],
+            island.usable_parts[from_node:to_node],
+            strict=True,
+        )
+        for local in range(part)
     ]
-    skipped = position - from_node * per_node
+    skipped = position - starts[from_node]
     return compress(devices[skipped : skipped + size])
 
 

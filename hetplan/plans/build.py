@@ -237,12 +237,17 @@ def _places(cluster: Cluster, chosen: ChosenPlan) -> list[tuple[DeviceRange, ...
             _check_shape(island, parts[at].shape, k)
         sizes = [parts[at].shape.num_devices for at in mine]
         nodes = len(island.usable_nodes)
-        starts = positions(sizes, island.devices_per_node, nodes)
+        filled = island.filled_node
+        alike = len(island.part_counts) == 1 and all(
+            filled % size == 0 or size % filled == 0 for size in sizes
+        )
+        unlike = () if alike else island.usable_parts
+        starts = positions(sizes, filled, nodes, unlike)
         if starts is None:
             fits = next(
                 k
                 for k in range(len(mine))
-                if positions(sizes[: k + 1], island.devices_per_node, nodes) is None
+                if positions(sizes[: k + 1], filled, nodes, unlike) is None
             )
             raise InputError(_no_room(island, parts[mine[fits]].shape, fits + 1))
         for at, start, size in zip(mine, starts, sizes, strict=True):

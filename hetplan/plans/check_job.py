@@ -560,7 +560,7 @@ def _degrees(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Pat
         )
     # Every pipeline has devices of its own.
     needed = (tp or 1) * (pp or 1) * (dp or 1) * (job.pin.cp or 1) * (job.pin.pipelines or 1)
-    usable = sum(len(island.usable_nodes) * island.devices_per_node for island in cluster.islands)
+    usable = sum(island.num_usable_devices for island in cluster.islands)
     if not usable:
         yield (), f"{cluster.name} has no usable device: nodes_out names every node"
     elif needed > usable:

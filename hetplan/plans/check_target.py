@@ -360,21 +360,25 @@ def _schedule(field: str, pipeline: Pipeline, trainer: Target, checked: CheckedP
 
 
 def _places(checked: CheckedPlan, field: str, pipeline: Pipeline, trainer: Target) -> Found:
-    rows = []
+    rows, places = [], checked.places
+    every = device_array([part for stage in checked.plan.stages for part in stage.devices])
+    of_node = np.bincount(places.nodes(every))
     for s, stage in enumerate(pipeline.stages):
         row = []
         for r, replica in enumerate(stage.replicas):
             devices = device_array(replica.devices)
-            at = int(checked.places.islands(devices[:1])[0])
+            at = int(places.islands(devices[:1])[0])
             row.append(at)
             per_node = checked.cluster.islands[at].devices_per_node
-            used = np.unique(checked.places.nodes(devices)).size
-            if trainer.whole_nodes and used > 1 and used * per_node != devices.size:
+            nodes, mine = np.unique(places.nodes(devices), return_counts=True)
+            fills = (of_node[nodes] == mine[0]).all() and (mine == mine[0]).all()
+            if trainer.whole_nodes and nodes.size > 1 and not fills:
                 where = f".replicas[{r}]" if len(stage.replicas) > 1 else ""
                 yield (
                     f"{field}.stages[{s}]{where}",
-                    f"{devices.size} devices in {used} nodes of {per_node}; with target "
-                    f"{trainer.name} a stage lies in one node or fills whole ones",
+                    f"{devices.size} devices in {nodes.size} nodes of {per_node}; with target "
+                    f"{trainer.name} a stage lies in one node or fills what the plan uses of "
+                    "several, equally much of each",
                 )
         rows.append(tuple(row))
     runs = [rows[0], *(right for left, right in pairwise(rows) if left != right)]

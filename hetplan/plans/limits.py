@@ -6,7 +6,6 @@ draws is known once it is priced (`hetplan.cost.energy.energy`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -38,7 +37,10 @@ class Limit:
     """Whose nodes count."""
     used: float = 0.0
     per_node: tuple[float, ...] = ()
-    """What a node of each of its islands adds; infinity: too few cores, or power not known."""
+    """What a node of each of its islands adds that has a device in use; infinity: power not known.
+    """
+    per_device: tuple[float, ...] = ()
+    """What each device in use adds to that; of cores in one node, as that has the limit."""
     unknown: str = ""
     """Island in use whose power is not known: nobody can say that the limit holds."""
 
@@ -108,9 +110,9 @@ def node_use(plan: Plan, cluster: Cluster, job: Job) -> Iterator[Limit]:
     for limit in limits:
         if limit.kind is LimitKind.NODES:
             count = sum(int(used[name].any(axis=1).sum()) for name in limit.islands)
-            yield replace(limit, used=count, per_node=(1.0,) * len(limit.islands))
+            ones = (1.0,) * len(limit.islands)
+            yield replace(limit, used=count, per_node=ones, per_device=(0.0,) * len(ones))
         else:
             ranks = int(used[limit.place].sum(axis=1).max())
             each = job.cpu_cores_per_device or 0
-            enough = each * used[limit.place].shape[1] <= limit.most
-            yield replace(limit, used=each * ranks, per_node=(0.0 if enough else math.inf,))
+            yield replace(limit, used=each * ranks, per_node=(0.0,), per_device=(each,))

@@ -84,11 +84,15 @@ class Places:
         return np.cumsum([0, *counts[:-1]], dtype=np.int64)
 
     @cached_property
-    def _node_is_out(self) -> NDArray[np.bool_]:
-        out = np.zeros(sum(island.nodes for island in self.cluster.islands), dtype=np.bool_)
-        for first, island in zip(self._first_node, self.cluster.islands, strict=True):
-            out[first + np.array(island.nodes_out, dtype=np.int64)] = True
-        return out
+    def _usable(self) -> Devices:
+        """Devices of each node that may be used, its first ones."""
+        islands = self.cluster.islands
+        usable = np.repeat(self._per_node, [island.nodes for island in islands])
+        for first, island in zip(self._first_node, islands, strict=True):
+            if island.node_parts:
+                usable[first : first + island.nodes] = island.node_parts
+            usable[first + np.array(island.nodes_out, dtype=np.int64)] = 0
+        return usable
 
     def islands(self, devices: Devices) -> Devices:
         """Position of each device's island in `cluster.islands`."""
@@ -101,8 +105,10 @@ class Places:
         return found
 
     def out(self, devices: Devices) -> Devices:
-        """Those of the devices whose nodes must not be used."""
-        return devices[self._node_is_out[self.nodes(devices)]]
+        """Those of the devices that must not be used."""
+        at = self.islands(devices)
+        local = (devices - self._first[at]) % self._per_node[at]
+        return devices[local >= self._usable[self.nodes(devices)]]
 
     def transports(self, devices: Devices) -> tuple[Transport, ...]:
         """Transports between the nodes of these devices, or inside the one that they share; an

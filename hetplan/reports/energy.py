@@ -9,9 +9,9 @@ from itertools import groupby
 from rich.markup import escape
 from rich.table import Table
 
+from hetplan.cluster.power import power_law
 from hetplan.cost.energy.clocks import StageClock, stage_clocks
 from hetplan.cost.energy.energy import Energy, energy_of, usd_per_step, whole_run
-from hetplan.cost.energy.power import power_law
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.pieces import used_devices
 from hetplan.predict.predictor import Predictor
@@ -56,7 +56,7 @@ def _unknown(result: SearchResult) -> str:
 
 
 def _pues(energy: Energy) -> str:
-    least, *_, most = sorted(each.pue for each in (*energy.islands, *energy.islands))
+    least, *_, most = sorted(each.law.pue for each in (*energy.islands, *energy.islands))
     return f"PUE {least:g}" + (f" to {most:g}" if most > least else "")
 
 

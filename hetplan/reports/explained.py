@@ -135,6 +135,7 @@ _CAUSES = {
     IdleCause.BANDWIDTH: "its link to {other} is too narrow",
     IdleCause.ROUND_TRIP: "the round trip to {other} is too long",
     IdleCause.MEMORY: "its memory is too small",
+    IdleCause.LIMIT: "{other} leaves no room for a faster plan with more of them",
     IdleCause.BATCH: "the batch is too small for it or does not divide over it",
     IdleCause.DEGREES: "{target} gives all stages the same degrees, {other} does not",
 }
@@ -165,7 +166,7 @@ def idle_lines(
             what = f"{each.island} computes for {each.busy_share:.0%} of the step"
         full = full_limits(result, each.island)
         if full:
-            yield f"{what}: {' and '.join(full)} has no room for one more node"
+            yield f"{what}: {' and '.join(full)} has no room for more of them"
             continue
         unknown = not each.causes and open_ > MOST_OPEN and each.seconds_with_it is None
         if unknown:
@@ -184,7 +185,7 @@ def idle_lines(
             longer = _longer(each.seconds_with_it, step)
             takes = f"{format_seconds(each.seconds_with_it)}, {longer}" if verbose else longer
             parts.append(f"with it today a step takes {takes}")
-        if closed is not None:
+        if closed is not None and IdleCause.LIMIT not in each.causes:
             parts.append(
                 f"shown for plans of {closed.job.target}; {open_:.0%} of this search is open"
             )

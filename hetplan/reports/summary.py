@@ -383,7 +383,7 @@ def _left_out(result: SearchResult) -> Iterator[str]:
     full = [full_limits(result, island.name) for island, _ in idle]
     if all(full):
         limits = ", ".join(dict.fromkeys(each[0] for each in full))
-        yield f"left idle: {names}{more}: no room for one more node within {limits}"
+        yield f"left idle: {names}{more}: no room for more of them within {limits}"
         return
     libraries = {island_library(island) for island, _ in idle}
     used = {island_library(island) for island in result.used_islands}

@@ -19,6 +19,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,6 +61,20 @@ class JournalFile:
     path: Path
     resume: bool = False
     """Go on from what the file has; otherwise there must be none."""
+
+    def apart(self) -> JournalFile:
+        """A journal beside this one, which goes on from what either has, this one's first: of a
+        search whose plan may be none of the question (`hetplan.whatif.within_limits`).
+        """
+        beside = self.path.with_name(f"{self.path.name}.first")
+        if self.resume and self.path.is_file():
+            shutil.copyfile(self.path, beside)
+        return JournalFile(beside, self.resume)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is something to go on from."""
+        return self.path.is_file() or JournalFile(self.path).apart().path.is_file()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -251,6 +251,8 @@ class IdleCause(StrEnum):
     """Of the same links."""
     MEMORY = "memory"
     """Of its devices: twice as much would do."""
+    LIMIT = "limit"
+    """Of its site, of all sites or of its hosts' cores."""
     BATCH = "batch"
     """It does not divide over the island's devices, or has too few microbatches for them."""
     DEGREES = "degrees"
@@ -289,7 +291,7 @@ class IdleReason:
     causes: tuple[IdleCause, ...]
     """The fewest changes that were found to make the best plan use more of it; empty: none does."""
     other: str = ""
-    """The other island of the link, or the target without this cause."""
+    """The other island of the link, the target without this cause, or the limits."""
     gain: float = 0.0
     """Part by which tokens/s grow with the causes gone."""
     seconds_with_it: float | None = None

@@ -135,6 +135,7 @@ def search_with_rivals(
     *,
     start: Sequence[Plan] = (),
     progress: Callable[[Progress], None] | None = None,
+    journal: JournalFile | None = None,
 ) -> tuple[SearchResult, tuple[ChosenPlan, ...]]:
     """What `search` ends with, and the best plan that each solver has found, best first.
 
@@ -143,7 +144,7 @@ def search_with_rivals(
     sha256 = question.sha256 if isinstance(question, Inputs) else ()
     model, cluster, job = question.model, question.cluster, question.job
     inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
-    found, run = _searched(inputs, predictor, progress, None, start)
+    found, run = _searched(inputs, predictor, progress, journal, start)
     return found, tuple(offer.chosen for offer in nearest(run.best))
 
 

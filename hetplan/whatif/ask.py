@@ -70,7 +70,7 @@ def searched(
     """
     sha256 = question.sha256 if isinstance(question, Inputs) else ()
 
-    def asked(each: Question, whole: bool) -> SearchResult:
+    def asked(each: Question, book: JournalFile | None) -> SearchResult:
         return search(
             each.model,
             each.cluster,
@@ -78,11 +78,11 @@ def searched(
             predictor,
             sha256=sha256,
             progress=progress,
-            journal=journal if whole else None,
+            journal=book,
             start=start,
         )
 
-    return within_limits(question, asked)
+    return within_limits(question, asked, journal)
 
 
 def ask(

@@ -9,6 +9,7 @@ the search is asked again with one thing of the island changed:
     memory       twice as much
     batch        a multiple of its devices; where it is one already, twice as large
     degrees      the trainer whose stages may have degrees of their own
+    limit        no limits of sites, then all but one: before the others, as bounds leave them out
 
 The first change after which the best plan gives the island more work is the cause. Where the
 library is in the way, the others are asked on top of it; bandwidth and round trip are asked
@@ -41,6 +42,7 @@ from hetplan.deadline import check_time
 from hetplan.errors import OutOfTimeError
 from hetplan.job.trainer import mixes_libraries, trainer_faults
 from hetplan.plans.check import check_plan
+from hetplan.plans.limits import limits_of, unlimited, with_limit
 from hetplan.plans.pieces import islands_in_use
 from hetplan.plans.plan import Plan
 from hetplan.plans.targets import target
@@ -63,7 +65,7 @@ from hetplan.whatif.ask import (
 )
 from hetplan.whatif.plan_use import idle_islands, work_share
 from hetplan.whatif.smaller_questions import usable_islands
-from hetplan.whatif.within_limits import full_limits
+from hetplan.whatif.within_limits import full_limits, may_break
 
 _WIDE = 1000.0
 """Times the bandwidth of a link that is in nobody's way: 10 Gbit/s become more than any port."""
@@ -146,7 +148,14 @@ def _reasons(
             busy_share=shares[name],
             causes=(),
         )
-        if basis is not None and not full_limits(result, name):
+        if full_limits(result, name):
+            yield reason
+            continue
+        own = _Asker(result=result, predictor=predictor, island=island, known=[result.plan])
+        limited = _by_limits(reason, own)
+        if limited is not None:
+            reason = limited
+        elif basis is not None:
             asker = _Asker(result=basis, predictor=predictor, island=island, known=known)
             if basis is not result and asker.share > work_share(result.plan, cluster, name):
                 reason = replace(reason, seconds_with_it=basis.estimate.step_seconds)
@@ -231,12 +240,11 @@ class _Asker:
         self.share = self._share(self.result.plan)
         self.tokens_per_second = self.result.estimate.tokens_per_second
 
-    def ask(self, question: Question, *, forced: bool = False) -> SearchResult | None:
-        """The best plan of a question, to the result's own gap; None: there is none in time.
-
-        forced: plans that must use the island.
+    def ask(self, question: Question, *, gap: float | None = None) -> SearchResult | None:
+        """The best plan of a question, to this gap or the result's own; None: there is none in
+        time.
         """
-        gap = _FORCED_GAP if forced else gap_beside(self.result, question)
+        gap = gap_beside(self.result, question) if gap is None else gap
         try:
             found = ask(question.looser(gap), self.predictor, known_plans=self.known)
         except NO_ANSWER:
@@ -300,6 +308,35 @@ def _explained(reason: IdleReason, asker: _Asker) -> IdleReason:
     return replace(reason, seconds_with_it=_seconds_with_it(asker, base))
 
 
+def _by_limits(reason: IdleReason, asker: _Asker) -> IdleReason | None:
+    """The reason with the limits without which the best plan uses more of the island, one where
+    that is enough; None where none are in the way.
+    """
+    inputs: Question = asker.result.inputs
+
+    def helps(found: SearchResult | None) -> TypeGuard[SearchResult]:
+        if found is None or _rate(found) <= asker.tokens_per_second * (1.0 + RESOLUTION):
+            return False
+        cluster = allowed_cluster(found.inputs.cluster, inputs.job)
+        idle = {island.name: left for island, left in idle_islands(found.plan, cluster)}
+        return asker.uses_more(found.plan) or idle.get(reason.island, 0) < reason.idle_devices
+
+    if not may_break(inputs):
+        return None
+    found = asker.ask(_changed(asker, inputs, IdleCause.LIMIT), gap=LEAST_GAP)
+    if not helps(found):
+        return None
+    limits = [*limits_of(inputs.cluster, inputs.job)]
+    names = " and ".join(each.name for each in limits)
+    for each in limits if len(limits) > 1 else ():
+        free = inputs.changed(cluster=with_limit(inputs.cluster, each, None))
+        without = asker.ask(free, gap=LEAST_GAP)
+        if helps(without):
+            found, names = without, each.name
+            break
+    return replace(_mended(reason, asker, found, (IdleCause.LIMIT,)), other=names)
+
+
 def _mended(
     reason: IdleReason, asker: _Asker, found: SearchResult, causes: tuple[IdleCause, ...]
 ) -> IdleReason:
@@ -343,6 +380,8 @@ def _changed(asker: _Asker, question: Question, cause: IdleCause, other: str = "
         case IdleCause.MEMORY:
             more = replace(island, memory_bytes=_MORE_MEMORY * island.memory_bytes)
             return question.with_island(more)
+        case IdleCause.LIMIT:
+            return question.changed(cluster=unlimited(question.cluster, question.job))
         case IdleCause.BATCH:
             return question.with_job(global_batch_size=_better_batch(asker))
         case IdleCause.DEGREES:
@@ -372,7 +411,7 @@ def _seconds_with_it(asker: _Asker, base: Question) -> float | None:
     if asker.share == 0 and not any(map(asker.uses_more, asker.known_of(base))):
         for name in ("embedding_on", "head_on"):
             if getattr(base.job.pin, name) is None:
-                asker.ask(base.with_pins(**{name: asker.island.name}), forced=True)
+                asker.ask(base.with_pins(**{name: asker.island.name}), gap=_FORCED_GAP)
     steps = (asker.step(base, plan) for plan in asker.known_of(base) if asker.uses_more(plan))
     least = min(steps, default=math.inf)
     return least if least < math.inf else None

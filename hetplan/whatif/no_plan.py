@@ -1,6 +1,7 @@
 """Why a job has no plan, in the user's words, and what would give it one.
 
-First the smallest set of demands that cannot hold together (`hetplan.whatif.conflict`); then, where
+First the smallest set of demands that cannot hold together (`hetplan.whatif.conflict`), or where
+plans break limits of sites, of these, each with a value that would be enough; then, where
 memory is among them, what one layer needs and how many fit; then single changes that a user can
 make, cheapest first. A change is tried by `Feasible` and verified by a search, so that an offer
 comes with its step time. More nodes are counted: as few as make a plan possible, by doubling and
@@ -13,7 +14,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from hetplan.cluster.libraries import AS_NCCL, island_library
@@ -21,12 +23,12 @@ from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.deadline import check_time, ends_by
 from hetplan.errors import InfeasibleError, OutOfTimeError
 from hetplan.job.spec import Forbids, Job, Pins
-from hetplan.plans.limits import Limit, with_limit
+from hetplan.plans.limits import Limit, LimitKind, limits_of, with_limit
 from hetplan.plans.pinned import pinned_values
 from hetplan.plans.rules import some
 from hetplan.plans.targets import TARGETS, target
 from hetplan.predict.predictor import Predictor
-from hetplan.search.result import Question
+from hetplan.search.result import Question, SearchResult
 from hetplan.units import format_bytes, format_seconds
 from hetplan.whatif.ask import (
     NO_ANSWER,
@@ -38,10 +40,10 @@ from hetplan.whatif.ask import (
     pins_in_words,
     with_nodes,
 )
-from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict
+from hetplan.whatif.conflict import Conflict, Constraint, Feasible, constraints, find_conflict
 from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.smaller_questions import usable_islands
-from hetplan.whatif.within_limits import OverLimitsError
+from hetplan.whatif.within_limits import OverLimitsError, limit_use
 
 _RESERVES = (0.05, 0.0)
 """Values of `memory_reserve_fraction` that are tried where they are below the job's."""
@@ -198,12 +200,16 @@ _SECONDS = 20.0
 2.6 CPU seconds at most; a machine that others use may need several times as long."""
 
 
-def why_no_plan(
-    asked: Question, predictor: Predictor, over: OverLimitsError | None = None
-) -> tuple[str, ...]:
+_MOST_HALVED = 6
+"""Searches for the value of one limit that would be enough, the one without the limit included."""
+_NEAR = 0.02
+"""Part of that value below which nothing is asked: powers are not known better."""
+
+
+def why_no_plan(asked: Question, predictor: Predictor, over: bool = False) -> tuple[str, ...]:
     """Lines: the smallest conflict, what memory lacks, and the changes that would help.
 
-    over: where there are plans, which break these limits.
+    over: where there are plans, which break limits of sites.
 
     Where time is over (`hetplan.deadline`) those that are there, and what is left out.
     """
@@ -212,12 +218,10 @@ def why_no_plan(
         check_time()
         feasible = Feasible(predictor)
         changes = relaxations(asked, feasible)
-        if over is None:
+        if not over:
             lines += _demands(asked, predictor, feasible)
         else:
-            lines.append("plans were found, and none of them within these limits:")
-            lines += [f"  {each.words('the smallest found')}" for each in over.least]
-            changes = chain((_raised(asked, each) for each in over.least), changes)
+            lines += _limits(asked, predictor)
         lines += _changes(changes, predictor, feasible)
     except OutOfTimeError:
         what = "" if lines else "which demands cannot hold together, and "
@@ -225,13 +229,62 @@ def why_no_plan(
     return tuple(lines)
 
 
-def _raised(asked: Question, limit: Limit) -> Change:
-    """The question with the limit that the smallest plan found needs, three digits of it."""
-    unit = 10.0 ** max(0, math.floor(math.log10(limit.used)) - 2)
-    most = math.ceil(limit.used / unit) * unit
-    words = f"{limit.name} {limit.figure(most)} instead of {limit.figure(limit.most)}"
-    raised = asked.changed(cluster=with_limit(asked.cluster, limit, most))
-    return Change(words=words, question=raised)
+def _limits(asked: Question, predictor: Predictor) -> list[str]:
+    """The smallest set of limits that no plan was found within, each with a value that would be
+    enough.
+    """
+
+    def found(question: Question) -> SearchResult | None:
+        try:
+            return ask(question.looser(_LOOSE_GAP, _SECONDS), predictor)
+        except NO_ANSWER:
+            return None
+
+    every = tuple(limits_of(asked.cluster, asked.job))
+    demands = [
+        Constraint(words=each.name, without=partial(_with_limit, each, None)) for each in every
+    ]
+    conflict = find_conflict(asked, demands, lambda question: found(question) is not None)
+    named = [each for each in every if each.name in {one.words for one in conflict.constraints}]
+    together = f"these {len(named)} limits together" if len(named) > 1 else "this limit"
+    lines = [f"plans were found, and none of them within {together}:"]
+    for limit in named:
+        enough = _enough(asked, limit, found)
+        words = "no value of it alone is enough"
+        if enough is not None:
+            words = f"{limit.figure(enough)} would be enough"
+        lines.append(f"  {limit.name}: {limit.figure(limit.most)}; {words}")
+    return lines
+
+
+def _with_limit(limit: Limit, most: float | None, asked: Question) -> Question:
+    return asked.changed(cluster=with_limit(asked.cluster, limit, most))
+
+
+def _enough(
+    asked: Question, limit: Limit, found: Callable[[Question], SearchResult | None]
+) -> float | None:
+    """A value of the limit with which there is a plan, all others kept: what the plan takes, three
+    digits of it, after halving the way to the limit's own; None where no value was found.
+    """
+    low, high, most = limit.most, None, None
+    for _ in range(_MOST_HALVED):
+        result = found(_with_limit(limit, most, asked))
+        if result is not None:
+            use = limit_use(
+                result.plan, result.estimate, result.inputs.changed(cluster=asked.cluster)
+            )
+            taken = next(each.used for each in use if each.name == limit.name)
+            unit = 10.0 ** max(0, math.floor(math.log10(taken)) - 2)
+            high = math.ceil(taken / unit) * unit
+        elif most is not None:
+            low = most
+        if high is None:
+            return None
+        most = (low + high) / 2 if limit.kind is LimitKind.POWER else (low + high) // 2
+        if high - low <= max(1.0, _NEAR * high):
+            break
+    return high
 
 
 def _demands(asked: Question, predictor: Predictor, feasible: Feasible) -> list[str]:
@@ -310,6 +363,6 @@ def with_reasons(question: Question, predictor: Predictor, end: float = math.inf
     try:
         yield
     except InfeasibleError as error:
-        over = error if isinstance(error, OverLimitsError) else None
+        over = isinstance(error, OverLimitsError)
         with ends_by(end):
             raise InfeasibleError(why_no_plan(question, predictor, over)) from None

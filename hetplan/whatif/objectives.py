@@ -27,9 +27,10 @@ points may be missing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hetplan.cluster.power import power_law
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.energy.energy import (
     JOULES_PER_KWH,
@@ -39,7 +40,6 @@ from hetplan.cost.energy.energy import (
     usd_per_step,
     whole_run,
 )
-from hetplan.cost.energy.power import power_law, pue_of
 from hetplan.cost.estimate import estimate, estimate_with, step_quantile
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.deadline import check_time, ends_by
@@ -56,7 +56,7 @@ from hetplan.search.table_maker import TableMaker
 from hetplan.units import counted, format_brief
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, is_interrupted
 from hetplan.whatif.robust import Worlds, check_varied, risks
-from hetplan.whatif.within_limits import keeps_limits, with_node_counts
+from hetplan.whatif.within_limits import keeps_limits
 
 _PARTS = (0.75, 0.5, 0.25, 0.125)
 """Parts of every island's nodes that are left for cheaper plans."""
@@ -85,10 +85,23 @@ def nearby(result: SearchResult) -> Iterator[Change]:
                 yield Change(words=f"{kind} only", question=question.without_islands(*others))
     for part in _PARTS:
         kept = {each.name: max(1, round(part * len(each.usable_nodes))) for each in usable}
-        fewer = with_node_counts(question, kept)
+        fewer = _with_node_counts(question, kept)
         if fewer.job != question.job:
             yield Change(words=f"{part:.0%} of the nodes", question=fewer)
     yield from _other_degrees(plan, question)
+
+
+def _with_node_counts(question: Question, counts: Mapping[str, int]) -> Question:
+    """The question with so many nodes of these islands; the last ones are forbidden, so that device
+    numbers stay.
+    """
+    out = [
+        f"{island.name}/{node}"
+        for island in allowed_cluster(question.cluster, question.job).islands
+        for node in island.usable_nodes[counts.get(island.name, island.nodes) :]
+    ]
+    forbid = question.job.forbid
+    return question.with_job(forbid=replace(forbid, nodes=(*forbid.nodes, *out)))
 
 
 def _other_degrees(plan: Plan, question: Question) -> Iterator[Change]:
@@ -190,7 +203,7 @@ def _per_second(cluster: Cluster, island: Island) -> tuple[float | None, float |
     """(dollars, joules) that a device takes each second that it is in passes; None: not known."""
     law, hourly = power_law(cluster, island), hourly_price(cluster, island)
     site = cluster.site_of(island.region)
-    watts = None if law is None else law.computing_watts * pue_of(cluster, island)
+    watts = None if law is None else law.meter_watts(1)
     paid = 0.0 if site is None else site.price_usd_per_joule or 0.0
     if hourly is None or (watts is None and paid):
         return None, watts

@@ -58,6 +58,7 @@ from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage
 from hetplan.plans.pieces import own_depth, stage_array
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
+from hetplan.search.journal import JournalFile
 from hetplan.search.result import Inputs, Question, SearchResult, certificate_beside
 from hetplan.search.search import search_with_rivals
 from hetplan.search.solver import Progress
@@ -264,8 +265,10 @@ def _candidates(
     answers: list[SearchResult] = []
     rivals: list[ChosenPlan] = []
 
-    def searched(each: Question, _: bool) -> SearchResult:
-        found, others = search_with_rivals(each, predictor, start=tuple(near), progress=progress)
+    def searched(each: Question, journal: JournalFile | None) -> SearchResult:
+        found, others = search_with_rivals(
+            each, predictor, start=tuple(near), progress=progress, journal=journal
+        )
         answers.append(found)
         rivals.extend(others)
         return found

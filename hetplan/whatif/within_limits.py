@@ -2,23 +2,34 @@
 
 A search knows neither limits over several islands nor watts, which are a plan's own. Where its plan
 breaks one, the question is asked again with fewer nodes, in every way to deal those that are left
-over the limit's islands, as many as the plan's own use of the limit allows. A plan that draws less
-than that is followed by one on more nodes. The bound stays that of the search without these limits.
+over the limit's islands, as many as the plan's own use of the limit allows. Where watts are left
+over, or cores of a host, nodes are used in part (`Island.node_parts`): all but the last nodes
+whole, or equal parts of all. A plan that draws less than that is followed by one on more. The bound
+stays that of the search without these limits.
 
 Claim: a plan within one limit on nodes is one of a question that is asked, where the limit is on
 one island, on two with up to 15 nodes of the first, or on three with up to 3 of the first two; for
 several limits while their ways multiply to `_MOST_ASKED` at most; if time does not end before.
 Proof: each node adds 1 whatever the plan, so its counts lie within one way of any broken limit.
-Nodes are left out whole: a plan on some devices of a node may keep a limit and is not asked for.
+Within limits on cores alone every plan is one of the question with all parts that these allow.
+Power is a plan's own: a plan on other parts of nodes may keep its limit and is not asked for.
+
+The search without limits is the first. It has half of the time, the others share what it leaves;
+where its plan breaks none it goes on, from its journal, in the other half. That journal is a file
+of its own until then: a user's journal holds no plan that breaks a limit.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
+from itertools import product, zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeAlias
 
 from hetplan.cost.energy.energy import most_node_watts, power_use
 from hetplan.cost.estimate_values import Estimate
@@ -26,7 +37,9 @@ from hetplan.deadline import moment_in
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.kernels import clock
 from hetplan.plans.limits import Limit, LimitKind, limits_of, node_use
+from hetplan.plans.pieces import used_devices
 from hetplan.plans.plan import Plan
+from hetplan.search.journal import JournalFile
 from hetplan.search.result import LIMITS_LEFT_OUT, Question, SearchResult, certificate_beside
 from hetplan.search.space.allowed import allowed_cluster
 
@@ -36,16 +49,23 @@ _SPLIT = 4
 """Islands that are dealt to in several ways."""
 _MOST_ASKED = 48
 """Searches of one question: three rounds of `_MOST_SPLITS`."""
+_UNITS = (1, 2, 4)
+"""Parts of nodes are multiples of these: stages of 6 devices have no room on equal parts of 7."""
 _ROUNDING = 1e-9
 """A limit that is a whole number of nodes has room for all of them."""
+
+Ask: TypeAlias = Callable[[Question, JournalFile | None], SearchResult]
+"""The search of a question without its limits."""
+Parts: TypeAlias = Mapping[str, tuple[int, ...]]
+"""By island the devices of its usable nodes that may be used, the largest parts first; nodes beyond
+the last are out."""
 
 
 class OverLimitsError(InfeasibleError):
     """Every plan that was found breaks a limit."""
 
-    def __init__(self, least: Sequence[Limit]) -> None:
-        self.least = tuple(least)
-        """Of every limit the one that was broken by least."""
+    def __init__(self, least: Iterable[Limit]) -> None:
+        """least: of every limit the one that was broken by least."""
         super().__init__([f"no plan was found within {each.words()}" for each in least])
 
 
@@ -61,12 +81,22 @@ def keeps_limits(plan: Plan, estimate: Estimate, question: Question) -> bool:
 
 
 def full_limits(result: SearchResult, island: str) -> list[str]:
-    """Limits that have no room for one more node of an island beside the result's plan."""
+    """Limits that have no room for one more stage on the island like the plan's smallest one there,
+    or where it has none for one more device.
+    """
+    plan, cluster = result.plan, result.inputs.cluster
+    mine = next(mine for each, mine in used_devices(plan, cluster) if each.name == island)
+    first, (_, per_node) = cluster.first_device(island), mine.shape
+    here = range(first, first + mine.size)
+    more = min((r.num_devices for r in plan.replicas if r.devices[0].start in here), default=1)
+    beside = int((~mine[mine.any(axis=1)]).sum())
+    nodes = max(0, -(-(more - beside) // per_node))
     return [
-        each.name
-        for each in limit_use(result.plan, result.estimate, result.inputs)
-        for name, node in zip(each.islands, each.per_node, strict=True)
-        if name == island and each.used + node > each.most
+        limit.name
+        for limit in limit_use(plan, result.estimate, result.inputs)
+        for name, node, device in zip(limit.islands, limit.per_node, limit.per_device, strict=True)
+        if name == island
+        and limit.used + (nodes and nodes * node) + more * device > limit.most * (1.0 + _ROUNDING)
     ]
 
 
@@ -90,29 +120,82 @@ def may_break(question: Question) -> bool:
     return False
 
 
-def within_limits(
-    question: Question, ask: Callable[[Question, bool], SearchResult]
-) -> SearchResult:
+def within_limits(question: Question, ask: Ask, journal: JournalFile | None = None) -> SearchResult:
     """The best plan found within the limits; OverLimitsError where none was.
 
-    ask: the search of a question without its limits; told whether it is the whole question. Ctrl-C
-    ends with the best plan so far, if any.
+    A journal is of the search of the whole question. Ctrl-C ends with the best plan so far, if any.
     """
     if not may_break(question):
-        return ask(question, True)
+        return ask(question, journal)
+    end = moment_in(question.job.time_limit_seconds)
+    with _journal_apart(journal, timed=end < math.inf) as own:
+        first, whole = _without_limits(question, ask, own, end)
+        best = _best_within(question, ask, first, whole, end)
+        if journal is not None and own is not None:
+            if best is whole:
+                own.path.replace(journal.path)
+            elif not _is_stopped(best):
+                own.path.unlink()
+    return replace(best, inputs=replace(whole.inputs, job=question.job))
+
+
+@contextmanager
+def _journal_apart(journal: JournalFile | None, *, timed: bool) -> Iterator[JournalFile | None]:
+    """Where the search without limits writes what it may go on from."""
+    if journal is not None:
+        yield journal.apart()
+    elif timed:
+        with TemporaryDirectory(prefix="hetplan-") as folder:
+            yield JournalFile(Path(folder) / "journal")
+    else:
+        yield None
+
+
+def _without_limits(
+    question: Question, ask: Ask, journal: JournalFile | None, end: float
+) -> tuple[SearchResult, SearchResult]:
+    """The answers of the search without limits after half of the time, and when it has ended: where
+    nothing breaks a limit after half of the time, it has the rest too.
+    """
     limit = question.job.time_limit_seconds
-    end = moment_in(limit)
-    whole = ask(question.with_job(time_limit_seconds=limit and limit / 2), True)
-    whole = replace(whole, inputs=replace(whole.inputs, job=question.job))
+
+    def go_on() -> SearchResult:
+        rest = question.with_job(time_limit_seconds=max(0.0, end - clock()))
+        return ask(rest, journal and replace(journal, resume=True))
+
+    try:
+        first = ask(question.with_job(time_limit_seconds=limit and limit / 2), journal)
+    except LimitError:
+        first = go_on()
+        return first, first
+    cut = first.certificate is not None and first.certificate.status == "limit"
+    if cut and clock() < end and keeps_limits(first.plan, first.estimate, question):
+        return first, go_on()
+    return first, first
+
+
+def _is_stopped(found: SearchResult) -> bool:
+    return found.certificate is not None and found.certificate.status == "interrupted"
+
+
+def _best_within(
+    question: Question, ask: Ask, first: SearchResult, whole: SearchResult, end: float
+) -> SearchResult:
+    """The best plan of the whole question and of those on fewer nodes that breaks no limit."""
     islands = allowed_cluster(question.cluster, question.job).islands
-    every = {each.name: len(each.usable_nodes) for each in islands}
-    waiting, tried = deque([(every, whole)]), [every]
+    all_: Parts = {each.name: each.usable_parts for each in islands}
+    every = all_
+    for limit in limit_use(whole.plan, whole.estimate, question):
+        if limit.kind is LimitKind.CORES:
+            every = _with_cores(every, limit)
+    waiting, tried = deque([(every, whole)]), [all_]
     least: dict[str, Limit] = {}
-    best: SearchResult | None = None
-    stopped = False
+    kept = first is whole or keeps_limits(whole.plan, whole.estimate, question)
+    best: SearchResult | None = None if kept else first
+    stopped = late = False
     while waiting:
         caps, found = waiting.popleft()
-        stopped |= found.certificate is not None and found.certificate.status == "interrupted"
+        stopped |= _is_stopped(found)
         use = limit_use(found.plan, found.estimate, question)
         broken = [each for each in use if each.is_broken]
         for each in broken:
@@ -120,58 +203,103 @@ def within_limits(
         if not broken:
             best = min(best or found, found, key=lambda one: one.estimate.step_seconds)
         next_ = _fewer(caps, broken[0]) if broken else _more(caps, found, question, every)
-        for counts in next_:
-            if counts in tried or len(tried) > _MOST_ASKED or stopped or clock() > end:
+        new = [parts for parts in next_ if parts not in tried]
+        for at, parts in enumerate(new):
+            if parts in tried or len(tried) > _MOST_ASKED or stopped or clock() > end:
                 continue
-            tried.append(counts)
-            left = None if end == math.inf else max(0.0, end - clock())
-            fewer = with_node_counts(question, counts).with_job(time_limit_seconds=left)
+            tried.append(parts)
+            # One share is for those that follow.
+            share = max(0.0, end - clock()) / (len(new) - at + 1)
+            fewer = with_parts(question, parts).with_job(
+                time_limit_seconds=None if end == math.inf else share
+            )
             try:
-                waiting.append((counts, ask(fewer, False)))
-            except (InfeasibleError, InputError, LimitError):
+                waiting.append((parts, ask(fewer, None)))
+            except LimitError:
+                late = True
+            except (InfeasibleError, InputError):
                 continue
     if best is None and stopped:
         raise KeyboardInterrupt
-    if best is None and clock() > end:
+    if best is None and (late or clock() > end):
         raise LimitError("the time limit was reached before any plan within the sites' limits")
     if best is None:
-        raise OverLimitsError([*least.values()])
+        raise OverLimitsError(least.values())
     if best is whole:
         return whole
     bound = certificate_beside(whole, best.estimate.step_seconds)
     if bound is not None:
         status = "interrupted" if stopped else bound.status
         bound = replace(bound, space=f"{bound.space}; {LIMITS_LEFT_OUT}", status=status)
-    return replace(best, inputs=whole.inputs, certificate=bound)
+    return replace(best, certificate=bound)
 
 
-def with_node_counts(question: Question, counts: Mapping[str, int]) -> Question:
-    """The question with so many nodes of these islands; the last ones are forbidden, so that device
-    numbers stay.
+def with_parts(question: Question, parts: Parts) -> Question:
+    """The question whose plans lie on these parts of usable nodes; device numbers stay."""
+    cluster = question.cluster
+    for island in allowed_cluster(cluster, question.job).islands:
+        mine = parts[island.name]
+        if mine != island.usable_parts:
+            of_node = dict(zip(island.usable_nodes, mine, strict=False))
+            of_every = tuple(of_node.get(node, 0) for node in range(island.nodes))
+            own = replace(cluster.island(island.name), node_parts=of_every)
+            cluster = cluster.with_island(own)
+    return question.changed(cluster=cluster)
+
+
+def _with_cores(caps: Parts, limit: Limit, unit: int = 1) -> Parts:
+    """The parts of nodes whose devices the host has cores for, as multiples of `unit`."""
+    (name,), (each,) = limit.islands, limit.per_device
+    most = int(limit.most // each) // unit * unit
+    return {**caps, name: tuple(min(most, part) for part in caps[name]) if most else ()}
+
+
+def _fewer(caps: Parts, broken: Limit) -> Iterator[Parts]:
+    """Parts of `caps` that would keep the limit if devices drew what they do now: of all ways to
+    deal whole nodes each as it is and with what else there is room for, and equal parts of all.
     """
-    out = [
-        f"{island.name}/{node}"
-        for island in allowed_cluster(question.cluster, question.job).islands
-        for node in island.usable_nodes[counts.get(island.name, island.nodes) :]
-    ]
-    forbid = question.job.forbid
-    return question.with_job(forbid=replace(forbid, nodes=(*forbid.nodes, *out)))
+    if broken.kind is LimitKind.CORES:
+        for unit in _UNITS:
+            yield _with_cores(caps, broken, unit)
+        return
+    every = zip(broken.islands, broken.per_node, broken.per_device, strict=True)
+    adds = [(name, node, device) for name, node, device in every if caps[name]]
+    if not adds:
+        return
+    whole = [node + device * caps[name][0] for name, node, device in adds]
+    most = broken.most * (1.0 + _ROUNDING)
+    dealt = splits([len(caps[name]) for name, _, _ in adds], whole, broken.most)
+    for counts in dealt:
+        kept = {name: caps[name][:n] for (name, _, _), n in zip(adds, counts, strict=True)}
+        yield {**caps, **kept}
+    if broken.kind is not LimitKind.POWER:
+        return
+    for counts, unit in product(dealt, _UNITS):
+        parts, left = dict(caps), most - sum(w * n for w, n in zip(whole, counts, strict=True))
+        for (name, node, device), n in zip(adds, counts, strict=True):
+            one_more = caps[name][n] if n < len(caps[name]) else 0
+            part = min(one_more, int((left - node) / (device or _ROUNDING))) // unit * unit
+            parts[name] = caps[name][:n]
+            if part > 0:
+                parts[name] += (part,)
+                left -= node + part * device
+        yield parts
+    share = most - sum(len(caps[name]) * node for name, node, _ in adds)
+    share /= sum(sum(caps[name]) * device for name, _, device in adds) or _ROUNDING
+    for unit in _UNITS if 0.0 < share < 1.0 else ():
+        parts = dict(caps)
+        for name, _, _ in adds:
+            equal = (int(share * part) // unit * unit for part in caps[name])
+            parts[name] = tuple(part for part in equal if part)
+        yield parts
 
 
-def _fewer(caps: Mapping[str, int], broken: Limit) -> Iterator[dict[str, int]]:
-    """Counts of nodes within `caps` that would keep the limit if nodes drew what they do now."""
-    names = broken.islands
-    for counts in splits([caps[name] for name in names], broken.per_node, broken.most):
-        yield {**caps, **dict(zip(names, counts, strict=True))}
-
-
-def _more(
-    caps: Mapping[str, int], found: SearchResult, question: Question, every: Mapping[str, int]
-) -> Iterator[dict[str, int]]:
-    """Counts beyond `caps` that would keep the power limits if nodes drew what they do now."""
+def _more(caps: Parts, found: SearchResult, question: Question, every: Parts) -> Iterator[Parts]:
+    """Parts beyond `caps` that would keep the power limits if devices drew what they do now."""
     for use in power_use(found.plan, found.estimate, question.cluster, question.job):
         for more in _fewer({**caps, **{name: every[name] for name in use.islands}}, use):
-            if _above([*more.values()], [*caps.values()]):
+            pairs = [zip_longest(more[name], caps[name], fillvalue=0) for name in caps]
+            if more != caps and all(a >= b for each in pairs for a, b in each):
                 yield more
 
 

@@ -115,7 +115,7 @@ LINK = "region_links[0]."
         ("power_cap: 300 W", "host_launch: 1 s", ISLAND + "host_launch"),
         ("speed_spread: 0.03", "speed_spread: 3", ISLAND + "speed_spread"),
         ("loss_recovery: go-back-n", "loss_recovery: go_back_n", LINK + "loss_recovery"),
-        ("power_limit: 100 kW", "power_limit: 5 kW", "sites[0].power_limit"),
+        ("power_limit: 100 kW", "power_limit: 2 kW", "sites[0].power_limit"),
         ("site: here", "site: there", "regions[0].site"),
         ("    round_trip: 30 ms\n", "", LINK + "latency"),
         ("round_trip: 30 ms", "round_trip: 30 ms\n    latency: 15 ms", LINK + "round_trip"),

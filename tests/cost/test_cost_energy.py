@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from search_jobs import cluster, island, job, model
 
+from hetplan.cluster.power import PowerLaw, power_law
 from hetplan.cluster.spec import Cluster, Island, Site
 from hetplan.cost.energy.energy import energy_of, rent_usd_per_hour, usd_per_step, whole_run
-from hetplan.cost.energy.power import PowerLaw, power_law
 from hetplan.cost.estimate import estimate
 from hetplan.cost.goodput.values import Cause
 from hetplan.errors import InputError

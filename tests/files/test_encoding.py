@@ -62,7 +62,7 @@ def special_fields(hint):
         fields |= {"nodes": st.integers(3, 99), "nodes_out": st.sampled_from([(), (0,), (2, 1)])}
         return (
             fields
-            | {"node_names": st.just(()), "power_cap_watts": st.none()}
+            | {"node_names": st.just(()), "node_parts": st.just(()), "power_cap_watts": st.none()}
             | {"devices_per_node": st.integers(1, 99)}
         )
     if hint is HostInterface:

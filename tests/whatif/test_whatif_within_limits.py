@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,18 +17,26 @@ from search_jobs import cluster, island, job, model
 from hetplan.cluster.spec import Cluster, Site
 from hetplan.cost.energy.energy import energy_of
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.errors import InfeasibleError, InputError
+from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.files.encoding import to_plain
 from hetplan.plans.check import check_plan
+from hetplan.plans.limits import limits_of, with_limit
 from hetplan.plans.pieces import used_devices
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import idle_lines
 from hetplan.reports.summary import summarize
+from hetplan.search.journal import JournalFile, read_journal
 from hetplan.search.result import LIMITS_LEFT_OUT, Question, SearchResult
 from hetplan.whatif.ask import searched
 from hetplan.whatif.idle import idle_reasons
 from hetplan.whatif.no_plan import with_reasons
-from hetplan.whatif.within_limits import OverLimitsError, full_limits, splits
+from hetplan.whatif.within_limits import (
+    OverLimitsError,
+    full_limits,
+    keeps_limits,
+    splits,
+    within_limits,
+)
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 _PLAIN = {"islands", "stages", "layers", "dp", "tp", "microbatch", "recompute", "sharding"}
@@ -132,9 +142,9 @@ def test_a_site_and_the_whole_cluster_keep_to_their_nodes() -> None:
     assert few.certificate.space.endswith(LIMITS_LEFT_OUT)
     assert full_limits(few, "a") == ["max_nodes of A"]
     text = "\n".join(summarize(few).lines(width=200))
-    assert "no room for one more node within max_nodes of A" in text
+    assert "no room for more of them within max_nodes of A" in text
     (line,) = [each for each in idle_lines(idle_reasons(few, _PREDICTOR), few) if "a, " in each]
-    assert line == "a, 2 of 4 devices idle: max_nodes of A has no room for one more node"
+    assert line == "a, 2 of 4 devices idle: max_nodes of A has no room for more of them"
 
 
 def test_nodes_without_the_cores_for_their_devices_stay_out() -> None:
@@ -156,9 +166,94 @@ def test_no_plan_names_the_limit_and_what_would_do() -> None:
         searched(asked, _PREDICTOR)
     with pytest.raises(InfeasibleError) as told, with_reasons(asked, _PREDICTOR):
         searched(asked, _PREDICTOR)
-    first, second, *rest = told.value.reasons
-    assert first == "plans were found, and none of them within these limits:"
-    assert second.startswith("  power_limit of A: 600 W, the smallest found takes ")
-    raised = [each for each in rest if each.startswith("  power_limit of A ")]
-    assert len(raised) == 1
-    assert "instead of 600 W" in raised[0]
+    first, second, *_ = told.value.reasons
+    assert first == "plans were found, and none of them within this limit:"
+    words = re.fullmatch(r"  power_limit of A: 600 W; (\d+) W would be enough", second)
+    assert words is not None
+    enough = replace(one.sites[0], power_limit_watts=float(words[1]))
+    searched(asked.changed(cluster=replace(one, sites=(enough,))), _PREDICTOR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [(1, 1, 5), (1, 3, 2), (1, 1, 2), (3, 1, 2)])
+def test_no_plan_names_the_smallest_set_of_limits(most: tuple[int, int, int]) -> None:
+    own = [island(name, nodes=3, gigabytes=1.2) for name in "ab"]
+    placed = [replace(own[0], region="north"), replace(own[1], region="south")]
+    sites = (
+        Site(name="A", regions=("north",), max_nodes=most[0]),
+        Site(name="B", regions=("south",), max_nodes=most[1]),
+    )
+    within = replace(cluster(*placed), sites=sites, max_nodes=most[2])
+    asked = Question(model=model(14), cluster=within, job=job(4))
+    limits = {each.name: each for each in limits_of(within, asked.job)}
+
+    def has_plan(changed: dict[str, int | None]) -> bool:
+        others = within
+        for name, value in changed.items():
+            others = with_limit(others, limits[name], value)
+        try:
+            return bool(searched(asked.changed(cluster=others), _PREDICTOR))
+        except InfeasibleError:
+            return False
+
+    with pytest.raises(InfeasibleError) as told, with_reasons(asked, _PREDICTOR):
+        searched(asked, _PREDICTOR)
+    found = {
+        words[1]: words[2]
+        for line in told.value.reasons
+        if (words := re.fullmatch(r"  (max_nodes.*): \d; (.*) enough", line))
+    }
+    without = [
+        {*kept}
+        for size in range(1, len(limits) + 1)
+        for kept in combinations(limits, size)
+        if not has_plan(dict.fromkeys({*limits} - {*kept}))
+    ]
+    assert {*found} in without
+    assert min(map(len, without)) == len(found)
+    for name, words in found.items():
+        least = next((n for n in range(1, 7) if has_plan({name: n})), None)
+        expected = "no value of it alone is" if least is None else f"{least} would be"
+        assert words == expected
+
+
+@pytest.mark.parametrize(("nodes", "kept"), [(6, True), (2, False)])
+def test_a_users_journal_has_no_plan_that_breaks_a_limit(
+    tmp_path: Path, nodes: int, kept: bool
+) -> None:
+    # Six of the seven nodes are enough for the best plan.
+    few = replace(two_sites(), max_nodes=nodes)
+    asked = Question(model=model(6), cluster=few, job=job(8))
+    journal = JournalFile(tmp_path / "journal")
+    found = searched(asked, _PREDICTOR, journal=journal)
+    assert keeps_limits(found.plan, found.estimate, asked)
+    assert (read_journal(journal.path) is not None) == kept
+    assert not journal.apart().path.exists()
+    assert journal.is_there == kept
+
+
+def test_the_search_without_limits_goes_on_where_its_plan_breaks_none(tmp_path: Path) -> None:
+    asked = Question(model=model(6), cluster=two_sites(max_nodes=3), job=job(8))
+    asked = asked.with_job(time_limit_seconds=100.0)
+    fewer = best(two_sites(max_nodes=1))
+    assert fewer.certificate is not None
+    cut = replace(fewer, certificate=replace(fewer.certificate, status="limit"))
+    told: list[tuple[float, bool]] = []
+
+    def ask(each: Question, journal: JournalFile | None) -> SearchResult:
+        assert journal is not None
+        told.append((each.job.time_limit_seconds or 0.0, journal.resume))
+        if len(told) > 1:
+            return fewer
+        if tmp_path.name in str(journal.path):
+            raise LimitError("nothing yet")
+        return cut
+
+    for journal in (None, JournalFile(tmp_path / "journal")):
+        told.clear()
+        if journal is not None:
+            journal.apart().path.touch()
+        assert within_limits(asked, ask, journal).plan == fewer.plan
+        (half, new), (rest, on) = told
+        assert (half, new, on) == (50.0, False, True)
+        assert 90.0 < rest <= 100.0

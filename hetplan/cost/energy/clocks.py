@@ -27,10 +27,10 @@ from itertools import zip_longest
 import numpy as np
 
 from hetplan.cluster.devices import MIN_VOLTAGE
+from hetplan.cluster.power import power_law
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
 from hetplan.cost.energy.energy import JOULES_PER_KWH
-from hetplan.cost.energy.power import power_law, pue_of
 from hetplan.cost.replay.ends import replayed
 from hetplan.cost.replay.programs import Message, Receive, Send, Step, Wait, programs_of
 from hetplan.cost.replay.times import PipelineTimes
@@ -132,8 +132,7 @@ def _more_watts(cluster: Cluster, replicas: Sequence[Replica]) -> float | None:
         law = power_law(cluster, island)
         if law is None:
             return None
-        more = law.computing_watts - law.communicating_watts
-        watts += each.num_devices * pue_of(cluster, island) * more
+        watts += law.meter_watts(each.num_devices) - law.meter_watts(each.num_devices, 0.0)
     return watts
 
 

@@ -12,7 +12,7 @@ goes on.
 
 Nodes without a device of the plan are not counted, nor are switches between nodes. A node of which
 a plan uses some devices is paid whole. A plan has no cost where one of its islands has neither a
-price nor a site with one, and no energy where the power of one is unknown (`power.power_law`).
+price nor a site with one, and no energy where the power of one is unknown (`power_law`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from hetplan.cluster.power import PowerLaw, power_law
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.cost.energy.power import PowerLaw, power_law, pue_of
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.goodput.run import goodput
 from hetplan.cost.goodput.values import SECONDS_PER_DAY, Cause, Goodput
@@ -46,7 +46,6 @@ class IslandEnergy:
     site: str
     """Empty: not described."""
     law: PowerLaw
-    pue: float
     nodes: int
     devices: int
     """In use."""
@@ -128,9 +127,7 @@ def _by_island(plan: Plan, estimate: Estimate, cluster: Cluster) -> dict[str, Is
             continue
         step = estimate.step_seconds
         busy = min(1.0, computing[island.name] / (devices * step))
-        mean = devices * (law.computing_watts * busy + law.communicating_watts * (1.0 - busy))
-        mean += (nodes * island.devices_per_node - devices) * law.idle_watts
-        found[island.name] = _part(cluster, island, law, (nodes, devices), busy, mean, step)
+        found[island.name] = _part(cluster, island, law, (nodes, devices), busy, step)
     return found
 
 
@@ -140,21 +137,21 @@ def _part(
     law: PowerLaw,
     used: tuple[int, int],
     busy: float,
-    node_watts: float,
     step: float,
 ) -> IslandEnergy:
-    site, pue = cluster.site_of(island.region), pue_of(cluster, island)
+    site, (nodes, devices) = cluster.site_of(island.region), used
+    every = nodes * island.devices_per_node
+    mean_watts = law.meter_watts(devices, busy, unused=every - devices)
     return IslandEnergy(
         island=island.name,
         site="" if site is None else site.name,
         law=law,
-        pue=pue,
-        nodes=used[0],
-        devices=used[1],
+        nodes=nodes,
+        devices=devices,
         computing_share=busy,
-        joules_per_step=pue * node_watts * step,
-        mean_watts=pue * node_watts,
-        idle_watts=pue * used[0] * island.devices_per_node * law.idle_watts,
+        joules_per_step=mean_watts * step,
+        mean_watts=mean_watts,
+        idle_watts=law.meter_watts(0, unused=every),
         usd_per_joule=None if site is None else site.price_usd_per_joule,
     )
 
@@ -167,21 +164,33 @@ def power_use(plan: Plan, estimate: Estimate, cluster: Cluster, job: Job) -> Ite
     for limit in limits:
         unknown = next((each for each in limit.islands if each in found.keys() - parts), "")
         mine = {name: parts[name] for name in limit.islands if name in parts}
-        per_node = (
-            mine[name].mean_watts / mine[name].nodes
-            if name in mine
-            else most_node_watts(cluster, cluster.island(name))
-            for name in limit.islands
-        )
         watts = math.fsum(each.mean_watts for each in mine.values())
-        yield replace(limit, used=watts, per_node=tuple(per_node), unknown=unknown)
+        loads = {name: part.computing_share for name, part in mine.items()}
+        adds = [
+            _adds(cluster, cluster.island(name), loads.get(name, 1.0)) for name in limit.islands
+        ]
+        yield replace(
+            limit,
+            used=watts,
+            per_node=tuple(node for node, _ in adds),
+            per_device=tuple(device for _, device in adds),
+            unknown=unknown,
+        )
+
+
+def _adds(cluster: Cluster, island: Island, load: float) -> tuple[float, float]:
+    """Watts of a node whose devices are idle, and what each device in use adds to them."""
+    law = power_law(cluster, island)
+    if law is None:
+        return math.inf, 0.0
+    idle = law.meter_watts(0, unused=1)
+    return island.devices_per_node * idle, law.meter_watts(1, load) - idle
 
 
 def most_node_watts(cluster: Cluster, island: Island) -> float:
     """No node draws more: all of its devices compute; infinite where their power is unknown."""
     law = power_law(cluster, island)
-    watts = math.inf if law is None else law.computing_watts
-    return pue_of(cluster, island) * island.devices_per_node * watts
+    return math.inf if law is None else law.meter_watts(island.devices_per_node)
 
 
 def rent_usd_per_hour(plan: Plan, cluster: Cluster) -> float | None:

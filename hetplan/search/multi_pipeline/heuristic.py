@@ -35,6 +35,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import StageTimes, pipeline_ends
 from hetplan.kernels import kernel
+from hetplan.plans.assemble import stages_with_room
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, Shape
 from hetplan.plans.plan import NO_RECOMPUTE, Sharding
 from hetplan.search.multi_pipeline.assembly import Assembler, PricedPlan, pipeline_of
@@ -414,7 +415,6 @@ class Primal:
         """
         islands = self._cluster.islands
         shapes = [self.options.options[o].shape for o in column.options]
-        nodes = [islands[at].devices_per_node for at in column.islands]
         batch = self.maker.pricer.job.global_batch_size
         rooms = [int(islands[at].num_usable_devices / part + 1e-9) for at, part in use.items()]
         step = math.lcm(*(shape.microbatch_size for shape in shapes))
@@ -425,8 +425,8 @@ class Primal:
             sizes = [shape.tp * flow // shape.microbatch_size for shape in shapes]
             enough = all(flow >= shards * shape.microbatch_size for shape in shapes)
             suits = all(
-                per_node % size == 0 or size % per_node == 0
-                for per_node, size in zip(nodes, sizes, strict=True)
+                stages_with_room(islands[at], shape.tp, size)
+                for at, shape, size in zip(column.islands, shapes, sizes, strict=True)
             )
             if enough and suits:
                 flows.append(flow)

@@ -68,7 +68,8 @@ def island_classes(cluster: Cluster) -> tuple[IslandClass, ...]:
 
 def _likeness(cluster: Cluster, island: Island) -> object:
     """Equal for islands between which no option can tell; one with one node has no link there."""
-    alone = replace(island, name="", nodes=1, nodes_out=(), node_names=())
+    parts = (island.filled_node,)
+    alone = replace(island, name="", nodes=1, nodes_out=(), node_names=(), node_parts=parts)
     links = frozenset(
         cluster.link_between(island.name, other.name)
         for other in cluster.islands

@@ -395,7 +395,7 @@ class Families:
             return
         few: set[int] = set()
         if not self._trainer.stages_differ:
-            nodes = {self.cluster.islands[mesh.islands[0]].devices_per_node for mesh in meshes}
+            nodes = {self.cluster.islands[mesh.islands[0]].filled_node for mesh in meshes}
             few = {self._in_node(meshes[0].shapes[0], node) for node in nodes}
         for sharding in SPLIT_WEIGHTS:
             if sharding in can and pin.sharding in (None, sharding):

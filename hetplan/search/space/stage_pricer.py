@@ -180,7 +180,9 @@ class StagePricer:
     def replica(self, island: int, shape: Shape, number: int = 0) -> Replica:
         """The devices of the stage of this number where all stages before it are like it."""
         place, size = self.cluster.islands[island], shape.num_devices
-        return replica_of(shape, device_ranges(self.cluster, place, number * size, size))
+        per_node = place.filled_node // size or 1
+        start = number // per_node * max(size, place.filled_node) + number % per_node * size
+        return replica_of(shape, device_ranges(self.cluster, place, start, size))
 
     def groups(self, island: int, shape: Shape) -> Groups:
         """Who communicates inside the first stage."""

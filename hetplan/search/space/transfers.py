@@ -108,7 +108,7 @@ class Transfers:
             gathering_seconds=max(
                 gathered_seconds(model, job, island, each, placed.predictor) for each in parts
             ),
-            stages_per_node=max(1, island.devices_per_node // devices) if alone else 1,
+            stages_per_node=max(1, island.filled_node // devices) if alone else 1,
         )
 
     def between(self, meshes: Sequence[Mesh]) -> tuple[Floats, Floats, Floats, Floats]:
@@ -208,7 +208,7 @@ class Transfers:
         places = [self.placed.cluster.islands[at] for at in mesh.islands]
         return math.lcm(
             *(
-                max(1, place.devices_per_node // shape.num_devices)
+                max(1, place.filled_node // shape.num_devices)
                 for place, shape in zip(places, mesh.shapes, strict=True)
             )
         )

@@ -1,4 +1,5 @@
-"""What one device draws at the wall, its part of the node included, by what it does.
+"""What devices draw by what they do, one at the wall with its part of the node and many at the
+meter: the one law for energy, its price, the limits of sites and the checks of files.
 
     computing       inside a forward or backward pass, its collectives included
     communicating   elsewhere in the step: transfers between stages, reduction, update, every wait
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from hetplan.cluster.devices import STATIC_POWER
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import InputError
-from hetplan.files.quantities import NonNegative, Positive, check_limits
+from hetplan.files.quantities import NonNegative, Positive, Ratio, check_limits
 
 FITTED_KIND, _FITTED_LIMIT_WATTS = "nvidia-h100-80gb-sxm", 700.0
 COMPUTING_WATTS, COMMUNICATING_WATTS = 961.0, 498.0
@@ -53,6 +54,8 @@ class PowerLaw:
     log_halfwidth: NonNegative
     """Of the 90 % interval."""
     source: str
+    pue: Ratio = 1.0
+    """Energy of the site over that of its nodes; 1 where the cluster file says none."""
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -63,6 +66,11 @@ class PowerLaw:
                 "device that does more draws no less"
             )
 
+    def meter_watts(self, devices: int, load: float = 1.0, *, unused: int = 0) -> float:
+        """Of devices that compute for this part of the time, and unused ones in their nodes."""
+        each = self.computing_watts * load + self.communicating_watts * (1.0 - load)
+        return self.pue * (devices * each + unused * self.idle_watts)
+
 
 def power_law(cluster: Cluster, island: Island) -> PowerLaw | None:
     """What a device of the island draws; None where neither its power nor its board's limit is
@@ -70,9 +78,11 @@ def power_law(cluster: Cluster, island: Island) -> PowerLaw | None:
     """
     kind, limit, said = island.device.kind, island.device.max_power_watts, island.power_watts
     cap = limit if island.power_cap_watts is None else island.power_cap_watts
+    site = cluster.site_of(island.region)
+    pue = 1.0 if site is None else site.pue
     if said is not None:
         # What is said holds the site's overhead already.
-        scale, less = said / pue_of(cluster, island) / COMPUTING_WATTS, 0.0
+        scale, less = said / pue / COMPUTING_WATTS, 0.0
         source, halfwidth = "`power` of the cluster file", _SAID_LOG_HALFWIDTH
     elif limit:
         scale, less = limit / _FITTED_LIMIT_WATTS, max(0.0, BOARD_SHARE * limit - cap)
@@ -90,10 +100,5 @@ def power_law(cluster: Cluster, island: Island) -> PowerLaw | None:
         computing_watts=computing,
         log_halfwidth=halfwidth,
         source=source,
+        pue=pue,
     )
-
-
-def pue_of(cluster: Cluster, island: Island) -> float:
-    """Energy of the island's site over that of its nodes; 1 where the cluster file says none."""
-    site = cluster.site_of(island.region)
-    return 1.0 if site is None else site.pue

@@ -1,0 +1,165 @@
+"""Nodes used in part where watts of a site or cores of hosts do not allow all of their devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_search import Problem, solve
+from search_jobs import cluster, island, job, model
+
+from hetplan.cluster.spec import Cluster, Island, Site
+from hetplan.cost.step_model.pricer import Pricer
+from hetplan.errors import InfeasibleError, InputError
+from hetplan.files.encoding import to_plain
+from hetplan.job.spec import Pins
+from hetplan.plans.assemble import device_ranges, positions, stages_with_room
+from hetplan.plans.check import check_plan
+from hetplan.plans.pieces import used_devices
+from hetplan.plans.plan import expand
+from hetplan.predict.fit import FittedPredictor
+from hetplan.reports.explained import idle_lines
+from hetplan.search.result import Question, SearchResult
+from hetplan.search.search import search
+from hetplan.whatif.ask import searched
+from hetplan.whatif.idle import idle_reasons
+from hetplan.whatif.within_limits import keeps_limits
+
+_PREDICTOR = FittedPredictor.datasheet_only()
+_PLAIN = Pins(pipelines=1, cp=1, ep=1, virtual_stages=1, depth=0)
+"""What the reference search lists."""
+
+
+def one_site(nodes: int, per_node: int, cores: int | None = None, **limits: float) -> Cluster:
+    """One island whose devices draw 500 W computing."""
+    own = replace(island("a", nodes=nodes, per_node=per_node), power_watts=500.0, cpu_cores=cores)
+    site = Site(name="A", regions=("here",), **limits)  # type: ignore[arg-type]
+    return replace(cluster(own), sites=(site,))
+
+
+def used(found: SearchResult) -> list[int]:
+    """Devices in use, by node."""
+    (mine,) = (mine for _, mine in used_devices(found.plan, found.inputs.cluster))
+    return [int(n) for n in mine.sum(axis=1)]
+
+
+def asked(within: Cluster, batch: int = 12, **settings: object) -> Question:
+    return Question(model=model(4), cluster=within, job=replace(job(batch), **settings))  # type: ignore[arg-type]
+
+
+def every_part(within: Cluster) -> Iterator[Cluster]:
+    """The cluster of one island with parts of its nodes, in every way."""
+    (own,) = within.islands
+    sizes = range(1, own.devices_per_node + 1)
+    for part, last, nodes in product(sizes, sizes, range(1, own.nodes + 1)):
+        if last <= part:
+            parts = (*(part,) * (nodes - 1), last, *(0,) * (own.nodes - nodes))
+            yield within.with_island(replace(own, node_parts=parts))
+
+
+def free(question: Question) -> SearchResult | None:
+    """The best plan of a question whose limits are left out; None where there is none."""
+    try:
+        return search(question.model, question.cluster, question.job, _PREDICTOR)
+    except (InfeasibleError, InputError):
+        return None
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 3), st.sampled_from([1, 2, 3, 4, 6, 8]))
+def test_equal_stages_lie_in_the_parts_as_often_as_there_is_room(
+    part: int, last: int, nodes: int, size: int
+) -> None:
+    parts = (*(part,) * nodes, min(part, last))
+    own = replace(island("a", nodes=nodes + 1, per_node=8), node_parts=parts)
+    whole, room = cluster(own), stages_with_room(own, 1, size)
+    if size < part and 8 % size == 0:
+        assert room == sum(each // size for each in parts)
+    starts = positions([size] * room, own.filled_node, nodes + 1, own.usable_parts)
+    assert starts is not None
+    lie = [[divmod(d, 8) for r in device_ranges(whole, own, at, size) for d in expand((r,))]
+           for at in starts]  # fmt: skip
+    every = [device for stage in lie for device in stage]
+    assert len({*every}) == room * size
+    assert all(local < parts[node] for node, local in every)
+    assert all(len({node for node, _ in stage}) == 1 or size % part == 0 for stage in lie)
+    one_more = (size,) * (room + 1)
+    assert not room or positions(one_more, own.filled_node, nodes + 1, own.usable_parts) is None
+
+
+@pytest.mark.parametrize("parts", [(3, 3), (3, 0), (4, 2), (4, 3), (3, 2)])
+def test_plans_on_parts_are_those_of_the_reference_search(parts: tuple[int, ...]) -> None:
+    whole = one_site(2, 4)
+    within = whole.with_island(replace(whole.islands[0], node_parts=parts))
+    question = asked(within, 6, pin=_PLAIN)
+    found = free(question)
+    expected = solve(Problem(Pricer(question.model, within, question.job, _PREDICTOR)))
+    assert found is not None
+    assert expected is not None
+    assert found.estimate.step_seconds == pytest.approx(expected.step_seconds, rel=1e-8)
+    assert not check_plan(found.plan, question.model, within, question.job)
+    assert all(n <= part for n, part in zip(used(found), parts, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 4), (3, 2), (4, 3), (2, 8)])
+def test_limits_on_power_give_the_best_plan_of_all_parts(shape: tuple[int, int]) -> None:
+    every = [free(asked(within)) for within in every_part(one_site(*shape))]
+    for part in (0.3, 0.45, 0.6, 0.7, 0.8, 0.9):
+        watts = part * shape[0] * shape[1] * 500.0
+        question = asked(one_site(*shape, power_limit_watts=watts))
+        kept = [e for e in every if e and keeps_limits(e.plan, e.estimate, question)]
+        found = searched(question, _PREDICTOR)
+        assert keeps_limits(found.plan, found.estimate, question)
+        least = min(each.estimate.step_seconds for each in kept)
+        assert found.estimate.step_seconds <= least * (1.0 + 1e-9)
+
+
+def test_watts_that_feed_no_second_node_feed_a_part_of_one() -> None:
+    question = asked(one_site(1, 8, power_limit_watts=3000.0))
+    found = searched(question, _PREDICTOR)
+    assert used(found) == [6]
+    assert not found.inputs.cluster.islands[0].node_parts
+    assert "node_parts" not in str(to_plain(replace(island("a", nodes=1), node_parts=(1,))))
+
+
+@pytest.mark.parametrize(("cores", "devices"), [(16, 2), (31, 3), (32, 4)])
+def test_hosts_run_as_many_devices_as_they_have_cores_for(cores: int, devices: int) -> None:
+    question = asked(one_site(2, 4, cores), cpu_cores_per_device=8)
+    found = searched(question, _PREDICTOR)
+    assert used(found) == [devices] * 2
+    assert not check_plan(found.plan, question.model, question.cluster, question.job)
+    (own,) = question.cluster.islands
+    parts: Island = replace(own, node_parts=(devices,) * 2)
+    best = free(question.with_island(parts))
+    assert best is not None
+    assert found.estimate.step_seconds == best.estimate.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("within", "idle"),
+    [
+        (one_site(1, 8, power_limit_watts=3000.0), "2 of 8 devices idle: power_limit of A"),
+        (one_site(2, 4, 31), "2 of 8 devices idle: cpu_cores of a"),
+        (one_site(2, 4, max_nodes=1), "4 of 8 devices idle: max_nodes of A"),
+    ],
+)
+def test_the_limit_that_keeps_devices_idle_is_named(within: Cluster, idle: str) -> None:
+    found = searched(asked(within, cpu_cores_per_device=8), _PREDICTOR)
+    (line,) = idle_lines(idle_reasons(found, _PREDICTOR), found)
+    assert line == f"a, {idle} has no room for more of them"
+
+
+def test_a_limit_that_is_not_full_is_named_where_without_it_a_plan_is_faster() -> None:
+    # Three devices divide the batch, two do not.
+    question = asked(one_site(3, 1, max_nodes=2), 9, pin=replace(_PLAIN, pp=1, tp=1))
+    found = searched(question, _PREDICTOR)
+    assert used(found) == [1, 0, 0]
+    (line,) = idle_lines(idle_reasons(found, _PREDICTOR), found)
+    assert line.startswith(
+        "a, 2 of 3 devices idle: max_nodes of A leaves no room for a faster plan with more of "
+        "them; without that +"
+    )
