@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
 
-ESTIMATE_SCHEMA = "hetplan.estimate/6"
+ESTIMATE_SCHEMA = "hetplan.estimate/7"
 LAYOUT = "Layout"
 
 

@@ -107,7 +107,7 @@ def test_json_is_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     found = json.loads(result.stdout)
     plan = layout(tp=2, layers="3,5", islands="a,b")
     expected = estimate(plan, model(), CLUSTER, job(), LinearPredictor())
-    assert found["schema"] == "hetplan.estimate/6"
+    assert found["schema"] == "hetplan.estimate/7"
     assert found["step_seconds"] == expected.step_seconds
     assert found["run"] is None
     assert "energy" in found
