@@ -20,6 +20,7 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPlan, Shape
 from hetplan.plans.pinned import keeps_pins
 from hetplan.plans.plan import Plan
+from hetplan.search.result import Question
 from hetplan.search.solver import Best, Offer
 from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
 
@@ -28,6 +29,11 @@ _SETTLED = 32
 
 AGREEMENT = 1e-6
 """Prices of search and estimate that are further apart are a fault of hetplan."""
+
+_LEAST_SECONDS, _DEVICE_SECONDS, _STAGE_SECONDS = 0.05, 3e-6, 5e-4
+"""CPU seconds from the last look at a plan to its file and report: of any plan, for each device
+that it may use, and for each stage that it may have. What random questions took
+(`evaluation limits`)."""
 
 GIVEN = -1
 """Solver number of plans that the caller gave."""
@@ -39,6 +45,13 @@ class FinalPlan:
 
     plan: Plan
     estimate: Estimate
+
+
+def pricing_seconds(question: Question) -> float:
+    """About what a plan of the question takes to be placed, priced whole, written and shown."""
+    devices = sum(each.num_usable_devices for each in question.cluster.islands)
+    stages = min(devices, question.model.num_layers)
+    return _LEAST_SECONDS + _DEVICE_SECONDS * devices + _STAGE_SECONDS * stages
 
 
 class WrongOfferError(HetplanError):

@@ -97,6 +97,9 @@ class Best:
     """Per solver: no plan of it has a shorter step. Starts with the order-free bound."""
     gap: float = 0.0
     deadline: float = float("inf")
+    """Of `hetplan.kernels.clock`; what is left of the time limit then is for the plan's price."""
+    first_plan_by: float = float("inf")
+    """The same while there is no plan: one a little late is better than none."""
     progress: Callable[[Progress], None] | None = None
     started: float = field(default_factory=clock)
     seconds: float = float("inf")
@@ -237,8 +240,8 @@ class Best:
             self.course = [replace(each, steps=steps) for steps, each in at.items()]
 
     def check_time(self) -> None:
-        """Raise OutOfTimeError past the deadline."""
-        if clock() > self.deadline:
+        """Raise OutOfTimeError past the deadline, or that of a first plan while there is none."""
+        if clock() > (self.first_plan_by if self.chosen is None else self.deadline):
             raise OutOfTimeError
 
     def report_now_and_then(self) -> None:
