@@ -10,6 +10,7 @@ plans. Families that differ in nothing but their chunks have one space.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,7 +45,7 @@ from hetplan.search.interleaved.island_bound import (
     least_open,
     program_bytes,
 )
-from hetplan.search.interleaved.rows import Row, row_of
+from hetplan.search.interleaved.rows import Row, row_bytes, row_of
 from hetplan.search.solver import Best
 from hetplan.search.space.chunk_memory import ChunkMemory
 from hetplan.search.space.family import Family
@@ -90,8 +91,14 @@ _EFFORT = 2_000_000
 class _Open:
     """A row of the family, and the least that is known of its plans."""
 
-    row: Row
+    mesh: tuple[int, ...]
     bound: float
+    row_of: Callable[[tuple[int, ...]], Row]
+
+    @property
+    def row(self) -> Row:
+        """Its numbers: those of all rows would take more memory than there is."""
+        return self.row_of(self.mesh)
 
     def program(self, cutoff: float) -> CutBound:
         """The bound of its cuts below the cutoff."""
@@ -120,7 +127,7 @@ class InterleavedSolver(FamilySolver):
         """Offer the best cuts of the likeliest rows."""
         limit = min(best.target, NEVER)
         self._like_best(best)
-        likeliest = self._rows(limit)
+        likeliest = self._rows(limit, best)
         if not self._whole:
             likeliest = self._likely(best)
         for one in likeliest[:_FIRST_ROWS]:
@@ -165,7 +172,7 @@ class InterleavedSolver(FamilySolver):
             if one.bound < least:
                 one.bound = one.program(NEVER).seconds
                 found.append(one)
-        found.sort(key=lambda one: (one.bound, one.row.mesh))
+        found.sort(key=lambda one: (one.bound, one.mesh))
         if found and found[0].bound < NEVER:
             found.insert(0, self._climbed(found[0], best))
         return [one for one in found if one.bound < NEVER]
@@ -176,7 +183,7 @@ class InterleavedSolver(FamilySolver):
         tried, moved = 0, True
         while moved and tried < _ROWS_CLIMBED:
             moved = False
-            for runs in neighbours(space, family, runs_of(top.row.mesh)):
+            for runs in neighbours(space, family, runs_of(top.mesh)):
                 best.check_time()
                 tried += 1
                 one = self._open(meshes_of(runs))
@@ -231,7 +238,7 @@ class InterleavedSolver(FamilySolver):
         if not self._whole:
             self._listed = None  # fewer rows may be below this limit
         left, replays = _MAX_WORK * 10**best.effort, best.replays
-        for one in self._rows(limit):
+        for one in self._rows(limit, best):
             best.check_time()
             if one.bound < best.target:
                 one.bound = max(one.bound, self._prove_row(one, best, left))
@@ -305,7 +312,7 @@ class InterleavedSolver(FamilySolver):
         )
         return found if isinstance(found, IslandProgram) else None
 
-    def _rows(self, limit: float) -> list[_Open]:
+    def _rows(self, limit: float, best: Best) -> list[_Open]:
         """Rows that may have a step below `limit`, least bound first; kept once they are listed.
 
         A later limit is never higher. None, and `_whole` is false, where they are too many.
@@ -316,9 +323,14 @@ class InterleavedSolver(FamilySolver):
             if meshes is None:
                 meshes = self._rows_by_islands(limit)
             self._whole = meshes is not None
-            every = map(self._open, meshes or ())
-            self._listed = [one for one in every if one.bound < limit]
-            self._listed.sort(key=lambda one: (one.bound, one.row.mesh))
+            listed = []
+            for mesh in meshes or ():
+                best.check_time()
+                one = self._open(mesh)
+                if one.bound < limit:
+                    listed.append(one)
+            self._listed = listed
+            self._listed.sort(key=lambda one: (one.bound, one.mesh))
         return self._listed
 
     def _rows_by_islands(self, limit: float) -> list[tuple[int, ...]] | None:
@@ -333,9 +345,17 @@ class InterleavedSolver(FamilySolver):
         return found
 
     def _open(self, mesh: tuple[int, ...]) -> _Open:
-        most = self._memory.most_units(mesh)
-        row = row_of(self.space, mesh, most, self.family.virtual_stages, self._maker.exchange)
-        return _Open(row, float(capacity_bound(row.arrays)))
+        return _Open(mesh, float(capacity_bound(self._row(mesh).arrays)), self._row)
+
+    def _row(self, mesh: tuple[int, ...]) -> Row:
+        """The row over these meshes, kept while there is room."""
+        size = row_bytes(self.space, len(mesh))
+        found = self._maker.kept_rows.value((self.index, mesh), size, lambda: self._made(mesh))
+        return found if isinstance(found, Row) else self._made(mesh)
+
+    def _made(self, mesh: tuple[int, ...]) -> Row:
+        most, chunks = self._memory.most_units(mesh), self.family.virtual_stages
+        return row_of(self.space, mesh, most, chunks, self._maker.exchange)
 
     def _list_row(self, row: Row, bound: CutBound, best: Best, left: int) -> float:
         """Replay every cut below the target where they are few; a bound of the row."""
