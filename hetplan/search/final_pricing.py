@@ -14,7 +14,6 @@ from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.errors import HetplanError, InputError
-from hetplan.kernels import clock
 from hetplan.plans.build import chosen_of, overlap_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPlan, Shape
@@ -72,7 +71,7 @@ def final_plan(best: Best, evaluator: PlanEvaluator) -> FinalPlan:
     for number, offer in enumerate(nearest(best)):
         if found is not None and offer.seconds >= least * (1.0 - AGREEMENT):
             break
-        late = found is not None and clock() > best.deadline
+        late = found is not None and best.late
         if (late or number >= _SETTLED) and offer.solver != GIVEN:
             continue  # what the caller gave is never lost
         plan = _placed(offer, evaluator)

@@ -239,6 +239,11 @@ class Best:
             }
             self.course = [replace(each, steps=steps) for steps, each in at.items()]
 
+    @property
+    def late(self) -> bool:
+        """Whether the deadline is over: who has something to offer should offer it."""
+        return clock() > self.deadline
+
     def check_time(self) -> None:
         """Raise OutOfTimeError past the deadline, or that of a first plan while there is none."""
         if clock() > (self.first_plan_by if self.chosen is None else self.deadline):
