@@ -97,7 +97,10 @@ def test_few_files_no_home_one_core_and_a_full_disk_lose_nothing(tmp_path: Path)
 
 def _asked(layers: int, islands: int, nodes: int, target: str, limit_seconds: int) -> Random:
     """A question of so many layers on islands of three kinds."""
-    names = [("nvidia-a100-80gb-sxm", "nvidia-h100-80gb-sxm", "amd-mi300x")[at % 3] for at in range(islands)]
+    names = [
+        ("nvidia-a100-80gb-sxm", "nvidia-h100-80gb-sxm", "amd-mi300x")[at % 3]
+        for at in range(islands)
+    ]
     return Random(
         seed=0,
         islands=islands,

@@ -21,7 +21,7 @@ from hetplan.job.trainer import trainer_settings
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.pieces import own_depth
 from hetplan.search.family_solver import FamilySolver, chosen_of_slots
-from hetplan.search.interleaved.bound import CutBound, capacity_bound, least_bound
+from hetplan.search.interleaved.bound import CutBound, capacity_bound, label_bytes, least_bound
 from hetplan.search.interleaved.enumerate import (
     fastest,
     list_cuts,
@@ -58,6 +58,9 @@ _MAX_ROWS = 3000
 
 _FEW_ROWS = 100
 """Rows of a family that are looked at without ends of the step first."""
+
+_MOST_LABEL_BYTES = 600_000_000
+"""Of the program over the cuts of one row: 600 slots of 1,000 layers."""
 
 _FIRST_ROWS = 4
 """Rows that are cut before the proof."""
@@ -100,9 +103,12 @@ class _Open:
         """Its numbers: those of all rows would take more memory than there is."""
         return self.row_of(self.mesh)
 
-    def program(self, cutoff: float) -> CutBound:
-        """The bound of its cuts below the cutoff."""
-        return least_bound(self.row.arrays, min(cutoff, NEVER))
+    def program(self, cutoff: float, best: Best) -> CutBound | None:
+        """The bound of its cuts below the cutoff; None where that takes too much memory."""
+        arrays = self.row.arrays
+        if label_bytes(len(self.mesh), arrays.units) > _MOST_LABEL_BYTES:
+            return None
+        return least_bound(arrays, min(cutoff, NEVER), best.check_time)
 
 
 class InterleavedSolver(FamilySolver):
@@ -170,7 +176,8 @@ class InterleavedSolver(FamilySolver):
         for runs in starts:
             one = self._open(meshes_of(runs))
             if one.bound < least:
-                one.bound = one.program(NEVER).seconds
+                cut = one.program(NEVER, best)
+                one.bound = one.bound if cut is None else cut.seconds
                 found.append(one)
         found.sort(key=lambda one: (one.bound, one.mesh))
         if found and found[0].bound < NEVER:
@@ -187,8 +194,8 @@ class InterleavedSolver(FamilySolver):
                 best.check_time()
                 tried += 1
                 one = self._open(meshes_of(runs))
-                if one.bound < top.bound:
-                    one.bound = one.program(top.bound).seconds
+                cut = one.program(top.bound, best) if one.bound < top.bound else None
+                one.bound = NEVER if cut is None else cut.seconds
                 if one.bound < top.bound:
                     top, moved = one, True
                     break
@@ -201,8 +208,8 @@ class InterleavedSolver(FamilySolver):
         start = proportional(one.row)
         if start is not None:
             self.offer_cut(one.row, *start, best)
-        cut = one.program(best.seconds)
-        if cut.seconds < NEVER:
+        cut = one.program(best.seconds, best)
+        if cut is not None and cut.seconds < NEVER:
             self.offer_cut(one.row, cut.variant, cut.units, best)
 
     def offer_cut(self, row: Row, variant: Ints, units: Ints, best: Best) -> None:
@@ -269,7 +276,9 @@ class InterleavedSolver(FamilySolver):
         """
         target, row = best.target, one.row
         best.explored += 1
-        cut = one.program(target)
+        cut = one.program(target, best)
+        if cut is None:
+            return one.bound
         if cut.seconds >= NEVER:
             return min(target, NEVER)
         best.replays += 1
@@ -295,8 +304,8 @@ class InterleavedSolver(FamilySolver):
             bound, mesh = least_open(program, known, target, _HALVINGS)
             if legal(self.space, runs_of(mesh)):
                 one = self._open(mesh)
-                cut = one.program(target)
-                if cut.seconds < NEVER:
+                cut = one.program(target, best)
+                if cut is not None and cut.seconds < NEVER:
                     self.offer_cut(one.row, cut.variant, cut.units, best)
             least = min(least, bound)
         return least
