@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.pricer import Pricer, StepCost
@@ -19,7 +20,6 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPlan, Shape
 from hetplan.plans.pinned import keeps_pins
 from hetplan.plans.plan import Plan
-from hetplan.search.result import Question
 from hetplan.search.solver import Best, Offer
 from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
 
@@ -29,10 +29,12 @@ _SETTLED = 32
 AGREEMENT = 1e-6
 """Prices of search and estimate that are further apart are a fault of hetplan."""
 
-_LEAST_SECONDS, _DEVICE_SECONDS, _STAGE_SECONDS = 0.05, 3e-6, 5e-4
-"""CPU seconds from the last look at a plan to its file and report: of any plan, for each device
-that it may use, and for each stage that it may have. What random questions took
-(`evaluation limits`)."""
+_LEAST_SECONDS, _DEVICE_SECONDS, _STAGE_SECONDS = 0.1, 6e-6, 1e-3
+"""CPU seconds from the last look at a plan to its file and report: of any plan, for each of its
+devices, and for each of its stages. Random questions took these (`evaluation limits`)."""
+
+_DRAWN_PASSES, _MOST_DRAWN_SECONDS = 100_000, 0.4
+"""A plan of so many passes has the longest draws (`hetplan.cost.step_model.draws`)."""
 
 GIVEN = -1
 """Solver number of plans that the caller gave."""
@@ -46,11 +48,22 @@ class FinalPlan:
     estimate: Estimate
 
 
-def pricing_seconds(question: Question) -> float:
-    """About what a plan of the question takes to be placed, priced whole, written and shown."""
-    devices = sum(each.num_usable_devices for each in question.cluster.islands)
-    stages = min(devices, question.model.num_layers)
-    return _LEAST_SECONDS + _DEVICE_SECONDS * devices + _STAGE_SECONDS * stages
+def pricing_seconds(chosen: ChosenPlan) -> float:
+    """About what this plan takes to be placed, priced whole, written and shown."""
+    devices = stages = passes = 0
+    for pipeline in chosen.pipelines:
+        for stage in pipeline.stages:
+            devices += sum(part.shape.num_devices for part in stage.parts)
+            stages += 1
+            passes += pipeline.num_microbatches * len(stage.layers)
+    drawn = _MOST_DRAWN_SECONDS * min(1.0, passes / _DRAWN_PASSES)
+    return _LEAST_SECONDS + _DEVICE_SECONDS * devices + _STAGE_SECONDS * stages + drawn
+
+
+def least_pricing_seconds(cluster: Cluster) -> float:
+    """About what a plan of one stage takes on the whole cluster."""
+    devices = sum(each.num_usable_devices for each in cluster.islands)
+    return _LEAST_SECONDS + _DEVICE_SECONDS * devices
 
 
 class WrongOfferError(HetplanError):

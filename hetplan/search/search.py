@@ -41,6 +41,7 @@ from hetplan.search.final_pricing import (
     FinalPlan,
     WrongOfferError,
     final_plan,
+    least_pricing_seconds,
     nearest,
     offer_starts,
     pricing_seconds,
@@ -274,14 +275,15 @@ def _nothing_yet(question: Question, progress: Callable[[Progress], None] | None
     job, around = question.job, moment()
     end = min(around, moment_in(job.time_limit_seconds))
     half = _HALF * max(0.0, end - clock())
-    kept_back, late = min(pricing_seconds(question), half), min(LATE_SECONDS, half)
     # Not so late that its price breaks the limit, nor in the time of another search.
-    late = late - max(0.0, kept_back - LATE_SECONDS) if around == math.inf else 0.0
+    pricing = min(least_pricing_seconds(question.cluster), half)
+    late = min(LATE_SECONDS, half, max(0.0, 2 * LATE_SECONDS - pricing))
     return Best(
         gap=job.gap,
         bounds=[],
-        deadline=end - kept_back,
-        first_plan_by=end + late,
+        deadline=end,
+        deadline_with=lambda chosen: end - min(pricing_seconds(chosen), half),
+        first_plan_by=end + (late if around == math.inf else 0.0),
         progress=progress,
         seed=job.seed,
     )
