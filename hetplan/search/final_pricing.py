@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.step_model.draws import DRAWS, MOST_PASSES, WHOLE_PASSES
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.errors import HetplanError, InputError
 from hetplan.plans.build import chosen_of, overlap_of
@@ -33,8 +34,11 @@ _LEAST_SECONDS, _DEVICE_SECONDS, _STAGE_SECONDS = 0.1, 6e-6, 1e-3
 """CPU seconds from the last look at a plan to its file and report: of any plan, for each of its
 devices, and for each of its stages. Random questions took these (`evaluation limits`)."""
 
-_DRAWN_PASSES, _MOST_DRAWN_SECONDS = 100_000, 0.4
-"""A plan of so many passes has the longest draws (`hetplan.cost.step_model.draws`)."""
+_PASS_SECONDS = 1.3e-8
+"""Of a replay of draws (`hetplan.cost.step_model.draws`)."""
+
+_SOURCES = 4
+"""Replays for each island of a plan that tell where its seconds come from."""
 
 GIVEN = -1
 """Solver number of plans that the caller gave."""
@@ -56,8 +60,11 @@ def pricing_seconds(chosen: ChosenPlan) -> float:
             devices += sum(part.shape.num_devices for part in stage.parts)
             stages += 1
             passes += pipeline.num_microbatches * len(stage.layers)
-    drawn = _MOST_DRAWN_SECONDS * min(1.0, passes / _DRAWN_PASSES)
-    return _LEAST_SECONDS + _DEVICE_SECONDS * devices + _STAGE_SECONDS * stages + drawn
+    islands = {part.island for each in chosen.pipelines for s in each.stages for part in s.parts}
+    replayed = min(passes, max(WHOLE_PASSES, 6 * stages**2))
+    drawn = min(DRAWS * replayed, MOST_PASSES) + _SOURCES * len(islands) * replayed
+    seconds = _LEAST_SECONDS + _DEVICE_SECONDS * devices + _STAGE_SECONDS * stages
+    return seconds + _PASS_SECONDS * drawn
 
 
 def least_pricing_seconds(cluster: Cluster) -> float:

@@ -131,7 +131,7 @@ def test_a_step_of_many_microbatches_is_drawn_from_shorter_ones(
         return ends(times, rendezvous)
 
     monkeypatch.setattr(draws, "ends_of_draws", counted)
-    monkeypatch.setattr(draws, "_WHOLE_PASSES", 1)
+    monkeypatch.setattr(draws, "WHOLE_PASSES", 1)
     shorter = estimate(plan, SHAPE, CLUSTER, asked, sure)
     assert max(replayed) <= 4 * max(stage.warmup_depth for stage in pipeline.stages)
     assert shorter.step_seconds == whole.step_seconds
@@ -151,7 +151,7 @@ def test_draws_of_long_replays_are_few(budget: int, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(draws, "ends_of_draws", counted)
     passes = BOTH.pipelines[0].num_microbatches * len(BOTH.pipelines[0].stages)
-    monkeypatch.setattr(draws, "_MOST_PASSES", budget * passes)
+    monkeypatch.setattr(draws, "MOST_PASSES", budget * passes)
     estimate(BOTH, SHAPE, CLUSTER, ASKED, LinearPredictor(halfwidth=0.1))
     assert found[0] == {1: 20, 150: 150, 10**9: draws.DRAWS}[budget]
 

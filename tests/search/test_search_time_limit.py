@@ -12,10 +12,13 @@ from hetplan.deadline import LATE_SECONDS, ends_by
 from hetplan.errors import OutOfTimeError
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.plan import Schedule
+from hetplan.predict.fit import FittedPredictor
 from hetplan.search import search as driver
 from hetplan.search.final_pricing import least_pricing_seconds, pricing_seconds
+from hetplan.search.multi_pipeline.stage_options import OptionsMaker
 from hetplan.search.result import Question
 from hetplan.search.solver import Best
+from hetplan.search.table_maker import TableMaker
 
 NOW = 100.0
 ASKED = Question(model=model(), cluster=cluster(island("a")), job=job(2))
@@ -88,3 +91,12 @@ def test_pricing_takes_longer_with_devices_stages_and_passes() -> None:
     assert pricing_seconds(plan(microbatches=10**6)) == pricing_seconds(plan(microbatches=10**7))
     wide = cluster(island("a", nodes=10_000))
     assert least_pricing_seconds(ASKED.cluster) < least_pricing_seconds(wide)
+
+
+def test_options_of_several_pipelines_look_at_the_clock() -> None:
+    looked = []
+    maker = TableMaker.of(
+        ASKED.with_job(target="native"), FittedPredictor.datasheet_only(), lambda: looked.append(1)
+    )
+    OptionsMaker(pricer=maker.stage_pricer, check=maker.check).stages()
+    assert len(looked) > 1

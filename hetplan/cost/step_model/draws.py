@@ -41,10 +41,10 @@ DRAWS = 200
 _FEWEST_DRAWS = 20
 """However long a replay is: within 0.07 of that rank."""
 
-_MOST_PASSES = 20_000_000
+MOST_PASSES = 20_000_000
 """Of all draws together, where these are more than the fewest: 0.1 to 0.3 CPU s."""
 
-_WHOLE_PASSES = _MOST_PASSES // DRAWS
+WHOLE_PASSES = MOST_PASSES // DRAWS
 """Of a pipeline that is replayed whole, not extrapolated."""
 
 # Of a time, to see how the step follows: small against the distance of stages that take turns to be
@@ -113,7 +113,7 @@ def _draws_of(step: StepCost) -> int:
         _row(work) * (work.pipeline.num_microbatches if together else sum(_lengths(work)))
         for work in step.work
     )
-    return max(_FEWEST_DRAWS, min(DRAWS, _MOST_PASSES // passes))
+    return max(_FEWEST_DRAWS, min(DRAWS, MOST_PASSES // passes))
 
 
 def _go_together(work: Sequence[PipelineWork]) -> bool:
@@ -401,9 +401,9 @@ def _lengths(work: PipelineWork) -> tuple[int, ...]:
     """
     whole, stages = work.pipeline.num_microbatches, work.pipeline.stages
     deepest = max(len(stages), *(stage.warmup_depth for stage in stages))
-    few = max(2 * deepest, _WHOLE_PASSES // (4 * _row(work)))
+    few = max(2 * deepest, WHOLE_PASSES // (4 * _row(work)))
     few = -(-few // len(stages)) * len(stages)  # interleaved: a multiple of the stages
-    return (whole,) if whole * _row(work) <= _WHOLE_PASSES or whole <= 2 * few else (few, 2 * few)
+    return (whole,) if whole * _row(work) <= WHOLE_PASSES or whole <= 2 * few else (few, 2 * few)
 
 
 def _extrapolated(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
