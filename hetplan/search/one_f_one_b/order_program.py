@@ -44,8 +44,8 @@ from hetplan.search.one_f_one_b.order_numbers import BUCKETS, Ending, OrderNumbe
 from hetplan.search.one_f_one_b.order_relaxation import NONE, Outline, outline
 from hetplan.search.one_f_one_b.order_slots import (
     Link,
+    Packed,
     Pool,
-    Table,
     Work,
     bucket_of,
     clean,
@@ -175,37 +175,6 @@ class Slot:
     """Between the entry that it was looked for and the one that it leads to: rounding."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """The part of a table that has entries."""
-
-    row: int
-    at: int
-    """Layers of its first column."""
-    values: Floats
-
-    @classmethod
-    def of(cls, table: Table) -> _Packed:
-        """Of a table that is not empty."""
-        r0, r1 = table.band[:, -1].tolist()
-        bands = table.band[:, r0 : r1 + 1]
-        some = bands[:, bands[0] <= bands[1]]
-        l0, l1 = int(some[0].min()), int(some[1].max())
-        return cls(r0, l0, table.values[r0 : r1 + 1, l0 : l1 + 1].copy())
-
-    def _in(self, table: Floats) -> Floats:
-        rows, layers = self.values.shape
-        return table[self.row : self.row + rows, self.at : self.at + layers]
-
-    def write(self, table: Floats) -> None:
-        """Into an empty table."""
-        self._in(table)[:] = self.values
-
-    def wipe(self, table: Floats) -> None:
-        """Out of it again."""
-        self._in(table)[:] = NONE
-
-
 class TooLargeError(Exception):
     """A program needs more operations, or more memory, than it may."""
 
@@ -216,7 +185,7 @@ class Tracer:
     def __init__(self, numbers: OrderNumbers, out: Outline, pool: Pool, work: Work) -> None:
         self._o, self._out, self._pool, self._work = numbers, out, pool, work
         self._spare = empty_goal()
-        self._lengths: list[_Packed] = []
+        self._lengths: list[Packed] = []
         """Blocks of a move's mesh of 1, 2, ... stages."""
         self._open: Floats = np.full(work.one.values.shape, NONE)
         self._first = 0
@@ -276,7 +245,7 @@ class Tracer:
         for length in range(1, int(o.table.max_stages[a])):
             if not prune_length(o, out, state, move, length, w):
                 break
-            self._lengths.append(_Packed.of(table_of_length(w, length)))
+            self._lengths.append(Packed.of(table_of_length(w, length)))
             held += self._lengths[-1].values.size
             if held > _MOST_TRACED:
                 raise TooLargeError
