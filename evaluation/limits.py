@@ -113,12 +113,13 @@ def question(seed: int) -> Question:
         batch=size(8, MOST_BATCH),
         target=draw.choice(TARGETS),
         limit_seconds=draw.choice(LIMITS),
-        model=_model(layers, hidden),
-        cluster="\n".join(_cluster(names, nodes, draw.randint(1, min(4, islands)))) + "\n",
+        model=model_text(layers, hidden),
+        cluster="\n".join(cluster_lines(names, nodes, draw.randint(1, min(4, islands)))) + "\n",
     )
 
 
-def _model(layers: int, hidden: int) -> str:
+def model_text(layers: int, hidden: int) -> str:
+    """The model file."""
     return (
         f"schema: hetplan.model/3\nname: random\narchitecture: llama\nnum_layers: {layers}\n"
         f"hidden_size: {hidden}\nffn_hidden_size: {hidden * 7 // 2}\n"
@@ -127,7 +128,8 @@ def _model(layers: int, hidden: int) -> str:
     )
 
 
-def _cluster(names: list[str], nodes: int, regions: int) -> Iterator[str]:
+def cluster_lines(names: list[str], nodes: int, regions: int) -> Iterator[str]:
+    """Lines of the cluster file: islands of these kinds, all with so many nodes."""
     yield from ("schema: hetplan.cluster/4", "name: random", "regions:")
     for region in range(regions):
         yield from (f"  - name: r{region}", "    islands:")
@@ -156,7 +158,7 @@ def limits(count: int, seed: int, journal: Path | None, progress: Callable[[str]
         sizes = asked.sizes
         row = known.get(at)
         if row is None or {name: row.get(name) for name in sizes} != sizes:
-            row = _asked(asked)
+            row = answered(asked)
             if journal is not None:
                 with journal.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
@@ -222,7 +224,7 @@ def _by_target(frame: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def _asked(asked: Question) -> dict[str, object]:
+def answered(asked: Question) -> dict[str, object]:
     """Sizes of the question, how it ended and what it took."""
     sizes = asked.sizes
     with tempfile.TemporaryDirectory() as folder:

@@ -10,11 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.step_model.draws import DRAWS, MOST_PASSES, WHOLE_PASSES
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.errors import HetplanError, InputError
-from hetplan.kernels import clock
 from hetplan.plans.build import chosen_of, overlap_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPlan, Shape
@@ -29,6 +30,16 @@ _SETTLED = 32
 AGREEMENT = 1e-6
 """Prices of search and estimate that are further apart are a fault of hetplan."""
 
+_LEAST_SECONDS, _DEVICE_SECONDS, _STAGE_SECONDS = 0.1, 6e-6, 1e-3
+"""CPU seconds from the last look at a plan to its file and report: of any plan, for each of its
+devices, and for each of its stages. Random questions took these (`evaluation limits`)."""
+
+_PASS_SECONDS = 1.3e-8
+"""Of a replay of draws (`hetplan.cost.step_model.draws`)."""
+
+_SOURCES = 4
+"""Replays for each island of a plan that tell where its seconds come from."""
+
 GIVEN = -1
 """Solver number of plans that the caller gave."""
 
@@ -39,6 +50,27 @@ class FinalPlan:
 
     plan: Plan
     estimate: Estimate
+
+
+def pricing_seconds(chosen: ChosenPlan) -> float:
+    """About what this plan takes to be placed, priced whole, written and shown."""
+    devices = stages = passes = 0
+    for pipeline in chosen.pipelines:
+        for stage in pipeline.stages:
+            devices += sum(part.shape.num_devices for part in stage.parts)
+            stages += 1
+            passes += pipeline.num_microbatches * len(stage.layers)
+    islands = {part.island for each in chosen.pipelines for s in each.stages for part in s.parts}
+    replayed = min(passes, max(WHOLE_PASSES, 6 * stages**2))
+    drawn = min(DRAWS * replayed, MOST_PASSES) + _SOURCES * len(islands) * replayed
+    seconds = _LEAST_SECONDS + _DEVICE_SECONDS * devices + _STAGE_SECONDS * stages
+    return seconds + _PASS_SECONDS * drawn
+
+
+def least_pricing_seconds(cluster: Cluster) -> float:
+    """About what a plan of one stage takes on the whole cluster."""
+    devices = sum(each.num_usable_devices for each in cluster.islands)
+    return _LEAST_SECONDS + _DEVICE_SECONDS * devices
 
 
 class WrongOfferError(HetplanError):
@@ -59,7 +91,7 @@ def final_plan(best: Best, evaluator: PlanEvaluator) -> FinalPlan:
     for number, offer in enumerate(nearest(best)):
         if found is not None and offer.seconds >= least * (1.0 - AGREEMENT):
             break
-        late = found is not None and clock() > best.deadline
+        late = found is not None and best.late
         if (late or number >= _SETTLED) and offer.solver != GIVEN:
             continue  # what the caller gave is never lost
         plan = _placed(offer, evaluator)

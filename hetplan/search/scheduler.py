@@ -23,7 +23,6 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetplan.deadline import LATE_SECONDS
 from hetplan.search.journal import Journal
 from hetplan.search.solver import MAX_EFFORT, Best, Solver
 
@@ -74,16 +73,12 @@ class Scheduler:
     def first_plan(self, estimates: Mapping[int, float], most: int = 1) -> None:
         """Improve the likeliest of a few solvers, until there is a plan or `most` of them: for
         little time.
-
-        A plan a little after the deadline is better than none, so that comes a little later here.
         """
         best = self.best
         best.check_time()
-        best.deadline += LATE_SECONDS
         for number, at in enumerate(_by(estimates, [*estimates])[:_FIRST]):
             if best.chosen is None or number < most:
                 self._improve(at)
-        best.deadline -= LATE_SECONDS
 
     def improve_below(self, seconds: float) -> None:
         """Plans of the likeliest solvers that may have some below this price of the best plan.

@@ -12,6 +12,7 @@ link's capacity its estimate is higher. The bound holds for that too, and the ga
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,12 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
-from hetplan.deadline import ends_by, moment, moment_in
+from hetplan.deadline import LATE_SECONDS, ends_by, moment, moment_in
 from hetplan.errors import InfeasibleError, InputError, LimitError, OutOfTimeError
 from hetplan.files.locks import Lock
 from hetplan.interrupts import interrupts_wait
 from hetplan.job.spec import Job
+from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import check_model
 from hetplan.plans.check_job import check_job_against
@@ -39,8 +41,10 @@ from hetplan.search.final_pricing import (
     FinalPlan,
     WrongOfferError,
     final_plan,
+    least_pricing_seconds,
     nearest,
     offer_starts,
+    pricing_seconds,
 )
 from hetplan.search.journal import (
     Journal,
@@ -67,6 +71,10 @@ _MAX_ROUNDS = 3
 _LITTLE_SECONDS = 10.0
 """Time limits below it, on up to `_FEW_ISLANDS`: a plan is looked for before every family has been
 looked at. More islands have more shapes to look at."""
+
+_HALF = 0.5
+"""Of a time limit: the most that is kept back for the last pricing of the plan, and by which a
+first plan may be late."""
 
 _FEW_ISLANDS = 8
 
@@ -157,7 +165,7 @@ def _searched(
 ) -> tuple[SearchResult, _Run]:
     check_question(inputs)
     job = inputs.job
-    best = _nothing_yet(job, progress)
+    best = _nothing_yet(inputs, progress)
     asked = digests(inputs.model, inputs.cluster, job, inputs.sha256)
     with nullcontext() if journal is None else Lock(journal.path).take():
         run = _Run(
@@ -210,7 +218,8 @@ def none_below(
     of 0; nothing is improved, and no family is proven twice. InputError as `search`.
     """
     check_question(question)
-    best = _nothing_yet(replace(question.job, time_limit_seconds=time_limit_seconds, gap=0.0), None)
+    end = min(moment(), moment_in(time_limit_seconds))
+    best = Best(bounds=[], deadline=end, first_plan_by=end, seed=question.job.seed)
     maker = TableMaker.of(question, predictor, best.check_time)
     try:
         with ends_by(best.deadline):
@@ -262,12 +271,20 @@ def _answer(run: _Run, inputs: Inputs, start: Sequence[Plan]) -> SearchResult:
             book.close(run.status if best.chosen is not None else "no plan")
 
 
-def _nothing_yet(job: Job, progress: Callable[[Progress], None] | None) -> Best:
+def _nothing_yet(question: Question, progress: Callable[[Progress], None] | None) -> Best:
     """The best plan of a search that begins now."""
+    job, around = question.job, moment()
+    end = min(around, moment_in(job.time_limit_seconds))
+    half = _HALF * max(0.0, end - clock())
+    # Not so late that its price breaks the limit, nor in the time of another search.
+    pricing = min(least_pricing_seconds(question.cluster), half)
+    late = min(LATE_SECONDS, half, max(0.0, 2 * LATE_SECONDS - pricing))
     return Best(
         gap=job.gap,
         bounds=[],
-        deadline=min(moment(), moment_in(job.time_limit_seconds)),
+        deadline=end,
+        deadline_with=lambda chosen: end - min(pricing_seconds(chosen), half),
+        first_plan_by=end + (late if around == math.inf else 0.0),
         progress=progress,
         seed=job.seed,
     )
@@ -319,7 +336,8 @@ def _search(run: _Run, start: Sequence[Plan]) -> None:
     """
     best, book = run.best, run.book
     try:
-        with ends_by(best.deadline):
+        # The alarm leaves time for a first plan; who has one looks at the clock before.
+        with ends_by(max(best.deadline, best.first_plan_by - LATE_SECONDS)):
             # First: what is known stays known, however long the others take to be listed.
             offer_starts(start, best, run.maker.evaluator)
             run.families = run.maker.families

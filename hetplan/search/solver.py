@@ -7,6 +7,7 @@ then lets those prove themselves whose bound is below the target. `Best` is all 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -97,6 +98,11 @@ class Best:
     """Per solver: no plan of it has a shorter step. Starts with the order-free bound."""
     gap: float = 0.0
     deadline: float = float("inf")
+    """Of `hetplan.kernels.clock`."""
+    deadline_with: Callable[[ChosenPlan], float] = lambda chosen: math.inf
+    """The deadline once this is the best plan: time for its last price is kept back."""
+    first_plan_by: float = float("inf")
+    """The same while there is no plan: one a little late is better than none."""
     progress: Callable[[Progress], None] | None = None
     started: float = field(default_factory=clock)
     seconds: float = float("inf")
@@ -157,6 +163,7 @@ class Best:
         found = self.own[solver] = Offer(solver=solver, seconds=seconds, chosen=chosen)
         if better:
             self.seconds, self.solver, self.chosen = seconds, solver, chosen
+            self.deadline = min(self.deadline, self.deadline_with(chosen))
             self.offers.append(found)
         if self.on_event is not None:
             self.on_event(found)
@@ -236,9 +243,14 @@ class Best:
             }
             self.course = [replace(each, steps=steps) for steps, each in at.items()]
 
+    @property
+    def late(self) -> bool:
+        """Whether the deadline is over: who has something to offer should offer it."""
+        return clock() > self.deadline
+
     def check_time(self) -> None:
-        """Raise OutOfTimeError past the deadline."""
-        if clock() > self.deadline:
+        """Raise OutOfTimeError past the deadline, or that of a first plan while there is none."""
+        if clock() > (self.first_plan_by if self.chosen is None else self.deadline):
             raise OutOfTimeError
 
     def report_now_and_then(self) -> None:

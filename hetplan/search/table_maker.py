@@ -38,8 +38,8 @@ from hetplan.search.space.stage_tables import StageTables
 from hetplan.search.space.transfers import Transfers
 
 _KEPT_BYTES = 300_000_000
-"""Of all large tables that solvers keep. With what one of them takes while it is made, and all that
-is small, a search stays below 2 GB."""
+"""Of all large tables that solvers keep, and of all their rows. With what one of them takes while
+it is made, and all that is small, a search stays below 2 GB."""
 
 
 @dataclass(slots=True)
@@ -47,6 +47,7 @@ class Kept:
     """Values that can be made again, as many as there is room for: the oldest are given up."""
 
     most_bytes: int
+    _held_bytes: int = 0
     _values: dict[Hashable, tuple[object, int]] = field(default_factory=dict)
 
     def value(self, key: Hashable, size: int, make: Callable[[], object]) -> object:
@@ -55,10 +56,11 @@ class Kept:
             return self._values[key][0]
         if size > self.most_bytes:
             return None
-        while sum(each for _, each in self._values.values()) + size > self.most_bytes:
-            del self._values[next(iter(self._values))]
+        while self._held_bytes + size > self.most_bytes:
+            self._held_bytes -= self._values.pop(next(iter(self._values)))[1]
         made = make()
         self._values[key] = made, size
+        self._held_bytes += size
         return made
 
 
@@ -79,6 +81,8 @@ class TableMaker:
 
     kept: Kept = field(default_factory=lambda: Kept(_KEPT_BYTES), repr=False, compare=False)
     """Large tables of solvers, the newest."""
+    kept_rows: Kept = field(default_factory=lambda: Kept(_KEPT_BYTES), repr=False, compare=False)
+    """Rows of interleaved families: so many that they would push out the tables."""
     walked: dict[int, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
     """Last (target, bound) of walks over loosest families, by their id: the table of families keeps
     them. Of another target the bound is found again, so that a resumed search has the same.

@@ -36,7 +36,7 @@ from hetplan.plans.rules import some
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.interleaved.solver import InterleavedSolver
-from hetplan.search.one_f_one_b.order_program import OrderProgram
+from hetplan.search.one_f_one_b.order_program import OrderProgram, TooLargeError
 from hetplan.search.one_f_one_b.order_relaxation import NONE
 from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Question
@@ -269,7 +269,14 @@ class Feasible:
 
     def _has_plan(self, solver: Solver, count: int, seed: int) -> bool:
         if isinstance(solver, OneFOneBSolver):
-            return OrderProgram(solver.space).least(NONE, keep=False) < NONE
+            program = OrderProgram(solver.space)
+            try:
+                if program.has_orders:
+                    return program.least(NONE, keep=False) < NONE
+            except TooLargeError:
+                pass
+            self.uncertain = True
+            return True
         best = Best(bounds=[math.inf] * count, seed=seed)
         best.bounds[solver.index] = solver.order_free.bound_seconds
         solver.improve(best)

@@ -88,7 +88,7 @@ def _best_of(maker: TableMaker, families: Sequence[Family], deadline: float) -> 
     for family in families:
         if clock() > deadline:
             return
-        best = Best(bounds=[0.0], deadline=deadline, seed=maker.job.seed)
+        best = Best(bounds=[0.0], deadline=deadline, first_plan_by=deadline, seed=maker.job.seed)
         with suppress(OutOfTimeError):
             solver_of(0, family, maker).improve(best)
         found = None if best.chosen is None else maker.evaluator.legal(best.chosen)

@@ -51,11 +51,6 @@ _FEW_ISLANDS = 4
 _SHARE = 0.5
 """Of a time limit, for all smaller questions together; the rest is the question's own."""
 
-_KEPT_BACK = 0.05
-"""Of a time limit, to price the plan and write it, up to `_MOST_KEPT_SECONDS`: that took 0.2 to 0.6
-CPU s for random questions (`evaluation limits`)."""
-_MOST_KEPT_SECONDS = 0.5
-
 _LEAST_SECONDS = 1.0
 """With less time left a smaller question is not begun: few searches have a plan by then."""
 
@@ -76,7 +71,6 @@ def best_plan(
     """
     job, stopped = question.job, False
     end = min(end, moment_in(job.time_limit_seconds))
-    kept_back = min(_MOST_KEPT_SECONDS, _KEPT_BACK * max(0.0, end - clock()))
     try:
         with ends_by(clock() + _SHARE * (end - clock())):
             start = (*answers.start(question), *known_plans)
@@ -89,7 +83,7 @@ def best_plan(
         if not start:
             raise
     if end < math.inf or stopped:
-        left = max(0.0, end - clock() - kept_back)
+        left = max(0.0, end - clock())
         job = replace(job, time_limit_seconds=0.0 if stopped else left)
     try:
         found = searched(
@@ -182,6 +176,8 @@ class Answers:
     def start(self, question: Question) -> tuple[Plan, ...]:
         """The fastest plan of the smaller questions, by its price for this one; none or one."""
         fastest, known = tuple[Plan, ...](), math.inf
+        if seconds_left() < _LEAST_SECONDS:
+            return fastest
         evaluator = self._evaluator(question)
         if evaluator is None:
             return fastest  # what has no plan has none in a part of it

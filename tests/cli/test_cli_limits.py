@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from command_line import run
 
+from evaluation.limits import MOST_BYTES, answered, cluster_lines, model_text
+from evaluation.limits import Question as Random
 from hetplan import deadline
 from hetplan.cli.main import NO_MEMORY, guarded
 from hetplan.deadline import ends_by, moment_in
-from hetplan.errors import InfeasibleError, LimitError
+from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.search.result import Question
 from hetplan.whatif.no_plan import with_reasons
 
@@ -90,6 +93,46 @@ def test_few_files_no_home_one_core_and_a_full_disk_lose_nothing(tmp_path: Path)
     assert full.stderr.splitlines()[-1] == f"hetplan: cannot write {plan}: File too large"
     assert plan.read_bytes() == kept
     assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
+
+
+def _asked(layers: int, islands: int, nodes: int, target: str, limit_seconds: int) -> Random:
+    """A question of so many layers on islands of three kinds."""
+    names = [
+        ("nvidia-a100-80gb-sxm", "nvidia-h100-80gb-sxm", "amd-mi300x")[at % 3]
+        for at in range(islands)
+    ]
+    return Random(
+        seed=0,
+        islands=islands,
+        kinds=min(3, islands),
+        devices=islands * nodes * 8,
+        layers=layers,
+        batch=1024,
+        target=target,
+        limit_seconds=limit_seconds,
+        model=model_text(layers, 1024),
+        cluster="\n".join(cluster_lines(names, nodes, 2)) + "\n",
+    )
+
+
+@pytest.mark.slow  # up to 15 s of CPU each
+@pytest.mark.parametrize("target", ["megatron", "native"])
+@pytest.mark.parametrize("limit_seconds", [2, 10])
+def test_3000_layers_keep_their_limits(target: str, limit_seconds: int) -> None:
+    found = answered(_asked(3000, 3, 32, target, limit_seconds))
+    assert found["ended"] in ("plan", "not in time")
+    # Twice what is allowed, in CPU seconds.
+    assert float(str(found["overrun_seconds"])) <= 2 * float(str(found["allowed_seconds"]))
+    assert float(str(found["peak_memory_bytes"])) <= MOST_BYTES
+
+
+def test_65_islands_are_refused_in_one_line(tmp_path: Path) -> None:
+    done = run(*_asked(32, 65, 1, "megatron", 5).words(tmp_path))
+    assert done.exit_code == InputError.exit_code
+    (line,) = [each for each in done.stderr.splitlines() if each.startswith("hetplan: ")]
+    assert "leave 65 islands" in line
+    assert "at most 60 are searched" in line
+    assert "fault" not in line
 
 
 def test_no_time_at_all_is_one_line(tmp_path: Path) -> None:

@@ -131,13 +131,29 @@ def test_a_step_of_many_microbatches_is_drawn_from_shorter_ones(
         return ends(times, rendezvous)
 
     monkeypatch.setattr(draws, "ends_of_draws", counted)
-    monkeypatch.setattr(draws, "_MOST_PASSES", 1)
+    monkeypatch.setattr(draws, "WHOLE_PASSES", 1)
     shorter = estimate(plan, SHAPE, CLUSTER, asked, sure)
     assert max(replayed) <= 4 * max(stage.warmup_depth for stage in pipeline.stages)
     assert shorter.step_seconds == whole.step_seconds
     assert half(shorter) == pytest.approx(half(whole), rel=0.02)
     for one, other in zip(shorter.causes, whole.causes, strict=True):
         assert one.seconds == pytest.approx(other.seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("budget", [1, 150, 10**9])
+def test_draws_of_long_replays_are_few(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    ends = draws.ends_of_draws
+
+    def counted(times: StageTimes, rendezvous: bool) -> Floats:
+        found.append(len(times.forward))
+        return ends(times, rendezvous)
+
+    monkeypatch.setattr(draws, "ends_of_draws", counted)
+    passes = BOTH.pipelines[0].num_microbatches * len(BOTH.pipelines[0].stages)
+    monkeypatch.setattr(draws, "MOST_PASSES", budget * passes)
+    estimate(BOTH, SHAPE, CLUSTER, ASKED, LinearPredictor(halfwidth=0.1))
+    assert found[0] == {1: 20, 150: 150, 10**9: draws.DRAWS}[budget]
 
 
 @pytest.mark.parametrize("plan", [ALONE, BOTH], ids=["one device", "two islands"])

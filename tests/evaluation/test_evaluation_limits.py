@@ -53,7 +53,7 @@ def test_a_journal_is_gone_on_with_where_a_kill_cut_it_off(
         asked.append(question.seed)
         return question.sizes | limits.overrun(1.0, 1.5, 2e8) | {"ended": "plan"}
 
-    monkeypatch.setattr(limits, "_asked", answered)
+    monkeypatch.setattr(limits, "answered", answered)
     journal = tmp_path / "journal"
     said: list[str] = []
     whole = limits.limits(3, 0, journal, said.append)

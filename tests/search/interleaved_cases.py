@@ -31,6 +31,7 @@ class Case:
     """[V, M, P] units that fit on a slot of this mesh, by its distance from the last slot."""
     exchange: Exchange
     kept: Kept = field(default_factory=lambda: Kept(10**8), repr=False, compare=False)
+    kept_rows: Kept = field(default_factory=lambda: Kept(10**6), repr=False, compare=False)
 
     def most_units(self, mesh: Sequence[int]) -> Ints:
         """As `hetplan.search.space.chunk_memory.ChunkMemory`."""

@@ -23,7 +23,7 @@ from hetplan.search.interleaved.rows import row_of
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family
 from hetplan.search.space.row import NEVER
-from hetplan.search.table_maker import TableMaker
+from hetplan.search.table_maker import Kept, TableMaker
 
 _INTERLEAVED = "interleaved-1f1b"
 PREDICTOR = FittedPredictor.datasheet_only()
@@ -115,3 +115,17 @@ def test_random_plans_are_many_and_memory_binds() -> None:
     ]
     assert len(found) > 60
     assert 10 < sum(fit) < len(fit) - 10
+
+
+def test_values_are_kept_while_there_is_room() -> None:
+    kept, made = Kept(100), []
+
+    def value(key: int, size: int) -> object:
+        return kept.value(key, size, lambda: made.append(key) or key)  # type: ignore[func-returns-value]
+
+    assert [value(key, 40) for key in (1, 2, 1, 3, 2, 1)] == [1, 2, 1, 3, 2, 1]
+    assert made == [1, 2, 3, 1]
+    assert value(4, 101) is None
+    assert value(5, 100) == 5
+    assert value(3, 1) == 3
+    assert made == [1, 2, 3, 1, 5, 3]

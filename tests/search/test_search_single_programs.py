@@ -9,8 +9,14 @@ import pytest
 from synthetic_plans import Row, every_row, sigma_and_x, step_of
 from synthetic_spaces import Scale, Wanted, large_space, small_space
 
+from hetplan.search.one_f_one_b import order_program
 from hetplan.search.one_f_one_b.bound import Walk, prove
-from hetplan.search.one_f_one_b.order_program import Order, OrderProgram, depth_levels
+from hetplan.search.one_f_one_b.order_program import (
+    Order,
+    OrderProgram,
+    TooLargeError,
+    depth_levels,
+)
 from hetplan.search.one_f_one_b.order_relaxation import NONE
 from hetplan.search.space.stage_table import StageTable
 
@@ -271,6 +277,51 @@ def test_a_walk_can_be_stopped_anywhere_and_goes_on() -> None:
     assert stopped.proof().bound_seconds <= whole.bound_seconds * (1 + 1e-4)
     left = 10**6
     assert stopped.run().bound_seconds == pytest.approx(whole.bound_seconds, rel=2e-4)
+
+
+def orders_of(space: StageTable) -> list[tuple[float, Order | None]]:
+    """What a fresh program finds at two limits."""
+    program = OrderProgram(space)
+    return [(program.least(limit), program.order()) for limit in (NONE, 200.0)]
+
+
+SPACES = [
+    large_space(2, Scale(islands=4, regions=2, stages=20, layers=40, microbatches=48)),
+    small_space(np.random.default_rng(3), FEATURES["unions"]),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=["large", "small"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("_SLICE", 1), ("_SLICE", 1000), ("_FIRST_PACKED", 0), ("_KEPT_PACKED", 0)]
+)
+def test_programs_find_the_same_in_small_portions(
+    space: StageTable, name: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = orders_of(space)
+    assert found[0][1] is not None
+    monkeypatch.setattr(order_program, name, value)
+    assert orders_of(space) == found
+
+
+@pytest.mark.parametrize("name", ["_MOST_PACKED", "_MOST_TRACED"])
+def test_a_program_without_room_ends_its_walk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = SPACES[0]
+    whole = prove(OrderProgram(space), 400.0)
+    monkeypatch.setattr(order_program, "_FIRST_PACKED", 0)
+    monkeypatch.setattr(order_program, name, 0)
+    with pytest.raises(TooLargeError):
+        OrderProgram(space).least(NONE)
+    proof = prove(OrderProgram(space), 400.0)
+    assert not proof.finished
+    assert 0.0 < proof.bound_seconds <= whole.bound_seconds * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("name", ["_MOST_WORK", "_MOST_AT_ONCE"])
+def test_large_tables_have_no_orders(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_program, name, 100)
+    assert not OrderProgram(SPACES[0]).has_orders
+    assert 0.0 < prove(OrderProgram(SPACES[0]), 400.0).bound_seconds < NONE
 
 
 @pytest.mark.parametrize("islands", [8, 10, pytest.param(24, marks=pytest.mark.slow)])

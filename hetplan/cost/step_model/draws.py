@@ -35,12 +35,18 @@ from hetplan.plans.plan import SPLIT_SCHEDULES, Plan
 from hetplan.predict.predictor import Prediction
 from hetplan.predict.regression import NORMAL_90
 
-# 200 draws put the 10 % quantile within about 0.02 of its rank (sqrt(0.1 * 0.9 / 200)).
 DRAWS = 200
-# Where pipelines share wires no draw can be extrapolated: 50 put that quantile within 0.04.
-_FEWER_DRAWS = 50
-# Of a draw that is replayed whole: 500 draws of them take 0.3 CPU s. Those of two million took 6 s.
-_MOST_PASSES = 100_000
+"""They put the 10 % quantile within about 0.02 of its rank (sqrt(0.1 * 0.9 / 200))."""
+
+_FEWEST_DRAWS = 20
+"""However long a replay is: within 0.07 of that rank."""
+
+MOST_PASSES = 20_000_000
+"""Of all draws together, where these are more than the fewest: 0.1 to 0.3 CPU s."""
+
+WHOLE_PASSES = MOST_PASSES // DRAWS
+"""Of a pipeline that is replayed whole, not extrapolated."""
+
 # Of a time, to see how the step follows: small against the distance of stages that take turns to be
 # the slowest, large against rounding.
 _NUDGE = 1e-4
@@ -101,13 +107,13 @@ class Draws:
 
 
 def _draws_of(step: StepCost) -> int:
-    """How many draws a step gets: fewer where many passes of several pipelines go together."""
+    """How many draws a step gets: fewer where a replay has many passes."""
+    together = _go_together(step.work)
     passes = sum(
-        len(work.stages) * work.pipeline.num_microbatches * work.pipeline.schedule.virtual_stages
+        _row(work) * (work.pipeline.num_microbatches if together else sum(_lengths(work)))
         for work in step.work
     )
-    long = passes > _MOST_PASSES and _go_together(step.work)
-    return _FEWER_DRAWS if long else DRAWS
+    return max(_FEWEST_DRAWS, min(DRAWS, MOST_PASSES // passes))
 
 
 def _go_together(work: Sequence[PipelineWork]) -> bool:
@@ -383,21 +389,35 @@ def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
     )
 
 
+def _row(work: PipelineWork) -> int:
+    """Passes of a microbatch, one way."""
+    stages = work.pipeline.stages
+    return len(stages) * len(stages[0].chunks)
+
+
+def _lengths(work: PipelineWork) -> tuple[int, ...]:
+    """Microbatches of the replays of a pipeline that goes alone: all of them or, where that is
+    long, those of two shorter ones, the second twice as long.
+    """
+    whole, stages = work.pipeline.num_microbatches, work.pipeline.stages
+    deepest = max(len(stages), *(stage.warmup_depth for stage in stages))
+    few = max(2 * deepest, WHOLE_PASSES // (4 * _row(work)))
+    few = -(-few // len(stages)) * len(stages)  # interleaved: a multiple of the stages
+    return (whole,) if whole * _row(work) <= WHOLE_PASSES or whole <= 2 * few else (few, 2 * few)
+
+
 def _extrapolated(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
-    """`_alone`; where that is long, from two shorter replays.
+    """When every stage leaves a pipeline that goes alone.
 
     After its transient a pipeline is periodic (a max-plus system): its ends grow by the same amount
     with every few microbatches, so a line through two replays behind it goes on as they do.
     """
-    whole, stages = pipeline.pipeline.num_microbatches, pipeline.pipeline.stages
-    row = len(stages) * len(stages[0].chunks)
-    deepest = max(len(stages), *(stage.warmup_depth for stage in stages))
-    few = max(2 * deepest, _MOST_PASSES // (4 * row))
-    few = -(-few // len(stages)) * len(stages)  # interleaved: a multiple of the stages
-    if whole * row <= _MOST_PASSES or whole <= 2 * few:
-        return _alone(pipeline, drawn, rendezvous, whole)
-    short, longer = (_alone(pipeline, drawn, rendezvous, count) for count in (few, 2 * few))
-    found: Floats = longer + (longer - short) * ((whole - 2 * few) / few)
+    lengths = _lengths(pipeline)
+    ends = [_alone(pipeline, drawn, rendezvous, count) for count in lengths]
+    if len(ends) == 1:
+        return ends[0]
+    more = (pipeline.pipeline.num_microbatches - lengths[1]) / lengths[0]
+    found: Floats = ends[1] + (ends[1] - ends[0]) * more
     return found
 
 

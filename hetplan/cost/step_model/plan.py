@@ -23,15 +23,17 @@ from hetplan.cost.replay.times import Exchange, PipelineTimes, StageTimes
 from hetplan.cost.step_model.end_of_step import EndOfStep
 from hetplan.cost.step_model.groups import (
     ALL_KEPT,
+    Kept,
     Party,
     copies_of,
     holders_of,
     kept_by_reductions,
     kept_by_stages,
+    shares_anything,
 )
 from hetplan.cost.step_model.hops import Hop, HopArrays, hop_arrays, hop_between
 from hetplan.cost.step_model.overlap import beside, send_slowdowns
-from hetplan.cost.step_model.units import Settings, Unit, make_unit
+from hetplan.cost.step_model.units import Settings, Unit, make_unit, on_first_nodes
 from hetplan.cost.terms import Part
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings
@@ -54,7 +56,9 @@ from hetplan.plans.v_schedules import is_v, stage_of, virtual_stage_of
 class StageWork:
     """One stage of a plan: its units and the seconds of its chunks."""
 
+    replicas: tuple[Replica, ...]
     units: tuple[Unit, ...]
+    """Of the replicas; those that lie alike have the same."""
     unit: Unit
     """The slowest unit; the others wait for it."""
     ranges: tuple[tuple[int, int], ...]
@@ -67,6 +71,11 @@ class StageWork:
     expert_parameters: float
     delays: tuple[tuple[float, float], ...] = ()
     """Per chunk, by how much sends lengthen (forward, backward); included in both."""
+
+    @property
+    def slowest(self) -> Replica:
+        """The first replica of the slowest unit."""
+        return self.replicas[self.units.index(self.unit)]
 
 
 @dataclass(slots=True)
@@ -175,6 +184,8 @@ class PlanCosts:
     units: dict[tuple[tuple[Replica, ...], Recompute], tuple[Unit, ...]] = field(
         default_factory=dict
     )
+    alike: dict[tuple[Replica, Recompute, Kept], Unit] = field(default_factory=dict)
+    """By the replica on the first nodes of its island."""
     hops: dict[_HopKey, Hop] = field(default_factory=dict)
     placed: dict[tuple[object, ...], tuple[_Units, tuple[HopArrays, ...]]] = field(
         default_factory=dict
@@ -211,9 +222,19 @@ class PlanCosts:
         key = (stage.replicas, stage.recompute)
         found = self.units.get(key)
         if found is None:
+            cluster = self.settings.cluster
             found = self.units[key] = tuple(
-                make_unit(self.settings, replica, stage.recompute) for replica in stage.replicas
+                self._unit(on_first_nodes(cluster, replica), stage.recompute)
+                for replica in stage.replicas
             )
+        return found
+
+    def _unit(self, first: Replica, recompute: Recompute, kept: Kept = ALL_KEPT) -> Unit:
+        """Of all replicas that lie as this one does on the first nodes of its island."""
+        key = (first, recompute, kept)
+        found = self.alike.get(key)
+        if found is None:
+            found = self.alike[key] = make_unit(self.settings, first, recompute, kept=kept)
         return found
 
     def _placed(self, plan: Plan, units: _Units) -> tuple[_Units, tuple[HopArrays, ...]]:
@@ -221,25 +242,37 @@ class PlanCosts:
         key: tuple[object, ...] = tuple(
             (
                 pipeline.schedule,
-                *units[p],
+                *[(stage.replicas, stage.recompute) for stage in pipeline.stages],
                 *[boundary.precision for boundary in pipeline.boundaries],
             )
-            for p, pipeline in enumerate(plan.pipelines)
+            for pipeline in plan.pipelines
         )
         found = self.placed.get(key)
         if found is None:
             several = len(plan.pipelines) > 1
             hops = [self._hops(pipeline, nics=several) for pipeline in plan.pipelines]
             arrays = hop_arrays(hops, plan.pipelines)
-            found = self.placed[key] = (self._together(units), arrays)
+            found = self.placed[key] = (self._together(plan, units), arrays)
         return found
 
-    def _together(self, units: _Units) -> _Units:
+    def _together(self, plan: Plan, units: _Units) -> _Units:
         """The units, slower where groups of other stages share a link with theirs."""
         settings = self.settings
-        parties = [_party(unit) for row in units for held in row for unit in held]
+        if not shares_anything(settings.cluster):
+            return units
+        replicas = [
+            each for row in plan.pipelines for stage in row.stages for each in stage.replicas
+        ]
+        flat = [unit for row in units for held in row for unit in held]
+        parties = [_party(*each) for each in zip(replicas, flat, strict=True)]
         kept = iter(kept_by_stages(settings.cluster, parties, settings.shards))
-        return [[tuple(each.beside(next(kept)) for each in held) for held in row] for row in units]
+        return [
+            [
+                tuple(self._unit(each.replica, each.recompute, next(kept)) for each in held)
+                for held in row
+            ]
+            for row in units
+        ]
 
     def _hops(self, pipeline: Pipeline, *, nics: bool) -> tuple[Hop | None, ...]:
         stages, found = pipeline.stages, []
@@ -284,7 +317,7 @@ class PlanCosts:
         apart = {group.layers for group in groups if group.expert}
         members = [_members(group, work, apart=group.layers in apart) for group in groups]
         replicas = [
-            tuple(unit.replica for p, s, _ in each for unit in work[p].stages[s].units)
+            tuple(replica for p, s, _ in each for replica in work[p].stages[s].replicas)
             for each in members
         ]
         kept = self._turns(groups, replicas)
@@ -338,10 +371,10 @@ class PlanCosts:
         return found
 
 
-def _party(unit: Unit) -> Party:
+def _party(replica: Replica, unit: Unit) -> Party:
     apart = not experts_as_the_rest(unit.pricer.shape) and unit.expert_parameters[-1] > 0
     return Party(
-        replica=unit.replica,
+        replica=replica,
         groups=unit.pricer.groups,
         dense=unit.end.dense,
         experts=unit.end.experts if apart else None,
@@ -394,7 +427,15 @@ def _stage(stage: Stage, units: tuple[Unit, ...], *, delays: bool) -> StageWork:
         weight.append(late)
     parameters, experts = unit.held(ranges)
     return StageWork(
-        units, unit, ranges, tuple(forward), tuple(backward), tuple(weight), parameters, experts
+        stage.replicas,
+        units,
+        unit,
+        ranges,
+        tuple(forward),
+        tuple(backward),
+        tuple(weight),
+        parameters,
+        experts,
     )
 
 

@@ -80,7 +80,7 @@ def _norm_parts(settings: Settings, work: Sequence[PipelineWork]) -> tuple[Part,
         for unit in stage.units
     ]
     # The devices of each pipeline that meet those of the others.
-    leads = [pipeline.stages[0].unit.replica.devices[0].start for pipeline in work]
+    leads = [pipeline.stages[0].slowest.devices[0].start for pipeline in work]
     meeting = {neighbour_link(settings.cluster, leads[:1], (lead,))[0] for lead in leads[1:]}
     links = {hop.path for pipeline in work for hop in pipeline.hops.hops}
     depth = norm_depth(len(stages))

@@ -2,7 +2,8 @@
 
 A unit is one replica entry of a stage with its recomputation: times and parameters of every layer
 of the row as it would be there, summed up from the first, so that a chunk is the difference of two
-entries. Units know nothing of the cuts of a plan; they are made once per placement and kept.
+entries. Units know nothing of the cuts of a plan. Entries that lie alike, each on nodes of its own,
+have one unit (`on_first_nodes`).
 
 Sharded gradients (ZeRO-2) are reduce-scattered in every backward pass; sharded parameters (ZeRO-3)
 are gathered in every forward pass and again, with the reduce-scatter, in every backward pass (arXiv
@@ -39,7 +40,7 @@ from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.formats import one_format, tied_format
 from hetplan.plans.pieces import experts_as_the_rest
-from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding
+from hetplan.plans.plan import DeviceRange, OverlapSettings, Plan, Recompute, Replica, Sharding
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
 
@@ -90,10 +91,11 @@ def settings_of(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Unit:
-    """One replica entry: costs of all layers of the row there."""
+    """One replica entry, or several that lie alike: costs of all layers of the row there."""
 
     settings: Settings
     replica: Replica
+    """On the first nodes of its island: its degrees, not where an entry lies."""
     pricer: LayerPricer
     costs: tuple[LayerCost, ...]
     """Of each kind of layer."""
@@ -139,12 +141,6 @@ class Unit:
             predictor=settings.predictor,
         )
 
-    def beside(self, kept: Kept) -> Unit:
-        """The unit with its bandwidth scaled for contention from other stages' groups."""
-        if kept == ALL_KEPT:
-            return self
-        return make_unit(self.settings, self.replica, self.recompute, kept=kept)
-
     def repeated_range(self, start: int, stop: int) -> tuple[int, int]:
         """The layers of a chunk that recompute."""
         count = self.recompute.layers
@@ -185,6 +181,40 @@ class Unit:
                 if count:
                     found += repeated(cost.again, count)
         return tuple(found)
+
+
+def on_first_nodes(cluster: Cluster, replica: Replica) -> Replica:
+    """The replica on the first nodes of its islands.
+
+    Nodes keep their order, and devices their numbers in a node. All nodes of an island are alike,
+    so replicas that come out equal have equal groups. One whose devices are not listed by nodes
+    stays where it is.
+    """
+    used: dict[str, list[tuple[int, int]]] = {}
+    for part in replica.devices:
+        island = cluster.island_of_device(part.start)
+        if part.stride > 1 or cluster.island_of_device(part.last) is not island:
+            return replica
+        nodes = cluster.node_of_device(part.start), cluster.node_of_device(part.last)
+        used.setdefault(island.name, []).append(nodes)
+    shifts = {name: _shifts(runs) for name, runs in used.items()}
+
+    def moved(part: DeviceRange) -> DeviceRange:
+        island = cluster.island_of_device(part.start)
+        nodes = shifts[island.name][cluster.node_of_device(part.start)]
+        return replace(part, start=part.start - nodes * island.devices_per_node)
+
+    return replace(replica, devices=tuple(map(moved, replica.devices)))
+
+
+def _shifts(runs: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """How many nodes below the first one of each run (first, last) are in none of them."""
+    found, shift, behind = {}, 0, 0
+    for first, last in sorted(runs):
+        shift += max(0, first - behind)
+        behind = max(behind, last + 1)
+        found[first] = shift
+    return found
 
 
 def make_unit(

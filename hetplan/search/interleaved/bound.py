@@ -47,6 +47,7 @@ kind, f the least forward pass, `unit` both passes of a layer unit, W the most p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -209,18 +210,32 @@ class CutBound(NamedTuple):
     """[P + 1, L + 1]"""
 
 
+class _Least(NamedTuple):
+    """The best cut so far."""
+
+    seconds: Floats
+    """[1]"""
+    place: Ints
+    """[3] variant and units of slot 0, and the label below it."""
+
+
 @kernel
-def least_bound(row: Arrays, cutoff: float) -> CutBound:
-    """Least bound over all cuts, below `cutoff`."""
+def _add_slots(
+    row: Arrays,
+    limit: float,
+    at: Ints,
+    labels: Floats,
+    origin: Ints,
+    counts: Ints,
+    found: _Least,
+    slice_: int,
+) -> None:
+    """Labels from slot at[0] upwards, until about `slice_` of them were tried; at[0] is the next
+    slot then, -1 behind the first one.
+    """
     # Long: one program, whose loops leave as soon as a limit is passed.
     slots, variants = row.unit_forward.shape
     terms, units = row.terms, row.units
-    labels = np.empty((slots + 1, units + 1, ROOM, _WIDTH))
-    origin = np.empty((slots + 1, units + 1, ROOM, 3), np.int64)
-    counts = np.zeros((slots + 1, units + 1), np.int64)
-    labels[slots, 0, 0] = 0.0
-    counts[slots, 0] = 1
-    limit = cutoff - row.closing
     rise = np.zeros(slots + 1)  # least of the slots above
     room = np.zeros(slots + 1, np.int64)  # most units that they hold
     for s in range(slots):
@@ -232,10 +247,10 @@ def least_bound(row: Arrays, cutoff: float) -> CutBound:
         rise[s + 1] = rise[s] + least
         room[s + 1] = room[s] + most
     new, parent = np.empty(_WIDTH), np.empty(3, np.int64)
-    best, best_at = NEVER, -1
-    best_variant = 0
-    best_units = 0
-    for s in range(slots - 1, -1, -1):
+    tried = 0
+    while at[0] >= 0 and tried < slice_:
+        s = at[0]
+        at[0] -= 1
         for held in range(max(row.chunks * (slots - 1 - s), units - room[s + 1]), units + 1):
             for i in range(counts[s + 1, held]):
                 below = labels[s + 1, held, i]
@@ -246,6 +261,7 @@ def least_bound(row: Arrays, cutoff: float) -> CutBound:
                         own = terms[s, v, n]
                         if own[OWN] + rise[s] >= limit:
                             break
+                        tried += 1
                         away = s == 0 and row.lockstep
                         gained = gained_of(row, own, below[0], below[1], below[5], below, away)
                         need = max(own[OWN] + gained, own[RISE] + below[4])
@@ -254,9 +270,9 @@ def least_bound(row: Arrays, cutoff: float) -> CutBound:
                         if s == 0:
                             if held + n == units:
                                 bound = need + row.after[0, n] + row.leaving[0, n]
-                                if bound < min(best, limit):
-                                    best, best_at = bound, i
-                                    best_variant, best_units = v, n
+                                if bound < min(found.seconds[0], limit):
+                                    found.seconds[0] = bound
+                                    found.place[0], found.place[1], found.place[2] = v, n, i
                             continue
                         new[0] = below[0] + own[TURN]
                         new[1] = below[1] + own[TURN_BACK]
@@ -269,17 +285,41 @@ def least_bound(row: Arrays, cutoff: float) -> CutBound:
                             labels[s, held + n], origin[s, held + n], counts[s, held + n], new,
                             parent,
                         )  # fmt: skip
-    chosen_variant, chosen_units = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
-    if best_at < 0:
-        return CutBound(NEVER, chosen_variant, chosen_units, labels, counts)
-    v, n, i, held = best_variant, best_units, best_at, units
+
+
+_SLICE = 1_000_000
+"""Labels that are tried between two looks at the clock: some hundredths of a second."""
+
+
+def label_bytes(slots: int, units: int) -> int:
+    """What `least_bound` takes."""
+    return 8 * (slots + 1) * (units + 1) * ROOM * (_WIDTH + 3)
+
+
+def least_bound(row: Arrays, cutoff: float, check: Callable[[], None] = lambda: None) -> CutBound:
+    """Least bound over all cuts, below `cutoff`. check is called now and then and may raise."""
+    slots, units = len(row.unit_forward), row.units
+    labels = np.empty((slots + 1, units + 1, ROOM, _WIDTH))
+    origin = np.empty((slots + 1, units + 1, ROOM, 3), np.int64)
+    counts = np.zeros((slots + 1, units + 1), np.int64)
+    labels[slots, 0, 0] = 0.0
+    counts[slots, 0] = 1
+    at = np.full(1, slots - 1, np.int64)
+    found = _Least(np.full(1, NEVER), np.full(3, -1, np.int64))
+    while at[0] >= 0:
+        check()
+        _add_slots(row, cutoff - row.closing, at, labels, origin, counts, found, _SLICE)
+    variant, chosen = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+    v, n, i = found.place.tolist()
+    if i < 0:
+        return CutBound(NEVER, variant, chosen, labels, counts)
+    held = units
     for s in range(slots):
-        chosen_variant[s], chosen_units[s] = v, n
+        variant[s], chosen[s] = v, n
         held -= n
         if s + 1 < slots:
-            v, n, below_at = origin[s + 1, held, i]
-            i = below_at
-    return CutBound(best + row.closing, chosen_variant, chosen_units, labels, counts)
+            v, n, i = origin[s + 1, held, i].tolist()
+    return CutBound(float(found.seconds[0]) + row.closing, variant, chosen, labels, counts)
 
 
 class Borders(NamedTuple):

@@ -459,7 +459,7 @@ def island_program(
     for mesh in range(count):
         alike = (mesh,) * stages
         row = row_of(numbers, alike, most_units(alike), chunks, exchange, apart=True).arrays
-        terms.append(row.terms[..., :OF_ISLANDS])
+        terms.append(row.terms[..., :OF_ISLANDS].copy())  # a view would keep all of them
         held = (n >= chunks) & (n <= row.most[..., None])
         allowed.append(np.where(held, 0.0, NEVER))
         closing = row.after + row.leaving + norm[mesh]

@@ -178,6 +178,11 @@ class Row:
         return step_ends((times,), rendezvous=self.rendezvous)[0]
 
 
+def row_bytes(table: StageTable, slots: int) -> int:
+    """What a row of so many slots takes, nearly all of it for its terms."""
+    return 8 * slots * len(table.forward) * (table.num_layers + 1) * TERMS
+
+
 def row_of(
     table: StageTable,
     mesh: tuple[int, ...],

@@ -10,6 +10,7 @@ plans. Families that differ in nothing but their chunks have one space.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +21,7 @@ from hetplan.job.trainer import trainer_settings
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.pieces import own_depth
 from hetplan.search.family_solver import FamilySolver, chosen_of_slots
-from hetplan.search.interleaved.bound import CutBound, capacity_bound, least_bound
+from hetplan.search.interleaved.bound import CutBound, capacity_bound, label_bytes, least_bound
 from hetplan.search.interleaved.enumerate import (
     fastest,
     list_cuts,
@@ -44,7 +45,7 @@ from hetplan.search.interleaved.island_bound import (
     least_open,
     program_bytes,
 )
-from hetplan.search.interleaved.rows import Row, row_of
+from hetplan.search.interleaved.rows import Row, row_bytes, row_of
 from hetplan.search.solver import Best
 from hetplan.search.space.chunk_memory import ChunkMemory
 from hetplan.search.space.family import Family
@@ -57,6 +58,9 @@ _MAX_ROWS = 3000
 
 _FEW_ROWS = 100
 """Rows of a family that are looked at without ends of the step first."""
+
+_MOST_LABEL_BYTES = 600_000_000
+"""Of the program over the cuts of one row: 600 slots of 1,000 layers."""
 
 _FIRST_ROWS = 4
 """Rows that are cut before the proof."""
@@ -90,12 +94,21 @@ _EFFORT = 2_000_000
 class _Open:
     """A row of the family, and the least that is known of its plans."""
 
-    row: Row
+    mesh: tuple[int, ...]
     bound: float
+    row_of: Callable[[tuple[int, ...]], Row]
 
-    def program(self, cutoff: float) -> CutBound:
-        """The bound of its cuts below the cutoff."""
-        return least_bound(self.row.arrays, min(cutoff, NEVER))
+    @property
+    def row(self) -> Row:
+        """Its numbers: those of all rows would take more memory than there is."""
+        return self.row_of(self.mesh)
+
+    def program(self, cutoff: float, best: Best) -> CutBound | None:
+        """The bound of its cuts below the cutoff; None where that takes too much memory."""
+        arrays = self.row.arrays
+        if label_bytes(len(self.mesh), arrays.units) > _MOST_LABEL_BYTES:
+            return None
+        return least_bound(arrays, min(cutoff, NEVER), best.check_time)
 
 
 class InterleavedSolver(FamilySolver):
@@ -120,7 +133,7 @@ class InterleavedSolver(FamilySolver):
         """Offer the best cuts of the likeliest rows."""
         limit = min(best.target, NEVER)
         self._like_best(best)
-        likeliest = self._rows(limit)
+        likeliest = self._rows(limit, best)
         if not self._whole:
             likeliest = self._likely(best)
         for one in likeliest[:_FIRST_ROWS]:
@@ -163,9 +176,10 @@ class InterleavedSolver(FamilySolver):
         for runs in starts:
             one = self._open(meshes_of(runs))
             if one.bound < least:
-                one.bound = one.program(NEVER).seconds
+                cut = one.program(NEVER, best)
+                one.bound = one.bound if cut is None else cut.seconds
                 found.append(one)
-        found.sort(key=lambda one: (one.bound, one.row.mesh))
+        found.sort(key=lambda one: (one.bound, one.mesh))
         if found and found[0].bound < NEVER:
             found.insert(0, self._climbed(found[0], best))
         return [one for one in found if one.bound < NEVER]
@@ -176,12 +190,12 @@ class InterleavedSolver(FamilySolver):
         tried, moved = 0, True
         while moved and tried < _ROWS_CLIMBED:
             moved = False
-            for runs in neighbours(space, family, runs_of(top.row.mesh)):
+            for runs in neighbours(space, family, runs_of(top.mesh)):
                 best.check_time()
                 tried += 1
                 one = self._open(meshes_of(runs))
-                if one.bound < top.bound:
-                    one.bound = one.program(top.bound).seconds
+                cut = one.program(top.bound, best) if one.bound < top.bound else None
+                one.bound = NEVER if cut is None else cut.seconds
                 if one.bound < top.bound:
                     top, moved = one, True
                     break
@@ -194,8 +208,8 @@ class InterleavedSolver(FamilySolver):
         start = proportional(one.row)
         if start is not None:
             self.offer_cut(one.row, *start, best)
-        cut = one.program(best.seconds)
-        if cut.seconds < NEVER:
+        cut = one.program(best.seconds, best)
+        if cut is not None and cut.seconds < NEVER:
             self.offer_cut(one.row, cut.variant, cut.units, best)
 
     def offer_cut(self, row: Row, variant: Ints, units: Ints, best: Best) -> None:
@@ -231,7 +245,7 @@ class InterleavedSolver(FamilySolver):
         if not self._whole:
             self._listed = None  # fewer rows may be below this limit
         left, replays = _MAX_WORK * 10**best.effort, best.replays
-        for one in self._rows(limit):
+        for one in self._rows(limit, best):
             best.check_time()
             if one.bound < best.target:
                 one.bound = max(one.bound, self._prove_row(one, best, left))
@@ -262,7 +276,9 @@ class InterleavedSolver(FamilySolver):
         """
         target, row = best.target, one.row
         best.explored += 1
-        cut = one.program(target)
+        cut = one.program(target, best)
+        if cut is None:
+            return one.bound
         if cut.seconds >= NEVER:
             return min(target, NEVER)
         best.replays += 1
@@ -288,8 +304,8 @@ class InterleavedSolver(FamilySolver):
             bound, mesh = least_open(program, known, target, _HALVINGS)
             if legal(self.space, runs_of(mesh)):
                 one = self._open(mesh)
-                cut = one.program(target)
-                if cut.seconds < NEVER:
+                cut = one.program(target, best)
+                if cut is not None and cut.seconds < NEVER:
                     self.offer_cut(one.row, cut.variant, cut.units, best)
             least = min(least, bound)
         return least
@@ -305,7 +321,7 @@ class InterleavedSolver(FamilySolver):
         )
         return found if isinstance(found, IslandProgram) else None
 
-    def _rows(self, limit: float) -> list[_Open]:
+    def _rows(self, limit: float, best: Best) -> list[_Open]:
         """Rows that may have a step below `limit`, least bound first; kept once they are listed.
 
         A later limit is never higher. None, and `_whole` is false, where they are too many.
@@ -316,9 +332,14 @@ class InterleavedSolver(FamilySolver):
             if meshes is None:
                 meshes = self._rows_by_islands(limit)
             self._whole = meshes is not None
-            every = map(self._open, meshes or ())
-            self._listed = [one for one in every if one.bound < limit]
-            self._listed.sort(key=lambda one: (one.bound, one.row.mesh))
+            listed = []
+            for mesh in meshes or ():
+                best.check_time()
+                one = self._open(mesh)
+                if one.bound < limit:
+                    listed.append(one)
+            self._listed = listed
+            self._listed.sort(key=lambda one: (one.bound, one.mesh))
         return self._listed
 
     def _rows_by_islands(self, limit: float) -> list[tuple[int, ...]] | None:
@@ -333,9 +354,17 @@ class InterleavedSolver(FamilySolver):
         return found
 
     def _open(self, mesh: tuple[int, ...]) -> _Open:
-        most = self._memory.most_units(mesh)
-        row = row_of(self.space, mesh, most, self.family.virtual_stages, self._maker.exchange)
-        return _Open(row, float(capacity_bound(row.arrays)))
+        return _Open(mesh, float(capacity_bound(self._row(mesh).arrays)), self._row)
+
+    def _row(self, mesh: tuple[int, ...]) -> Row:
+        """The row over these meshes, kept while there is room."""
+        size = row_bytes(self.space, len(mesh))
+        found = self._maker.kept_rows.value((self.index, mesh), size, lambda: self._made(mesh))
+        return found if isinstance(found, Row) else self._made(mesh)
+
+    def _made(self, mesh: tuple[int, ...]) -> Row:
+        most, chunks = self._memory.most_units(mesh), self.family.virtual_stages
+        return row_of(self.space, mesh, most, chunks, self._maker.exchange)
 
     def _list_row(self, row: Row, bound: CutBound, best: Best, left: int) -> float:
         """Replay every cut below the target where they are few; a bound of the row."""

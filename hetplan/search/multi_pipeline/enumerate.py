@@ -546,7 +546,7 @@ class Enumeration:
         if trainer_settings(self._job).overlap_grad_reduce:
             return 0.0
         settings, members = costs.settings, [work[q].stages[s] for q, s in enumerate(stages)]
-        replicas = [unit.replica for stage in members for unit in stage.units]
+        replicas = [replica for stage in members for replica in stage.replicas]
         key = (settings.sharding, settings.model.vocab_size, p, *replicas, settings.shards)
         found = self._rates.get(key)
         if found is None:

@@ -52,7 +52,7 @@ class MultiPipelineSolver:
     def __init__(self, index: int, maker: TableMaker) -> None:
         self.index = index
         self._maker, self._job = maker, maker.job
-        self._options = OptionsMaker(pricer=maker.stage_pricer)
+        self._options = OptionsMaker(pricer=maker.stage_pricer, check=maker.check)
         self._assembler = Assembler(maker.evaluator)
         self._known: MultiPipelineBound | None = None
 

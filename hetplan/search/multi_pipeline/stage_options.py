@@ -16,7 +16,7 @@ part can have, memory with the optimizer's state split over every rank that can 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -233,6 +233,8 @@ class OptionsMaker:
     """Makes the options of one job; keeps what they share."""
 
     pricer: StagePricer
+    check: Callable[[], None] = lambda: None
+    """Called for every stage that is priced; may raise."""
     _stages: dict[Sharding, dict[int, MeshOptions]] = field(default_factory=dict)
     _priced: dict[tuple[int, Shape], tuple[Passes, tuple[float, float]]] = field(
         default_factory=dict
@@ -324,6 +326,7 @@ class OptionsMaker:
         table = replace(self.legal, job=replace(job, pin=free)).families()
         found: dict[int, dict[Mesh, None]] = {}
         for at in dict.fromkeys(table.block.tolist()):
+            self.check()
             for mesh in table.blocks[at].meshes:
                 # Context and expert parallelism are for one pipeline.
                 if all(shape.cp == shape.ep == 1 for shape in mesh.shapes):
@@ -471,6 +474,7 @@ class OptionsMaker:
         first, alone = self.classes[place].islands[0], replace(shape, dp=1)
         found = self._priced.get((place, alone))
         if found is None:
+            self.check()
             passes = self.pricer.passes(first, alone, self.legal.plain_recompute)
             found = self._priced[place, alone] = passes, least_arrival(self.pricer, first, alone)
         return found

@@ -42,7 +42,7 @@ import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.one_f_one_b.order_numbers import Ending
-from hetplan.search.one_f_one_b.order_program import Order, OrderProgram
+from hetplan.search.one_f_one_b.order_program import Order, OrderProgram, TooLargeError
 from hetplan.search.one_f_one_b.order_relaxation import NONE
 from hetplan.search.space.stage_table import (
     FIRST,
@@ -114,10 +114,6 @@ class Proof:
     """Of the programs so far; they decide when a budget is spent."""
 
 
-class _TooLargeError(Exception):
-    """A program needs more operations than it may."""
-
-
 @dataclass(slots=True)
 class Walk:
     """A proof under way; `run` goes on where it stopped.
@@ -161,7 +157,7 @@ class Walk:
                 if not self.program.has_orders:
                     break
                 self._step()
-        except _TooLargeError:
+        except TooLargeError:
             pass
         return self.proof()
 
@@ -169,7 +165,7 @@ class Walk:
         if self.check is not None:
             self.check()
         if self.program.operations > self._stop:
-            raise _TooLargeError
+            raise TooLargeError
 
     def proof(self) -> Proof:
         """What is known by now."""
@@ -291,7 +287,7 @@ class Walk:
         floor = max(self.lower, limit / self._stride)
         try:
             value, reached = self._ask(limit, floor)
-        except _TooLargeError:
+        except TooLargeError:
             if self._stride < NONE or self.program.operations - before > self.most:
                 raise
             self._stride = _STRIDE

@@ -279,6 +279,42 @@ def starts(
 
 
 @kernel
+def table_of_length(w: Work, length: int) -> Table:
+    """The block of so many stages of the mesh that is added, while it is one of `add_mesh`."""
+    return w.one if length % 2 == 1 else w.two
+
+
+@kernel
+def prune_length(o: OrderNumbers, out: Outline, t: int, move: int, length: int, w: Work) -> bool:
+    """Drop of the block of so many stages what leads to nothing; whether anything is left."""
+    a, under = o.states.mesh[move], o.states.below[move]
+    room = out.room[t] + (o.table.max_stages[a] - length) * out.units[a]
+    return prune(table_of_length(w, length), out.need[under], out.cutoff, room)
+
+
+@kernel
+def longer(o: OrderNumbers, out: Outline, move: int, length: int, w: Work) -> int:
+    """From the block of so many stages to the one with one more; operations."""
+    a, done = o.states.mesh[move], 0
+    table = table_of_length(w, length)
+    merge(table, w.every)
+    if length < o.table.max_stages[a] - 1:
+        into = one_slice(table_of_length(w, length + 1))
+        done = extend(o, out, a, link_inside(o, a), inside(o, a), table, into)
+    clean(table)
+    return done
+
+
+@kernel
+def end_block(o: OrderNumbers, out: Outline, t: int, move: int, w: Work, goal: Goal) -> int:
+    """Closings of blocks of several stages, of all lengths; operations."""
+    a = o.states.mesh[move]
+    done = _close(o, out, move, link_inside(o, a), boundaries(o, out, t, a), w.every, w, goal)
+    clean(w.every)
+    return done
+
+
+@kernel
 def add_mesh(
     o: OrderNumbers,
     out: Outline,
@@ -287,41 +323,32 @@ def add_mesh(
     pool: Pool,
     w: Work,
     goal: Goal,
-    keep: Floats,
+    place: Ints,
+    slice_: int,
 ) -> int:
     """All blocks of stages of a move's mesh; closings gather in `w`; operations.
 
-    keep: [stages, rows, L + 1] takes every length of the block, or nothing where it is empty.
+    place[3]: length from which it goes on; 0 to begin with, and when it has come to its end. It
+    comes back after about `slice_` operations.
     """
-    a, under = o.states.mesh[move], o.states.below[move]
-    ahead = boundaries(o, out, t, a)
-    done = starts(o, out, move, ahead, pool, w, goal)
-    if done == 0:
-        return 0
-    one, two, link, within = w.one, w.two, link_inside(o, a), inside(o, a)
-    most = o.table.max_stages[a]
-    for r in range(1, most):
-        room = out.room[t] + (most - r) * out.units[a]
-        if not prune(one, out.need[under], out.cutoff, room):
-            break
-        if keep.shape[0] > 0:
-            keep[r] = one.values
-        merge(one, w.every)
-        if r < most - 1:
-            done += extend(o, out, a, link, within, one, one_slice(two))
-        clean(one)
-        one, two = two, one
-    clean(one)
-    done += _close(o, out, move, link, ahead, w.every, w, goal)
-    clean(w.every)
-    return done
+    a, done = o.states.mesh[move], 0
+    if place[3] == 0:
+        done = starts(o, out, move, boundaries(o, out, t, a), pool, w, goal)
+        if done == 0:
+            return 0
+        place[3] = 1
+    while place[3] < o.table.max_stages[a] and prune_length(o, out, t, move, place[3], w):
+        if done >= slice_:
+            return done
+        done += longer(o, out, move, place[3], w)
+        place[3] += 1
+    place[3] = 0
+    return done + end_block(o, out, t, move, w, goal)
 
 
 @kernel
-def _flush(
-    o: OrderNumbers, out: Outline, t: int, c: int, pool: Pool, used: int, w: Work
-) -> tuple[Pool, int]:
-    """Pack what has gathered in `w.closing` as the table of a class; the pool may grow."""
+def _flush(o: OrderNumbers, out: Outline, t: int, c: int, pool: Pool, used: int, w: Work) -> int:
+    """Pack what has gathered in `w.closing` as the table of a class; entries of the pool in use."""
     parts = o.slices[c]
     closing, bands = w.closing
     if o.buckets[c]:
@@ -336,60 +363,57 @@ def _flush(
                 r0, r1 = min(r0, row), max(r1, row)
                 l0, l1 = min(l0, bands[part, 0, row]), max(l1, bands[part, 1, row])
     if r1 < 0:
-        return pool, used
-    size = parts * (r1 - r0 + 1) * (l1 - l0 + 1)
-    values = pool.values
-    if used + size > values.shape[0]:
-        values = np.empty(2 * (used + size))
-        values[:used] = pool.values[:used]
+        return used
     pool.start[t, c] = used
     pool.size[t, c, 0], pool.size[t, c, 1] = r0, r1
     pool.size[t, c, 2], pool.size[t, c, 3] = l0, l1
     at = used
     for part in range(parts):
         for row in range(r0, r1 + 1):
-            values[at : at + l1 - l0 + 1] = closing[part, row, l0 : l1 + 1]
+            pool.values[at : at + l1 - l0 + 1] = closing[part, row, l0 : l1 + 1]
             at += l1 - l0 + 1
         clean(table_of(w.closing, part))
-    return Pool(values, pool.start, pool.size), at
+    return at
 
 
 @kernel
 def run(
     o: OrderNumbers, out: Outline, pool: Pool, w: Work, goal: Goal, place: Ints, slice_: int
-) -> tuple[Pool, int]:
-    """Fill tables of states; `goal` gets the best pipeline; (pool, operations).
+) -> int:
+    """Fill tables of states; `goal` gets the best pipeline; operations.
 
-    place: [3] state, move and entries of the pool in use, from which it goes on; zeros to begin
-    with. It comes back after about `slice_` operations, and is done when the state is past the
-    last one.
+    place: [4] state, move, entries of the pool in use and length of the move's block, from which it
+    goes on; zeros to begin with. It comes back after about `slice_` operations, and where the pool
+    has no room for one more table (`w.closing`), and is done when the state is past the last one.
     """
     states = o.states.blocked.shape[0]
     if place[0] == 0:
         pool.start[:] = -1
         goal.seconds[0] = NONE
         place[0], place[1], place[2] = 1, o.states.first[1], 0
-    done, used = 0, place[2]
-    nothing = np.empty((0, 0, 0))
-    while place[0] < states and done < slice_:
+    done, most = 0, w.closing.values.size
+    while place[0] < states and done < slice_ and place[2] + most <= pool.values.shape[0]:
         t = place[0]
         first, stop = o.states.first[t], o.states.first[t + 1]
         if o.states.mesh[first] < 0:
-            for c in range(o.slices.shape[0]):
-                for move in range(first, stop):
-                    for part in range(o.slices[c]):
-                        load(pool, o.states.below[move], c, part, table_of(w.closing, part))
-                pool, used = _flush(o, out, t, c, pool, used, w)
-            place[0], place[1] = t + 1, stop
+            c = place[1] - first
+            for move in range(first, stop):
+                for part in range(o.slices[c]):
+                    load(pool, o.states.below[move], c, part, table_of(w.closing, part))
+            place[2] = _flush(o, out, t, c, pool, place[2], w)
+            place[1] += 1
+            if c + 1 == o.slices.shape[0]:
+                place[0], place[1] = t + 1, stop
             continue
         move = place[1]
         a = o.states.mesh[move]
         if out.live[a]:
-            done += add_mesh(o, out, t, move, pool, w, goal, nothing)
+            done += add_mesh(o, out, t, move, pool, w, goal, place, slice_ - done)
+            if place[3] > 0:
+                break
         if move + 1 == stop or o.mesh_class[o.states.mesh[move + 1]] != o.mesh_class[a]:
-            pool, used = _flush(o, out, t, o.mesh_class[a], pool, used, w)
+            place[2] = _flush(o, out, t, o.mesh_class[a], pool, place[2], w)
         place[1] = move + 1
         if move + 1 == stop:
             place[0] = t + 1
-    place[2] = used
-    return pool, done
+    return done

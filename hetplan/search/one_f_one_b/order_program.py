@@ -14,6 +14,9 @@ deepest, memory the flattest of a level, which both only help a plan.
 The pipeline that was found is read back from the packed tables. They hold no pointers, so each
 mesh's block is computed once more with all its lengths, and the predecessor of an entry is the one
 whose value leads to it.
+
+What programs take is bounded: one whose tables would be large has no orders (`has_orders`), and one
+that turns out to be ends with TooLargeError.
 """
 
 from __future__ import annotations
@@ -27,11 +30,21 @@ import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.kernels import kernel
-from hetplan.search.one_f_one_b.order_kernel import Goal, add_mesh, run
+from hetplan.search.one_f_one_b.order_kernel import (
+    Goal,
+    boundaries,
+    end_block,
+    longer,
+    prune_length,
+    run,
+    starts,
+    table_of_length,
+)
 from hetplan.search.one_f_one_b.order_numbers import BUCKETS, Ending, OrderNumbers, order_numbers
 from hetplan.search.one_f_one_b.order_relaxation import NONE, Outline, outline
 from hetplan.search.one_f_one_b.order_slots import (
     Link,
+    Packed,
     Pool,
     Work,
     bucket_of,
@@ -162,13 +175,19 @@ class Slot:
     """Between the entry that it was looked for and the one that it leads to: rounding."""
 
 
+class TooLargeError(Exception):
+    """A program needs more operations, or more memory, than it may."""
+
+
 class Tracer:
-    """Reads one run of the program."""
+    """Reads one run of the program; TooLargeError where that takes too much memory."""
 
     def __init__(self, numbers: OrderNumbers, out: Outline, pool: Pool, work: Work) -> None:
         self._o, self._out, self._pool, self._work = numbers, out, pool, work
         self._spare = empty_goal()
-        self._keep: Floats = np.empty((0, 0, 0))
+        self._lengths: list[Packed] = []
+        """Blocks of a move's mesh of 1, 2, ... stages."""
+        self._open: Floats = np.full(work.one.values.shape, NONE)
         self._first = 0
 
     def slots(self, goal: Goal) -> tuple[Slot, ...]:
@@ -214,12 +233,24 @@ class Tracer:
             entry, behind = slot.below, slot.stages_below - 1
 
     def _rebuild(self, move: int) -> None:
-        o, w = self._o, self._work
+        """Make a move's blocks once more; its closings gather in the working space."""
+        o, out, w = self._o, self._out, self._work
         state = int(np.searchsorted(o.states.first, move, side="right")) - 1
-        stages = int(o.table.max_stages[o.states.mesh[move]])
-        self._keep = np.full((stages, *w.one.values.shape), NONE)
+        a = int(o.states.mesh[move])
+        self._lengths, held = [], 0
         self._spare.seconds[0] = NONE
-        add_mesh(o, self._out, state, move, self._pool, w, self._spare, self._keep)
+        ahead = boundaries(o, out, state, a)
+        if not starts(o, out, move, ahead, self._pool, w, self._spare):
+            return
+        for length in range(1, int(o.table.max_stages[a])):
+            if not prune_length(o, out, state, move, length, w):
+                break
+            self._lengths.append(Packed.of(table_of_length(w, length)))
+            held += self._lengths[-1].values.size
+            if held > _MOST_TRACED:
+                raise TooLargeError
+            longer(o, out, move, length, w)
+        end_block(o, out, state, move, w, self._spare)
 
     def _empty(self) -> None:
         for part in range(self._work.closing.values.shape[0]):
@@ -242,12 +273,16 @@ class Tracer:
         a = int(self._o.states.mesh[move])
         inner = link_inside(self._o, a)
         link, bucket = self._ahead(a, entry, inner, first)
-        lengths = range(1, len(self._keep)) if behind < 0 else range(behind, behind + 1)
-        return [
-            self._slot(a, link, self._keep[length], entry, bucket, (length, -1, 0))
-            for length in lengths
-            if length
-        ]
+        lengths = range(1, len(self._lengths) + 1) if behind < 0 else range(behind, behind + 1)
+        found = []
+        for length in lengths:
+            if length:
+                packed = self._lengths[length - 1]
+                packed.write(self._open)
+                source = length, -1, 0
+                found.append(self._slot(a, link, self._open, entry, bucket, source))
+                packed.wipe(self._open)
+        return found
 
     def _outer(self, move: int, entry: _Entry, *, first: bool) -> list[Slot]:
         """Slots in front of what the lower state has in front."""
@@ -346,6 +381,22 @@ _FEW_ROWS = 40
 _SLICE = 5_000_000
 """Operations between two looks at the clock: some hundredths of a second."""
 
+_MOST_WORK = 60_000_000
+"""Entries of the working space, at 8 bytes each."""
+
+_FIRST_PACKED, _MOST_PACKED = 1 << 16, 100_000_000
+"""The same of the packed tables of all states, before they grow and at most."""
+
+_MOST_TRACED = 50_000_000
+"""The same of the blocks of one mesh while a pipeline is read back."""
+
+_KEPT_PACKED = 1 << 22
+"""Entries of packed tables that a program keeps from one run to the next."""
+
+_MOST_AT_ONCE = 5e8
+"""Operations of one slot in front of one table, between which nobody looks at the clock: half a
+second."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
@@ -394,10 +445,11 @@ class OrderProgram:
         self._works: list[Work | None] = [None] * len(self.parts)
         states, classes = len(self.parts[0].states.blocked), len(self.parts[0].slices)
         self._pool = Pool(
-            np.empty(1 << 16),
+            np.empty(_FIRST_PACKED),
             np.full((states, classes), -1, dtype=np.int64),
             np.zeros((states, classes, 4), dtype=np.int64),
         )
+        self._has_orders = states > 1 and all(map(_is_small, self.parts))
         self._best: Order | None = None
         self._best_limit = NONE
         self.operations = 0
@@ -405,8 +457,10 @@ class OrderProgram:
 
     @property
     def has_orders(self) -> bool:
-        """Whether `least` knows anything: not of more states than can be gone through."""
-        return len(self.parts[0].states.blocked) > 1
+        """Whether `least` knows anything: not of more states or larger tables than can be gone
+        through.
+        """
+        return self._has_orders
 
     def levels_within(self, entries: int) -> int:
         """How many times as many entries its tables may have."""
@@ -429,8 +483,17 @@ class OrderProgram:
         """Least Sigma + after_0 with X at most `limit`; NONE where no plan has less than `cutoff`.
 
         keep: whether `order` can be asked for afterwards. check is called now and then and may
-        raise; the program can be asked again then.
+        raise; the program can be asked again then. TooLargeError where it takes too much memory.
         """
+        try:
+            return self._least(limit, cutoff, keep, check)
+        finally:
+            if len(self._pool.values) > _KEPT_PACKED:
+                self._pool = self._pool._replace(values=np.empty(_FIRST_PACKED))
+
+    def _least(
+        self, limit: float, cutoff: float, keep: bool, check: Callable[[], None] | None
+    ) -> float:
         self._best = None
         least = NONE
         for at, part in enumerate(self.parts):
@@ -456,15 +519,26 @@ class OrderProgram:
             work = work_of(part)
         # Broken off, the working space is left as it is and made anew.
         self._works[at] = None
-        place = np.zeros(3, dtype=np.int64)
+        place = np.zeros(4, dtype=np.int64)
         self.operations += out.need.size
         while place[0] < len(part.states.blocked):
             if check is not None:
                 check()
-            self._pool, done = run(part, out, self._pool, work, goal, place, _SLICE)
-            self.operations += int(done)
+            self._make_room(int(place[2]), work.closing.values.size)
+            self.operations += int(run(part, out, self._pool, work, goal, place, _SLICE))
         self._works[at] = work
         return work
+
+    def _make_room(self, used: int, more: int) -> None:
+        """Room for one more table in the pool, of which so many entries are in use."""
+        values = self._pool.values
+        if used + more <= len(values):
+            return
+        if used + more > _MOST_PACKED:
+            raise TooLargeError
+        larger = np.empty(min(_MOST_PACKED, 2 * used + more))
+        larger[:used] = values[:used]
+        self._pool = self._pool._replace(values=larger)
 
     def order(self) -> Order | None:
         """The pipeline of the last call of `least` that found one."""
@@ -488,6 +562,14 @@ class OrderProgram:
             units=tuple(slot.units for slot in slots),
             extra=tuple(self._levels[slot.level][1] for slot in slots),
         )
+
+
+def _is_small(part: OrderNumbers) -> bool:
+    """Whether the tables of a part have room, and none of them takes long."""
+    variants, layers = part.table.forward.shape[0], part.table.num_layers
+    rows = (part.most_stages + 1) * part.level_bound.shape[0]
+    entries = (5 + int(part.slices.max())) * rows * (layers + 1)
+    return bool(entries <= _MOST_WORK and variants * rows * layers**2 / 2 <= _MOST_AT_ONCE)
 
 
 def _last_groups(table: StageTable) -> list[npt.NDArray[np.bool_] | None]:

@@ -7,6 +7,7 @@ Tables of the program are [row, layers] with a band by row (`Table`), or packed 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -226,6 +227,37 @@ class Table(NamedTuple):
     band: Ints
     """[2, rows + 1] first and last number of layers of each row; last column: first and last row
     that have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The part of a table that has entries."""
+
+    row: int
+    at: int
+    """Layers of its first column."""
+    values: Floats
+
+    @classmethod
+    def of(cls, table: Table) -> Packed:
+        """Of a table that is not empty."""
+        r0, r1 = table.band[:, -1].tolist()
+        bands = table.band[:, r0 : r1 + 1]
+        some = bands[:, bands[0] <= bands[1]]
+        l0, l1 = int(some[0].min()), int(some[1].max())
+        return cls(r0, l0, table.values[r0 : r1 + 1, l0 : l1 + 1].copy())
+
+    def _in(self, table: Floats) -> Floats:
+        rows, layers = self.values.shape
+        return table[self.row : self.row + rows, self.at : self.at + layers]
+
+    def write(self, table: Floats) -> None:
+        """Into an empty table."""
+        self._in(table)[:] = self.values
+
+    def wipe(self, table: Floats) -> None:
+        """Out of it again."""
+        self._in(table)[:] = NONE
 
 
 class Tables(NamedTuple):

@@ -128,6 +128,8 @@ class OneFOneBSolver(FamilySolver):
         """Cut and polish a row of slots; offer the fastest."""
         tried: list[tuple[float, Slots]] = []
         for slack in _SLACKS:
+            if tried and best.late:
+                break
             if cut(self.space, row, slack, NEVER):
                 tried.append((step_seconds(self.space, row), row.copy()))
                 best.replays += 1
@@ -138,7 +140,7 @@ class OneFOneBSolver(FamilySolver):
         """Polish a cut near the best and offer it; its step."""
         step = step_seconds(self.space, row)
         best.replays += 1
-        if step < min(NEVER, best.seconds * _WORTH_POLISHING):
+        if step < min(NEVER, best.seconds * _WORTH_POLISHING) and not best.late:
             row, spent = row.copy(), np.zeros(2, dtype=np.int64)
             step = polish(self.space, row, _POLISH_BUDGET, spent)
             best.replays += int(spent[1])
