@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetplan.cluster.libraries import island_library
 from hetplan.files.quantities import MAX_COUNT
@@ -359,10 +360,15 @@ def _schedule(field: str, pipeline: Pipeline, trainer: Target, checked: CheckedP
             )
 
 
+def _used_of(checked: CheckedPlan, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many devices of each of these nodes the plan uses."""
+    every = device_array([part for stage in checked.plan.stages for part in stage.devices])
+    used: NDArray[np.int64] = np.bincount(checked.places.nodes(every))[nodes]
+    return used
+
+
 def _places(checked: CheckedPlan, field: str, pipeline: Pipeline, trainer: Target) -> Found:
     rows, places = [], checked.places
-    every = device_array([part for stage in checked.plan.stages for part in stage.devices])
-    of_node = np.bincount(places.nodes(every))
     for s, stage in enumerate(pipeline.stages):
         row = []
         for r, replica in enumerate(stage.replicas):
@@ -371,8 +377,10 @@ def _places(checked: CheckedPlan, field: str, pipeline: Pipeline, trainer: Targe
             row.append(at)
             per_node = checked.cluster.islands[at].devices_per_node
             nodes, mine = np.unique(places.nodes(devices), return_counts=True)
-            fills = (of_node[nodes] == mine[0]).all() and (mine == mine[0]).all()
-            if trainer.whole_nodes and nodes.size > 1 and not fills:
+            if not trainer.whole_nodes or nodes.size == 1:
+                continue
+            used = _used_of(checked, nodes)
+            if (used != mine[0]).any() or (mine != mine[0]).any():
                 where = f".replicas[{r}]" if len(stage.replicas) > 1 else ""
                 yield (
                     f"{field}.stages[{s}]{where}",

@@ -7,7 +7,6 @@ then lets those prove themselves whose bound is below the target. `Best` is all 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -99,7 +98,7 @@ class Best:
     gap: float = 0.0
     deadline: float = float("inf")
     """Of `hetplan.kernels.clock`."""
-    deadline_with: Callable[[ChosenPlan], float] = lambda chosen: math.inf
+    deadline_with: Callable[[ChosenPlan], float] | None = None
     """The deadline once this is the best plan: time for its last price is kept back."""
     first_plan_by: float = float("inf")
     """The same while there is no plan: one a little late is better than none."""
@@ -163,7 +162,8 @@ class Best:
         found = self.own[solver] = Offer(solver=solver, seconds=seconds, chosen=chosen)
         if better:
             self.seconds, self.solver, self.chosen = seconds, solver, chosen
-            self.deadline = min(self.deadline, self.deadline_with(chosen))
+            if self.deadline_with is not None:
+                self.deadline = self.deadline_with(chosen)
             self.offers.append(found)
         if self.on_event is not None:
             self.on_event(found)

@@ -317,6 +317,22 @@ def test_a_program_without_room_ends_its_walk(name: str, monkeypatch: pytest.Mon
     assert 0.0 < proof.bound_seconds <= whole.bound_seconds * (1 + 1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"), [("recompute", 1), ("meshes", 10), ("norm", 0), ("pinned stages", 1)]
+)
+def test_a_program_whose_trace_had_no_room_can_be_asked_again(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = small_space(np.random.default_rng(seed), FEATURES[name])
+    program = OrderProgram(space)
+    with monkeypatch.context() as little:
+        little.setattr(order_program, "_MOST_TRACED", 0)
+        with pytest.raises(TooLargeError):
+            program.least(NONE)
+    found = [(program.least(limit), program.order()) for limit in (NONE, 200.0)]
+    assert found == orders_of(space)
+
+
 @pytest.mark.parametrize("name", ["_MOST_WORK", "_MOST_AT_ONCE"])
 def test_large_tables_have_no_orders(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_program, name, 100)

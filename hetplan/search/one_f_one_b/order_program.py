@@ -510,14 +510,16 @@ class OrderProgram:
                     tracer = Tracer(part, out, self._pool, work)
                     slots = tracer.slots(goal)
                     self._best, self._best_limit = self._order(slots), tracer.limit(slots)
+            self._works[at] = work
         return least
 
     def _run(self, at: int, out: Outline, goal: Goal, check: Callable[[], None] | None) -> Work:
-        """The program of one part, slice by slice."""
+        """The program of one part, slice by slice, and its working space: that of the part, which
+        has none until it is given back. One that was broken off is full, and made anew.
+        """
         part, work = self.parts[at], self._works[at]
         if work is None:
             work = work_of(part)
-        # Broken off, the working space is left as it is and made anew.
         self._works[at] = None
         place = np.zeros(4, dtype=np.int64)
         self.operations += out.need.size
@@ -526,7 +528,6 @@ class OrderProgram:
                 check()
             self._make_room(int(place[2]), work.closing.values.size)
             self.operations += int(run(part, out, self._pool, work, goal, place, _SLICE))
-        self._works[at] = work
         return work
 
     def _make_room(self, used: int, more: int) -> None:
