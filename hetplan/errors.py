@@ -51,7 +51,8 @@ class Fault:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         # Names of files and fields, and what is quoted of them, are other people's.
-        return printable(": ".join(part for part in (place, self.field, self.message) if part))
+        parts = (place, _shortened(self.field), _shortened(self.message))
+        return printable(": ".join(part for part in parts if part))
 
 
 class InputError(HetplanError):
@@ -97,6 +98,16 @@ class ProfileError(HetplanError):
 
 class LaunchError(HetplanError):
     """A training run did not start or did not finish."""
+
+
+_LONGEST = 2000
+"""Characters of a field or a message; one that is longer quotes a value that nobody reads."""
+
+
+def _shortened(text: str) -> str:
+    """Without its middle, where it is long: the advice is at the end."""
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]} ... {text[-half:]}"
 
 
 def printable(text: str) -> str:
