@@ -22,7 +22,7 @@ from hetplan.cluster.names import meant_kind
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import MAX_DEVICES, too_many_devices
 from hetplan.cluster.templates import NodeTemplate, node_called, node_templates
-from hetplan.drafting.seen import Seen, host_lines, place_lines, seen_nics
+from hetplan.drafting.seen import TOPOLOGY, Seen, host_lines, place_lines, seen_nics
 from hetplan.drafting.text import comment, scalar
 from hetplan.drafting.words import (
     BETWEEN,
@@ -156,7 +156,7 @@ def _island(
             f'"{words.nodes}x{devices} {words.what} 8x200Gbit"'
         )
         raise wrong(NODES, words.text, message)
-    if words.nics_per_node or topology or (template and template.devices != devices):
+    if words.nic_bytes_per_second or topology or (template and template.devices != devices):
         template = None
     return DraftIsland(
         name=_name(words, kind, taken),
@@ -195,11 +195,16 @@ def _nics(
     like = template or next(_alike(kind), None)
     rate = words.nic_bytes_per_second or (like.nics.bandwidth if like is not None else 0.0)
     shown = seen_nics(topology, rate) if topology is not None and rate else None
-    # A rate alone is of each card that the topology shows.
-    if shown is not None and words.nics_per_node in (None, 1, shown.per_node):
-        return shown, "" if like is None or words.nics_per_node else f"cards as of a {like.node}"
-    if words.nics_per_node:
-        count, rate, source = words.nics_per_node, words.nic_bytes_per_second, ""
+    if shown is not None and words.nics_per_node not in (None, shown.per_node):
+        differs = f"its {TOPOLOGY} has {shown.per_node} NICs that devices use, not "
+        message = f"{differs}{words.nics_per_node}; correct the number, or leave it out"
+        raise wrong(NODES, words.text, message)
+    if shown is not None:
+        if like is None or words.nic_bytes_per_second:
+            return shown, ""
+        return shown, f"cards as of a {like.node}"
+    if words.nic_bytes_per_second:
+        count, rate, source = words.nics_per_node or 1, words.nic_bytes_per_second, ""
         if count % devices and devices % count:
             message = f"{count} NICs and {devices} devices of a node do not divide"
             raise wrong(NODES, words.text, message)

@@ -185,6 +185,27 @@ def test_a_draft_says_the_fabric_that_the_paths_show(
     )
 
 
+def test_nics_without_a_number_are_those_of_the_topology_or_one() -> None:
+    shown = golden("nvidia-topo/a100-8.txt")
+    for words, topology, per_node in (
+        ("200Gbit", shown, 4),
+        ("4x200Gbit", shown, 4),
+        ("200Gbit", None, 1),
+        ("1x200Gbit", None, 1),
+    ):
+        nics = loaded(drafted(f"2x8 a100-80gb-sxm {words}", topology)).nics
+        assert nics is not None
+        assert (nics.per_node, nics.bandwidth_bytes_per_second) == (per_node, 25e9)
+        assert bool(nics.of_device) == (topology is not None)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_a_number_of_nics_that_the_topology_has_not_is_refused(count: int) -> None:
+    with pytest.raises(InputError, match=f"has 4 NICs that devices use, not {count}") as caught:
+        drafted(f"2x8 a100-80gb-sxm {count}x200Gbit", golden("nvidia-topo/a100-8.txt"))
+    assert len(caught.value.faults) == 1
+
+
 HOSTS = (
     *(Host(name=f"a{at}", slots=8, device="A100-80GB-SXM") for at in (1, 2, 3)),
     *(Host(name=f"m{at}", slots=8, device="MI300X") for at in (1, 2)),
