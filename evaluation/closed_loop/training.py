@@ -25,9 +25,9 @@ from evaluation.closed_loop.values import LoopInputs, LoopPlan, TrainedPlan
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.traffic import ledger
-from hetplan.emulation.measuring import pipe_bytes
 from hetplan.emulation.running import GRACE_SECONDS, end, start
 from hetplan.emulation.state import folder_of
+from hetplan.emulation.traffic import pipe_bytes
 from hetplan.emulation.values import Emulation
 from hetplan.errors import HetplanError, LaunchError
 from hetplan.files.encoding import encode

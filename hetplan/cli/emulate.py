@@ -123,7 +123,7 @@ def list_emulations(as_json: AsJson = False) -> None:
 @app.command()
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show hosts, links, and the bytes that have crossed them."""
-    from hetplan.emulation.measuring import status_of
+    from hetplan.emulation.traffic import status_of
     from hetplan.files.encoding import to_plain
     from hetplan.reports.emulation import show_emulation
 

@@ -38,8 +38,10 @@ def init(
         Path | None, typer.Option(metavar="FILE", help="Hostfile or Slurm list: names of nodes.")
     ] = None,
     topology: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Driver's topology of a node; one of each kind."),
+        list[str] | None,
+        typer.Option(
+            metavar="[KIND=]FILE", help="Driver's topology of a node, KIND as in --nodes."
+        ),
     ] = None,
     model: Annotated[str | None, model_option()] = None,
     batch: Annotated[int | None, batch_option()] = None,
@@ -94,7 +96,7 @@ class Answers:
     model: str
     words: JobWords
     hosts: Path | None = None
-    topologies: tuple[Path, ...] = ()
+    topologies: tuple[str, ...] = ()
 
 
 def draft(answers: Answers) -> tuple[tuple[Drafted, Drafted, Drafted], Inputs]:

@@ -31,9 +31,6 @@ from hetplan.errors import InputError
 from hetplan.files.quantities import value_of
 from hetplan.files.reading import Document, decode, read_document
 
-CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/10"
-"""Schema of the Cluster value's own JSON form, in which every figure is in base units."""
-
 
 def load_cluster(
     path: str | Path | Document, catalogue: Sequence[DeviceKind] | None = None

@@ -22,7 +22,7 @@ from hetplan.cluster.names import meant_kind
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import MAX_DEVICES, too_many_devices
 from hetplan.cluster.templates import NodeTemplate, node_called, node_templates
-from hetplan.drafting.seen import Seen, host_lines, place_lines, seen_nics
+from hetplan.drafting.seen import TOPOLOGY, Seen, host_lines, place_lines, seen_nics
 from hetplan.drafting.text import comment, scalar
 from hetplan.drafting.words import (
     BETWEEN,
@@ -34,7 +34,7 @@ from hetplan.drafting.words import (
     nodes_words,
     wrong,
 )
-from hetplan.errors import Fault, InputError
+from hetplan.errors import Fault, FaultList, InputError
 from hetplan.files.quantities import value_of
 from hetplan.importers.records import Host, NodeTopology
 from hetplan.importers.topology import device_bandwidth
@@ -59,9 +59,9 @@ class DraftIsland:
     devices: int
     template: NodeTemplate | None
     """None: no node of the list is this one."""
-    nics: Nics | None
+    nics: Nics | None = None
     """None: not known, of one node."""
-    nics_source: str
+    nics_source: str = ""
     """Whose they are; empty: they were said."""
     hosts: tuple[Host, ...] = ()
     """Empty: their names are not known."""
@@ -108,32 +108,34 @@ def draft_cluster_text(
 
 
 def _islands(nodes: Sequence[str], seen: Seen) -> tuple[DraftIsland, ...]:
-    faults: list[Fault] = []
-    found: list[DraftIsland] = []
     if not nodes:
         raise InputError(f'{NODES}: say the nodes of each kind, as in "{NODES_EXAMPLE}"')
     if len(nodes) > _MAX_ISLANDS:
         raise InputError(f"{NODES}: {len(nodes)} islands; write a cluster file for over 100")
+    faults = FaultList()
     catalogue = load_catalogue()
     taken: set[str] = set()
-    for text in nodes:
-        try:
-            found.append(_island(nodes_words(text), catalogue, taken, seen))
-        except InputError as error:
-            faults += error.faults
-    total = sum(each.words.nodes * each.devices for each in found)
+    said = [faults.of(_island, text, catalogue, taken) for text in nodes]
+    islands = [island for island in said if island is not None]
+    total = sum(each.words.nodes * each.devices for each in islands)
     if total > MAX_DEVICES:
-        faults.append(Fault(field=NODES, message=too_many_devices(total)))
-    if not faults:
-        faults += seen.left_over()
-    if faults:
-        raise InputError(*faults)
-    return tuple(found)
+        faults.add(NODES, too_many_devices(total))
+    topologies = faults.of(seen.topologies_of, islands)
+    if topologies is None:
+        raise InputError(*faults.found)
+    found = [
+        faults.of(_with_network, island, topology, seen)
+        for island, topology in zip(islands, topologies, strict=True)
+    ]
+    if not faults.found:
+        faults.found += seen.left_over(islands)
+    faults.stop()
+    return tuple(island for island in found if island is not None)
 
 
-def _island(
-    words: NodesWords, catalogue: Sequence[DeviceKind], taken: set[str], seen: Seen
-) -> DraftIsland:
+def _island(text: str, catalogue: Sequence[DeviceKind], taken: set[str]) -> DraftIsland:
+    """What the words say of its devices."""
+    words = nodes_words(text)
     named = node_called(words.what)
     try:
         meant = meant_kind(named.device if named else words.what, catalogue)
@@ -148,16 +150,6 @@ def _island(
         raise wrong(NODES, words.text, f"how many devices has a node? write {words.nodes}x8 ...")
     if named and devices > named.devices:
         raise wrong(NODES, words.text, f"a {named.node} has {named.devices} devices")
-    topology = seen.topology_of(words, kind, devices)
-    nics, source = _nics(words, kind, devices, template, topology)
-    if words.nodes > 1 and nics is None:
-        message = (
-            f"which network cards has a node of {kind.kind}? Add them, as in "
-            f'"{words.nodes}x{devices} {words.what} 8x200Gbit"'
-        )
-        raise wrong(NODES, words.text, message)
-    if words.nics_per_node or topology or (template and template.devices != devices):
-        template = None
     return DraftIsland(
         name=_name(words, kind, taken),
         words=words,
@@ -165,9 +157,27 @@ def _island(
         others=meant.others,
         devices=devices,
         template=template,
+    )
+
+
+def _with_network(island: DraftIsland, topology: NodeTopology | None, seen: Seen) -> DraftIsland:
+    """The island with its NICs, hosts and topology."""
+    words, kind, template = island.words, island.kind, island.template
+    nics, source = _nics(words, kind, island.devices, template, topology)
+    if words.nodes > 1 and nics is None:
+        message = (
+            f"which network cards has a node of {kind.kind}? Add them, as in "
+            f'"{words.nodes}x{island.devices} {words.what} 8x200Gbit"'
+        )
+        raise wrong(NODES, words.text, message)
+    if words.nic_bytes_per_second or topology or (template and template.devices != island.devices):
+        template = None
+    return replace(
+        island,
+        template=template,
         nics=nics,
         nics_source=source,
-        hosts=seen.hosts_of(words, devices),
+        hosts=seen.hosts_of(words, island.devices),
         topology=topology,
     )
 
@@ -195,11 +205,16 @@ def _nics(
     like = template or next(_alike(kind), None)
     rate = words.nic_bytes_per_second or (like.nics.bandwidth if like is not None else 0.0)
     shown = seen_nics(topology, rate) if topology is not None and rate else None
-    # A rate alone is of each card that the topology shows.
-    if shown is not None and words.nics_per_node in (None, 1, shown.per_node):
-        return shown, "" if like is None or words.nics_per_node else f"cards as of a {like.node}"
-    if words.nics_per_node:
-        count, rate, source = words.nics_per_node, words.nic_bytes_per_second, ""
+    if shown is not None and words.nics_per_node not in (None, shown.per_node):
+        differs = f"its {TOPOLOGY} has {shown.per_node} NICs that devices use, not "
+        message = f"{differs}{words.nics_per_node}; correct the number, or leave it out"
+        raise wrong(NODES, words.text, message)
+    if shown is not None:
+        if like is None or words.nic_bytes_per_second:
+            return shown, ""
+        return shown, f"cards as of a {like.node}"
+    if words.nic_bytes_per_second:
+        count, rate, source = words.nics_per_node or 1, words.nic_bytes_per_second, ""
         if count % devices and devices % count:
             message = f"{count} NICs and {devices} devices of a node do not divide"
             raise wrong(NODES, words.text, message)

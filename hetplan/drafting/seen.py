@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
 
-from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics
 from hetplan.drafting.text import comment, host_ranges, listable, scalar
 from hetplan.drafting.words import NODES, NodesWords, wrong
-from hetplan.errors import Fault, InputError
+from hetplan.errors import Fault, FaultList, InputError
 from hetplan.files.reading import read_text
 from hetplan.importers.records import Host, Imported, NodeTopology
 from hetplan.importers.table import Gives, import_text
 from hetplan.importers.topology import nic_layout, pcie_switches
+
+if TYPE_CHECKING:
+    from hetplan.drafting.cluster import DraftIsland
 
 HOSTS, TOPOLOGY = "--hosts", "--topology"
 
@@ -25,29 +30,22 @@ class Seen:
 
     hosts: list[Host] = field(default_factory=list)
     topologies: dict[str, NodeTopology] = field(default_factory=dict)
-    """By file."""
+    """By what the option says: `FILE`, or `KIND=FILE`."""
     used: set[str] = field(default_factory=set)
     """Topologies that an island has."""
 
     @classmethod
-    def read(cls, hosts: Path | None, topologies: Sequence[Path]) -> Seen:
+    def read(cls, hosts: Path | None, topologies: Sequence[str]) -> Seen:
         """The files; one InputError with the faults of all."""
-        found = cls()
-        faults: list[Fault] = []
-        for option, path, gives in (
-            *((HOSTS, path, Gives.HOSTS) for path in (hosts,) if path is not None),
-            *((TOPOLOGY, path, Gives.TOPOLOGY) for path in topologies),
-        ):
-            try:
-                read = _read(option, path, (gives,))
-            except InputError as error:
-                faults += error.faults
-                continue
-            found.hosts += read.hosts
-            if read.topology is not None:
-                found.topologies[str(path)] = read.topology
-        if faults:
-            raise InputError(*faults)
+        found, faults = cls(), FaultList()
+        listed = None if hosts is None else faults.of(_read, HOSTS, hosts, (Gives.HOSTS,))
+        found.hosts += () if listed is None else listed.hosts
+        for text in topologies:
+            file = Path(_name_and_file(text)[1])
+            read = faults.of(_read, TOPOLOGY, file, (Gives.TOPOLOGY,))
+            if read is not None and read.topology is not None:
+                found.topologies[text] = read.topology
+        faults.stop()
         return found
 
     def hosts_of(self, words: NodesWords, devices: int) -> tuple[Host, ...]:
@@ -72,27 +70,94 @@ class Seen:
             self.hosts.remove(host)
         return tuple(taken)
 
-    def topology_of(self, words: NodesWords, kind: DeviceKind, devices: int) -> NodeTopology | None:
-        """The topology of nodes with so many devices of this vendor."""
-        fitting = {
-            file: topology
-            for file, topology in self.topologies.items()
-            if topology.vendor == kind.vendor and len(topology.devices) == devices
-        }
-        if len(fitting) > 1:
-            raise wrong(NODES, words.text, f"{' and '.join(fitting)} fit it; give one of them")
-        self.used |= fitting.keys()
-        return next(iter(fitting.values()), None)
+    def topologies_of(self, islands: Sequence[DraftIsland]) -> list[NodeTopology | None]:
+        """The topology of each island; an InputError where several may be meant.
 
-    def left_over(self) -> Iterable[Fault]:
-        """Hosts and topologies that no island has."""
+        One with the island's name comes before one with its kind, and that before one without.
+        """
+        nearest = [self._nearest_to(island) for island in islands]
+        faults: list[Fault] = []
+        for text, topology in self.topologies.items():
+            kinds = {
+                island.kind.kind: island.words.what
+                for island, texts in zip(islands, nearest, strict=True)
+                if text in texts
+            }
+            if len(kinds) > 1:
+                right = " or ".join(quote(f"{kind}={text}") for kind in kinds.values())
+                message = f"{_devices(topology)} fit several kinds: write KIND=FILE, {right}"
+                faults.append(Fault(file=text, message=message))
+        if faults:
+            raise InputError(*faults)
+        for island, texts in zip(islands, nearest, strict=True):
+            if len(texts) > 1:
+                _, file = _name_and_file(texts[-1])
+                message = (
+                    f"{' and '.join(texts)} fit it; give one of them, or write ISLAND=FILE, as in "
+                    f"{quote(f'{island.name}={file}')}"
+                )
+                raise wrong(NODES, island.words.text, message)
+        self.used.update(chain.from_iterable(nearest))
+        return [self.topologies[texts[0]] if texts else None for texts in nearest]
+
+    def _nearest_to(self, island: DraftIsland) -> list[str]:
+        """What the option says of the topologies that are most clearly this island's."""
+        found = {
+            text: rank
+            for text, topology in self.topologies.items()
+            if _is_alike(topology, island)
+            and (rank := _nearness(_name_and_file(text)[0], island)) is not None
+        }
+        return [text for text, rank in found.items() if rank == min(found.values())]
+
+    def left_over(self, islands: Sequence[DraftIsland]) -> Iterable[Fault]:
+        """Hosts and topologies that none of all islands has."""
         if self.hosts:
             names = ", ".join(host.name for host in self.hosts[:3])
             yield Fault(field=HOSTS, message=f"{len(self.hosts)} hosts are of no island: {names}")
-        for file, topology in self.topologies.items():
-            if file not in self.used:
-                message = f"{len(topology.devices)} devices of {topology.vendor} fit no island"
-                yield Fault(file=file, message=message)
+        for text, topology in self.topologies.items():
+            if text in self.used:
+                continue
+            name, _ = _name_and_file(text)
+            called = [each for each in islands if _nearness(name, each) is not None]
+            if not called:
+                known = ", ".join(dict.fromkeys(each.words.what for each in islands))
+                message = f"no nodes are called {name}; there are {known}"
+            elif any(_is_alike(topology, each) for each in called):
+                message = "each island that it fits has another topology"
+            elif name:
+                one = called[0]
+                message = (
+                    f"{_devices(topology)}; nodes of {name} have {one.devices} of {one.kind.vendor}"
+                )
+            else:
+                message = f"{_devices(topology)} fit no island"
+            yield Fault(file=text, message=message)
+
+
+def _name_and_file(text: str) -> tuple[str, str]:
+    """What `--topology` says; no name in a mere FILE, also one as in `./a=b.txt`."""
+    name, is_named, file = text.partition("=")
+    return (name, file) if is_named and name and "/" not in name else ("", text)
+
+
+def _is_alike(topology: NodeTopology, island: DraftIsland) -> bool:
+    """Whether it may be of such nodes: of this vendor, with as many devices."""
+    shape = (island.kind.vendor, island.devices)
+    return (topology.vendor, len(topology.devices)) == shape
+
+
+def _nearness(name: str, island: DraftIsland) -> int | None:
+    """0: the island's own name; 1: its kind's; 2: no name; None: another's."""
+    if not name:
+        return 2
+    if name.lower() == island.name.lower():
+        return 0
+    return 1 if name.lower() in (island.words.what.lower(), island.kind.kind) else None
+
+
+def _devices(topology: NodeTopology) -> str:
+    return f"{len(topology.devices)} devices of {topology.vendor}"
 
 
 def _read(option: str, path: Path, gives: Iterable[Gives]) -> Imported:

@@ -1,7 +1,8 @@
 """How nodes and links are said in one line.
 
 - nodes, `4x8 h100 @A`: 4 nodes of 8 devices each; a device kind, or a node template, whose devices
-  may be left out (`4 dgx-h100`); the region; last the NICs of a node, as in `8x400Gbit`
+  may be left out (`4 dgx-h100`); the region; last the NICs of a node, as in `8x400Gbit`, or only
+  the rate of each
 - between, `A B 10Gbit 30ms`: two regions or two islands, or none for all; a bandwidth, which all
   that send share unless `each` follows; a round trip
 """
@@ -41,9 +42,9 @@ class NodesWords:
     """Device kind or node template, as it was said."""
     region: str
     nics_per_node: int | None = None
-    """None: not said."""
+    """None: not said, which is one where no topology shows more."""
     nic_bytes_per_second: float = 0.0
-    """Of one NIC."""
+    """Of one NIC; 0: no NICs were said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def nodes_words(text: str) -> NodesWords:
         devices=None if devices is None else int(devices),
         what=what,
         region=region,
-        nics_per_node=int(nics[1] or 1) if nics else None,
+        nics_per_node=int(nics[1]) if nics and nics[1] else None,
         nic_bytes_per_second=_parsed(NODES, text, nics[2], Dimension.BANDWIDTH) if nics else 0.0,
     )
 

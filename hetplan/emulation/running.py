@@ -1,4 +1,5 @@
-"""Commands on emulated hosts, on one or on all at once; and an emulation for as long as it is used.
+"""Commands on emulated hosts, on one or on all at once; whom a host reaches; and an emulation for
+as long as it is used.
 
 `emulated` brings a cluster up and takes it down when its block ends, however that is: a guard in a
 process of its own (this module as the program `running NAME`) does so when this process is killed.
@@ -6,6 +7,7 @@ process of its own (this module as the program `running NAME`) does so when this
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -19,6 +21,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.emulation import making, state
 from hetplan.emulation.tools import program
 from hetplan.emulation.values import Emulation
+from hetplan.errors import HetplanError
 
 GRACE_SECONDS = 5.0
 """For commands: from SIGTERM to SIGKILL."""
@@ -112,6 +115,35 @@ def run_on_one(emulation: Emulation, host: str, command: Sequence[str]) -> int:
         process.kill()
         process.wait()
         raise
+
+
+def reached_from(
+    emulation: Emulation,
+    host: str,
+    addresses: Sequence[str],
+    *,
+    seconds: float,
+    limit_seconds: float,
+) -> tuple[str, ...]:
+    """The addresses that answer the host in these seconds; a HetplanError where it cannot ask them.
+
+    `limit_seconds`: of the whole, with the start of the program on the host.
+    """
+    command = program("reach", str(seconds), *addresses)
+    process = start(emulation, host, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        output, errors = process.communicate(timeout=limit_seconds)
+    except subprocess.TimeoutExpired:
+        raise HetplanError(f"host {host} did not answer in {limit_seconds:g} s") from None
+    finally:
+        end((process,))
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+    if process.returncode:
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise HetplanError(f"host {host} could not ask whom it reaches: {last}")
+    return tuple(json.loads(output))
 
 
 def exit_status(returncode: int) -> int:

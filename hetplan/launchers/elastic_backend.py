@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from hetplan.cluster.hosts import host_names, host_of_device, part_left
 from hetplan.emulation import state
-from hetplan.emulation.measuring import ask
+from hetplan.emulation.running import reached_from
 from hetplan.emulation.values import Emulation
 from hetplan.errors import HetplanError, InfeasibleError, InputError, LaunchError, LimitError
 from hetplan.files.encoding import to_plain
@@ -430,8 +430,8 @@ def reachable(
     def reached_by(name: str) -> set[str] | None:
         """None: the host does not answer."""
         try:
-            answered = ask(
-                emulation, name, "reach", CONNECT_SECONDS, *every, limit_seconds=LIMIT_SECONDS
+            answered = reached_from(
+                emulation, name, every, seconds=CONNECT_SECONDS, limit_seconds=LIMIT_SECONDS
             )
         except HetplanError:
             return None

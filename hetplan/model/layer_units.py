@@ -208,8 +208,8 @@ def own_layer_fault(model: ModelSpec, *, trained: bool = False) -> str:
         f"{model.name} has {', '.join(found[:6])}; hetplan's own "
         f"{'trainer has' if trained else 'profiler has plain'} gpt and llama layers only"
         f"{', with plain experts or without' if trained else ''}; target megatron can be planned "
-        "from datasheet figures, or from measurements of plain layers (`hetplan profile layers "
-        f"--architecture {'gpt' if gpt else 'llama'} --hidden {model.hidden_size}`)"
+        "from datasheet figures, or from measurements of the layers of a plain model file "
+        "(`hetplan profile layers --model`)"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from hetplan.emulation.measuring import EmulationStatus, HostBytes, PipeBytes
+from hetplan.emulation.traffic import EmulationStatus, HostBytes, PipeBytes
 from hetplan.emulation.values import Emulation
 from hetplan.reports.terminal import new_table, print_table
 from hetplan.units import format_bytes, format_rate, format_seconds

@@ -38,8 +38,9 @@ from hetplan.search.space.stage_tables import StageTables
 from hetplan.search.space.transfers import Transfers
 
 _KEPT_BYTES = 300_000_000
-"""Of all large tables that solvers keep, and of all their rows. With what one of them takes while
-it is made, and all that is small, a search stays below 2 GB."""
+"""Of the large tables that solvers keep, and as much again of the rows of interleaved families: 600
+MB in all. With what one of them takes while it is made, and all that is small, a search stays below
+2 GB."""
 
 
 @dataclass(slots=True)

@@ -157,6 +157,21 @@ def test_what_is_wrong_is_said_and_nothing_is_written(options, says, tmp_path):
     assert files_of(tmp_path) == []
 
 
+def test_topologies_are_given_by_kind(tmp_path):
+    topology = Path(__file__).parents[1] / "golden/importers/nvidia-topo/a100-8.txt"
+    nodes = ("--nodes", "2x8 a100", "2x8 h100", *TINY, "--out", str(tmp_path / "o"))
+    refused = run("init", *nodes, "--topology", str(topology))
+    assert refused.exit_code == 2
+    assert f"write KIND=FILE, a100={topology} or h100={topology}" in refused.stderr
+    missing = run("init", *nodes, "--topology", "a100=no.txt", "--topology", "h100=no.txt")
+    assert missing.exit_code == 2
+    assert missing.stderr.count("no.txt") == 1
+    done = run("init", *nodes, "--topology", f"a100={topology}")
+    assert done.exit_code == 0, done.stderr
+    a100, h100 = load_cluster(tmp_path / "o" / "cluster.yaml").islands
+    assert (a100.nics.per_node, h100.nics.per_node) == (4, 8)
+
+
 def test_files_that_exist_stay_unless_forced(tmp_path):
     (tmp_path / "job.yaml").write_text("mine\n")
     refused = run("init", "--nodes", "1x8 h100", *TINY, "--out", str(tmp_path))

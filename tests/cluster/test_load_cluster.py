@@ -1,7 +1,7 @@
 import pytest
 from counted_steps import steps_of
 
-from hetplan.cluster.load import CLUSTER_VALUE_SCHEMA, load_cluster
+from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Transport
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
@@ -159,4 +159,4 @@ def test_loading_grows_with_islands_not_with_devices(tmp_path):
     assert steps_of(lambda: load_cluster(path)) == few_steps
     cluster = load_cluster(path)
     assert cluster.num_devices == 100_000
-    assert len(encode(cluster, schema=CLUSTER_VALUE_SCHEMA)) < 10_000
+    assert len(encode(cluster, schema="hetplan.cluster-value")) < 10_000

@@ -35,7 +35,8 @@ LINK = ("A B 10Gbit 30ms",)
         ("2x8 NVIDIA H100 80GB HBM3 @ west-1", (2, 8, "NVIDIA H100 80GB HBM3", "west-1", None, 0)),
         ("2x8 a800 @A 8x200Gbit", (2, 8, "a800", "A", 8, 25e9)),
         ("2x8 a800 8 x 200 Gbps", (2, 8, "a800", "here", 8, 25e9)),
-        ("2x8 a800 100 Gbit/s", (2, 8, "a800", "here", 1, 12.5e9)),
+        ("2x8 a800 100 Gbit/s", (2, 8, "a800", "here", None, 12.5e9)),
+        ("2x8 a800 1x100Gbit", (2, 8, "a800", "here", 1, 12.5e9)),
     ],
 )
 def test_nodes_in_words(text, expected):

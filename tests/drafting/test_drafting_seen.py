@@ -185,6 +185,27 @@ def test_a_draft_says_the_fabric_that_the_paths_show(
     )
 
 
+def test_nics_without_a_number_are_those_of_the_topology_or_one() -> None:
+    shown = golden("nvidia-topo/a100-8.txt")
+    for words, topology, per_node in (
+        ("200Gbit", shown, 4),
+        ("4x200Gbit", shown, 4),
+        ("200Gbit", None, 1),
+        ("1x200Gbit", None, 1),
+    ):
+        nics = loaded(drafted(f"2x8 a100-80gb-sxm {words}", topology)).nics
+        assert nics is not None
+        assert (nics.per_node, nics.bandwidth_bytes_per_second) == (per_node, 25e9)
+        assert bool(nics.of_device) == (topology is not None)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_a_number_of_nics_that_the_topology_has_not_is_refused(count: int) -> None:
+    with pytest.raises(InputError, match=f"has 4 NICs that devices use, not {count}") as caught:
+        drafted(f"2x8 a100-80gb-sxm {count}x200Gbit", golden("nvidia-topo/a100-8.txt"))
+    assert len(caught.value.faults) == 1
+
+
 HOSTS = (
     *(Host(name=f"a{at}", slots=8, device="A100-80GB-SXM") for at in (1, 2, 3)),
     *(Host(name=f"m{at}", slots=8, device="MI300X") for at in (1, 2)),
@@ -219,6 +240,66 @@ def test_topologies_that_fit_no_island_or_two_are_named() -> None:
     seen = Seen(topologies={"a.txt": node("NV4"), "b.txt": node("NV12")})
     with pytest.raises(InputError, match=r"a\.txt and b\.txt fit it"):
         draft_cluster_text(["2x4 a100-80gb-sxm"], (), seen)
+
+
+A100_FILE, H100_FILE = golden("nvidia-topo/a100-8.txt"), node("NV18", 8)
+
+
+def islands(nodes: tuple[str, ...], topologies: dict[str, NodeTopology]) -> list[Island]:
+    between = ("A B 10Gbit 30ms",) if any("@B" in text for text in nodes) else ()
+    text = draft_cluster_text(nodes, between, Seen(topologies=topologies)).text
+    return list(load_cluster(document_of("c.yaml", text.encode())).islands)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("A100", "h100"), ("nvidia-a100-80gb-sxm", "H100"), ("a100", ""), ("", "h100")],
+)
+def test_each_kind_has_the_topology_that_is_called_so(names: tuple[str, str]) -> None:
+    one, two = (f"{name}=f{at}.txt" if name else f"f{at}.txt" for at, name in enumerate(names))
+    a100, h100 = islands(("2x8 a100", "2x8 h100"), {one: A100_FILE, two: H100_FILE})
+    assert a100.nics is not None
+    assert h100.nics is not None
+    assert a100.intra_node.bandwidth_bytes_per_second == 300e9
+    assert h100.intra_node.bandwidth_bytes_per_second == 450e9
+    assert (a100.nics.per_node, a100.nics.of_device) == (4, (0, 0, 1, 1, 2, 2, 3, 3))
+    assert (h100.nics.per_node, h100.nics.of_device) == (8, ())
+
+
+def test_a_named_topology_is_no_other_kind_s() -> None:
+    a100, h100 = islands(("2x8 a100", "2x8 h100"), {"a100=topo.txt": A100_FILE})
+    assert a100.nics is not None
+    assert h100.nics is not None
+    assert (a100.nics.per_node, h100.nics.per_node) == (4, 8)
+    assert h100.intra_node.bandwidth_bytes_per_second == 450e9
+
+
+def test_an_island_s_name_comes_before_its_kind() -> None:
+    nodes = ("1x4 a100-80gb-sxm @A", "1x4 a100-80gb-sxm @B", "1x8 a100-80gb-sxm @B")
+    files = {"a100-80gb-sxm=a.txt": node("NV4"), "a100-80gb-sxm-B=b.txt": node("NV2")}
+    rates = [each.intra_node.bandwidth_bytes_per_second for each in islands(nodes, files)]
+    assert rates == [300e9, 150e9, 300e9]
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (("topo.txt",), "topo.txt: 8 devices of nvidia fit several kinds: write KIND=FILE, "
+         "a100=topo.txt or h100=topo.txt"),
+        (("a.txt", "./h=1.txt"), "./h=1.txt: 8 devices of nvidia fit several kinds: write "
+         "KIND=FILE, a100=./h=1.txt or h100=./h=1.txt"),
+        (("b200=topo.txt",), "b200=topo.txt: no nodes are called b200; there are a100, h100, v100"),
+        (("v100=topo.txt",), "v100=topo.txt: 8 devices of nvidia; nodes of v100 have 4 of nvidia"),
+        (("a100=a.txt", "A100=b.txt"), "a100=a.txt and A100=b.txt fit it; give one of them"),
+        (("a100=a.txt", "h100=h.txt", "x.txt"), "x.txt: each island that it fits has another"),
+    ],
+)  # fmt: skip
+def test_a_topology_that_may_be_of_several_or_of_none_is_refused(
+    files: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        islands(("2x8 a100", "2x8 h100", "1x4 v100"), dict.fromkeys(files, A100_FILE))
+    assert says in str(caught.value).splitlines()[-1]
 
 
 def test_addresses_become_a_comment() -> None:

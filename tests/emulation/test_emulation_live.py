@@ -19,19 +19,14 @@ from emulation_cases import (
     traces,
     write_cluster,
 )
+from emulation_rates import PORT, answering, ask
 
 from hetplan.cluster.load import load_cluster
 from hetplan.emulation import making, namespaces
-from hetplan.emulation.measuring import (
-    PORT,
-    answering,
-    ask,
-    host_bytes,
-    pipe_bytes,
-    relay_runs,
-)
-from hetplan.emulation.running import HostStatus, run_on_all, start
+from hetplan.emulation.running import HostStatus, reached_from, run_on_all, start
+from hetplan.emulation.traffic import host_bytes, pipe_bytes, relay_runs
 from hetplan.emulation.values import Emulation
+from hetplan.errors import HetplanError
 
 # One worker for all of them: they look for what is left on the machine.
 pytestmark = [needs_machine, pytest.mark.xdist_group("emulation")]
@@ -47,6 +42,10 @@ def live() -> Iterator[Emulation]:
     finally:
         making.remove(NAME)
     assert traces(NAME) == before
+
+
+def reached(emulation: Emulation, host: str, *names: str, seconds: float = 5.0) -> tuple[str, ...]:
+    return reached_from(emulation, host, names, seconds=seconds, limit_seconds=120.0)
 
 
 def output(emulation: Emulation, host: str, *command: str) -> str:
@@ -65,11 +64,10 @@ def test_the_machine_s_own_network_is_untouched(live: Emulation) -> None:
 
 
 def test_hosts_of_all_regions_reach_each_other_over_the_shaped_network(live: Emulation) -> None:
-    with answering(live, *(host.name for host in live.hosts)):
-        for host in live.hosts:
-            others = [other.name for other in live.hosts if other.number != host.number]
-            names = [*others, *(f"{other}-control" for other in others)]
-            assert ask(live, host.name, "reach", 5, *names) == [*names]
+    for host in live.hosts:
+        others = [other.name for other in live.hosts if other.number != host.number]
+        names = (*others, *(f"{other}-control" for other in others))
+        assert reached(live, host.name, *names) == names
 
 
 def test_what_crosses_regions_crosses_the_relay_and_control_does_not(live: Emulation) -> None:
@@ -105,18 +103,22 @@ def test_no_route_leads_around_the_shaped_link(live: Emulation) -> None:
             (f"10.{live.network}.0.0/24", "eth0"),
             (f"10.{live.network}.1.0/24", "ctl0"),
         }
-    with answering(live, "south1"):
-        output(live, "south1", "ip", "link", "set", "eth0", "down")
-        try:
-            # Its shaped address is not reached over the interface that is still there.
-            for host in ("north1", "south2"):
-                found = ask(live, host, "reach", 0.5, "south1", "south1-control")
-                assert found == ["south1-control"]
-        finally:
-            output(live, "south1", "ip", "link", "set", "eth0", "up")
-        # It has lost its neighbours and asks for them.
-        assert ask(live, "north1", "reach", 5, "south1") == ["south1"]
-        assert ask(live, "south2", "reach", 5, "south1") == ["south1"]
+    output(live, "south1", "ip", "link", "set", "eth0", "down")
+    try:
+        # Its shaped address is not reached over the interface that is still there.
+        for host in ("north1", "south2"):
+            found = reached(live, host, "south1", "south1-control", seconds=0.5)
+            assert found == ("south1-control",)
+    finally:
+        output(live, "south1", "ip", "link", "set", "eth0", "up")
+    # It has lost its neighbours and asks for them.
+    assert reached(live, "north1", "south1") == ("south1",)
+    assert reached(live, "south2", "south1") == ("south1",)
+
+
+def test_a_host_that_cannot_ask_says_why(live: Emulation) -> None:
+    with pytest.raises(HetplanError, match=r"host away could not ask whom it reaches: .*away"):
+        reached(live, "away", "north1")
 
 
 def test_a_command_knows_where_it_is(live: Emulation) -> None:
@@ -200,8 +202,8 @@ def test_links_have_their_rates_and_round_trips(
     for left in reversed(range(TRIES)):
         with answering(live, destination):
             trips = ask(live, source, "round-trip", destination, PORT, 50)
-            reached, _ = ask(live, source, "rate", destination, PORT, round(2 * rate))
-        share = reached / (PAYLOAD_SHARE * rate)
+            received = ask(live, source, "rate", destination, PORT, round(2 * rate))
+        share = received / (PAYLOAD_SHARE * rate)
         right = abs(share - 1) <= 0.1 and abs(min(trips) - round_trip) <= 1e-3
         if right or not left:
             break
@@ -216,8 +218,7 @@ def test_64_hosts_of_four_regions(tmp_path: Path) -> None:
     try:
         assert len(traces(OTHER).namespaces) == 65
         names = [host.name for host in emulation.hosts]
-        with answering(emulation, *names[1:]):
-            assert ask(emulation, names[0], "reach", 30, *names[1:]) == [*names[1:]]
+        assert reached(emulation, names[0], *names[1:], seconds=30) == tuple(names[1:])
         lines: list[tuple[str, bool, str]] = []
         statuses = run_on_all(OTHER, ("true",), on_line=lambda *line: lines.append(line))
         assert [each.status for each in statuses] == [0] * 64, lines

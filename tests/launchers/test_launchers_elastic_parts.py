@@ -20,7 +20,7 @@ from launch_results import result_of
 from runtime_cases import CPUS, GPT, job, plan_of
 from test_launchers_local import workers
 
-from hetplan.emulation import measuring
+from hetplan.emulation import running
 from hetplan.emulation.layout import lay_out
 from hetplan.emulation.values import Emulation
 from hetplan.errors import InputError
@@ -203,6 +203,6 @@ def test_a_probe_that_does_not_end_silences_no_other_host(
         words = ("sleep", "60") if host == silent else ("echo", json.dumps(addresses))
         return subprocess.Popen(words, stdout=stdout, stderr=stderr, start_new_session=True)
 
-    monkeypatch.setattr(measuring, "start", start)
+    monkeypatch.setattr(running, "start", start)
     monkeypatch.setattr("hetplan.launchers.elastic_backend.LIMIT_SECONDS", 1.0)
     assert reachable(emulation, everyone) == tuple(others)

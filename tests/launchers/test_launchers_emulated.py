@@ -28,8 +28,8 @@ from launch_results import result_of
 from runtime_cases import GPT, gpt, job, pipeline_of, unlike_plan
 
 from hetplan.emulation import making, namespaces
-from hetplan.emulation.measuring import host_bytes
 from hetplan.emulation.tools import missing
+from hetplan.emulation.traffic import host_bytes
 from hetplan.emulation.values import Emulation
 from hetplan.errors import InputError
 from hetplan.files.reading import decode, read_document

@@ -1,9 +1,13 @@
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_configs import CONFIGS, LATENT, LLAMA, OPT, faults, load
 
+from hetplan.cli.main import load_command
 from hetplan.errors import InputError
+from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.layers import Experts, LatentAttention, Mlp
 from hetplan.model.spec import Architecture, LayerKind
 
@@ -21,6 +25,14 @@ def test_other_models_are_not_hetplans_own(tmp_path, name):
     for accessor in ("architecture", "ffn_hidden_size", "head_dim", "num_kv_heads"):
         with pytest.raises(InputError, match="gpt and llama layers only"):
             getattr(model, accessor)
+
+
+def test_the_advice_for_other_models_names_options_that_there_are(tmp_path):
+    said = own_layer_fault(load(tmp_path, CONFIGS["pythia-like"]))
+    (command,) = re.findall("`hetplan profile layers (.*)`", said)
+    options = {name for param in load_command("profile").commands["layers"].params
+               for name in param.opts}  # fmt: skip
+    assert set(re.findall(r"--\S+", command)) <= options
 
 
 def windows(model):

@@ -1,73 +1,16 @@
-"""Count the bytes on the links of an emulation, and ask its hosts whom they reach."""
+"""Count the bytes on the links of an emulation, and tell whether it is up."""
 
 from __future__ import annotations
 
-import json
 import os
 import struct
-import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hetplan.emulation import namespaces, state
 from hetplan.emulation.relay import COUNTERS_PER_LINE
-from hetplan.emulation.running import end, start
-from hetplan.emulation.tools import program, require
+from hetplan.emulation.tools import require
 from hetplan.emulation.values import CONTROL_INTERFACE, DATA_INTERFACE, Emulation
-from hetplan.errors import HetplanError
-
-PORT = 5301
-LIMIT_SECONDS = 120.0
-
-
-@contextmanager
-def answering(emulation: Emulation, *hosts: str) -> Iterator[None]:
-    """These hosts answer on `PORT` while the block runs."""
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for host in hosts:
-            command = _program("answer", PORT)
-            started.append(start(emulation, host, command, stdout=subprocess.PIPE))
-        for host, process in zip(hosts, started, strict=True):
-            assert process.stdout is not None
-            if process.stdout.readline() != b"ready\n":
-                raise HetplanError(f"host {host} does not answer on port {PORT}: is it in use?")
-        yield
-    finally:
-        end(started)
-        for process in started:
-            assert process.stdout is not None
-            process.stdout.close()
-
-
-def ask(
-    emulation: Emulation, host: str, *words: object, limit_seconds: float = LIMIT_SECONDS
-) -> Any:
-    """The answer of `hetplan.emulation.probes` on a host; a HetplanError where there is none."""
-    process = start(
-        emulation, host, _program(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        output, errors = process.communicate(timeout=limit_seconds)
-    except subprocess.TimeoutExpired:
-        raise HetplanError(f"host {host} did not answer in {limit_seconds:g} s") from None
-    finally:
-        end((process,))
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-    if process.returncode:
-        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        raise HetplanError(f"measuring from host {host} failed: {last}")
-    return json.loads(output)
-
-
-def _program(*words: object) -> Sequence[str]:
-    return program("probes", *map(str, words))
-
 
 _RECEIVED, _SENT = 0, 8  # columns of /proc/net/dev after the interface's name: bytes
 

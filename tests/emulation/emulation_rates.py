@@ -1,32 +1,31 @@
-"""Plain sockets between two emulated hosts.
+"""Rates and round trips between two emulated hosts, over plain sockets.
 
-The program `probes` (`hetplan.emulation.tools.program`), for a host:
+As a program, for a host:
 
     answer PORT                    answers datagrams and swallows connections until it is ended
     round-trip ADDRESS PORT COUNT  prints the seconds of each round trip of 4 bytes
-    rate ADDRESS PORT BYTES        prints bytes per second of a connection: as the peer received
-                                   them after a warm-up, and of all, from first to last moment
-    reach SECONDS ADDRESS...       prints the addresses that answered in this time
-
-It prints one line of JSON. `reach` asks for a connection on a port where nothing listens: that the
-peer's system refuses it is an answer, so that nothing needs to run there, and a host whose
-processes are stopped still answers.
+    rate ADDRESS PORT BYTES        prints bytes per second of a connection, as the peer received
+                                   them after a warm-up
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import select
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-SILENT_PORT = 1
-"""tcpmux (RFC 1078), which no system of today serves."""
-_ANSWERS = (0, errno.ECONNREFUSED)
+from hetplan.emulation.running import end, start
+from hetplan.emulation.values import Emulation
+
+PORT = 5301
+LIMIT_SECONDS = 120.0
 WARM_UP_BYTES = 1 << 22
 """Received before the clock of a rate starts: windows open, the shapers' credit is spent."""
 
@@ -74,47 +73,49 @@ def round_trip(address: str, port: int, count: int) -> list[float]:
     return seconds
 
 
-def rate(address: str, port: int, size: int) -> tuple[float, float]:
-    """Bytes per second after the warm-up as received, and of all bytes of the connection."""
+def rate(address: str, port: int, size: int) -> float:
+    """Bytes per second as they were received after the warm-up."""
     with socket.create_connection((address, port), timeout=60) as connection:
         block = bytes(1 << 18)
-        began, left = time.monotonic(), WARM_UP_BYTES + size
+        left = WARM_UP_BYTES + size
         while left > 0:
             connection.sendall(block[:left])
             left -= len(block)
         connection.shutdown(socket.SHUT_WR)
         answer = connection.recv(8, socket.MSG_WAITALL)
         (received,) = struct.unpack("d", answer)
-        return received, (WARM_UP_BYTES + size) / (time.monotonic() - began)
+        return float(received)
 
 
-def reached(addresses: Sequence[str], *, seconds: float) -> list[str]:
-    """The addresses that answered in time; all connections are tried at once."""
-    waiting: dict[int, tuple[socket.socket, str]] = {}
-    answered = set()
-    poll = select.poll()
-    for address in addresses:
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        connection.setblocking(False)
-        code = connection.connect_ex((address, SILENT_PORT))
-        if code == errno.EINPROGRESS:
-            waiting[connection.fileno()] = (connection, address)
-            poll.register(connection, select.POLLOUT)
-            continue
-        connection.close()
-        if code in _ANSWERS:
-            answered.add(address)
-    limit = time.monotonic() + seconds
-    while waiting and (left := limit - time.monotonic()) > 0:
-        for handle, _ in poll.poll(1000 * left):
-            connection, address = waiting.pop(handle)
-            poll.unregister(handle)
-            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _ANSWERS:
-                answered.add(address)
-            connection.close()
-    for connection, _ in waiting.values():
-        connection.close()
-    return [address for address in addresses if address in answered]
+# ---- of the tests
+
+
+@contextmanager
+def answering(emulation: Emulation, host: str) -> Iterator[None]:
+    """The host answers on `PORT` while the block runs."""
+    process = start(emulation, host, _program("answer", PORT), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"ready\n", f"{host} does not answer on port {PORT}"
+        yield
+    finally:
+        end((process,))
+        process.stdout.close()
+
+
+def ask(emulation: Emulation, host: str, *words: object) -> Any:
+    """What this program prints on a host."""
+    process = start(emulation, host, _program(*words), stdout=subprocess.PIPE)
+    try:
+        output, _ = process.communicate(timeout=LIMIT_SECONDS)
+    finally:
+        end((process,))
+    assert process.returncode == 0
+    return json.loads(output)
+
+
+def _program(*words: object) -> tuple[str, ...]:
+    return (sys.executable, __file__, *map(str, words))
 
 
 def main(words: list[str]) -> None:
@@ -126,5 +127,7 @@ def main(words: list[str]) -> None:
         print(json.dumps(round_trip(rest[0], int(rest[1]), int(rest[2]))))
     elif verb == "rate":
         print(json.dumps(rate(rest[0], int(rest[1]), int(rest[2]))))
-    elif verb == "reach":
-        print(json.dumps(reached(rest[1:], seconds=float(rest[0]))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
