@@ -29,6 +29,7 @@ from hetplan.search.result import SearchResult
 _MOST_FAULTS = 20  # lines that a person reads
 _BEYOND = 1e18  # no second or byte of a run reaches it
 _KINDS = {"source": str, "target": str, "part": str, "rank": int, "step": int}
+_TIMES = ("begin_seconds", "window_seconds")
 _OVERLAP = 1e-3  # of a window: clocks that are read twice differ by less
 Placed: TypeAlias = tuple[Record, str, int]
 """A record, and the file and line where it was read."""
@@ -130,6 +131,9 @@ class Tail:
                 for name in row:
                     if name not in COLUMNS or row.count(name) > 1:
                         raise self._fault(name, unknown(name, COLUMNS, "or repeated column"))
+                for name in _TIMES:
+                    if name not in row:
+                        raise self._fault(name, "this column is missing; every row needs it")
                 self.names = tuple(row)
             elif len(row) != len(self.names):
                 raise self._fault("", f"found {len(row)} cells; the header has {len(self.names)}")
@@ -137,7 +141,7 @@ class Tail:
                 yield self._record(row), str(self.path), self.lines
 
     def _record(self, row: Sequence[str]) -> Record:
-        values: dict[str, Any] = dict.fromkeys(("begin_seconds", "window_seconds"), math.nan)
+        values: dict[str, Any] = dict.fromkeys(_TIMES, math.nan)
         for name, cell in zip(self.names, row, strict=True):
             try:
                 values |= {name: _KINDS.get(name, float)(cell)} if cell else {}

@@ -271,7 +271,7 @@ class _Inside:
 def _island_lines(island: DraftIsland, assumed: list[str]) -> list[str]:
     """The island's part of the file; what is assumed is added to `assumed`."""
     words, kind, template, nics = island.words, island.kind, island.template, island.nics
-    hosts = island.name if words.nodes == 1 else f"{island.name}-[1-{words.nodes}]"
+    hosts = island.name if words.nodes == 1 else f"{island.name}-[0-{words.nodes - 1}]"
     lines = [
         f"      - name: {scalar(island.name)}",
         f"        nodes: {words.nodes}",

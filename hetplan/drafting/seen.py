@@ -60,8 +60,9 @@ class Seen:
         ]
         if len(fitting) < words.nodes:
             types = ", ".join(dict.fromkeys(host.device or "(none)" for host in self.hosts))
-            of = f" of type {words.what} (there are {types}: call the kind so)" if typed else ""
-            raise wrong(NODES, words.text, f"{HOSTS} lists {len(fitting)} hosts for it{of}")
+            of = f" of type {words.what}" if typed else ""
+            known = "" if fitting else f" (there are {types}: call the kind so)" * typed
+            raise wrong(NODES, words.text, f"{HOSTS} lists {len(fitting)} hosts for it{of}{known}")
         taken = fitting[: words.nodes]
         for host in taken:
             if host.slots not in (None, devices):

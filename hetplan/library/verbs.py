@@ -19,6 +19,7 @@ from hetplan.files.settings import given_path, keywords
 from hetplan.files.writing import ScratchFolder
 from hetplan.job.spec import Job
 from hetplan.job.sweep_form import SWEEP_SCHEMA
+from hetplan.kernels import clock
 from hetplan.library.inputs import check_before_search, predictor_of, question_of
 from hetplan.library.result import Result
 from hetplan.library.values import File
@@ -101,7 +102,7 @@ def planned(
         with ProgressLine("closing candidates", progress) as line:
             answers.shown = each_shown_on(line)
             with with_reasons(inputs, predict, end):
-                found = best_plan(inputs, answers, journal=journal, end=end)
+                found = best_plan(inputs, answers, journal=journal, end=_before_local(inputs, end))
             line.begin("planning nearby questions")
             found = by_objective(
                 found,
@@ -117,6 +118,13 @@ def planned(
             raise
         return interrupted(found), ""
     return (found if isinstance(local, str) or not local.wins else local.result), local
+
+
+def _before_local(inputs: Inputs, end: float) -> float:
+    """By when the synchronous plan has to be there: half of the time is for local steps, where the
+    job asks for them.
+    """
+    return end if inputs.job.synchronisation is None else (clock() + end) / 2
 
 
 def load_plan(path: File) -> Result:

@@ -115,7 +115,7 @@ def _horizon(found: Replanned, terms: Terms) -> str:
     if terms.horizon_tokens is not None or terms.horizon_seconds is not None:
         said = "the horizon"
     elif found.result.inputs.job.total_tokens is None:
-        said = "a day's work (--horizon says how much is left)"
+        said = "a day (--horizon says how much is left)"
     return f"until the end of {said}, {found.steps:,.0f} steps: {seconds}"
 
 

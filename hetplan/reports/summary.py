@@ -295,7 +295,7 @@ def _table(summary: Summary, width: int) -> Iterator[str]:
             f"{_span(100 * row.least_busy, 100 * row.most_busy)} %",
         )
     lines = [*table_lines(table, width)]
-    if any(_CUT in line for line in lines):
+    if any(_CUT in line for line in lines) or not lines[0].endswith("busy"):
         # Cells take more lines, instead of losing their ends; the line above has recomputation.
         table.columns = [each for each in table.columns if each.header != "recompute"]
         for column, room in zip(table.columns, _widths(table, width), strict=True):
@@ -316,7 +316,7 @@ def _widths(table: Table, width: int) -> list[int]:
 
 
 _CUT = "\u2026"
-"""What rich writes where a cell lost its end."""
+"""What rich writes where a cell lost its end; of columns beyond the last one it writes nothing."""
 
 
 _ALWAYS = ("tp", "dp")

@@ -14,7 +14,7 @@ for between plans that were found: these two, and the best synchronous plan over
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -24,7 +24,7 @@ from hetplan.cluster.spec import Island
 from hetplan.cost.estimate import estimate_with, step_quantile
 from hetplan.cost.goodput.run import goodput
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.deadline import check_time, ends_by
+from hetplan.deadline import check_time, ends_by, seconds_left
 from hetplan.errors import OutOfTimeError
 from hetplan.job.spec import Objective, Sharding
 from hetplan.kernels import clock
@@ -53,7 +53,8 @@ AIMS = (Objective.STEP_TIME, Objective.DAYS)
 """For which local steps are weighed."""
 
 Crossing: TypeAlias = tuple[float, float | None]
-"""Today's figure, and the one at which both runs take as long; None: none is near."""
+"""Today's figure, and the one at which both runs take as long; None: none is near, or was found in
+time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,7 @@ def _beside(result: SearchResult, predictor: Predictor) -> LocalSteps | None:
     sites = _balanced(question, predictor)
     plan = _composed(question, [*sites.values()], predictor) if len(sites) > 1 else None
     if plan is None:
-        sites = {name: _plain(each, predictor) for name, each in sites.items()}
+        sites = {name: _plain(each, predictor, _share(sites)) for name, each in sites.items()}
         plan = _composed(question, [*sites.values()], predictor) if len(sites) > 1 else None
     if plan is None:
         return None
@@ -178,13 +179,13 @@ def _balanced(question: Question, predictor: Predictor) -> dict[str, SearchResul
         if parts in seen:
             break
         seen.add(parts)
-        sites: dict[str, SearchResult] = {}
+        sites, share = dict[str, SearchResult](), _share(parts)
         for region, samples in zip([*speeds], parts, strict=True):
             check_time()
             others = [each.name for each in question.cluster.islands if each.region != region]
             own = question.with_job(global_batch_size=samples, synchronisation=None)
             try:
-                sites[region] = ask(own.without_islands(*others), predictor)
+                sites[region] = ask(_within(own.without_islands(*others), share), predictor)
                 speeds[region] = samples / sites[region].estimate.step_seconds
             except NO_ANSWER:
                 del speeds[region]
@@ -205,9 +206,22 @@ def _dealt(batch: int, speeds: Sequence[float]) -> tuple[int, ...]:
     return tuple(unit * part for part in parts)
 
 
-def _plain(found: SearchResult, predictor: Predictor) -> SearchResult:
+def _share(sites: Collection[object]) -> float:
+    """Seconds for each site's search: together half of what is left, so that a price has some."""
+    return seconds_left() / (2 * len(sites))
+
+
+def _within(question: Question, seconds: float) -> Question:
+    """The question with no more time than this."""
+    own = question.job.time_limit_seconds
+    if math.isinf(seconds):
+        return question
+    return question.with_job(time_limit_seconds=seconds if own is None else min(own, seconds))
+
+
+def _plain(found: SearchResult, predictor: Predictor, seconds: float) -> SearchResult:
     """The best plan that the trainer can run with those of any other site; the bound is kept."""
-    plain = found.inputs.with_pins(sharded_optimizer=False, depth=0)
+    plain = _within(found.inputs.with_pins(sharded_optimizer=False, depth=0), seconds)
     return replace(ask(plain, predictor), certificate=found.certificate)
 
 
@@ -258,15 +272,18 @@ def _crossings(
     ideal = nearer(wider(question, pairs, _WIDE), pairs, 1.0 / _WIDE)
     rivals = [together]
     with suppress(*NO_ANSWER):
-        rivals.append(ask(ideal.with_job(synchronisation=None), predictor).plan)
+        ideal = _within(ideal.with_job(synchronisation=None), _share(rivals))
+        rivals.append(ask(ideal, predictor).plan)
 
     def lead(changed: Question) -> float:
         check_time()
         return _gain(rivals, local, changed, predictor)
 
     links = [question.cluster.link_between(*pair) for pair in pairs]
-    wide = _even(lambda factor: lead(wider(question, pairs, factor)))
-    near = _even(lambda factor: lead(nearer(question, pairs, 1.0 / factor)))
+    wide = near = None
+    with suppress(OutOfTimeError):
+        wide = _even(lambda factor: lead(wider(question, pairs, factor)))
+        near = _even(lambda factor: lead(nearer(question, pairs, 1.0 / factor)))
     rate, trip = min(map(rate_of, links)), max(2.0 * each.latency_seconds for each in links)
     return (rate, wide and rate * wide), (trip, near and trip / near)
 

@@ -161,6 +161,10 @@ class Option:
         """Until so many new steps are done."""
         return self.still_seconds + steps * self.step_seconds
 
+    def steps_in(self, seconds: float) -> float:
+        """New steps in so much time; negative where the run still stands."""
+        return (seconds - self.still_seconds) / self.step_seconds
+
     def pays_after_seconds(self, other: Option) -> float | None:
         """When this plan, from then on ahead, has done as many steps as the other; 0 where it never
         is behind, None where it never gets ahead.
@@ -186,7 +190,7 @@ class Replanned:
     ranked: int
     """Plans in all."""
     steps: float
-    """Of the horizon."""
+    """Of the horizon: those of its tokens, or as many as the best plan makes in its time."""
     lost_devices: int
     """Of the old plan, that are no longer there."""
     state_is_lost: bool
@@ -321,7 +325,7 @@ class _Ranking:
             if not prices or clock() < self.end:
                 prices[plan] = self.evaluator.pricer.step(plan)
         steps = {plan: step.step_seconds for plan, step in prices.items() if fits(step)}
-        horizon = self._horizon_steps(min(steps.values()))
+        horizon = self._most_steps(min(steps.values()))
         stays = self._staying() if self.terms.may_stay else None
         options: list[Option] = []
         lost = self._state_is_lost(found.plan)
@@ -333,6 +337,8 @@ class _Ranking:
             if plan == stays or not far:
                 option = self._option(plan, plans[plan], seconds, own=own, stays=plan == stays)
                 options.append(option)
+        if self._given_steps is None:
+            horizon = max(0.0, *(each.steps_in(self._horizon_seconds) for each in options))
         options.sort(key=lambda each: each.seconds(horizon))
         best = options[0]
         estimate = found.estimate
@@ -355,14 +361,23 @@ class _Ranking:
             transfers=self._transfers(best.plan, keeps=own or best.plan == stays),
         )
 
-    def _horizon_steps(self, least_step: float) -> float:
+    @property
+    def _given_steps(self) -> float | None:
+        """Of the tokens that are left; None where the horizon is a time."""
         terms, job = self.terms, self.asked.job
         tokens = terms.horizon_tokens
         if tokens is None and terms.horizon_seconds is None:
             tokens = job.total_tokens
-        if tokens is not None:
-            return tokens / (job.global_batch_size * job.sequence_length)
-        return (terms.horizon_seconds or DAY_SECONDS) / least_step
+        return None if tokens is None else tokens / (job.global_batch_size * job.sequence_length)
+
+    @property
+    def _horizon_seconds(self) -> float:
+        return self.terms.horizon_seconds or DAY_SECONDS
+
+    def _most_steps(self, least_step: float) -> float:
+        """Of the horizon, for a plan of such steps that need not move."""
+        given = self._given_steps
+        return self._horizon_seconds / least_step if given is None else given
 
     def _option(self, plan: Plan, words: str, seconds: float, *, own: bool, stays: bool) -> Option:
         """The plan with its move; own: devices keep their state, all of which is there."""
