@@ -23,6 +23,7 @@ from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.layers import Attention
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import named_formats, reduction_precision
+from hetplan.plans.limits import LimitKind, limits_of
 from hetplan.plans.pieces import data_ranks, device_array, own_depth, stage_array
 from hetplan.plans.plan import (
     SCHEDULES,
@@ -363,22 +364,27 @@ def _places(checked: CheckedPlan, field: str, pipeline: Pipeline, trainer: Targe
     rows, places = [], checked.places
     every = device_array([part for stage in checked.plan.stages for part in stage.devices])
     of_node = np.bincount(places.nodes(every))
+    in_part = _used_in_part(checked)
     for s, stage in enumerate(pipeline.stages):
         row = []
         for r, replica in enumerate(stage.replicas):
             devices = device_array(replica.devices)
             at = int(places.islands(devices[:1])[0])
             row.append(at)
-            per_node = checked.cluster.islands[at].devices_per_node
+            island = checked.cluster.islands[at]
+            per_node = island.devices_per_node
             nodes, mine = np.unique(places.nodes(devices), return_counts=True)
-            fills = (of_node[nodes] == mine[0]).all() and (mine == mine[0]).all()
+            fills = (mine == per_node).all()
+            if island.name in in_part:
+                fills = (of_node[nodes] == mine[0]).all() and (mine == mine[0]).all()
             if trainer.whole_nodes and nodes.size > 1 and not fills:
+                whole = "what the plan uses of several, equally much of each"
                 where = f".replicas[{r}]" if len(stage.replicas) > 1 else ""
                 yield (
                     f"{field}.stages[{s}]{where}",
                     f"{devices.size} devices in {nodes.size} nodes of {per_node}; with target "
-                    f"{trainer.name} a stage lies in one node or fills what the plan uses of "
-                    "several, equally much of each",
+                    f"{trainer.name} a stage lies in one node or fills "
+                    f"{whole if island.name in in_part else 'whole ones'}",
                 )
         rows.append(tuple(row))
     runs = [rows[0], *(right for left, right in pairwise(rows) if left != right)]
@@ -389,6 +395,14 @@ def _places(checked: CheckedPlan, field: str, pipeline: Pipeline, trainer: Targe
             yield (f"{field}.stages", f"the stages of island {again} are not next to each other")
             return
         seen |= {*run}
+
+
+def _used_in_part(checked: CheckedPlan) -> set[str]:
+    """Islands whose nodes a search may use in part: for limits on power or cores."""
+    cluster = checked.cluster
+    limits = limits_of(cluster, checked.job)
+    within = {n for each in limits if each.kind is not LimitKind.NODES for n in each.islands}
+    return within | {each.name for each in cluster.islands if each.node_parts}
 
 
 def _mixed(checked: CheckedPlan, trainer: Target) -> Found:

@@ -19,15 +19,17 @@ from hetplan.files.encoding import to_plain
 from hetplan.job.spec import Pins
 from hetplan.plans.assemble import device_ranges, positions, stages_with_room
 from hetplan.plans.check import check_plan
+from hetplan.plans.limits import unlimited
 from hetplan.plans.pieces import used_devices
 from hetplan.plans.plan import expand
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import idle_lines
-from hetplan.search.result import Question, SearchResult
+from hetplan.reports.summary import summarize
+from hetplan.search.result import OTHER_PARTS_LEFT_OUT, Question, SearchResult
 from hetplan.search.search import search
 from hetplan.whatif.ask import searched
 from hetplan.whatif.idle import idle_reasons
-from hetplan.whatif.within_limits import keeps_limits
+from hetplan.whatif.within_limits import keeps_limits, within_limits
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 _PLAIN = Pins(pipelines=1, cp=1, ep=1, virtual_stages=1, depth=0)
@@ -116,6 +118,62 @@ def test_limits_on_power_give_the_best_plan_of_all_parts(shape: tuple[int, int])
         assert keeps_limits(found.plan, found.estimate, question)
         least = min(each.estimate.step_seconds for each in kept)
         assert found.estimate.step_seconds <= least * (1.0 + 1e-9)
+
+
+def test_a_plan_on_parts_below_the_bound_of_whole_nodes_is_not_called_optimal() -> None:
+    # Three ranks divide the batch, and no stage of whole nodes has three.
+    question = asked(one_site(2, 4, power_limit_watts=2600.0), 9, pin=replace(_PLAIN, tp=1))
+    question = replace(question, model=model(6))
+    found = searched(question, _PREDICTOR)
+    whole = free(question.changed(cluster=unlimited(question.cluster, question.job)))
+    assert used(found) == [3, 0]
+    assert whole is not None
+    assert found.certificate is not None
+    assert whole.certificate is not None
+    step, bound = found.estimate.step_seconds, found.certificate.lower_bound_seconds
+    assert bound <= step < whole.certificate.lower_bound_seconds
+    assert found.certificate.status == "open"
+    assert found.certificate.space.endswith(OTHER_PARTS_LEFT_OUT)
+    assert found.certificate.gap == 1.0 - bound / step
+    assert OTHER_PARTS_LEFT_OUT in "\n".join(summarize(found).lines(width=200))
+
+
+def test_the_bound_of_a_plan_on_parts_is_the_least_of_all_searches_on_parts() -> None:
+    question = asked(one_site(2, 4, power_limit_watts=2600.0), 9, pin=replace(_PLAIN, tp=1))
+    question = replace(question, model=model(6))
+
+    def ask(each: Question, journal: object) -> SearchResult:
+        found = search(each.model, each.cluster, each.job, _PREDICTOR)
+        parts = each.cluster.islands[0].usable_parts
+        if parts != (3,) or found.certificate is None:
+            return found
+        low = replace(found.certificate, lower_bound_seconds=0.03, status="limit")
+        return replace(found, certificate=low)
+
+    found = within_limits(question, ask)
+    assert found.certificate is not None
+    assert found.certificate.lower_bound_seconds == 0.03
+    assert found.certificate.gap == 1.0 - 0.03 / found.estimate.step_seconds
+    assert found.certificate.status == "limit"
+
+
+def test_megatrons_stages_fill_parts_of_nodes_only_within_power_or_cores() -> None:
+    limited = one_site(2, 4, power_limit_watts=3500.0)
+    within = limited.with_island(replace(limited.islands[0], node_parts=(3, 3)))
+    question = asked(within, 12, pin=replace(_PLAIN, tp=1, pp=1, dp=6))
+    found = free(question)
+    assert found is not None
+    assert used(found) == [3, 3]
+
+    def faults(place: Cluster, **settings: object) -> list[str]:
+        job_ = replace(question.job, **settings)  # type: ignore[arg-type]
+        return [each.message for each in check_plan(found.plan, question.model, place, job_)]
+
+    assert not faults(limited)
+    assert not faults(one_site(2, 4, 31), cpu_cores_per_device=8)
+    for place in (one_site(2, 4), one_site(2, 4, 31), one_site(2, 4, max_nodes=2)):
+        (fault,) = faults(place)
+        assert "a stage lies in one node or fills whole ones" in fault
 
 
 def test_watts_that_feed_no_second_node_feed_a_part_of_one() -> None:
