@@ -93,7 +93,7 @@ def keeps_limits(plan: Plan, estimate: Estimate, question: Question) -> bool:
 
 def full_limits(result: SearchResult, island: str) -> list[str]:
     """Limits that have no room for one more stage on the island like the plan's smallest one there,
-    or where it has none for one more device.
+    or where it has none for one more device. Cores are of each node: the one with most room counts.
     """
     plan, cluster = result.plan, result.inputs.cluster
     mine = next(mine for each, mine in used_devices(plan, cluster) if each.name == island)
@@ -102,12 +102,19 @@ def full_limits(result: SearchResult, island: str) -> list[str]:
     more = min((r.num_devices for r in plan.replicas if r.devices[0].start in here), default=1)
     beside = int((~mine[mine.any(axis=1)]).sum())
     nodes = max(0, -(-(more - beside) // per_node))
+    fewest = min(int(mine[node].sum()) for node in cluster.island(island).usable_nodes)
+
+    def with_more(limit: Limit) -> float:
+        at = limit.islands.index(island)
+        if limit.kind is LimitKind.CORES:
+            return (fewest + min(more, per_node)) * limit.per_device[at]
+        whole = nodes and nodes * limit.per_node[at]
+        return limit.used + whole + more * limit.per_device[at]
+
     return [
         limit.name
         for limit in limit_use(plan, result.estimate, result.inputs)
-        for name, node, device in zip(limit.islands, limit.per_node, limit.per_device, strict=True)
-        if name == island
-        and limit.used + (nodes and nodes * node) + more * device > limit.most * (1.0 + _ROUNDING)
+        if island in limit.islands and with_more(limit) > limit.most * (1.0 + _ROUNDING)
     ]
 
 

@@ -29,7 +29,7 @@ from hetplan.search.result import OTHER_PARTS_LEFT_OUT, Question, SearchResult
 from hetplan.search.search import search
 from hetplan.whatif.ask import searched
 from hetplan.whatif.idle import idle_reasons
-from hetplan.whatif.within_limits import keeps_limits, within_limits
+from hetplan.whatif.within_limits import full_limits, keeps_limits, within_limits
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 _PLAIN = Pins(pipelines=1, cp=1, ep=1, virtual_stages=1, depth=0)
@@ -209,6 +209,17 @@ def test_the_limit_that_keeps_devices_idle_is_named(within: Cluster, idle: str) 
     found = searched(asked(within, cpu_cores_per_device=8), _PREDICTOR)
     (line,) = idle_lines(idle_reasons(found, _PREDICTOR), found)
     assert line == f"a, {idle} has no room for more of them"
+
+
+@pytest.mark.parametrize(("out", "full"), [((), False), ((1, 2), True)])
+def test_cores_of_hosts_are_full_where_no_node_has_room(out: tuple[int, ...], full: bool) -> None:
+    within = one_site(3, 2, 16)
+    question = asked(within, pin=replace(_PLAIN, tp=1, pp=2, dp=1), cpu_cores_per_device=8)
+    found = searched(question, _PREDICTOR)
+    assert used(found) == [2, 0, 0]
+    (own,) = within.islands
+    fewer = replace(found.inputs, cluster=within.with_island(replace(own, nodes_out=out)))
+    assert full_limits(replace(found, inputs=fewer), "a") == ["cpu_cores of a"] * full
 
 
 def test_a_limit_that_is_not_full_is_named_where_without_it_a_plan_is_faster() -> None:
