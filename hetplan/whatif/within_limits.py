@@ -152,7 +152,7 @@ def within_limits(question: Question, ask: Ask, journal: JournalFile | None = No
         if journal is not None and own is not None:
             if best is whole:
                 own.path.replace(journal.path)
-            elif not _is_stopped(best):
+            elif not (_has_more(whole) or _has_more(best)):
                 own.path.unlink()
     return replace(best, inputs=replace(whole.inputs, job=question.job))
 
@@ -190,6 +190,12 @@ def _without_limits(
     if cut and clock() < end and keeps_limits(first.plan, first.estimate, question):
         return first, go_on()
     return first, first
+
+
+def _has_more(found: SearchResult) -> bool:
+    """Whether the search was ended before it was done: --resume goes on from its journal."""
+    ended = "" if found.certificate is None else found.certificate.status
+    return ended in ("limit", "interrupted")
 
 
 def _is_stopped(found: SearchResult) -> bool:

@@ -20,7 +20,7 @@ from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.files.encoding import to_plain
 from hetplan.plans.check import check_plan
-from hetplan.plans.limits import limits_of, with_limit
+from hetplan.plans.limits import limits_of, unlimited, with_limit
 from hetplan.plans.pieces import used_devices
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import idle_lines
@@ -230,6 +230,23 @@ def test_a_users_journal_has_no_plan_that_breaks_a_limit(
     assert (read_journal(journal.path) is not None) == kept
     assert not journal.apart().path.exists()
     assert journal.is_there == kept
+
+
+@pytest.mark.parametrize("status", ["optimal", "limit"])
+def test_a_search_that_was_ended_can_be_resumed(tmp_path: Path, status: str) -> None:
+    asked = Question(model=model(6), cluster=two_sites(max_nodes=2), job=job(8))
+    journal = JournalFile(tmp_path / "journal")
+
+    def ask(each: Question, book: JournalFile | None) -> SearchResult:
+        found = searched(each.changed(cluster=unlimited(each.cluster, each.job)), _PREDICTOR)
+        if book is None or found.certificate is None:
+            return found
+        book.path.touch()
+        return replace(found, certificate=replace(found.certificate, status=status))
+
+    within_limits(asked, ask, journal)
+    assert journal.is_there == (status != "optimal")
+    assert not journal.path.exists()
 
 
 def test_the_search_without_limits_goes_on_where_its_plan_breaks_none(tmp_path: Path) -> None:
