@@ -283,11 +283,6 @@ def check_model(model: ModelSpec, job: Job) -> None:
         raise InputError(*(Fault(field="model", message=fault) for fault in faults))
 
 
-def stage_link(island: Island, stage_devices: int) -> Link:
-    """The link inside a stage of this many devices: in one node, or between nodes."""
-    return island.intra_node if stage_devices <= island.devices_per_node else island.inter_node
-
-
 def neighbour_link(
     cluster: Cluster, left: Sequence[int], right: Sequence[int]
 ) -> tuple[Link, bool]:

@@ -14,6 +14,7 @@ from search_jobs import cluster, island, job, model
 
 from hetplan.cluster.spec import Cluster, Island, Site
 from hetplan.cost.step_model.pricer import Pricer
+from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
 from hetplan.errors import InfeasibleError, InputError
 from hetplan.files.encoding import to_plain
 from hetplan.job.spec import Pins
@@ -174,6 +175,20 @@ def test_megatrons_stages_fill_parts_of_nodes_only_within_power_or_cores() -> No
     for place in (one_site(2, 4), one_site(2, 4, 31), one_site(2, 4, max_nodes=2)):
         (fault,) = faults(place)
         assert "a stage lies in one node or fills whole ones" in fault
+
+
+def test_the_norm_of_a_stage_on_parts_of_two_nodes_crosses_their_link() -> None:
+    whole = one_site(2, 4)
+    (own,) = whole.islands
+    question = asked(whole.with_island(replace(own, node_parts=(2, 2))))
+    question = question.with_job(pin=replace(_PLAIN, tp=1, pp=1, dp=4))
+    found = free(question)  # search and pricing agree, or it raises
+    assert found is not None
+    assert used(found) == [2, 2]
+    step = Pricer(question.model, whole, question.job, _PREDICTOR).step(found.plan)
+    once = scalar_term(own.inter_node, _PREDICTOR).seconds
+    levels = norm_rounds(question.job) * norm_depth(4)
+    assert step.composed.norm_seconds == pytest.approx(levels * once, rel=1e-12)
 
 
 def test_watts_that_feed_no_second_node_feed_a_part_of_one() -> None:
