@@ -27,9 +27,10 @@ from hetplan.reports.explained import idle_lines
 from hetplan.reports.summary import summarize
 from hetplan.search.journal import JournalFile, read_journal
 from hetplan.search.result import LIMITS_LEFT_OUT, Question, SearchResult
+from hetplan.whatif import no_plan
 from hetplan.whatif.ask import searched
 from hetplan.whatif.idle import idle_reasons
-from hetplan.whatif.no_plan import with_reasons
+from hetplan.whatif.no_plan import _enough, _limits, with_reasons
 from hetplan.whatif.within_limits import (
     OverLimitsError,
     full_limits,
@@ -172,6 +173,25 @@ def test_no_plan_names_the_limit_and_what_would_do() -> None:
     assert words is not None
     enough = replace(one.sites[0], power_limit_watts=float(words[1]))
     searched(asked.changed(cluster=replace(one, sites=(enough,))), _PREDICTOR)
+
+
+def test_limits_that_no_set_of_is_in_conflict_are_not_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Question(model=model(6), cluster=two_sites(max_nodes=1), job=job(8))
+
+    def none(*_: object) -> SearchResult:
+        raise LimitError("none in time")
+
+    monkeypatch.setattr(no_plan, "ask", none)
+    assert not _limits(asked, _PREDICTOR)
+
+
+def test_a_plan_that_takes_nothing_of_a_limit_says_the_least_of_it() -> None:
+    asked = Question(model=model(6), cluster=two_sites(max_nodes=1), job=job(8))
+    without = searched(asked.without_islands("a"), _PREDICTOR)
+    (limit,) = limits_of(asked.cluster, asked.job)
+    assert _enough(asked, limit, lambda _: without) == 1
 
 
 @pytest.mark.slow
