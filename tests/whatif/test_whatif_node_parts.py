@@ -19,7 +19,9 @@ from hetplan.errors import InfeasibleError, InputError
 from hetplan.files.encoding import to_plain
 from hetplan.job.spec import Pins
 from hetplan.plans.assemble import device_ranges, positions, stages_with_room
+from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
+from hetplan.plans.chosen import ChosenStage, Part, Shape
 from hetplan.plans.limits import unlimited
 from hetplan.plans.pieces import used_devices
 from hetplan.plans.plan import expand
@@ -189,6 +191,37 @@ def test_the_norm_of_a_stage_on_parts_of_two_nodes_crosses_their_link() -> None:
     once = scalar_term(own.inter_node, _PREDICTOR).seconds
     levels = norm_rounds(question.job) * norm_depth(4)
     assert step.composed.norm_seconds == pytest.approx(levels * once, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        ((4,), "node_parts has 1 of 3 nodes"),
+        ((5, 4, 4), "node_parts has 5 of the 4 devices"),
+        ((4, 2, -1), "node_parts has -1 of the 4 devices"),
+        ((2, 0, 4), "the largest must come first"),
+    ],
+)
+def test_parts_that_no_node_has_and_those_out_of_order_are_refused(
+    parts: tuple[int, ...], fault: str
+) -> None:
+    own = island("a", nodes=3, per_node=4)
+    with pytest.raises(InputError, match=fault):
+        replace(own, node_parts=parts)
+    assert replace(own, nodes_out=(0,), node_parts=(0, 4, 2)).usable_parts == (4, 2)
+
+
+def test_what_has_no_room_on_parts_is_told_their_devices() -> None:
+    whole = one_site(3, 4)
+    within = whole.with_island(replace(whole.islands[0], node_parts=(4, 2, 0)))
+    part = Part(island="a", shape=Shape(tp=1, dp=8, microbatch_size=1))
+    stage = ChosenStage(parts=(part,), layers=(4,), warmup_depth=1)
+    found = free(asked(whole))
+    assert found is not None
+    chosen = chosen_of(found.plan, whole, found.inputs.job, found.inputs.model)
+    pipeline = replace(chosen.pipelines[0], stages=(stage,))
+    with pytest.raises(InputError, match="1 usable nodes of 4 devices and 1 usable nodes of 2 dev"):
+        plan_of(model(4), within, job(8), replace(chosen, pipelines=(pipeline,)))
 
 
 def test_watts_that_feed_no_second_node_feed_a_part_of_one() -> None:
