@@ -30,7 +30,8 @@ from hetplan.reports.explained import idle_lines
 from hetplan.reports.summary import summarize
 from hetplan.search.result import OTHER_PARTS_LEFT_OUT, Question, SearchResult
 from hetplan.search.search import search
-from hetplan.whatif.ask import searched
+from hetplan.whatif import within_limits as within_limits_
+from hetplan.whatif.ask import carried, searched
 from hetplan.whatif.idle import idle_reasons
 from hetplan.whatif.within_limits import full_limits, keeps_limits, within_limits
 
@@ -139,6 +140,30 @@ def test_a_plan_on_parts_below_the_bound_of_whole_nodes_is_not_called_optimal() 
     assert found.certificate.space.endswith(OTHER_PARTS_LEFT_OUT)
     assert found.certificate.gap == 1.0 - bound / step
     assert OTHER_PARTS_LEFT_OUT in "\n".join(summarize(found).lines(width=200))
+
+
+def test_a_plan_on_parts_is_kept_where_it_is_known_and_legal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    question = asked(one_site(2, 4, power_limit_watts=2600.0), 9, pin=replace(_PLAIN, tp=1))
+    question = replace(question, model=model(6))
+    known = searched(question, _PREDICTOR)
+    more = question.changed(cluster=one_site(2, 4, power_limit_watts=2650.0))
+    assert carried(known, more) == known.plan
+    assert carried(known, more.changed(cluster=one_site(2, 4))) is None
+    assert carried(known, more.changed(cluster=one_site(3, 4, power_limit_watts=2650.0))) is None
+
+    monkeypatch.setattr(within_limits_, "_MOST_ASKED", 1)
+    without = searched(more, _PREDICTOR)
+    found = searched(more, _PREDICTOR, start=[known.plan])
+    assert without.estimate.step_seconds > found.estimate.step_seconds
+    assert found.plan == known.plan
+    assert found.estimate.step_seconds == known.estimate.step_seconds
+    assert found.certificate is not None
+    assert found.certificate.status == "open"
+    assert found.certificate.space.endswith(OTHER_PARTS_LEFT_OUT)
+    pinned = more.with_pins(dp=1)
+    assert searched(pinned, _PREDICTOR, start=[known.plan]).plan != known.plan
 
 
 def test_the_bound_of_a_plan_on_parts_is_the_least_of_all_searches_on_parts() -> None:
