@@ -97,7 +97,7 @@ def full_limits(result: SearchResult, island: str) -> list[str]:
     """
     plan, cluster = result.plan, result.inputs.cluster
     mine = next(mine for each, mine in used_devices(plan, cluster) if each.name == island)
-    first, (_, per_node) = cluster.first_device(island), mine.shape
+    first, per_node = cluster.first_device(island), cluster.island(island).devices_per_node
     here = range(first, first + mine.size)
     more = min((r.num_devices for r in plan.replicas if r.devices[0].start in here), default=1)
     beside = int((~mine[mine.any(axis=1)]).sum())
