@@ -23,7 +23,7 @@ from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.layers import Attention
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import named_formats, reduction_precision
-from hetplan.plans.limits import LimitKind, limits_of
+from hetplan.plans.limits import used_in_part
 from hetplan.plans.pieces import data_ranks, device_array, own_depth, stage_array
 from hetplan.plans.plan import (
     SCHEDULES,
@@ -364,7 +364,7 @@ def _places(checked: CheckedPlan, field: str, pipeline: Pipeline, trainer: Targe
     rows, places = [], checked.places
     every = device_array([part for stage in checked.plan.stages for part in stage.devices])
     of_node = np.bincount(places.nodes(every))
-    in_part = _used_in_part(checked)
+    in_part = used_in_part(checked.cluster, checked.job)
     for s, stage in enumerate(pipeline.stages):
         row = []
         for r, replica in enumerate(stage.replicas):
@@ -395,14 +395,6 @@ def _places(checked: CheckedPlan, field: str, pipeline: Pipeline, trainer: Targe
             yield (f"{field}.stages", f"the stages of island {again} are not next to each other")
             return
         seen |= {*run}
-
-
-def _used_in_part(checked: CheckedPlan) -> set[str]:
-    """Islands whose nodes a search may use in part: for limits on power or cores."""
-    cluster = checked.cluster
-    limits = limits_of(cluster, checked.job)
-    within = {n for each in limits if each.kind is not LimitKind.NODES for n in each.islands}
-    return within | {each.name for each in cluster.islands if each.node_parts}
 
 
 def _mixed(checked: CheckedPlan, trainer: Target) -> Found:
