@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Annotated, TypeAlias
 
 from pydantic import Field
@@ -117,6 +117,8 @@ class Island:
             )
         if self.node_parts and len(self.node_parts) != self.nodes:
             raise InputError(f"node_parts has {len(self.node_parts)} of {self.nodes} nodes")
+        if self.node_parts:
+            _check_parts(self.usable_parts, self.devices_per_node)
         lists = [
             ("switch_of_device", self.switch_of_device),
             ("numa_node_of_device", self.numa_node_of_device),
@@ -212,6 +214,14 @@ class Island:
     def names_of_nodes(self) -> tuple[str, ...]:
         """Name of every node, ranges written out; empty: the nodes have none."""
         return tuple(expand_names(self.node_names))
+
+
+def _check_parts(parts: tuple[int, ...], per_node: int) -> None:
+    wrong = [part for part in parts if not 0 <= part <= per_node]
+    if wrong:
+        raise InputError(f"node_parts has {wrong[0]} of the {per_node} devices of a node")
+    if any(after > before for before, after in pairwise(parts)):
+        raise InputError(f"node_parts of usable nodes are {parts}; the largest must come first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

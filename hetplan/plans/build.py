@@ -265,10 +265,11 @@ def _check_shape(island: Island, shape: Shape, before: int) -> None:
 
 def _no_room(island: Island, shape: Shape, stage: int) -> str:
     cp = f" x cp {shape.cp}" if shape.cp > 1 else ""
+    counts = [f"{nodes} usable nodes of {part} devices" for part, nodes in island.part_counts]
     return (
-        f"island {island.name} ({len(island.usable_nodes)} usable nodes of "
-        f"{island.devices_per_node} devices) has no room for stage {stage} of tp {shape.tp}{cp} x "
-        f"dp {shape.dp} devices; tp must divide a node, and tp{cp} x dp a node or be whole nodes"
+        f"island {island.name} ({' and '.join(counts) or 'no usable nodes'}) has no room for stage "
+        f"{stage} of tp {shape.tp}{cp} x dp {shape.dp} devices; tp must divide a node, and "
+        f"tp{cp} x dp a node or be whole nodes"
     )
 
 
@@ -281,11 +282,6 @@ def check_model(model: ModelSpec, job: Job) -> None:
         faults = (f"target {trainer.name} cannot train it: {own}",) if own else ()
     if faults:
         raise InputError(*(Fault(field="model", message=fault) for fault in faults))
-
-
-def stage_link(island: Island, stage_devices: int) -> Link:
-    """The link inside a stage of this many devices: in one node, or between nodes."""
-    return island.intra_node if stage_devices <= island.devices_per_node else island.inter_node
 
 
 def neighbour_link(

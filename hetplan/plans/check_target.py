@@ -24,6 +24,7 @@ from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.layers import Attention
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import named_formats, reduction_precision
+from hetplan.plans.limits import used_in_part
 from hetplan.plans.pieces import data_ranks, device_array, own_depth, stage_array
 from hetplan.plans.plan import (
     SCHEDULES,
@@ -369,24 +370,27 @@ def _used_of(checked: CheckedPlan, nodes: NDArray[np.int64]) -> NDArray[np.int64
 
 def _places(checked: CheckedPlan, field: str, pipeline: Pipeline, trainer: Target) -> Found:
     rows, places = [], checked.places
+    in_part = used_in_part(checked.cluster, checked.job)
     for s, stage in enumerate(pipeline.stages):
         row = []
         for r, replica in enumerate(stage.replicas):
             devices = device_array(replica.devices)
             at = int(places.islands(devices[:1])[0])
             row.append(at)
-            per_node = checked.cluster.islands[at].devices_per_node
+            island = checked.cluster.islands[at]
+            per_node = island.devices_per_node
             nodes, mine = np.unique(places.nodes(devices), return_counts=True)
             if not trainer.whole_nodes or nodes.size == 1:
                 continue
-            used = _used_of(checked, nodes)
-            if (used != mine[0]).any() or (mine != mine[0]).any():
+            filled = _used_of(checked, nodes) if island.name in in_part else per_node
+            if (mine != filled).any() or (mine != mine[0]).any():
+                whole = "what the plan uses of several, equally much of each"
                 where = f".replicas[{r}]" if len(stage.replicas) > 1 else ""
                 yield (
                     f"{field}.stages[{s}]{where}",
                     f"{devices.size} devices in {nodes.size} nodes of {per_node}; with target "
-                    f"{trainer.name} a stage lies in one node or fills what the plan uses of "
-                    "several, equally much of each",
+                    f"{trainer.name} a stage lies in one node or fills "
+                    f"{whole if island.name in in_part else 'whole ones'}",
                 )
         rows.append(tuple(row))
     runs = [rows[0], *(right for left, right in pairwise(rows) if left != right)]

@@ -81,6 +81,15 @@ def limits_of(cluster: Cluster, job: Job) -> Iterator[Limit]:
             yield Limit(kind=kind, place=place, most=most, islands=islands)
 
 
+def used_in_part(cluster: Cluster, job: Job) -> set[str]:
+    """Islands whose nodes a search may use in part: within limits on power or cores."""
+    parted = {each.name for each in cluster.islands if each.node_parts}
+    for limit in limits_of(cluster, job):
+        if limit.kind is not LimitKind.NODES:
+            parted.update(limit.islands)
+    return parted
+
+
 def with_limit(cluster: Cluster, limit: Limit, most: float | None) -> Cluster:
     """The cluster where this limit has another value; None: it is not set."""
     count = None if most is None else int(most)

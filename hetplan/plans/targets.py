@@ -80,7 +80,8 @@ class Target:
     most_extra_depth: int = 0
     """Most microbatches that are searched beyond the schedule's own depth, with early sends."""
     whole_nodes: bool
-    """A stage lies in one node or fills what the plan uses of several, equally much of each."""
+    """A stage lies in one node or fills whole ones; within limits on power or cores what the plan
+    uses of several, equally much of each."""
     island_runs: bool
     """The stages of an island stand next to each other in the pipeline."""
     sharding: tuple[Sharding, ...]

@@ -28,7 +28,7 @@ from hetplan.reports.days import days_line, run_of
 from hetplan.reports.energy import energy_line
 from hetplan.reports.terminal import folded, table_lines
 from hetplan.search.descriptions import devices_in_use
-from hetplan.search.result import LIMITS_LEFT_OUT, Certificate, SearchResult
+from hetplan.search.result import LIMITS_LEFT_OUT, OTHER_PARTS_LEFT_OUT, Certificate, SearchResult
 from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.trainers import TRAINERS
 from hetplan.units import GIBIBYTE, digits, format_each, format_range, format_seconds
@@ -401,14 +401,18 @@ _MOST_NAMED = 6
 def _proof(result: SearchResult, certificate: Certificate) -> str:
     """How far the plan can be from the best one."""
     least = format_seconds(float(f"{certificate.lower_bound_seconds:.4g}"))
+    parts = [OTHER_PARTS_LEFT_OUT] if OTHER_PARTS_LEFT_OUT in certificate.space else []
     if certificate.status == "optimal":
-        return f"proven within {certificate.gap:.1%} of the best: no plan takes less than {least}"
+        proven = f"proven within {certificate.gap:.1%} of the best: no plan takes less than {least}"
+        return "; ".join([proven, *parts])
     other = "this one has another aim" if result.objective else ""
     closing = other or "the search could not close what is left"
+    if LIMITS_LEFT_OUT in certificate.space:
+        closing = "; ".join([LIMITS_LEFT_OUT, *parts])
     ended = {
         "limit": "its limit ended the search: plan longer",
         "interrupted": "the search was interrupted: plan again, or resume its journal",
-    }.get(certificate.status, LIMITS_LEFT_OUT if LIMITS_LEFT_OUT in certificate.space else closing)
+    }.get(certificate.status, closing)
     if not certificate.lower_bound_seconds:
         return f"not proven: no bound was found, {ended}"
     return f"a plan up to {certificate.gap:.1%} shorter could exist (bound {least}); {ended}"

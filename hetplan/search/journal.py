@@ -63,11 +63,11 @@ class JournalFile:
     """Go on from what the file has; otherwise there must be none."""
 
     def apart(self) -> JournalFile:
-        """A journal beside this one, which goes on from what either has, this one's first: of a
+        """A journal beside this one, which goes on from its own file, or else from this one's: of a
         search whose plan may be none of the question (`hetplan.whatif.within_limits`).
         """
         beside = self.path.with_name(f"{self.path.name}.first")
-        if self.resume and self.path.is_file():
+        if self.resume and self.path.is_file() and not beside.is_file():
             shutil.copyfile(self.path, beside)
         return JournalFile(beside, self.resume)
 

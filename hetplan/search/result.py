@@ -73,7 +73,8 @@ class Certificate:
     """`optimal` (gap within the job's); `limit` or `interrupted` (the time limit or the user
     stopped it before that); `open`: it ended by itself with a wider gap, as some candidates are too
     large to close, or boundaries that share a link make the plan slower than the search has them,
-    or the plan was chosen by another aim than the bound is about.
+    or the plan was chosen by another aim than the bound is about, or lies on parts of nodes and is
+    faster than every plan that the search without limits has.
     """
     space: str
     """What was searched and what was fixed, in words."""
@@ -106,6 +107,10 @@ class Certificate:
 
 
 LIMITS_LEFT_OUT = "the bound leaves limits of sites out"
+OTHER_PARTS_LEFT_OUT = "the bound leaves out plans on parts of nodes that were not searched"
+
+_EQUAL = 1e-9
+"""Steps closer than this part of each other count as equal."""
 
 NO_TIME = "not searched alone: no time was left"
 """Reason of a kind of which nothing is known."""
@@ -400,13 +405,18 @@ class SearchResult:
 
 
 def certificate_beside(result: SearchResult, step_seconds: float) -> Certificate | None:
-    """The step-time bound beside this plan's step."""
+    """The step-time bound beside this plan's step.
+
+    A plan below the bound is not one of the search's space (parts of nodes): nothing says that it
+    is the best.
+    """
     known = result.certificate
     if known is None or step_seconds == result.estimate.step_seconds:
         return known
     lower = min(known.lower_bound_seconds, step_seconds)
     gap = 1.0 - lower / step_seconds
+    below = step_seconds < known.lower_bound_seconds * (1.0 - _EQUAL)
     status = known.status
-    if status == "optimal" and gap > result.inputs.job.gap:
+    if status == "optimal" and (gap > result.inputs.job.gap or below):
         status = "open"
     return replace(known, lower_bound_seconds=lower, gap=gap, status=status)

@@ -14,19 +14,29 @@ from functools import partial
 from typing import Any
 
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link
+from hetplan.cost.estimate import estimate_with
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Job, Pins
 from hetplan.plans.build import chosen_of, plan_of
+from hetplan.plans.check import check_plan
+from hetplan.plans.pinned import keeps_pins
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.journal import JournalFile
-from hetplan.search.result import ChangeKind, Inputs, Question, SearchResult
+from hetplan.search.result import (
+    OTHER_PARTS_LEFT_OUT,
+    ChangeKind,
+    Inputs,
+    Question,
+    SearchResult,
+    certificate_beside,
+)
 from hetplan.search.search import search
-from hetplan.search.solver import Progress
+from hetplan.search.solver import RESOLUTION, Progress
 from hetplan.search.space.allowed import allowed_cluster, apart
 from hetplan.search.space.plan_evaluator import fits
-from hetplan.whatif.within_limits import within_limits
+from hetplan.whatif.within_limits import keeps_limits, may_break, within_limits
 
 NO_ANSWER = (InfeasibleError, InputError, LimitError)
 """What `ask` raises where a question has no plan, contradicts itself, or took too long."""
@@ -82,7 +92,38 @@ def searched(
             start=start,
         )
 
-    return within_limits(question, asked, journal)
+    found = within_limits(question, asked, journal)
+    return _or_given(found, [each for each in start if legal_on_parts(each, question)], predictor)
+
+
+def legal_on_parts(plan: Plan, question: Question) -> bool:
+    """Whether a plan on its own devices is one of this question with limits, and has its pins: it
+    may lie on parts of nodes, where a search without these parts has no room for it.
+    """
+    cluster, job = allowed_cluster(question.cluster, question.job), question.job
+    try:
+        legal = may_break(question) and not check_plan(plan, question.model, cluster, job)
+    except InputError:
+        return False
+    return legal and keeps_pins(plan, cluster, job)
+
+
+def _or_given(found: SearchResult, given: Sequence[Plan], predictor: Predictor) -> SearchResult:
+    """The answer, or a given plan that is faster and within the limits."""
+    asked, best = found.inputs, found
+    pricer = Pricer(asked.model, asked.cluster, asked.job, predictor)
+    for plan in given:
+        step = pricer.step(plan)
+        least = best.estimate.step_seconds * (1.0 - RESOLUTION)
+        if not fits(step) or step.step_seconds >= least:
+            continue
+        estimate = estimate_with(pricer, plan)
+        if estimate.step_seconds < least and keeps_limits(plan, estimate, asked):
+            bound = certificate_beside(found, estimate.step_seconds)
+            if bound is not None and OTHER_PARTS_LEFT_OUT not in bound.space:
+                bound = replace(bound, space=f"{bound.space}; {OTHER_PARTS_LEFT_OUT}")
+            best = replace(found, plan=plan, estimate=estimate, certificate=bound)
+    return best
 
 
 def ask(
@@ -111,14 +152,21 @@ def gap_beside(result: SearchResult, question: Question) -> float:
 
 
 def carried(result: SearchResult, question: Question) -> Plan | None:
-    """The result's plan for another question, on the same islands; None where it has no room."""
+    """The result's plan for another question, on the same islands; None where it has no room. One
+    on parts of nodes keeps its devices.
+    """
     old = result.inputs
     try:
         chosen = chosen_of(result.plan, old.cluster, old.job, old.model)
         cluster = allowed_cluster(question.cluster, question.job)
         return plan_of(question.model, cluster, question.job, chosen)
     except InputError:
-        return None
+        layouts = [
+            [(island.name, island.nodes, island.devices_per_node) for island in each.islands]
+            for each in (old.cluster, question.cluster)
+        ]
+        same = layouts[0] == layouts[1] and legal_on_parts(result.plan, question)
+        return result.plan if same else None
 
 
 def step_seconds(plan: Plan, question: Question, predictor: Predictor) -> float:

@@ -231,7 +231,7 @@ def why_no_plan(asked: Question, predictor: Predictor, over: bool = False) -> tu
 
 def _limits(asked: Question, predictor: Predictor) -> list[str]:
     """The smallest set of limits that no plan was found within, each with a value that would be
-    enough.
+    enough; nothing where a second search found a plan within all of them, or none without any.
     """
 
     def found(question: Question) -> SearchResult | None:
@@ -246,6 +246,8 @@ def _limits(asked: Question, predictor: Predictor) -> list[str]:
     ]
     conflict = find_conflict(asked, demands, lambda question: found(question) is not None)
     named = [each for each in every if each.name in {one.words for one in conflict.constraints}]
+    if not named:
+        return []
     together = f"these {len(named)} limits together" if len(named) > 1 else "this limit"
     lines = [f"plans were found, and none of them within {together}:"]
     for limit in named:
@@ -274,7 +276,7 @@ def _enough(
             use = limit_use(
                 result.plan, result.estimate, result.inputs.changed(cluster=asked.cluster)
             )
-            taken = next(each.used for each in use if each.name == limit.name)
+            taken = max(1.0, next(each.used for each in use if each.name == limit.name))
             unit = 10.0 ** max(0, math.floor(math.log10(taken)) - 2)
             high = math.ceil(taken / unit) * unit
         elif most is not None:

@@ -42,7 +42,7 @@ from hetplan.search.solver import Progress
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.plan_evaluator import PlanEvaluator
 from hetplan.search.table_maker import TableMaker
-from hetplan.whatif.ask import NO_ANSWER, is_interrupted, searched
+from hetplan.whatif.ask import NO_ANSWER, is_interrupted, legal_on_parts, searched, step_seconds
 from hetplan.whatif.objectives import interrupted
 
 _FEW_ISLANDS = 4
@@ -190,8 +190,11 @@ class Answers:
             if found is None or found.estimate.step_seconds >= known:
                 continue
             offer = priced_start(found.plan, evaluator)
-            if offer is not None and offer.seconds < known:
-                known, fastest = offer.seconds, (found.plan,)
+            seconds = math.inf if offer is None else offer.seconds
+            if offer is None and legal_on_parts(found.plan, question):
+                seconds = step_seconds(found.plan, question, self.predictor)
+            if seconds < known:
+                known, fastest = seconds, (found.plan,)
         return fastest
 
     def answer(self, name: str, question: Question) -> SearchResult | None:

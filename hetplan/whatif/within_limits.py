@@ -4,8 +4,11 @@ A search knows neither limits over several islands nor watts, which are a plan's
 breaks one, the question is asked again with fewer nodes, in every way to deal those that are left
 over the limit's islands, as many as the plan's own use of the limit allows. Where watts are left
 over, or cores of a host, nodes are used in part (`Island.node_parts`): all but the last nodes
-whole, or equal parts of all. A plan that draws less than that is followed by one on more. The bound
-stays that of the search without these limits.
+whole, or equal parts of all. A plan that draws less than that is followed by one on more.
+
+The bound of a plan on whole nodes is that of the search without limits. A plan on parts of nodes
+may be none of that search: its bound is the least of that one and of the searches on parts, and it
+is not called optimal where it is faster than all plans of the search without limits.
 
 Claim: a plan within one limit on nodes is one of a question that is asked, where the limit is on
 one island, on two with up to 15 nodes of the first, or on three with up to 3 of the first two; for
@@ -31,6 +34,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
+from hetplan.cluster.spec import Cluster
 from hetplan.cost.energy.energy import most_node_watts, power_use
 from hetplan.cost.estimate_values import Estimate
 from hetplan.deadline import moment_in
@@ -40,7 +44,14 @@ from hetplan.plans.limits import Limit, LimitKind, limits_of, node_use
 from hetplan.plans.pieces import used_devices
 from hetplan.plans.plan import Plan
 from hetplan.search.journal import JournalFile
-from hetplan.search.result import LIMITS_LEFT_OUT, Question, SearchResult, certificate_beside
+from hetplan.search.result import (
+    LIMITS_LEFT_OUT,
+    OTHER_PARTS_LEFT_OUT,
+    Certificate,
+    Question,
+    SearchResult,
+    certificate_beside,
+)
 from hetplan.search.space.allowed import allowed_cluster
 
 _MOST_SPLITS = 16
@@ -82,21 +93,28 @@ def keeps_limits(plan: Plan, estimate: Estimate, question: Question) -> bool:
 
 def full_limits(result: SearchResult, island: str) -> list[str]:
     """Limits that have no room for one more stage on the island like the plan's smallest one there,
-    or where it has none for one more device.
+    or where it has none for one more device. Cores are of each node: the one with most room counts.
     """
     plan, cluster = result.plan, result.inputs.cluster
     mine = next(mine for each, mine in used_devices(plan, cluster) if each.name == island)
-    first, (_, per_node) = cluster.first_device(island), mine.shape
+    first, per_node = cluster.first_device(island), cluster.island(island).devices_per_node
     here = range(first, first + mine.size)
     more = min((r.num_devices for r in plan.replicas if r.devices[0].start in here), default=1)
     beside = int((~mine[mine.any(axis=1)]).sum())
     nodes = max(0, -(-(more - beside) // per_node))
+    fewest = min(int(mine[node].sum()) for node in cluster.island(island).usable_nodes)
+
+    def with_more(limit: Limit) -> float:
+        at = limit.islands.index(island)
+        if limit.kind is LimitKind.CORES:
+            return (fewest + min(more, per_node)) * limit.per_device[at]
+        whole = nodes and nodes * limit.per_node[at]
+        return limit.used + whole + more * limit.per_device[at]
+
     return [
         limit.name
         for limit in limit_use(plan, result.estimate, result.inputs)
-        for name, node, device in zip(limit.islands, limit.per_node, limit.per_device, strict=True)
-        if name == island
-        and limit.used + (nodes and nodes * node) + more * device > limit.most * (1.0 + _ROUNDING)
+        if island in limit.islands and with_more(limit) > limit.most * (1.0 + _ROUNDING)
     ]
 
 
@@ -134,7 +152,7 @@ def within_limits(question: Question, ask: Ask, journal: JournalFile | None = No
         if journal is not None and own is not None:
             if best is whole:
                 own.path.replace(journal.path)
-            elif not _is_stopped(best):
+            elif not (_has_more(whole) or _has_more(best)):
                 own.path.unlink()
     return replace(best, inputs=replace(whole.inputs, job=question.job))
 
@@ -174,6 +192,12 @@ def _without_limits(
     return first, first
 
 
+def _has_more(found: SearchResult) -> bool:
+    """Whether the search was ended before it was done: --resume goes on from its journal."""
+    ended = "" if found.certificate is None else found.certificate.status
+    return ended in ("limit", "interrupted")
+
+
 def _is_stopped(found: SearchResult) -> bool:
     return found.certificate is not None and found.certificate.status == "interrupted"
 
@@ -192,6 +216,7 @@ def _best_within(
     least: dict[str, Limit] = {}
     kept = first is whole or keeps_limits(whole.plan, whole.estimate, question)
     best: SearchResult | None = None if kept else first
+    on_parts: list[SearchResult] = []
     stopped = late = False
     while waiting:
         caps, found = waiting.popleft()
@@ -214,11 +239,15 @@ def _best_within(
                 time_limit_seconds=None if end == math.inf else share
             )
             try:
-                waiting.append((parts, ask(fewer, None)))
+                answer = ask(fewer, None)
             except LimitError:
                 late = True
+                continue
             except (InfeasibleError, InputError):
                 continue
+            waiting.append((parts, answer))
+            if _has_parts(fewer.cluster):
+                on_parts.append(answer)
     if best is None and stopped:
         raise KeyboardInterrupt
     if best is None and (late or clock() > end):
@@ -227,11 +256,38 @@ def _best_within(
         raise OverLimitsError(least.values())
     if best is whole:
         return whole
-    bound = certificate_beside(whole, best.estimate.step_seconds)
-    if bound is not None:
-        status = "interrupted" if stopped else bound.status
-        bound = replace(bound, space=f"{bound.space}; {LIMITS_LEFT_OUT}", status=status)
+    others = on_parts if any(each is best for each in on_parts) else []
+    bound = _bound_beside(whole, others, best.estimate.step_seconds)
+    if bound is not None and stopped:
+        bound = replace(bound, status="interrupted")
     return replace(best, certificate=bound)
+
+
+def _has_parts(cluster: Cluster) -> bool:
+    """Whether a search may use parts of nodes, with stages that whole nodes have no room for."""
+    return any(
+        part < island.devices_per_node for island in cluster.islands for part in island.usable_parts
+    )
+
+
+def _bound_beside(
+    whole: SearchResult, on_parts: Sequence[SearchResult], step_seconds: float
+) -> Certificate | None:
+    """The bound beside a plan within limits: of the search without them and of these on parts."""
+    bound = certificate_beside(whole, step_seconds)
+    if bound is None:
+        return None
+    space, status = f"{bound.space}; {LIMITS_LEFT_OUT}", bound.status
+    if on_parts:
+        space = f"{space}; {OTHER_PARTS_LEFT_OUT}"
+    known = [bound, *(each.certificate for each in on_parts if each.certificate is not None)]
+    least = min(step_seconds, *(each.lower_bound_seconds for each in known))
+    gap = 1.0 - least / step_seconds
+    if status in ("optimal", "open") and any(each.status == "limit" for each in known):
+        status = "limit"
+    elif status == "optimal" and gap > whole.inputs.job.gap:
+        status = "open"
+    return replace(bound, lower_bound_seconds=least, gap=gap, space=space, status=status)
 
 
 def with_parts(question: Question, parts: Parts) -> Question:

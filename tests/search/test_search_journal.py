@@ -167,3 +167,13 @@ def test_another_job_is_refused(whole: tuple[bytes, SearchResult], tmp_path: Pat
     path.write_bytes(whole[0])
     with pytest.raises(InputError, match="another job"):
         _find(job(16, gap=0.01), path, resume=True)
+
+
+def test_a_journal_apart_goes_on_from_its_own_file_before_the_other(tmp_path: Path) -> None:
+    journal = JournalFile(tmp_path / "journal", resume=True)
+    journal.path.write_bytes(b"older\n")
+    beside = journal.apart().path
+    assert beside.read_bytes() == b"older\n"
+    beside.write_bytes(b"newer\n")
+    assert journal.apart().path.read_bytes() == b"newer\n"
+    assert journal.path.read_bytes() == b"older\n"

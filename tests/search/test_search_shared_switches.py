@@ -11,9 +11,11 @@ from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.job.spec import Pins
+from hetplan.plans.chosen import Shape
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
+from hetplan.search.space.stage_passes import _alone
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -55,3 +57,21 @@ def test_groups_that_share_switches_are_slower_and_the_bound_holds(pins: Pins) -
         assert certificate is not None
         assert certificate.lower_bound_seconds <= step
         assert certificate.gap == pytest.approx(1 - certificate.lower_bound_seconds / step)
+
+
+@pytest.mark.parametrize(
+    ("parts", "cp", "dp", "alone"),
+    [
+        ((), 4, 1, True),
+        ((), 2, 1, False),  # another stage is in its node
+        ((2, 2), 2, 1, True),
+        ((2, 2), 4, 1, False),  # its group crosses two nodes
+        ((2, 2), 2, 2, True),
+        ((4, 2), 2, 1, False),
+    ],
+)
+def test_a_stage_on_parts_of_nodes_is_alone_where_it_fills_them(
+    parts: tuple[int, ...], cp: int, dp: int, alone: bool
+) -> None:
+    place = replace(island("a", per_node=4), switch_of_device=(0, 0, 1, 1), node_parts=parts)
+    assert _alone(place, Shape(tp=1, cp=cp, dp=dp, microbatch_size=1)) == alone

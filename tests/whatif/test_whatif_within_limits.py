@@ -20,16 +20,17 @@ from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.files.encoding import to_plain
 from hetplan.plans.check import check_plan
-from hetplan.plans.limits import limits_of, with_limit
+from hetplan.plans.limits import limits_of, unlimited, with_limit
 from hetplan.plans.pieces import used_devices
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.explained import idle_lines
 from hetplan.reports.summary import summarize
 from hetplan.search.journal import JournalFile, read_journal
 from hetplan.search.result import LIMITS_LEFT_OUT, Question, SearchResult
+from hetplan.whatif import no_plan
 from hetplan.whatif.ask import searched
 from hetplan.whatif.idle import idle_reasons
-from hetplan.whatif.no_plan import with_reasons
+from hetplan.whatif.no_plan import _enough, _limits, with_reasons
 from hetplan.whatif.within_limits import (
     OverLimitsError,
     full_limits,
@@ -174,6 +175,25 @@ def test_no_plan_names_the_limit_and_what_would_do() -> None:
     searched(asked.changed(cluster=replace(one, sites=(enough,))), _PREDICTOR)
 
 
+def test_limits_that_no_set_of_is_in_conflict_are_not_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Question(model=model(6), cluster=two_sites(max_nodes=1), job=job(8))
+
+    def none(*_: object) -> SearchResult:
+        raise LimitError("none in time")
+
+    monkeypatch.setattr(no_plan, "ask", none)
+    assert not _limits(asked, _PREDICTOR)
+
+
+def test_a_plan_that_takes_nothing_of_a_limit_says_the_least_of_it() -> None:
+    asked = Question(model=model(6), cluster=two_sites(max_nodes=1), job=job(8))
+    without = searched(asked.without_islands("a"), _PREDICTOR)
+    (limit,) = limits_of(asked.cluster, asked.job)
+    assert _enough(asked, limit, lambda _: without) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [(1, 1, 5), (1, 3, 2), (1, 1, 2), (3, 1, 2)])
 def test_no_plan_names_the_smallest_set_of_limits(most: tuple[int, int, int]) -> None:
@@ -230,6 +250,23 @@ def test_a_users_journal_has_no_plan_that_breaks_a_limit(
     assert (read_journal(journal.path) is not None) == kept
     assert not journal.apart().path.exists()
     assert journal.is_there == kept
+
+
+@pytest.mark.parametrize("status", ["optimal", "limit"])
+def test_a_search_that_was_ended_can_be_resumed(tmp_path: Path, status: str) -> None:
+    asked = Question(model=model(6), cluster=two_sites(max_nodes=2), job=job(8))
+    journal = JournalFile(tmp_path / "journal")
+
+    def ask(each: Question, book: JournalFile | None) -> SearchResult:
+        found = searched(each.changed(cluster=unlimited(each.cluster, each.job)), _PREDICTOR)
+        if book is None or found.certificate is None:
+            return found
+        book.path.touch()
+        return replace(found, certificate=replace(found.certificate, status=status))
+
+    within_limits(asked, ask, journal)
+    assert journal.is_there == (status != "optimal")
+    assert not journal.path.exists()
 
 
 def test_the_search_without_limits_goes_on_where_its_plan_breaks_none(tmp_path: Path) -> None:

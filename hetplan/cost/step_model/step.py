@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.cluster.spec import Link
+from hetplan.cluster.spec import Cluster, Link
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.local_steps import outer_parts
@@ -48,9 +48,9 @@ from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork
 from hetplan.cost.step_model.units import Settings
 from hetplan.cost.terms import Part, Term, repeated, seconds_of_parts
 from hetplan.job.spec import Job, Precision
-from hetplan.plans.build import neighbour_link, stage_link
+from hetplan.plans.build import neighbour_link
 from hetplan.plans.formats import reduction_formats
-from hetplan.plans.plan import Pipeline, Plan
+from hetplan.plans.plan import Pipeline, Plan, Replica
 from hetplan.predict.predictor import Prediction, Predictor, link_cause
 
 SCALAR_BYTES = 4.0
@@ -73,7 +73,7 @@ def _norm_parts(settings: Settings, work: Sequence[PipelineWork]) -> tuple[Part,
     predictor = settings.predictor
     stages = [stage for pipeline in work for stage in pipeline.stages]
     inside = [
-        scalar_term(stage_link(unit.island, unit.replica.num_devices), predictor).times(
+        scalar_term(_link_within(settings.cluster, unit.replica), predictor).times(
             norm_depth(sum(each.replica.num_devices for each in stage.units))
         )
         for stage in stages
@@ -91,6 +91,12 @@ def _norm_parts(settings: Settings, work: Sequence[PipelineWork]) -> tuple[Part,
         for terms in (inside, across)
         if terms and max(each.seconds for each in terms) > 0
     )
+
+
+def _link_within(cluster: Cluster, replica: Replica) -> Link:
+    """The link between a replica's devices: inside the node that has all, or between nodes."""
+    ends = [each for part in replica.devices for each in (part.start, part.last)]
+    return neighbour_link(cluster, ends, ends)[0]
 
 
 def norm_depth(count: int) -> int:

@@ -74,7 +74,7 @@ ENDED = {
     "optimal": "The search reached the gap of the job.",
     "limit": "A limit ended the search before the gap of the job.",
     "interrupted": "The search was interrupted.",
-    "open": "The search ended by itself with a wider gap than the job's.",
+    "open": "The search ended by itself, without a proof of the job's gap for every plan.",
 }
 """What a certificate's status means."""
 SOURCES = {

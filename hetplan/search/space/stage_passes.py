@@ -81,7 +81,7 @@ def _alone(island: Island, shape: Shape) -> bool:
     """Whether groups that communicate in a pass cross nothing that other stages' groups cross:
     they lie inside nodes that are the stage's own, or have no switches.
     """
-    size = island.devices_per_node
+    size = island.filled_node
     inside = shape.ep == 1 and shape.tp * shape.cp <= size
     return inside and (shape.num_devices % size == 0 or not island.switch_of_device)
 

@@ -33,7 +33,7 @@ from hetplan.cost.step_model.hops import (
 from hetplan.cost.step_model.pairs import StagePart, routes_between
 from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.terms import seconds_of_parts
-from hetplan.plans.build import replica_of, stage_link
+from hetplan.plans.build import replica_of
 from hetplan.plans.formats import reduction_precision
 from hetplan.search.space.family import Mesh
 from hetplan.search.space.stage_pricer import StagePricer
@@ -298,10 +298,10 @@ class Transfers:
         worst = 0.0
         for at, shape in zip(mesh.islands, mesh.shapes, strict=True):
             island = placed.cluster.islands[at]
-            between = shape.num_devices > island.devices_per_node
+            between = shape.num_devices > island.filled_node
             key = (at, between)
             if key not in self._inside:
-                link = stage_link(island, shape.num_devices)
+                link = island.inter_node if between else island.intra_node
                 self._inside[key] = scalar_term(link, placed.predictor).seconds
             worst = max(worst, self._inside[key])
         return norm_rounds(placed.job) * norm_depth(devices) * worst
