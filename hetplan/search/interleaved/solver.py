@@ -313,7 +313,7 @@ class InterleavedSolver(FamilySolver):
     def _island_program(self, stages: int) -> IslandProgram | None:
         """None where its tables would be too large: then there is no bound by islands."""
         found = self._maker.kept.value(
-            (self.index, stages),
+            (self.family, stages),
             program_bytes(self.space, stages),
             lambda: island_program(
                 self.space, self.family, self._memory.most_units, self._maker.exchange, stages
@@ -359,7 +359,7 @@ class InterleavedSolver(FamilySolver):
     def _row(self, mesh: tuple[int, ...]) -> Row:
         """The row over these meshes, kept while there is room."""
         size = row_bytes(self.space, len(mesh))
-        found = self._maker.kept_rows.value((self.index, mesh), size, lambda: self._made(mesh))
+        found = self._maker.kept_rows.value((self.family, mesh), size, lambda: self._made(mesh))
         return found if isinstance(found, Row) else self._made(mesh)
 
     def _made(self, mesh: tuple[int, ...]) -> Row:
