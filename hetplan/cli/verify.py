@@ -14,6 +14,7 @@ from hetplan.cli.options import (
     Verbose,
     emit,
     emit_lines,
+    moment_of,
     read_predictor,
 )
 from hetplan.errors import InputError
@@ -45,6 +46,9 @@ def verify(
             help="Exit with 2 where the shown gap is wider.",
         ),
     ] = None,
+    time_limit: Annotated[
+        str, typer.Option(metavar="TIME", help="What it does not look at in this time it names.")
+    ] = "10 min",
     predictor: PredictorFile = None,
     store: Stores = None,
     verbose: Verbose = False,
@@ -55,13 +59,14 @@ def verify(
     Exits with 2 and names the first statement that does not hold. Of the bound as much is shown as
     can be without the search.
     """
+    from hetplan.deadline import ends_by
     from hetplan.files.encoding import encode
     from hetplan.proof.verify import VERIFICATION_SCHEMA
     from hetplan.proof.verify import verify as verified
     from hetplan.reports.terminal import ProgressLine
 
     predict, digest = read_predictor(predictor, store)
-    with ProgressLine("checking families") as line:
+    with ProgressLine("checking families") as line, ends_by(moment_of(time_limit)):
         found = verified(
             plan,
             predict,

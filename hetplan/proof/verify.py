@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +22,8 @@ from hetplan.cost.step_model.draws import straggler_wait
 from hetplan.cost.step_model.plan import sends_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.step_model.step import compose
-from hetplan.errors import Fault, InputError
+from hetplan.deadline import check_time
+from hetplan.errors import Fault, InputError, OutOfTimeError
 from hetplan.files.encoding import to_plain
 from hetplan.files.reading import read_document
 from hetplan.predict.predictor import Predictor
@@ -30,7 +32,7 @@ from hetplan.proof.closed_form import ClosedForm, several_pipelines_bound
 from hetplan.search.evidence import families_digest, family_words
 from hetplan.search.file_rules import SAME
 from hetplan.search.files import is_sealed, load_legal_plan, placed_faults
-from hetplan.search.result import Inputs, Proof, SearchResult
+from hetplan.search.result import FamilyBound, Inputs, Proof, SearchResult
 from hetplan.search.solver import Grounds
 from hetplan.search.solvers import may_have_several
 from hetplan.search.space.allowed import searched_cluster
@@ -135,9 +137,8 @@ def verify(
             not_checked.append("that no plan is faster: the certificate has no proof")
         else:
             claim = _Claim(path, result.inputs, certificate.lower_bound_seconds, certificate.proof)
-            bound = claim.shown(predictor, sample, progress)
-            left = bound.families - bound.looked_at
-            not_checked += [f"{left:,} families outside the sample"] if left else []
+            bound, late = claim.shown(predictor, sample, progress)
+            not_checked += late
     return Verification(
         sealed=sealed,
         step_seconds=result.estimate.step_seconds,
@@ -206,8 +207,10 @@ class _Claim:
         predictor: Predictor,
         sample: int | None,
         progress: Callable[[int, int], None] | None,
-    ) -> ShownBound:
-        """What can be shown of it; InputError where the proof is not of these inputs, or fails."""
+    ) -> tuple[ShownBound, list[str]]:
+        """What can be shown of it, and what was not looked at, in words; InputError where the proof
+        is not of these inputs, or fails.
+        """
         model, job, proof = self.inputs.model, self.inputs.job, self.proof
         cluster = searched_cluster(self.inputs.cluster, job)
         families = Families(model=model, cluster=cluster, job=job).families()
@@ -221,19 +224,38 @@ class _Claim:
         if sample is not None and sample < len(others):
             # No seed of the file's: it could choose what is looked at.
             others = random.SystemRandom().sample(others, max(0, sample))
-        without_room = self._closed_form(pricer, families, others, progress)
-        unshown = [*self._orders(StageTables(pricer), families), *self._several(pricer)]
-        by_orders = len(named) - sum(each.family is not None for each in unshown)
-        return ShownBound(
+        without_room, looked_at = self._closed_form(pricer, families, others, progress)
+        tables, unshown, by_orders = StageTables(pricer), list[Unshown](), 0
+        left = len(families) - len(named) - looked_at
+        missed = [f"{left:,} families outside the sample"] if left else []
+        try:
+            for claim in proof.raised:
+                check_time()
+                unshown += self._orders(tables, families, claim)
+                by_orders += 1
+            check_time()
+            unshown += self._several(pricer)
+        except OutOfTimeError:
+            left = len(families) - looked_at - by_orders
+            plans = [f"{left:,} families"] * bool(left)
+            plans += ["plans of several pipelines"] * may_have_several(job)
+            missed = [f"{' and '.join(plans)}, for the time limit"]
+            unshown.append(
+                Unshown(
+                    family=None, plans=missed[0], shown_seconds=0.0, grounds="programs of its own"
+                )
+            )
+        shown = ShownBound(
             claimed_seconds=self.seconds,
             shown_seconds=min([self.seconds, *(each.shown_seconds for each in unshown)]),
             families=len(families),
-            looked_at=len(others) + len(named),
+            looked_at=looked_at + by_orders,
             without_room=without_room,
-            by_closed_form=len(others) - without_room,
-            by_orders=by_orders,
+            by_closed_form=looked_at - without_room,
+            by_orders=by_orders - sum(each.family is not None for each in unshown),
             unshown=tuple(sorted(unshown, key=lambda each: each.shown_seconds)),
         )
+        return shown, missed
 
     def _check_named(self, families: FamilyTable) -> None:
         """The families that are said to rest on more than the closed form are what they are."""
@@ -265,8 +287,10 @@ class _Claim:
         families: FamilyTable,
         numbers: Sequence[int],
         progress: Callable[[int, int], None] | None,
-    ) -> int:
-        """How many of these families have no room; InputError where one is not excluded."""
+    ) -> tuple[int, int]:
+        """How many of these families have no room, and how many were looked at in time; InputError
+        where one is not excluded.
+        """
         without_room = done = 0
 
         def base(at: int) -> tuple[object, ...]:
@@ -275,38 +299,41 @@ class _Claim:
             state = (kind.sharding, kind.offload, kind.sharing_ranks)
             return int(families.block[at]), kind.recompute, *state
 
-        for _, group in groupby(sorted(numbers, key=base), base):
-            alike = [families[at] for at in group]
-            form = ClosedForm.of(pricer, alike[0])
-            without_room += 0 if form.has_room else len(alike)
-            for family in alike:
-                if not form.excludes(family, self.seconds):
-                    message = f"{self.seconds!r} s: the proof does not name a family that may have "
-                    message += f"a faster plan ({family_words(family)})"
-                    raise _refused(self.path, "certificate.lower_bound_seconds", message)
-            done += len(alike)
-            if progress is not None:
-                progress(done, len(numbers))
-        return without_room
+        with suppress(OutOfTimeError):
+            for _, group in groupby(sorted(numbers, key=base), base):
+                check_time()
+                alike = [families[at] for at in group]
+                form = ClosedForm.of(pricer, alike[0])
+                for family in alike:
+                    if not form.excludes(family, self.seconds):
+                        message = f"{self.seconds!r} s: the proof does not name a family that may "
+                        message += f"have a faster plan ({family_words(family)})"
+                        raise _refused(self.path, "certificate.lower_bound_seconds", message)
+                without_room += 0 if form.has_room else len(alike)
+                done += len(alike)
+                if progress is not None:
+                    progress(done, len(numbers))
+        return without_room, done
 
-    def _orders(self, tables: StageTables, families: FamilyTable) -> Iterator[Unshown]:
-        """Named families of which it cannot be shown that they have no plan below the bound."""
-        for claim in self.proof.raised:
-            family = families[claim.family]
-            form = ClosedForm.of(tables.stage_pricer, family)
-            if not _excludes(tables, form, family, self.seconds * (1.0 - SAME)):
-                # Most are missed by little: the first step down is a small one.
-                low, high, middle = 0.0, self.seconds, 0.875 * self.seconds
-                for _ in range(_HALVINGS):
-                    shown = _excludes(tables, form, family, middle)
-                    low, high = (middle, high) if shown else (low, middle)
-                    middle = 0.5 * (low + high)
-                yield Unshown(
-                    family=claim.family,
-                    plans=claim.plans,
-                    shown_seconds=low,
-                    grounds=claim.grounds,
-                )
+    def _orders(
+        self, tables: StageTables, families: FamilyTable, claim: FamilyBound
+    ) -> Iterator[Unshown]:
+        """The named family, where it cannot be shown that it has no plan below the bound."""
+        family = families[claim.family]
+        form = ClosedForm.of(tables.stage_pricer, family)
+        if not _excludes(tables, form, family, self.seconds * (1.0 - SAME)):
+            # Most are missed by little: the first step down is a small one.
+            low, high, middle = 0.0, self.seconds, 0.875 * self.seconds
+            for _ in range(_HALVINGS):
+                shown = _excludes(tables, form, family, middle)
+                low, high = (middle, high) if shown else (low, middle)
+                middle = 0.5 * (low + high)
+            yield Unshown(
+                family=claim.family,
+                plans=claim.plans,
+                shown_seconds=low,
+                grounds=claim.grounds,
+            )
 
     def _several(self, pricer: StagePricer) -> Iterator[Unshown]:
         """Plans of several pipelines, where the same cannot be shown of them."""

@@ -11,7 +11,7 @@ halving.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Any
 from hetplan.cluster.libraries import AS_NCCL, island_library
 from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.deadline import check_time, ends_by
-from hetplan.errors import InfeasibleError, OutOfTimeError
+from hetplan.errors import InfeasibleError, LimitError, OutOfTimeError
 from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.plans.limits import Limit, LimitKind, limits_of, with_limit
 from hetplan.plans.pinned import pinned_values
@@ -220,8 +220,8 @@ def why_no_plan(asked: Question, predictor: Predictor, over: bool = False) -> tu
         changes = relaxations(asked, feasible)
         if not over:
             lines += _demands(asked, predictor, feasible)
-        else:
-            lines += _limits(asked, predictor)
+        elif within := _limits(asked, predictor):
+            return tuple(within)
         lines += _changes(changes, predictor, feasible)
     except OutOfTimeError:
         what = "" if lines else "which demands cannot hold together, and "
@@ -237,10 +237,14 @@ def _limits(asked: Question, predictor: Predictor) -> list[str]:
     def found(question: Question) -> SearchResult | None:
         try:
             return ask(question.looser(_LOOSE_GAP, _SECONDS), predictor)
+        except (LimitError, OutOfTimeError):  # what is not known of one set names no set
+            raise OutOfTimeError from None
         except NO_ANSWER:
             return None
 
     every = tuple(limits_of(asked.cluster, asked.job))
+    if too_few := _cores(asked, every):
+        return too_few
     demands = [
         Constraint(words=each.name, without=partial(_with_limit, each, None)) for each in every
     ]
@@ -252,10 +256,25 @@ def _limits(asked: Question, predictor: Predictor) -> list[str]:
     lines = [f"plans were found, and none of them within {together}:"]
     for limit in named:
         enough = _enough(asked, limit, found)
-        words = "no value of it alone is enough"
+        words = "no value of it alone was found to be enough"
         if enough is not None:
             words = f"{limit.figure(enough)} would be enough"
         lines.append(f"  {limit.name}: {limit.figure(limit.most)}; {words}")
+    return lines
+
+
+def _cores(asked: Question, limits: Sequence[Limit]) -> list[str]:
+    """What is plain without a search: no host has the cores of one device."""
+    usable = {island.name for island in usable_islands(asked)}
+    each = asked.job.cpu_cores_per_device or 0
+    own = [one for one in limits if one.kind is LimitKind.CORES and usable & {*one.islands}]
+    few = [one for one in own if one.most < each]
+    if not few or {name for one in few for name in one.islands} != usable:
+        return []
+    lines = ["no host has the cores of one device:"]
+    lines += [
+        f"  {one.name}: {one.figure(one.most)}; {one.figure(each)} would be enough" for one in few
+    ]
     return lines
 
 
@@ -324,7 +343,7 @@ def _changes(
         return ("each of these alone gives a plan:", *offers)
     if likely:
         words = "; ".join(likely)
-        return (f"memory allows these, and no plan was found in {_SECONDS:g} s each: {words}",)
+        return (f"memory allows these, and no plan was found in time: {words}",)
     return (
         "no single change of a pin, a forbid, the batch, the target, the memory reserve or the "
         "number of nodes gives a plan",

@@ -16,10 +16,11 @@ from search_jobs import cluster, island, job, model
 
 from hetplan.cost.estimate import estimate
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.errors import InputError
+from hetplan.errors import InputError, OutOfTimeError
 from hetplan.files.encoding import encode
 from hetplan.job.spec import Job
 from hetplan.predict.fit import FittedPredictor
+from hetplan.proof import verify as verify_module
 from hetplan.proof.verify import Verification, verify
 from hetplan.search.files import result_text, save_result
 from hetplan.search.result import SearchResult
@@ -82,6 +83,23 @@ def test_a_plan_on_devices_of_unlike_speed_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     save_result(result, path)
     assert _verified(path).step_seconds == result.estimate.step_seconds
+
+
+def test_what_no_time_was_left_for_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _file(tmp_path, "native")
+    whole = _verified(path)
+
+    def over() -> None:
+        raise OutOfTimeError
+
+    monkeypatch.setattr(verify_module, "check_time", over)
+    found = _verified(path)
+    assert found.step_seconds == whole.step_seconds
+    assert found.bound is not None
+    assert found.bound.looked_at == found.bound.shown_seconds == 0
+    assert [words.endswith("for the time limit") for words in found.not_checked] == [True]
 
 
 def test_a_sample_says_what_it_left_out(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_changes_that_no_time_was_left_for_are_not_denied(monkeypatch: pytest.Mo
     monkeypatch.setattr(no_plan, "_SECONDS", 0.0)
     asked = Question(model=model(8), cluster=small(0.35), job=job(4))
     *_, last = no_plan.why_no_plan(asked, _PREDICTOR)
-    assert last.startswith("memory allows these, and no plan was found in 0 s each: ")
+    assert last.startswith("memory allows these, and no plan was found in time: ")
     assert "more nodes of small" in last
 
 

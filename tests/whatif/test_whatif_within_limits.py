@@ -30,7 +30,7 @@ from hetplan.search.result import LIMITS_LEFT_OUT, Question, SearchResult
 from hetplan.whatif import no_plan
 from hetplan.whatif.ask import searched
 from hetplan.whatif.idle import idle_reasons
-from hetplan.whatif.no_plan import _enough, _limits, with_reasons
+from hetplan.whatif.no_plan import _enough, with_reasons
 from hetplan.whatif.within_limits import (
     OverLimitsError,
     full_limits,
@@ -175,7 +175,7 @@ def test_no_plan_names_the_limit_and_what_would_do() -> None:
     searched(asked.changed(cluster=replace(one, sites=(enough,))), _PREDICTOR)
 
 
-def test_limits_that_no_set_of_is_in_conflict_are_not_named(
+def test_limits_of_which_nothing_was_known_in_time_are_not_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = Question(model=model(6), cluster=two_sites(max_nodes=1), job=job(8))
@@ -184,7 +184,22 @@ def test_limits_that_no_set_of_is_in_conflict_are_not_named(
         raise LimitError("none in time")
 
     monkeypatch.setattr(no_plan, "ask", none)
-    assert not _limits(asked, _PREDICTOR)
+    (line,) = no_plan.why_no_plan(asked, _PREDICTOR, over=True)
+    assert line.startswith("left out for the time limit: which demands")
+
+
+def test_hosts_with_fewer_cores_than_a_device_needs_are_named_without_a_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(no_plan, "ask", None)
+    one = replace(island("a", nodes=2, per_node=2), cpu_cores=64)
+    asked = Question(
+        model=model(6), cluster=cluster(one), job=replace(job(8), cpu_cores_per_device=65)
+    )
+    assert no_plan.why_no_plan(asked, _PREDICTOR, over=True) == (
+        "no host has the cores of one device:",
+        "  cpu_cores of a: 64; 65 would be enough",
+    )
 
 
 def test_a_plan_that_takes_nothing_of_a_limit_says_the_least_of_it() -> None:
