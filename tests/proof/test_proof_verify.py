@@ -88,7 +88,7 @@ def test_a_plan_on_devices_of_unlike_speed_is_accepted(tmp_path: Path) -> None:
 def test_what_no_time_was_left_for_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = _file(tmp_path, "native")
+    path = _file(tmp_path, "megatron")
     whole = _verified(path)
 
     def over() -> None:
