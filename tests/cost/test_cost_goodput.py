@@ -177,7 +177,7 @@ def test_default_rates_are_those_of_llama_3_and_marked() -> None:
     used = used_islands(
         plan_of_layout(shape, model(), big, job(target="megatron", global_batch_size=2048)), big
     )
-    parts = failing(used, Run(), 0.0)
+    parts = failing(used, Run(), 0.0, 0.0)
     assert all(each.assumed for each in parts.parts)
     assert 54 * 86400.0 * parts.restarts_per_second == pytest.approx(419)
 
@@ -273,3 +273,16 @@ def test_a_start_beyond_what_was_measured_widens_the_days_and_is_said() -> None:
     assert line.endswith(f"; a start of {format_brief(large.seconds)} is extrapolated")
     endless = replace(run, start_up=large, seconds=math.inf, high_seconds=math.inf)
     assert days_line(endless).endswith(f": {format_brief(run.low_seconds)} with a fast one")
+
+
+def test_a_lost_nic_makes_no_transfer_longer_over_the_line_that_regions_share() -> None:
+    far = replace(island("b", nodes=8), region="there")
+    line = replace(far.inter_node, shared_bandwidth_bytes_per_second=1e6)
+    of = replace(wide(), islands=(*wide().islands, far), across_regions=line)
+    shape = Layout(tp=2, pp=2, dp=16, islands=("a", "b"))
+    job_of = asked(replace(OFTEN, failover=True, link_failures=0.99, nic_failures=0.99))
+    across = plan_of_layout(shape, model(), of, job_of)
+    cost = estimate(across, model(), of, job_of, LinearPredictor())
+    run = goodput(across, cost, model(), of, job_of)
+    assert max(each.seconds for each in cost.causes) > 0.9 * cost.step_seconds  # over that line
+    assert run.lost_to(Cause.FAILOVER) < 0.02 * run.work_seconds

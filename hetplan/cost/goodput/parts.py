@@ -89,11 +89,12 @@ class Failing:
         return math.fsum(each.failures_per_second for each in self.parts if not each.falls_back)
 
 
-def failing(used: tuple[UsedIsland, ...], run: Run, link_share: float) -> Failing:
+def failing(used: tuple[UsedIsland, ...], run: Run, nic_share: float, line_share: float) -> Failing:
     """How the parts of a plan fail.
 
-    link_share: part of the step in transfers between hosts. A path that keeps a part k of its
-    bandwidth makes them 1 / k times as long; what compute hides of them today stays hidden.
+    Shares: parts of the step in transfers between hosts, of the NICs and of the lines that regions
+    share. A path that keeps a part k of its bandwidth makes its transfers 1 / k times as long; what
+    compute hides of them today stays hidden.
     """
     parts, slowings = [], []
     for kind in dict.fromkeys(each.island.device.kind for each in used):
@@ -111,7 +112,7 @@ def failing(used: tuple[UsedIsland, ...], run: Run, link_share: float) -> Failin
             part = _part(sort, count, given, usual, falls_back=kept > 0.0)
             parts.append(part)
             if kept > 0.0:
-                slowings.append(_slowing(part, kept, link_share))
+                slowings.append(_slowing(part, kept, nic_share))
     regions = len({each.island.region for each in used})
     if regions > 1 and run.line_failures is not None:
         kept = (run.kept_bandwidth or 0.0) if run.failover else 0.0
@@ -119,7 +120,7 @@ def failing(used: tuple[UsedIsland, ...], run: Run, link_share: float) -> Failin
         part = _part(LINE, count, run.line_failures, 0.0, falls_back=kept > 0.0)
         parts.append(part)
         if kept > 0.0:
-            slowings.append(_slowing(part, kept, link_share))
+            slowings.append(_slowing(part, kept, line_share))
     return Failing(parts=tuple(parts), slowings=tuple(slowings))
 
 
@@ -150,10 +151,10 @@ def _part(
     )
 
 
-def _slowing(part: PartFailures, kept: float, link_share: float) -> Slowing:
+def _slowing(part: PartFailures, kept: float, share: float) -> Slowing:
     return Slowing(
         failures_per_second=part.failures_per_second,
-        step_factor=1.0 + link_share * (1.0 / kept - 1.0),
+        step_factor=1.0 + share * (1.0 / kept - 1.0),
     )
 
 

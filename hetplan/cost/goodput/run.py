@@ -14,8 +14,9 @@ host port   16 lanes of PCIe 4, where the catalogue has none for the kind
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.spec import Cluster, Storage
@@ -71,20 +72,22 @@ def goodput(
     storage = storage_of(used, cluster, job)
     sites = [cluster.site_of(each.island.region) for each in used]
     assumed = not job.run.storage_bytes_per_second and not all(s and s.storage for s in sites)
+    whole, line = _link_share(estimate, used), _line_share(estimate, used, plan, cluster)
+    shares = whole - line, line
     course = _Course(
         steps=job.total_tokens
         * (1.0 + plan.extra_tokens)
         / (estimate.tokens_per_second * estimate.step_seconds),
         given_interval=job.checkpoint_interval_steps,
         run=job.run,
-        failing=failing(used, job.run, _link_share(estimate, used)),
+        failing=failing(used, job.run, *shares),
         start_up=start_up,
         checkpoint=_checkpoint(plan, estimate, model, job, used, storage, survives),
         data_seconds=data_seconds(used, storage[0].read_bytes_per_second, plan, model, job),
         from_peers=survives,
     )
     other = replace(job.run, failover=not job.run.failover)
-    flipped = replace(course, run=other, failing=failing(used, other, _link_share(estimate, used)))
+    flipped = replace(course, run=other, failing=failing(used, other, *shares))
     step, (low, high, share) = estimate.step_seconds, estimate.step_range
     interval, best = course.interval(step), course.best_interval(step)
     fast = replace(course, start_up=start_up.least)
@@ -277,6 +280,24 @@ def _link_share(estimate: Estimate, used: Iterable[UsedIsland]) -> float:
     inside = {link_cause(each.island.intra_node) for each in used}
     between = (each for each in estimate.causes if is_link(each.cause))
     found = math.fsum(each.seconds for each in between if each.cause not in inside)
+    return found / estimate.step_seconds
+
+
+def _line_share(
+    estimate: Estimate, used: Sequence[UsedIsland], plan: Plan, cluster: Cluster
+) -> float:
+    """Part of the step in transfers over lines that all who send between two regions share: a lost
+    NIC makes none of them longer.
+    """
+    pairs = [(a.island, b.island) for a, b in combinations(used, 2)]
+    links = [cluster.link_between(a.name, b.name) for a, b in pairs if a.region != b.region]
+    lines = {link for link in links if link.shared_bandwidth_bytes_per_second is not None}
+    # Predictions name a line by what each sender finds; these are parts of a stage's devices.
+    sizes = {sum(each.num_devices for each in stage.replicas) for stage in plan.stages}
+    sizes |= {each.num_devices for each in plan.replicas}
+    senders = {n for size in sizes for n in range(1, size + 1) if size % n == 0} if lines else ()
+    names = {link_cause(line.among(count)) for line in lines for count in senders}
+    found = math.fsum(each.seconds for each in estimate.causes if each.cause in names)
     return found / estimate.step_seconds
 
 
