@@ -39,6 +39,7 @@ from hetplan.search.result import (
 from hetplan.whatif.ask import NO_ANSWER, ask, first_line, libraries_apart
 from hetplan.whatif.memory_shortage import room_lines
 from hetplan.whatif.smaller_questions import Answers, alone, usable_islands, usable_kinds
+from hetplan.whatif.within_limits import may_break
 
 WIDER = "native"
 """The target that is asked."""
@@ -171,9 +172,12 @@ def _alone(question: Question, kind: str, answers: Answers) -> KindAlone:
     devices = sum(each.num_usable_devices for each in mine)
     peak = dict(mine[0].device.peak_flops_per_second).get(product_format(question.job))
     certificate = None if found is None else found.certificate
+    used = devices
+    if found is not None and may_break(own):  # limits of sites may not allow all of them
+        used = sum(each.num_devices for each in found.plan.replicas)
     return KindAlone(
         device=kind,
-        devices=devices,
+        devices=used,
         tokens_per_second=0.0 if found is None else found.estimate.tokens_per_second,
         roofline_tokens_per_second=(
             None if peak is None else devices * peak / flops_per_token(question.model, question.job)

@@ -29,8 +29,10 @@ from hetplan.search.journal import JournalFile, read_journal
 from hetplan.search.result import LIMITS_LEFT_OUT, Question, SearchResult
 from hetplan.whatif import no_plan
 from hetplan.whatif.ask import searched
+from hetplan.whatif.baselines import _alone
 from hetplan.whatif.idle import idle_reasons
 from hetplan.whatif.no_plan import _enough, with_reasons
+from hetplan.whatif.smaller_questions import Answers
 from hetplan.whatif.within_limits import (
     OverLimitsError,
     full_limits,
@@ -309,3 +311,12 @@ def test_the_search_without_limits_goes_on_where_its_plan_breaks_none(tmp_path: 
         (half, new), (rest, on) = told
         assert (half, new, on) == (50.0, False, True)
         assert 90.0 < rest <= 100.0
+
+
+def test_a_kind_alone_has_the_devices_that_limits_allow() -> None:
+    of = two_sites(max_nodes=1)
+    asked = Question(model=model(6), cluster=of, job=job(8))
+    limited = of.island("a")
+    alone = _alone(asked, limited.device.kind, Answers(_PREDICTOR))
+    assert alone.tokens_per_second > 0
+    assert alone.devices <= limited.devices_per_node
