@@ -368,7 +368,10 @@ def _front(ranked: Sequence[Alternative]) -> tuple[Alternative, ...]:
 
 
 def _beats(one: Alternative, two: Alternative) -> bool:
-    """Whether `one` is at least as good by every aim and better by some."""
+    """Whether `one` is at least as good by every aim and better by some.
+
+    A plan of which a figure is not known, or is none as its run never ends, beats none that has it.
+    """
     pairs = [
         (one.step_seconds, two.step_seconds),
         (one.quantile_seconds, two.quantile_seconds),
@@ -376,6 +379,8 @@ def _beats(one: Alternative, two: Alternative) -> bool:
     ]
     for name in ("usd_per_step", "kwh_per_step", "run_seconds"):
         left, right = getattr(one, name), getattr(two, name)
+        if left is None and right is not None:
+            return False
         if left is not None and right is not None:
             pairs.append((left, right))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)

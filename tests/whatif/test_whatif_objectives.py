@@ -23,7 +23,7 @@ from hetplan.search.files import load_legal_plan, save_result
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.units import format_brief
-from hetplan.whatif.objectives import by_objective, layout
+from hetplan.whatif.objectives import _beats, by_objective, layout
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 _PINS = Pins(cp=1, virtual_stages=1, recompute=False)
@@ -120,6 +120,9 @@ def test_no_plan_of_the_pool_beats_a_point_of_the_front_or_passes_its_gaps() -> 
             assert two[1] >= one[1] * (1 - gaps.usd_gap)
             assert two[2] >= one[2] * (1 - gaps.kwh_gap)
         assert 0 <= gaps.gap < 1
+    quick, cheap = points[0], min(points, key=lambda each: each.usd_per_step or 0.0)
+    assert not _beats(quick, cheap)
+    assert not _beats(replace(quick, usd_per_step=None, devices=1), cheap)  # its run never ends
     energetic = asked(objective=Objective.ENERGY_PER_TOKEN)
     least = by_objective(
         replace(fastest, inputs=replace(fastest.inputs, job=energetic)),
