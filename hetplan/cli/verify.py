@@ -130,4 +130,5 @@ def _families(bound: ShownBound) -> Iterator[str]:
 def _less_shown(each: Unshown) -> str:
     seconds = format_seconds(each.shown_seconds)
     plans = each.plans if each.family is None else f"family {each.family} ({each.plans})"
-    return f"in part: {seconds} of {plans}; the search has more by: {each.grounds}"
+    more = f"; the search has more by: {each.grounds}" if each.grounds else ""
+    return f"in part: {seconds} of {plans}{more}"

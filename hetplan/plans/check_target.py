@@ -113,7 +113,7 @@ def batch(checked: CheckedPlan) -> Found:
             message = f"{pipeline.num_microbatches}; at least 1"
             yield f"pipelines[{p}].num_microbatches", message
             return
-        passes = pipeline.num_microbatches * sum(len(stage.chunks) for stage in pipeline.stages)
+        passes = pipeline.forward_passes
         if passes > MAX_PASSES:
             yield (
                 f"pipelines[{p}].num_microbatches",

@@ -249,6 +249,11 @@ class Pipeline:
         last = stage_of(self.schedule.name, self.schedule.virtual_stages * count - 1, count)
         return (self.stages[0], self.stages[last]) if last else (self.stages[0],)
 
+    @property
+    def forward_passes(self) -> int:
+        """Of all stages and all their chunks in a step."""
+        return self.num_microbatches * sum(len(stage.chunks) for stage in self.stages)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionGroup:

@@ -57,7 +57,7 @@ class Unshown:
     shown_seconds: float
     """None of them has a shorter step: what could be shown."""
     grounds: str
-    """What the search's own bound rests on."""
+    """What the search's own bound rests on; empty where these plans were not looked at in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,11 +240,7 @@ class _Claim:
             plans = [f"{left:,} families"] * bool(left)
             plans += ["plans of several pipelines"] * may_have_several(job)
             missed = [f"{' and '.join(plans)}, for the time limit"]
-            unshown.append(
-                Unshown(
-                    family=None, plans=missed[0], shown_seconds=0.0, grounds="programs of its own"
-                )
-            )
+            unshown.append(Unshown(family=None, plans=missed[0], shown_seconds=0.0, grounds=""))
         shown = ShownBound(
             claimed_seconds=self.seconds,
             shown_seconds=min([self.seconds, *(each.shown_seconds for each in unshown)]),

@@ -325,20 +325,19 @@ class _Ranking:
             if not prices or clock() < self.end:
                 prices[plan] = self.evaluator.pricer.step(plan)
         steps = {plan: step.step_seconds for plan, step in prices.items() if fits(step)}
-        horizon = self._most_steps(min(steps.values()))
         stays = self._staying() if self.terms.may_stay else None
         options: list[Option] = []
         lost = self._state_is_lost(found.plan)
         own = self.terms.source is Source.PEERS and not lost
         for plan, seconds in sorted(steps.items(), key=lambda each: each[1]):
+            horizon = self._horizon_steps(options)
             least = min((each.seconds(horizon) for each in options), default=math.inf)
             far = len(options) >= _MOST_PRICED and seconds * horizon >= least
             far = far or (bool(options) and clock() > self.end)
             if plan == stays or not far:
                 option = self._option(plan, plans[plan], seconds, own=own, stays=plan == stays)
                 options.append(option)
-        if self._given_steps is None:
-            horizon = max(0.0, *(each.steps_in(self._horizon_seconds) for each in options))
+        horizon = self._horizon_steps(options)
         options.sort(key=lambda each: each.seconds(horizon))
         best = options[0]
         estimate = found.estimate
@@ -361,23 +360,16 @@ class _Ranking:
             transfers=self._transfers(best.plan, keeps=own or best.plan == stays),
         )
 
-    @property
-    def _given_steps(self) -> float | None:
-        """Of the tokens that are left; None where the horizon is a time."""
+    def _horizon_steps(self, options: Sequence[Option]) -> float:
+        """Of the tokens that are left, or as many as the best of these makes in the time."""
         terms, job = self.terms, self.asked.job
         tokens = terms.horizon_tokens
         if tokens is None and terms.horizon_seconds is None:
             tokens = job.total_tokens
-        return None if tokens is None else tokens / (job.global_batch_size * job.sequence_length)
-
-    @property
-    def _horizon_seconds(self) -> float:
-        return self.terms.horizon_seconds or DAY_SECONDS
-
-    def _most_steps(self, least_step: float) -> float:
-        """Of the horizon, for a plan of such steps that need not move."""
-        given = self._given_steps
-        return self._horizon_seconds / least_step if given is None else given
+        if tokens is not None:
+            return tokens / (job.global_batch_size * job.sequence_length)
+        seconds = terms.horizon_seconds or DAY_SECONDS
+        return max([0.0, *(each.steps_in(seconds) for each in options)])
 
     def _option(self, plan: Plan, words: str, seconds: float, *, own: bool, stays: bool) -> Option:
         """The plan with its move; own: devices keep their state, all of which is there."""
