@@ -33,7 +33,7 @@ from hetplan.cost.arrays import Floats
 from hetplan.cost.energy.energy import JOULES_PER_KWH
 from hetplan.cost.replay.ends import replayed
 from hetplan.cost.replay.programs import Message, Receive, Send, Step, Wait, programs_of
-from hetplan.cost.replay.times import PipelineTimes
+from hetplan.cost.replay.times import PipelineTimes, beyond_transient
 from hetplan.cost.step_model.plan import sends_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.plan import Plan, Replica
@@ -107,10 +107,9 @@ def slower_of(
 
 
 def _fewer(times: PipelineTimes, part: float) -> int:
-    """So great a part of the microbatches, but beyond the transient; a multiple of the stages."""
-    stages = times.num_stages
+    """So great a part of the microbatches, but beyond the transient."""
     deepest = max(times.forward.size, *times.warmup)
-    return -(-max(2 * deepest, int(part * times.num_microbatches)) // stages) * stages
+    return beyond_transient(times.num_stages, deepest, int(part * times.num_microbatches))
 
 
 def _slower(pipelines: Sequence[PipelineTimes], rendezvous: bool) -> list[Floats]:

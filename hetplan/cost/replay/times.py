@@ -347,3 +347,10 @@ def _rendezvous_ends(times: StageTimes) -> Floats:
     for s in range(1, last + 1):
         now[s] = max(now[s], left_up[s - 1])
     return now
+
+
+def beyond_transient(stages: int, deepest: int, wanted: int) -> int:
+    """About so many microbatches, but enough that a pipeline has become periodic, and a multiple of
+    the stages, as interleaving needs. deepest: most passes that a stage begins with.
+    """
+    return -(-max(2 * deepest, wanted) // stages) * stages

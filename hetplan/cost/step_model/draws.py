@@ -24,7 +24,7 @@ import numpy as np
 from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.times import StageTimes, ends_of_draws
+from hetplan.cost.replay.times import StageTimes, beyond_transient, ends_of_draws
 from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
 from hetplan.cost.step_model.step import norm_parts, step_of_stages
@@ -401,8 +401,7 @@ def _lengths(work: PipelineWork) -> tuple[int, ...]:
     """
     whole, stages = work.pipeline.num_microbatches, work.pipeline.stages
     deepest = max(len(stages), *(stage.warmup_depth for stage in stages))
-    few = max(2 * deepest, WHOLE_PASSES // (4 * _row(work)))
-    few = -(-few // len(stages)) * len(stages)  # interleaved: a multiple of the stages
+    few = beyond_transient(len(stages), deepest, WHOLE_PASSES // (4 * _row(work)))
     return (whole,) if whole * _row(work) <= WHOLE_PASSES or whole <= 2 * few else (few, 2 * few)
 
 
